@@ -1,0 +1,56 @@
+# Everything runs inside .venv, which is made on first use. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+EXTRAS := top,perf,test,dev
+
+.PHONY: help venv build ext demo test check fuzz perf gen size clean distclean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+
+venv: $(READY) ## make .venv with UMA Serve in it (editable)
+
+$(READY): pyproject.toml setup.py native/PIN
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	touch $@
+
+build: $(READY) ## build llama.cpp's libraries and the bindings, through the cache
+	$(PY) native/build.py
+	$(PY) setup.py -q build_ext --inplace
+
+ext: $(READY) ## rebuild only what changed of the bindings and native/*.c
+	$(PY) setup.py -q build_ext --inplace
+
+demo: $(READY) ## daemon on the embedded model, three clients at once, status, clean stop
+	$(PY) -m uma_ctl.demo
+
+test: ext ## run the whole test suite
+	$(PY) -m pytest
+
+check: ext ## lint, types, import rules, generated files up to date
+	$(VENV)/bin/ruff check .
+	$(PY) -m pytest -q tests/arch
+	$(PY) -m bindings.generate --check
+
+fuzz: ext ## long random input against the protocol
+	UMA_FUZZ=full $(PY) -m pytest -q -m fuzz
+
+perf: ext ## measure; writes perf/out
+	$(PY) -m perf
+
+gen: ext ## regenerate the bindings' list and the reference tables in docs/
+	$(PY) -m bindings.generate
+	$(PY) docs/generate.py
+
+size: ## lines per part
+	@for d in uma_core uma_ctl native bindings tests perf; do \
+	  printf '%-10s %6d lines\n' $$d $$(git ls-files $$d | grep -E '\.(py|c|h)$$' | xargs cat | wc -l); done
+
+clean: ## remove what builds made in the tree; the cache outside it stays
+	rm -rf build dist *.egg-info uma_core/lib uma_core/_llama*.so native/headers
+
+distclean: clean ## clean, and remove .venv
+	rm -rf $(VENV)

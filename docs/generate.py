@@ -1,0 +1,161 @@
+"""Write the reference pages from the declarations: `python docs/generate.py`, or `--check` to fail when one is stale.
+
+Whole pages: CONFIG.md, METRICS.md, ERRORS.md. In PROTOCOL.md only what stands between
+`<!-- generated: ops -->` or `<!-- generated: events -->` and the next `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))
+
+from uma_core import config, config_schema, errors, metrics, metrics_core, metrics_export  # noqa: E402
+from uma_core.protocol import messages  # noqa: E402
+
+HEAD = "<!-- Written by docs/generate.py from {source}. Do not edit: run `python docs/generate.py`. -->\n"
+RELOADS = {"live": "live", "engine": "new engine", "restart": "restart"}
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def config_page() -> str:
+    """Describe every option, by section."""
+    parts = [HEAD.format(source="uma_core/config.py"), _CONFIG_INTRO]
+    for section in dict.fromkeys(opt.section for opt in config.OPTIONS):
+        options = [opt for opt in config.OPTIONS if opt.section == section]
+        purpose = vars(type(getattr(config.Config(), section)))["__doc__"]
+        parts.append(f"\n## {section}\n\n{purpose}\n\n")
+        parts.append(table(("key", "flag", "variable", "value", "default", "reload", "meaning"), map(_option_row, options)))
+    return "".join(parts)
+
+
+def metrics_page() -> str:
+    """Describe every metric, by its two names."""
+    parts = [HEAD.format(source="uma_core/metrics.py and uma_core/metrics_export.py"), _METRICS_INTRO]
+    parts.append(table(("Prometheus", "JSON", "kind", "unit", "labels", "meaning"), map(_metric_row, metrics.METRICS)))
+    parts.append("\n## Derived values, in the JSON only\n\n")
+    parts.append(table(("JSON", "meaning"), ((f"`{derived.name}`", derived.help) for derived in metrics_export.DERIVED)))
+    return "".join(parts)
+
+
+def errors_page() -> str:
+    """Describe every error code."""
+    parts = [HEAD.format(source="uma_core/errors.py"), _ERRORS_INTRO]
+    columns = ("code", "name", "who must act", "retry", "closes the connection", "exit status", "meaning")
+    parts.append(table(columns, (_error_row(error.spec) for error in errors.ErrorCode)))
+    return "".join(parts)
+
+
+def protocol_page() -> str:
+    """Return PROTOCOL.md with its generated parts renewed. Raises ValueError where a marker is absent."""
+    page = DOCS / "PROTOCOL.md"
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    for name, render in (("ops", messages.ops_markdown), ("events", messages.events_markdown)):
+        pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        text, n_found = pattern.subn(lambda found, render=render: f"{found[1]}\n{render().strip()}\n\n{found[2]}", text)  # type: ignore[misc]
+        if n_found != 1:
+            raise ValueError(f"PROTOCOL.md needs exactly one `<!-- generated: {name} -->` with an `<!-- end -->`")
+    return text
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "CONFIG.md": config_page,
+    "METRICS.md": metrics_page,
+    "ERRORS.md": errors_page,
+    "PROTOCOL.md": protocol_page,
+}
+
+
+def stale_pages() -> list[str]:
+    """Name the pages that differ from what would be written."""
+    wanted = {name: render() for name, render in PAGES.items()}
+    return [name for name, text in wanted.items() if not (DOCS / name).exists() or (DOCS / name).read_text(encoding="utf-8") != text]
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--check"]:
+        stale = stale_pages()
+        for name in stale:
+            print(f"docs/{name} is stale: run `python docs/generate.py`", file=sys.stderr)
+        return 1 if stale else 0
+    if arguments:
+        print("usage: python docs/generate.py [--check]", file=sys.stderr)
+        return 2
+    for name, render in PAGES.items():
+        (DOCS / name).write_text(render(), encoding="utf-8")
+    return 0
+
+
+def _option_row(opt: config_schema.Option) -> tuple[str, ...]:
+    value = f"`{config_schema.value_text(opt)}`"
+    extra = [config_schema.range_text(opt) if not opt.choices else "", opt.unit]
+    words = ", ".join(f"`{word}` = {config_schema.write_value(meaning)}" for word, meaning in opt.extra.get("words", {}).items())
+    value = ", ".join(filter(None, (value, *extra, words)))
+    flag = f"`{opt.flag}`, `--no-{opt.flag[2:]}`" if opt.kind is bool else f"`{opt.flag}`"
+    default = config_schema.write_value(opt.default)
+    cap = opt.extra.get("cap")
+    meaning = f"{opt.help}; at most `{cap}`, to which the default is lowered" if cap else opt.help
+    return f"`{opt.key}`", flag, f"`{opt.env}`", value, f"`{default}`", RELOADS[opt.reload], meaning
+
+
+def _metric_row(metric: metrics_core.Metric) -> tuple[str, ...]:
+    labels = ", ".join(f"`{name}`: {_values(values)}" for name, values in metric.labels.items())
+    unit = "seconds (JSON: ms)" if metric.unit == "seconds" else metric.unit
+    return f"`{metrics_export.PREFIX}{metric.name}`", f"`{metric.json_name}`", metric.kind.value, unit, labels, metric.help
+
+
+def _values(values: tuple[str, ...]) -> str:
+    return ", ".join(values) if len(values) <= 8 else f"{len(values)} values"
+
+
+def _error_row(spec: errors.Spec) -> tuple[str, ...]:
+    facts = (spec.side.value, _yes(spec.retryable), _yes(spec.closes), str(spec.exit_status))
+    return (f"`{spec.code}`", f"`{spec.name}`", *facts, spec.summary)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+_CONFIG_INTRO = """# Configuration
+
+A value comes from, in this order: the flag, the environment variable, the YAML file (`--config FILE`, `UMA_CONFIG`), the default.
+`uma-core daemon --print-config` shows every value with its origin, and what it prints is a valid file; `--check-config` only checks.
+An unknown key, a wrong type or a value out of range is `E_CONFIG_001` and names the key and its source; nothing is guessed.
+Lists and maps are written as `a,b` and `1000=background` in flags and variables.
+
+*reload* says what a reload does with a change: `live` takes effect between two ticks, `new engine` loads an engine beside the running
+one, `restart` is refused until the daemon is started anew.
+"""
+
+_METRICS_INTRO = """# Metrics
+
+`uma-ctl metrics`, the request `{"type": "metrics"}` and the line `/metrics` return the JSON; the Prometheus text has base units.
+In the JSON, labels nest (`"errors_total": {"E_PROTO_001": 0, ...}`), and a histogram is an object of
+`count, mean, p50, p95, p99, max` since the start. Values of *last minute* cover the last 30 to 60 s.
+
+Quantiles come from histograms with 24 buckets a decade: a reported quantile is within 5 % of the true one (times from 0.1 ms to 100 s;
+planning and overhead from 1 us to 10 s). The Prometheus text shows every fourth bound. `uma_info` carries what is served as labels.
+What has no bound, as clients and requests have none, is in `status`, not here.
+
+"""
+
+_ERRORS_INTRO = """# Errors
+
+An `error` event carries `code`, `name`, `message` and sometimes `detail`. Codes and names are stable; messages are for people.
+*who must act*: `client`: the same request fails again; `server`: it may succeed later; `engine`: the model or its backend failed;
+`ours`: a bug in UMA Serve. *exit status* is that of `uma-cli`, `uma-ctl` and `uma-core`: 0 success, 1 could not start,
+2 server error, 3 protocol error. That a request was cancelled, timed out or was drained is the `reason` of its `eos` event, not an error.
+
+"""
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

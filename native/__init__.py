@@ -1,0 +1,1 @@
+"""Build-time code for the native half: fetches, builds and caches llama.cpp. Not installed."""

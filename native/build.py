@@ -1,0 +1,172 @@
+"""Builds llama.cpp's libraries into the package, through the cache. `python native/build.py [--force]`.
+
+What it leaves: uma_core/lib/ (libraries and build.json) and native/headers/, both git-ignored.
+Environment: UMA_BACKEND, UMA_CMAKE_ARGS, UMA_OPENMP, UMA_CACHE_DIR, UMA_SDIST, UMA_LLAMA_DIR, UMA_JOBS, CC, CXX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":  # the folder of this file would shadow other packages' names
+    sys.path[0] = str(ROOT)
+
+from native import cache, cmake_build, fetch  # noqa: E402
+from native.external import use_external  # noqa: E402
+from native.pin import BuildError, Pin, load_pin, sha256_file  # noqa: E402
+from native.probe import library_paths, probe  # noqa: E402
+from native.progress import Progress  # noqa: E402
+from native.toolchain import chosen_backend, cpu_identity, find_toolchain  # noqa: E402
+
+LIB_DIR = ROOT / "uma_core" / "lib"
+HEADERS_DIR = ROOT / "native" / "headers"
+BUILD_RECORD = "build.json"
+N_KEPT_BUILDS = 8  # a few MB each, CUDA builds some hundred
+
+
+@dataclass(frozen=True)
+class Native:
+    """What the bindings need to know about the libraries; uma_core/lib/build.json holds it."""
+
+    backend: str
+    llama_version: str
+    ggml_version: str
+    ggml_commit: str
+    lib_dir: str
+    is_external: bool
+    is_native_cpu: bool  # compiled for this CPU's own instructions
+    flags: dict[str, str] = field(default_factory=dict)
+    extra_args: list[str] = field(default_factory=list)
+    compiler: str = ""
+
+
+def prepare(progress: Progress | None = None, force: bool = False) -> Native:
+    """Make libraries and headers ready; seconds with a warm cache.
+
+    Blocks: minutes with a cold one. Raises: BuildError.
+    """
+    progress = progress or Progress()
+    pin = load_pin()
+    external = os.environ.get("UMA_LLAMA_DIR")
+    native = _from_external(Path(external).expanduser().resolve(), pin, progress) if external else _from_source(pin, progress, force)
+    record = {key: value for key, value in asdict(native).items() if key != "lib_dir" or native.is_external}
+    _write_if_changed(LIB_DIR / BUILD_RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
+    return native
+
+
+def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
+    backend = chosen_backend()
+    identity = find_toolchain(backend, needs_cmake=False).identity
+    flags, extra = cmake_build.cmake_flags(pin, backend), cmake_build.extra_arguments()
+    is_native_cpu = cmake_build.is_native(flags, extra)
+    facts: dict[str, object] = {
+        "source": pin.sha256,
+        "backend": backend,
+        "flags": flags,
+        "extra": extra,
+        "compiler": identity,
+        "cpu": cpu_identity() if is_native_cpu else platform.machine(),
+        "os": f"{platform.system()} {' '.join(platform.libc_ver())}",
+    }
+    root = cache.cache_root()
+
+    def produce(entry: Path) -> None:
+        tools = find_toolchain(backend)  # before the long download
+        sdist = fetch.fetch_sdist(pin, root, progress)
+        with tempfile.TemporaryDirectory(prefix="uma-build-", dir=root) as work:
+            source = fetch.extract(sdist, pin, Path(work) / "source")
+            cmake_build.build(source, Path(work) / "build", flags, tools, progress)
+            cmake_build.collect(Path(work) / "build", entry / "lib")
+        _check_against_pin(entry / "lib", pin)
+
+    if force:
+        shutil.rmtree(root / "llama" / cache.make_key(facts), ignore_errors=True)
+    entry = cache.get_or_build(root, "llama", facts, produce, progress.note)
+    cache.prune(root, "llama", N_KEPT_BUILDS)
+    install_headers(pin, root, progress)
+    mirror(entry / "lib", LIB_DIR, keep=(BUILD_RECORD,))
+    version = (pin.llama_version, pin.ggml_version, pin.short_commit)
+    return Native(backend, *version, str(LIB_DIR), False, is_native_cpu, flags, extra, identity)
+
+
+def _from_external(folder: Path, pin: Pin, progress: Progress) -> Native:
+    found = use_external(folder, pin)
+    install_headers(pin, cache.cache_root(), progress)  # an install lacks the inner ones; its public ones are the same
+    mirror(None, LIB_DIR, keep=(BUILD_RECORD,))
+    version = (found.facts.llama_version, found.facts.ggml_version, found.facts.ggml_commit)
+    return Native("external", *version, str(found.lib_dir), True, True, compiler=find_toolchain("cpu", needs_cmake=False).identity)
+
+
+def install_headers(pin: Pin, root: Path, progress: Progress) -> None:
+    """Put the pinned headers into native/headers, from the cache or the source."""
+
+    def produce(entry: Path) -> None:
+        sdist = fetch.fetch_sdist(pin, root, progress)
+        with tempfile.TemporaryDirectory(prefix="uma-headers-", dir=root) as work:
+            fetch.install_headers(fetch.extract(sdist, pin, Path(work)), pin, entry)
+
+    facts: dict[str, object] = {"source": pin.sha256, "headers": pin.headers}
+    mirror(cache.get_or_build(root, "headers", facts, produce, progress.note), HEADERS_DIR)
+
+
+def _check_against_pin(lib_dir: Path, pin: Pin) -> None:
+    facts = probe(library_paths(lib_dir))
+    expected = (pin.llama_version, pin.ggml_version, pin.short_commit)
+    actual = (facts.llama_version, facts.ggml_version, facts.ggml_commit)
+    if actual != expected:
+        raise BuildError(f"the built libraries say {actual}, native/PIN says {expected}")
+
+
+def mirror(source: Path | None, target: Path, keep: tuple[str, ...] = ()) -> None:
+    """Make `target` hold exactly the files of `source`; unchanged files are not touched, so nothing is recompiled for them."""
+    wanted = {str(p.relative_to(source)): p for p in sorted(source.rglob("*")) if p.is_file()} if source else {}
+    target.mkdir(parents=True, exist_ok=True)
+    for present in [p for p in target.rglob("*") if p.is_file() or p.is_symlink()]:
+        name = str(present.relative_to(target))
+        if name not in wanted and name not in keep:
+            present.unlink()
+    for name, path in wanted.items():
+        copy = target / name
+        if copy.is_file() and not copy.is_symlink() and sha256_file(copy) == sha256_file(path):
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        scratch = copy.with_name(f".{copy.name}.new")  # a process that has the old library mapped keeps its file
+        shutil.copyfile(path, scratch)
+        scratch.chmod(path.stat().st_mode & 0o777)
+        os.replace(scratch, copy)
+
+
+def _write_if_changed(path: Path, text: str) -> None:
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build llama.cpp's libraries into uma_core/lib, through the build cache.")
+    parser.add_argument("--force", action="store_true", help="build again although the cache has it")
+    parser.add_argument("--pack", metavar="FILE", type=Path, help="only write the needed source to FILE.tar.gz, for UMA_SDIST elsewhere")
+    arguments = parser.parse_args()
+    try:
+        if arguments.pack:
+            fetch.pack(fetch.fetch_sdist(load_pin(), cache.cache_root(), Progress()), load_pin(), arguments.pack)
+            return 0
+        native = prepare(force=arguments.force)
+    except BuildError as error:
+        print(f"uma-serve: {error}", file=sys.stderr)
+        return 1
+    print(f"llama.cpp {native.llama_version} ({native.ggml_commit}), backend {native.backend}, in {native.lib_dir}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

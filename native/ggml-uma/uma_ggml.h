@@ -1,0 +1,39 @@
+// Gives ggml's CPU backend the kernels of native/kernels, for every model, architecture and context of this process.
+//
+// ggml's CPU backend asks a list of "extra buffer types" about each operation before it computes it. `uma_ggml_register` adds one to that
+// list which owns no buffers: it takes over operations on ordinary host memory. So weights stay where they are (mapped files included),
+// graphs are not split, and the work is done by the threads, barriers and work buffer of the calling graph.
+#ifndef UMA_GGML_H
+#define UMA_GGML_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum uma_ggml_op { UMA_GGML_MUL_MAT, UMA_GGML_MUL_MAT_ID, UMA_GGML_ATTENTION, UMA_GGML_N_OPS };
+
+// Add our operations to ggml's CPU backend. Call before the first model is loaded. Repeating it changes nothing.
+// Returns 0, or -1 when this processor has only the portable kernels, which are not faster than ggml's.
+int uma_ggml_register(void);
+
+// Which operations are ours from the next graph on: a bit set of 1 << enum uma_ggml_op; 0 none. All are after registration.
+// Not while a graph is being computed: a graph is planned and computed under one setting.
+void uma_ggml_enable(uint32_t ops);
+
+// Whether models load best without ggml's rearranged copies of weights (llama_model_params.use_extra_bufts = false): our products then read
+// every weight where the file has it. Otherwise keep the copies; operations on them stay ggml's.
+int uma_ggml_wants_plain_weights(void);
+
+// How often an operation was computed here, since the process started.
+uint64_t uma_ggml_count(enum uma_ggml_op op);
+
+// The instruction set in use, as `uma_kernels()->name`.
+const char * uma_ggml_isa(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,173 @@
+// One tile of attention: 64 cells of K and V, read once and converted to f32, for all queries of the KV head that see any of them.
+#ifndef UMA_ATTN_TILE_H
+#define UMA_ATTN_TILE_H
+
+#include "attn_math.h"
+
+enum { CELLS = UMA_PAGE_CELLS, MAX_Q = UMA_ATTN_MAX_Q, TRANSPOSE_FROM = 16 };
+
+struct attn_work {
+    float * q;      // [MAX_Q][dk] scaled queries
+    float * kv;     // [CELLS][dk] rows of K, then [CELLS][dv] rows of V
+    float * kt;     // [dk][CELLS]
+    float * scores; // [MAX_Q][CELLS]
+    size_t dk, dv;  // dims rounded up to 16
+};
+
+static inline size_t pad_dim(int dim) { return ((size_t)dim + 15) & ~(size_t)15; }
+
+static inline const uint8_t * cell_at(const struct uma_kv * kv, int64_t cell) {
+    const uint8_t * base = kv->base;
+    if (!kv->pages) return base + (size_t)cell * kv->cell_stride;
+    return base + (size_t)kv->pages[cell / CELLS] * kv->page_stride + (size_t)(cell % CELLS) * kv->cell_stride;
+}
+
+static inline size_t row_bytes(enum uma_type type, int dim) { return type == UMA_F16 ? (size_t)dim * 2 : (size_t)dim / 32 * Q8_0_BYTES; }
+
+// One row as f32, its padding zero.
+V_INLINE void load_row(const uint8_t * p, enum uma_type type, float * out, const int dim, const int padded) {
+    if (type == UMA_Q8_0) {
+        for (int b = 0; b < dim; b += 32, p += Q8_0_BYTES) {
+            const vf d = vf_set1(uma_f16_to_f32(uma_u16(p)));
+            for (int i = 0; i < 32; i += V_LANES) vf_store(out + b + i, vf_mul(d, vf_load_s8(p + Q8_0_QS + i)));
+        }
+        return;
+    }
+    int i = 0;
+    for (; i + V_LANES <= dim; i += V_LANES) vf_store(out + i, vf_load_f16(p + 2 * i));
+    for (; i < dim; i++) out[i] = uma_f16_to_f32(uma_u16(p + 2 * i));
+    for (; i < padded; i++) out[i] = 0;
+}
+
+V_INLINE void load_rows(const uint8_t * row, size_t stride, int n, enum uma_type type, float * out, const int dim) {
+    const int padded = (int)pad_dim(dim);
+    for (int c = 0; c < n; c++, row += stride, out += padded) load_row(row, type, out, dim, padded);
+}
+
+// n cells from `cell`, which starts a tile, as f32 rows; the rest of the tile is zero.
+static void load_cells(const struct uma_kv * kv, enum uma_type type, int64_t cell, int n, int dim, float * out) {
+    const uint8_t * row = cell_at(kv, cell);
+    switch (type == UMA_F16 ? dim : 0) {
+        case 64: load_rows(row, kv->cell_stride, n, UMA_F16, out, 64); break;
+        case 128: load_rows(row, kv->cell_stride, n, UMA_F16, out, 128); break;
+        default: load_rows(row, kv->cell_stride, n, type, out, dim); break;
+    }
+    if (n < CELLS) memset(out + (size_t)n * pad_dim(dim), 0, (size_t)(CELLS - n) * pad_dim(dim) * 4);
+}
+
+// The rows of the next tile, fetched a few at a time between computations: they are short and far apart, which hardware prefetchers do not
+// follow, and asked for all at once they would fill the queue of misses.
+struct ahead {
+    const uint8_t * row;
+    size_t stride;
+    int n, bytes;
+};
+
+static struct ahead ahead_of(const struct uma_kv * kv, enum uma_type type, int64_t next, int64_t end, int dim) {
+    const int64_t n = end - next < CELLS ? end - next : CELLS;
+    if (n <= 0) return (struct ahead){ 0 };
+    return (struct ahead){ cell_at(kv, next), kv->cell_stride, (int)n, (int)row_bytes(type, dim) };
+}
+
+static inline void fetch_rows(struct ahead * a, int n) {
+    for (; n > 0 && a->n > 0; n--, a->n--, a->row += a->stride) {
+        for (int i = 0; i < a->bytes + 63; i += 64) __builtin_prefetch(a->row + (i < a->bytes ? i : a->bytes - 1));
+    }
+}
+
+static void transpose_cells(const float * rows, size_t dim, float * out) {
+    for (int c = 0; c < CELLS; c += V_LANES) {
+        for (size_t d = 0; d < dim; d += 4) {
+            vi v[4];
+            vi_rows16(v, (const uint8_t *)(rows + (size_t)c * dim + d), dim * 4);
+            for (size_t j = 0; j < 4; j++) vi_store(out + (d + j) * CELLS + (size_t)c, v[j]);
+        }
+    }
+}
+
+// Scores of few queries: dot products along the rows of K.
+static void scores_by_dots(const struct attn_work * w, const int * queries, int n, struct ahead * next) {
+    const int n_fetch = (CELLS + n * CELLS / V_LANES - 1) / (n * CELLS / V_LANES);
+    for (int i = 0; i < n; i++) {
+        const float * q = w->q + (size_t)queries[i] * w->dk;
+        for (int c = 0; c < CELLS; c += V_LANES) {
+            fetch_rows(next, n_fetch);
+            vf sum[V_LANES];
+            for (int l = 0; l < V_LANES; l++) sum[l] = vf_mul(vf_load(w->kv + (size_t)(c + l) * w->dk), vf_load(q));
+            for (size_t d = V_LANES; d < w->dk; d += V_LANES) {
+                const vf x = vf_load(q + d);
+                for (int l = 0; l < V_LANES; l++) sum[l] = vf_fma(vf_load(w->kv + (size_t)(c + l) * w->dk + d), x, sum[l]);
+            }
+            vf_store(w->scores + (size_t)queries[i] * CELLS + (size_t)c, vf_sums(sum));
+        }
+    }
+}
+
+// Scores of many queries: a matrix product with K transposed.
+static void scores_by_product(const struct attn_work * w, const int * queries, int n) {
+    const float * a[MAX_Q];
+    float * c[MAX_Q];
+    transpose_cells(w->kv, w->dk, w->kt);
+    for (int i = 0; i < n; i++) {
+        a[i] = w->q + (size_t)queries[i] * w->dk;
+        c[i] = w->scores + (size_t)queries[i] * CELLS;
+        memset(c[i], 0, CELLS * 4);
+    }
+    rows_product(a, n, w->kt, CELLS, c, (int)w->dk, CELLS);
+}
+
+// The f16 mask of one row, as f32; cells that the row does not see get -INFINITY. False: it sees none of them.
+static bool row_mask(const struct uma_attn * at, int row, int64_t cell, int n, float * mask) {
+    int64_t limit = at->row_cells ? at->row_cells[row] - cell : n;
+    if (limit <= 0) return false;
+    if (limit > n) limit = n;
+    bool any = at->mask == NULL;
+    int c = 0;
+    if (at->mask) {
+        const uint8_t * m = (const uint8_t *)at->mask + (size_t)row * at->mask_row + 2 * (size_t)cell;
+        vf best = vf_set1(-INFINITY);
+        for (; c + V_LANES <= limit; c += V_LANES) {
+            const vf v = vf_load_f16(m + 2 * c);
+            vf_store(mask + c, v);
+            best = vf_max(best, v);
+        }
+        any = vf_max_lane(best) > -INFINITY;
+        for (; c < limit; c++) {
+            mask[c] = uma_f16_to_f32(uma_u16(m + 2 * c));
+            any = any || mask[c] > -INFINITY;
+        }
+    }
+    for (; c < limit; c++) mask[c] = 0;
+    for (; c < CELLS; c++) mask[c] = -INFINITY;
+    return any;
+}
+
+// Scores to weights exp(score - max) in place, with the running maximum and sum of this query. False: nothing visible.
+static bool softmax_row(float * s, const float * mask, float slope, float softcap, struct uma_attn_part * part, float * out, size_t dv) {
+    vf best = vf_set1(-INFINITY);
+    for (int c = 0; c < CELLS; c += V_LANES) {
+        vf v = vf_load(s + c);
+        if (softcap != 0) v = vf_mul(vf_tanh(v), vf_set1(softcap));
+        v = vf_fma(vf_set1(slope), vf_load(mask + c), v);
+        vf_store(s + c, v);
+        best = vf_max(best, v);
+    }
+    const float max = vf_max_lane(best);
+    if (!(max > -INFINITY)) return false;
+    if (max > part->max) {
+        const float shrink = part->sum > 0 ? expf(part->max - max) : 0;
+        for (size_t i = 0; i < dv; i += V_LANES) vf_store(out + i, vf_mul(vf_load(out + i), vf_set1(shrink)));
+        part->sum *= shrink;
+        part->max = max;
+    }
+    vf sum = vf_set1(0);
+    for (int c = 0; c < CELLS; c += V_LANES) {
+        const vf e = vf_exp(vf_sub(vf_load(s + c), vf_set1(part->max)));
+        vf_store(s + c, e);
+        sum = vf_add(sum, e);
+    }
+    part->sum += vf_sum(sum);
+    return true;
+}
+
+#endif

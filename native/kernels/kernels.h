@@ -1,0 +1,105 @@
+// CPU kernels for small batches: matrix products that read each weight once, attention that reads K and V once per KV head.
+//
+// Plain C, no allocation, no threads: the caller owns every buffer, runs its own team of threads and puts a barrier where a comment says so.
+// `uma_kernels()` picks the widest instruction set that this processor has; all tables compute the same values up to rounding of f32 sums.
+// Weights and KV rows are in ggml's block formats (ggml-common.h), little endian.
+#ifndef UMA_KERNELS_H
+#define UMA_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum uma_type { UMA_F16, UMA_Q8_0, UMA_Q4_0, UMA_Q4_K, UMA_Q6_K, UMA_N_TYPES };
+
+// y[n_rows][n_out] = x[n_rows][n_in] * w[n_out][n_in]^T. Strides in bytes.
+struct uma_mm {
+    enum uma_type type;
+    int64_t n_out, n_in, n_rows; // n_in: a multiple of the type's block (32, or 256 for K-quants; any for F16)
+    const void * w;
+    size_t w_stride;
+    const float * x;
+    size_t x_stride;
+    float * y;
+    size_t y_stride;
+    const int32_t * y_index; // row r is written to y_index[r] and read from x_index[r]; NULL: to r, from r
+    const int32_t * x_index;
+    void * acts; // `mm_acts_bytes` bytes, 64-byte aligned, shared by the team
+};
+
+enum { UMA_PAGE_CELLS = 64 }; // cells in one page of paged KV, and in one tile of every attention loop
+
+// Where the cells of one KV head are. Cell c is at base + c * cell_stride, or, with pages,
+// at base + pages[c / 64] * page_stride + (c % 64) * cell_stride.
+struct uma_kv {
+    const void * base;
+    size_t cell_stride, page_stride;
+    const int32_t * pages; // NULL: contiguous
+};
+
+// Attention of the rows that share one KV head: n_rows tokens x n_group query heads.
+struct uma_attn {
+    enum uma_type kv_type; // UMA_F16 or UMA_Q8_0
+    int dim_k, dim_v;      // 1..256; a multiple of 32 for q8_0
+    int n_rows, n_group;   // n_rows * n_group <= UMA_ATTN_MAX_Q
+    const float * q;       // row r, head g at (char *)q + r * q_row + g * q_head
+    size_t q_row, q_head;
+    struct uma_kv k, v;
+    int64_t cell_begin, cell_end; // the part of the cells to read; cell_begin is a multiple of 64
+    const uint16_t * mask;        // f16, added to the scores: row r at (char *)mask + r * mask_row; NULL: none
+    size_t mask_row;
+    const int64_t * row_cells; // row r sees only cells below row_cells[r]; NULL: all
+    float scale, softcap;      // softcap 0: none
+    const float * slopes;      // per query head, multiplies the mask (ALiBi); NULL: 1
+};
+
+enum { UMA_ATTN_MAX_Q = 64 };
+
+// What one part of the cells contributes to one query: merged by `uma_attn_merge`.
+struct uma_attn_part {
+    float max, sum; // of the scores; sum of exp(score - max); no visible cell: max = -INFINITY, sum = 0
+};
+
+struct uma_mm_table {
+    int panel;    // split n_out between threads at multiples of it
+    int min_rows; // fewer rows are computed no faster here than by ggml's own dot products
+    int beats_repacked; // faster on weights as they lie in the file than ggml's kernels on its rearranged copies of them
+    size_t (*acts_bytes)(enum uma_type type, int64_t n_in, int64_t n_rows);
+    size_t (*scratch_bytes)(int64_t n_rows); // per thread
+    // Quantise and lay out this thread's share of x into acts. Barrier after it.
+    void (*pack)(const struct uma_mm * mm, int ith, int nth);
+    // Compute y for weight rows out_begin..out_end-1 (out_begin a multiple of `panel`). scratch: 64-byte aligned.
+    void (*rows)(const struct uma_mm * mm, int64_t out_begin, int64_t out_end, void * scratch);
+};
+
+struct uma_attn_table {
+    size_t (*scratch_bytes)(int dim_k, int dim_v); // per thread
+    // Attend to cells cell_begin..cell_end-1. parts and out (dim_v floats, not yet divided by the sum) are per query: index r * n_group + g.
+    void (*run)(const struct uma_attn * attn, struct uma_attn_part * parts, float * out, size_t out_stride, void * scratch);
+};
+
+struct uma_kernels {
+    const char * name; // "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable"
+    const struct uma_mm_table * mm;
+    const struct uma_attn_table * attn;
+};
+
+// The best table for this processor. Never NULL. Thread-safe.
+const struct uma_kernels * uma_kernels(void);
+
+// The table of that name if this build has it and this processor can run it, else NULL.
+const struct uma_kernels * uma_kernels_named(const char * name);
+
+// Merge `n_parts` partial results of one query and divide by the sum: y[dim_v]. Part i's vector is at (char *)out + i * out_stride.
+// sink: a score that takes part in the sum without a value (attention sinks); NULL: none. No visible cell: zeros.
+void uma_attn_merge(const struct uma_attn_part * parts, size_t part_stride, const float * out, size_t out_stride, int n_parts, int dim_v,
+                    const float * sink, float * y);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,160 @@
+// Activations of a product, laid out in tiles of a few rows: for f16 weights as they are, else s8 as ggml's Q8_0 or Q8_K would have them.
+//
+// A tile of r rows: q [n_in / ACT_GROUP][r][ACT_GROUP] s8, then per group of `sub` columns d [r] f32 and c [r] (s32: what the product starts
+// from; f32 for types with a minimum: d times the sum of q). For f16 weights [n_in][r] f32 alone. Tiles follow each other.
+#ifndef UMA_MM_ACTS_H
+#define UMA_MM_ACTS_H
+
+// Columns of one row that lie together: what one dot product instruction takes.
+#ifdef V_HAS_I8MM
+enum { ACT_GROUP = 8 };
+#else
+enum { ACT_GROUP = 4 };
+#endif
+
+enum { V_PANELS = 2 }; // at most at once
+
+enum { FLOAT_RUN = 256, DIRECT_ROWS = 3 }; // f16 weights: columns per work item of packing; rows that are not worth unpacking for
+
+struct part { // of a tile, from some column on
+    int64_t row;
+    int n_rows;
+    int8_t * q;
+    float * dc;
+};
+
+static inline bool is_direct(enum uma_type type, int64_t n_rows) { return type == UMA_F16 && n_rows <= DIRECT_ROWS; }
+
+static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
+    return type == UMA_F16 ? (size_t)n_in * 4 : (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
+}
+
+// Panels multiplied at once: two where a tile of rows leaves registers for them. Quantised ones need twice as many as f32.
+static inline int panels_at_once(enum uma_type type, int64_t n_rows) {
+    if (type == UMA_F16) return V_PANELS;
+    return n_rows > V_TILE_ROWS ? V_QUANT_PANELS : 1;
+}
+
+static inline int most_tile_rows(enum uma_type type, int64_t n_rows) {
+    return type != UMA_F16 && panels_at_once(type, n_rows) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS;
+}
+
+static inline int64_t n_tiles(const struct uma_mm * mm) {
+    const int rows = most_tile_rows(mm->type, mm->n_rows);
+    return (mm->n_rows + rows - 1) / rows;
+}
+
+// Tile t of as even a split as there is.
+static inline struct part tile_at(const struct uma_mm * mm, int64_t t) {
+    const int64_t n = n_tiles(mm), base = mm->n_rows / n, rest = mm->n_rows % n;
+    const int64_t row = t * base + (t < rest ? t : rest);
+    const int rows = (int)(base + (t < rest));
+    uint8_t * at = (uint8_t *)mm->acts + (size_t)row * acts_row_bytes(mm->type, mm->n_in);
+    return (struct part){ row, rows, (int8_t *)at, (float *)(void *)(at + (size_t)rows * (size_t)mm->n_in) };
+}
+
+static inline int64_t tile_of_row(const struct uma_mm * mm, int64_t row) {
+    const int64_t n = n_tiles(mm), base = mm->n_rows / n, rest = mm->n_rows % n;
+    return row < rest * (base + 1) ? row / (base + 1) : rest + (row - rest * (base + 1)) / base;
+}
+
+static inline struct part from_column(struct part tile, int64_t col, enum uma_type type) {
+    tile.q += col * tile.n_rows * (type == UMA_F16 ? 4 : 1);
+    tile.dc += col / uma_type_info(type).sub * 2 * tile.n_rows;
+    return tile;
+}
+
+// The largest magnitude, found on the bit patterns: integer compares vectorise without relaxed floating point.
+static inline float max_magnitude(const float * x, int n) {
+    int32_t best = 0;
+    for (int i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffff;
+        best = bits > best ? bits : best;
+    }
+    float f;
+    memcpy(&f, &best, 4);
+    return f;
+}
+
+static inline void quantise(const float * x, float inverse, int8_t * q, int n) {
+    for (int i = 0; i < n; i++) q[i] = (int8_t)(int32_t)rintf(x[i] * inverse);
+}
+
+// Q8_0: d is rounded to f16 as the format would store it, the values are not.
+static inline float quantise_32(const float * x, int8_t * q) {
+    const float max = max_magnitude(x, 32);
+    quantise(x, max > 0 && max <= 3.4e38f ? 127.0f / max : 0.0f, q, 32);
+    return uma_round_f16(max / 127.0f);
+}
+
+// Q8_K: the value of largest magnitude becomes -127.
+static inline float quantise_256(const float * x, int8_t * q) {
+    const float max = max_magnitude(x, 256);
+    if (!(max > 0 && max <= 3.4e38f)) {
+        memset(q, 0, 256);
+        return max > 0 ? max : 0;
+    }
+    float sign = 1;
+    for (int i = 0; i < 256; i++) {
+        if (x[i] == max || x[i] == -max) {
+            sign = x[i] > 0 ? 1.0f : -1.0f;
+            break;
+        }
+    }
+    const float inverse = -127.0f / (sign * max);
+    quantise(x, inverse, q, 256);
+    return 1.0f / inverse;
+}
+
+static inline int32_t sum_s8(const int8_t * q, int n) {
+    int32_t sum = 0;
+    for (int i = 0; i < n; i++) sum += q[i];
+    return sum;
+}
+
+// Lay out n quantised columns from column `col` of row r of a tile.
+static inline void put_acts(const struct part * t, int r, int64_t col, const int8_t * q, int n, float d, enum uma_type type) {
+    const struct uma_type_info info = uma_type_info(type);
+    const int32_t offset = type == UMA_Q8_0 ? V_S8_BIAS : info.offset;
+    for (int j = 0; j < n / ACT_GROUP; j++) memcpy(t->q + ((col / ACT_GROUP + j) * t->n_rows + r) * ACT_GROUP, q + ACT_GROUP * j, ACT_GROUP);
+    for (int s = 0; s < n / info.sub; s++) {
+        float * dc = t->dc + (col / info.sub + s) * 2 * t->n_rows + r;
+        const int32_t sum = sum_s8(q + s * info.sub, info.sub);
+        const int32_t start = -offset * sum;
+        const float scaled = d * (float)sum;
+        dc[0] = d;
+        memcpy(dc + t->n_rows, info.has_min ? (const void *)&scaled : (const void *)&start, 4);
+    }
+}
+
+static inline const float * x_row(const struct uma_mm * mm, int64_t row) {
+    const int64_t from = mm->x_index ? mm->x_index[row] : row;
+    return (const float *)(const void *)((const char *)mm->x + (size_t)from * mm->x_stride);
+}
+
+static void pack_item(const struct uma_mm * mm, int64_t row, int64_t col, int n) {
+    const struct part t = tile_at(mm, tile_of_row(mm, row));
+    const float * x = x_row(mm, row) + col;
+    const int r = (int)(row - t.row);
+    if (mm->type == UMA_F16) {
+        for (int i = 0; i < n; i++) memcpy(t.q + ((col + i) * t.n_rows + r) * 4, x + i, 4);
+        return;
+    }
+    int8_t q[Q8_K_WEIGHTS];
+    const float d = n == 32 ? quantise_32(x, q) : quantise_256(x, q);
+    put_acts(&t, r, col, q, n, d, mm->type);
+}
+
+static void pack(const struct uma_mm * mm, int ith, int nth) {
+    if (is_direct(mm->type, mm->n_rows)) return;
+    const int run = mm->type == UMA_F16 ? FLOAT_RUN : uma_type_info(mm->type).act_block;
+    const int64_t per_row = (mm->n_in + run - 1) / run, n = mm->n_rows * per_row;
+    for (int64_t i = n * ith / nth; i < n * (ith + 1) / nth; i++) {
+        const int64_t col = i % per_row * run;
+        pack_item(mm, i / per_row, col, mm->n_in - col < run ? (int)(mm->n_in - col) : run);
+    }
+}
+
+#endif

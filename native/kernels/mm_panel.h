@@ -1,0 +1,142 @@
+// Unpacks a panel: V_LANES weight rows, a chunk of their columns, transposed so that one vector lane is one weight row.
+//
+// q: [columns / 4][lane][4] bytes; scale (and min): [columns / sub][lane] f32. Every quantised format ends here, so one product loop serves all.
+// f16 weights become q: [columns][lane] f32.
+#ifndef UMA_MM_PANEL_H
+#define UMA_MM_PANEL_H
+
+struct panel {
+    uint8_t * q;
+    float * scale;
+    float * min;
+    uintptr_t ahead; // where reading will be in a panel's time
+};
+
+// Fetch the next `bytes` ahead. Reading 16 rows side by side defeats the hardware's prefetchers; the panel after this one is one run of bytes.
+static inline void fetch_ahead(struct panel * p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const void *)(p->ahead + (uintptr_t)i));
+    p->ahead += (uintptr_t)bytes;
+}
+
+static inline void put4(struct panel * p, int64_t group, vi v) { vi_store(p->q + group * V_LANES * 4, v); }
+
+static inline void unpack_q8_0(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
+    for (int64_t b = 0; b < n / 32; b++, w += Q8_0_BYTES) {
+        vi v[4];
+        fetch_ahead(p, V_LANES * Q8_0_BYTES);
+        vi_rows16(v, w + Q8_0_QS, stride);
+        for (int j = 0; j < 4; j++) put4(p, b * 8 + j, vi_bias_s8(v[j]));
+        vi_rows16(v, w + Q8_0_QS + 16, stride);
+        for (int j = 0; j < 4; j++) put4(p, b * 8 + 4 + j, vi_bias_s8(v[j]));
+        vf_store(p->scale + b * V_LANES, vf_rows_f16(w, stride));
+    }
+}
+
+static inline void unpack_q4_0(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
+    const vi nibble = vi_set1(0x0f0f0f0f);
+    for (int64_t b = 0; b < n / 32; b++, w += Q4_0_BYTES) {
+        vi v[4];
+        fetch_ahead(p, V_LANES * Q4_0_BYTES);
+        vi_rows16(v, w + Q4_0_QS, stride);
+        for (int j = 0; j < 4; j++) {
+            put4(p, b * 8 + j, vi_and(v[j], nibble));
+            put4(p, b * 8 + 4 + j, vi_and(vi_srl(v[j], 4), nibble));
+        }
+        vf_store(p->scale + b * V_LANES, vf_rows_f16(w, stride));
+    }
+}
+
+static inline void put_scaled(float * out, int64_t at, vi six_bits, vf d) { vf_store(out + at * V_LANES, vf_mul(d, vf_from_vi(six_bits))); }
+
+// The 12 bytes hold, as three words a, b, c: scale j and min j in 6 bits of byte j of a and b for j < 4; beyond, 4 bits in c and 2 in a, b.
+static inline void unpack_q4_k_scales(struct panel * p, int64_t at, const uint8_t * w, size_t stride) {
+    const vi a = vi_rows4(w + Q4_K_SCALES, stride), b = vi_rows4(w + Q4_K_SCALES + 4, stride), c = vi_rows4(w + Q4_K_SCALES + 8, stride);
+    const vf d = vf_rows_f16(w, stride), dmin = vf_rows_f16(w + Q4_K_DMIN, stride);
+    const vi six = vi_set1(0x3f), four = vi_set1(0x0f), two = vi_set1(0x30);
+#define SUB(j)                                                                                                                      \
+    put_scaled(p->scale, at + j, vi_and(vi_srl(a, 8 * j), six), d);                                                                 \
+    put_scaled(p->min, at + j, vi_and(vi_srl(b, 8 * j), six), dmin);                                                                \
+    put_scaled(p->scale, at + 4 + j, vi_or(vi_and(vi_srl(c, 8 * j), four), vi_and(vi_srl(vi_srl(a, 8 * j), 2), two)), d);           \
+    put_scaled(p->min, at + 4 + j, vi_or(vi_and(vi_srl(vi_srl(c, 8 * j), 4), four), vi_and(vi_srl(vi_srl(b, 8 * j), 2), two)), dmin)
+    SUB(0);
+    SUB(1);
+    SUB(2);
+    SUB(3);
+#undef SUB
+}
+
+static inline void unpack_q4_k(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
+    const vi nibble = vi_set1(0x0f0f0f0f);
+    for (int64_t b = 0; b < n / 256; b++, w += Q4_K_BYTES) {
+        unpack_q4_k_scales(p, b * 8, w, stride);
+        for (int s = 0; s < 8; s++) { // 16 bytes: half of sub-block 2 * (s / 2) low, of the next one high
+            vi v[4];
+            fetch_ahead(p, V_LANES * Q4_K_BYTES / 8);
+            vi_rows16(v, w + Q4_K_QS + 16 * s, stride);
+            const int64_t at = b * 64 + (s / 2) * 16 + (s % 2) * 4;
+            for (int j = 0; j < 4; j++) {
+                put4(p, at + j, vi_and(v[j], nibble));
+                put4(p, at + 8 + j, vi_and(vi_srl(v[j], 4), nibble));
+            }
+        }
+    }
+}
+
+static inline void unpack_q6_k_scales(struct panel * p, int64_t at, const uint8_t * w, size_t stride) {
+    const vf d = vf_rows_f16(w + Q6_K_D, stride);
+    for (int j = 0; j < 4; j++) {
+        const vi s = vi_rows4(w + Q6_K_SCALES + 4 * j, stride);
+        put_scaled(p->scale, at + 4 * j, vi_sra(vi_sll(s, 24), 24), d);
+        put_scaled(p->scale, at + 4 * j + 1, vi_sra(vi_sll(s, 16), 24), d);
+        put_scaled(p->scale, at + 4 * j + 2, vi_sra(vi_sll(s, 8), 24), d);
+        put_scaled(p->scale, at + 4 * j + 3, vi_sra(s, 24), d);
+    }
+}
+
+// Half h of a block: 64 bytes of low nibbles; 32 bytes of high pairs, two bits for each of its four runs of 32 columns.
+static inline void unpack_q6_k(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
+    const vi nibble = vi_set1(0x0f0f0f0f), pair = vi_set1(0x30303030);
+    for (int64_t b = 0; b < n / 256; b++, w += Q6_K_BYTES) {
+        unpack_q6_k_scales(p, b * 16, w, stride);
+        for (int s = 0; s < 4; s++) { // half h = s / 2; columns 16 * (s % 2).. of each run
+            vi lo[4], hi[4], qh[4];
+            fetch_ahead(p, V_LANES * Q6_K_BYTES / 4);
+            vi_rows16(lo, w + 64 * (s / 2) + 16 * (s % 2), stride);
+            vi_rows16(hi, w + 64 * (s / 2) + 32 + 16 * (s % 2), stride);
+            vi_rows16(qh, w + Q6_K_QH + 32 * (s / 2) + 16 * (s % 2), stride);
+            const int64_t at = b * 64 + (s / 2) * 32 + (s % 2) * 4;
+            for (int j = 0; j < 4; j++) {
+                put4(p, at + j, vi_or(vi_and(lo[j], nibble), vi_and(vi_sll(qh[j], 4), pair)));
+                put4(p, at + 8 + j, vi_or(vi_and(hi[j], nibble), vi_and(vi_sll(qh[j], 2), pair)));
+                put4(p, at + 16 + j, vi_or(vi_and(vi_srl(lo[j], 4), nibble), vi_and(qh[j], pair)));
+                put4(p, at + 24 + j, vi_or(vi_and(vi_srl(hi[j], 4), nibble), vi_and(vi_srl(qh[j], 2), pair)));
+            }
+        }
+    }
+}
+
+// f32 [columns][lane]. Reads whole groups of 8 columns.
+static inline void unpack_f16(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
+    float * out = (float *)(void *)p->q;
+    for (int64_t c = 0; c < n; c += 8, w += 16, out += 8 * V_LANES) {
+        vi v[4];
+        fetch_ahead(p, V_LANES * 16);
+        vi_rows16(v, w, stride);
+        for (int j = 0; j < 4; j++) {
+            vf_store(out + 2 * j * V_LANES, vf_low_f16(v[j]));
+            vf_store(out + (2 * j + 1) * V_LANES, vf_high_f16(v[j]));
+        }
+    }
+}
+
+static inline void unpack(enum uma_type type, struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
+    switch (type) {
+        case UMA_Q8_0: unpack_q8_0(p, w, stride, n); break;
+        case UMA_Q4_0: unpack_q4_0(p, w, stride, n); break;
+        case UMA_Q4_K: unpack_q4_k(p, w, stride, n); break;
+        case UMA_Q6_K: unpack_q6_k(p, w, stride, n); break;
+        default: unpack_f16(p, w, stride, n); break;
+    }
+}
+
+#endif

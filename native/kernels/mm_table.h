@@ -1,0 +1,102 @@
+// The matrix products of one instruction set, as a table entry. Included after a vec_*.h by mm_<isa>.c.
+//
+// Per panel (or two) and chunk of columns: unpack the weights once, then pass every tile of activations over them.
+#ifndef UMA_MM_TABLE_H
+#define UMA_MM_TABLE_H
+
+#include "mm_direct.h"
+#include "mm_tile.h"
+
+enum {
+    CHUNK = 512, // columns per chunk, a quarter of it as f32: the unpacked panel (8 KiB at 16 lanes) stays in the first-level cache
+    Q_BYTES = CHUNK * V_LANES,
+    SCALE_BYTES = CHUNK / 16 * V_LANES * 4,
+    PANEL_BYTES = Q_BYTES + 2 * SCALE_BYTES,
+    COPY_BYTES = CHUNK / 32 * Q8_0_BYTES * V_LANES, // of the widest format
+    ACC_ROW = V_PANELS * V_LANES,
+};
+
+struct scratch {
+    struct panel panels[V_PANELS];
+    uint8_t * copy; // rows of an incomplete panel
+    float * acc;    // [n_rows][ACC_ROW]
+};
+
+static struct scratch scratch_at(void * at) {
+    uint8_t * p = at;
+    struct scratch s;
+    for (int i = 0; i < V_PANELS; i++, p += PANEL_BYTES) {
+        s.panels[i] = (struct panel){ p, (float *)(void *)(p + Q_BYTES), (float *)(void *)(p + Q_BYTES + SCALE_BYTES), 0 };
+    }
+    s.copy = p;
+    s.acc = (float *)(void *)(p + COPY_BYTES);
+    return s;
+}
+
+// Rows beside each other, zero beyond what there is, so that unpacking never reads past the weights.
+static const uint8_t * copy_rows(const uint8_t * w, size_t stride, int lanes, size_t bytes, size_t padded, uint8_t * copy) {
+    memset(copy, 0, padded * V_LANES);
+    for (int i = 0; i < lanes; i++) memcpy(copy + (size_t)i * padded, w + (size_t)i * stride, bytes);
+    return copy;
+}
+
+// Columns col..col+n-1 of the panel that starts at weight row `out`.
+static void unpack_panel(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, struct panel * p, uint8_t * copy) {
+    const struct uma_type_info info = uma_type_info(mm->type);
+    const int lanes = mm->n_out - out < V_LANES ? (int)(mm->n_out - out) : V_LANES;
+    const size_t bytes = (size_t)(n / info.block * info.block_bytes), padded = mm->type == UMA_F16 ? (bytes + 15) & ~(size_t)15 : bytes;
+    const uint8_t * w = (const uint8_t *)mm->w + (size_t)out * mm->w_stride + (size_t)(col / info.block * info.block_bytes);
+    const bool is_whole = lanes == V_LANES && bytes == padded;
+    if (!is_whole) w = copy_rows(w, mm->w_stride, lanes, bytes, padded, copy);
+    unpack(mm->type, p, w, is_whole ? mm->w_stride : padded, n);
+}
+
+static void write_rows(const struct uma_mm * mm, int64_t out, int n, const float * acc) {
+    for (int64_t r = 0; r < mm->n_rows; r++, acc += ACC_ROW) {
+        const int64_t to = mm->y_index ? mm->y_index[r] : r;
+        float * y = (float *)(void *)((char *)mm->y + (size_t)to * mm->y_stride) + out;
+        for (int i = 0; i < n; i += V_LANES) vf_store_n(y + i, vf_load(acc + i), n - i < V_LANES ? n - i : V_LANES);
+    }
+}
+
+// y for the n weight rows (at most V_LANES a panel) from `out`.
+static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct scratch * s) {
+    const int n_panels = (n + V_LANES - 1) / V_LANES;
+    const int64_t chunk = mm->type == UMA_F16 ? CHUNK / 4 : CHUNK;
+    tile_fn * product = TILES[n_panels - 1][kind_of(mm->type)];
+    memset(s->acc, 0, (size_t)mm->n_rows * ACC_ROW * 4);
+    for (int i = 0; i < n_panels; i++) s->panels[i].ahead = (uintptr_t)mm->w + (size_t)(out + (n_panels + i) * V_LANES) * mm->w_stride;
+    for (int64_t col = 0; col < mm->n_in; col += chunk) {
+        const int64_t width = mm->n_in - col < chunk ? mm->n_in - col : chunk;
+        for (int i = 0; i < n_panels; i++) unpack_panel(mm, out + i * V_LANES, col, width, s->panels + i, s->copy);
+        for (int64_t t = 0; t < n_tiles(mm); t++) {
+            const struct part x = from_column(tile_at(mm, t), col, mm->type);
+            product(s->panels, &x, s->acc + x.row * ACC_ROW, width);
+        }
+    }
+    write_rows(mm, out, n, s->acc);
+}
+
+static size_t mm_acts_bytes(enum uma_type type, int64_t n_in, int64_t n_rows) {
+    return is_direct(type, n_rows) ? 0 : (size_t)n_rows * acts_row_bytes(type, n_in);
+}
+
+static size_t mm_scratch_bytes(int64_t n_rows) {
+    return (V_PANELS * PANEL_BYTES + COPY_BYTES + (size_t)n_rows * ACC_ROW * 4 + 63) & ~(size_t)63;
+}
+
+static void mm_rows(const struct uma_mm * mm, int64_t out_begin, int64_t out_end, void * scratch) {
+    if (is_direct(mm->type, mm->n_rows)) {
+        direct_rows(mm, out_begin, out_end);
+        return;
+    }
+    struct scratch s = scratch_at(scratch);
+    const int step = panels_at_once(mm->type, mm->n_rows) * V_LANES;
+    for (int64_t out = out_begin; out < out_end; out += step) {
+        panels_product(mm, out, out_end - out < step ? (int)(out_end - out) : step, &s);
+    }
+}
+
+#define MM_TABLE { V_PANELS * V_LANES, V_MIN_ROWS, V_BEATS_REPACKED, mm_acts_bytes, mm_scratch_bytes, pack, mm_rows }
+
+#endif

@@ -1,0 +1,92 @@
+// Our own C: what cannot be done, or not fast enough, through llama.h from Python.
+// The part between the cdef marks is read by the bindings generator as it stands.
+#pragma once
+
+#include "llama.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* cdef begin */
+
+// -- clock.c: the monotonic clock that every deadline here counts on (Python: time.monotonic_ns)
+int64_t uma_now_ns(void);
+
+// -- log.c: llama.cpp's log lines, kept in a ring until Python drains them
+void    uma_log_install(int32_t min_level);                        // a ggml_log_level; lines below it are dropped at once
+int32_t uma_log_take(char * line, int32_t capacity, int32_t * level); // bytes of the oldest line, 0: none left
+int64_t uma_log_lost(void);                                        // lines overwritten before they were taken
+int64_t uma_log_slot_warnings(void);                               // "failed to find a memory slot" lines so far
+
+// -- abort.c: an abort callback that reads one int (Python callbacks inside compute wait for the GIL at every node)
+bool uma_abort_cb(void * flag);                                    // flag: int32_t *, nonzero aborts
+
+// -- tick.c: one decode call and one token per wanted row, in one release of the GIL
+typedef struct uma_rows {
+    int32_t         n;       // tokens in the batch
+    llama_token   * token;   // (n)
+    llama_pos     * pos;     // (n)
+    llama_seq_id  * seq_id;  // (n)
+    int8_t        * want;    // (n)
+    struct llama_sampler ** chain; // (rows) NULL samples greedily; owned by the caller
+    llama_token   * out;     // (rows) the tokens; -1 where a logit is not finite
+    int64_t         call_ns;
+    int64_t         sample_ns;
+} uma_rows;
+
+int32_t     uma_decode(struct llama_context * ctx, uma_rows * rows); // llama_decode's return code
+llama_token uma_sample(const float * logits, int32_t n_vocab, struct llama_sampler * chain);
+
+// -- gate.c: the eval callback of a decode context: finds the KV tensors, marks cells without computing
+typedef struct uma_gate {
+    int32_t mode;            // 0 open, 1 mark, 2 discover
+    int32_t n_layer;         // layers whose K and V were found
+    int32_t is_foreign;      // a cache write that is not a plain K or V row write was seen (recurrent, transposed V)
+    struct ggml_tensor * k[512];
+    struct ggml_tensor * v[512];
+} uma_gate;
+
+bool    uma_gate_cb(struct ggml_tensor * t, bool ask, void * gate); // a ggml_backend_sched_eval_callback
+// Append n cells to the sequence as if n tokens had been decoded; their K and V are undefined until copied in.
+int32_t uma_kv_mark(struct llama_context * ctx, uma_gate * gate, llama_seq_id seq_id, llama_pos pos0, int32_t n);
+
+// -- kv.c: K and V rows moved directly, in slices. Stream mode only: cell == position, row = stream * n_cells + position.
+typedef struct uma_span {
+    const uma_gate * gate;   // NULL: host bytes
+    int32_t          stream;  // host bytes: the first position that they hold
+    int32_t          n_cells; // cells per stream of that cache; host bytes: how many positions they hold
+    char           * bytes;   // gate == NULL: layout [layer][k, v][position]
+} uma_span;
+
+int64_t uma_kv_bytes(const uma_gate * gate, int32_t n);             // of n positions, all layers, K and V
+// Move positions p0..p1 in slices from *cursor on until the clock passes until_ns (at least one). 1: all is moved.
+int32_t uma_kv_move(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor, int64_t until_ns);
+void    uma_kv_release_pages(const uma_gate * gate);                // give zeroed, untouched cache pages back to the system
+
+// -- accel.c: our kernels inside ggml's CPU backend (native/ggml-uma), for every model and context of the process
+int32_t      uma_accel_register(void);      // before the first model is loaded; -1: nothing faster than ggml's for this processor
+void         uma_accel_enable(uint32_t ops); // bit set: 1 matmul, 2 experts' matmul, 4 attention; 0 none. Not while a graph computes
+int64_t      uma_accel_count(void);         // operations computed so far
+const char * uma_accel_isa(void);           // instruction set in use
+
+// -- prefill.c: llama_decode of one prompt chunk that pauses between pieces of its graph
+typedef struct uma_prefill uma_prefill;
+typedef struct uma_run {
+    int32_t is_done;
+    int32_t rc;              // llama_decode's, when is_done
+    int32_t n_pieces;        // computed by this run
+    double  fraction;        // of the chunk's predicted work, 0..1
+    int64_t elapsed_ns;
+    int64_t longest_ns;      // longest piece of this run
+} uma_run;
+
+uma_prefill * uma_prefill_new(int32_t n_tokens_max);
+uma_gate    * uma_prefill_gate(uma_prefill * p);
+bool          uma_prefill_cb(struct ggml_tensor * t, bool ask, void * prefill); // eval callback of the prefill context
+void          uma_prefill_bind(uma_prefill * p, struct llama_context * ctx, const volatile int32_t * bell);
+void          uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, llama_pos pos0, bool want_last);
+void          uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out);
+void          uma_prefill_cancel(uma_prefill * p);                  // leave the paused chunk; its cells are the caller's to remove
+void          uma_prefill_free(uma_prefill * p);
+
+/* cdef end */

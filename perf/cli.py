@@ -1,0 +1,180 @@
+"""The commands of `python -m perf`. Parses and prints; the work is done elsewhere."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from native.pin import BuildError
+from perf import plots, report, scorecard
+from perf.criteria import ON_CPU, ON_GPU, TICK_CRITERIA, Criterion, clean_rows, judge_all, labels_for
+from perf.gguf_file import ensure
+from perf.harness import Harness, Job, Plan
+from perf.load import Sizing
+from perf.peers import OURS, PEER, make_server
+from perf.results import Results, commit_id, load, machine_facts
+from perf.scenarios import SCENARIOS
+from perf.servers import ServerError
+from perf.shapes import SHAPES
+
+_OUT = Path("perf/out")
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+def main() -> None:
+    """Measure UMA Serve beside its peers: same model, same threads, one run."""
+
+
+@main.command()
+@click.argument("shape", type=click.Choice(sorted(SHAPES)), metavar="SHAPE")
+@click.option("--out", type=_FOLDER, help="Folder for the file (default: the cache).")
+def model(shape: str, out: Path | None) -> None:
+    """Make a random-weight GGUF in the SHAPE of a real model, and print its path."""
+    click.echo(ensure(shape, out))
+
+
+@main.command(name="list")
+def list_() -> None:
+    """List scenarios and model shapes."""
+    for name, scenario in SCENARIOS.items():
+        click.echo(f"{name:14} {scenario.title}")
+    click.echo("shapes: " + ", ".join(SHAPES))
+
+
+def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of everything that runs servers."""
+    for option in (
+        click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file."),
+        click.option("--threads", default=2, show_default=True, help="Compute threads of every server."),
+        click.option("--repeats", default=5, show_default=True, help="How often everything is measured."),
+        click.option("--scale", default=1, show_default=True, help="Multiply all lengths (4 for a large GPU)."),
+        click.option("--seed", default=1, show_default=True, help="Of prompts and arrivals."),
+        click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all."),
+        click.option("--max-minutes", default=float("inf"), help="Start no repeat that would end later."),
+        click.option("--out", type=_FOLDER, default=_OUT, show_default=True, help="Folder for results."),
+    ):
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
+@click.option("--against", multiple=True, default=(PEER,), show_default=True, help="A server beside ours: NAME[:VARIANT]. Repeatable.")
+@click.option("--ours", multiple=True, default=(OURS,), show_default=True, help="Ours, as uma[:VARIANT]; `--ours none` to leave it out.")
+@_shared
+def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, ...], **options: Any) -> None:
+    """Run SCENARIOs on our daemon and on others, interleaved; write CSV, JSON, Markdown and plots."""
+    unknown = [name for name in scenarios if name not in SCENARIOS and name != "all"]
+    if unknown:
+        raise click.BadParameter(f"no scenario {', '.join(unknown)}; `python -m perf list` names them")
+    names = tuple(SCENARIOS) if "all" in scenarios else scenarios
+    labels = tuple(label for label in (*ours, *against) if label != "none")
+    jobs = tuple(Job(name, labels, options["repeats"]) for name in names)
+    _execute(_plan(jobs, options), ON_GPU if options["gpu_layers"] else ON_CPU)
+
+
+@main.command()
+@click.option("--quick", is_flag=True, help="One repeat, without the 16k and 32k contexts: a look, not evidence.")
+@click.option("--long-repeats", default=2, show_default=True, help="Repeats of the 16k and 32k contexts, which take minutes each.")
+@click.option("--only", multiple=True, help="Judge only these scenarios. Repeatable.")
+@_shared
+def accept(quick: bool, long_repeats: int, only: tuple[str, ...], **options: Any) -> None:
+    """Run the acceptance table and print a verdict per row; exit status 1 when a row is missed."""
+    repeats = 1 if quick else options["repeats"]
+    names = [name for name in dict.fromkeys(c.scenario for c in ON_CPU) if not only or name in only]
+    slow = {"context-16k", "context-32k"}
+    jobs = [Job(n, labels_for(n), min(repeats, long_repeats) if n in slow else repeats) for n in names if not (quick and n in slow)]
+    results = _execute(_plan(tuple(jobs), options, quick), ON_CPU)
+    verdicts = [v for v in judge_all(results, ON_CPU) if v.criterion.scenario in names]
+    is_clean = all(ok for _, ok in clean_rows(results))
+    sys.exit(0 if is_clean and all(v.is_met for v in verdicts if not (quick and v.is_met is None)) else 1)
+
+
+@main.command()
+@click.argument("stages", nargs=-1)
+@click.option("--scenario", "names", multiple=True, default=("storm", "paste", "chain", "throughput"), show_default=True)
+@_shared
+def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> None:
+    """A/B of policy STAGES (default: all): our daemon with everything on against the same without each of them."""
+    from uma_core.policy.knobs import DEFAULT_STAGES
+
+    labels = (OURS, *(f"{OURS}:no-{stage}" for stage in stages or DEFAULT_STAGES))
+    _execute(_plan(tuple(Job(name, labels, options["repeats"]) for name in names), options), ON_CPU)
+
+
+@main.command()
+@click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
+@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+@click.option("--repeats", default=3, show_default=True, help="How often everything is measured.")
+@click.option("--out", type=_FOLDER, default=_OUT / "tick", show_default=True, help="Folder for results.")
+def tick(model: str, threads: int, repeats: int, out: Path) -> None:
+    """Measure the time between decode calls for 1, 4 and 16 sequences, inside our executor."""
+    from perf.tick import measure  # loads the engine
+
+    results = _results({"model": model, "threads": threads})
+    results.titles["tick"] = "between a decode call's return and the next call"
+    for _ in range(repeats):
+        figures: dict[str, float] = {}
+        for cost in measure(model, threads):
+            figures |= {f"{cost.kind}_{cost.n_seq}_us": cost.p50_us, f"{cost.kind}_{cost.n_seq}_p95_us": cost.p95_us}
+            click.echo(
+                f"{cost.kind:8} {cost.n_seq:3} sequences: {cost.p50_us:7.1f} us, p95 {cost.p95_us:7.1f}, target {cost.target_us:5.0f}"
+                f"  ({cost.calls_per_tick:.2f} calls of {cost.call_ms:.1f} ms a tick)"
+            )
+        results.cell("tick", OURS).figures.append(figures)
+    results.save(out)
+    _write(results, out, TICK_CRITERIA)
+
+
+@main.command(name="report")
+@click.argument("folder", type=_FOLDER)
+def report_(folder: Path) -> None:
+    """Write the tables and plots of stored results again."""
+    results = load(folder)
+    _write(results, folder, scorecard.criteria_of(results))
+
+
+@main.command(name="scorecard")
+@click.argument("folders", nargs=-1, required=True, type=_FOLDER)
+@click.option("--docs", type=_FOLDER, default=Path("docs"), show_default=True, help="Where the pages go.")
+def scorecard_(folders: tuple[Path, ...], docs: Path) -> None:
+    """Generate docs/FINDINGS.md, docs/BENCHMARKS.md and docs/SCORECARD.md from stored results."""
+    for path in scorecard.write([load(folder) for folder in folders], docs):
+        click.echo(path)
+
+
+def _plan(jobs: tuple[Job, ...], options: dict[str, Any], quick: bool = False) -> Plan:
+    sizing = Sizing(options["scale"], quick, options["seed"])
+    return Plan(jobs, options["model"], options["threads"], options["out"], sizing, options["gpu_layers"], options["max_minutes"])
+
+
+def _execute(plan: Plan, criteria: tuple[Criterion, ...]) -> Results:
+    name = Path(plan.model).stem if plan.model.endswith(".gguf") else plan.model
+    settings = {"model": name, "threads": plan.threads, "scale": plan.sizing.scale, "seed": plan.sizing.seed}
+    settings |= {"gpu_layers": plan.n_gpu_layers} if plan.n_gpu_layers else {}
+    results = _results(settings)
+    try:
+        Harness(plan, make_server, results, click.echo).run()
+    except (ServerError, BuildError) as error:
+        raise click.ClickException(str(error)) from error
+    _write(results, plan.out, criteria)
+    return results
+
+
+def _results(settings: dict[str, Any]) -> Results:
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return Results(machine_facts(), commit_id(), today, settings)
+
+
+def _write(results: Results, folder: Path, criteria: tuple[Criterion, ...]) -> None:
+    text = report.summary(results, criteria)
+    (folder / "summary.md").write_text(text)
+    click.echo(text)
+    pictures = plots.draw(results, folder) if plots.can_plot() else []
+    click.echo(f"{folder}: results.json, summary.md, tokens/*.csv" + (f", {len(pictures)} plots" if pictures else ""))

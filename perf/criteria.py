@@ -1,0 +1,160 @@
+"""The acceptance table, one row per promise, and how a run is judged by it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from perf.peers import OURS, PEER, PEER_VARIANTS
+from perf.results import Results
+from perf.stats import median, spread
+
+GUARD_OFF = f"{OURS}:guard-off"
+
+
+class Against(Enum):
+    """What a figure is held against."""
+
+    LIMIT = "limit"  # the figure itself
+    PEER = "peer"  # its ratio to llama-server's default configuration
+    BEST_PEER = "best peer"  # its ratio to the best of llama-server's configurations
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """`figure` of `scenario` on `ours` must be at most (or at least) `limit`."""
+
+    scenario: str
+    what: str
+    figure: str
+    limit: float
+    against: Against = Against.LIMIT
+    is_floor: bool = False  # at least, instead of at most
+    ours: str = OURS
+
+    @property
+    def target(self) -> str:
+        unit = {"LIMIT": "", "PEER": "x llama-server", "BEST_PEER": "x llama-server's best"}[self.against.name]
+        if self.against is Against.LIMIT and self.figure.endswith("_x"):
+            unit = "x solo"
+        return f"{'≥' if self.is_floor else '≤'} {self.limit:g}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    criterion: Criterion
+    value: float  # median over repeats; NaN where it was not measured
+    low: float
+    high: float
+    n: int  # repeats that gave a value
+    is_met: bool | None  # None: not measured
+
+    @property
+    def word(self) -> str:
+        return {True: "met", False: "MISSED", None: "not measured"}[self.is_met]
+
+
+def _chat_bounds(scenario: str, whose: str) -> tuple[Criterion, ...]:
+    return (
+        Criterion(scenario, f"{whose} inter-token p95", "p95_x", 1.2),
+        Criterion(scenario, f"{whose} worst pause, first 3 s", "pause_3s_x", 2.0),
+        Criterion(scenario, f"{whose} stream time", "stream_x", 1.25),
+        Criterion(scenario, "makespan of everything", "makespan_ms", 1.05, Against.BEST_PEER),
+    )
+
+
+def _context(name: str) -> tuple[Criterion, ...]:
+    return (
+        Criterion(name, "chats' inter-token p95", "chats_p95_x", 1.3),
+        Criterion(name, "aggregate tokens/s", "total_tok_s", 1.0, Against.PEER, is_floor=True),
+    )
+
+
+ON_CPU: tuple[Criterion, ...] = (
+    Criterion("solo", "time to first token", "ttft_ms", 1.0, Against.PEER),
+    Criterion("solo", "inter-token p50", "itl_p50_ms", 1.02, Against.PEER),
+    *_chat_bounds("storm", "chat's"),
+    *_chat_bounds("two-chats", "worse chat's"),
+    *_chat_bounds("mixed", "worst chat's"),
+    Criterion("paste", "chat's time to first token", "ttft_x", 2.0),
+    Criterion("paste", "chat's worst pause", "pause_x", 2.0),
+    Criterion("paste", "the paste's time to first token", "paste_ttft_ms", 1.15, Against.PEER),
+    Criterion("chain", "slowdown", "slowdown_x", 1.5),
+    Criterion("chain", "makespan of everything", "makespan_ms", 1.1, Against.PEER),
+    Criterion("throughput", "aggregate, guard off", "tok_s", 1.0, Against.PEER, is_floor=True, ours=GUARD_OFF),
+    Criterion("throughput", "aggregate, guard on", "tok_s", 0.95, Against.PEER, is_floor=True),
+    Criterion("throughput", "RSS", "rss_mb", 1.1, Against.PEER),
+    Criterion("idle", "CPU without work, percent of a core", "idle_cpu_percent", 0.5),
+    Criterion("crowd", "clients served", "done_n", 24, is_floor=True),
+    Criterion("crowd", "time to first token p50", "ttft_p50_ms", 0.5, Against.PEER),
+    Criterion("crowd", "makespan", "makespan_ms", 1.05, Against.PEER),
+    *_context("context-8k"),
+    *_context("context-16k"),
+    *_context("context-32k"),
+    Criterion("moe-sweep", "interactive inter-token p95, worst count", "p95_x", 1.2),
+    Criterion("moe-sweep", "aggregate tokens/s, 8 streams", "x8_tok_s", 0.95, Against.PEER, is_floor=True),
+)
+
+ON_GPU: tuple[Criterion, ...] = (
+    Criterion("storm", "chat's worst pause", "pause_x", 2.0),
+    Criterion("storm", "chat's inter-token p95", "p95_x", 1.3),
+    Criterion("storm", "makespan of everything", "makespan_ms", 1.05, Against.BEST_PEER),
+    Criterion("paste", "chat's time to first token", "ttft_x", 2.0),
+    Criterion("throughput", "aggregate of 4 streams", "tok_s", 1.3, Against.PEER, is_floor=True),
+    Criterion("throughput", "steady rate against bare decode calls", "steady_x_bare", 0.95, is_floor=True),
+    Criterion("throughput", "time between decode calls, share of the ticks", "tick_overhead_share", 0.05),
+)
+
+
+# microseconds between a decode call's return and the next call: a fixed part, and one per sequence
+TICK_TARGETS = {"greedy": (60.0, 15.0), "sampled": (100.0, 90.0)}
+TICK_COUNTS = (1, 4, 16)
+TICK_CRITERIA: tuple[Criterion, ...] = tuple(
+    Criterion("tick", f"{kind}, {n} sequences, µs", f"{kind}_{n}_us", fixed + each * n)
+    for kind, (fixed, each) in TICK_TARGETS.items()
+    for n in TICK_COUNTS
+)
+
+
+def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[str, ...]:
+    """The servers that a scenario must meet so that each of its rows can be judged."""
+    rows = [c for c in criteria if c.scenario == scenario]
+    labels = dict.fromkeys((OURS, *(c.ours for c in rows), PEER))
+    if any(c.against is Against.BEST_PEER for c in rows):
+        labels |= dict.fromkeys(PEER_VARIANTS)
+    return tuple(labels)
+
+
+def judge(results: Results, criterion: Criterion) -> Verdict:
+    """Hold the median over repeats against the limit; ratios are taken repeat by repeat first."""
+    c = criterion
+    if c.against is Against.LIMIT:
+        cell = results.cells.get(c.scenario, {}).get(c.ours)
+        values = cell.values(c.figure) if cell else []
+    else:
+        peer = PEER if c.against is Against.PEER else best_peer(results, c.scenario, c.figure)
+        values = results.ratios(c.scenario, c.figure, c.ours, peer)
+    s = spread(values)
+    met = None if math.isnan(s.median) else (s.median >= c.limit if c.is_floor else s.median <= c.limit)
+    return Verdict(c, s.median, s.low, s.high, s.n, met)
+
+
+def best_peer(results: Results, scenario: str, figure: str) -> str:
+    """The configuration of llama-server with the lowest median."""
+    row = results.cells.get(scenario, {})
+    present = [label for label in PEER_VARIANTS if label in row]
+    return min(present, key=lambda label: median(row[label].values(figure)), default=PEER)
+
+
+def judge_all(results: Results, criteria: Sequence[Criterion] = ON_CPU) -> list[Verdict]:
+    return [judge(results, c) for c in criteria]
+
+
+def clean_rows(results: Results) -> list[tuple[str, bool]]:
+    """What must hold in every scenario: no errors, no allocator warnings, on our side."""
+    cells = [cell for row in results.cells.values() for label, cell in row.items() if label.partition(":")[0] == OURS]
+    warnings = sum(n for label, n in results.allocator_warnings.items() if label.partition(":")[0] == OURS)
+    n_errors = sum(len(cell.errors) for cell in cells)
+    return [(f"errors: {n_errors}", n_errors == 0), (f"allocator warnings: {warnings}", warnings == 0)] if cells else []

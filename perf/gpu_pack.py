@@ -1,0 +1,46 @@
+"""Packs what a machine without network needs besides this tree: llama.cpp's source and Python wheels.
+
+`python -m perf.gpu_pack [FOLDER]` (default perf/out/gpu, which git ignores). perf/gpu.sh uses it there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from native.cache import cache_root
+from native.fetch import fetch_sdist
+from native.pin import load_pin
+from native.progress import Progress
+from perf.peer_build import pack
+from perf.results import commit_id
+
+SOURCE = "llama.cpp.tar.gz"
+# what a machine with a usual scientific Python still lacks
+_PACKAGES = ("gguf", "cffi", "pycparser", "pcpp")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("perf/out/gpu"))
+    parser.add_argument("--python", default="3.12", help="the Python version over there")
+    parser.add_argument("--platform", default="manylinux2014_x86_64", help="its wheels' platform")
+    parser.add_argument("--package", action="append", default=[], help="a further package to carry")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    pin = load_pin()
+    pack(fetch_sdist(pin, cache_root(), Progress()), pin, folder / SOURCE)
+    (folder / "COMMIT").write_text(commit_id() + "\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder / "wheels")]
+    command += ["--python-version", arguments.python, "--platform", arguments.platform, "--implementation", "cp"]
+    status = subprocess.run([*command, *_PACKAGES, *arguments.package]).returncode
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder}: {total / 2**20:.1f} MiB")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

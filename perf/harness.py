@@ -1,0 +1,166 @@
+"""Runs scenarios against servers, interleaved: in every repeat each scenario meets all servers in turn (A B, B A, A B ...).
+
+All servers of a group are up at once and only one is asked at a time; an idle one costs no CPU, which every
+phase checks: `foreign_cores` counts everything on the machine that is neither the server nor the client.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perf.driver import Driver
+from perf.gguf_file import ensure
+from perf.load import Ask, Needs, Phase, Sizing
+from perf.proc import machine_cpu_s
+from perf.results import TOKENS, Results, csv_name, write_tokens
+from perf.scenarios import SCENARIOS
+from perf.scenarios.base import Scenario
+from perf.servers import Server, ServerError, Settings, running
+from perf.stats import PhaseLog
+
+MakeServer = Callable[[str, Settings, Path], Server]
+Say = Callable[[str], None]
+_WARM_UP = Phase("warm-up", (Ask("warm", 128, 16),), timeout_s=120.0)
+_SETTLE_S = 0.3  # between phases: sequences are freed, thread pools go to sleep
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One scenario on these servers, so many times."""
+
+    scenario: str
+    labels: tuple[str, ...]
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run."""
+
+    jobs: tuple[Job, ...]
+    model: str  # a shape's name, or the path of a GGUF
+    threads: int
+    out: Path
+    sizing: Sizing = field(default_factory=Sizing)
+    n_gpu_layers: int = 0
+    max_minutes: float = math.inf
+    quiet_cores: float = 0.25  # more foreign load than this: measured once more
+    n_retries: int = 1
+
+
+class Harness:
+    """Executes a plan; the results on disk are complete after every repeat."""
+
+    def __init__(self, plan: Plan, make: MakeServer, results: Results, say: Say) -> None:
+        self._plan = plan
+        self._make = make
+        self._results = results
+        self._say = say
+        self._t_end = time.monotonic() + plan.max_minutes * 60
+        self._slowest_s: dict[str, float] = {}
+
+    def run(self) -> Results:
+        """Blocks until the plan is done or its time is up. Raises: ServerError when a server cannot start."""
+        for needs, jobs in self._groups():
+            labels = tuple(dict.fromkeys(label for job in jobs for label in job.labels))
+            settings = self._settings(needs)
+            servers = [self._make(label, settings, self._plan.out / "logs" / f"{needs.shape or 'model'}-{needs.n_seq}") for label in labels]
+            self._say(f"{settings.model.name}: {needs.n_seq} sequences of {needs.n_ctx_seq}; starting {', '.join(labels)}")
+            with running(servers) as up:
+                self._run_group(jobs, {server.label: server for server in up})
+                for server in up:
+                    count = self._results.allocator_warnings
+                    count[server.label] = count.get(server.label, 0) + server.n_allocator_warnings()
+            self._results.save(self._plan.out)
+        return self._results
+
+    def _groups(self) -> Iterator[tuple[Needs, list[Job]]]:
+        by_needs: dict[Needs, list[Job]] = {}
+        for job in self._plan.jobs:
+            by_needs.setdefault(SCENARIOS[job.scenario].needs(self._plan.sizing), []).append(job)
+        yield from by_needs.items()
+
+    def _settings(self, needs: Needs) -> Settings:
+        plan = self._plan
+        name = needs.shape or plan.model
+        model = Path(name) if name.endswith(".gguf") else ensure(name)
+        return Settings(model, plan.threads, needs.n_seq, needs.n_ctx_seq, plan.n_gpu_layers)
+
+    def _run_group(self, jobs: list[Job], servers: dict[str, Server]) -> None:
+        for server in servers.values():
+            (warm,) = run_phase(server, _WARM_UP, "warm-up").streams
+            if not warm.is_complete:
+                raise ServerError(f"{server.label} does not serve: {warm.error or 'the answer is short'}\n{server.log_tail()}")
+        late: set[Job] = set()
+        for repeat in range(max(job.repeats for job in jobs)):
+            for job in jobs:
+                if repeat >= job.repeats or job in late:
+                    continue
+                if not self._has_time(job):
+                    late.add(job)
+                    self._results.notes.append(f"{job.scenario}: {repeat} of {job.repeats} repeats, the time was up")
+                    continue
+                self._run_job(job, repeat, servers)
+                self._results.save(self._plan.out)
+
+    def _has_time(self, job: Job) -> bool:
+        return time.monotonic() + self._slowest_s.get(job.scenario, 0.0) < self._t_end
+
+    def _run_job(self, job: Job, repeat: int, servers: dict[str, Server]) -> None:
+        begin = time.monotonic()
+        scenario = SCENARIOS[job.scenario]
+        self._results.titles[scenario.name] = scenario.title
+        labels = job.labels if repeat % 2 == 0 else job.labels[::-1]
+        for label in labels:
+            logs = self._measure(scenario, servers[label], repeat)
+            figures = scenario.measure(logs)
+            cell = self._results.cell(scenario.name, label)
+            cell.figures.append(figures)
+            cell.errors += [f"repeat {repeat}: {name}/{s.name}: {s.error}" for name, log in logs.items() for s in log.streams if s.error]
+            write_tokens(self._plan.out / TOKENS / csv_name(scenario.name, label, repeat), logs)
+            self._say(f"  {scenario.name} #{repeat + 1} {label}: {_brief(figures)}")
+        self._slowest_s[job.scenario] = max(self._slowest_s.get(job.scenario, 0.0), time.monotonic() - begin)
+
+    def _measure(self, scenario: Scenario, server: Server, repeat: int) -> dict[str, PhaseLog]:
+        """Run all phases; once more when others were busy on the machine. A server that dies fails the run."""
+        seed = f"{self._plan.sizing.seed}/{repeat}/{scenario.name}"
+        for attempt in range(self._plan.n_retries + 1):
+            logs = {}
+            for phase in scenario.phases(self._plan.sizing):
+                logs[phase.name] = run_phase(server, phase, f"{seed}/{phase.name}/{attempt}")
+            noise = max((log.foreign_cpu_s * 1000.0 / log.makespan_ms for log in logs.values() if log.makespan_ms > 500.0), default=0.0)
+            if not noise > self._plan.quiet_cores:
+                break
+            self._say(f"  {scenario.name} #{repeat + 1} {server.label}: others used {noise:.2f} cores")
+        return logs
+
+
+def run_phase(server: Server, phase: Phase, seed: str) -> PhaseLog:
+    """One phase on one server, with CPU and memory told apart. Raises: ServerError when the server ends."""
+    driver = Driver(server.endpoint(), phase, seed)
+    gc.collect()
+    gc.disable()
+    counters = server.counters()
+    machine, client, before = machine_cpu_s(), time.process_time(), server.usage()
+    try:
+        streams = driver.run()
+    finally:
+        gc.enable()
+    after = server.usage()
+    client_s, server_s = time.process_time() - client, after.cpu_s - before.cpu_s
+    foreign = max(0.0, machine_cpu_s() - machine - client_s - server_s)
+    changed = {k: v - counters.get(k, 0.0) for k, v in server.counters().items()}
+    time.sleep(_SETTLE_S)
+    return PhaseLog(driver.t_start, tuple(streams), server_s, client_s, foreign, after.rss_mb, driver.t_end, changed)
+
+
+_BRIEF = ("ttft_ms", "ttft_p50_ms", "itl_p50_ms", "p95_x", "pause_3s_x", "slowdown_x", "tok_s", "makespan_ms", "failed_n", "foreign_cores")
+
+
+def _brief(figures: dict[str, float]) -> str:
+    return "  ".join(f"{name} {figures[name]:.4g}" for name in _BRIEF if name in figures)

@@ -1,0 +1,95 @@
+"""What clients ask of a server and when: values, and the text of unique prompts. No clock, no sockets."""
+
+from __future__ import annotations
+
+import random
+import string
+from dataclasses import dataclass, field, replace
+
+_ALPHABET = string.ascii_letters + string.digits + "     ,."
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. It starts at `at_ms`, counted from the phase's start or from when every name in `after` passed `gate`."""
+
+    name: str
+    n_prompt: int  # tokens; the models' tokenizer makes one of each byte
+    n_tokens: int  # to generate
+    at_ms: float = 0.0
+    after: tuple[str, ...] = ()
+    gate: str = "done"  # "first" (token) or "done"
+    is_interactive: bool = True  # a reader waits for its tokens: the CSV's column, and what is measured
+    priority: str | None = None  # sent with the request; None: the server finds out
+    app: str = ""  # asks of one app share a connection where the protocol can; "": one of its own
+    parts: tuple[tuple[str, int], ...] = ()  # (name, tokens): the prompt's texts, equal ones by equal names; servers may use their caches
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Asks that run together on an otherwise idle server."""
+
+    name: str
+    asks: tuple[Ask, ...]
+    timeout_s: float = 600.0
+    lasts_s: float = 0.0  # at least so long, whatever is asked
+
+    def __post_init__(self) -> None:
+        names = [ask.name for ask in self.asks]
+        if len(set(names)) != len(names):
+            raise ValueError(f"phase {self.name}: two asks share a name")
+        unknown = {needed for ask in self.asks for needed in ask.after} - set(names)
+        if unknown:
+            raise ValueError(f"phase {self.name}: waits for {', '.join(sorted(unknown))}, which it does not have")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a scenario needs of a server."""
+
+    n_seq: int = 4
+    n_ctx_seq: int = 4096  # cells of each sequence
+    shape: str = ""  # "": the run's model
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """How a run scales a scenario: lengths, not times. 4 on a large GPU, else 1."""
+
+    scale: int = 1
+    is_quick: bool = False
+    seed: int = 1
+    options: dict[str, str] = field(default_factory=dict)  # of single scenarios, as NAME.OPTION=VALUE
+
+
+def scaled(asks: tuple[Ask, ...], scale: int) -> tuple[Ask, ...]:
+    """The same arrivals with all lengths multiplied; one-token answers stay (they only mark the end of a prompt)."""
+    if scale == 1:
+        return asks
+    return tuple(
+        replace(
+            a,
+            n_prompt=a.n_prompt * scale,
+            n_tokens=a.n_tokens * scale if a.n_tokens > 1 else 1,
+            parts=tuple((name, n * scale) for name, n in a.parts),
+        )
+        for a in asks
+    )
+
+
+def composed(name: str, parts: tuple[tuple[str, int], ...], n_tokens: int, after: tuple[str, ...] = (), gate: str = "done") -> Ask:
+    """An ask whose prompt is made of named parts, so that others can begin alike."""
+    return Ask(name, sum(n for _, n in parts), n_tokens, after=after, gate=gate, parts=parts)
+
+
+def text_of(seed: str, ask: Ask) -> str:
+    """The ask's prompt: unique to it, or made of the parts that it shares with others of the same seed."""
+    if not ask.parts:
+        return prompt(f"{seed}/{ask.name}", ask.n_prompt)
+    return "".join(prompt(f"{seed}/part/{name}", n) for name, n in ask.parts)
+
+
+def prompt(seed: str, n: int) -> str:
+    """n characters of printable ASCII that no other seed shares, from the first ones on."""
+    rng = random.Random(seed)
+    return "".join(rng.choices(_ALPHABET, k=n))

@@ -1,0 +1,1 @@
+"""Micro-costs, by pytest-benchmark: `pytest perf/micro --benchmark-enable --benchmark-only`."""

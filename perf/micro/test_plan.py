@@ -1,0 +1,100 @@
+"""What planning a tick costs: 16, 1,000 and 10,000 sessions. Targets: 100 µs at 16, 2 ms at 1,000."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from uma_core.policy.calibrate import guess
+from uma_core.policy.knobs import Knobs
+from uma_core.policy.pipeline import compose
+from uma_core.policy.plan import check_plan
+from uma_core.policy.state import DeviceView, SchedulerState, SessionView
+from uma_core.types import Lane, Phase
+
+SECOND = 1_000_000_000
+N_SEQ = 16
+
+
+def device(free_seqs: tuple[int, ...]) -> DeviceView:
+    return DeviceView(
+        n_batch=512,
+        n_ubatch=512,
+        n_seq_max=N_SEQ,
+        n_ctx=65_536,
+        n_ctx_seq=4096,
+        n_prefill_lanes=2,
+        is_unified=False,
+        kv_bytes_per_cell=12_288,
+        weight_bytes=529_000_000,
+        expert_bytes=0,
+        n_expert=0,
+        n_expert_used=0,
+        can_copy_prefix=True,
+        can_rollback=True,
+        can_slice_transfers=True,
+        free_seqs=free_seqs,
+        n_cells_free=65_536 - 4096 * (N_SEQ - len(free_seqs)),
+    )
+
+
+def view(i: int) -> SessionView:
+    """The first twelve decode (half of them for background clients), two read prompts, the rest wait."""
+    phase = Phase.DECODE if i < 12 else Phase.PREFILL if i < 14 else Phase.QUEUED
+    n_past = 300 if phase is Phase.DECODE else 64 if phase is Phase.PREFILL else 0
+    n_prompt = 200 if phase is Phase.DECODE else 1200
+    now = 100 * SECOND
+    return SessionView(
+        sid=i + 1,
+        seq_id=i if i < 14 else -1,
+        client=i % 7,
+        lane=Lane(i % 2),
+        phase=phase,
+        n_prompt=n_prompt,
+        n_past=n_past,
+        n_cached=0,
+        n_generated=100 if phase is Phase.DECODE else 0,
+        n_max=512,
+        n_cells=n_prompt + 512,
+        n_chunk=0,
+        chunk_fraction=0.0,
+        is_ready=True,
+        is_transferring=False,
+        t_queued_ns=now - (20_000 - i) * 1000,
+        t_first_ns=now - SECOND if phase is Phase.DECODE else 0,
+        t_last_ns=now - 20_000_000 if phase is Phase.DECODE else 0,
+        t_progress_ns=now - 20_000_000,
+        slo_ttft_ns=0,
+        slo_tbt_ns=0,
+        cached_hint=0,
+        restore_ns=0,
+        draft=(),
+    )
+
+
+def state_of(n_sessions: int) -> SchedulerState:
+    seen = device((14, 15))
+    return SchedulerState(1, 100 * SECOND, tuple(view(i) for i in range(n_sessions)), seen, Knobs(), guess(seen), (), {})
+
+
+@pytest.mark.parametrize("n_sessions", [1, 16, 100, 1_000, 10_000])
+def test_plan(benchmark: BenchmarkFixture, n_sessions: int) -> None:
+    state, pipeline = state_of(n_sessions), compose(Knobs().stages)
+    plan = benchmark(pipeline, state)
+    assert check_plan(state, plan) == []
+    assert plan.items
+
+
+@pytest.mark.parametrize("n_sessions", [16, 1_000])
+def test_check_plan(benchmark: BenchmarkFixture, n_sessions: int) -> None:
+    state = state_of(n_sessions)
+    plan = compose(Knobs().stages)(state)
+    assert benchmark(check_plan, state, plan) == []
+
+
+@pytest.mark.parametrize("stage", Knobs().stages)
+def test_each_stage_at_16_sessions(benchmark: BenchmarkFixture, stage: str) -> None:
+    """The whole pipeline without one stage: the difference to `test_plan[16]` is what the stage costs."""
+    state = state_of(16)
+    plan = benchmark(compose([name for name in Knobs().stages if name != stage]), state)
+    assert check_plan(state, plan) == []

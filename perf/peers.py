@@ -1,0 +1,26 @@
+"""Makes a server from its label: `uma[:VARIANT]`, `llama-server[:default|b64|kvu]`, `llama-cpp-python`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perf.peer_build import SERVER, example_server, peer_dir
+from perf.servers import LlamaCppPythonServer, LlamaServer, Server, ServerError, Settings, UmaServer
+
+OURS = "uma"
+PEER = "llama-server"
+PEER_VARIANTS = (PEER, f"{PEER}:b64", f"{PEER}:kvu")
+EXAMPLE = "llama-cpp-python"
+
+
+def make_server(label: str, settings: Settings, folder: Path) -> Server:
+    """A server that is not started yet. Blocks: minutes where the peer must be built first. Raises: ServerError, BuildError."""
+    name = label.partition(":")[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    if name == OURS:
+        return UmaServer(label, settings, folder)
+    if name == PEER:
+        return LlamaServer(label, settings, folder, peer_dir() / "bin" / SERVER)
+    if name == EXAMPLE:
+        return LlamaCppPythonServer(label, settings, folder, example_server())
+    raise ServerError(f"no server {label!r}; there are: {OURS}[:VARIANT], {', '.join(PEER_VARIANTS)}, {EXAMPLE}")

@@ -1,0 +1,47 @@
+"""CPU time and memory of processes, as the system tells them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Usage(NamedTuple):
+    cpu_s: float
+    rss_mb: float
+
+
+def usage(pid: int) -> Usage:
+    """CPU seconds of all its threads so far, and resident memory. Raises ProcessLookupError when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except FileNotFoundError:
+        return _from_ps(pid)
+    return Usage((int(fields[11]) + int(fields[12])) / _TICKS, resident * os.sysconf("SC_PAGE_SIZE") / 2**20)
+
+
+def _from_ps(pid: int) -> Usage:
+    """Where there is no /proc."""
+    done = subprocess.run(["ps", "-o", "time=,rss=", "-p", str(pid)], capture_output=True, text=True)
+    words = done.stdout.split()
+    if len(words) < 2:
+        raise ProcessLookupError(pid)
+    seconds = 0.0
+    for part in words[0].replace("-", ":").split(":"):
+        seconds = seconds * 60 + float(part)
+    return Usage(seconds, int(words[1]) / 1024)
+
+
+def machine_cpu_s() -> float:
+    """CPU seconds that the whole machine has been busy; NaN where it does not say."""
+    try:
+        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except FileNotFoundError:
+        return float("nan")
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = (int(w) for w in words)
+    return (user + nice + system + irq + softirq) / _TICKS

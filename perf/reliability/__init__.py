@@ -1,0 +1,1 @@
+"""Tries to break a running daemon, and writes docs/RELIABILITY.md: `python -m perf.reliability`."""

@@ -1,0 +1,165 @@
+"""docs/RELIABILITY.md from the results: promises beside what was seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+HEAD = """<!-- Written by `python -m perf.reliability`. Do not edit: run it again. -->
+
+# Reliability
+
+What was done to a running daemon, and what came of it. `python -m perf.reliability` does it all and writes this page;
+`tests/daemon` holds the same promises in short form, together with the injected failures (failing and hanging decode
+calls, no KV room, no memory, no descriptors, no disk) that need levers inside the process.
+
+The daemon ran on the small trained models with one compute thread, on {n_cores} cores ({cpu}) that it shared with the
+clients, on {date}, commit {commit}.
+
+"""
+
+
+class Row:
+    """One promise."""
+
+    def __init__(self, promise: str, seen: str, is_kept: bool) -> None:
+        self.promise = promise
+        self.seen = seen
+        self.is_kept = is_kept
+
+
+def page(results: Mapping[str, Any]) -> str:
+    rows = [row for name, make in _ROWS.items() if name in results for row in make(results[name])]
+    out = [HEAD.format(**results["machine"]), "| promise | seen | kept |\n| --- | --- | --- |\n"]
+    out += [f"| {row.promise} | {row.seen} | {'yes' if row.is_kept else '**no**'} |\n" for row in rows]
+    out += [_details(name, results[name]) for name in _TITLES if name in results]
+    return "".join(out)
+
+
+def is_kept(results: Mapping[str, Any]) -> bool:
+    return all(row.is_kept for name, make in _ROWS.items() if name in results for row in make(results[name]))
+
+
+def _clean(r: Mapping[str, Any]) -> Row:
+    first = f": {r['violations'][0]}" if r["violations"] else ""
+    return Row("… and nothing else was broken", f"{r['n_violations']} violations{first}", not r["n_violations"])
+
+
+def _reloads(r: Mapping[str, Any]) -> list[Row]:
+    lost = r["n_streams"] - r["finals"].get("length", 0)
+    streams = f"{r['n_streams']} streams, {r['n_across']} of them across a reload"
+    growth = r["rss_mb"][1] / r["rss_mb"][0] - 1
+    wrong = f"{r['n_wrong_model']} streams with one, {r['n_unjudged']} not judged"
+    return [
+        Row(f"{r['n_reloads']} reloads under 8 continuous streams: none lost or cut", f"{streams}; {lost} lost or cut", not lost),
+        Row("no token of a wrong model within a stream", wrong, not r["n_wrong_model"]),
+        Row("memory back within 5 %", f"{r['rss_mb'][0]:.0f} MiB → {r['rss_mb'][1]:.0f} MiB ({growth:+.1%})", growth <= 0.05),
+        Row("descriptors back", " → ".join(map(str, r["descriptors"])), r["descriptors"][0] == r["descriptors"][1]),
+        _clean(r),
+    ]
+
+
+def _drains(r: Mapping[str, Any]) -> list[Row]:
+    took = f"median {r['took_ms']['p50']:.0f} ms, longest {r['took_ms']['max']:.0f} ms"
+    ended = f"{r['n_accepted']} accepted, {r['n_ended']} ended"
+    return [
+        Row(f"a drain under a storm ends within its deadline ({r['deadline_ms']:.0f} ms) and one tick", took, r["late_ms_max"] <= 500),
+        Row("every accepted request gets its final event", ended, r["n_accepted"] == r["n_ended"]),
+        _clean(r),
+    ]
+
+
+def _restarts(r: Mapping[str, Any]) -> list[Row]:
+    start = f"start to ready: median {r['start_ms']['p50']:.0f} ms, longest {r['start_ms']['max']:.0f} ms"
+    seen = f"{r['n_eof']} of {r['n_kills']}; {start}"
+    return [
+        Row("kill -9: clients see the end, the stale socket is replaced", seen, r["n_eof"] == r["n_kills"]),
+        _clean(r),
+    ]
+
+
+def _second(r: Mapping[str, Any]) -> list[Row]:
+    return [Row("two daemons on one socket: the second refuses", f"exit status {r['exit_status']}", not r["n_violations"])]
+
+
+def _status(r: Mapping[str, Any]) -> list[Row]:
+    ms, longest_s = r["status_ms"], r["longest_call_ms"] / 1000
+    seen = f"p50 {ms['p50']:.1f} ms, p99 {ms['p99']:.1f} ms, max {ms['max']:.1f} ms; longest decode call {longest_s:.1f} s"
+    return [Row("`status` answers in 50 ms during decode calls of seconds (connect included)", seen, ms["p99"] < 50)]
+
+
+def _thousands(r: Mapping[str, Any]) -> list[Row]:
+    rss, growth = r["rss_mb"], r["rss_mb"][2] - r["rss_mb"][0]
+    seen = f"{rss[0]:.1f} → {rss[1]:.1f} → {rss[2]:.1f} MiB; descriptors {r['descriptors'][0]} → {r['descriptors'][1]}"
+    is_flat = growth <= 0.05 * rss[0] and r["descriptors"][0] == r["descriptors"][1] and not r["kv_reserved"]
+    return [Row(f"{r['n']} requests and {r['n']} connections leave nothing behind", seen, is_flat), _clean(r)]
+
+
+def _idle(r: Mapping[str, Any]) -> list[Row]:
+    return [Row("idle: below 0.5 % of one core", f"{r['cpu_percent']} % over {r['seconds']:.0f} s", r["cpu_percent"] < 0.5)]
+
+
+def _soak(r: Mapping[str, Any]) -> list[Row]:
+    early, late = r["rss_mb"]
+    descriptors = sorted({p["descriptors"] for p in r["points"]})
+    grown = f"{early:.1f} → {late:.1f} MiB ({late / early - 1:+.1%})"
+    n_broken = r["plan_violations"] + r["alloc_warnings"]
+    return [
+        Row(
+            f"a soak of {r['minutes']:g} minutes: exactly one final event per accepted request",
+            f"{r['n_visits']} visits, {r['n_accepted']} accepted, {r['n_ended']} ended",
+            r["n_accepted"] == r["n_ended"],
+        ),
+        Row("no memory growth: second half against first, at rest", grown, late <= 1.05 * early),
+        Row("no descriptor growth", " or ".join(map(str, descriptors)) + " at rest", len(descriptors) == 1),
+        Row("no plan broke its contract, no batch was without room", f"{r['plan_violations']}, {r['alloc_warnings']}", not n_broken),
+        _clean(r),
+    ]
+
+
+_ROWS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
+    "reloads": _reloads,
+    "drains": _drains,
+    "restarts": _restarts,
+    "second_daemon": _second,
+    "status_latency": _status,
+    "thousands": _thousands,
+    "idle": _idle,
+    "soak": _soak,
+}
+_TITLES = {"reloads": "Reloads", "drains": "Drains", "soak": "The soak"}
+
+
+_RELOADS = """A reload took {p50:.0f} ms (median), {max:.0f} ms at most. Every second one changed the model (dense ↔ mixture of experts).
+Each stream's tokens were rated afterwards by both models, fed with the stream's own text: a token that lies more than a
+near tie below a model's choice is not of that model.
+"""
+_POINTS = """
+At rest, every minute or so (all clients paused, the same model loaded anew, caches cleared):
+
+| minutes | MiB | descriptors |
+| --- | --- | --- |
+"""
+_LISTS = {
+    "finals": "Final events",
+    "errors": "Refusals and errors",
+    "visits": "Visits by kind",
+    "operator": "Deeds of the operator",
+}
+
+
+def _details(name: str, r: Mapping[str, Any]) -> str:
+    """What the table has no room for."""
+    lines = [f"\n## {_TITLES[name]}\n\n"]
+    if name == "reloads":
+        lines.append(_RELOADS.format(**r["reload_ms"]))
+    for key, title in _LISTS.items():
+        if r.get(key):
+            lines.append(f"\n{title}: " + ", ".join(f"{kind.replace('_', ' ')} {n}" for kind, n in r[key].items()) + ".\n")
+    if name == "soak":
+        lines.append(_POINTS)
+        lines += [f"| {p['minutes']} | {p['rss_mb']} | {p['descriptors']} |\n" for p in r["points"]]
+    if r["violations"]:
+        lines.append("\nViolations:\n\n```json\n" + json.dumps(r["violations"], indent=1) + "\n```\n")
+    return "".join(lines)

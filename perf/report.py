@@ -1,0 +1,160 @@
+"""Turns results into Markdown: one table per scenario with ratios and verdicts, and the acceptance table. Pure text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from perf.criteria import ON_CPU, TICK_TARGETS, Criterion, Verdict, clean_rows, judge, judge_all
+from perf.peers import OURS, PEER
+from perf.results import Results
+from perf.stats import Spread, spread
+
+# figure -> what the tables call it; the order of the rows
+NAMES: dict[str, str] = {
+    "ttft_ms": "TTFT, ms",
+    "ttft_p50_ms": "TTFT p50, ms",
+    "ttft_p95_ms": "TTFT p95, ms",
+    "ttft_max_ms": "TTFT worst, ms",
+    "ttft_x": "TTFT, x solo",
+    "ttf5_ms": "TTF5, ms",
+    "itl_p50_ms": "inter-token p50, ms",
+    "itl_p95_ms": "inter-token p95, ms",
+    "itl_p99_ms": "inter-token p99, ms",
+    "p95_x": "inter-token p95, x solo",
+    "together_p95_x": "inter-token p95, x the same chats unloaded",
+    "chats_p95_x": "both chats' inter-token p95, x solo",
+    "pause_3s_ms": "worst pause in the first 3 s, ms",
+    "pause_3s_x": "worst pause in the first 3 s, x solo step",
+    "pause_ms": "worst pause, ms",
+    "pause_x": "worst pause, x solo step",
+    "together_pause_3s_x": "worst pause in the first 3 s, x step of the same chats unloaded",
+    "stream_ms": "stream time, ms",
+    "stream_x": "stream time, x solo",
+    "together_stream_x": "stream time, x the same chats unloaded",
+    "solo_ttft_ms": "solo TTFT, ms",
+    "solo_itl_p50_ms": "solo inter-token p50, ms",
+    "solo_itl_p95_ms": "solo inter-token p95, ms",
+    "paste_ttft_ms": "the paste's TTFT, ms",
+    "document_ttft_ms": "the document's TTFT, ms",
+    "prompts_ms": "storm prompts done in, ms",
+    "prompt_tok_s": "storm prompts, tokens/s",
+    "prompt_ttft_p50_ms": "storm prompts' TTFT p50, ms",
+    "alone_ms": "chain alone, ms",
+    "chain_ms": "chain loaded, ms",
+    "slowdown_x": "chain slowdown",
+    "done_n": "clients served",
+    "one_itl_p50_ms": "one stream's inter-token p50, ms",
+    "one_tok_s": "one stream, tokens/s",
+    "one_steady_tok_s": "one stream while decoding, tokens/s",
+    "tok_s": "aggregate, tokens/s",
+    "steady_tok_s": "aggregate while all decode, tokens/s",
+    "steady_x_bare": "aggregate while all decode, x bare decode calls",
+    "total_tok_s": "prompt and generated tokens/s",
+    "makespan_ms": "makespan, ms",
+    "failed_n": "streams not completed",
+    "server_cpu_cores": "server CPU, cores",
+    "server_cpu_ms_per_token": "server CPU per generated token, ms",
+    "client_cpu_us_per_token": "client CPU per token, µs",
+    "client_cpu_share": "client CPU, cores",
+    "idle_cpu_percent": "CPU without work, % of a core",
+    "tick_overhead_us": "between decode calls, µs",
+    "tick_overhead_share": "between decode calls, share of the ticks",
+    "foreign_cores": "other processes, cores",
+    "rss_mb": "server RSS, MiB",
+}
+
+
+def number(value: float) -> str:
+    """Three significant digits, no exponent; a dash for nothing."""
+    if math.isnan(value):
+        return "–"
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 3)}f}"
+
+
+def figure_name(figure: str) -> str:
+    if figure in NAMES:
+        return NAMES[figure]
+    words = figure.split("_")
+    if words[0] in TICK_TARGETS:  # greedy_4_us, greedy_4_p95_us
+        return f"{words[0]}, {words[1]} sequences{', p95' if 'p95' in words else ''}, µs"
+    count, _, rest = figure.partition("_")  # x4_tok_s of a sweep
+    return f"{count[1:]} streams: {NAMES.get(rest, rest)}" if count[:1] == "x" and count[1:].isdigit() else figure
+
+
+def _order(figure: str) -> tuple[int, int, str]:
+    names = list(NAMES)
+    if figure in names:
+        return (1, names.index(figure), "")
+    count = next((int(word.lstrip("x")) for word in figure.split("_") if word.lstrip("x").isdigit()), 0)
+    return (0, count, figure)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def with_spread(s: Spread) -> str:
+    """Median, and least to greatest where there were repeats."""
+    if s.n < 2:
+        return number(s.median)
+    return f"{number(s.median)} ({number(s.low)} to {number(s.high)})"
+
+
+def scenario_table(results: Results, scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> str:
+    """Rows are figures; columns the servers, ours over the peer, and the verdict where there is a target."""
+    row = results.cells[scenario]
+    labels = list(row)
+    figures = sorted({f for cell in row.values() for each in cell.figures for f in each}, key=_order)
+    has_ratio = OURS in labels and PEER in labels
+    header = ["", *labels, *([f"{OURS} / {PEER}"] if has_ratio else []), "target", "verdict"]
+    lines = []
+    for figure in figures:
+        if figure_name(figure) == figure:
+            continue  # kept in the JSON, too detailed for the table
+        cells = [with_spread(row[label].spread(figure)) for label in labels]
+        ratio = [number(spread(results.ratios(scenario, figure, OURS, PEER)).median)] if has_ratio else []
+        verdicts = [judge(results, c) for c in criteria if c.scenario == scenario and c.figure == figure]
+        verdicts = [v for v in verdicts if v.is_met is not None]
+        targets = "; ".join(v.criterion.target for v in verdicts)
+        words = "; ".join(f"{v.word} ({number(v.value)})" for v in verdicts)
+        lines.append([figure_name(figure), *cells, *ratio, targets, words])
+    return markdown_table(header, lines)
+
+
+def acceptance_table(verdicts: Sequence[Verdict], titles: dict[str, str]) -> str:
+    rows = []
+    for v in verdicts:
+        c = v.criterion
+        value = "–" if v.is_met is None else number(v.value) + (f" ({number(v.low)} to {number(v.high)})" if v.n > 1 else "")
+        rows.append([titles.get(c.scenario, c.scenario), c.what, c.target, value, str(v.n), v.word])
+    return markdown_table(["scenario", "figure", "target", "measured", "repeats", "verdict"], rows)
+
+
+def machine_lines(results: Results) -> str:
+    """Where and how: one bullet per fact."""
+    facts = {**results.machine, **results.settings, "commit": results.commit or "unknown", "date": results.date}
+    return "".join(f"- {key.replace('_', ' ')}: {_fact(value)}\n" for key, value in facts.items() if value not in (None, "", []))
+
+
+def _fact(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def summary(results: Results, criteria: Sequence[Criterion] = ON_CPU) -> str:
+    """The whole run as one Markdown page."""
+    measured = [v for v in judge_all(results, criteria) if v.is_met is not None]
+    parts = ["# Measured side by side\n", machine_lines(results)]
+    if measured:
+        parts += ["\n## Acceptance\n\n", acceptance_table(measured, results.titles), "\n"]
+        parts += [f"- {text}: {'met' if ok else 'MISSED'}\n" for text, ok in clean_rows(results)]
+    for scenario, title in results.titles.items():
+        parts += [f"\n## {scenario}: {title}\n\n", scenario_table(results, scenario, criteria)]
+        errors = {label: cell.errors for label, cell in results.cells[scenario].items() if cell.errors}
+        parts += [f"- {label}: {len(texts)} errors, the first: {texts[0]}\n" for label, texts in errors.items()]
+    parts += [f"- {note}\n" for note in results.notes]
+    return "".join(parts)

@@ -1,0 +1,175 @@
+"""Results of a run as values, and as the files that keep them. Everything later (tables, plots, docs) starts from these."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perf.stats import PhaseLog, Spread, ratio, spread
+
+RESULTS = "results.json"
+TOKENS = "tokens"  # folder of the CSV files
+CSV_FIELDS = ("session_id", "token_idx", "ts_ms", "is_interactive")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(slots=True)
+class Cell:
+    """One scenario on one server: figures of each repeat, and what went wrong."""
+
+    figures: list[dict[str, float]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def values(self, figure: str) -> list[float]:
+        """One per repeat; NaN where it is missing."""
+        return [row.get(figure, math.nan) for row in self.figures]
+
+    def spread(self, figure: str) -> Spread:
+        return spread(self.values(figure))
+
+
+@dataclass(slots=True)
+class Results:
+    """One run of the harness."""
+
+    machine: dict[str, Any]
+    commit: str
+    date: str
+    settings: dict[str, Any]
+    cells: dict[str, dict[str, Cell]] = field(default_factory=dict)  # scenario -> server label -> cell
+    titles: dict[str, str] = field(default_factory=dict)
+    allocator_warnings: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def cell(self, scenario: str, label: str) -> Cell:
+        return self.cells.setdefault(scenario, {}).setdefault(label, Cell())
+
+    def ratios(self, scenario: str, figure: str, ours: str, theirs: str) -> list[float]:
+        """ours / theirs, repeat by repeat: what ran close in time is compared."""
+        row = self.cells.get(scenario, {})
+        if ours not in row or theirs not in row:
+            return []
+        pairs = zip(row[ours].values(figure), row[theirs].values(figure), strict=False)
+        return [ratio(a, b) for a, b in pairs]
+
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(label for row in self.cells.values() for label in row))
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / (RESULTS + ".part")
+        part.write_text(json.dumps(_plain(asdict(self)), indent=1) + "\n")
+        part.replace(folder / RESULTS)
+
+
+def load(folder: Path) -> Results:
+    raw = json.loads((folder / RESULTS).read_text())
+    cells = raw.pop("cells")
+    results = Results(**raw)
+    for scenario, row in cells.items():
+        for label, cell in row.items():
+            figures = [{k: math.nan if v is None else float(v) for k, v in each.items()} for each in cell["figures"]]
+            results.cells.setdefault(scenario, {})[label] = Cell(figures, cell["errors"])
+    return results
+
+
+def merge(runs: Sequence[Results]) -> list[Results]:
+    """Join runs of one machine and setting into one; where two have the same scenario, the later one's figures count."""
+    out: dict[str, Results] = {}
+    for run in runs:
+        key = json.dumps([run.machine, {k: v for k, v in run.settings.items() if k != "bare_decode_tok_s"}, "tick" in run.cells])
+        if key not in out:
+            out[key] = Results(run.machine, run.commit, run.date, dict(run.settings))
+        joined = out[key]
+        joined.settings |= run.settings
+        joined.cells |= run.cells
+        joined.titles |= run.titles
+        joined.notes += run.notes
+        joined.commit = ", ".join(dict.fromkeys([*joined.commit.split(", "), run.commit]))
+        joined.date = max(joined.date, run.date)
+        for label, n in run.allocator_warnings.items():
+            joined.allocator_warnings[label] = joined.allocator_warnings.get(label, 0) + n
+    return list(out.values())
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: null."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else round(value, 4)
+    return value
+
+
+def csv_name(scenario: str, label: str, repeat: int) -> str:
+    return f"{scenario}.{label.replace(':', '-')}.r{repeat}.csv"
+
+
+def write_tokens(path: Path, logs: dict[str, PhaseLog]) -> None:
+    """Every token of every stream; `session_id` is phase/stream, times count from the phase's start."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as sink:
+        writer = csv.writer(sink)
+        writer.writerow(CSV_FIELDS)
+        for phase, log in logs.items():
+            for s in log.streams:
+                name = f"{phase}/{s.name}"
+                writer.writerows((name, i, f"{(t - log.t_start) / 1e6:.3f}", int(s.is_interactive)) for i, t in enumerate(s.t_tokens))
+
+
+def read_tokens(path: Path) -> dict[str, tuple[bool, list[float]]]:
+    """session_id -> (is_interactive, times in ms)."""
+    out: dict[str, tuple[bool, list[float]]] = {}
+    with path.open(newline="") as source:
+        for row in csv.DictReader(source):
+            entry = out.setdefault(row["session_id"], (row["is_interactive"] == "1", []))
+            entry[1].append(float(row["ts_ms"]))
+    return out
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a reader needs to compare: processor, cores, memory, system, accelerator."""
+    facts: dict[str, Any] = {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
+    cpuinfo = _read("/proc/cpuinfo")
+    models = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+    facts["cpu"] = models[0] if models else platform.processor() or "unknown"
+    facts["cores"] = len(models) or None
+    memory = [line.split()[1] for line in _read("/proc/meminfo").splitlines() if line.startswith("MemTotal")]
+    facts["memory_gb"] = round(int(memory[0]) / 2**20, 1) if memory else None
+    gpu = _output(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+    if gpu:
+        facts["gpu"] = gpu.splitlines()
+    return facts
+
+
+def commit_id() -> str:
+    """The tree's commit, marked where files differ from it; outside a repository what UMA_PERF_COMMIT says."""
+    commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"])
+    if not commit:
+        return os.environ.get("UMA_PERF_COMMIT", "")
+    is_dirty = bool(_output(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"]))
+    return commit + ("+changes" if is_dirty else "")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _output(command: Iterable[str]) -> str:
+    try:
+        return subprocess.run(list(command), capture_output=True, text=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

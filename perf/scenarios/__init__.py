@@ -1,0 +1,42 @@
+"""The scenarios, by name. docs/BENCHMARKS.md says what each one is, from these definitions."""
+
+from __future__ import annotations
+
+from perf.scenarios.base import Scenario
+from perf.scenarios.chain import Chain
+from perf.scenarios.concurrency import DenseSweep, MoeSweep
+from perf.scenarios.context import LongContext, LongContext16k, LongContext32k
+from perf.scenarios.crowd import Crowd
+from perf.scenarios.idle import Idle
+from perf.scenarios.ipc import Ipc
+from perf.scenarios.mixed import Mixed
+from perf.scenarios.paste import Paste
+from perf.scenarios.prefix import Agent, Alternating, Fanout, RoundRobin, Snapshots
+from perf.scenarios.solo import Solo
+from perf.scenarios.storms import Storm, TwoChats
+from perf.scenarios.throughput import Throughput
+
+_ALL: tuple[Scenario, ...] = (
+    Solo(),
+    Storm(),
+    TwoChats(),
+    Paste(),
+    Chain(),
+    Mixed(),
+    Throughput(),
+    Crowd(),
+    LongContext(),
+    LongContext16k(),
+    LongContext32k(),
+    DenseSweep(),
+    MoeSweep(),
+    Ipc(),
+    Agent(),
+    Fanout(),
+    Alternating(),
+    RoundRobin(),
+    Snapshots(),
+    Idle(),
+)
+
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}

@@ -1,0 +1,41 @@
+"""What a scenario is: phases of asks, and the figures that they give. Values and arithmetic only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from perf.load import Ask, Needs, Phase, Sizing
+from perf.stats import PhaseLog
+
+Logs = Mapping[str, PhaseLog]  # phase name -> what happened
+Figures = dict[str, float]
+
+
+class Scenario(Protocol):
+    """One file each under perf/scenarios; the dataclass' fields are the sizes that documents state."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]  # one line for the tables
+
+    def needs(self, sizing: Sizing) -> Needs: ...
+    def phases(self, sizing: Sizing) -> list[Phase]: ...
+    def measure(self, logs: Logs) -> Figures:
+        """Figures by name; names end in their unit: _ms, _x (times solo), _tok_s, _n, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A stream that somebody reads."""
+
+    n_prompt: int
+    n_tokens: int
+
+    def ask(self, name: str, at_ms: float = 0.0) -> Ask:
+        return Ask(name, self.n_prompt, self.n_tokens, at_ms)
+
+
+def storm(n: int, n_prompt: int, first_ms: float, every_ms: float) -> tuple[Ask, ...]:
+    """Unique prompts with one output token each, arriving at a fixed pace."""
+    return tuple(Ask(f"storm{i}", n_prompt, 1, first_ms + i * every_ms, is_interactive=False) for i in range(n))

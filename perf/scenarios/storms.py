@@ -1,0 +1,64 @@
+"""Prefill storms: unique long prompts arrive while one chat, or two, are being read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perf.load import Ask, Needs, Phase, Sizing, scaled
+from perf.scenarios.base import Chat, Figures, Logs, storm
+from perf.stats import against_solo, median, phase_figures, ratio, stream_figures, worst_of
+
+_CHAT = Chat(32, 160)  # prompt and answer, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    name: ClassVar[str] = "storm"
+    title: ClassVar[str] = "prefill storm beside one chat"
+    chat: Chat = _CHAT
+    n_prompts: int = 6
+    n_prompt: int = 1200
+    first_ms: float = 500.0
+    every_ms: float = 400.0
+    n_chats: int = 1
+
+    def needs(self, sizing: Sizing) -> Needs:
+        return Needs(n_ctx_seq=4096 * sizing.scale)
+
+    def _chats(self) -> tuple[Ask, ...]:
+        return tuple(self.chat.ask(f"chat{i}", 100.0 * i) for i in range(self.n_chats))
+
+    def phases(self, sizing: Sizing) -> list[Phase]:
+        prompts = storm(self.n_prompts, self.n_prompt, self.first_ms, self.every_ms)
+        out = [Phase("solo", scaled((self.chat.ask("chat0"),), sizing.scale))]
+        if self.n_chats > 1:
+            out.append(Phase("together", scaled(self._chats(), sizing.scale)))
+        return [*out, Phase("loaded", scaled((*self._chats(), *prompts), sizing.scale))]
+
+    def measure(self, logs: Logs) -> Figures:
+        loaded, solo = logs["loaded"], logs["solo"]["chat0"]
+        chats = loaded.named("chat")
+        figures = {
+            **worst_of([stream_figures(chat) for chat in chats]),
+            **worst_of([against_solo(chat, solo) for chat in chats]),
+            **stream_figures(solo, "solo_"),
+            **phase_figures(loaded),
+        }
+        prompts = loaded.named("storm")
+        n_read = sum(s.n_prompt for s in prompts if s.t_tokens)
+        last = max((s.t_tokens[-1] for s in prompts if s.t_tokens), default=0)
+        figures["prompts_ms"] = (last - min(s.t_sent for s in prompts)) / 1e6
+        figures["prompt_tok_s"] = ratio(n_read * 1000.0, figures["prompts_ms"])
+        figures["prompt_ttft_p50_ms"] = median([s.ttft_ms for s in prompts if s.t_tokens])
+        if "together" in logs:
+            pairs = [(chat, logs["together"][chat.name]) for chat in chats]
+            figures |= worst_of([against_solo(chat, alone, "together_") for chat, alone in pairs])
+        return figures
+
+
+@dataclass(frozen=True, slots=True)
+class TwoChats(Storm):
+    name: ClassVar[str] = "two-chats"
+    title: ClassVar[str] = "prefill storm beside two chats"
+    n_chats: int = 2

@@ -1,0 +1,309 @@
+"""The servers that are compared: how each is started, known to be ready, watched and stopped.
+
+Rules: a server is ended by the id of the process that we started, and it is waited for; its log is kept beside the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from perf.driver import Endpoint, frames_endpoint, sse_endpoint
+from perf.proc import Usage, usage
+
+_STOP_S = 10.0
+_HARNESS_VARIABLES = frozenset({"UMA_PEER_DIR", "UMA_PERF_COMMIT", "UMA_PERF_PYTHON", "UMA_PERF_EXAMPLE_SERVER"})
+ALLOCATOR_WARNING = "failed to find a memory slot"
+
+
+class ServerError(Exception):
+    """A server did not start, or ended by itself; the message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What every server of a run is started with alike."""
+
+    model: Path
+    threads: int
+    n_seq: int
+    n_ctx_seq: int
+    n_gpu_layers: int = 0
+    start_timeout_s: float = 180.0
+
+    @property
+    def n_ctx(self) -> int:
+        return self.n_seq * self.n_ctx_seq
+
+
+class Server(ABC):
+    """One server process. `start` returns when it answers."""
+
+    def __init__(self, label: str, settings: Settings, folder: Path) -> None:
+        self.label = label  # as the user wrote it: name[:variant]
+        self.settings = settings
+        self.log_path = folder / f"{label.replace(':', '-')}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]: ...
+
+    @abstractmethod
+    def endpoint(self) -> Endpoint: ...
+
+    @abstractmethod
+    def is_ready(self) -> bool: ...
+
+    def environ(self) -> dict[str, str]:
+        """Ours, without what is meant for this harness and the build."""
+        return {name: value for name, value in os.environ.items() if name not in _HARNESS_VARIABLES}
+
+    def counters(self) -> dict[str, float]:
+        """Figures that the server keeps of itself; empty where it keeps none."""
+        return {}
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise ServerError(f"{self.label} is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Blocks until the server answers. Raises: ServerError."""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log = self.log_path.open("wb")
+        self._process = subprocess.Popen(
+            self.command(), env=self.environ(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        deadline = time.monotonic() + self.settings.start_timeout_s
+        while not self.is_ready():
+            if self._process.poll() is not None:
+                code = self._process.returncode
+                self.stop()
+                raise ServerError(f"{self.label} ended with status {code} at start:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise ServerError(f"{self.label} did not answer within {self.settings.start_timeout_s:.0f} s:\n{self.log_tail()}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End the process and wait for it. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            for sign in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # politely, at once, by force
+                process.send_signal(sign)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_S)
+                    break
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def usage(self) -> Usage:
+        """CPU and memory of the process. Raises: ServerError when it has ended."""
+        if self._process is None or self._process.poll() is not None:
+            raise ServerError(f"{self.label} ended by itself:\n{self.log_tail()}")
+        return usage(self._process.pid)
+
+    def log_tail(self, n_lines: int = 15) -> str:
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-n_lines:])
+
+    def n_allocator_warnings(self) -> int:
+        return self.log_path.read_text(errors="replace").count(ALLOCATOR_WARNING) if self.log_path.exists() else 0
+
+
+@contextlib.contextmanager
+def running(servers: list[Server]) -> Iterator[list[Server]]:
+    """Start all, stop all, whatever happens: a request to end this process ends the servers too."""
+    previous = signal.signal(signal.SIGTERM, _leave)
+    try:
+        for server in servers:
+            server.start()
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class UmaServer(Server):
+    """Our daemon. Variants: `default`, `no-STAGE` (that policy stage left out), `guard-off`, or `OPTION=VALUE[,...]`."""
+
+    def __init__(self, label: str, settings: Settings, folder: Path) -> None:
+        super().__init__(label, settings, folder)
+        self._variant = label.partition(":")[2]
+        self.socket_path = folder / f"{label.replace(':', '-')}.sock"
+        if len(os.fsencode(self.socket_path)) > 100:  # the system's limit on such paths is about 104 bytes
+            self.socket_path = Path(os.environ.get("TMPDIR") or "/tmp") / f"uma-perf-{os.getpid()}-{abs(hash(label)) % 10**6}.sock"
+
+    def command(self) -> list[str]:
+        s = self.settings
+        command = [sys.executable, "-m", "uma_core", "daemon", "--model", str(s.model), "--socket", str(self.socket_path)]
+        command += ["--threads", str(s.threads), "--n-ctx", str(s.n_ctx), "--parallel", str(s.n_seq)]
+        command += ["--n-gpu-layers", str(s.n_gpu_layers)] if s.n_gpu_layers else []
+        return command + self._variant_flags()
+
+    def _variant_flags(self) -> list[str]:
+        variant = self._variant
+        if not variant or variant == "default":
+            return []
+        if variant == "guard-off":
+            variant = "no-latency_guard"
+        if variant.startswith("no-"):
+            return ["--stages", ",".join(_stages_without(variant[3:]))]
+        return [flag for pair in variant.split(",") for flag in _flag(pair)]
+
+    def endpoint(self) -> Endpoint:
+        return frames_endpoint(str(self.socket_path))
+
+    def is_ready(self) -> bool:
+        """The daemon answers while its model still loads."""
+        try:
+            return self._line("/status").get("state") == "ready"
+        except (OSError, ValueError):
+            return False
+
+    def counters(self) -> dict[str, float]:
+        try:
+            return flatten(self._line("/metrics"))
+        except (OSError, ValueError):
+            return {}
+
+    def _line(self, verb: str) -> dict[str, object]:
+        """One line of JSON for one line of text, as the daemon's text mode gives it."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(5.0)
+            sock.connect(str(self.socket_path))
+            sock.sendall(verb.encode() + b"\n")
+            reply = b""
+            while part := sock.recv(1 << 16):
+                reply += part
+        answer = json.loads(reply)
+        return answer if isinstance(answer, dict) else {}
+
+
+def flatten(document: dict[str, object], prefix: str = "") -> dict[str, float]:
+    """Numbers of nested objects under dotted names; a distribution's `sum` is its count times its mean."""
+    out: dict[str, float] = {}
+    for name, value in document.items():
+        if isinstance(value, dict):
+            out |= flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            out[prefix + name] = float(value)
+    if isinstance(document.get("count"), int) and f"{prefix}mean" in out:
+        out[f"{prefix}sum"] = out[f"{prefix}count"] * out[f"{prefix}mean"]
+    return out
+
+
+def _stages_without(stage: str) -> list[str]:
+    from uma_core.policy.knobs import DEFAULT_STAGES
+
+    if stage not in DEFAULT_STAGES:
+        raise ServerError(f"no stage {stage!r}; there are: {', '.join(DEFAULT_STAGES)}")
+    return [name for name in DEFAULT_STAGES if name != stage]
+
+
+def _flag(pair: str) -> list[str]:
+    name, equals, value = pair.partition("=")
+    if not equals:
+        raise ServerError(f"variant {pair!r}: expected OPTION=VALUE")
+    return ["--" + name.replace("_", "-"), value.replace("+", ",")]
+
+
+class HttpServer(Server):
+    """A server on a loopback port that answers GET `ready_path` with 200 once it serves."""
+
+    ready_path = "/health"
+
+    def __init__(self, label: str, settings: Settings, folder: Path) -> None:
+        super().__init__(label, settings, folder)
+        self.port = free_port()
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{self.ready_path}", timeout=2.0) as reply:
+                return bool(reply.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+_LLAMA_VARIANTS = {"default": [], "b64": ["-b", "64", "-ub", "64"], "kvu": ["-kvu"]}
+
+
+class LlamaServer(HttpServer):
+    """llama.cpp's own server, of the source that UMA Serve is built from."""
+
+    def __init__(self, label: str, settings: Settings, folder: Path, binary: Path) -> None:
+        super().__init__(label, settings, folder)
+        self._binary = binary
+        variant = label.partition(":")[2] or "default"
+        if variant not in _LLAMA_VARIANTS:
+            raise ServerError(f"llama-server has no variant {variant!r}; there are: {', '.join(_LLAMA_VARIANTS)}")
+        self._flags = _LLAMA_VARIANTS[variant]
+
+    def command(self) -> list[str]:
+        s = self.settings
+        command = [str(self._binary), "-m", str(s.model), "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["-t", str(s.threads), "-tb", str(s.threads), "-c", str(s.n_ctx), "-np", str(s.n_seq)]
+        command += ["-ngl", str(999 if s.n_gpu_layers < 0 else s.n_gpu_layers)] if s.n_gpu_layers else []
+        return command + self._flags
+
+    def endpoint(self) -> Endpoint:
+        return sse_endpoint("127.0.0.1", self.port)
+
+
+class LlamaCppPythonServer(HttpServer):
+    """The example server in llama-cpp-python's source distribution, run by an interpreter that has its packages."""
+
+    ready_path = "/v1/models"
+
+    def __init__(self, label: str, settings: Settings, folder: Path, script: Path) -> None:
+        super().__init__(label, settings, folder)
+        self._script = script
+        self._config = folder / f"{label.replace(':', '-')}.json"
+
+    def command(self) -> list[str]:
+        s = self.settings
+        model = {
+            "path": str(s.model),
+            "alias": "perf",
+            "n_ctx": s.n_ctx,
+            "n_seq_max": s.n_seq,
+            "n_batch": 512,
+            "n_ubatch": 512,
+            "threads": s.threads,
+            "threads_batch": s.threads,
+            "n_gpu_layers": s.n_gpu_layers,
+            "max_output_tokens": s.n_ctx_seq,
+        }
+        self._config.parent.mkdir(parents=True, exist_ok=True)
+        self._config.write_text(json.dumps({"server": {"host": "127.0.0.1", "port": self.port}, "model": model}))
+        python = os.environ.get("UMA_PERF_PYTHON") or sys.executable
+        return [python, str(self._script), "-C", str(self._config)]
+
+    def endpoint(self) -> Endpoint:
+        return sse_endpoint("127.0.0.1", self.port, is_openai=True)

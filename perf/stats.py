@@ -1,0 +1,208 @@
+"""Pure arithmetic on token times: percentiles, gaps, and what one stream or one phase felt like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+EARLY_MS = 3000.0  # the window of "worst pause in the first 3 s"
+_NS_PER_MS = 1e6
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The q-th percentile (0..100) by linear interpolation; NaN of nothing."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * q / 100.0
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def median(values: Sequence[float]) -> float:
+    return percentile(values, 50)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over repeats."""
+
+    n: int
+    median: float
+    low: float  # least
+    high: float  # greatest
+    iqr: float  # between the quartiles
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Summarise repeats; NaN values (a repeat that failed) do not count."""
+    kept = [v for v in values if not math.isnan(v)]
+    if not kept:
+        return Spread(0, math.nan, math.nan, math.nan, math.nan)
+    return Spread(len(kept), median(kept), min(kept), max(kept), percentile(kept, 75) - percentile(kept, 25))
+
+
+def ratio(a: float, b: float) -> float:
+    """a / b, NaN where there is no such thing."""
+    return a / b if b and not math.isnan(a) and not math.isnan(b) else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLog:
+    """What the client saw of one request. Times are ns of its monotonic clock."""
+
+    name: str
+    is_interactive: bool
+    n_prompt: int
+    n_asked: int
+    t_sent: int
+    t_tokens: tuple[int, ...]
+    t_done: int  # 0: it never ended
+    error: str = ""
+    n_reported: int = -1  # tokens that the server says it generated; -1: it did not say
+
+    @property
+    def is_complete(self) -> bool:
+        """Ended without error, with every token that was asked for."""
+        return not self.error and self.t_done > 0 and len(self.t_tokens) == self.n_asked
+
+    def ms_to(self, index: int) -> float:
+        """From sending to the token of that index (negative: from the end); NaN without it."""
+        try:
+            return (self.t_tokens[index] - self.t_sent) / _NS_PER_MS
+        except IndexError:
+            return math.nan
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.ms_to(0)
+
+    @property
+    def ttf5_ms(self) -> float:
+        """To the fifth token."""
+        return self.ms_to(4)
+
+    @property
+    def stream_ms(self) -> float:
+        """To the last token."""
+        return self.ms_to(-1)
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        t = self.t_tokens
+        return [(b - a) / _NS_PER_MS for a, b in pairwise(t)]
+
+    def worst_ms(self, within_ms: float = math.inf) -> float:
+        """The longest gap of those that began within that time of sending; NaN without gaps."""
+        t, limit = self.t_tokens, within_ms * _NS_PER_MS
+        gaps = [b - a for a, b in pairwise(t) if a - self.t_sent <= limit]
+        return max(gaps) / _NS_PER_MS if gaps else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseLog:
+    """What one phase of a scenario did on one server."""
+
+    t_start: int
+    streams: tuple[StreamLog, ...]
+    server_cpu_s: float = math.nan
+    client_cpu_s: float = math.nan
+    foreign_cpu_s: float = math.nan  # of processes that are neither
+    rss_mb: float = math.nan
+    t_end: int = 0
+    counters: dict[str, float] = field(default_factory=dict)  # of the server's own metrics, difference over the phase
+
+    def __getitem__(self, name: str) -> StreamLog:
+        for stream in self.streams:
+            if stream.name == name:
+                return stream
+        raise KeyError(name)
+
+    def named(self, prefix: str) -> list[StreamLog]:
+        return [s for s in self.streams if s.name.startswith(prefix)]
+
+    @property
+    def makespan_ms(self) -> float:
+        """From the start to the last event of all."""
+        ends = [s.t_done or (s.t_tokens[-1] if s.t_tokens else s.t_sent) for s in self.streams]
+        return (max(ends, default=self.t_end or self.t_start) - self.t_start) / _NS_PER_MS
+
+    @property
+    def n_failed(self) -> int:
+        return sum(not s.is_complete for s in self.streams)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens over the makespan."""
+        return ratio(sum(len(s.t_tokens) for s in self.streams) * 1000.0, self.makespan_ms)
+
+    @property
+    def steady_tokens_per_s(self) -> float:
+        """Generated tokens while all streams decoded: no prompt is read and none has ended."""
+        begin = max((s.t_tokens[0] for s in self.streams if s.t_tokens), default=0)
+        end = min((s.t_tokens[-1] for s in self.streams if s.t_tokens), default=0)
+        n = sum(1 for s in self.streams for t in s.t_tokens if begin < t <= end)
+        return ratio(n * 1e9, end - begin) if end > begin else math.nan
+
+
+def stream_figures(stream: StreamLog, prefix: str = "") -> dict[str, float]:
+    """The figures that are told of every interactive stream, under names that say their unit."""
+    gaps = stream.gaps_ms
+    figures = {
+        "ttft_ms": stream.ttft_ms,
+        "ttf5_ms": stream.ttf5_ms,
+        "itl_p50_ms": percentile(gaps, 50),
+        "itl_p95_ms": percentile(gaps, 95),
+        "itl_p99_ms": percentile(gaps, 99),
+        "pause_3s_ms": stream.worst_ms(EARLY_MS),
+        "pause_ms": stream.worst_ms(),
+        "stream_ms": stream.stream_ms,
+    }
+    return {prefix + name: value for name, value in figures.items()}
+
+
+def against_solo(loaded: StreamLog, solo: StreamLog, prefix: str = "") -> dict[str, float]:
+    """How much worse a stream fared than the same stream alone. Pauses are told in solo steps (the median gap)."""
+    step = percentile(solo.gaps_ms, 50)
+    figures = {
+        "ttft_x": ratio(loaded.ttft_ms, solo.ttft_ms),
+        "p95_x": ratio(percentile(loaded.gaps_ms, 95), percentile(solo.gaps_ms, 95)),
+        "pause_3s_x": ratio(loaded.worst_ms(EARLY_MS), step),
+        "pause_x": ratio(loaded.worst_ms(), step),
+        "stream_x": ratio(loaded.stream_ms, solo.stream_ms),
+    }
+    return {prefix + name: value for name, value in figures.items()}
+
+
+def worst_of(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The greatest of each figure; NaN where any is, so that a lost stream cannot hide."""
+    return {name: max((row[name] for row in rows), key=lambda v: math.inf if math.isnan(v) else v) for name in rows[0]}
+
+
+def phase_figures(phase: PhaseLog) -> dict[str, float]:
+    """The figures that are told of every loaded phase."""
+    n_tokens = sum(len(s.t_tokens) for s in phase.streams)
+    return {
+        "makespan_ms": phase.makespan_ms,
+        "tok_s": phase.tokens_per_s,
+        "failed_n": float(phase.n_failed),
+        "server_cpu_s": phase.server_cpu_s,
+        "server_cpu_cores": ratio(phase.server_cpu_s * 1000.0, phase.makespan_ms),
+        "client_cpu_share": ratio(phase.client_cpu_s * 1000.0, phase.makespan_ms),
+        "foreign_cores": ratio(phase.foreign_cpu_s * 1000.0, phase.makespan_ms),
+        "server_cpu_ms_per_token": ratio(phase.server_cpu_s * 1000.0, n_tokens),
+        "rss_mb": phase.rss_mb,
+        **_own_figures(phase.counters),
+    }
+
+
+def _own_figures(counters: dict[str, float]) -> dict[str, float]:
+    """What our daemon counts of itself: the time between decode calls, and its share of the ticks."""
+    overhead, ticks = counters.get("tick_overhead_ms.sum"), counters.get("tick_ms.sum")
+    if overhead is None or not ticks:
+        return {}
+    n = counters.get("tick_overhead_ms.count", 0.0)
+    return {"tick_overhead_us": ratio(overhead * 1000.0, n), "tick_overhead_share": overhead / ticks}

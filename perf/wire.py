@@ -1,0 +1,196 @@
+"""The two protocols as byte parsers: HTTP with server-sent events, and our frames. No sockets here.
+
+Rules: a parser is fed whatever arrived and answers a list of `Tick`; it is fed once per read, so its work per token
+is one JSON object, the same for both protocols.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple, Protocol
+
+from perf.load import Ask
+
+
+class Tick(NamedTuple):
+    """One thing that happened to a request."""
+
+    name: str  # of the ask; "" where the protocol serves one request per connection
+    kind: str  # "token", "done" or "error"
+    detail: str = ""
+    n_tokens: int = -1  # with "done": as the server counts
+
+
+class Parser(Protocol):
+    """Turns received bytes into ticks."""
+
+    def feed(self, data: bytes) -> list[Tick]: ...
+    def feed_eof(self) -> list[Tick]: ...
+
+
+class FrameParser:
+    """uint32_le length | JSON object, any number of requests on one connection."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Tick]:
+        buffer = self._buffer
+        buffer += data
+        out: list[Tick] = []
+        at = 0
+        while len(buffer) - at >= 4:
+            (size,) = struct.unpack_from("<I", buffer, at)
+            if len(buffer) - at - 4 < size:
+                break
+            tick = self._tick(json.loads(bytes(buffer[at + 4 : at + 4 + size])))
+            if tick is not None:
+                out.append(tick)
+            at += 4 + size
+        del buffer[:at]
+        return out
+
+    def feed_eof(self) -> list[Tick]:
+        return [Tick("", "error", "connection closed")]
+
+    @staticmethod
+    def _tick(event: dict[str, Any]) -> Tick | None:
+        kind, name = event.get("event"), str(event.get("id") or "")
+        if kind == "token":
+            return Tick(name, "token")
+        if kind == "eos":
+            reason = event.get("reason", "")
+            if reason in ("length", "stop"):
+                return Tick(name, "done", reason, int(event.get("usage", {}).get("completion_tokens", -1)))
+            return Tick(name, "error", f"{reason} {event.get('error', '')}".strip())
+        if kind == "error":
+            return Tick(name, "error", f"{event.get('code')} {event.get('message', '')}")
+        return None
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return struct.pack("<I", len(body)) + body
+
+
+def frame_request(ask: Ask, text: str) -> bytes:
+    message: dict[str, Any] = {
+        "id": ask.name,
+        "prompt": text,
+        "max_tokens": ask.n_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "cache_prompt": bool(ask.parts),
+    }
+    if ask.priority is not None:
+        message["priority"] = ask.priority
+    return frame(message)
+
+
+class SseParser:
+    """One HTTP/1.1 response: status, headers, then a chunked (or plain) body of `data: {...}` events."""
+
+    def __init__(self) -> None:
+        self._raw = bytearray()  # not yet decoded from the transfer coding
+        self._body = bytearray()  # not yet split into events
+        self._status = 0
+        self._is_chunked = False
+        self._n_chunk_left = -1  # bytes left of the current chunk; -1: a size line comes next
+        self._is_over = False
+
+    def feed(self, data: bytes) -> list[Tick]:
+        self._raw += data
+        if not self._status and not self._read_head():
+            return []
+        if self._is_chunked:
+            self._decode_chunks()
+        else:
+            self._body += self._raw
+            self._raw.clear()
+        return self._events()
+
+    def feed_eof(self) -> list[Tick]:
+        if self._is_over:
+            return []
+        return [Tick("", "error", f"HTTP {self._status}: {bytes(self._body[:200]).decode(errors='replace')}")]
+
+    def _read_head(self) -> bool:
+        end = self._raw.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        head = bytes(self._raw[:end]).decode("latin-1").lower()
+        del self._raw[: end + 4]
+        self._status = int(head.split(" ", 2)[1])
+        self._is_chunked = "transfer-encoding: chunked" in head
+        return True
+
+    def _decode_chunks(self) -> None:
+        raw = self._raw
+        while raw:
+            if self._n_chunk_left < 0:
+                end = raw.find(b"\r\n")
+                if end < 0:
+                    return
+                self._n_chunk_left = int(bytes(raw[:end]).split(b";")[0], 16) + 2  # with its own line end
+                del raw[: end + 2]
+            take = min(self._n_chunk_left, len(raw))
+            self._body += raw[: min(take, max(0, self._n_chunk_left - 2))]
+            del raw[:take]
+            self._n_chunk_left -= take
+            if self._n_chunk_left == 0:
+                self._n_chunk_left = -1
+
+    def _events(self) -> list[Tick]:
+        out: list[Tick] = []
+        while not self._is_over:
+            end = self._body.find(b"\n\n")
+            if end < 0:
+                break
+            event = bytes(self._body[:end])
+            del self._body[: end + 2]
+            if event.startswith(b"data: "):
+                out += self._ticks(event[6:])
+        return out
+
+    def _ticks(self, payload: bytes) -> list[Tick]:
+        if payload.strip() == b"[DONE]":
+            self._is_over = True
+            return [Tick("", "done")]
+        event = json.loads(payload)
+        if "error" in event:
+            self._is_over = True
+            return [Tick("", "error", str(event["error"]))]
+        if "choices" in event:  # the OpenAI form
+            choice = event["choices"][0] if event["choices"] else {}
+            return [Tick("", "token")] if choice.get("text") else []
+        ticks = [Tick("", "token")] if event.get("content") else []
+        if event.get("stop"):
+            self._is_over = True
+            ticks.append(Tick("", "done", str(event.get("stop_type", "")), int(event.get("tokens_predicted", -1))))
+        return ticks
+
+
+def http_request(path: str, message: dict[str, Any]) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def completion_request(ask: Ask, text: str) -> bytes:
+    """llama-server's own endpoint."""
+    message = {
+        "prompt": text,
+        "n_predict": ask.n_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "cache_prompt": bool(ask.parts),
+    }
+    return http_request("/completion", message)
+
+
+def openai_request(ask: Ask, text: str) -> bytes:
+    """The endpoint of llama-cpp-python's example server."""
+    return http_request("/v1/completions", {"prompt": text, "max_tokens": ask.n_tokens, "temperature": 0, "stream": True})

@@ -1,0 +1,177 @@
+"""Who may import whom: the dependency directions of docs/SYSTEM_DESIGN.md, enforced."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"uma_core", "uma_ctl", "perf", "tests", "native", "bindings", "docs"}
+RECIPE = "uma_core/models/recipe/"  # scripts that made the demonstration model; not part of the running product
+
+# package or module -> what of ours it may import, itself included; the longest matching name decides
+ALLOWED = {
+    "uma_core": {"uma_core._version"},
+    "uma_core.__main__": {"uma_core.cli"},
+    "uma_core._version": set(),
+    "uma_core.types": set(),
+    "uma_core.errors": set(),
+    "uma_core.clock": set(),
+    "uma_core.config_schema": set(),
+    "uma_core.config": {"uma_core.config_schema", "uma_core.policy.knobs", "uma_core.types"},
+    "uma_core.config_load": {"uma_core.config", "uma_core.config_schema", "uma_core.errors"},
+    "uma_core.cli": {"uma_core", "uma_core.config", "uma_core.config_load", "uma_core.config_schema", "uma_core.errors", "uma_core.log"},
+    "uma_core.log": {"uma_core.config"},
+    "uma_core.metrics_core": set(),
+    "uma_core.metrics": {"uma_core.metrics_core", "uma_core.errors", "uma_core.types"},
+    "uma_core.metrics_export": {"uma_core", "uma_core.metrics", "uma_core.metrics_core"},
+    "uma_core.trace": {"uma_core.types", "uma_core.errors", "uma_core.policy"},
+    "uma_core.models": {"uma_core.errors"},
+    "uma_core.policy": {"uma_core.policy", "uma_core.types"},
+    "uma_core.protocol": {"uma_core.protocol", "uma_core.types", "uma_core.errors"},
+    "uma_core.session": {
+        "uma_core.session",
+        "uma_core.types",
+        "uma_core.errors",
+        "uma_core.clock",
+        "uma_core.engine.api",
+        "uma_core.policy.state",
+    },
+    "uma_core.engine.api": {"uma_core.types", "uma_core.errors"},
+    "uma_core.engine": {
+        "uma_core.engine",
+        "uma_core._llama",
+        "uma_core.types",
+        "uma_core.errors",
+        "uma_core.clock",
+        "uma_core.config",
+        "uma_core.models",
+    },
+    "uma_core.cache": {
+        "uma_core.cache",
+        "uma_core.types",
+        "uma_core.errors",
+        "uma_core.clock",
+        "uma_core.metrics",
+        "uma_core.session",
+        "uma_core.policy.cost",
+        "uma_core.engine.api",
+    },
+    "uma_core.executor": {
+        "uma_core",
+        "uma_core.executor",
+        "uma_core.cache",
+        "uma_core.types",
+        "uma_core.errors",
+        "uma_core.clock",
+        "uma_core.metrics",
+        "uma_core.trace",
+        "uma_core.session",
+        "uma_core.policy",
+        "uma_core.engine.api",
+    },
+    "uma_core.server": {"uma_core"},  # the composition root lives there; more about it below
+    "uma_ctl": {"uma_ctl", "uma_core._version", "uma_core.types", "uma_core.errors", "uma_core.protocol"},
+}
+
+PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "types", "typing"}
+SANS_IO = {*PURE, "json", "re", "struct", "codecs", "unicodedata"}
+STDLIB = {
+    "uma_core.policy": PURE,
+    "uma_core.protocol": SANS_IO,
+    "uma_core.types": PURE,
+    "uma_core.errors": PURE,
+    "uma_core.config_schema": {*PURE, "difflib", "json"},
+}
+
+# third-party package -> where it may be imported
+THIRD_PARTY = {
+    "numpy": ("uma_core.engine", "uma_core.executor", "uma_core.session", "uma_core.cache"),
+    "cffi": ("uma_core.engine.lib",),
+    "gguf": ("uma_core.engine",),
+    "click": ("uma_core.cli", "uma_ctl"),
+    "yaml": ("uma_core.config_load",),
+    "jinja2": ("uma_core.session", "uma_core.server"),
+    "rich": ("uma_ctl",),
+    "typing_extensions": ("uma_core.config_schema",),  # for type checkers only
+}
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    for package in ("uma_core", "uma_ctl"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith(RECIPE):
+                yield name.removesuffix(".py").removesuffix("/__init__").replace("/", "."), path
+
+
+MODULES = dict(sources())
+
+
+def imports(path: Path) -> set[str]:
+    """Return the dotted names that a file imports; `from a import b` counts as a.b where that is a module of ours."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            base = node.module or ""
+            found |= {full if (full := f"{base}.{alias.name}") in MODULES or full == "uma_core._llama" else base for alias in node.names}
+    return found
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def rule(table, module: str):  # type: ignore[no-untyped-def]
+    """Return the entry of the longest matching package, or None."""
+    names = [package for package in table if (module == package if package == "uma_core" else is_within(module, package))]
+    return table[max(names, key=len)] if names else None
+
+
+def may_import(module: str, target: str) -> bool:
+    allowed = rule(ALLOWED, module)
+    if is_within(module, "uma_core.server"):
+        return not is_within(target, "uma_ctl") and target not in ("uma_core._llama", "uma_core.engine.lib")
+    return any(target == name or (name != "uma_core" and is_within(target, name)) for name in allowed)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_allowed_parts_of_the_product_are_imported(module):
+    assert rule(ALLOWED, module) is not None, f"{module} has no rule: add it to ALLOWED"
+    ours = {
+        name for name in imports(MODULES[module]) if name.split(".")[0] in ("uma_core", "uma_ctl", "perf", "tests", "native", "bindings")
+    }
+    assert sorted(name for name in ours if not may_import(module, name)) == []
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if rule(STDLIB, name) is not None])
+def test_pure_layers_import_nothing_impure(module):
+    foreign = {name.split(".")[0] for name in imports(MODULES[module])} - {"uma_core", "typing_extensions"}
+    assert sorted(foreign - rule(STDLIB, module)) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_third_party_packages_stay_in_their_places(module):
+    for name in {name.split(".")[0] for name in imports(MODULES[module])} - {"uma_core", "uma_ctl"} - sys.stdlib_module_names:
+        assert name in THIRD_PARTY, f"{module} imports {name}: no rule allows it"
+        assert any(is_within(module, place) for place in THIRD_PARTY[name]), f"{name} may not be imported by {module}"
+
+
+def test_one_file_imports_the_compiled_bindings():
+    assert [module for module, path in MODULES.items() if "uma_core._llama" in imports(path)] == ["uma_core.engine.lib"]
+
+
+@pytest.mark.parametrize("command", ["uma_ctl.main", "uma_ctl.cli", "uma_core.cli"])
+def test_clients_and_configuration_load_no_engine(command):
+    heavy = ("uma_core._llama", "uma_core.server", "uma_core.engine", "numpy")
+    code = f"import {command}, sys; print(*[name for name in sys.modules if name.startswith({heavy})])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []

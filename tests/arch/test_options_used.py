@@ -1,0 +1,38 @@
+"""An option that nothing reads is a promise that nothing keeps."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from uma_core.config import OPTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+DECLARATIONS = {"config.py", "config_load.py", "config_schema.py"}
+
+
+def product_text() -> str:
+    files = [path for path in (ROOT / "uma_core").rglob("*.py") if path.name not in DECLARATIONS and path.name != "knobs.py"]
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+def reading(section: str, name: str) -> re.Pattern[str]:
+    """Match `config.limits.max_tokens`, `limits.max_tokens`, `options.n_ctx`; the policy reads `knobs.tick_budget_ns`."""
+    if section == "scheduler":
+        return re.compile(rf"\b(?:knobs\.{name.removesuffix('_ms')}(?:_ns|_ms)?|\w*scheduler\.{name})\b")
+    return re.compile(rf"\b\w*(?:options|{section})\.{name}\b")
+
+
+def test_every_option_is_read_somewhere():
+    text = product_text() + _read_inside_config()
+    unused = [opt.key for opt in OPTIONS if not reading(opt.section, opt.name).search(text)]
+    assert not unused, "options that nothing outside config*.py reads:\n  " + "\n  ".join(unused)
+
+
+def _read_inside_config() -> str:
+    """Return the sections' own methods that other files call: what they read is used."""
+    tree = ast.parse((ROOT / "uma_core" / "config.py").read_text(encoding="utf-8"))
+    product = product_text()
+    methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and f".{node.name}(" in product]
+    return "\n".join(ast.unparse(method).replace("self.", "options.") for method in methods)

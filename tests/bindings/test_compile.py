@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bindings import build_ffi, compile
+from native.build import Native
+from native.pin import BuildError
+from native.progress import Progress
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMA_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_the_marked_parts_of_our_header_become_the_cdef(tmp_path: Path) -> None:
+    path = tmp_path / "uma.h"
+    first, second = "/* cdef begin */\nint a(void);\n/* cdef end */", "/* cdef begin */ int b(void); /* cdef end */"
+    path.write_text(f"#include <x.h>\n{first}\nhidden\n{second}\n")
+    assert build_ffi.own_cdef(path) == "int a(void);\nint b(void);\n"
+
+
+def test_without_our_header_there_is_no_own_cdef(tmp_path: Path) -> None:
+    assert build_ffi.own_cdef(tmp_path / "uma.h") == ""
+
+
+def test_a_header_without_marks_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "uma.h").write_text("int a(void);\n")
+    with pytest.raises(BuildError, match="cdef begin"):
+        build_ffi.own_cdef(tmp_path / "uma.h")
+
+
+@pytest.mark.parametrize("text", ["", 'a"b\\c', "x" * 250])
+def test_c_strings_survive_quoting(text: str) -> None:
+    pieces = [line.strip()[1:-1] for line in build_ffi.c_string(text).splitlines()]
+    assert "".join(pieces).replace('\\"', '"').replace("\\\\", "\\") == text
+
+
+def test_type_names_skip_comments_bodies_inside_and_opaque_types() -> None:
+    text = "struct a { union { int x; } u; }; struct b; // struct c { }\n"
+    text += "typedef struct { int y; } d; enum e { F }; struct a * f(struct b * b);"
+    assert build_ffi.type_names(text, "struct", "union") == ["struct a", "d"]
+    assert build_ffi.type_names(text, "enum") == ["enum e"]
+
+
+def test_a_folder_takes_part_once_its_header_is_included(tmp_path: Path) -> None:
+    files = {
+        "native/a.c": '#include "uma.h"\n',
+        "native/uma.h": "",
+        "native/fast/k.c": '#include "k.h"\n#include "../deep/d.h"\n',
+        "native/fast/k.h": "",
+        "native/deep/d.cpp": "",
+        "native/deep/d.h": "",
+        "native/headers/x.c": "",
+    }
+    root = write(tmp_path, files)
+    assert [p.name for p in compile.own_sources(root)] == ["a.c"]
+    write(tmp_path, {"native/uma.h": '#include "fast/k.h"\n'})
+    assert sorted(p.name for p in compile.own_sources(root)) == ["a.c", "d.cpp", "k.c"]
+
+
+def test_the_closure_of_a_source_follows_includes_through_folders(tmp_path: Path) -> None:
+    headers = {"inc/b.h": '#include "c.h"\n', "inc/c.h": '#include "b.h"\n', "d.h": ""}
+    root = write(tmp_path, {"a.c": '#include "b.h"\n#include <stdio.h>\n', **headers})
+    found = compile.include_closure(root / "a.c", (root / "inc",))
+    assert [p.name for p in found] == ["a.c", "b.h", "c.h"]
+
+
+def unit(source: Path) -> compile.Unit:
+    return compile.Unit(source, ["cc", "-fPIC", *compile.STRICT], [])
+
+
+def build(source: Path) -> tuple[Path, str]:
+    sink = io.StringIO()
+    return compile.compile_unit(unit(source), "cc 1", Progress(sink)), sink.getvalue()
+
+
+def test_an_unchanged_source_is_compiled_once_and_a_changed_header_compiles_it_again(tmp_path: Path) -> None:
+    root = write(tmp_path / "tree", {"a.c": '#include "a.h"\nint a(void) { return A; }\n', "a.h": "#define A 1\n"})
+    first, said = build(root / "a.c")
+    assert "compiling a.c" in said
+    assert build(root / "a.c") == (first, "")
+    write(root, {"a.h": "#define A 2\n"})
+    second, said = build(root / "a.c")
+    assert second != first and "compiling a.c" in said
+
+
+def test_a_damaged_object_is_compiled_again(tmp_path: Path) -> None:
+    root = write(tmp_path / "tree", {"a.c": "int a(void) { return 1; }\n"})
+    compiled, _ = build(root / "a.c")
+    compiled.write_bytes(b"")
+    again, said = build(root / "a.c")
+    assert again.stat().st_size > 0 and "unusable" in said
+
+
+def test_a_compiler_error_is_shown_with_the_command(tmp_path: Path) -> None:
+    root = write(tmp_path / "tree", {"a.c": "int a(void) { return undeclared(); }\n"})
+    with pytest.raises(BuildError, match=r"a\.c did not compile:\ncc (.|\n)*undeclared"):
+        build(root / "a.c")
+
+
+def test_our_sources_are_tuned_only_when_the_libraries_are(native: Native) -> None:
+    assert len(compile.cpu_flags(replace(native, is_native_cpu=True))) == 1
+    assert compile.cpu_flags(replace(native, is_native_cpu=False)) == []

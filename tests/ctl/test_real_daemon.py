@@ -1,0 +1,166 @@
+"""The clients against the real daemon on the embedded model: what a newcomer does."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from uma_ctl.client import Client, fields_of
+
+pytestmark = [pytest.mark.daemon, pytest.mark.model]
+PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    """The socket of a daemon that is ready."""
+    folder = tmp_path_factory.mktemp("d")
+    path = str(folder / "s")
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "uma_core", "daemon", "--socket", path], stdout=log, stderr=log)
+    try:
+        command = [sys.executable, "-m", "uma_ctl", "--socket", path, "status", "--wait", "ready", "--timeout", "60"]
+        ready = subprocess.run(command, capture_output=True, text=True, timeout=90)
+        assert ready.returncode == 0, ready.stderr + (folder / "log").read_text()
+        yield path
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def socket_path(daemon):
+    return daemon
+
+
+def test_uma_cli_streams_text(cli):
+    done = cli("--prompt", "Hello", "--max-tokens", "16")
+    assert done.returncode == 0
+    assert done.stdout.strip()
+
+
+def test_generate_gives_the_same_text_with_and_without_streaming(ctl):
+    streamed = ctl("generate", "--prompt", "The shell is", "--max-tokens", "24")
+    whole = ctl("generate", "--prompt", "The shell is", "--max-tokens", "24", "--no-stream")
+    assert streamed.stdout == whole.stdout != "\n"
+
+
+def test_the_client_of_the_documentation(tmp_path, socket_path):
+    (source,) = re.findall(r"```python\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)
+    (tmp_path / "client.py").write_text(source)
+    done = subprocess.run([sys.executable, str(tmp_path / "client.py"), socket_path, "Hello"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert re.search(r"\[(length|stop), \d+ tokens\]", done.stdout)
+
+
+def test_a_line_of_text_is_answered_by_text(socket_path):
+    """What `printf 'Hello\\n' | nc -U SOCKET` does: write, half-close, read to the end."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(60)
+        connection.connect(socket_path)
+        connection.sendall(b"Hello\n")
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while chunk := connection.recv(4096):
+            answer += chunk
+    assert answer.decode().strip()
+    assert answer.endswith(b"\n")
+    assert not answer.startswith(b"[")
+
+
+def test_chat_answers_and_ends_by_itself(ctl):
+    done = ctl("chat", "--json", "--max-tokens", "200", input="What is grep?\n")
+    assert done.returncode == 0
+    assert json.loads(done.stdout.splitlines()[-1])["reason"] == "stop"
+
+
+def test_bad_fields_are_refused_as_protocol_errors(ctl):
+    done = ctl("generate", "--prompt", "x", "--timeout", "1e9")
+    assert done.returncode == 3
+    assert "timeout_ms" in done.stderr
+
+
+def test_a_request_of_another_connection_is_cancelled(ctl, start):
+    process = start("uma_ctl.cli", "--prompt", "Hello", "--max-tokens", "2000", "--temp", "1.0", "--json")
+    assert json.loads(process.stdout.readline())["event"] == "token"
+    assert ctl("cancel", "r1").returncode == 0
+    out, _ = process.communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1])["reason"] == "cancelled"
+    assert process.returncode == 2
+
+
+def documented(section: str) -> set[str]:
+    """Field names in the first column of a section's table; `a.x`, `y` stand for a.x and a.y."""
+    body = PROTOCOL.read_text().split(f"## {section}\n")[1].split("\n## ")[0]
+    names = set()
+    for row in re.findall(r"^\| (`[^|]*) \|", body, re.MULTILINE):
+        first, *rest = re.findall(r"`([^`]+)`", row)
+        group = first.rpartition(".")[0]
+        names |= {first, *(name if "." in name or not group else f"{group}.{name}" for name in rest)}
+    return names
+
+
+def produced(value: dict, prefix: str = "") -> set[str]:
+    names = set()
+    for key, item in value.items():
+        key = "LANE" if prefix == "lanes." else key
+        is_group = isinstance(item, dict) and f"{prefix}{key}" not in documented("The status dict")
+        names |= produced(item, f"{prefix}{key}.") if is_group else {f"{prefix}{key}"}
+    return names
+
+
+def test_status_has_the_documented_fields_and_no_others(socket_path, cli):
+    assert cli("--prompt", "Hello", "--max-tokens", "8").returncode == 0  # latencies exist only after an answer
+    with Client(socket_path) as client:
+        status = fields_of(client.call("status"))
+    assert produced(status) == documented("The status dict") - {"drain", "load_share"}
+    assert status["state"] == "ready"
+    assert status["model"]["is_demo"] is True
+
+
+def test_sessions_have_the_documented_fields(socket_path, start):
+    process = start("uma_ctl.cli", "--prompt", "Hello", "--max-tokens", "2000", "--temp", "1.0")
+    assert process.stdout.read(1)
+    with Client(socket_path) as client:
+        while not (sessions := client.call("sessions")["sessions"]):  # the view is published between ticks
+            assert process.poll() is None
+    (session,) = sessions
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert set(session) == documented("The sessions list")
+    assert session["pid"] == process.pid
+
+
+def test_metrics_for_people_and_for_prometheus(ctl):
+    assert "tokens_generated_total" in ctl("metrics").stdout
+    assert re.search(r"^uma_ready 1$", ctl("metrics", "--prometheus").stdout, re.MULTILINE)
+
+
+def test_a_failed_reload_changes_nothing_and_is_visible(ctl, tmp_path):
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF and then nothing")
+    done = ctl("reload", "--model", str(tmp_path / "bad.gguf"))
+    assert done.returncode == 2
+    assert "E_MODEL_002" in done.stderr
+    shown = ctl("status").stdout
+    assert "the last one failed: E_MODEL_002" in shown
+    assert "uma-tiny" in shown
+
+
+def test_drain_refuses_new_work_until_undrain(ctl, cli):
+    assert ctl("drain").returncode == 0
+    assert ctl("health").returncode == 2
+    refused = cli("--prompt", "x")
+    assert refused.returncode == 2
+    assert "E_STATE_002 draining" in refused.stderr
+    assert ctl("undrain").returncode == 0
+    assert cli("--prompt", "x", "--max-tokens", "2").returncode == 0

@@ -1,0 +1,147 @@
+"""What people see: units, views, and that nothing from the daemon can break them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma_ctl import render, units
+
+PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
+STATUS = json.loads(re.findall(r"```json\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)[0])
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def paths(value, prefix=""):
+    """The leaves of a dict as dotted names."""
+    for key, item in value.items():
+        if isinstance(item, dict) and item and not re.search(r"_ms$|residency|drain$|error$", key):
+            yield from paths(item, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def test_the_example_in_the_protocol_is_documented_field_by_field():
+    described = PROTOCOL.read_text()
+    for path in paths(STATUS):
+        name = re.sub(r"^lanes\.\w+\.", "lanes.LANE.", path).split(".")
+        last, whole = name[-1], ".".join(name)
+        group = rf"\| `{re.escape(name[0])}\.?[^|]*`{re.escape(last)}`[^|]*\|"
+        assert f"`{whole}`" in described or re.search(group, described) or f"| `{name[0]}` |" in described, whole
+
+
+def test_every_figure_of_the_example_is_shown():
+    shown = render.status(STATUS)
+    for text in (
+        "ready",
+        "uma-tiny-q8_0 (demonstration model)",
+        "6c2f0d7b91aa40e3",
+        "stream KV",
+        "4 sequences",
+        "background        3       1       812 ms",
+        "inter-token  1.21 ms  1.38 ms  1.90 ms  2.20 ms",
+        "solo baseline 1.17 ms, SLO met",
+        "1.40 ms budget",
+        "guard active",
+        "731 of 16,384 cells used (4 %), 1,420 reserved, 0 shared, 512 cached",
+        "26.9 MiB weights",
+        "load_mode mmap, mlock no",
+        "uid 1000 pid 5001       2       0   71 %",
+    ):
+        assert text in shown
+
+
+def test_a_failed_reload_is_visible():
+    error = {"code": "E_MODEL_002", "name": "model_load_failed", "message": "truncated"}
+    shown = render.status({**STATUS, "reload": {"generation": 3, "last": "failed", "error": error}})
+    assert "generation 3, last failed, the last one failed: E_MODEL_002 model_load_failed: truncated" in shown
+
+
+def test_what_is_under_way_is_visible():
+    starting = render.status({"state": "starting", "reason": "the model is loading", "load_share": 0.45})
+    assert "starting: the model is loading, 45 % loaded" in starting
+    assert "draining, 3 requests still run" in render.status({"state": "draining", "drain": {"remaining": 3}})
+    shown = render.status({**STATUS, "retiring": [{"model": "old", "sessions": 2}], "reload": {"generation": 2, "is_under_way": True}})
+    assert "retiring  old, 2 streams" in shown
+    assert "another one is under way" in shown
+
+
+@given(st.dictionaries(st.sampled_from([*STATUS, "load_share", "drain"]), values))
+def test_any_status_can_be_shown(fields):
+    assert isinstance(render.status(fields), str)
+
+
+@pytest.mark.parametrize("key", sorted(STATUS))
+def test_any_field_may_be_absent_or_null(key):
+    render.status({name: value for name, value in STATUS.items() if name != key})
+    render.status({**STATUS, key: None})
+
+
+@given(st.dictionaries(st.text(max_size=6), values, max_size=5))
+def test_no_view_passes_control_characters_on(fields):
+    for shown in (render.status(fields), render.metrics(fields), render.tree(fields), render.error_line(fields), render.sessions([fields])):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+
+
+@given(st.dictionaries(st.sampled_from(["conn", "request_id", "lane", "uid", "prefilled_tokens", "prompt_tokens", "age_ms"]), values))
+def test_any_session_can_be_listed(fields):
+    assert render.sessions([fields])
+
+
+def test_metrics_show_distributions_in_a_line_and_leave_out_zero_labels():
+    queue = {"interactive": {"count": 2, "mean": 1.5, "p50": 1.0, "max": 2.0}, "background": {"count": 0, "mean": 0.0}}
+    shown = render.metrics({"errors_total": {"E_A": 0, "E_B": 2}, "reloads_total": {"ok": 0}, "queue_ms": queue, "tokens_total": 1234567})
+    assert [re.split(r"\s{2,}", line) for line in shown.splitlines()] == [
+        ["errors_total.E_B", "2"],
+        ["reloads_total", "0"],
+        ["queue_ms.interactive", "count 2, mean 1.5, p50 1, max 2"],
+        ["tokens_total", "1,234,567"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (units.ms, 0, "0 ms"),
+        (units.ms, 1.234, "1.23 ms"),
+        (units.ms, 812.5, "812 ms"),
+        (units.ms, 2548, "2.55 s"),
+        (units.ms, 65_432, "65.4 s"),
+        (units.ms, None, "-"),
+        (units.ms, True, "-"),
+        (units.size, 28156256, "26.9 MiB"),
+        (units.size, 512, "512 B"),
+        (units.size, 5 << 30, "5.00 GiB"),
+        (units.span, 5.25, "5.2 s"),
+        (units.span, 3661, "1 h 1 min"),
+        (units.span, 200_000, "2 d 7 h"),
+        (units.count, 1234567, "1,234,567"),
+        (units.text, {"a": True, "b": None}, "a yes, b -"),
+        (units.text, [], "-"),
+    ],
+)
+def test_units(function, value, text):
+    assert function(value) == text
+
+
+def test_sparklines_scale_to_the_given_top():
+    assert units.sparkline([0, 5, 10], 10) == "▁▅█"
+    assert units.sparkline([0, 5, 10], 40) == "▁▂▃"
+    assert units.sparkline([0, 0]) == "▁▁"
+    assert units.sparkline([]) == ""
+
+
+def test_bars():
+    assert units.bar(1, 2, 4) == "██··"
+    assert units.bar(9, 2, 4) == "████"
+    assert units.bar(None, 2, 4) == "····"

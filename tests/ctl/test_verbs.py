@@ -1,0 +1,216 @@
+"""The control verbs against a scripted server."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+READY = {"state": "ready", "uptime_s": 5.0, "model": {"name": "m", "is_demo": True}}
+
+
+def answering(**replies):
+    """A script that answers each operation with the given fields, or calls the given function."""
+
+    def script(peer, message):
+        answer = replies[message["type"]]
+        answer(peer, message) if callable(answer) else peer.reply(message, **answer)
+
+    return script
+
+
+def in_turn(*answers):
+    """One answer after the other; the last one again and again."""
+    left = list(answers)
+
+    def answer(peer, message):
+        peer.reply(message, **(left.pop(0) if len(left) > 1 else left[0]))
+
+    return answer
+
+
+@pytest.mark.parametrize(("state", "code"), [("ready", 0), ("degraded", 2), ("draining", 2), ("starting", 2)])
+def test_status_tells_readiness_by_its_exit_code(serve, ctl, state, code):
+    serve(answering(status={**READY, "state": state, "reason": "because"}))
+    done = ctl("status")
+    assert done.returncode == code
+    assert state in done.stdout
+    assert "demonstration model" in done.stdout
+
+
+@pytest.mark.parametrize("place", [("--json", "status"), ("status", "--json")])
+def test_json_may_stand_before_or_after_the_verb(serve, ctl, place):
+    serve(answering(status=READY))
+    assert json.loads(ctl(*place).stdout) == READY
+
+
+def test_wait_returns_once_the_state_is_there(serve, ctl):
+    server = serve(answering(status=in_turn({"state": "starting"}, {"state": "starting"}, READY)))
+    done = ctl("status", "--wait", "ready")
+    assert (done.returncode, done.stdout) == (0, "ready\n")
+    assert len(server.received) == 3
+
+
+def test_wait_gives_up_with_what_it_saw_last(serve, ctl):
+    serve(answering(status={"state": "starting"}))
+    done = ctl("status", "--wait", "ready", "--timeout", "0.1")
+    assert done.returncode == 2
+    assert "starting, not ready" in done.stderr
+
+
+def test_wait_for_a_daemon_that_never_comes(ctl):
+    assert ctl("status", "--wait", "ready", "--timeout", "0.1").returncode == 1
+
+
+def test_wait_for_the_end_of_a_daemon(ctl):
+    assert ctl("status", "--wait", "stopped", "--timeout", "0.1").returncode == 0
+
+
+def test_watch_shows_it_again_and_survives_refusals(serve, start):
+    def fail(peer, message):
+        peer.refuse(message["id"], "E_INTERNAL_003", "internal")
+
+    answers = iter([lambda p, m: p.reply(m, **READY), fail, lambda p, m: p.reply(m, **READY)])
+    serve(answering(status=lambda peer, message: next(answers, fail)(peer, message)))
+    process = start("uma_ctl", "status", "--watch", "--json", "--interval", "0.05")
+    lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert lines[0] == lines[2] == READY
+    assert lines[1]["error"]["code"] == "E_INTERNAL_003"
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(("is_ready", "code"), [(True, 0), (False, 2)])
+def test_health(serve, ctl, is_ready, code):
+    serve(answering(health={"state": "ready" if is_ready else "degraded", "is_ready": is_ready, "protocol": 1}))
+    assert ctl("health").returncode == code
+
+
+def test_metrics_for_people_for_machines_and_for_prometheus(serve, ctl):
+    values = {"tokens_total": 12345, "ttft_ms": {"count": 2, "mean": 3.5, "p50": 3.0}}
+
+    def metrics(peer, message):
+        is_text = message.get("format") == "prometheus"
+        peer.reply(message, **({"text": "# HELP uma_ready\numa_ready 1\n"} if is_text else {"metrics": values}))
+
+    serve(answering(metrics=metrics))
+    assert "tokens_total  12,345" in ctl("metrics").stdout
+    assert json.loads(ctl("metrics", "--json").stdout) == values
+    assert ctl("metrics", "--prometheus").stdout == "# HELP uma_ready\numa_ready 1\n"
+    assert ctl("metrics", "--prometheus", "--json").returncode == 1
+
+
+def test_sessions_are_listed(serve, ctl):
+    items = [{"conn": 4, "request_id": "r9", "lane": "background", "phase": "decode", "uid": 1000, "pid": 7}]
+    serve(answering(sessions={"sessions": items}))
+    shown = ctl("sessions").stdout
+    assert "r9" in shown and "background" in shown and "uid 1000 pid 7" in shown
+    assert json.loads(ctl("sessions", "--json").stdout) == items
+
+
+def flights(*conns):
+    return {"sessions": [{"conn": conn, "request_id": "r9"} for conn in conns]}
+
+
+def test_cancel_finds_the_connection_of_the_request(serve, ctl):
+    server = serve(answering(sessions=flights(7), cancel={"found": True}))
+    assert ctl("cancel", "r9").returncode == 0
+    assert server.received[-1] == {"type": "cancel", "id": "r9", "conn": 7}
+
+
+def test_cancel_of_a_request_that_is_gone(serve, ctl):
+    serve(answering(sessions=flights()))
+    done = ctl("cancel", "r9")
+    assert done.returncode == 2
+    assert "no request r9" in done.stdout
+
+
+def test_cancel_asks_where_an_id_is_on_several_connections(serve, ctl):
+    server = serve(answering(sessions=flights(3, 8), cancel={"found": True}))
+    done = ctl("cancel", "r9")
+    assert done.returncode == 1
+    assert "3, 8" in done.stderr
+    assert ctl("cancel", "r9", "--conn", "8").returncode == 0
+    assert server.received[-1]["conn"] == 8
+
+
+def test_drain_shows_progress_to_its_end(serve, ctl):
+    left = [{"state": "draining", "drain": {"remaining": n, "estimate_ms": 500}} for n in (1, 0)]
+    server = serve(answering(drain={"state": "draining", "remaining": 2, "estimate_ms": 1200}, status=in_turn(*left)))
+    done = ctl("drain", "--timeout", "3")
+    assert done.returncode == 0
+    assert "2 requests still run" in done.stderr and "1 requests still run" in done.stderr
+    assert server.received[0]["timeout_ms"] == 3000
+    assert server.received[0]["then"] == "stay"
+
+
+def test_drain_then_exit_ends_with_the_daemon(serve, ctl):
+    serve(answering(drain={"state": "draining", "remaining": 1}, status=lambda peer, message: peer.hang_up()))
+    done = ctl("drain", "--then", "exit")
+    assert (done.returncode, done.stdout) == (0, "stopping\n")
+
+
+def test_drain_without_waiting(serve, ctl):
+    serve(answering(drain={"state": "draining", "remaining": 4}))
+    assert "4 requests still run" in ctl("drain", "--no-wait").stdout
+
+
+def test_undrain(serve, ctl):
+    serve(answering(undrain=READY))
+    assert ctl("undrain").stdout == "ready\n"
+
+
+def test_reload_shows_what_changes(serve, ctl, tmp_path):
+    changes = [{"name": "log.level", "old": "info", "new": "debug", "is_live": True}]
+    server = serve(answering(reload={"generation": 2, "changes": changes}))
+    shown = ctl("reload", "--model", str(tmp_path / "m.gguf")).stdout
+    assert "log.level  info  debug       at once" in shown
+    assert "generation 2" in shown
+    assert server.received[0]["model"] == str(tmp_path / "m.gguf")
+    assert "check" not in server.received[0]
+    assert "generation" not in ctl("reload", "--check").stdout
+    assert server.received[1]["check"] is True
+
+
+def test_cache_actions(serve, ctl):
+    server = serve(answering(cache={"stats": {"bytes": 10, "tiers": {"ram": {"entries": 2}}}}))
+    assert "entries: 2" in ctl("cache").stdout
+    assert server.received[0]["action"] == "stats"
+    assert ctl("cache", "pin").returncode == 1
+    assert ctl("cache", "pin", "k1").returncode == 0
+    assert server.received[1]["key"] == "k1"
+
+
+def test_trace_goes_to_a_file(serve, ctl, tmp_path):
+    serve(answering(trace={"traceEvents": [{"name": "tick", "ph": "X"}]}))
+    done = ctl("trace", "--seconds", "0.1", "--out", str(tmp_path / "t.json"))
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "t.json").read_text()) == {"traceEvents": [{"name": "tick", "ph": "X"}]}
+    assert "1 events" in done.stderr
+    assert ctl("trace", "--out", str(tmp_path / "none" / "t.json")).returncode == 1
+
+
+@pytest.mark.parametrize("verb", ["drain", "undrain", "reload", "cache", "trace", "status", "metrics", "sessions", "health"])
+def test_a_refusal_is_shown_with_its_code(serve, ctl, verb):
+    serve(lambda peer, m: peer.refuse(m["id"], "E_ACCESS_002", "admin_only", "not you"))
+    done = ctl(verb)
+    assert done.returncode == 2
+    assert done.stderr == "uma-ctl: E_ACCESS_002 admin_only: not you\n"
+
+
+def test_wrong_usage_is_status_one(ctl):
+    for args in (["nonsense"], ["status", "--nonsense"], ["generate", "--temp", "hot"]):
+        done = ctl(*args)
+        assert done.returncode == 1
+        assert "Usage:" in done.stderr or "Error" in done.stderr
+
+
+def test_every_verb_has_help(ctl):
+    from uma_ctl.main import COMMANDS
+
+    listed = ctl("--help").stdout
+    for verb in COMMANDS:
+        assert f"  {verb} " in listed
+        assert ctl(verb, "--help").returncode == 0

@@ -1,0 +1,180 @@
+"""The real daemon, with levers: `python -m tests.daemon.launcher daemon --engine fake …`.
+
+Everything is the product's own code; only what a test must break is reached through here. One JSON object per line
+on stdin sets levers; each is acknowledged by a line on stdout once it is in force.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from uma_core import cli
+from uma_core.engine.api import DecodeOutcome, DecodeStatus, PrefillOutcome, PrefillStatus
+from uma_core.engine.open import open_engine
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server import app, host, listener, memory, relief
+from uma_core.types import Peer
+
+
+class Levers:
+    """What shall go wrong. Written by the control thread, read by everybody."""
+
+    def __init__(self) -> None:
+        self.step_ms = 0.0  # every decode call takes so much longer
+        self.statuses: deque[str] = deque()  # of the next decode calls
+        self.n_full = 0  # so many decode calls find no room
+        self.nan_rows: list[int] = []  # of the next decode call
+        self.prefill_failures = 0
+        self.is_hanging = False
+        self.is_deaf = False  # a hang that not even an abort ends
+        self.load_ms = 0.0  # every load takes so much longer
+        self.load_errors: deque[str] = deque()  # names of error codes that the next loads end with
+        self.peer: list[int] | None = None  # who the next connections are
+        self.accept_errors: deque[str] = deque()  # names of errno values that the next accepts end with
+        self.available_mb: float | None = None  # memory of the machine
+        self.n_decodes = 0
+        self.n_aborts = 0
+
+    def set(self, name: str, value: Any) -> None:
+        if name == "pressure":
+            signal_pressure()
+        elif name == "fsize":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (value, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        elif name == "nofile":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (value, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        elif isinstance(getattr(self, name), deque):
+            getattr(self, name).extend(value)
+        else:
+            setattr(self, name, value)
+
+
+LEVERS = Levers()
+
+
+class Levered:
+    """An engine between us and the daemon."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._aborted = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def decode(self, batch: Any, samplers: Any) -> DecodeOutcome:
+        LEVERS.n_decodes += 1
+        if LEVERS.step_ms:
+            self._aborted.wait(LEVERS.step_ms / 1e3)
+        if self._hang():
+            return DecodeOutcome(DecodeStatus.ABORTED, [], 0, 0)
+        if LEVERS.n_full > 0:
+            LEVERS.n_full -= 1
+            return DecodeOutcome(DecodeStatus.FULL, [], 0, 0)
+        status = DecodeStatus[LEVERS.statuses.popleft()] if LEVERS.statuses else DecodeStatus.OK
+        outcome = self._inner.decode(batch, samplers)
+        if status is not DecodeStatus.OK:  # the call got somewhere before it failed
+            return DecodeOutcome(status, [], outcome.call_ns, 0)
+        nan, LEVERS.nan_rows = LEVERS.nan_rows, []
+        return outcome._replace(tokens=[-1 if i in nan else token for i, token in enumerate(outcome.tokens)])
+
+    def _hang(self) -> bool:
+        """True when an abort ended it."""
+        while LEVERS.is_hanging:
+            time.sleep(0.002)
+            if self._aborted.is_set() and not LEVERS.is_deaf:
+                self._aborted.clear()
+                return True
+        self._aborted.clear()
+        return False
+
+    def prefill_run(self, seq_id: int, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
+        if self._hang():
+            return PrefillOutcome(PrefillStatus.PAUSED, 0, 0.0, 0, 0)
+        if LEVERS.prefill_failures > 0:
+            LEVERS.prefill_failures -= 1
+            self._inner.prefill_close(seq_id)
+            return PrefillOutcome(PrefillStatus.FAILED, 0, 0.0, 0, 0)
+        return self._inner.prefill_run(seq_id, until_ns, quantum_ns, min_pieces)
+
+    def abort(self) -> None:
+        LEVERS.n_aborts += 1
+        self._aborted.set()
+        if not LEVERS.is_hanging:  # the call would be answered here
+            self._inner.abort()
+
+
+class LeveredSocket:
+    """A listening socket whose accept fails when told to."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def accept(self) -> Any:
+        if LEVERS.accept_errors:
+            number = getattr(errno, LEVERS.accept_errors.popleft())
+            raise OSError(number, os.strerror(number))
+        return self._inner.accept()
+
+
+def open_levered(options: Any, path: str = "", progress: Any = None) -> Levered:
+    time.sleep(LEVERS.load_ms / 1e3)
+    if LEVERS.load_errors:
+        raise UmaError(ErrorCode[LEVERS.load_errors.popleft()], "a lever was pulled")
+    return Levered(open_engine(options, path, progress))
+
+
+def signal_pressure() -> None:
+    """What a watcher does."""
+    loop, on_pressure = WATCHED[-1]
+    loop.call_soon(on_pressure)
+
+
+WATCHED: list[Any] = []
+
+
+class NoWatcher:
+    def __init__(self, loop: Any, on_pressure: Any, environ: Any) -> None:
+        WATCHED.append((loop, on_pressure))
+
+    def close(self) -> None:
+        WATCHED.clear()
+
+
+def install() -> None:
+    relief.watch = NoWatcher  # type: ignore[assignment]
+    peer_of, available_bytes, init = app.peer_of, memory.available_bytes, listener.BoundSocket.__init__
+    host.open_engine = open_levered
+    app.peer_of = lambda sock: peer_of(sock) if LEVERS.peer is None else Peer(*LEVERS.peer)
+    memory.available_bytes = lambda: available_bytes() if LEVERS.available_mb is None else int(LEVERS.available_mb * memory.MIB)
+
+    def wrap(self: Any, sock: Any, *rest: Any) -> None:
+        init(self, sock, *rest)
+        self.sock = LeveredSocket(self.sock)
+
+    listener.BoundSocket.__init__ = wrap  # type: ignore[method-assign]
+
+
+def control() -> None:
+    for line in sys.stdin:
+        for name, value in json.loads(line).items():
+            LEVERS.set(name, value)
+        print(json.dumps({"n_decodes": LEVERS.n_decodes, "n_aborts": LEVERS.n_aborts}), flush=True)
+
+
+if __name__ == "__main__":
+    for lever, setting in json.loads(os.environ.get("TEST_LEVERS", "{}")).items():
+        LEVERS.set(lever, setting)
+    install()
+    threading.Thread(target=control, daemon=True).start()
+    sys.exit(cli.main())

@@ -1,0 +1,251 @@
+"""A daemon in a process of its own, and clients of it. No wall-clock time is asserted: conditions are waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "uma_core" / "models" / "uma-tiny-q8_0.gguf"
+MOE = ROOT / "tests" / "data" / "models" / "uma-moe-q8_0.gguf"
+DRAFT = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
+WAIT_S = 120.0  # a test that waits so long has failed; nothing depends on its value
+SMALL = ("--threads", "1", "--n-ctx", "2048", "--n-ubatch", "64", "--calibrate", "off")  # quick to load, light to run
+
+Event = dict[str, Any]
+
+
+def eventually(condition: Callable[[], Any], what: str = "it never came true") -> Any:
+    """Wait until the condition holds and give its value."""
+    deadline = time.monotonic() + WAIT_S
+    while not (value := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+    return value
+
+
+class Wire:
+    """A blocking client of struct and json alone."""
+
+    def __init__(self, path: str) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(path)  # waits while the backlog is full; with a timeout it would fail then
+        self.sock.settimeout(WAIT_S)
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.sock.close()
+
+    def send(self, **request: Any) -> None:
+        payload = json.dumps(request).encode()
+        self.sock.sendall(struct.pack("<I", len(payload)) + payload)
+
+    def event(self) -> Event:
+        (length,) = struct.unpack("<I", self._exactly(4))
+        event: Event = json.loads(self._exactly(length))
+        return event
+
+    def _exactly(self, n: int) -> bytes:
+        data = b""
+        while len(data) < n:
+            chunk = self.sock.recv(n - len(data))
+            if not chunk:
+                raise EOFError("the daemon hung up")
+            data += chunk
+        return data
+
+    def ask(self, type: str, **fields: Any) -> Event:
+        """An operation's reply, or the error."""
+        self.send(type=type, id=f"ask {type}", **fields)
+        while (event := self.event()).get("id") not in (f"ask {type}", None):
+            pass
+        return event
+
+    def first_token(self, id: Any) -> Event:
+        while (event := self.event()).get("id") != id:
+            pass
+        assert event["event"] == "token", event
+        return event
+
+    def until_final(self, id: Any) -> list[Event]:
+        events = [self.event()]
+        while events[-1].get("id") != id or events[-1]["event"] not in ("eos", "error"):
+            events.append(self.event())
+        return [event for event in events if event.get("id") == id]
+
+    def is_closed_by_peer(self) -> bool:
+        """Read until the daemon closes. False: it sent a frame instead."""
+        try:
+            self.event()
+        except (EOFError, ConnectionResetError):
+            return True
+        return False
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event["text"] for event in events if event["event"] == "token")
+
+
+class Stream(threading.Thread):
+    """One streaming request on a connection of its own, read to its end in the background."""
+
+    def __init__(self, path: str, prompt: str = "The shell is", **fields: Any) -> None:
+        super().__init__(daemon=True)
+        self.events: list[Event] = []
+        self.failure: BaseException | None = None
+        self.started = threading.Event()
+        self._wire = Wire(path)
+        self._wire.send(id="s", prompt=prompt, **{"ignore_eos": True, **fields})
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while not self.events or self.events[-1]["event"] not in ("eos", "error"):
+                self.events.append(self._wire.event())
+                self.started.set()
+        except BaseException as failure:
+            self.failure = failure
+        self.started.set()
+
+    def begun(self) -> Stream:
+        """Wait for its first event."""
+        assert self.started.wait(WAIT_S)
+        return self
+
+    def cancel(self) -> None:
+        self._wire.send(type="cancel", id="s")
+
+    def end(self) -> Event:
+        """Its final event."""
+        self.join(WAIT_S)
+        assert not self.is_alive(), "the stream did not end"
+        self._wire.sock.close()
+        if self.failure is not None:
+            raise self.failure
+        return self.events[-1]
+
+    @property
+    def text(self) -> str:
+        return text_of(self.events)
+
+
+class DaemonProcess:
+    """`uma-core daemon` with a socket in `folder`."""
+
+    def __init__(self, folder: Path, *args: str, has_levers: bool = False, path: str = "", **spawn: Any) -> None:
+        self.path = path or str(folder / "uma.sock")
+        self.log_path = folder / f"log{len(list(folder.glob('log*')))}"
+        module = "tests.daemon.launcher" if has_levers else "uma_core"
+        where = () if "pass_fds" in spawn else ("--socket", self.path)
+        environ = {**os.environ, "UMA_CACHE_DIR": str(folder / "cache"), **spawn.pop("environ", {})}
+        stderr = spawn.pop("log", None)
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, "daemon", *where, *args],
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.PIPE if has_levers else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if has_levers else subprocess.DEVNULL,
+                stderr=stderr or log,
+                **spawn,
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def connect(self) -> Wire:
+        return Wire(self.path)
+
+    def pull(self, **levers: Any) -> dict[str, int]:
+        """Set levers; returns when they are in force."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(levers).encode() + b"\n")
+        self.process.stdin.flush()
+        counts: dict[str, int] = json.loads(self.process.stdout.readline())
+        return counts
+
+    def ask(self, type: str, **fields: Any) -> Event:
+        with self.connect() as wire:
+            return wire.ask(type, **fields)
+
+    def status(self) -> Event:
+        return self.ask("status")
+
+    def state(self) -> str:
+        try:
+            return str(self.ask("health")["state"])
+        except (OSError, EOFError):
+            return "gone" if self.process.poll() is not None else "not yet"
+
+    def reach(self, state: str) -> DaemonProcess:
+        """Wait for a state."""
+        eventually(lambda: self.state() == state or self.process.poll() is not None, f"never {state}: {self.log}")
+        assert self.state() == state, f"ended with {self.process.returncode}: {self.log}"
+        return self
+
+    def stream(self, prompt: str = "The shell is", **fields: Any) -> Stream:
+        return Stream(self.path, prompt, **fields)
+
+    def generate(self, prompt: str, **fields: Any) -> list[Event]:
+        with self.connect() as wire:
+            wire.send(id="g", prompt=prompt, **{"ignore_eos": True, **fields})
+            return wire.until_final("g")
+
+    def eventually_idle(self) -> Event:
+        """Wait until no request is left; give the status."""
+
+        def idle() -> Event | None:
+            status = self.status()
+            counts = [n for phase, n in status["sessions"].items() if phase != "connections"]
+            return status if not any(counts) and not status["retiring"] else None
+
+        return eventually(idle, "requests are left over")  # type: ignore[no-any-return]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit status."""
+        return self.process.wait(WAIT_S)
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.signal(signal.SIGINT)
+        status = self.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        return status
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def rss_bytes(self) -> int:
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@contextlib.contextmanager
+def running(folder: Path, *args: str, state: str = "ready", **spawn: Any) -> Iterator[DaemonProcess]:
+    """A daemon that is up; killed at the end if the test left it running."""
+    daemon = DaemonProcess(folder, *args, **spawn)
+    try:
+        yield daemon.reach(state)
+    finally:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+        daemon.stop()

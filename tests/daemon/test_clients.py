@@ -1,0 +1,155 @@
+"""Clients that die, lie, dawdle and come in crowds: the others notice nothing, and nothing stays behind."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+from tests.daemon.support import ROOT, eventually, text_of
+
+PROMPT = "The shell reads commands and"
+LONG = "word " * 1500
+DOOMED = """
+import sys
+from tests.daemon.support import Wire
+wire = Wire(sys.argv[1])
+wire.send(id="doomed", prompt=sys.argv[2], max_tokens=4000, ignore_eos=True)
+if sys.argv[3] == "stream":
+    wire.first_token("doomed")
+print("there", flush=True)
+wire.sock.settimeout(None)
+while wire.event():
+    pass
+"""
+
+
+def doomed(path: str, prompt: str, phase: str) -> subprocess.Popen[bytes]:
+    """A client process that has sent its request, and (phase "stream") got its first token."""
+    command = [sys.executable, "-c", DOOMED, path, prompt, phase]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"there\n"
+    return process
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_kill_9_of_clients_leaves_others_output_unchanged(serve_model):
+    """Mid-prefill and mid-stream, on the real model."""
+    daemon = serve_model("--n-ctx", "8192")
+    expected = text_of(daemon.generate(PROMPT, max_tokens=200))
+    stream = daemon.stream(PROMPT, max_tokens=200).begun()
+    for phase, prompt in (("prefill", LONG), ("stream", "another one"), ("prefill", LONG + "x"), ("stream", "and another")):
+        kill(doomed(daemon.path, prompt, phase))
+    assert stream.end()["reason"] == "length"
+    assert stream.text == expected
+    assert daemon.eventually_idle()["kv"]["reserved"] == 0
+
+
+def test_kill_9_mid_prefill_frees_sequence_and_cells(serve):
+    daemon = serve("--parallel", "1", "--hang-timeout-ms", "100")
+    daemon.pull(is_hanging=True)
+    process = doomed(daemon.path, LONG, "prefill")
+    daemon.reach("degraded")
+    kill(process)
+    daemon.pull(is_hanging=False)
+    assert daemon.eventually_idle()["kv"]["reserved"] == 0
+    daemon.reach("ready")
+    assert daemon.generate("the only sequence is free", max_tokens=2)[-1]["reason"] == "length"
+
+
+def test_a_slow_reader_pauses_itself_and_nobody_else(serve):
+    daemon = serve("--tx-soft-bytes", "4096", "--tx-hard-bytes", "65536")
+    expected = text_of(daemon.generate(PROMPT, max_tokens=300))
+    with daemon.connect() as slow:
+        slow.sock.setsockopt(1, 8, 4096)
+        slow.send(id="slow", prompt="dawdle", max_tokens=2000, ignore_eos=True)
+        eventually(lambda: any(row["is_held"] for row in daemon.ask("sessions")["sessions"]))
+        assert text_of(daemon.generate(PROMPT, max_tokens=300)) == expected
+        events = slow.until_final("slow")
+    assert (events[-1]["reason"], events[-1]["usage"]["completion_tokens"]) == ("length", 2000)
+
+
+def test_garbage_harms_only_its_sender(serve):
+    daemon = serve()
+    daemon.pull(step_ms=2)
+    stream = daemon.stream(PROMPT, max_tokens=300).begun()
+    rng = random.Random(3)
+    for _ in range(200):
+        with daemon.connect() as wire:
+            wire.sock.sendall(rng.randbytes(rng.randrange(1, 400)))
+            wire.sock.settimeout(0.001)
+    assert stream.end()["reason"] == "length"
+    assert daemon.eventually_idle()["sessions"]["connections"] >= 1
+
+
+def test_a_thousand_connections_and_requests_leave_nothing(serve_model):
+    """Descriptors return to where they were; memory does not grow with the count."""
+    daemon = serve_model()
+    for _ in range(100):
+        daemon.generate(PROMPT, max_tokens=2)
+    descriptors, rss = daemon.descriptors(), daemon.rss_bytes()
+    for n in range(1000):
+        with daemon.connect() as wire:
+            wire.send(id=n, prompt=PROMPT, max_tokens=1 + n % 3)
+            assert wire.until_final(n)[-1]["event"] == "eos"
+    for _ in range(1000):
+        daemon.connect().sock.close()
+    status = daemon.eventually_idle()
+    eventually(lambda: daemon.status()["sessions"]["connections"] == 1)
+    eventually(lambda: daemon.descriptors() <= descriptors, "descriptors leaked")
+    assert status["kv"]["reserved"] == 0
+    assert daemon.rss_bytes() - rss < 8 << 20
+
+
+def test_drain_under_a_storm_gives_every_request_its_final_event(serve):
+    """Clients keep coming while the daemon drains; what was accepted ends, what was not is told so."""
+    daemon = serve("--max-connections", "200")
+    daemon.pull(step_ms=2)
+    outcomes: list[str] = []
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def storm(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            while not stop.is_set():
+                with daemon.connect() as wire:
+                    for n in range(3):
+                        wire.send(id=n, prompt="storm " * rng.randrange(1, 300), max_tokens=rng.choice((2, 20, 4000)), ignore_eos=True)
+                    n_open = 3
+                    while n_open:
+                        event = wire.event()
+                        if event["event"] != "token":
+                            n_open -= 1
+                            outcomes.append(event.get("reason") or event["name"])
+        except (ConnectionRefusedError, FileNotFoundError):
+            return  # the daemon has gone: nothing was asked
+        except (EOFError, ConnectionResetError, BrokenPipeError) as failure:
+            if daemon.state() not in ("gone", "stopping", "not yet"):
+                failures.append(failure)
+
+    threads = [threading.Thread(target=storm, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(outcomes) > 20 or len(daemon.ask("sessions")["sessions"]) > 8)
+    progress = daemon.ask("drain", timeout_ms=1000)
+    assert progress["state"] == "draining"
+    eventually(lambda: daemon.status()["drain"]["remaining"] == 0)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert set(outcomes) <= {"length", "draining", "overloaded", "too_many_sessions"}
+    assert "draining" in outcomes
+    assert daemon.eventually_idle()["kv"]["reserved"] == 0
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0

@@ -1,0 +1,156 @@
+"""Start, drain, undrain, stop, and the signals that mean them."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.daemon.support import eventually
+
+FOREVER = {"max_tokens": 4000}
+
+
+def test_ready_is_reported_with_how_long_it_took(serve):
+    daemon = serve()
+    status = daemon.status()
+    assert (status["state"], status["reason"], status["generation"]) == ("ready", "", 1)
+    assert status["start_ms"] > 0
+    assert "ready after" in daemon.log
+
+
+def test_while_the_model_loads_the_socket_answers(serve):
+    daemon = serve("--calibrate", "off", state="ready")
+    daemon.pull(load_ms=600_000)
+    with daemon.connect() as wire:
+        wire.send(type="reload", id="r", model="other")
+        eventually(lambda: daemon.status()["reload"]["is_under_way"])
+        assert daemon.ask("reload")["name"] == "reload_busy"
+        assert daemon.state() == "ready"
+        assert daemon.generate("still served", max_tokens=2)[-1]["reason"] == "length"
+        daemon.signal(signal.SIGINT)
+        assert wire.event()["name"] == "shutting_down"
+    assert daemon.wait() == 0
+
+
+def test_sigterm_while_loading_ends_cleanly(serve):
+    daemon = serve("--drain-deadline-ms", "60000", state="starting", environ={"TEST_LEVERS": '{"load_ms": 600000}'})
+    refused = daemon.generate("too early")[-1]
+    assert (refused["event"], refused["name"]) == ("error", "model_not_loaded")
+    assert refused["detail"]["retry_after_ms"] > 0
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+
+
+def test_sigterm_lets_streams_finish(serve):
+    daemon = serve()
+    daemon.pull(step_ms=5)
+    streams = [daemon.stream(max_tokens=50).begun() for _ in range(3)]
+    daemon.signal(signal.SIGTERM)
+    assert [(s.end()["reason"], s.end()["usage"]["completion_tokens"]) for s in streams] == [("length", 50)] * 3
+    assert daemon.wait() == 0
+
+
+def test_a_second_sigterm_stops(serve):
+    daemon = serve()
+    daemon.pull(step_ms=20)
+    stream = daemon.stream(**FOREVER).begun()
+    daemon.signal(signal.SIGTERM)
+    daemon.reach("draining")
+    daemon.signal(signal.SIGTERM)
+    final = stream.end()
+    assert (final["reason"], final["error"]["name"]) == ("error", "shutting_down")
+    assert daemon.wait() == 0
+
+
+def test_sigterm_after_a_drain_that_stays_still_drains(serve):
+    daemon = serve()
+    daemon.pull(step_ms=5)
+    stream = daemon.stream(max_tokens=100).begun()
+    assert daemon.ask("drain")["state"] == "draining"
+    daemon.signal(signal.SIGTERM)
+    assert stream.end()["reason"] == "length"
+    assert daemon.wait() == 0
+
+
+def test_sigint_stops_at_once(serve):
+    daemon = serve()
+    daemon.pull(step_ms=20)
+    stream = daemon.stream(**FOREVER).begun()
+    daemon.signal(signal.SIGINT)
+    assert stream.end()["error"]["name"] == "shutting_down"
+    assert daemon.wait() == 0
+
+
+def test_sigquit_dumps_all_stacks(serve):
+    daemon = serve()
+    daemon.pull(step_ms=20)
+    daemon.stream(**FOREVER).begun()
+    daemon.signal(signal.SIGQUIT)
+    assert daemon.wait() == 128 + signal.SIGQUIT
+    assert daemon.log.count("Thread 0x") >= 3
+    assert "compute.py" in daemon.log
+
+
+def test_sigquit_dumps_stacks_of_a_hung_engine(serve):
+    daemon = serve()
+    daemon.pull(is_hanging=True, is_deaf=True)
+    daemon.stream()
+    daemon.signal(signal.SIGQUIT)
+    assert daemon.wait() == 128 + signal.SIGQUIT
+
+
+def test_drain_refuses_new_work_and_undrain_takes_it_again(serve):
+    daemon = serve()
+    daemon.pull(step_ms=5)
+    stream = daemon.stream(max_tokens=200).begun()
+    for _ in range(2):
+        progress = daemon.ask("drain", timeout_ms=60_000)
+        assert (progress["state"], progress["remaining"]) == ("draining", 1)
+    refused = daemon.generate("no")[-1]
+    assert (refused["name"], refused["detail"]["retry_after_ms"] > 0) == ("draining", True)
+    assert daemon.ask("health")["is_ready"] is False
+    assert daemon.status()["drain"]["then"] == "stay"
+    assert daemon.ask("undrain")["state"] == "ready"
+    assert daemon.generate("yes", max_tokens=3)[-1]["reason"] == "length"
+    assert stream.end()["reason"] == "length"
+
+
+def test_past_the_deadline_the_rest_ends_with_what_it_has(serve):
+    daemon = serve()
+    daemon.pull(step_ms=5)
+    stream = daemon.stream(**FOREVER).begun()
+    with daemon.connect() as wire:
+        wire.send(id="whole", prompt="all at once", stream=False, ignore_eos=True, **FOREVER)
+        eventually(lambda: len(daemon.ask("sessions")["sessions"]) == 2)
+        eventually(lambda: min(row["completion_tokens"] for row in daemon.ask("sessions")["sessions"]) > 3)
+        daemon.ask("drain", timeout_ms=0)
+        (whole,) = wire.until_final("whole")
+    final = stream.end()
+    assert (final["reason"], whole["reason"]) == ("draining", "draining")
+    assert whole["usage"]["completion_tokens"] > 3
+    assert whole["text"]
+    assert daemon.state() == "draining", "it stays until it is told otherwise"
+    assert daemon.ask("undrain")["state"] == "ready"
+
+
+@pytest.mark.parametrize("then", ["exit", "reload"])
+def test_what_follows_a_drain(serve, then):
+    daemon = serve()
+    daemon.pull(step_ms=5)
+    stream = daemon.stream(max_tokens=60).begun()
+    daemon.ask("drain", then=then)
+    assert stream.end()["reason"] == "length"
+    if then == "exit":
+        assert daemon.wait() == 0
+    else:
+        daemon.reach("ready")
+        assert daemon.status()["reload"]["generation"] == 2
+
+
+def test_the_socket_and_its_lock_are_gone_after_a_clean_end(serve, folder):
+    daemon = serve()
+    assert (folder / "uma.sock").stat().st_mode & 0o777 == 0o600
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith("uma")) == []

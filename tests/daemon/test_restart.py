@@ -1,0 +1,58 @@
+"""One socket, one daemon: a second refuses, a dead one is replaced."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.daemon.support import DaemonProcess
+
+
+def test_a_second_daemon_refuses_and_the_first_goes_on(serve, folder):
+    first = serve()
+    second = DaemonProcess(folder, "--engine", "fake")
+    assert second.wait() == 1
+    assert "E_CONFIG_002" in second.log
+    assert first.generate("unharmed", max_tokens=3)[-1]["reason"] == "length"
+
+
+def test_kill_9_and_restart(serve, folder):
+    """Clients see the end, the stale socket is replaced, and the new daemon tells how fast it was ready."""
+    first = serve()
+    first.pull(step_ms=5)
+    stream = first.stream(max_tokens=4000).begun()
+    idle = first.connect()
+    first.signal(signal.SIGKILL)
+    first.wait()
+    with pytest.raises((EOFError, ConnectionResetError)):
+        stream.end()
+    assert idle.is_closed_by_peer()
+    assert (folder / "uma.sock").is_socket(), "nobody could clean up"
+    second = serve()
+    assert second.status()["start_ms"] > 0
+    assert "replacing the stale socket" in second.log
+    assert second.generate("again", max_tokens=3)[-1]["reason"] == "length"
+
+
+def test_a_file_that_is_no_socket_is_not_touched(folder):
+    (folder / "uma.sock").write_text("precious")
+    daemon = DaemonProcess(folder, "--engine", "fake")
+    assert daemon.wait() == 1
+    assert "E_CONFIG_001" in daemon.log
+    assert (folder / "uma.sock").read_text() == "precious"
+
+
+@pytest.mark.parametrize("model", ["absent.gguf", "text.gguf"])
+def test_a_model_that_cannot_be_loaded_ends_the_start(folder, model):
+    (folder / "text.gguf").write_text("hello")
+    daemon = DaemonProcess(folder, "--model", str(folder / model))
+    assert daemon.wait() == 1
+    assert "E_MODEL_002" in daemon.log
+    assert not (folder / "uma.sock").exists()
+
+
+def test_a_policy_that_cannot_be_composed_ends_the_start(folder):
+    daemon = DaemonProcess(folder, "--engine", "fake", "--stages", "admission,nonsense")
+    assert daemon.wait() == 1
+    assert "E_CONFIG_001" in daemon.log

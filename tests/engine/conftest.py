@@ -1,0 +1,54 @@
+"""The engines under test: every conformance test runs on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from uma_core.clock import ManualClock
+from uma_core.config import EngineOptions
+from uma_core.engine.api import Engine
+from uma_core.engine.fake import FakeEngine, FakeModel
+from uma_core.engine.llama import LlamaEngine
+from uma_core.models import default_model_path
+
+MODELS = Path(__file__).parent.parent / "data" / "models"
+TARGET = str(default_model_path())
+DRAFT = str(MODELS / "uma-draft-q8_0.gguf")
+MOE = str(MODELS / "uma-moe-q8_0.gguf")
+OPTIONS = EngineOptions(n_ctx=4096, n_seq=4, threads=2, n_batch=256, n_ubatch=256)
+
+
+SLICED = ["fake", "llama-draft", "llama-moe", "llama-q8kv"]  # engines whose prefill can pause and whose KV can be copied
+ALL = [*SLICED, "llama-chunked", "llama-unified"]
+
+
+@pytest.fixture(scope="module", params=ALL)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    made = {
+        "fake": lambda: FakeEngine(FakeModel(n_ctx=4096, n_batch=256, n_ubatch=256), clock=ManualClock()),
+        "llama-draft": lambda: LlamaEngine(DRAFT, OPTIONS),
+        "llama-moe": lambda: LlamaEngine(MOE, OPTIONS),
+        "llama-q8kv": lambda: LlamaEngine(DRAFT, replace(OPTIONS, kv_type="q8_0")),
+        "llama-chunked": lambda: LlamaEngine(DRAFT, replace(OPTIONS, prefill_lanes=0)),
+        "llama-unified": lambda: LlamaEngine(DRAFT, replace(OPTIONS, kv_mode="unified")),
+    }[request.param]()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clean(engine: Engine) -> Iterator[Engine]:
+    """The engine with all sequences empty, before and after."""
+    empty(engine)
+    yield engine
+    empty(engine)
+
+
+def empty(engine: Engine) -> None:
+    for seq_id in range(engine.info.n_seq_max):
+        engine.prefill_close(seq_id)
+        engine.kv_truncate(seq_id, 0)

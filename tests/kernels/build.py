@@ -1,0 +1,96 @@
+"""Builds the check programs, objects through the build cache, so that a second run compiles nothing."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bindings.compile import STANDARD, Unit, compile_unit, include_flags
+from native.build import LIB_DIR, ROOT
+from native.probe import library_paths
+from native.progress import Progress
+from native.toolchain import find_toolchain
+
+HERE = Path(__file__).parent
+KERNELS = sorted((ROOT / "native" / "kernels").glob("*.c"))
+DEVICE = sorted((ROOT / "native" / "ggml-uma").glob("*.c*"))
+CHECKS = [HERE / name for name in ("check_main.c", "check_mm.c", "check_attn.c")]
+WARNINGS = ["-Wall", "-Wextra", "-Werror", "-fno-math-errno"]
+SANITIZERS = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-var-tracking-assignments"]
+
+
+@dataclass(frozen=True)
+class Compilers:
+    """Where to compile for: `run` goes before the program's own command line."""
+
+    cc: list[str]
+    cxx: list[str]
+    run: list[str]
+
+    @property
+    def identity(self) -> str:
+        return subprocess.run([*self.cc, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+
+
+def host() -> Compilers:
+    tools = find_toolchain("cpu", needs_cmake=False)
+    return Compilers(tools.cc, tools.cxx, [])
+
+
+def arm() -> Compilers:
+    """This machine where it is an AArch64 one, else a cross compiler with qemu. Installs both where that is possible.
+
+    Raises: AssertionError that says what to install.
+    """
+    if platform.machine() in ("aarch64", "arm64"):
+        return host()
+    cc, qemu = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+    if not (shutil.which(cc) and shutil.which(qemu)):
+        packages = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"]
+        if shutil.which("apt-get"):
+            subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", *packages], capture_output=True)
+        assert shutil.which(cc) and shutil.which(qemu), f"checking the NEON kernels needs: apt-get install {' '.join(packages)}"
+    return Compilers([cc], ["aarch64-linux-gnu-g++"], [qemu, "-cpu", "max"])
+
+
+def objects(sources: Sequence[Path], compilers: Compilers, flags: Sequence[str]) -> list[Path]:
+    identity = compilers.identity
+    found = []
+    for source in sources:
+        compiler = compilers.cc if source.suffix == ".c" else compilers.cxx
+        command = [*compiler, *STANDARD[source.suffix], *WARNINGS, "-fPIC", "-pthread", *flags]
+        found.append(compile_unit(Unit(source, command, include_flags()), identity, Progress()))
+    return found
+
+
+def link(command: Sequence[str], output: Path) -> Path:
+    done = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def check_program(compilers: Compilers, flags: Sequence[str], output: Path) -> list[str]:
+    """The command line of check_kernels, built with these flags."""
+    static = ["-static"] if compilers.run else []
+    made = objects([*KERNELS, *CHECKS], compilers, flags)
+    sanitize = [flag for flag in flags if flag.startswith("-fsanitize")]
+    link([*compilers.cc, *static, *sanitize, *map(str, made), "-lm", "-pthread"], output)
+    return [*compilers.run, str(output)]
+
+
+def kernel_library(output: Path) -> Path:
+    """All kernels as a shared library, for calls from Python."""
+    compilers = host()
+    return link([*compilers.cc, "-shared", *map(str, objects(KERNELS, compilers, ["-O2"])), "-lm"], output)
+
+
+def llama_program(output: Path) -> Path:
+    """check_llama, linked with the libraries that the product ships."""
+    compilers = host()
+    made = objects([*KERNELS, *DEVICE, HERE / "check_llama.c"], compilers, ["-O2"])
+    libraries = [str(path) for path in library_paths(LIB_DIR)]
+    return link([*compilers.cxx, *map(str, made), *libraries, f"-Wl,-rpath,{LIB_DIR}", "-lm", "-pthread"], output)

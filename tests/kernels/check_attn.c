@@ -1,0 +1,187 @@
+// Attention against f64: every way of masking, both KV layouts and types, whole and in parts that are merged.
+#include "check.h"
+
+struct shape {
+    enum uma_type type;
+    int dim_k, dim_v, n_rows, n_group;
+    int64_t n_cells;
+    int is_paged, has_mask, has_limits, has_sink, n_parts;
+    float softcap;
+    int has_slopes;
+};
+
+// K or V of one head: where cell c's bytes are, and its values as f64.
+struct store {
+    uint8_t * bytes;
+    int32_t * pages;
+    struct uma_kv kv;
+    double * values; // [n_cells][dim]
+};
+
+static uint8_t * cell_bytes(const struct store * s, int64_t cell) {
+    const size_t page = s->pages ? (size_t)s->pages[cell / 64] * s->kv.page_stride : (size_t)(cell / 64) * 64 * s->kv.cell_stride;
+    return s->bytes + page + (size_t)(cell % 64) * s->kv.cell_stride;
+}
+
+static void fill_cell(enum uma_type type, uint8_t * p, double * values, int dim) {
+    for (int i = 0; i < dim; i++) {
+        if (type == UMA_F16) {
+            const uint16_t h = f16_bits(rand_float() * 2);
+            memcpy(p + 2 * i, &h, 2);
+            values[i] = f16_value(h);
+            continue;
+        }
+        uint8_t * block = p + i / 32 * 34;
+        const uint16_t d = f16_bits(0.01f + 0.005f * (float)(i / 32));
+        memcpy(block, &d, 2);
+        block[2 + i % 32] = (uint8_t)rand_u32();
+        values[i] = f16_value(d) * (int8_t)block[2 + i % 32];
+    }
+}
+
+static struct store new_store(const struct shape * s, int dim) {
+    const size_t row = s->type == UMA_F16 ? (size_t)dim * 2 : (size_t)dim / 32 * 34;
+    const int64_t n_pages = (s->n_cells + 63) / 64;
+    struct store st = { 0 };
+    st.kv.cell_stride = row + 34 * (size_t)rand_below(2);
+    if (s->is_paged) {
+        st.kv.page_stride = 64 * st.kv.cell_stride;
+        st.pages = new_bytes((size_t)n_pages * 4);
+        for (int64_t i = 0; i < n_pages; i++) st.pages[i] = (int32_t)((i * 7 + 3) % (n_pages * 8 + 1)); // scattered, distinct
+        st.bytes = new_bytes((size_t)(n_pages * 8 + 1) * st.kv.page_stride);
+    } else {
+        st.bytes = new_bytes(st.kv.cell_stride * (size_t)(s->n_cells - 1) + row);
+    }
+    st.kv.base = st.bytes;
+    st.kv.pages = st.pages;
+    st.values = new_bytes((size_t)s->n_cells * (size_t)dim * 8);
+    for (int64_t c = 0; c < s->n_cells; c++) fill_cell(s->type, cell_bytes(&st, c), st.values + c * dim, dim);
+    return st;
+}
+
+static void free_store(struct store * s) { free(s->bytes), free(s->pages), free(s->values); }
+
+struct inputs {
+    float * q, * slopes, sink;
+    uint16_t * mask;
+    int64_t * limits;
+};
+
+static struct inputs new_inputs(const struct shape * s) {
+    struct inputs in = { 0 };
+    const int n_q = s->n_rows * s->n_group;
+    in.q = new_bytes((size_t)(n_q * s->dim_k) * 4);
+    for (int i = 0; i < n_q * s->dim_k; i++) in.q[i] = rand_float() * 3;
+    in.slopes = new_bytes((size_t)s->n_group * 4);
+    for (int g = 0; g < s->n_group; g++) in.slopes[g] = powf(0.5f, (float)g);
+    in.sink = rand_float();
+    in.mask = new_bytes((size_t)s->n_rows * (size_t)s->n_cells * 2);
+    in.limits = new_bytes((size_t)s->n_rows * 8);
+    for (int r = 0; r < s->n_rows; r++) {
+        in.limits[r] = rand_below((int)s->n_cells + 1);
+        const int kind = rand_below(4); // nothing, a window, a random sample, everything with values
+        for (int64_t c = 0; c < s->n_cells; c++) {
+            const int is_visible = kind == 1 ? c >= s->n_cells / 3 && c < s->n_cells / 2 + 1 : kind == 2 ? rand_below(3) == 0 : kind == 3;
+            in.mask[r * s->n_cells + c] = is_visible ? f16_bits(kind == 3 ? -rand_float() * rand_float() : 0) : 0xfc00;
+        }
+    }
+    return in;
+}
+
+static void free_inputs(struct inputs * in) { free(in->q), free(in->slopes), free(in->mask), free(in->limits); }
+
+static double score(const struct shape * s, const struct inputs * in, const struct store * k, int q, int64_t c) {
+    const int row = q / s->n_group;
+    if (s->has_limits && c >= in->limits[row]) return -INFINITY;
+    double dot = 0;
+    for (int d = 0; d < s->dim_k; d++) dot += (double)in->q[q * s->dim_k + d] * k->values[c * s->dim_k + d];
+    dot *= 0.125;
+    if (s->softcap != 0) dot = s->softcap * tanh(dot / s->softcap);
+    if (!s->has_mask) return dot;
+    const uint16_t m = in->mask[row * s->n_cells + c];
+    if (m == 0xfc00) return -INFINITY;
+    return dot + f16_value(m) * (s->has_slopes ? (double)in->slopes[q % s->n_group] : 1.0);
+}
+
+static double size_of_terms(const struct shape * s, const struct inputs * in, const struct store * k, int q, int64_t c) {
+    double size = 0;
+    for (int d = 0; d < s->dim_k; d++) size += fabs(0.125 * (double)in->q[q * s->dim_k + d] * k->values[c * s->dim_k + d]);
+    return size;
+}
+
+static void judge_query(const struct shape * s, const struct inputs * in, const struct store * k, const struct store * v, int q, const float * y, struct tally * t) {
+    double max = s->has_sink ? (double)in->sink : -INFINITY, sum = 0, terms = 0;
+    double * p = new_bytes((size_t)s->n_cells * 8);
+    for (int64_t c = 0; c < s->n_cells; c++) {
+        p[c] = score(s, in, k, q, c);
+        if (p[c] > max) max = p[c];
+        if (p[c] > -INFINITY) terms = fmax(terms, size_of_terms(s, in, k, q, c));
+    }
+    for (int64_t c = 0; c < s->n_cells; c++) sum += p[c] = max > -INFINITY ? exp(p[c] - max) : 0;
+    if (s->has_sink) sum += exp((double)in->sink - max);
+    for (int d = 0; d < s->dim_v; d++) {
+        double value = 0, size = 0;
+        for (int64_t c = 0; c < s->n_cells; c++) {
+            value += p[c] * v->values[c * s->dim_v + d];
+            size += p[c] * fabs(v->values[c * s->dim_v + d]);
+        }
+        // a score's rounding error grows with the terms it sums, and multiplies its weight
+        judge(t, (double)y[d], sum > 0 ? value / sum : 0, sum > 0 ? size / sum : 0, 2e-6 + 2e-7 * terms);
+    }
+    free(p);
+}
+
+static void run_parts(const struct uma_kernels * k, const struct shape * s, struct uma_attn at, const float * sink, float * y) {
+    const int n_q = s->n_rows * s->n_group;
+    const size_t stride = ((size_t)s->dim_v + 15) / 16 * 16 * 4;
+    struct uma_attn_part * parts = new_bytes((size_t)(n_q * s->n_parts) * sizeof *parts);
+    float * out = new_bytes(stride * (size_t)(n_q * s->n_parts));
+    void * scratch = new_aligned(k->attn->scratch_bytes(s->dim_k, s->dim_v));
+    const int64_t tiles = (s->n_cells + 63) / 64;
+    for (int i = 0; i < s->n_parts; i++) {
+        at.cell_begin = tiles * i / s->n_parts * 64;
+        at.cell_end = tiles * (i + 1) / s->n_parts * 64;
+        if (at.cell_end > s->n_cells) at.cell_end = s->n_cells;
+        k->attn->run(&at, parts + i * n_q, (float *)((char *)out + (size_t)(i * n_q) * stride), stride, scratch);
+    }
+    for (int q = 0; q < n_q; q++) {
+        uma_attn_merge(parts + q, (size_t)n_q * sizeof *parts, (const float *)((const char *)out + (size_t)q * stride), (size_t)n_q * stride, s->n_parts,
+                       s->dim_v, sink, y + q * s->dim_v);
+    }
+    free(parts), free(out), free(scratch);
+}
+
+static void one_case(const struct uma_kernels * k, const struct shape * s, struct tally * t) {
+    struct store keys = new_store(s, s->dim_k), values = new_store(s, s->dim_v);
+    struct inputs in = new_inputs(s);
+    const int n_q = s->n_rows * s->n_group;
+    float * y = new_bytes((size_t)(n_q * s->dim_v) * 4);
+    const struct uma_attn at = {
+        .kv_type = s->type, .dim_k = s->dim_k, .dim_v = s->dim_v, .n_rows = s->n_rows, .n_group = s->n_group, .q = in.q,
+        .q_row = (size_t)(s->n_group * s->dim_k) * 4, .q_head = (size_t)s->dim_k * 4, .k = keys.kv, .v = values.kv,
+        .mask = s->has_mask ? in.mask : NULL, .mask_row = (size_t)s->n_cells * 2, .row_cells = s->has_limits ? in.limits : NULL,
+        .scale = 0.125f, .softcap = s->softcap, .slopes = s->has_slopes ? in.slopes : NULL,
+    };
+    run_parts(k, s, at, s->has_sink ? &in.sink : NULL, y);
+    for (int q = 0; q < n_q; q++) judge_query(s, &in, &keys, &values, q, y + q * s->dim_v, t);
+    t->n_cases++;
+    free(y);
+    free_inputs(&in);
+    free_store(&keys), free_store(&values);
+}
+
+void check_attn(const struct uma_kernels * k, struct tally * t) {
+    static const int DIMS[] = { 64, 128, 256, 96, 192, 80, 72, 112, 5 }; // the first five: multiples of 32, as q8_0 needs
+    static const int64_t CELLS[] = { 1, 17, 63, 64, 65, 128, 200, 333 };
+    static const int ROWS[] = { 1, 1, 2, 3, 5, 9 }, GROUPS[] = { 1, 2, 3, 4, 7 };
+    for (int i = 0; i < 240; i++) {
+        const enum uma_type type = i % 2 ? UMA_F16 : UMA_Q8_0;
+        struct shape s = { .type = type, .dim_k = DIMS[i / 2 % (type == UMA_F16 ? 9 : 5)], .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],
+                           .n_cells = CELLS[rand_below(8)], .is_paged = rand_below(2), .has_mask = rand_below(2), .has_limits = rand_below(3) == 0,
+                           .has_sink = rand_below(4) == 0, .n_parts = 1 + rand_below(3), .softcap = rand_below(4) == 0 ? 5.0f : 0,
+                           .has_slopes = rand_below(4) == 0 };
+        s.dim_v = rand_below(4) == 0 ? (type == UMA_F16 ? 40 : 32) : s.dim_k;
+        if (s.n_rows * s.n_group > UMA_ATTN_MAX_Q) s.n_rows = 1;
+        one_case(k, &s, t);
+    }
+}

@@ -1,0 +1,197 @@
+// llama_decode with ggml's own kernels, and the same with ours, on one model: check_llama MODEL [N_PERPLEXITY_TOKENS]
+// Prints one line per scenario: name, rms of the logits, rows; then our difference to ggml and that between two of ggml's own ways, each as rms
+// and as the widest gap, by the second, between two tokens that each prefers in the same row. Last, what was computed here, and both perplexities.
+#include "ggml-uma/uma_ggml.h"
+#include "llama.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_SEQ = 4, N_CTX = 1024, MAX_BATCH = 512, ALL_OPS = (1 << UMA_GGML_N_OPS) - 1 };
+
+static struct llama_context * ctx;
+static int n_vocab;
+
+static void quiet(enum ggml_log_level level, const char * text, void * data) {
+    (void)data;
+    if (level == GGML_LOG_LEVEL_ERROR) fputs(text, stderr);
+}
+
+static uint32_t rand_below(uint32_t n) {
+    static uint64_t state = 88172645463325252u;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 33) % n;
+}
+
+static void open_context(struct llama_model * model, enum ggml_type kv_type, bool is_unified) {
+    struct llama_context_params p = llama_context_default_params();
+    p.n_ctx = N_CTX * N_SEQ;
+    p.n_batch = p.n_ubatch = MAX_BATCH;
+    p.n_seq_max = N_SEQ;
+    p.n_threads = p.n_threads_batch = 2;
+    p.type_k = p.type_v = kv_type;
+    p.kv_unified = is_unified;
+    p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    ctx = llama_init_from_model(model, p);
+    if (!ctx) exit(2);
+}
+
+// Decode n tokens of each of the sequences first..last-1 from position pos; logits of every token go to `out` if it is given.
+static void decode(const llama_token * tokens, int first, int last, int pos, int n, float * out) {
+    struct llama_batch b = llama_batch_init((last - first) * n, 0, 1);
+    for (int s = first; s < last; s++) {
+        for (int i = 0; i < n; i++, b.n_tokens++) {
+            b.token[b.n_tokens] = tokens[s * N_CTX + pos + i];
+            b.pos[b.n_tokens] = pos + i;
+            b.n_seq_id[b.n_tokens] = 1;
+            b.seq_id[b.n_tokens][0] = s;
+            b.logits[b.n_tokens] = out != NULL || i == n - 1;
+        }
+    }
+    if (llama_decode(ctx, b)) exit(3);
+    for (int i = 0; out && i < b.n_tokens; i++) memcpy(out + (size_t)i * (size_t)n_vocab, llama_get_logits_ith(ctx, i), (size_t)n_vocab * 4);
+    llama_batch_free(b);
+}
+
+static void forget(int from) {
+    for (int s = 0; s < N_SEQ; s++) llama_memory_seq_rm(llama_get_memory(ctx), s, from, -1);
+}
+
+static int best(const float * row) {
+    int b = 0;
+    for (int i = 1; i < n_vocab; i++) b = row[i] > row[b] ? i : b;
+    return b;
+}
+
+static double rms(const float * a, const float * b, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = (double)a[i] - (b ? (double)b[i] : 0);
+        sum += d * d;
+    }
+    return sqrt(sum / (double)n);
+}
+
+static double widest_gap(const float * a, const float * b, size_t rows) {
+    double widest = 0;
+    for (size_t r = 0; r < rows; r++, a += n_vocab, b += n_vocab) widest = fmax(widest, (double)(b[best(b)] - b[best(a)]));
+    return widest;
+}
+
+// n tokens of n_seq sequences after `depth` ones: by ggml at once, by ggml token by token, and by us at once.
+static void scenario(const char * name, const llama_token * tokens, int depth, int n_seq, int n) {
+    const size_t rows = (size_t)(n_seq * n), size = rows * (size_t)n_vocab;
+    float * whole = malloc(size * 4), * steps = malloc(size * 4), * ours = malloc(size * 4);
+    uma_ggml_enable(0);
+    forget(0);
+    for (int s = 0; s < N_SEQ; s++) {
+        for (int p = 0; p < depth; p += MAX_BATCH) decode(tokens, s, s + 1, p, depth - p < MAX_BATCH ? depth - p : MAX_BATCH, NULL);
+    }
+    decode(tokens, 0, n_seq, depth, n, whole);
+    forget(depth);
+    for (int s = 0; s < n_seq; s++) {
+        for (int i = 0; i < n; i++) decode(tokens, s, s + 1, depth + i, 1, steps + (size_t)(s * n + i) * (size_t)n_vocab);
+    }
+    forget(depth);
+    uma_ggml_enable(ALL_OPS);
+    decode(tokens, 0, n_seq, depth, n, ours);
+    printf("scenario %s %g %zu %g %g %g %g\n", name, rms(whole, NULL, size), rows, rms(ours, whole, size), widest_gap(ours, whole, rows),
+           rms(steps, whole, size), widest_gap(steps, whole, rows));
+    free(whole), free(steps), free(ours);
+}
+
+static void scenarios(struct llama_model * model, const llama_token * tokens, enum ggml_type kv_type, bool is_unified) {
+    static const int SHAPES[][3] = { { 0, 1, 1 }, { 600, 1, 1 }, { 600, 4, 1 }, { 100, 1, 5 }, { 70, 4, 9 }, { 200, 1, 65 } };
+    open_context(model, kv_type, is_unified);
+    for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s-%s-%d-%dx%d", ggml_type_name(kv_type), is_unified ? "unified" : "streams", SHAPES[i][0], SHAPES[i][1], SHAPES[i][2]);
+        scenario(name, tokens, SHAPES[i][0], SHAPES[i][1], SHAPES[i][2]);
+    }
+    llama_free(ctx);
+}
+
+static llama_token draw(const float * row) {
+    const float max = row[best(row)];
+    double sum = 0;
+    for (int i = 0; i < n_vocab; i++) sum += exp((double)(row[i] - max));
+    double left = sum * (rand_below(1 << 30) / (double)(1 << 30));
+    for (int i = 0; i < n_vocab; i++) {
+        left -= exp((double)(row[i] - max));
+        if (left < 0) return i;
+    }
+    return n_vocab - 1;
+}
+
+static double surprise(const float * row, llama_token t) {
+    const float max = row[best(row)];
+    double sum = 0;
+    for (int i = 0; i < n_vocab; i++) sum += exp((double)(row[i] - max));
+    return log(sum) - (double)(row[t] - max);
+}
+
+static double perplexity(const llama_token * text, int n, uint32_t ops) {
+    float * rows = malloc((size_t)128 * (size_t)n_vocab * 4);
+    double sum = 0;
+    int count = 0;
+    uma_ggml_enable(ops);
+    for (int start = 0; start + N_CTX <= n; start += N_CTX) {
+        forget(0);
+        for (int p = 0; p < N_CTX; p += 128) {
+            decode(text + start, 0, 1, p, 128, rows);
+            for (int i = 0; i < 128 && p + i + 1 < N_CTX; i++, count++) sum += surprise(rows + (size_t)i * (size_t)n_vocab, text[start + p + i + 1]);
+        }
+    }
+    free(rows);
+    return exp(sum / count);
+}
+
+// The model's own text, drawn at temperature 1 in windows: its perplexity is what the model's entropy says, and any damage raises it.
+static llama_token * own_text(int n) {
+    llama_token * text = malloc((size_t)n * sizeof *text);
+    float * row = malloc((size_t)n_vocab * 4);
+    uma_ggml_enable(0);
+    llama_set_n_threads(ctx, 1, 1); // many tiny graphs: a second thread would mostly wait
+    for (int i = 0; i < n; i++) {
+        if (i % N_CTX == 0) {
+            forget(0);
+            text[i] = (llama_token)rand_below((uint32_t)n_vocab);
+        }
+        decode(text + i / N_CTX * N_CTX, 0, 1, i % N_CTX, 1, row);
+        if ((i + 1) % N_CTX && i + 1 < n) text[i + 1] = draw(row);
+    }
+    free(row);
+    llama_set_n_threads(ctx, 2, 2);
+    return text;
+}
+
+int main(int argc, char ** argv) {
+    if (argc < 2) return 1;
+    llama_log_set(quiet, NULL);
+    llama_backend_init();
+    printf("registered %d %s\n", uma_ggml_register(), uma_ggml_isa());
+    struct llama_model_params p = llama_model_default_params();
+    p.use_extra_bufts = false;
+    struct llama_model * model = llama_model_load_from_file(argv[1], p);
+    if (!model) return 1;
+    n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    llama_token * tokens = malloc(sizeof *tokens * N_SEQ * N_CTX);
+    for (int i = 0; i < N_SEQ * N_CTX; i++) tokens[i] = (llama_token)rand_below((uint32_t)n_vocab);
+    scenarios(model, tokens, GGML_TYPE_F16, false);
+    scenarios(model, tokens, GGML_TYPE_F16, true);
+    scenarios(model, tokens, GGML_TYPE_Q8_0, false);
+    printf("counts");
+    for (int i = 0; i < UMA_GGML_N_OPS; i++) printf(" %llu", (unsigned long long)uma_ggml_count((enum uma_ggml_op)i));
+    const int n_text = argc > 2 ? atoi(argv[2]) / N_CTX * N_CTX : 0;
+    if (n_text > 0) {
+        open_context(model, GGML_TYPE_F16, false);
+        const llama_token * text = own_text(n_text);
+        printf("\nperplexity %d %.6f %.6f", n_text, perplexity(text, n_text, 0), perplexity(text, n_text, ALL_OPS));
+        llama_free(ctx);
+    }
+    printf("\n");
+    llama_model_free(model);
+    return 0;
+}

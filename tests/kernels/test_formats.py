@@ -1,0 +1,121 @@
+"""The matrix products against the gguf package: its dequantisation is not ours, so a shared misreading of a format shows."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels import build
+
+TYPES = {
+    "F16": (0, gguf.GGMLQuantizationType.F16, 1, 2),
+    "Q8_0": (1, gguf.GGMLQuantizationType.Q8_0, 32, 34),
+    "Q4_0": (2, gguf.GGMLQuantizationType.Q4_0, 32, 18),
+    "Q4_K": (3, gguf.GGMLQuantizationType.Q4_K, 256, 144),
+    "Q6_K": (4, gguf.GGMLQuantizationType.Q6_K, 256, 210),
+}
+SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}  # where a block's f16 values are
+SIZE, INT64, POINTER = ctypes.c_size_t, ctypes.c_int64, ctypes.c_void_p
+
+
+class Product(ctypes.Structure):
+    """struct uma_mm"""
+
+    _fields_ = [
+        ("type", ctypes.c_int), ("n_out", INT64), ("n_in", INT64), ("n_rows", INT64), ("w", POINTER), ("w_stride", SIZE), ("x", POINTER),
+        ("x_stride", SIZE), ("y", POINTER), ("y_stride", SIZE), ("y_index", POINTER), ("x_index", POINTER), ("acts", POINTER),
+    ]  # fmt: skip
+
+
+class Table(ctypes.Structure):
+    """struct uma_mm_table"""
+
+    _fields_ = [
+        ("panel", ctypes.c_int),
+        ("min_rows", ctypes.c_int),
+        ("beats_repacked", ctypes.c_int),
+        ("acts_bytes", ctypes.CFUNCTYPE(SIZE, ctypes.c_int, INT64, INT64)),
+        ("scratch_bytes", ctypes.CFUNCTYPE(SIZE, INT64)),
+        ("pack", ctypes.CFUNCTYPE(None, ctypes.POINTER(Product), ctypes.c_int, ctypes.c_int)),
+        ("rows", ctypes.CFUNCTYPE(None, ctypes.POINTER(Product), INT64, INT64, POINTER)),
+    ]
+
+
+class Kernels(ctypes.Structure):
+    """struct uma_kernels"""
+
+    _fields_ = [("name", ctypes.c_char_p), ("mm", ctypes.POINTER(Table)), ("attn", POINTER)]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    library = ctypes.CDLL(str(build.kernel_library(Path(tmp_path_factory.mktemp("kernels")) / "libkernels.so")))
+    library.uma_kernels.restype = ctypes.POINTER(Kernels)
+    return library.uma_kernels().contents.mm.contents
+
+
+def aligned(n_bytes: int) -> np.ndarray:
+    raw = np.zeros(n_bytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + n_bytes]
+
+
+def random_weights(rng: np.random.Generator, name: str, n_out: int, n_blocks: int) -> np.ndarray:
+    _, _, _, block_bytes = TYPES[name]
+    if name == "F16":
+        return rng.normal(size=(n_out, n_blocks)).astype(np.float16).view(np.uint8)
+    blocks = rng.integers(0, 256, (n_out, n_blocks, block_bytes), dtype=np.uint8)
+    for at in SCALES[name]:
+        blocks[:, :, at : at + 2] = rng.normal(0, 0.05, (n_out, n_blocks, 1)).astype(np.float16).view(np.uint8)
+    return blocks.reshape(n_out, -1)
+
+
+def quantised(x: np.ndarray, name: str) -> np.ndarray:
+    """The activations as the product sees them, in f64."""
+    if name == "F16":
+        return x.astype(np.float64)
+    blocks = x.reshape(len(x), -1, 32 if name in ("Q8_0", "Q4_0") else 256)
+    top = np.take_along_axis(blocks, np.abs(blocks).argmax(-1, keepdims=True), -1)
+    if blocks.shape[-1] == 32:
+        d = (np.abs(top) / np.float32(127)).astype(np.float16).astype(np.float64)
+        inverse = np.float32(127) / np.abs(top)
+    else:
+        inverse = np.float32(-127) / top
+        d = (np.float32(1) / inverse).astype(np.float64)
+    return (d * np.rint(blocks * inverse).astype(np.float64)).reshape(x.shape)
+
+
+def product(table: Table, name: str, weights: np.ndarray, x: np.ndarray) -> np.ndarray:
+    code, _, block, block_bytes = TYPES[name]
+    n_out, n_in = len(weights), weights.shape[1] // block_bytes * block
+    y = np.full((len(x), n_out), np.nan, np.float32)
+    acts, scratch = aligned(table.acts_bytes(code, n_in, len(x)) or 1), aligned(table.scratch_bytes(len(x)))
+    call = Product(
+        code, n_out, n_in, len(x), weights.ctypes.data, weights.strides[0], x.ctypes.data, x.strides[0], y.ctypes.data, y.strides[0],
+        None, None, acts.ctypes.data,
+    )  # fmt: skip
+    table.pack(ctypes.byref(call), 0, 1)
+    table.rows(ctypes.byref(call), 0, n_out, scratch.ctypes.data)
+    return y
+
+
+@pytest.mark.parametrize("name", TYPES)
+@settings(max_examples=25, deadline=None)
+@given(n_out=st.integers(1, 70), n_blocks=st.integers(1, 20), n_rows=st.integers(1, 20), seed=st.integers(0, 2**32 - 1))
+def test_products_agree_with_the_gguf_packages_reading_of_the_format(table, name, n_out, n_blocks, n_rows, seed):
+    rng = np.random.default_rng(seed)
+    n_blocks = min(n_blocks, 5) if TYPES[name][2] == 256 else n_blocks
+    weights = random_weights(rng, name, n_out, n_blocks)
+    x = rng.normal(size=(n_rows, n_blocks * TYPES[name][2])).astype(np.float32)
+    exact_weights = gguf.dequantize(weights, TYPES[name][1]).astype(np.float64)
+    if name == "F16":
+        exact_weights = weights.view(np.float16).astype(np.float64)
+    acts = quantised(x, name)
+    error = np.abs(product(table, name, weights, x) - acts @ exact_weights.T)
+    assert (error <= 1e-6 * (np.abs(acts) @ np.abs(exact_weights).T) + 1e-30).all()

@@ -1,0 +1,113 @@
+"""The harness end to end on a scripted server: what is run, in which order, and what it leaves on disk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perf import report
+from perf.driver import Endpoint, frames_endpoint
+from perf.harness import Harness, Job, Plan
+from perf.load import Sizing
+from perf.results import Results, load
+from perf.servers import Server, ServerError, Settings
+from tests.perf.fake_server import frame, uds_server, uma_script
+
+
+class Scripted(Server):
+    """A process that sleeps, and a socket on which the test answers."""
+
+    path: Path
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", "import time; time.sleep(60)"]
+
+    def endpoint(self) -> Endpoint:
+        return frames_endpoint(str(self.path))
+
+    def is_ready(self) -> bool:
+        return True
+
+    def counters(self) -> dict[str, float]:
+        return {"tick_overhead_ms.sum": 1.0}
+
+
+@pytest.fixture
+def made(socket_path: Path) -> Iterator[list[Scripted]]:
+    servers: list[Scripted] = []
+    Scripted.path = socket_path
+    yield servers
+
+
+def run(made: list[Scripted], plan: Plan) -> tuple[Results, list[str]]:
+    said: list[str] = []
+
+    def make(label: str, settings: Settings, folder: Path) -> Server:
+        made.append(Scripted(label, settings, folder))
+        return made[-1]
+
+    results = Results({}, "c", "d", {})
+    Harness(plan, make, results, said.append).run()
+    return results, said
+
+
+def plan_of(tmp_path: Path, *jobs: Job, max_minutes: float = 5.0) -> Plan:
+    return Plan(jobs, str(tmp_path / "m.gguf"), 1, tmp_path / "out", Sizing(), max_minutes=max_minutes, quiet_cores=1e9)
+
+
+def test_repeats_alternate_the_order_and_all_is_stored(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+    with uds_server(socket_path):
+        results, said = run(made, plan_of(tmp_path, Job("solo", ("a", "b"), 2), Job("crowd", ("a",), 1)))
+    order = [line.split()[:3] for line in said if line.startswith("  ")]
+    assert [(s, n, label.rstrip(":")) for s, n, label in order] == [
+        ("solo", "#1", "a"),
+        ("solo", "#1", "b"),
+        ("crowd", "#1", "a"),
+        ("solo", "#2", "b"),
+        ("solo", "#2", "a"),
+    ]
+    assert len(results.cells["solo"]["b"].figures) == 2 and results.cells["solo"]["b"].errors == []
+    assert results.cells["crowd"]["a"].figures[0]["done_n"] == 24
+    stored = load(tmp_path / "out")
+    assert stored.cells["solo"]["a"].spread("ttft_ms").n == 2
+    names = {path.name for path in (tmp_path / "out" / "tokens").iterdir()}
+    assert names == {"solo.a.r0.csv", "solo.a.r1.csv", "solo.b.r0.csv", "solo.b.r1.csv", "crowd.a.r0.csv"}
+    assert "24 clients" in report.summary(results)
+    with pytest.raises(ServerError):
+        _ = made[0].pid
+
+
+def test_prompts_are_unique_over_repeats_and_equal_for_both_servers(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+    with uds_server(socket_path) as server:
+        run(made, plan_of(tmp_path, Job("solo", ("a", "b"), 2)))
+    chats = [r["prompt"] for r in server.requests if r["id"] == "chat"]
+    assert chats[0] == chats[1] and chats[2] == chats[3] and chats[0] != chats[2]
+
+
+def test_failed_stream_is_an_error_with_its_place(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+    def script(request: dict[str, object]) -> list[bytes]:
+        if request["id"] == "chat":
+            return [frame({"id": "chat", "event": "error", "code": "E_RUNTIME_001", "message": "broken"})]
+        return uma_script(request)
+
+    with uds_server(socket_path, script):
+        results, _ = run(made, plan_of(tmp_path, Job("solo", ("uma",), 1)))
+    (error,) = results.cells["solo"]["uma"].errors
+    assert error == "repeat 0: solo/chat: E_RUNTIME_001 broken"
+    assert results.cells["solo"]["uma"].figures[0]["failed_n"] == 1
+
+
+def test_server_that_cannot_serve_ends_the_run_before_measuring(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+    refusal = [frame({"id": "warm", "event": "error", "code": "E_MODEL_001", "message": "nothing loaded"})]
+    with uds_server(socket_path, lambda request: refusal), pytest.raises(ServerError, match="nothing loaded"):
+        run(made, plan_of(tmp_path, Job("solo", ("a",), 1)))
+
+
+def test_time_limit_leaves_whole_repeats_and_says_so(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+    with uds_server(socket_path):
+        results, _ = run(made, plan_of(tmp_path, Job("solo", ("a",), 3), max_minutes=0.0))
+    assert results.cells == {}
+    assert results.notes == ["solo: 0 of 3 repeats, the time was up"]

@@ -1,0 +1,172 @@
+"""Smaller parts: server commands, bench output, flattened counters, packing."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from native.pin import BuildError
+from perf.bare import parse
+from perf.peer_build import peer_dir, peer_flags
+from perf.peers import make_server
+from perf.proc import usage
+from perf.servers import LlamaServer, Server, ServerError, Settings, UmaServer, flatten, running
+from tests.perf.fake_server import uds_server
+
+
+def settings(tmp_path: Path, layers: int = 0) -> Settings:
+    return Settings(tmp_path / "m.gguf", 2, 4, 4096, layers, start_timeout_s=5.0)
+
+
+def test_both_servers_get_the_same_settings(tmp_path: Path) -> None:
+    ours = UmaServer("uma", settings(tmp_path), tmp_path).command()
+    theirs = LlamaServer("llama-server:b64", settings(tmp_path), tmp_path, Path("llama-server")).command()
+
+    def value(command: list[str], flag: str) -> str:
+        return command[command.index(flag) + 1]
+
+    assert value(ours, "--n-ctx") == value(theirs, "-c") == "16384"
+    assert value(ours, "--parallel") == value(theirs, "-np") == "4"
+    assert value(ours, "--threads") == value(theirs, "-t") == value(theirs, "-tb") == "2"
+    assert theirs[-4:] == ["-b", "64", "-ub", "64"]
+    assert "-ngl" not in theirs
+
+
+def test_all_layers_on_the_gpu_for_both(tmp_path: Path) -> None:
+    assert UmaServer("uma", settings(tmp_path, -1), tmp_path).command()[-2:] == ["--n-gpu-layers", "-1"]
+    assert LlamaServer("llama-server", settings(tmp_path, -1), tmp_path, Path("x")).command()[-2:] == ["-ngl", "999"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "absent", "flags"),
+    [("guard-off", "latency_guard", 2), ("no-sweet_spot", "sweet_spot", 2), ("default", "", 0)],
+)
+def test_variants_of_ours_leave_stages_out(tmp_path: Path, variant: str, absent: str, flags: int) -> None:
+    plain = UmaServer("uma", settings(tmp_path), tmp_path).command()
+    command = UmaServer(f"uma:{variant}", settings(tmp_path), tmp_path).command()
+    assert len(command) == len(plain) + flags
+    if flags:
+        assert command[-2] == "--stages" and absent not in command[-1].split(",") and "decode_first" in command[-1]
+
+
+def test_variant_sets_options(tmp_path: Path) -> None:
+    command = UmaServer("uma:bmt_budget=auto,guard_cap=1.5", settings(tmp_path), tmp_path).command()
+    assert command[-4:] == ["--bmt-budget", "auto", "--guard-cap", "1.5"]
+
+
+@pytest.mark.parametrize("label", ["nginx", "uma:no-such_stage", "llama-server:turbo"])
+def test_unknown_labels_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "llama-server").touch()
+    monkeypatch.setenv("UMA_PEER_DIR", str(tmp_path))
+    with pytest.raises(ServerError, match="no "):
+        make_server(label, settings(tmp_path), tmp_path).command()
+
+
+def test_peer_dir_must_hold_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMA_PEER_DIR", str(tmp_path))
+    with pytest.raises(BuildError, match="llama-server"):
+        peer_dir()
+
+
+def test_peer_has_our_flags_and_its_programs() -> None:
+    from native import cmake_build
+    from native.pin import load_pin
+
+    pin = load_pin()
+    ours, peer = cmake_build.cmake_flags(pin, "cpu"), peer_flags(pin, "cpu")
+    differing = {name for name in peer if peer[name] != ours.get(name)}
+    assert differing == {"LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_SERVER", "LLAMA_BUILD_UI"}
+
+
+class Sleeper(Server):
+    """A process that never answers, or ends at once."""
+
+    def __init__(self, tmp_path: Path, code: str, is_up: bool) -> None:
+        super().__init__("sleeper", settings(tmp_path), tmp_path)
+        self._code, self._is_up = code, is_up
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self._code]
+
+    def endpoint(self):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        return self._is_up
+
+
+def test_server_that_ends_at_start_shows_its_log(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"(?s)status 3.*no model here"):
+        Sleeper(tmp_path, "print('no model here', flush=True); raise SystemExit(3)", False).start()
+
+
+def test_servers_are_stopped_and_gone(tmp_path: Path) -> None:
+    server = Sleeper(tmp_path, "import time; time.sleep(60)", True)
+    with pytest.raises(RuntimeError), running([server]):
+        pid = server.pid
+        assert usage(pid).rss_mb > 0
+        raise RuntimeError
+    with pytest.raises(ProcessLookupError):
+        usage(pid)
+    with pytest.raises(ServerError):
+        _ = server.pid
+
+
+def test_a_request_to_end_us_ends_the_servers(tmp_path: Path) -> None:
+    server = Sleeper(tmp_path, "import time; time.sleep(60)", True)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit), running([server]):
+        pid = server.pid
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(ProcessLookupError):
+        usage(pid)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_allocator_warnings_are_counted_from_the_log(tmp_path: Path) -> None:
+    server = Sleeper(tmp_path, "", True)
+    server.log_path.write_text("x\ndecode: failed to find a memory slot for batch of size 64\n")
+    assert server.n_allocator_warnings() == 1
+
+
+def test_flatten_names_and_sums() -> None:
+    flat = flatten({"tokens_total": 5, "ready": True, "name": "x", "tick_ms": {"count": 4, "mean": 2.5, "p95": 9}})
+    assert flat == {"tokens_total": 5.0, "tick_ms.count": 4.0, "tick_ms.mean": 2.5, "tick_ms.p95": 9.0, "tick_ms.sum": 10.0}
+
+
+@pytest.mark.parametrize(("reply", "ready"), [(b'{"state":"ready"}\n', True), (b'{"state":"loading"}\n', False), (b"?", False)])
+def test_our_daemon_is_ready_when_it_says_so(tmp_path: Path, socket_path: Path, reply: bytes, ready: bool) -> None:
+    server = UmaServer("uma", settings(tmp_path), tmp_path)
+    server.socket_path = socket_path
+    assert server.is_ready() is False  # nobody listens
+    with uds_server(socket_path, lines=reply):
+        assert server.is_ready() is ready
+
+
+def test_bench_output_is_read_among_other_lines() -> None:
+    text = 'main: n_kv_max = 1\n{"pl": 1, "speed_tg": 62.5, "speed_pp": 300}\n{"pl": 4, "speed_tg": 71.0}\nllama_perf\n'
+    assert parse(text) == {1: 62.5, 4: 71.0}
+
+
+def test_packed_source_has_the_programs_below_the_same_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from native.pin import load_pin
+    from perf import peer_build
+
+    pin = load_pin()
+    root = f"{pin.package}-{pin.version}/{pin.source_root}"
+    tree = tmp_path / "in"
+    for name in ("common/a.cpp", "tools/server/b.cpp", "docs/c.md"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as archive:
+        archive.add(tree, arcname=root)
+    monkeypatch.setattr(peer_build, "extract", lambda sdist, pin, folder: folder.mkdir(exist_ok=True))  # verified by its own tests
+    peer_build.pack(tmp_path / "sdist.tar.gz", pin, tmp_path / "packed.tar.gz")
+    with tarfile.open(tmp_path / "packed.tar.gz") as archive:
+        names = {m.name for m in archive if m.isfile()}
+    assert names == {f"{root}/common/a.cpp", f"{root}/tools/server/b.cpp"}

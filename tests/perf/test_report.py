@@ -1,0 +1,162 @@
+"""Results on disk, verdicts, tables, generated pages."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from perf import findings, plots, report, scorecard
+from perf.criteria import Against, Criterion, best_peer, clean_rows, judge
+from perf.results import CSV_FIELDS, Cell, Results, csv_name, load, merge, read_tokens, write_tokens
+from perf.stats import PhaseLog, StreamLog
+
+MS = 1_000_000
+
+
+def make(cells: dict[str, dict[str, list[dict[str, float]]]], **settings: object) -> Results:
+    results = Results({"cpu": "test", "cores": 2}, "abc", "2000-01-01", {"model": "tiny", **settings})
+    for scenario, row in cells.items():
+        results.titles[scenario] = f"title of {scenario}"
+        for label, figures in row.items():
+            results.cells.setdefault(scenario, {})[label] = Cell(figures)
+    return results
+
+
+def rows(figure: str, *values: float) -> list[dict[str, float]]:
+    return [{figure: value} for value in values]
+
+
+def test_ratio_is_taken_repeat_by_repeat() -> None:
+    results = make({"solo": {"uma": rows("ttft_ms", 10, 40, 90), "llama-server": rows("ttft_ms", 10, 20, 30)}})
+    verdict = judge(results, Criterion("solo", "x", "ttft_ms", 2.0, Against.PEER))
+    assert (verdict.value, verdict.low, verdict.high, verdict.n, verdict.is_met) == (2.0, 1.0, 3.0, 3, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "is_floor", "met"), [(1.2, 1.2, False, True), (1.21, 1.2, False, False), (23, 24, True, False), (24, 24, True, True)]
+)
+def test_limits_are_inclusive(value: float, limit: float, is_floor: bool, met: bool) -> None:
+    results = make({"s": {"uma": rows("f", value)}})
+    assert judge(results, Criterion("s", "x", "f", limit, is_floor=is_floor)).is_met is met
+
+
+def test_nothing_measured_is_no_verdict() -> None:
+    for results in (make({}), make({"s": {"uma": rows("f", math.nan)}})):
+        verdict = judge(results, Criterion("s", "x", "f", 1.0))
+        assert verdict.is_met is None and verdict.word == "not measured"
+
+
+def test_best_peer_is_the_fastest_configuration() -> None:
+    row = {"uma": rows("makespan_ms", 10), "llama-server": rows("makespan_ms", 12), "llama-server:kvu": rows("makespan_ms", 8)}
+    results = make({"storm": row})
+    assert best_peer(results, "storm", "makespan_ms") == "llama-server:kvu"
+    verdict = judge(results, Criterion("storm", "x", "makespan_ms", 1.05, Against.BEST_PEER))
+    assert verdict.value == 1.25 and verdict.is_met is False
+
+
+def test_clean_rows_count_ours_alone() -> None:
+    results = make({"s": {"uma": rows("f", 1), "llama-server": rows("f", 1)}})
+    results.cells["s"]["llama-server"].errors.append("lost")
+    results.allocator_warnings = {"uma:guard-off": 1, "llama-server": 5}
+    assert clean_rows(results) == [("errors: 0", True), ("allocator warnings: 1", False)]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (16.123, "16.1"), (6477.2, "6,477"), (0.01234, "0.012"), (1.0, "1.00"), (math.nan, "–"), (99.96, "100.0")]
+)
+def test_numbers(value: float, text: str) -> None:
+    assert report.number(value) == text
+
+
+def test_results_survive_the_disk(tmp_path: Path) -> None:
+    results = make({"solo": {"uma": [{"ttft_ms": 1.5, "itl_p50_ms": math.nan}]}}, threads=2)
+    results.notes.append("short")
+    results.save(tmp_path)
+    again = load(tmp_path)
+    assert again.settings == results.settings and again.notes == ["short"] and again.titles == results.titles
+    assert again.cells["solo"]["uma"].values("ttft_ms") == [1.5]
+    assert math.isnan(again.cells["solo"]["uma"].values("itl_p50_ms")[0])
+
+
+def logs() -> dict[str, PhaseLog]:
+    chat = StreamLog("chat", True, 3, 3, 0, (10 * MS, 26 * MS, 42 * MS), 42 * MS)
+    other = StreamLog("storm0", False, 3, 1, 5 * MS, (30 * MS,), 30 * MS)
+    return {"loaded": PhaseLog(0, (chat, other))}
+
+
+def test_csv_has_the_documented_fields_and_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / csv_name("storm", "llama-server:b64", 0)
+    write_tokens(path, logs())
+    with path.open() as source:
+        table = list(csv.reader(source))
+    assert table[0] == list(CSV_FIELDS) == ["session_id", "token_idx", "ts_ms", "is_interactive"]
+    assert table[1] == ["loaded/chat", "0", "10.000", "1"]
+    assert len(table) == 5
+    assert read_tokens(path)["loaded/storm0"] == (False, [30.0])
+
+
+def test_scenario_table_has_ratio_target_and_verdict() -> None:
+    row = {"uma": [{"itl_p50_ms": 16.0}], "llama-server": [{"itl_p50_ms": 20.0}]}
+    table = report.scenario_table(make({"solo": row}), "solo")
+    line = next(text for text in table.splitlines() if "inter-token p50" in text)
+    assert [cell.strip() for cell in line.strip("|").split("|")] == [
+        "inter-token p50, ms",
+        "16.0",
+        "20.0",
+        "0.800",
+        "≤ 1.02x llama-server",
+        "met (0.800)",
+    ]
+
+
+def test_table_shows_the_spread_of_repeats() -> None:
+    table = report.scenario_table(make({"solo": {"uma": rows("ttft_ms", 1, 2, 4)}}), "solo")
+    assert "2.00 (1.00 to 4.00)" in table
+
+
+def test_pages_are_generated_from_results(tmp_path: Path) -> None:
+    cpu = make(
+        {
+            "solo": {
+                "uma": [{"itl_p50_ms": 16.0, "ttft_ms": 100.0}],
+                "llama-server": [{"itl_p50_ms": 16.0, "ttft_ms": 120.0}],
+            },
+            "storm": {"uma": rows("p95_x", 1.5)},
+        }
+    )
+    gpu = make({"storm": {"uma": rows("pause_x", 1.9)}}, gpu_layers=-1)
+    paths = scorecard.write([cpu, gpu], tmp_path)
+    findings_text, benchmarks, card = (path.read_text() for path in paths)
+    assert "120 ms" in findings_text
+    assert "title of storm" in benchmarks and "first_ms = 500.0" in benchmarks
+    assert "2 of 3 measured rows met" in card and "MISSED" in card
+    assert "1 of 1 measured rows met" in card
+
+
+def test_runs_of_one_setting_are_joined_and_later_ones_count() -> None:
+    first = make({"solo": {"uma": rows("ttft_ms", 1)}, "storm": {"uma": rows("p95_x", 1)}})
+    again = make({"solo": {"uma": rows("ttft_ms", 2)}})
+    again.commit, again.allocator_warnings = "def", {"uma": 2}
+    other = make({"solo": {"uma": rows("ttft_ms", 3)}}, gpu_layers=-1)
+    joined, apart = merge([first, again, other])
+    assert joined.cells["solo"]["uma"].values("ttft_ms") == [2] and "storm" in joined.cells
+    assert joined.commit == "abc, def" and joined.allocator_warnings == {"uma": 2}
+    assert apart.settings["gpu_layers"] == -1
+    assert first.cells["solo"]["uma"].values("ttft_ms") == [1]
+
+
+def test_findings_say_only_what_was_measured() -> None:
+    assert findings.sentences(make({})) == []
+    assert findings.sentences(make({"solo": {"uma": rows("itl_p50_ms", 1)}})) == []
+
+
+def test_plots_of_what_csv_holds(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = make({"storm": {"uma": rows("p95_x", 1.0)}, "idle": {"uma": rows("rss_mb", 1.0)}, "lost": {"uma": []}})
+    write_tokens(tmp_path / "tokens" / csv_name("storm", "uma", 0), logs())
+    write_tokens(tmp_path / "tokens" / csv_name("idle", "uma", 0), {"idle": PhaseLog(0, ())})
+    assert [path.name for path in plots.draw(results, tmp_path)] == ["storm-timeline.png", "storm-gaps.png"]
+    assert all(path.stat().st_size > 1000 for path in (tmp_path / "plots").iterdir())

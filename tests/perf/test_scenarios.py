@@ -1,0 +1,108 @@
+"""Scenarios: sizes as documented, unique prompts, scaling, and figures out of logs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from perf.criteria import ON_CPU, ON_GPU, labels_for
+from perf.load import Ask, Phase, Sizing, prompt, scaled
+from perf.peers import PEER_VARIANTS
+from perf.scenarios import SCENARIOS
+from perf.scenarios.base import Scenario
+from perf.stats import PhaseLog, StreamLog
+
+EVERY = list(SCENARIOS.values())
+MS = 1_000_000
+
+
+def played(phase: Phase, step_ms: float = 10.0) -> PhaseLog:
+    """A log as an ideal server would leave it: every token `step_ms` after the one before."""
+    ended: dict[str, StreamLog] = {}
+    for ask in phase.asks:
+        begin = max((ended[n].t_tokens[0] if ask.gate == "first" else ended[n].t_done for n in ask.after), default=0)
+        sent = begin + round(ask.at_ms * MS)
+        tokens = tuple(sent + round((i + 1) * step_ms * MS) for i in range(ask.n_tokens))
+        ended[ask.name] = StreamLog(ask.name, ask.is_interactive, ask.n_prompt, ask.n_tokens, sent, tokens, tokens[-1], "", ask.n_tokens)
+    own = {"tick_overhead_ms.sum": 1.0, "tick_overhead_ms.count": 10.0, "tick_ms.sum": 100.0}
+    return PhaseLog(0, tuple(ended.values()), 0.1, 0.01, 0.0, 100.0, round(phase.lasts_s * 1e9), own)
+
+
+@pytest.mark.parametrize("scenario", EVERY, ids=lambda s: s.name)
+@pytest.mark.parametrize("scale", [1, 4])
+def test_every_request_fits_its_sequence(scenario: Scenario, scale: int) -> None:
+    sizing = Sizing(scale=scale)
+    needs = scenario.needs(sizing)
+    for phase in scenario.phases(sizing):
+        assert max((ask.n_prompt + ask.n_tokens for ask in phase.asks), default=0) <= needs.n_ctx_seq
+
+
+@pytest.mark.parametrize("scenario", EVERY, ids=lambda s: s.name)
+def test_measures_a_played_log_without_gaps(scenario: Scenario) -> None:
+    phases = scenario.phases(Sizing())
+    figures = scenario.measure({phase.name: played(phase) for phase in phases})
+    assert figures["failed_n"] == 0 and figures["makespan_ms"] > 0
+    wanted = {c.figure for c in (*ON_CPU, *ON_GPU) if c.scenario == scenario.name} - {"steady_x_bare"}  # made of a bench's rate too
+    assert wanted <= set(figures)
+    assert not [name for name in wanted if math.isnan(figures[name])]
+
+
+@pytest.mark.parametrize("scenario", EVERY, ids=lambda s: s.name)
+def test_same_seed_same_arrivals(scenario: Scenario) -> None:
+    assert scenario.phases(Sizing(seed=7)) == scenario.phases(Sizing(seed=7))
+
+
+def test_storm_as_documented() -> None:
+    phases = {p.name: p.asks for p in SCENARIOS["storm"].phases(Sizing())}
+    chat, *prompts = phases["loaded"]
+    assert (chat.n_prompt, chat.n_tokens, chat.is_interactive, chat.priority) == (32, 160, True, None)
+    assert [(a.n_prompt, a.n_tokens, a.priority) for a in prompts] == [(1200, 1, None)] * 6
+    assert [a.at_ms for a in prompts] == [500, 900, 1300, 1700, 2100, 2500]
+
+
+def test_chain_as_documented() -> None:
+    loaded = SCENARIOS["chain"].phases(Sizing())[1].asks
+    decoders = [a for a in loaded if a.priority == "background"]
+    steps = [a for a in loaded if a.name.startswith("step")]
+    assert [(a.n_tokens) for a in decoders] == [400] * 3
+    assert [(a.n_prompt, a.n_tokens, a.priority) for a in steps] == [(48, 24, None)] * 4
+    assert steps[0].gate == "first" and [s.after for s in steps[1:]] == [("step0",), ("step1",), ("step2",)]
+
+
+def test_crowd_as_documented() -> None:
+    (phase,) = SCENARIOS["crowd"].phases(Sizing())
+    assert len(phase.asks) == 24
+    assert all(16 <= a.n_prompt <= 700 and 4 <= a.n_tokens <= 48 and a.at_ms == 0 for a in phase.asks)
+
+
+def test_scaling_multiplies_lengths_not_times_nor_single_tokens() -> None:
+    one, four = (SCENARIOS["storm"].phases(Sizing(scale=s))[1].asks for s in (1, 4))
+    assert [a.n_prompt * 4 for a in one] == [a.n_prompt for a in four]
+    assert [a.at_ms for a in one] == [a.at_ms for a in four]
+    assert four[0].n_tokens == 640 and four[1].n_tokens == 1
+    assert scaled(one, 1) is one
+
+
+def test_prompts_are_exact_ascii_and_unique() -> None:
+    texts = [prompt(f"{run}/{name}", 500) for run in range(3) for name in ("a", "b")]
+    assert all(len(t) == 500 and t.isascii() and t.isprintable() for t in texts)
+    assert len({t[:8] for t in texts}) == len(texts)
+    assert prompt("x", 50) == prompt("x", 50)
+
+
+def test_phase_refuses_loose_ends() -> None:
+    with pytest.raises(ValueError, match="waits for nobody"):
+        Phase("p", (Ask("a", 1, 1, after=("nobody",)),))
+    with pytest.raises(ValueError, match="share a name"):
+        Phase("p", (Ask("a", 1, 1), Ask("a", 2, 1)))
+
+
+def test_acceptance_meets_the_servers_it_judges_by() -> None:
+    assert labels_for("solo") == ("uma", "llama-server")
+    assert set(labels_for("storm")) == {"uma", *PEER_VARIANTS}
+    assert "uma:guard-off" in labels_for("throughput")
+
+
+def test_every_acceptance_row_has_its_scenario() -> None:
+    assert {c.scenario for c in (*ON_CPU, *ON_GPU)} <= set(SCENARIOS)

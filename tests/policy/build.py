@@ -1,0 +1,77 @@
+"""States and views for policy tests: everything has a default, tests name what matters."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from tests.policy.sim import calibrate
+from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
+from uma_core.policy.cost import CostModel
+from uma_core.policy.knobs import Knobs
+from uma_core.policy.plan import Plan, PlanItem
+from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
+from uma_core.types import Lane, Phase
+
+MS = 1_000_000
+S = 1_000_000_000
+NOW = 100 * S
+
+DEVICE = DeviceView(
+    n_batch=2048, n_ubatch=512, n_seq_max=8, n_ctx=32768, n_ctx_seq=4096, n_prefill_lanes=2, is_unified=False, kv_bytes_per_cell=12288,
+    weight_bytes=529_000_000, expert_bytes=0, n_expert=0, n_expert_used=0, can_copy_prefix=True, can_rollback=True,
+    can_slice_transfers=True, free_seqs=(), n_cells_free=32768,
+)  # fmt: skip
+
+
+@lru_cache
+def cost_of(shape: FakeCost) -> CostModel:
+    return calibrate(shape, DEVICE)
+
+
+CPU = cost_of(CPU_SHAPE)
+GPU = cost_of(GPU_SHAPE)
+
+_WAITING = SessionView(
+    sid=0, seq_id=-1, client=1, lane=Lane.INTERACTIVE, phase=Phase.QUEUED,
+    n_prompt=100, n_past=0, n_cached=0, n_generated=0, n_max=100, n_cells=0, n_chunk=0, chunk_fraction=0.0,
+    is_ready=True, is_transferring=False, t_queued_ns=NOW, t_first_ns=0, t_last_ns=0, t_progress_ns=NOW,
+    slo_ttft_ns=0, slo_tbt_ns=0, cached_hint=0, restore_ns=0, draft=(),
+)  # fmt: skip
+
+
+def waiting(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView:
+    """A queued session."""
+    view = _WAITING._replace(sid=sid, lane=lane)._replace(**more)
+    return view if "t_progress_ns" in more else view._replace(t_progress_ns=view.t_queued_ns)
+
+
+def reading(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView:
+    """A session in PREFILL; its sequence is its sid unless said otherwise."""
+    return waiting(sid, lane, **{"phase": Phase.PREFILL, "seq_id": sid, "n_cells": 200, **more})
+
+
+def talking(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView:
+    """A session in DECODE that got its last token one solo step ago."""
+    known = {"phase": Phase.DECODE, "seq_id": sid, "n_past": 110, "n_generated": 10, "n_cells": 200}
+    times = {"t_queued_ns": NOW - S, "t_first_ns": NOW - S // 2, "t_last_ns": NOW - 16 * MS, "t_progress_ns": NOW - 16 * MS}
+    return waiting(sid, lane, **{**known, **times, **more})
+
+
+def state_of(*views: SessionView, cost: CostModel = CPU, knobs: Knobs | None = None, **more: Any) -> SchedulerState:
+    """`more`: fields of the state, or of the device."""
+    device = {k: more.pop(k) for k in list(more) if k in DeviceView._fields}
+    plain = {"tick": 1000, "now_ns": NOW, "reports": (), "carry": {}, **more}
+    return SchedulerState(sessions=views, device=DEVICE._replace(**device), knobs=knobs or Knobs(), cost=cost, **plain)
+
+
+def sids(plan: Plan, phase: Phase) -> list[int]:
+    return [i.sid for i in plan.items if i.phase is phase]
+
+
+def prefill_item(plan: Plan) -> PlanItem | None:
+    return next((i for i in plan.items if i.phase is Phase.PREFILL), None)
+
+
+def report(phase: Phase, n_rows: int, predicted_ns: int, elapsed_ns: int) -> CallReport:
+    return CallReport(phase, n_rows, 0, predicted_ns, elapsed_ns, 0, False)

@@ -1,0 +1,108 @@
+"""Who gets a sequence, who waits, who is parked."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.policy.build import NOW, S, reading, state_of, talking, waiting
+from uma_core.policy.plan import Plan
+from uma_core.policy.stages import admission
+from uma_core.policy.stages.fairness import Ledger
+from uma_core.types import Lane, Phase
+
+BACK = Lane.BACKGROUND
+
+
+def admitted(state):
+    return [a.sid for a in admission.run(state, Plan()).admit]
+
+
+@pytest.mark.parametrize(
+    ("views", "n_free", "expected"),
+    [
+        ((waiting(1, BACK), waiting(2)), 1, [2]),  # lane before arrival
+        ((waiting(1, n_prompt=900), waiting(2, n_prompt=50)), 1, [2]),  # least work
+        ((waiting(1, n_prompt=900, cached_hint=880), waiting(2, n_prompt=50)), 1, [1]),  # only uncached work counts
+        ((waiting(1, n_prompt=900, cached_hint=880, restore_ns=9 * S), waiting(2, n_prompt=50)), 1, [2]),  # nor is a restore free
+        ((waiting(1), waiting(2)), 1, [1]),  # equals: arrival
+        ((waiting(1), waiting(2), waiting(3)), 2, [1, 2]),
+        ((waiting(1), waiting(2, is_ready=False)), 2, [1]),
+        ((), 2, []),
+    ],
+)
+def test_order(views, n_free, expected):
+    assert admitted(state_of(*views, free_seqs=tuple(range(n_free)))) == expected
+
+
+def test_a_background_session_without_progress_ages_past_fresh_interactive_ones():
+    old = waiting(1, BACK, t_queued_ns=NOW - 11 * S)
+    assert admitted(state_of(old, waiting(2), free_seqs=(0,))) == [1]
+    assert admitted(state_of(old._replace(t_queued_ns=NOW - 9 * S, t_progress_ns=NOW - 9 * S), waiting(2), free_seqs=(0,))) == [2]
+
+
+def test_work_ages_so_that_long_prompts_are_not_passed_for_ever():
+    long = waiting(1, n_prompt=1000, t_queued_ns=NOW - 40 * S, t_progress_ns=NOW - S)
+    assert admitted(state_of(long, waiting(2, n_prompt=50), free_seqs=(0,))) == [1]
+
+
+def test_clients_with_more_virtual_time_wait():
+    views = (waiting(1, client=1, n_prompt=50), waiting(2, client=2, n_prompt=400))
+    charged = {"fairness": Ledger({1: 3 * S, 2: 0})}
+    assert admitted(state_of(*views, free_seqs=(0,), carry=charged)) == [2]
+
+
+def test_lowest_sequences_first_so_that_streams_stay_neighbours():
+    plan = admission.run(state_of(waiting(1), waiting(2), free_seqs=(1, 3, 5)), Plan())
+    assert [a.seq_id for a in plan.admit] == [1, 3]
+
+
+@pytest.mark.parametrize(("is_unified", "n_cells_free", "expected"), [(True, 199, []), (True, 200, [1]), (False, 0, [1])])
+def test_cells_for_prompt_and_answer_are_there_or_nobody_comes_in(is_unified, n_cells_free, expected):
+    state = state_of(waiting(1, n_prompt=100, n_max=100), free_seqs=(0,), is_unified=is_unified, n_cells_free=n_cells_free)
+    assert admitted(state) == expected
+
+
+def test_a_sequence_can_never_need_more_than_its_context():
+    state = state_of(waiting(1, n_prompt=100, n_max=100_000), free_seqs=(0,), is_unified=True, n_cells_free=4096)
+    assert admitted(state) == [1]
+
+
+def test_smaller_requests_pass_one_that_does_not_fit_until_it_has_aged():
+    small = waiting(2, n_prompt=50, n_max=50)
+    for age, expected in ((S, [2]), (11 * S, [])):
+        big = waiting(1, n_prompt=20, n_max=3000, t_queued_ns=NOW - age)
+        assert admitted(state_of(big, small, free_seqs=(0, 1), is_unified=True, n_cells_free=500)) == expected
+
+
+def test_no_more_than_two_background_prompts_hold_sequences():
+    state = state_of(*[waiting(i, BACK) for i in range(5)], free_seqs=(0, 1, 2, 3))
+    assert len(admitted(state)) == 2
+    state = state_of(reading(8, BACK), *[waiting(i, BACK) for i in range(5)], free_seqs=(0, 1, 2, 3))
+    assert len(admitted(state)) == 1
+
+
+class TestParking:
+    def test_the_background_session_with_least_to_move_makes_room(self):
+        state = state_of(talking(1, BACK, n_past=300), talking(2, BACK, n_past=120), talking(3), waiting(9))
+        assert admission.run(state, Plan()).park == (2,)
+
+    def test_one_at_a_time(self):
+        moving = talking(1, BACK, is_transferring=True, is_ready=False)
+        assert admission.run(state_of(moving, talking(2, BACK), waiting(9)), Plan()).park == ()
+
+    def test_never_for_background_nor_from_interactive(self):
+        assert admission.run(state_of(talking(1, BACK), waiting(9, BACK)), Plan()).park == ()
+        assert admission.run(state_of(talking(1), waiting(9)), Plan()).park == ()
+
+    def test_not_a_chunk_in_progress(self):
+        state = state_of(reading(1, BACK, n_chunk=64, n_prompt=640), waiting(9))
+        assert admission.run(state, Plan()).park == ()
+
+    def test_the_one_that_frees_enough_cells(self):
+        few, many = talking(1, BACK, n_past=100, n_cells=150), talking(2, BACK, n_past=200, n_cells=900)
+        state = state_of(few, many, waiting(9, n_prompt=400, n_max=100), is_unified=True, n_cells_free=0, free_seqs=(5,))
+        assert admission.run(state, Plan()).park == (2,)
+
+    def test_a_parked_session_comes_back_in_order(self):
+        parked = waiting(1, BACK, phase=Phase.PARKED, n_past=100)
+        assert admitted(state_of(parked, free_seqs=(0,))) == [1]

@@ -1,0 +1,97 @@
+"""Bytes per tick: the estimate, and what is cut when it exceeds the budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.policy.build import CPU, DEVICE, S, prefill_item, reading, sids, state_of, talking
+from uma_core.policy import traffic
+from uma_core.policy.knobs import Knobs
+from uma_core.policy.pipeline import compose
+from uma_core.policy.plan import check_plan
+from uma_core.types import Lane, Phase
+
+BACK = Lane.BACKGROUND
+STAGES = ("decode_first", "prefill_order", "prefill_budget", "bmt_guard")
+WEIGHTS = DEVICE.weight_bytes
+CELL = DEVICE.kv_bytes_per_cell
+
+
+def run(state):
+    plan = compose(STAGES)(state)
+    assert check_plan(state, plan) == []
+    return plan
+
+
+def gbs(n_bytes, knobs=None):
+    """The budget in GB/s that allows n_bytes in one tick."""
+    return n_bytes / (knobs or Knobs()).tick_budget_ns
+
+
+def test_a_decode_call_reads_the_weights_once_and_each_context():
+    assert traffic.decode_call(DEVICE, [talking(0, n_past=100), talking(1, n_past=300)]) == WEIGHTS + 402 * CELL
+
+
+def test_expected_experts_grow_with_the_tokens_of_a_call():
+    moe = DEVICE._replace(n_expert=8, n_expert_used=2, expert_bytes=400_000_000)
+    dense = WEIGHTS - 400_000_000
+    assert traffic.weights(moe, 1) == pytest.approx(dense + 100_000_000, rel=1e-6)
+    assert traffic.weights(moe, 2) == pytest.approx(dense + 400_000_000 * (1 - 0.75**2), rel=1e-6)
+    assert traffic.weights(moe, 500) == pytest.approx(WEIGHTS, rel=1e-6)
+
+
+def test_off_it_only_keeps_the_estimate():
+    views = (talking(0), talking(1, BACK), reading(2, BACK, n_prompt=3000))
+    plan = run(state_of(*views))
+    assert plan.items == compose(STAGES[:-1])(state_of(*views)).items
+    kept = plan.carry["bmt_guard"]
+    assert kept.budget_bytes == 0 and kept.n_bytes > WEIGHTS
+
+
+def test_prompt_work_is_cut_first_then_background_rows_never_interactive_ones():
+    views = (talking(0), talking(2, BACK), talking(4, BACK), reading(5, BACK, n_prompt=3000))
+    one_call = WEIGHTS + 111 * CELL
+    slow = Knobs(stages=STAGES, tick_budget_ns=S)
+    for n_calls, n_rows, reads in ((4.5, 3, True), (3.0, 3, False), (0.5, 1, False)):
+        plan = run(state_of(*views, knobs=replace(slow, bmt_budget=gbs(n_calls * one_call, slow))))
+        served = sids(plan, Phase.DECODE)
+        assert 0 in served and len(served) == n_rows
+        assert (prefill_item(plan) is not None) is reads
+
+
+def test_the_run_is_shortened_before_it_is_dropped():
+    views = (talking(0, BACK), reading(1, BACK, n_prompt=3000))
+    free = run(state_of(*views))
+    decode, = [traffic.decode_call(DEVICE, [views[0]])]
+    allowed = decode + (free.carry["bmt_guard"].n_bytes - decode) // 2
+    plan = run(state_of(*views, knobs=Knobs(bmt_budget=allowed / free.run_ns)))
+    assert 0 < plan.run_ns < free.run_ns
+    assert plan.carry["bmt_guard"].n_bytes <= allowed
+
+
+def test_alone_nothing_is_ever_stopped():
+    tiny = Knobs(bmt_budget=0.001)
+    assert len(run(state_of(talking(0, BACK), talking(1, BACK), knobs=tiny)).items) == 1
+    assert prefill_item(run(state_of(reading(0, BACK), knobs=tiny))) is not None
+
+
+def test_rows_that_fit_the_budget_stay_within_it():
+    views = [talking(i, BACK, n_past=2000) for i in range(6)]
+    budget = WEIGHTS + 4.5 * 2001 * CELL
+    plan = run(state_of(*views, knobs=Knobs(bmt_budget=gbs(budget))))
+    assert len(plan.items) == 4
+    assert plan.carry["bmt_guard"].n_bytes <= budget
+
+
+def test_auto_means_the_bandwidth_of_a_measured_step():
+    plan = run(state_of(talking(0), knobs=Knobs(bmt_budget=-1.0)))
+    expected = WEIGHTS / CPU.solo_step_ns(0) * Knobs().tick_budget_ns
+    assert plan.carry["bmt_guard"].budget_bytes == pytest.approx(expected, rel=0.01)
+
+
+def test_without_resumable_prefill_whole_prompt_calls_are_dropped():
+    views = (talking(0), reading(1, BACK, n_prompt=10), reading(2, BACK, n_prompt=10))
+    plan = run(state_of(*views, n_prefill_lanes=0, knobs=Knobs(bmt_budget=gbs(2.5 * WEIGHTS))))
+    assert sids(plan, Phase.PREFILL) == [1]

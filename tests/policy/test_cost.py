@@ -1,0 +1,149 @@
+"""The cost model: fits, cliffs, grouping, online correction, storage."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.policy.build import CPU, DEVICE, GPU, MS, report
+from uma_core.policy.calibrate import CHUNK, DECODE, Sample, calibration_shapes, fit, guess
+from uma_core.policy.cost import CostModel, regime_of
+from uma_core.policy.curve import Curve
+from uma_core.types import Phase
+
+
+def test_curve_is_linear_between_sizes_and_keeps_both_sides_of_a_cliff():
+    curve = Curve((1, 63, 64), (16.0, 220.0, 191.0), (0.0, 0.0, 0.0))
+    assert curve.ns(63, 0) == 220.0 and curve.ns(64, 0) == 191.0
+    assert 16.0 < curve.ns(32, 0) < 220.0
+    assert curve.ns(128, 0) == 2 * 191.0
+    assert curve.ns(1, 0) == curve.ns(0, 0)
+
+
+def test_fit_returns_what_was_measured_and_separates_context_from_rows():
+    rows = [Sample(DECODE, 1, 0, 16 * MS), Sample(DECODE, 1, 1000, 18 * MS)]
+    model = fit([*rows, Sample(CHUNK, 64, 0, 190 * MS), Sample(CHUNK, 64, 1000, 280 * MS)])
+    assert model.decode_ns(1, 500) == pytest.approx(17 * MS, rel=1e-3)
+    assert model.prefill_ns(64, 500) == pytest.approx(235 * MS, rel=1e-3)
+    assert model.solo_step_ns(0) == model.decode_ns(1, 0)
+
+
+def test_groups_follow_the_measured_times_alone():
+    cpu = [len(g) for g in CPU.best_groups([0, 1], False, 512)]
+    gpu = [len(g) for g in GPU.best_groups([0, 1], False, 512)]
+    assert cpu == [1, 1], "two separate rows are faster than one call of two on this CPU"
+    assert gpu == [2]
+    assert [len(g) for g in CPU.best_groups(list(range(8)), False, 512)] == [8]
+
+
+def test_calls_never_span_a_gap_of_sequences_where_each_has_its_own_stream():
+    ids = [0, 1, 3, 4, 7]
+    groups = GPU.best_groups(ids, False, 512)
+    assert [[ids[i] for i in g] for g in groups] == [[0, 1], [3, 4], [7]]
+    assert len(GPU.best_groups(ids, True, 512)) == 1
+
+
+@given(st.sets(st.integers(0, 63), min_size=1), st.booleans(), st.integers(1, 64))
+def test_groups_are_a_partition_in_order_within_the_batch(ids, is_unified, n_batch):
+    ordered = sorted(ids)
+    groups = CPU.best_groups(ordered, is_unified, n_batch)
+    assert [i for g in groups for i in g] == list(range(len(ordered)))
+    assert all(len(g) <= n_batch for g in groups)
+
+
+def test_legal_chunks_leave_out_sizes_that_a_larger_one_undercuts():
+    samples = [Sample(CHUNK, n, 0, int(ms * MS)) for n, ms in ((16, 61), (32, 118), (63, 220), (64, 191), (128, 372), (256, 729))]
+    model = fit([Sample(DECODE, 1, 0, 17 * MS), *samples])
+    assert 63 not in model.chunks and {64, 128, 256} <= set(model.chunks)
+
+
+def test_one_disturbed_timing_does_not_leave_a_single_chunk_size():
+    times = ((16, 8.3), (32, 4.8), (64, 14.7), (128, 27.0), (256, 55.0), (512, 118.0))  # 32 cannot be true
+    model = fit([Sample(DECODE, 1, 0, 2 * MS), *[Sample(CHUNK, n, 0, int(ms * MS)) for n, ms in times]])
+    assert 32 not in model.chunks and {64, 128, 256, 512} <= set(model.chunks)
+
+
+def test_observation_moves_towards_the_truth_and_one_outlier_moves_little():
+    model = CPU
+    for _ in range(60):
+        predicted = model.decode_ns(1, 0)
+        model = model.observe(report(Phase.DECODE, 1, predicted, int(1.3 * CPU.decode_ns(1, 0))))
+    assert model.decode_ns(1, 0) == pytest.approx(1.3 * CPU.decode_ns(1, 0), rel=0.03)
+    spiked = model.observe(report(Phase.DECODE, 1, model.decode_ns(1, 0), 100 * model.decode_ns(1, 0)))
+    assert spiked.decode_ns(1, 0) < 1.05 * model.decode_ns(1, 0)
+
+
+def test_each_regime_is_corrected_by_itself_and_unseen_ones_follow_the_nearest():
+    slow = CPU
+    for _ in range(40):
+        slow = slow.observe(report(Phase.DECODE, 1, slow.decode_ns(1, 0), int(1.5 * CPU.decode_ns(1, 0))))
+    for _ in range(3):
+        slow = slow.observe(report(Phase.DECODE, 8, slow.decode_ns(8, 0), slow.decode_ns(8, 0)))
+    assert slow.factors[regime_of(1)] > 1.4
+    assert slow.factors[regime_of(2)] == slow.factors[regime_of(1)], "2 rows were never seen"
+    assert slow.prefill_ns(64, 0) == CPU.prefill_ns(64, 0)
+
+
+def test_what_was_not_predicted_or_found_no_room_teaches_nothing():
+    assert CPU.observe(report(Phase.DECODE, 1, 0, 5 * MS)) is CPU
+    assert CPU.observe(report(Phase.DECODE, 1, 5 * MS, 5 * MS)._replace(is_full=True)) is CPU
+
+
+def test_a_guess_learns_within_a_few_calls():
+    model, truth = guess(DEVICE), 300 * MS
+    for _ in range(12):
+        model = model.observe(report(Phase.DECODE, 1, model.decode_ns(1, 0), truth))
+    assert model.decode_ns(1, 0) == pytest.approx(truth, rel=0.1)
+
+
+def test_splits_follow_corrections():
+    model = GPU
+    for _ in range(80):  # two rows turn out to be dear on this device
+        model = model.observe(report(Phase.DECODE, 1, model.decode_ns(1, 0), GPU.decode_ns(1, 0)))
+        model = model.observe(report(Phase.DECODE, 2, model.decode_ns(2, 0), 4 * GPU.decode_ns(1, 0)))
+    assert [len(g) for g in model.best_groups([0, 1], True, 512)] == [1, 1]
+
+
+def test_noise_does_not_drag_the_model_away():
+    rng = random.Random(3)
+    model = CPU
+    for _ in range(500):
+        noisy = CPU.decode_ns(1, 0) * (rng.uniform(0.97, 1.03) if rng.random() > 0.03 else 5.0)
+        model = model.observe(report(Phase.DECODE, 1, model.decode_ns(1, 0), int(noisy)))
+    assert model.decode_ns(1, 0) == pytest.approx(CPU.decode_ns(1, 0), rel=0.1)
+
+
+@pytest.mark.parametrize("model", [CPU, GPU, guess(DEVICE)], ids=["cpu", "gpu", "guess"])
+def test_storage_gives_an_equal_model(model):
+    assert CostModel.from_dict(json.loads(json.dumps(model.to_dict()))) == model
+
+
+@pytest.mark.parametrize("data", [{}, {"decode": 3}, {**CPU.to_dict(), "factors": [1.0]}, {**CPU.to_dict(), "chunks": []}])
+def test_foreign_data_is_refused(data):
+    with pytest.raises(ValueError, match="not a stored cost model"):
+        CostModel.from_dict(data)
+
+
+@given(st.integers(1, 64), st.integers(0, 8192))
+def test_time_grows_with_context_and_a_prompt_is_worth_its_chunks(n_rows, n_kv):
+    assert CPU.decode_ns(n_rows, n_kv + 1000) >= CPU.decode_ns(n_rows, n_kv) > 0
+    assert CPU.rows_ns(n_rows, n_kv) <= CPU.decode_ns(n_rows, n_kv) * 1.001 + 1000
+    assert CPU.prompt_ns(n_rows * 10, n_kv) >= CPU.prefill_ns(1, 0)
+
+
+def test_calibration_shapes_fit_the_device_and_begin_with_one_row():
+    small = DEVICE._replace(n_seq_max=2, n_ubatch=96, n_ctx_seq=512)
+    shapes = calibration_shapes(small)
+    assert shapes[0].kind == DECODE and shapes[0].n_rows == 1
+    assert all(s.n_rows <= 2 for s in shapes if s.kind == DECODE)
+    assert all(s.n_rows <= 96 and s.n_kv + s.n_rows <= 512 for s in shapes if s.kind == CHUNK)
+    assert any(s.n_rows == 96 for s in shapes if s.kind == CHUNK), "the device's own largest chunk"
+
+
+def test_fit_of_part_of_the_shapes_still_predicts_everything():
+    model = fit([Sample(DECODE, 1, 64, 20 * MS)], DEVICE)
+    assert model.is_measured and model.prefill_ns(256, 0) > model.decode_ns(1, 0)

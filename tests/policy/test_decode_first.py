@@ -1,0 +1,111 @@
+"""One token for every decoding session, in the cheapest calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.policy.build import GPU, NOW, S, reading, sids, state_of, talking
+from uma_core.policy.knobs import Knobs
+from uma_core.policy.plan import Plan, check_plan
+from uma_core.policy.stages import decode_first
+from uma_core.policy.stages.fairness import Ledger
+from uma_core.policy.stages.sweet_spot import Spot
+from uma_core.types import Lane, Phase
+
+BACK = Lane.BACKGROUND
+
+
+def run(state):
+    plan = decode_first.run(state, Plan(carry=state.carry))
+    assert check_plan(state, plan) == []
+    return plan
+
+
+def test_everybody_ready_gets_one_token_and_nobody_else():
+    state = state_of(talking(0), talking(1, BACK), talking(2, is_ready=False), reading(3))
+    assert sorted(sids(run(state), Phase.DECODE)) == [0, 1]
+
+
+def test_interactive_rows_come_in_the_first_call_unless_sharing_is_cheaper():
+    views = (talking(0, BACK), talking(1))
+    calls = {i.sid: i.call for i in run(state_of(*views)).items}
+    assert calls[1] < calls[0]
+    shared = {i.call for i in run(state_of(*views, cost=GPU)).items}
+    assert shared == {0}
+
+
+def test_four_rows_share_a_call_and_two_do_not_on_the_measured_cpu():
+    assert len({i.call for i in run(state_of(*[talking(i) for i in range(4)])).items}) == 1
+    assert len({i.call for i in run(state_of(talking(0), talking(1))).items}) == 2
+
+
+@pytest.mark.parametrize(
+    ("knobs", "carry", "more", "n"),
+    [
+        (Knobs(max_background_decoders=2), {}, {}, 2),
+        (Knobs(), {"sweet_spot": Spot(n_served=3)}, {}, 3),
+        (Knobs(stages=("decode_first",)), {"sweet_spot": Spot(n_served=3)}, {}, 5),  # a stage that is off has no say
+        (Knobs(moe_max_decoders=1), {}, {"n_expert": 8}, 5),  # the MoE cap protects chats only
+        (Knobs(), {}, {}, 5),
+    ],
+)
+def test_background_rows_are_capped(knobs, carry, more, n):
+    state = state_of(*[talking(i, BACK) for i in range(5)], knobs=knobs, carry=carry, **more)
+    assert len(run(state).items) == n
+
+
+def test_moe_serves_few_background_rows_beside_a_chat():
+    state = state_of(talking(0), *[talking(i, BACK) for i in range(1, 5)], n_expert=8, n_expert_used=2)
+    assert len(run(state).items) == 1 + Knobs().moe_max_decoders
+
+
+def simulate(n, ticks, carry=None, knobs=None):
+    """Serve n background sessions for some ticks; who got how many tokens."""
+    last = [NOW - S + i for i in range(n)]
+    served: Counter = Counter()
+    carry = dict(carry or {})
+    for tick in range(ticks):
+        views = [talking(i, BACK, t_last_ns=last[i], client=i) for i in range(n)]
+        plan = run(state_of(*views, now_ns=NOW + tick, carry=carry, knobs=knobs))
+        carry = dict(plan.carry)
+        for sid in sids(plan, Phase.DECODE):
+            last[sid] = NOW + tick
+            served[sid] += 1
+    return served
+
+
+def test_rotation_serves_everybody_equally():
+    served = simulate(5, 50, knobs=Knobs(max_background_decoders=2))
+    assert set(served.values()) == {20}
+
+
+def test_bursts_keep_the_same_sessions_for_some_ticks():
+    state = state_of(*[talking(i, BACK, t_last_ns=NOW - 9 + i) for i in range(4)], carry={"sweet_spot": Spot(n_served=1, burst=3)})
+    first = run(state)
+    assert sids(first, Phase.DECODE) == [0]
+    carry = {**first.carry}
+    served = []
+    for _ in range(5):
+        views = [talking(i, BACK, t_last_ns=NOW if i == 0 else NOW - 9 + i) for i in range(4)]
+        plan = run(state_of(*views, carry=carry))
+        carry = dict(plan.carry)
+        served += sids(plan, Phase.DECODE)
+    assert served == [0, 0, 1, 1, 1], "three ticks each"
+
+
+def test_clients_with_less_virtual_time_rotate_in_first():
+    views = [talking(i, BACK, client=i, t_last_ns=NOW - 5 + i) for i in range(3)]
+    carry = {"fairness": Ledger({0: 4 * S, 1: 0, 2: 2 * S})}
+    assert sids(run(state_of(*views, knobs=Knobs(max_background_decoders=1), carry=carry)), Phase.DECODE) == [1]
+
+
+def test_a_parked_session_is_not_served():
+    plan = decode_first.run(state_of(talking(0, BACK), talking(1, BACK)), Plan(park=(0,)))
+    assert sids(plan, Phase.DECODE) == [1]
+
+
+def test_calls_respect_n_batch():
+    plan = run(state_of(*[talking(i) for i in range(8)], n_batch=3))
+    assert max(Counter(i.call for i in plan.items).values()) <= 3

@@ -1,0 +1,246 @@
+"""What the guard lets into a stream's gap, and what it learns from gaps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.policy.build import CPU, GPU, MS, NOW, S, prefill_item, reading, sids, state_of, talking
+from uma_core.policy.gaps import OVERDUE_CAP, TTFT_STRETCH, gap_limits, urgent_cap
+from uma_core.policy.guard_memory import GuardMemory, Kind, earn, learn
+from uma_core.policy.knobs import Knobs
+from uma_core.policy.parts import parts_of
+from uma_core.policy.pipeline import compose
+from uma_core.policy.plan import check_plan
+from uma_core.types import Lane, Phase
+
+BACK = Lane.BACKGROUND
+STAGES = ("decode_first", "prefill_order", "prefill_budget", "latency_guard")
+SOLO = CPU.solo_step_ns(110)
+STARVED = 64 * SOLO
+
+
+def run(state):
+    plan = compose(STAGES)(state)
+    assert check_plan(state, plan) == []
+    return plan
+
+
+def memory(**fields):
+    return {"latency_guard": GuardMemory(**fields)}
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("knobs", "slo", "cap", "pause"),
+        [
+            (Knobs(), 0, 1.2, 2.0),
+            (Knobs(guard_cap=1.5), 0, 1.5, 2.0),
+            (Knobs(guard_floor_ns=5 * SOLO), 0, 5.0, 5.0),  # the floor lifts the pause limit with it
+            (Knobs(), int(1.7 * SOLO), 1.7, 2.0),  # a request's own target replaces the cap
+            (Knobs(slo_tbt_ns=3 * SOLO), 0, 3.0, 3.0),
+            (Knobs(), SOLO // 2, 1.0, 2.0),  # faster than the device: no everyday room at all
+        ],
+    )
+    def test_cap_and_pause(self, knobs, slo, cap, pause):
+        state = state_of(talking(0, slo_tbt_ns=slo), knobs=knobs)
+        limits = gap_limits(state, parts_of(state))
+        assert limits.solo_ns == SOLO
+        assert limits.cap_ns / SOLO == pytest.approx(cap, rel=1e-3)
+        assert limits.pause_ns / SOLO == pytest.approx(pause, rel=1e-3)
+
+    def test_the_strictest_stream_decides(self):
+        state = state_of(talking(0, slo_tbt_ns=S), talking(1))
+        assert gap_limits(state, parts_of(state)).cap_ns < S
+
+    def test_solo_of_several_streams_is_their_own_round(self):
+        state = state_of(*[talking(i) for i in range(4)])
+        assert gap_limits(state, parts_of(state)).solo_ns == CPU.rows_ns(4, 440)
+
+
+class TestPromptBesideAChat:
+    def test_everyday_pieces_fit_the_cap(self):
+        plan = run(state_of(talking(0), reading(1, BACK, n_prompt=1200)))
+        item = prefill_item(plan)
+        assert sids(plan, Phase.DECODE) == [0]
+        assert SOLO + plan.run_ns <= 1.2 * SOLO
+        assert CPU.piece_ns(item.n_tokens, 0) <= plan.quantum_ns <= plan.run_ns
+        assert plan.min_pieces == 0
+
+    def test_the_gpu_uses_whole_chunks_in_half_layer_pieces(self):
+        assert prefill_item(run(state_of(talking(0), reading(1, BACK, n_prompt=5000), cost=GPU))).n_tokens >= 256
+
+    def test_a_paused_chunk_that_is_too_coarse_waits_for_credit(self):
+        paused = reading(1, BACK, n_prompt=1200, n_chunk=256, chunk_fraction=0.2)
+        assert prefill_item(run(state_of(talking(0), paused))) is None
+        plan = run(state_of(talking(0), paused, carry=memory(credit=1.0)))
+        assert 1.2 * SOLO < SOLO + plan.run_ns <= 2.0 * SOLO
+        assert plan.carry["latency_guard"].credit < 0.1, "one long gap is spent"
+
+    def test_a_starved_prompt_is_forced_one_piece(self):
+        paused = reading(1, BACK, n_prompt=1200, n_chunk=256, chunk_fraction=0.2, t_progress_ns=NOW - STARVED)
+        plan = run(state_of(talking(0), paused))
+        assert (prefill_item(plan).sid, plan.min_pieces) == (1, 1)
+
+    def test_a_piece_beyond_the_pause_limit_is_forced_more_rarely(self):
+        coarse = reading(1, BACK, n_prompt=1200, n_chunk=512, chunk_fraction=0.2)
+        assert CPU.piece_ns(512, 0) > SOLO
+        assert prefill_item(run(state_of(talking(0), coarse._replace(t_progress_ns=NOW - STARVED)))) is None
+        assert run(state_of(talking(0), coarse._replace(t_progress_ns=NOW - 4 * STARVED))).min_pieces == 1
+
+    def test_nothing_is_limited_with_nobody_streaming(self):
+        guarded, free = (compose(s)(state_of(talking(0, BACK), reading(1, BACK))) for s in (STAGES, STAGES[:-1]))
+        assert guarded.items == free.items and guarded.run_ns == free.run_ns
+
+    def test_a_chat_whose_kv_is_still_on_its_way_is_protected_already(self):
+        arriving = talking(0, is_ready=False, is_transferring=True)
+        plan = run(state_of(arriving, talking(1, BACK), reading(2, BACK, n_prompt=1200)))
+        assert sids(plan, Phase.DECODE) == []
+        assert plan.run_ns <= SOLO and plan.transfer_ns > 0
+
+    def test_without_resumable_prefill_the_smallest_chunk_is_forced_at_the_bound_only(self):
+        slow = reading(1, BACK, n_prompt=900)
+        assert prefill_item(run(state_of(talking(0), slow, n_prefill_lanes=0))) is None
+        plan = run(state_of(talking(0), slow._replace(t_progress_ns=NOW - 4 * STARVED), n_prefill_lanes=0))
+        assert prefill_item(plan).n_tokens == min(CPU.chunks)
+
+
+class TestInteractivePromptBesideAChat:
+    def cap(self, view, knobs=None):
+        state = state_of(talking(0), view, knobs=knobs)
+        return urgent_cap(state, view, gap_limits(state, parts_of(state))) / SOLO
+
+    def test_it_gets_the_share_that_its_deadline_needs(self):
+        fresh = reading(1, n_prompt=100)
+        assert self.cap(fresh) == pytest.approx(1 / (1 - 1 / TTFT_STRETCH), rel=0.01)
+        relaxed = fresh._replace(slo_ttft_ns=100 * CPU.prompt_ns(100, 0))
+        assert self.cap(relaxed) == pytest.approx(1.2, rel=0.01), "time enough within everyday gaps"
+
+    def test_overdue_it_grows_with_the_wait_up_to_a_limit(self):
+        target = TTFT_STRETCH * CPU.prompt_ns(100, 0)
+        caps = [self.cap(reading(1, n_prompt=100, t_queued_ns=int(NOW - k * target))) for k in (1, 2, 3, 50)]
+        assert caps == sorted(caps)
+        assert caps[0] == pytest.approx(2.0, rel=0.01) and caps[1] == pytest.approx(4.0, rel=0.01)
+        assert caps[-1] == pytest.approx(OVERDUE_CAP, rel=0.01)
+
+    def test_background_prompts_have_no_such_right(self):
+        late = reading(1, BACK, n_prompt=1200, t_queued_ns=NOW - 60 * S, t_progress_ns=NOW - MS)
+        assert run(state_of(talking(0), late)).run_ns + SOLO <= 1.2 * SOLO
+
+    def test_it_goes_before_background_streams(self):
+        plan = run(state_of(talking(0), talking(1, BACK), reading(2, n_prompt=300), cost=GPU))
+        assert sids(plan, Phase.DECODE) == [0] and prefill_item(plan).sid == 2
+
+
+class TestBackgroundStreams:
+    def test_on_the_cpu_a_second_row_does_not_fit_and_is_forced_at_the_bound(self):
+        worker = talking(1, BACK, n_past=100)
+        assert sids(run(state_of(talking(0), worker)), Phase.DECODE) == [0]
+        assert sids(run(state_of(talking(0), worker, carry=memory(credit=1.0))), Phase.DECODE) == [0], "nor into a long gap"
+        starved = worker._replace(t_last_ns=NOW - STARVED)
+        assert sorted(sids(run(state_of(talking(0), starved)), Phase.DECODE)) == [0, 1]
+
+    def test_forced_rows_keep_their_distance(self):
+        starved = [talking(i, BACK, n_past=100, t_last_ns=NOW - 2 * STARVED) for i in (1, 2)]
+        state = state_of(talking(0), *starved, carry=memory(forced_tick=1000 - 63))
+        assert sids(run(state), Phase.DECODE) == [0]
+        assert len(sids(run(state._replace(tick=1001)), Phase.DECODE)) == 2
+
+    def test_on_the_gpu_a_neighbour_rides_along(self):
+        plan = run(state_of(talking(0), talking(1, BACK), cost=GPU))
+        assert {i.call for i in plan.items} == {0} and len(plan.items) == 2
+
+    def test_as_many_as_fit(self):
+        views = [talking(i, BACK) for i in range(1, 7)]
+        everyday = run(state_of(talking(0), *views, cost=GPU))
+        long = run(state_of(talking(0), *views, cost=GPU, carry=memory(credit=1.0)))
+        assert 2 <= len(everyday.items) < len(long.items)
+
+    def test_the_floor_relaxes_it(self):
+        plan = run(state_of(talking(0), talking(1, BACK), knobs=Knobs(guard_floor_ns=40 * MS)))
+        assert sorted(sids(plan, Phase.DECODE)) == [0, 1]
+
+    def test_background_rows_and_prompts_take_turns(self):
+        views = (talking(0), talking(1, BACK), reading(2, BACK, n_prompt=5000))
+        carry, turns = {}, []
+        for tick in range(20):
+            plan = run(state_of(*views, cost=GPU, tick=tick, carry=carry))
+            carry = dict(plan.carry)
+            turns.append((len(sids(plan, Phase.DECODE)) - 1, prefill_item(plan) is not None))
+        assert sum(rows for rows, _ in turns) >= 5 and sum(read for _, read in turns) >= 5
+
+
+class TestTransfers:
+    def test_they_come_first_and_leave_the_rest(self):
+        moving = reading(2, is_ready=False, is_transferring=True)
+        plan = run(state_of(talking(0), reading(1, BACK, n_prompt=1200), moving))
+        assert plan.transfer_ns > 0
+        assert SOLO + plan.run_ns + plan.transfer_ns <= 1.2 * SOLO
+
+    def test_a_background_copy_takes_half_of_the_room_at_most(self):
+        big = {"kv_bytes_per_cell": 10_000_000}
+        chat = run(state_of(talking(0), reading(2, is_ready=False, is_transferring=True), **big)).transfer_ns
+        back = run(state_of(talking(0), reading(2, BACK, is_ready=False, is_transferring=True), **big)).transfer_ns
+        assert back == pytest.approx(chat / 2, rel=0.01)
+
+
+class TestLearning:
+    def after(self, start, gaps, kind):
+        """The memory after a stream had these gaps, in units of solo."""
+        known, t_last, n = start._replace(watch_sid=0, watch_ns=NOW, watch_n=10, watch_kind=int(kind), last_kind=int(kind)), NOW, 10
+        for gap in gaps:
+            t_last, n = t_last + int(gap * SOLO), n + 1
+            state = state_of(talking(0, t_last_ns=t_last, n_generated=n))
+            parts = parts_of(state)
+            known = learn(known, state, parts, gap_limits(state, parts))
+        return known
+
+    def test_margin_grows_when_everyday_gaps_exceed_the_cap_and_shrinks_slowly(self):
+        grown = self.after(GuardMemory(), [1.3] * 3, Kind.NORMAL)
+        assert grown.margin > 0.1
+        shrunk = self.after(grown, [1.1] * 10, Kind.NORMAL)
+        assert grown.margin - 0.02 < shrunk.margin < grown.margin
+
+    def test_margin_settles_where_few_gaps_exceed(self):
+        """3 of 100 gaps over the cap keep the margin where it is."""
+        start = GuardMemory(margin=0.1)
+        assert self.after(start, ([1.1] * 32 + [1.25]) * 10, Kind.NORMAL).margin == pytest.approx(0.1, abs=0.06)
+
+    def test_gaps_of_the_chat_alone_move_no_margin_but_use_up_credit(self):
+        noisy = self.after(GuardMemory(credit=1.0), [1.4], Kind.NOTHING)
+        assert noisy.margin == GuardMemory().margin and noisy.credit == 0.0
+
+    def test_a_gap_beyond_the_pause_limit_backs_off_and_recovers(self):
+        hit = self.after(GuardMemory(), [2.5], Kind.LONG)
+        assert hit.throttle == 0.5 and hit.hard_margin > GuardMemory().hard_margin
+        assert self.after(hit, [1.0] * 6, Kind.NORMAL).throttle == 1.0
+
+    def test_gaps_over_repeated_plans_are_not_counted(self):
+        state = state_of(talking(0, t_last_ns=NOW + 10 * SOLO, n_generated=20))
+        known = GuardMemory(watch_sid=0, watch_ns=NOW, watch_n=10, watch_kind=1)
+        assert learn(known, state, parts_of(state), gap_limits(state, parts_of(state))).margin == known.margin
+
+    def test_credit_never_exceeds_one_gap(self):
+        known = GuardMemory()
+        for _ in range(100):
+            known = earn(known, 0.04)
+        assert known.credit == 1.0
+
+
+class TestNeighbours:
+    """Sequences with streams of their own share a call only with neighbours."""
+
+    def test_all_ride_along_where_they_reach_the_chat_together(self):
+        views = [talking(i, BACK) for i in range(3)]
+        plan = run(state_of(*views, talking(3), cost=GPU, carry=memory(credit=1.0, cursor=2)))
+        assert len(plan.items) == 4 and {i.call for i in plan.items} == {0}
+
+    def test_a_neighbour_rides_along_when_it_is_not_its_turn(self):
+        views = [talking(0, BACK), talking(2, BACK)]
+        plan = run(state_of(*views, talking(3), cost=GPU))
+        assert sorted(sids(plan, Phase.DECODE)) == [2, 3]
+
+    def test_new_chunks_leave_room_for_margins_to_grow(self):
+        state = state_of(talking(0), reading(1, BACK, n_prompt=1200))
+        n = prefill_item(run(state)).n_tokens
+        tight = run(state._replace(carry=memory(margin=0.06)))
+        assert CPU.piece_ns(n, 0) <= tight.run_ns

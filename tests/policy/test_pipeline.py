@@ -1,0 +1,69 @@
+"""Composition by name, switches, the plan contract of the composed policy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.policy.build import reading, sids, state_of, talking, waiting
+from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
+from uma_core.policy.parts import index, parts_of
+from uma_core.policy.pipeline import REGISTRY, StageSpec, compose, explain
+from uma_core.policy.plan import check_plan
+from uma_core.types import Lane, Phase
+
+FULL_HOUSE = (
+    talking(0), talking(1, Lane.BACKGROUND), reading(2), reading(3, Lane.BACKGROUND), waiting(4), waiting(5, Lane.BACKGROUND),
+)  # fmt: skip
+
+
+def test_default_stages_are_all_known():
+    assert set(DEFAULT_STAGES) <= set(REGISTRY)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [(("admission", "turbo"), "turbo"), (("admission", "admission"), "twice"), (("latency_guard", "decode_first"), "before")],
+)
+def test_bad_names_are_refused(names, text):
+    with pytest.raises(ValueError, match=text):
+        compose(names)
+
+
+def test_no_stages_plan_nothing():
+    plan = compose(())(state_of(*FULL_HOUSE))
+    assert plan.items == () and plan.admit == ()
+
+
+@pytest.mark.parametrize("left_out", DEFAULT_STAGES)
+def test_every_stage_can_be_left_out(left_out):
+    names = tuple(n for n in DEFAULT_STAGES if n != left_out)
+    state = state_of(*FULL_HOUSE, knobs=Knobs(stages=names), free_seqs=(4, 5))
+    assert check_plan(state, compose(names)(state)) == []
+
+
+def test_an_outside_stage_runs_in_its_place():
+    spec = StageSpec(lambda state, plan: plan._replace(notes=(*plan.notes, "outside")))
+    assert compose(("decode_first", "outside"), {"outside": spec})(state_of(talking(0))).notes == ("outside",)
+
+
+def test_planning_leaves_the_state_alone_and_repeats_exactly():
+    state = state_of(*FULL_HOUSE, free_seqs=(4, 5))
+    before = repr(state)
+    policy = compose(DEFAULT_STAGES)
+    assert policy(state) == policy(state)
+    assert repr(state) == before
+
+
+def test_indexing_changes_nothing_but_speed():
+    state = state_of(*FULL_HOUSE)
+    assert index(state) == state
+    assert parts_of(index(state)) == parts_of(state)
+
+
+def test_explain_is_json_and_names_rows_and_prompt():
+    plan = compose(DEFAULT_STAGES)(state_of(talking(0), talking(1), reading(2)))
+    told = json.loads(json.dumps(explain(plan)))
+    assert sum(told["decode_rows_by_call"]) == len(sids(plan, Phase.DECODE)) == 2
+    assert [p["sid"] for p in told["prefill"]] == sids(plan, Phase.PREFILL)

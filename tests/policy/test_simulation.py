@@ -1,0 +1,189 @@
+"""The promise, on virtual time: storm, paste, chain, crowd, throughput on a CPU-like and a GPU-like device.
+
+Ratios are to the same device's solo stream, or to `peer`: a plain server that reads up to 2048 prompt tokens
+between two decode steps, in order of arrival, with no cost but the device's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import NamedTuple
+
+import pytest
+
+from tests.policy.sim import MS, Job, S, Sim, peer_makespan, percentile
+from uma_core.engine.fake import FakeModel
+from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
+from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
+from uma_core.types import Lane
+
+BACK = Lane.BACKGROUND
+
+
+class Device(NamedTuple):
+    cost: FakeCost
+    model: FakeModel
+    scale: int  # of all lengths
+    hurry: int  # of all arrivals
+
+
+CPU = Device(CPU_SHAPE, FakeModel(), 1, 1)
+GPU = Device(GPU_SHAPE, FakeModel(n_ctx=65536, kv_bytes_per_cell=131072, weight_bytes=8_500_000_000), 4, 4)
+DEVICES = pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+NOISE = pytest.mark.parametrize("noise", [0.0, 0.03], ids=["exact", "noisy"])
+
+
+def solo(device: Device, n_prompt: int = 32, n_tokens: int = 160, noise: float = 0.0) -> Job:
+    sim = Sim(device.cost, device.model, noise=noise)
+    job = sim.submit(Job(n_prompt, n_tokens * device.scale))
+    sim.run()
+    return job
+
+
+def storm_jobs(device: Device, n: int = 6) -> list[Job]:
+    return [Job(1200 * device.scale, 1, BACK, 2, at_ns=(500 + 400 * i) * MS // device.hurry) for i in range(n)]
+
+
+@DEVICES
+@NOISE
+class TestStorm:
+    def run(self, device, noise, n_chats=1, knobs=None, storm=True):
+        sim = Sim(device.cost, device.model, knobs, noise=noise)
+        chats = [sim.submit(Job(32, 160 * device.scale, client=10 + i, at_ns=100 * i * MS // device.hurry)) for i in range(n_chats)]
+        prompts = [sim.submit(j) for j in storm_jobs(device)] if storm else []
+        return sim.run(), chats, prompts
+
+    def test_the_chat_hardly_notices(self, device, noise):
+        base = percentile(solo(device, noise=noise).gaps, 0.5)
+        _, (chat,), _ = self.run(device, noise)
+        assert percentile(chat.gaps, 0.95) <= 1.2 * base
+        assert max(chat.gaps) <= 2.0 * base
+        assert sum(chat.gaps) <= 1.25 * base * len(chat.gaps)
+
+    def test_nothing_is_lost_over_all(self, device, noise):
+        sim, chats, prompts = self.run(device, noise)
+        peer, _ = peer_makespan(device.cost, device.model, chats + prompts)
+        slower = 1.0 + noise * 0.8  # the peer's device has no noise; this is the mean of ours
+        assert sim.clock.now_ns() <= 1.05 * slower * peer
+
+    def test_prompts_make_progress_within_the_bound_while_the_chat_streams(self, device, noise):
+        _, (chat,), prompts = self.run(device, noise)
+        bound = 64 * 1.25 * max(percentile(chat.gaps, 0.5), 1) * device.model.n_prefill_lanes
+        for job in prompts:
+            seen = [t for t in job.pieces if t < chat.times[-1]]
+            assert all(b - a <= bound for a, b in itertools.pairwise(seen))
+        first = prompts[0]
+        assert [t for t in first.pieces if t < chat.times[-1]], "the first prompt is read beside the chat"
+
+    def test_two_chats_are_as_well_off_as_without_the_storm(self, device, noise):
+        _, chats, _ = self.run(device, noise, 2)
+        _, alone, _ = self.run(device, noise, 2, storm=False)
+        for chat, quiet in zip(chats, alone, strict=True):
+            base = percentile(quiet.gaps, 0.5)
+            assert percentile(chat.gaps, 0.95) <= max(1.2 * base, 1.02 * percentile(quiet.gaps, 0.95))
+            assert max(chat.gaps) <= max(2.0 * base, 1.05 * max(quiet.gaps))
+
+
+@DEVICES
+class TestPaste:
+    def test_a_chat_starts_at_once_beside_a_paste(self, device):
+        sim = Sim(device.cost, device.model)
+        paste = sim.submit(Job(2400 * device.scale, 32, BACK, 2))
+        chat = sim.submit(Job(24, 64 * device.scale, at_ns=500 * MS // device.hurry))
+        sim.run()
+        alone = solo(device, 24, 64)
+        assert chat.ttft <= 2.0 * alone.ttft
+        assert percentile(chat.gaps, 0.95) <= 1.2 * percentile(alone.gaps, 0.5)
+        assert max(chat.gaps) <= 2.0 * percentile(alone.gaps, 0.5)
+        # while the chat streams the paste has a fifth of the device at most: it ends by that much later
+        _, (peer_ttft, _) = peer_makespan(device.cost, device.model, [paste, chat])
+        assert paste.ttft <= 1.05 * peer_ttft + (chat.times[-1] - chat.t_queued)
+
+
+@DEVICES
+def test_an_agent_chain_beside_three_background_decoders(device):
+    def chain(n_background: int) -> tuple[Sim, list[Job]]:
+        sim = Sim(device.cost, device.model)
+        last = None
+        for _ in range(4):
+            last = Job(48, 24 * device.scale, client=1, then=last)
+        for _ in range(n_background):
+            sim.submit(Job(32, 400 * device.scale, BACK, 2))
+        steps = [sim.submit(last, 1500 * MS // device.hurry)]
+        while steps[-1].then is not None:
+            steps.append(steps[-1].then)
+        sim.run()
+        return sim, steps
+
+    (_, alone), (sim, loaded) = chain(0), chain(3)
+    assert loaded[-1].times[-1] - loaded[0].t_queued <= 1.5 * (alone[-1].times[-1] - alone[0].t_queued)
+    background_alone, _ = peer_makespan(device.cost, device.model, [Job(32, 400 * device.scale) for _ in range(3)])
+    chain_alone = alone[-1].times[-1] - alone[0].t_queued
+    assert sim.clock.now_ns() <= 1.1 * (background_alone + chain_alone), "they wait for the chain, and lose nothing else"
+    background = [j for j in sim.done if j.lane is BACK]
+    assert all(any(loaded[0].t_queued < t < loaded[-1].times[-1] for t in j.times) for j in background), "they are slowed, not stopped"
+
+
+@DEVICES
+@pytest.mark.parametrize(("stages", "lane", "least"), [(DEFAULT_STAGES, Lane.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)])
+def test_four_streams_are_as_fast_as_on_the_plain_server(device, stages, lane, least):
+    sim = Sim(device.cost, device.model, Knobs(stages=stages))
+    jobs = [sim.submit(Job(128 * device.scale, 96 * device.scale, lane)) for _ in range(4)]
+    sim.run()
+    assert peer_makespan(device.cost, device.model, jobs)[0] >= least * sim.clock.now_ns()
+
+
+@DEVICES
+def test_with_the_guard_off_interactive_streams_lose_nothing_either(device):
+    sim = Sim(device.cost, device.model, Knobs(stages=tuple(s for s in DEFAULT_STAGES if s != "latency_guard")))
+    jobs = [sim.submit(Job(128 * device.scale, 96 * device.scale)) for _ in range(4)]
+    sim.run()
+    assert peer_makespan(device.cost, device.model, jobs)[0] >= 0.97 * sim.clock.now_ns()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_a_crowd_is_served_shortest_first(seed):
+    """A quarter to a third of the makespan at the median: the plain server's is a half."""
+    rng = random.Random(seed)
+    sim = Sim(CPU.cost, CPU.model)
+    jobs = []
+    for _ in range(24):
+        n_prompt, n_max = rng.randint(16, 700), rng.randint(4, 48)
+        jobs.append(sim.submit(Job(n_prompt, n_max, Lane(n_prompt > 512))))
+    sim.run()
+    makespan, ttfts = peer_makespan(CPU.cost, CPU.model, jobs)
+    assert len(sim.done) == 24
+    assert percentile([j.ttft for j in jobs], 0.5) <= 0.75 * percentile(ttfts, 0.5)
+    assert sim.clock.now_ns() <= 1.1 * makespan
+
+
+@DEVICES
+def test_clients_share_the_device_whatever_they_ask_for(device):
+    """One client floods, another asks now and then: its requests wait for a few others, not for the whole flood."""
+    sim = Sim(device.cost, device.model)
+    flood = [sim.submit(Job(300, 40, BACK, 1)) for _ in range(40)]
+    late = [sim.submit(Job(300, 40, BACK, 2, at_ns=(200 + 900 * i) * MS // device.hurry)) for i in range(4)]
+    sim.run()
+    done_before = [sum(f.times[-1] < j.times[-1] for f in flood) for j in late]
+    assert max(done_before) <= 24
+    assert max(j.ttft for j in late) < max(f.ttft for f in flood) / 3
+
+
+def test_without_resumable_prefill_a_chat_still_streams_and_prompts_still_end():
+    sim = Sim(GPU.cost, FakeModel(n_prefill_lanes=0, kv_bytes_per_cell=131072))
+    chat = sim.submit(Job(32, 300))
+    prompts = [sim.submit(Job(600, 1, BACK, 2, at_ns=100 * MS * i)) for i in range(3)]
+    sim.run()
+    base = percentile(solo(GPU).gaps, 0.5)
+    assert percentile(chat.gaps, 0.5) <= 1.05 * base
+    assert max(chat.gaps) <= 3.0 * base, "the smallest chunk that pays, at the starvation bound"
+    assert all(j.times for j in prompts)
+
+
+def test_a_hundred_clients_on_sixteen_sequences_all_end():
+    rng = random.Random(4)
+    sim = Sim(GPU.cost, FakeModel(n_seq_max=16, n_ctx=16 * 2048, is_unified=True))
+    for i in range(100):
+        sim.submit(Job(rng.randint(1, 900), rng.randint(1, 60), Lane(rng.random() < 0.5), client=i % 7, at_ns=rng.randint(0, 2 * S)))
+    assert len(sim.run().done) == 100

@@ -1,0 +1,93 @@
+"""Record, replay, draw."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from tests.policy.build import state_of, talking
+from tests.policy.sim import MS, Job, Sim
+from uma_core import trace
+from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE
+from uma_core.policy.knobs import Knobs
+from uma_core.policy.plan import Plan
+from uma_core.types import Lane
+
+
+def recorded(cost=CPU_SHAPE, **knobs) -> list[trace.Tick]:
+    """A busy second: a chat, background prompts and streams, two clients; noise, so that corrections and margins move."""
+    sim = Sim(cost, knobs=Knobs(**knobs), keep_states=True, noise=0.03)
+    sim.submit(Job(32, 40))
+    for i in range(3):
+        sim.submit(Job(400, 20, Lane.BACKGROUND, 2, at_ns=100 * MS * i))
+    sim.run()
+    return [trace.Tick(state, plan, after[0].reports) for (state, plan), after in zip(sim.log, sim.log[1:], strict=False)]
+
+
+def lines_of(ticks) -> list[str]:
+    out = io.StringIO()
+    assert trace.write(ticks, out) == len(ticks)
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("cost", [CPU_SHAPE, GPU_SHAPE], ids=["cpu", "gpu"])
+def test_every_recorded_plan_comes_out_again(cost):
+    ticks = recorded(cost, bmt_budget=-1.0)
+    lines = lines_of(ticks)
+    assert list(trace.differences(lines)) == []
+    assert len([x for x in lines if "new_context" in x]) == 1, "tables are written once"
+
+
+def test_states_survive_the_file_unchanged():
+    tick = recorded()[30]
+    context, line = map(json.loads, lines_of([tick]))
+    assert trace.unpack_state(line, context) == tick.state
+
+
+def test_a_changed_plan_is_found_and_named():
+    lines = lines_of(recorded())
+    at = next(i for i, x in enumerate(lines) if '"run_ns": 500000000' in x)
+    lines[at] = lines[at].replace('"run_ns": 500000000', '"run_ns": 499999999')
+    (found,) = trace.differences(lines)
+    assert "run_ns" in found and f"line {at + 1}" in found
+
+
+def test_the_command_tells_same_from_different(tmp_path, capsys):
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    lines = lines_of(recorded())
+    good.write_text("\n".join(lines) + "\n")
+    bad.write_text("\n".join(lines).replace('"run_ns": 500000000', '"run_ns": 1') + "\n")
+    assert trace.main(["replay", str(good)]) == 0
+    assert trace.main(["replay", str(bad)]) == 1
+    assert "recorded 1, now 500000000" in capsys.readouterr().out
+    assert trace.main([]) == 2
+
+
+def test_what_could_not_be_read_back_is_refused_at_once():
+    class Foreign(tuple):
+        _fields = ("a",)
+
+    for value in (Foreign((1,)), object()):
+        with pytest.raises(ValueError, match=r"record|CARRIED"):
+            lines_of([trace.Tick(state_of(talking(0), carry={"x": value}), Plan(), ())])
+
+
+def test_the_ring_keeps_the_last_ticks_only():
+    ring = trace.Recorder(5)
+    for tick in recorded():
+        ring(*tick)
+    assert len(ring.ticks) == 5
+
+
+def test_the_time_line_is_chrome_json_with_ticks_calls_and_sessions():
+    ticks = recorded()
+    drawn = json.loads(json.dumps(trace.chrome(ticks)))
+    events = drawn["traceEvents"]
+    assert all({"ph", "pid", "name"} <= set(e) for e in events)
+    spans = [e for e in events if e["ph"] == "X"]
+    assert all(e["dur"] >= 0 and e["ts"] > 0 for e in spans)
+    assert {e["name"] for e in spans if e["pid"] == 1} >= {"decode 1 rows", f"tick {ticks[0].state.tick}"}
+    assert {e["tid"] for e in spans if e["pid"] == 2} == {1, 2, 3, 4}, "one row per session"
+    assert any(e["ph"] == "C" for e in events)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.protocol import messages
+from uma_core.protocol.fields import Field, Kind
+from uma_core.protocol.ops import OPS
+from uma_core.types import Lane, Request, SamplingParams, Slo
+
+
+def decode(payload: bytes) -> messages.Message:
+    value = messages.parse_object(payload)
+    return messages.decode(value, messages.decode_id(value))
+
+
+def refuse(payload: bytes) -> UmaError:
+    with pytest.raises(UmaError) as caught:
+        decode(payload)
+    return caught.value
+
+
+def test_a_small_request_is_all_defaults():
+    message = decode(b'{"id":"a","prompt":"hi"}')
+    assert message.op.name == "generate"
+    assert message.request == Request(id="a", prompt="hi")
+
+
+def test_every_field_arrives():
+    message = decode(
+        b'{"type":"generate","id":7,"messages":[{"role":"user","content":"hi"}],"max_tokens":3,"temperature":1,"top_p":0.5,"top_k":2,'
+        b'"min_p":0.1,"repeat_penalty":1.1,"repeat_last_n":8,"seed":9,"stop":"x","stream":false,"priority":"background",'
+        b'"slo":{"target_ttft_ms":1.5,"target_tbt_ms":2},"cache_prompt":false,"ignore_eos":true,"timeout_ms":250,"overflow":"shift",'
+        b'"metadata":{"k":1},"unknown":[]}'
+    )
+    assert (message.id, message.wire_id) == ("7", 7)
+    assert message.request == Request(
+        id="7",
+        messages=({"role": "user", "content": "hi"},),
+        max_tokens=3,
+        sampling=SamplingParams(1.0, 2, 0.5, 0.1, 1.1, 8, 9),
+        stop=("x",),
+        stream=False,
+        lane=Lane.BACKGROUND,
+        slo=Slo(1_500_000, 2_000_000),
+        cache_prompt=False,
+        ignore_eos=True,
+        timeout_ns=250_000_000,
+        overflow="shift",
+        metadata={"k": 1},
+    )
+
+
+def test_null_is_absent():
+    fields = ",".join(f'"{field.name}":null' for field in OPS["generate"].fields if field.name != "prompt")
+    assert decode(f'{{"id":"a","type":null,"prompt":"hi",{fields}}}'.encode()).request == Request(id="a", prompt="hi")
+
+
+@pytest.mark.parametrize(
+    ("fragment", "field"),
+    [
+        ('"prompt":5', "prompt"),
+        ('"prompt":""', "prompt"),
+        ('"prompt":"a","tokens":[1]', "tokens"),
+        ('"prompt":"a","messages":[{"role":"user","content":"a"}]', "messages"),
+        ('"max_tokens":1', "prompt"),
+        ('"tokens":[]', "tokens"),
+        ('"tokens":[1.5]', "tokens"),
+        ('"tokens":[true]', "tokens"),
+        ('"tokens":[-1]', "tokens"),
+        ('"tokens":[2147483648]', "tokens"),
+        ('"messages":[]', "messages"),
+        ('"messages":["a"]', "messages[0]"),
+        ('"messages":[{"role":"user","content":"a"},{"content":"a"}]', "messages[1].role"),
+        ('"messages":[{"role":"user","content":1}]', "messages[0].content"),
+        ('"prompt":"a","max_tokens":0', "max_tokens"),
+        ('"prompt":"a","max_tokens":1.0', "max_tokens"),
+        ('"prompt":"a","max_tokens":true', "max_tokens"),
+        ('"prompt":"a","max_tokens":"5"', "max_tokens"),
+        ('"prompt":"a","temperature":-0.1', "temperature"),
+        ('"prompt":"a","temperature":1' + "0" * 400, "temperature"),
+        ('"prompt":"a","top_p":0', "top_p"),
+        ('"prompt":"a","top_p":1.01', "top_p"),
+        ('"prompt":"a","seed":4294967296', "seed"),
+        ('"prompt":"a","stop":[""]', "stop"),
+        ('"prompt":"a","stop":[1]', "stop"),
+        ('"prompt":"a","stop":' + json.dumps(["x"] * 17), "stop"),
+        ('"prompt":"a","stream":1', "stream"),
+        ('"prompt":"a","priority":"urgent"', "priority"),
+        ('"prompt":"a","slo":1', "slo"),
+        ('"prompt":"a","slo":{"target_tbt_ms":"fast"}', "slo.target_tbt_ms"),
+        ('"prompt":"a","overflow":"panic"', "overflow"),
+        ('"prompt":"a","metadata":[]', "metadata"),
+        ('"prompt":"a","type":5', "type"),
+        ('"type":"cancel","conn":-1', "conn"),
+        ('"type":"metrics","format":"xml"', "format"),
+        ('"type":"drain","timeout_ms":-1', "timeout_ms"),
+    ],
+)
+def test_a_wrong_field_is_named(fragment, field):
+    error = refuse(f'{{"id":"a",{fragment}}}'.encode())
+    assert error.error is ErrorCode.BAD_REQUEST
+    assert error.detail["field"] == field
+    assert f"`{field}`" in error.message
+
+
+@pytest.mark.parametrize("id", ['""', '"' + "x" * 129 + '"', "1.5", "true", "[]", "9223372036854775808"])
+def test_a_wrong_id_is_named(id):
+    assert refuse(f'{{"id":{id},"prompt":"a"}}'.encode()).detail["field"] == "id"
+
+
+def test_cancel_needs_an_id():
+    assert refuse(b'{"type":"cancel"}').detail["field"] == "id"
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [
+        (b"", ErrorCode.INVALID_JSON),
+        (b"[]", ErrorCode.INVALID_JSON),
+        (b'"a"', ErrorCode.INVALID_JSON),
+        (b"{", ErrorCode.INVALID_JSON),
+        (b'{"a":1}x', ErrorCode.INVALID_JSON),
+        (b'{"a":NaN}', ErrorCode.INVALID_JSON),
+        (b'{"a":-Infinity}', ErrorCode.INVALID_JSON),
+        (b'{"a":1e999}', ErrorCode.INVALID_JSON),
+        (b'{"a":' + b"1" * 5000 + b"}", ErrorCode.INVALID_JSON),
+        (b'{"a":' + b"[" * 100_000, ErrorCode.INVALID_JSON),
+        (b'\xef\xbb\xbf{"a":1}', ErrorCode.INVALID_JSON),
+        (b'{"a":"\xff"}', ErrorCode.BAD_UTF8),
+        (b'{"a":"\0"}', ErrorCode.BAD_UTF8),
+        (b'{"a":"\\u0000"}', ErrorCode.BAD_UTF8),
+        (b'{"\\u0000":1}', ErrorCode.BAD_UTF8),
+        (b'{"a":[{"b":"\\ud800"}]}', ErrorCode.BAD_UTF8),
+        ('{"a":1}'.encode("utf-16"), ErrorCode.BAD_UTF8),
+        (b'{"type":"explode"}', ErrorCode.UNKNOWN_TYPE),
+    ],
+)
+def test_what_is_no_request_is_refused(payload, code):
+    assert refuse(payload).error is code
+
+
+def test_escaped_surrogate_pairs_are_text():
+    assert decode(b'{"prompt":"\\ud83d\\ude00"}').request.prompt == "\U0001f600"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+known_names = st.sampled_from(sorted({field.name for op in OPS.values() for field in op.fields} | {"id", "type"}))
+
+
+@given(st.dictionaries(known_names, json_values, max_size=6), st.sampled_from(sorted(OPS)))
+def test_any_values_give_a_message_or_a_coded_error(values, op):
+    payload = json.dumps({"type": op, **values}).encode("utf-8", "surrogatepass")
+    try:
+        message = decode(payload)
+    except UmaError as error:
+        assert error.error.spec.name in ("bad_request", "invalid_json", "bad_utf8", "unknown_type")
+    else:
+        assert set(message.args) == {field.name for field in message.op.fields}
+
+
+def leaf_fields():
+    return [(op.name, field) for op in OPS.values() for field in op.fields if field.kind in (Kind.INTEGER, Kind.NUMBER)]
+
+
+@pytest.mark.parametrize(("op", "field"), leaf_fields(), ids=lambda value: value.name if isinstance(value, Field) else value)
+def test_ranges_are_what_is_declared(op, field):
+    values = {"type": op, "id": "a", "prompt": "x"} if op == "generate" else {"type": op, "id": "a"}
+    step = 1 if field.kind is Kind.INTEGER else 1e-6
+    for bound, outside in ((field.low, -1), (field.high, 1)):
+        if bound is None or (field.is_open_low and outside < 0):
+            continue
+        assert math.isclose(decode(json.dumps({**values, field.name: bound}).encode()).args[field.name], bound)
+        wrong = bound + outside * (step if field.kind is Kind.INTEGER else max(step, abs(bound) * 1e-3))
+        assert refuse(json.dumps({**values, field.name: wrong}).encode()).detail["field"] == field.name
+
+
+def test_operations_are_declared_consistently():
+    for name, op in OPS.items():
+        assert op.name == name
+        assert op.help.endswith(".")
+        assert not {"id", "event", "type"} & {field.name for field in op.reply}, "these belong to the envelope"
+
+
+def test_documents_list_everything():
+    text = messages.ops_markdown()
+    for op in OPS.values():
+        assert f"### `{op.name}`" in text
+        assert all(f"`{field.name}`" in text for field in op.fields + op.reply)
+    assert all(f"### `{name}`" in messages.events_markdown() for name in ("token", "eos", "error", "reply"))

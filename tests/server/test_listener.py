@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from uma_core.clock import ManualClock
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.listener import BACK_OFF_NS, Listener, bind_unix, passed_sockets
+from uma_core.server.loop import Loop
+
+
+def refuse(path: str) -> ErrorCode:
+    with pytest.raises(UmaError) as caught:
+        bind_unix(path, 8)
+    return caught.value.error
+
+
+def test_the_socket_is_the_owners_alone_and_leaves_nothing_behind(socket_path):
+    bound = bind_unix(socket_path, 8)
+    found = os.stat(socket_path)
+    assert stat.S_ISSOCK(found.st_mode)
+    assert stat.S_IMODE(found.st_mode) == 0o600
+    bound.close()
+    bound.close()
+    assert os.listdir(os.path.dirname(socket_path)) == []
+
+
+def test_the_umask_comes_back(socket_path):
+    before = os.umask(0o022)
+    bound = bind_unix(socket_path, 8)
+    assert os.umask(before) == 0o022
+    bound.close()
+
+
+def test_a_second_daemon_is_refused(socket_path):
+    bound = bind_unix(socket_path, 8)
+    assert refuse(socket_path) is ErrorCode.SOCKET_IN_USE
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(socket_path)
+    bound.close()
+
+
+def test_a_live_socket_without_a_lock_is_not_stolen(socket_path):
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(socket_path)
+        other.listen(1)
+        assert refuse(socket_path) is ErrorCode.SOCKET_IN_USE
+        clients = []
+        while True:  # fill its backlog: still alive
+            client = socket.socket(socket.AF_UNIX)
+            client.setblocking(False)
+            clients.append(client)
+            if client.connect_ex(socket_path) == errno.EAGAIN:
+                break
+        assert refuse(socket_path) is ErrorCode.SOCKET_IN_USE
+        for client in clients:
+            client.close()
+    assert os.path.exists(socket_path)
+
+
+def test_a_stale_socket_is_replaced(socket_path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(socket_path)
+    bound = bind_unix(socket_path, 8)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(socket_path)
+    bound.close()
+
+
+def test_what_a_killed_daemon_leaves_is_replaced(socket_path):
+    program = f"from uma_core.server.listener import bind_unix; b = bind_unix({socket_path!r}, 8); print(); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+        killed.stdout.readline()
+        assert refuse(socket_path) is ErrorCode.SOCKET_IN_USE
+        killed.kill()
+    bind_unix(socket_path, 8).close()
+
+
+def test_another_file_is_left_alone(socket_path):
+    with open(socket_path, "w") as file:
+        file.write("mine")
+    assert refuse(socket_path) is ErrorCode.CONFIG_INVALID
+    with open(socket_path) as file:
+        assert file.read() == "mine"
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/uma.sock", "{}/" + "x" * 200])
+def test_a_path_that_cannot_be_bound(tmp_path, path):
+    assert refuse(path.format(tmp_path)) is ErrorCode.CONFIG_INVALID
+
+
+def test_closing_leaves_the_socket_of_a_successor(socket_path):
+    bound = bind_unix(socket_path, 8)
+    os.unlink(socket_path)
+    with socket.socket(socket.AF_UNIX) as successor:
+        successor.bind(socket_path)
+        bound.close()
+        assert os.path.exists(socket_path)
+
+
+def test_no_sockets_were_passed():
+    assert passed_sockets({}, 1) == []
+    assert passed_sockets({"LISTEN_PID": "2", "LISTEN_FDS": "1"}, 1) == []
+
+
+def test_what_was_passed_is_no_unix_socket(monkeypatch):
+    environ = {"LISTEN_PID": "1", "LISTEN_FDS": "1"}
+    with socket.socket(socket.AF_INET) as other, open(os.devnull) as file:
+        for fd in (other.fileno(), file.fileno(), 987_654):
+            monkeypatch.setattr("uma_core.server.listener.FIRST_PASSED_FD", fd)
+            with pytest.raises(UmaError) as caught:
+                passed_sockets(environ, 1)
+            assert caught.value.error is ErrorCode.CONFIG_INVALID
+        assert other.getsockname()
+    with pytest.raises(UmaError):
+        passed_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "many"}, 1)
+
+
+def test_a_passed_socket_is_adopted(socket_path):
+    program = (
+        "import os, sys; from uma_core.server.listener import passed_sockets\n"
+        "os.environ['LISTEN_PID'] = str(os.getpid())\n"
+        "bound, = passed_sockets(os.environ, os.getpid())\n"
+        "bound.sock.setblocking(True); client, _ = bound.sock.accept(); client.send(b'adopted'); bound.close()"
+    )
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(socket_path)
+        listening.listen(8)
+
+        def pass_it() -> None:
+            os.dup2(listening.fileno(), 3)
+
+        env = {**os.environ, "LISTEN_FDS": "1"}
+        with (
+            subprocess.Popen([sys.executable, "-c", program], preexec_fn=pass_it, pass_fds=(3,), env=env),
+            socket.socket(socket.AF_UNIX) as client,
+        ):
+            client.connect(socket_path)
+            assert client.recv(20) == b"adopted"
+    assert os.path.exists(socket_path), "its supervisor owns the path"
+
+
+class Refusing:
+    """Stands in for a listening socket whose accept fails."""
+
+    def __init__(self, sock: socket.socket, errors: list[int]) -> None:
+        self._sock = sock
+        self.errors = errors
+        self.n_accepts = 0
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def accept(self):
+        self.n_accepts += 1
+        if self.errors:
+            raise OSError(self.errors.pop(0), "injected")
+        return self._sock.accept()
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@pytest.fixture
+def accepting(socket_path):
+    """A listener with injected errors on a loop with a hand-moved clock, and one waiting client."""
+    clock = ManualClock()
+    loop, bound = Loop(clock), bind_unix(socket_path, 8)
+    accepted, shed, client = [], [], socket.socket(socket.AF_UNIX)
+
+    def make(errors: list[int]):
+        bound.sock = Refusing(bound.sock, errors)
+        listener = Listener(loop, bound, accepted.append, shed.append)
+        client.connect(socket_path)
+        return loop, clock, listener, accepted, shed
+
+    yield make
+    client.close()
+    for sock in accepted:
+        sock.close()
+    bound.close()
+    loop.close()
+
+
+def test_a_client_that_left_before_accept_is_passed_over(accepting):
+    loop, _, listener, accepted, _ = accepting([errno.ECONNABORTED])
+    loop.turn(0)
+    assert len(accepted) == 1
+    listener.close()
+
+
+@pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ENOMEM, errno.EIO])
+def test_errors_that_last_back_off_instead_of_spinning(accepting, error):
+    loop, clock, listener, accepted, _ = accepting([error])
+    for _ in range(10):
+        loop.turn(0)
+    assert listener.bound.sock.n_accepts == 1
+    clock.advance(BACK_OFF_NS)
+    loop.turn(0)
+    loop.turn(0)
+    assert len(accepted) == 1
+    listener.close()
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
+def test_out_of_descriptors_sheds_the_client_with_the_spare_one(accepting, error):
+    loop, _, listener, accepted, shed = accepting([error])
+    loop.turn(0)
+    assert (len(accepted), len(shed), listener.n_shed) == (0, 1, 1)
+    listener.close()
+
+
+def test_out_of_descriptors_even_for_the_spare_one_backs_off(accepting):
+    loop, clock, listener, accepted, shed = accepting([errno.EMFILE] * 2)
+    for _ in range(10):
+        loop.turn(0)
+    assert (len(accepted), len(shed), listener.n_back_offs) == (0, 0, 1)
+    clock.advance(BACK_OFF_NS)
+    loop.turn(0)
+    loop.turn(0)
+    assert len(accepted) == 1
+    listener.close()

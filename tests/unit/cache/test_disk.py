@@ -1,0 +1,223 @@
+"""The disk's thread: what it writes comes back, what is damaged goes, and no failure reaches anybody."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from uma_core.cache import disk as disk_module
+from uma_core.cache import files
+from uma_core.cache.disk import BACK_OFF_NS, PENDING_MOST, Blob, DiskTier, Found
+from uma_core.clock import ManualClock
+
+MODEL = "0123456789abcdef"
+PAYLOAD = bytes(range(256)) * 20
+
+
+def blob(seed: int = 0, model: str = MODEL, payload: bytes = PAYLOAD) -> Blob:
+    return Blob(model, 1000, 2, np.arange(seed, seed + 7, dtype=np.int32), payload)
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock(1)
+        self.folder = folder
+        self.disk = DiskTier(str(folder), MODEL, self.clock, lambda: None)
+
+    def wait(self, start: Callable[[Callable[[object], None]], object]) -> object:
+        """Start a job and poll until it answered."""
+        answers: list[object] = []
+        start(answers.append)
+        while not answers:
+            self.disk.poll()
+        return answers[0]
+
+    def write(self, what: Blob) -> object:
+        return self.wait(lambda then: self.disk.write(what, then) or then(None))
+
+    def index(self) -> dict[str, Found]:
+        found = self.wait(self.disk.index)
+        assert isinstance(found, list)
+        return {each.name: each for each in found}
+
+    def read(self, name: str) -> bytes | None:
+        ticket = self.disk.read(name)
+        assert ticket.done.wait(10)
+        return ticket.payload
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "cache")
+    yield made
+    assert made.disk.close(10)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_what_is_written_comes_back(bench: Bench) -> None:
+    assert bench.write(blob()) is True
+    (found,) = bench.index().values()
+    assert found.head is not None and found.head.tokens.tolist() == list(range(7)) and found.head.start == 2
+    assert found.name == blob().name and found.n_bytes > len(PAYLOAD)
+    assert bench.read(found.name) == PAYLOAD
+    path = bench.folder / found.name
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(bench.folder.stat().st_mode) == 0o700
+
+
+def test_another_process_finds_it(bench: Bench) -> None:
+    bench.write(blob(1))
+    bench.write(blob(2))
+    other = Bench(bench.folder)
+    assert set(other.index()) == {blob(1).name, blob(2).name}
+    assert other.read(blob(2).name) == PAYLOAD
+    assert other.disk.close(10)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda data: data[:-1],
+    "cut in the header": lambda data: data[: files.FIXED_BYTES + 5],
+    "empty": lambda data: b"",
+    "longer": lambda data: data + b"x",
+    "foreign": lambda data: b"GGUF" + data[4:],
+    "of another version": lambda data: data[:8] + b"\x63" + data[9:],
+    "flipped in the header": lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:],
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damaged_files_are_ignored_and_removed(bench: Bench, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    for seed in (1, 2, 3):
+        bench.write(blob(seed))
+    for seed in (1, 2):
+        path = bench.folder / blob(seed).name
+        path.write_bytes(DAMAGE[how](path.read_bytes()))
+    assert set(bench.index()) == {blob(3).name}
+    assert [p.name for p in bench.folder.iterdir()] == [blob(3).name]
+    (warning,) = warnings(caplog)  # one, though there were two files
+    assert "E_IO_002" in warning and "removed" in warning
+
+
+def test_a_flipped_bit_of_the_payload_is_seen_when_it_is_read(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.write(blob())
+    path = bench.folder / blob().name
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 4
+    path.write_bytes(bytes(data))
+    assert set(bench.index()) == {blob().name}
+    assert bench.read(blob().name) is None
+    assert not path.exists() and len(warnings(caplog)) == 1
+
+
+def test_a_file_cut_after_the_index_was_made(bench: Bench) -> None:
+    bench.write(blob())
+    path = bench.folder / blob().name
+    os.truncate(path, path.stat().st_size - 10)
+    assert bench.read(blob().name) is None and not path.exists()
+
+
+def test_a_file_that_vanished(bench: Bench) -> None:
+    assert bench.read("nothing" + files.SUFFIX) is None
+    assert bench.write(blob()) is True  # the thread lives
+
+
+def test_a_file_under_a_wrong_name_is_removed(bench: Bench) -> None:
+    bench.write(blob(1))
+    (bench.folder / blob(1).name).rename(bench.folder / blob(2).name)
+    assert bench.index() == {}
+    assert list(bench.folder.iterdir()) == []
+
+
+def test_other_models_files_stay_and_strangers_are_left_alone(bench: Bench) -> None:
+    bench.write(blob(1, model="f" * 16))
+    (bench.folder / "notes.txt").write_text("mine")
+    (bench.folder / ("x" + files.SUFFIX + ".tmp")).write_bytes(b"half")
+    found = bench.index()
+    assert [each.head for each in found.values()] == [None]
+    assert sorted(p.name for p in bench.folder.iterdir()) == sorted(["notes.txt", blob(1, model="f" * 16).name])
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_switches_writing_off_for_a_while(
+    bench: Bench, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.write(blob(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_module.os, "fsync", failing(number))
+        assert bench.write(blob(2)) is False
+    assert bench.write(blob(3)) is None  # not tried
+    assert bench.read(blob(1).name) == PAYLOAD  # reading goes on
+    assert [p.name for p in bench.folder.iterdir()] == [blob(1).name]  # nothing half written is left
+    bench.clock.advance(BACK_OFF_NS)
+    assert bench.write(blob(4)) is True
+    (warning,) = warnings(caplog)
+    assert "E_IO_002" in warning and os.strerror(number) in warning
+
+
+def test_the_same_failure_is_warned_of_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(disk_module.os, "replace", failing(errno.ENOSPC))
+    for seed in range(3):
+        bench.write(blob(seed))
+        bench.clock.advance(BACK_OFF_NS)
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_directory_that_cannot_be_written_still_serves(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.write(blob(1))
+    real_open = os.open
+
+    def read_only(path: str, flags: int, *rest: int) -> int:
+        if flags & (os.O_WRONLY | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real_open(path, flags, *rest)
+
+    monkeypatch.setattr(disk_module.os, "open", read_only)
+    monkeypatch.setattr(disk_module.os, "unlink", failing(errno.EROFS))
+    monkeypatch.setattr(disk_module.os, "utime", failing(errno.EROFS))
+    assert set(bench.index()) == {blob(1).name}
+    assert bench.read(blob(1).name) == PAYLOAD
+    assert bench.write(blob(2)) is False
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    bench = Bench(tmp_path / "file" / "cache")
+    assert bench.index() == {}
+    assert bench.write(blob()) is False
+    assert bench.disk.close(10)
+    assert warnings(caplog) and all("E_IO_002" in w for w in warnings(caplog))
+
+
+def test_no_more_waits_to_be_written_than_is_allowed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_module, "PENDING_MOST", 3 * blob().n_bytes)
+    taken = [bench.disk.write(blob(i), lambda is_written: None) for i in range(5)]
+    assert taken == [True] * 3 + [False] * 2  # their end is told by `poll` alone, which was not called
+    assert bench.disk.write(blob(9), lambda is_written: None, is_last=True)
+    assert PENDING_MOST > 0
+
+
+def test_reads_go_before_writes_and_close_waits_for_all(bench: Bench) -> None:
+    for seed in range(10):
+        bench.disk.write(blob(seed), lambda is_written: None)
+    assert bench.disk.close(10)
+    assert len(list(bench.folder.iterdir())) == 10
+    bench.disk = DiskTier(str(bench.folder), MODEL, bench.clock, lambda: None)

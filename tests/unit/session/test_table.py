@@ -1,0 +1,35 @@
+"""Fairness accounts: one per peer, and no more than are of use."""
+
+from __future__ import annotations
+
+from uma_core.engine.fake import FakeEngine
+from uma_core.session.session import Grant, Session
+from uma_core.session.table import MAX_CLIENTS, SessionTable
+from uma_core.types import Lane, Peer, Request
+
+
+def add(table: SessionTable, sid: int, peer: Peer) -> Session:
+    session = Session(sid, 1, Request(str(sid), prompt="x"), [1, 2], Grant(Lane.INTERACTIVE, 4, 0))
+    table.add(session, peer)
+    return session
+
+
+def test_a_peer_keeps_its_account():
+    table = SessionTable(FakeEngine().info)
+    first, second, third = (add(table, n, Peer(1, 1, pid)) for n, pid in ((1, 10), (2, 10), (3, 11)))
+    assert first.client == second.client != third.client
+    assert table.client_names()[third.client] == (1, 11)
+
+
+def test_a_process_for_every_request_does_not_grow_the_table():
+    table = SessionTable(FakeEngine().info)
+    resident = add(table, 1, Peer(1, 1, 1))
+    seen = {resident.client}
+    for n in range(2, 20 * MAX_CLIENTS):
+        session = add(table, n, Peer(1, 1, n))
+        assert session.client not in seen, "a number is not used twice"
+        seen.add(session.client)
+        table.release(session)
+        table.remove(session)
+    assert len(table.client_names()) <= MAX_CLIENTS
+    assert table.client_names()[resident.client] == (1, 1), "who has requests is not forgotten"

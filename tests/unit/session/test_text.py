@@ -1,0 +1,56 @@
+"""Whole characters and stop strings, whatever the pieces."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma_core.session.text import TextStream
+
+
+def cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    marks = sorted({0, len(data), *(c % (len(data) + 1) for c in cuts)})
+    return [data[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+
+
+@given(st.text(max_size=60), st.lists(st.integers(0, 300), max_size=20))
+def test_any_chunking_gives_the_text_back(text: str, cuts: list[int]) -> None:
+    stream = TextStream()
+    out = [stream.push(piece) for piece in cut(text.encode("utf-8", "surrogatepass"), cuts)]
+    expected = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    assert "".join(out) + stream.finish() == expected
+
+
+def test_a_character_is_never_split() -> None:
+    stream = TextStream()
+    assert [stream.push(bytes([b])) for b in "é€".encode()] == ["", "é", "", "", "€"]
+
+
+def test_unfinished_character_becomes_replacement() -> None:
+    stream = TextStream()
+    assert stream.push("€".encode()[:2]) == ""
+    assert stream.finish() == "�"
+
+
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.lists(st.integers(0, 40), max_size=10))
+def test_stops_cut_where_a_whole_search_would(text: str, stops: list[str], cuts: list[int]) -> None:
+    stream = TextStream(tuple(stops))
+    out = ""
+    for piece in cut(text.encode(), cuts):
+        out += stream.push(piece)
+        if stream.is_stopped:
+            break
+    out += stream.finish()
+    # The earliest end at which any stop is complete decides; before it, nothing of the stop may have been sent.
+    ends = [(i + len(s), i) for s in stops for i in range(len(text)) if text.startswith(s, i)]
+    if not ends:
+        assert out == text and not stream.is_stopped
+    else:
+        assert stream.is_stopped
+        assert text.startswith(out)
+        assert not any(s in out for s in stops)
+
+
+def test_nothing_follows_a_stop() -> None:
+    stream = TextStream(("\n\n",))
+    assert stream.push(b"one\n") == "one"
+    assert stream.push(b"\ntwo") == ""
+    assert stream.is_stopped and stream.push(b"three") == "" and stream.finish() == ""

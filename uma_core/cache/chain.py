@@ -1,0 +1,128 @@
+"""Transfers one after the other, as one Transfer of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from uma_core.cache.disk import Ticket
+from uma_core.cache.holding import Holding
+from uma_core.clock import Clock
+from uma_core.engine.api import Transfer
+from uma_core.errors import ErrorCode, UmaError
+
+WAIT_MOST_NS = 2_000_000  # blocks for the disk no longer than this, so that a new request is seen
+
+LOST = "the sequence that was copied from failed"
+
+Legs = Generator[Transfer, None, None]
+
+
+class Chain:
+    """Steps what `legs` yields. An error of a leg is thrown into `legs`, which decides what is left to do."""
+
+    def __init__(self, legs: Legs, clock: Clock, n_bytes: int = 0) -> None:
+        self.n_bytes = n_bytes
+        self._legs = legs
+        self._clock = clock
+        self._leg: Transfer | None = None
+        self._is_open = True
+        self._advance(None)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._is_open
+
+    def step(self, until_ns: int) -> bool:
+        while self._leg is not None:
+            try:
+                is_done = self._leg.step(until_ns)
+            except UmaError as error:
+                self._advance(error)
+                continue
+            if not is_done:
+                return False
+            self._advance(None)
+            if self._clock.now_ns() >= until_ns:
+                break
+        return self._leg is None
+
+    def close(self) -> None:
+        """Undo what is half done; `legs` sees GeneratorExit."""
+        if self._is_open:
+            self._is_open = False
+            if self._leg is not None:
+                self._leg.close()
+                self._leg = None
+            self._legs.close()
+
+    def interrupt(self, error: UmaError) -> None:
+        """The present leg must not go on."""
+        if self._leg is not None:
+            self._advance(error)
+
+    def _advance(self, error: UmaError | None) -> None:
+        if self._leg is not None:
+            self._leg.close()
+            self._leg = None
+        try:
+            self._leg = next(self._legs) if error is None else self._legs.throw(error)
+        except StopIteration:
+            self._is_open = False
+
+
+class Readers:
+    """Waits until nobody copies from a sequence."""
+
+    n_bytes = 0
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+
+    def step(self, until_ns: int) -> bool:
+        return not self._holding.readers
+
+    def close(self) -> None:
+        pass
+
+
+class DiskRead:
+    """Waits for the disk's thread; the caller takes the payload from the ticket."""
+
+    n_bytes = 0
+
+    def __init__(self, ticket: Ticket, clock: Clock) -> None:
+        self._ticket = ticket
+        self._clock = clock
+
+    def step(self, until_ns: int) -> bool:
+        left_ns = min(until_ns - self._clock.now_ns(), WAIT_MOST_NS)
+        return self._ticket.done.wait(max(0, left_ns) / 1e9)
+
+    def close(self) -> None:
+        pass
+
+
+class CopyReader:
+    """A restore that copies, or will copy, from another sequence, as that sequence's holding knows it."""
+
+    def __init__(self, chains: dict[int, Chain], seq_id: int) -> None:
+        self._chains = chains
+        self._seq_id = seq_id
+        self._is_lost = self._is_copying = False
+
+    def lose_source(self) -> None:
+        self._is_lost = True
+        if self._is_copying:
+            self._chains[self._seq_id].interrupt(UmaError(ErrorCode.STATE_RESTORE_FAILED, LOST))
+
+    def check(self) -> None:
+        """Raises: STATE_RESTORE_FAILED."""
+        if self._is_lost:
+            raise UmaError(ErrorCode.STATE_RESTORE_FAILED, LOST)
+
+    def copying(self, transfer: Transfer) -> Legs:
+        self._is_copying = True
+        try:
+            yield transfer
+        finally:
+            self._is_copying = False

@@ -1,0 +1,288 @@
+"""The disk tier: one file per segment in a directory, written and read by one thread of its own.
+
+Rules: the compute thread asks and polls, and never waits for the disk. A file that is damaged, cut short or of another
+version is ignored and removed; files of other models stay until room is needed. Whatever the disk does, service goes
+on: a failure is warned of once per cause (CACHE_IO), and after a failed write none is tried for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from uma_core.cache.files import (
+    FIXED_BYTES,
+    SUFFIX,
+    Damaged,
+    Head,
+    decode_head,
+    encode_head,
+    file_name,
+    head_bytes,
+    header_bytes,
+    payload_digest,
+)
+from uma_core.clock import Clock
+from uma_core.errors import ErrorCode
+
+log = logging.getLogger(__name__)
+
+READ, INDEX, REMOVE, WRITE, STOP = range(5)  # what waits for less goes first
+BACK_OFF_NS = 60_000_000_000  # no writes for so long after one failed
+PENDING_MOST = 64 << 20  # bytes that may wait to be written; what is beyond is written at exit, if it still is there
+PIECE = 1 << 20
+PAUSE_S = 0.004  # after each piece while streams are running: the disk's work shall not be felt
+NICE = 19
+
+
+class Blob(NamedTuple):
+    """What to write."""
+
+    model: str
+    tenant: int
+    start: int
+    tokens: np.ndarray
+    payload: bytes | bytearray | memoryview
+
+    @property
+    def name(self) -> str:
+        return file_name(self.model, self.tenant, self.start, self.tokens)
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the file, nearly."""
+        return len(self.payload) + head_bytes(len(self.tokens))
+
+
+class Found(NamedTuple):
+    """A file of the directory."""
+
+    name: str
+    n_bytes: int
+    t_used: float
+    head: Head | None  # None: of another model
+
+
+class Ticket:
+    """A read under way. `payload` is None when it failed."""
+
+    def __init__(self) -> None:
+        self.payload: bytes | None = None
+        self.done = threading.Event()
+
+
+class DiskTier:
+    """Any method is called by the compute thread."""
+
+    def __init__(self, folder: str, model: str, clock: Clock, wake: Callable[[], None]) -> None:
+        self.folder = folder
+        self.model = model
+        self.is_busy = False  # streams are running
+        self.n_pending = 0  # bytes that wait to be written
+        self.off_until_ns = 0
+        self.last_error = ""
+        self._clock = clock
+        self._wake = wake
+        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._order = itertools.count()
+        self._results: deque[Callable[[], None]] = deque()
+        self._warned: set[str] = set()
+        self._thread = threading.Thread(target=self._work, name="cache-disk", daemon=True)
+        self._thread.start()
+
+    @property
+    def can_write(self) -> bool:
+        return self._clock.now_ns() >= self.off_until_ns
+
+    def index(self, then: Callable[[list[Found]], None]) -> None:
+        """Look through the directory; `then` is called by `poll`."""
+        self._put(INDEX, lambda: self._answer(then, self._scan()))
+
+    def read(self, name: str) -> Ticket:
+        ticket = Ticket()
+        self._put(READ, lambda: self._read(name, ticket))
+        return ticket
+
+    def write(self, blob: Blob, then: Callable[[bool], None], is_last: bool = False) -> bool:
+        """`then` is called by `poll`. False: not now."""
+        n = blob.n_bytes
+        if not self.can_write or (self.n_pending + n > PENDING_MOST and not is_last):
+            return False
+        self.n_pending += n
+
+        def after(is_written: bool) -> None:
+            self.n_pending -= n
+            then(is_written)
+
+        self._put(WRITE, lambda: self._answer(after, self._write(blob)))
+        return True
+
+    def remove(self, name: str) -> None:
+        self._put(REMOVE, lambda: self._remove(name))
+
+    def poll(self) -> None:
+        """Run what finished jobs left to be done on this thread."""
+        while self._results:
+            self._results.popleft()()
+
+    def close(self, timeout_s: float) -> bool:
+        """End the thread after what is queued, or leave it to itself. True when it ended."""
+        self.is_busy = False
+        self._put(STOP, lambda: None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # the worker's side
+
+    def _put(self, priority: int, job: Callable[[], None]) -> None:
+        self._jobs.put((priority, next(self._order), job))
+
+    def _answer(self, then: Callable[..., None], value: object) -> None:
+        self._results.append(lambda: then(value))
+        self._wake()
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # a courtesy where the system allows it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while True:
+            priority, _, job = self._jobs.get()
+            if priority == STOP:
+                return
+            try:
+                job()
+            except Exception:  # a bug here must not end the tier silently
+                log.exception("the cache's disk thread")
+
+    def _warn(self, cause: str, text: str) -> None:
+        self.last_error = text
+        if cause not in self._warned:
+            self._warned.add(cause)
+            log.warning("%s %s: %s", ErrorCode.CACHE_IO.code, ErrorCode.CACHE_IO.spec.name, text)
+
+    def _failed(self, doing: str, error: OSError) -> None:
+        cause = error.strerror or str(error)
+        self._warn(f"{doing} {error.errno}", f"{doing} {self.folder}: {cause}")
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _scan(self) -> list[Found]:
+        found: list[Found] = []
+        try:
+            os.makedirs(self.folder, 0o700, exist_ok=True)
+            entries = list(os.scandir(self.folder))
+        except OSError as error:
+            self._failed("reading", error)
+            return found
+        for entry in entries:
+            if entry.name.endswith(SUFFIX + ".tmp"):  # a write that did not finish
+                self._remove(entry.name)
+            elif entry.name.endswith(SUFFIX):
+                each = self._look_at(entry.name)
+                found += [each] if each is not None else []
+        return found
+
+    def _look_at(self, name: str) -> Found | None:
+        try:
+            with open(self._path(name), "rb") as file:
+                stat = os.fstat(file.fileno())
+                fixed = file.read(FIXED_BYTES)
+                head = decode_head(fixed, file.read(header_bytes(fixed)))
+                if stat.st_size != file.tell() + head.n_bytes:
+                    raise Damaged("truncated")
+        except OSError as error:
+            self._failed("reading", error)
+            self._remove(name)
+            return None
+        except Damaged as cause:
+            self._discard(name, cause)
+            return None
+        if head.model == self.model and name != file_name(head.model, head.tenant, head.start, head.tokens):
+            self._discard(name, Damaged("misnamed"))
+            return None
+        return Found(name, stat.st_size, stat.st_mtime, head if head.model == self.model else None)
+
+    def _discard(self, name: str, cause: Damaged) -> None:
+        self._warn(str(cause), f"{name} is {cause}: removed")
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        try:
+            os.unlink(self._path(name))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._failed("removing from", error)
+
+    def _read(self, name: str, ticket: Ticket) -> None:
+        try:
+            with open(self._path(name), "rb") as file:
+                fixed = file.read(FIXED_BYTES)
+                head = decode_head(fixed, file.read(header_bytes(fixed)))
+                payload = file.read(head.n_bytes + 1)
+            if len(payload) != head.n_bytes:
+                raise Damaged("truncated")
+            if payload_digest(payload) != head.sha256:
+                raise Damaged("damaged")
+            ticket.payload = payload
+            with contextlib.suppress(OSError):  # the order of removal survives a restart where the directory allows it
+                os.utime(self._path(name))
+        except OSError as error:
+            self._failed("reading", error)
+        except Damaged as cause:
+            self._discard(name, cause)
+        ticket.done.set()
+        self._wake()
+
+    def _write(self, blob: Blob) -> bool:
+        if not self.can_write:
+            return False
+        path = self._path(blob.name)
+        temporary = path + ".tmp"
+        payload = memoryview(blob.payload).cast("B")
+        try:
+            head = Head(blob.model, blob.tenant, blob.start, blob.tokens, len(payload), payload_digest(payload))
+            os.makedirs(self.folder, 0o700, exist_ok=True)
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
+                _write_all(file.write, encode_head(head))
+                for at in range(0, len(payload), PIECE):
+                    _write_all(file.write, payload[at : at + PIECE])
+                    if self.is_busy:
+                        time.sleep(PAUSE_S)
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_folder(self.folder)
+            self._warned = {cause for cause in self._warned if not cause.startswith("writing")}
+            return True
+        except OSError as error:
+            self.off_until_ns = self._clock.now_ns() + BACK_OFF_NS
+            self._failed("writing to", error)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            return False
+
+
+def _write_all(write: Callable[[memoryview], int | None], data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[write(view) or 0 :]
+
+
+def _sync_folder(folder: str) -> None:
+    """Make the new name last; where directories cannot be synced, it lasts when the system says so."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,115 @@
+"""A segment as bytes of a file: what is written, and how it is known to be whole and ours. Opens nothing.
+
+Layout: magic (8), version (u32), header length (u32), sha256 of the header (32), header (JSON), payload. Integers are
+little-endian. The header repeats all tokens from the first on, so that every file is found by what it stands for, and
+carries the payload's sha256.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from uma_core.engine.api import EngineInfo
+
+MAGIC = b"UMAKVSEG"
+VERSION = 1
+SUFFIX = ".umakv"
+_FIXED = struct.Struct("<8sII32s")
+FIXED_BYTES = _FIXED.size
+MAX_HEADER_BYTES = 64 << 20
+
+
+class Damaged(ValueError):
+    """The bytes are not a whole file of ours. The text names the cause in few words: causes are warned of once each."""
+
+
+class Head(NamedTuple):
+    """What a file says about itself."""
+
+    model: str  # `model_key` of the engine that made it
+    tenant: int
+    start: int
+    tokens: np.ndarray  # (end,) int32: all of them from the first on; the payload is of start..end
+    n_bytes: int  # of the payload
+    sha256: str  # of the payload
+
+    @property
+    def end(self) -> int:
+        return len(self.tokens)
+
+
+def model_key(info: EngineInfo) -> str:
+    """Engines with equal keys can read each other's KV bytes."""
+    facts = (VERSION, info.engine, info.fingerprint, info.kv_type, info.n_layer, info.kv_bytes_per_cell)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def file_name(model: str, tenant: int, start: int, tokens: np.ndarray) -> str:
+    digest = hashlib.sha256(f"{tenant} {start} ".encode() + _packed(tokens))
+    return f"{model}-{digest.hexdigest()[:32]}{SUFFIX}"
+
+
+def encode_head(head: Head) -> bytes:
+    fields = {
+        "model": head.model,
+        "uid": head.tenant,
+        "start": head.start,
+        "tokens": base64.b64encode(_packed(head.tokens)).decode(),
+        "bytes": head.n_bytes,
+        "sha256": head.sha256,
+    }
+    header = json.dumps(fields).encode()
+    return _FIXED.pack(MAGIC, VERSION, len(header), hashlib.sha256(header).digest()) + header
+
+
+def head_bytes(n_tokens: int) -> int:
+    """Bytes of a file before the payload, nearly."""
+    return FIXED_BYTES + 200 + 16 * -(-n_tokens // 3)
+
+
+def header_bytes(fixed: bytes) -> int:
+    """Length of the header that follows. Raises: Damaged."""
+    if len(fixed) < FIXED_BYTES:
+        raise Damaged("truncated")
+    magic, version, length, _ = _FIXED.unpack(fixed)
+    if magic != MAGIC:
+        raise Damaged("not a cache file")
+    if version != VERSION:
+        raise Damaged("of another version")
+    if length > MAX_HEADER_BYTES:
+        raise Damaged("damaged header")
+    return int(length)
+
+
+def decode_head(fixed: bytes, header: bytes) -> Head:
+    """Raises: Damaged."""
+    n, digest = header_bytes(fixed), _FIXED.unpack(fixed)[3]
+    if len(header) < n:
+        raise Damaged("truncated")
+    if hashlib.sha256(header).digest() != digest:
+        raise Damaged("damaged header")
+    try:
+        fields = json.loads(header)
+        tokens = np.frombuffer(base64.b64decode(fields["tokens"]), "<i4").astype(np.int32)
+        head = Head(fields["model"], int(fields["uid"]), int(fields["start"]), tokens, int(fields["bytes"]), fields["sha256"])
+    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        raise Damaged("damaged header") from error
+    if not 0 <= head.start < head.end:
+        raise Damaged("damaged header")
+    return head
+
+
+def payload_digest(payload: bytes | bytearray | memoryview) -> str:
+    """Releases the GIL."""
+    return hashlib.sha256(payload).hexdigest()
+
+
+def _packed(tokens: np.ndarray) -> bytes:
+    return tokens.astype("<i4").tobytes()

@@ -1,0 +1,90 @@
+"""Where the beginning of a prompt can come from, and what that would cost."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uma_core.cache.holding import Holding
+from uma_core.cache.radix import Node, Tree
+from uma_core.cache.segment import Segment
+from uma_core.engine.api import EngineInfo
+from uma_core.policy.cost import CostModel
+
+RESIDENT, RAM, DISK = "resident", "ram", "disk"
+TIERS = (RESIDENT, RAM, DISK)
+NEVER_NS = 2**60
+
+
+class Piece(NamedTuple):
+    """Positions start..end from one source."""
+
+    tier: str
+    start: int
+    end: int
+    source: Holding | Segment
+
+
+class Finder:
+    """Reads the tree; changes nothing."""
+
+    def __init__(self, info: EngineInfo, holdings: list[Holding]) -> None:
+        can = info.capabilities
+        self.can_move = can.can_copy_prefix and can.can_rollback  # else parts of sequences cannot be told apart
+        self.can_rollback = can.can_rollback
+        self.cell_bytes = info.kv_bytes_per_cell
+        self.disk_ns_per_byte = 1.0
+        self._has_lanes = can.n_prefill_lanes > 0
+        self._holdings = holdings
+
+    def in_place(self, holding: Holding, tree: Tree, path: list[Node], n: int) -> int:
+        """How many tokens of a walk the sequence holds and could keep."""
+        if holding.tree is not tree:
+            return 0
+        n_common = holding.common_with(path, n)
+        return n_common if self.can_rollback or n_common == holding.n else 0
+
+    def best_in_place(self, tree: Tree, path: list[Node], n: int) -> tuple[int, int]:
+        """(sequence, tokens) of the idle sequence that could keep most; (-1, 0): none."""
+        for node in reversed(path):
+            for seq_id in sorted(node.holders):
+                holding = self._holdings[seq_id]
+                if not holding.owner and not holding.is_claimed and (kept := self.in_place(holding, tree, path, n)):
+                    return seq_id, kept
+        return -1, 0
+
+    def route(self, path: list[Node], n: int, at: int, seq_id: int) -> list[Piece]:
+        """How sequence `seq_id`, which holds `at` tokens of the walk, can get more of it: without gaps, nearest tier first."""
+        pieces: list[Piece] = []
+        if not self.can_move:
+            return pieces
+        source, end = self._longest(path, n, seq_id)
+        if source is not None and end > at:
+            pieces.append(Piece(RESIDENT, at, end, source))
+            at = end
+        for node in path:
+            if node.end <= at:
+                continue
+            seg = node.seg
+            if at >= n or seg is None or (seg.blob is None and not seg.file):
+                break
+            end = min(node.end, n)
+            if pieces and pieces[-1].source is seg:
+                pieces[-1] = pieces[-1]._replace(end=end)
+            else:
+                pieces.append(Piece(RAM if seg.blob is not None else DISK, at, end, seg))
+            at = end
+        return pieces
+
+    def _longest(self, path: list[Node], n: int, seq_id: int) -> tuple[Holding | None, int]:
+        for node in reversed(path):
+            for other in sorted(node.holders):
+                if other != seq_id and not self._holdings[other].is_claimed:
+                    return self._holdings[other], min(node.end, n)
+        return None, 0
+
+    def cost_ns(self, pieces: list[Piece], n: int, cost: CostModel) -> int:
+        """Predicted time until n positions are there and the prompt can be read on."""
+        n_moved = sum(p.end - p.start for p in pieces)
+        n_disk = sum(p.end - p.start for p in pieces if p.tier == DISK)
+        ns = cost.transfer_ns(n_moved * self.cell_bytes) + int(n_disk * self.cell_bytes * self.disk_ns_per_byte)
+        return ns + (cost.transfer_ns(n * self.cell_bytes) if self._has_lanes else 0)  # a lane begins with a copy of its own

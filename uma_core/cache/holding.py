@@ -1,0 +1,75 @@
+"""What each sequence's cells hold: the link between the tree and the engine's sequences.
+
+Rules: bookkeeping only. A sequence's content is in the tree up to `n` tokens; cells beyond that belong to a running
+session and are nobody else's business yet.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from uma_core.cache.radix import Node, Tree
+
+
+class Reader(Protocol):
+    """A transfer that copies from a sequence."""
+
+    def lose_source(self) -> None:
+        """The cells are not to be trusted any more: do without them."""
+
+
+class Holding:
+    """One sequence. Idle when `owner` is 0; `is_claimed` while an admitted session waits to take it over."""
+
+    __slots__ = ("end", "is_claimed", "n", "owner", "readers", "seq_id", "t_used", "tree")
+
+    def __init__(self, seq_id: int) -> None:
+        self.seq_id = seq_id
+        self.tree: Tree | None = None
+        self.end: Node | None = None
+        self.n = 0
+        self.owner = 0  # sid of the running session
+        self.is_claimed = False
+        self.readers: set[Reader] = set()
+        self.t_used = 0
+
+    def hold(self, tree: Tree, tokens: np.ndarray, cuts: tuple[int, ...] = ()) -> None:
+        """The cells hold exactly these tokens: more than before, or of another tree."""
+        if self.tree is not tree:
+            self.cut(0)
+        self.tree, self.n = tree, len(tokens)
+        if not self.n:
+            return
+        end = tree.insert(tokens, cuts, self.seq_id)
+        for node in end.up():
+            node.holders.add(self.seq_id)
+        self.end = end
+        tree.version += 1
+
+    def cut(self, n: int) -> None:
+        """The cells hold the first n tokens only."""
+        if self.tree is None or n >= self.n:
+            return
+        end = self.end
+        while end is not None and end.parent is not None and end.end > n:
+            if end.start < n:
+                self.tree.split(end, n)
+                continue
+            end.holders.discard(self.seq_id)
+            above = end.parent
+            self.tree.prune(end)
+            end = above
+        self.n = n
+        self.end = end if n else None
+        self.tree.version += 1
+        if not n:
+            self.tree = None
+
+    def common_with(self, path: list[Node], n: int) -> int:
+        """How many tokens of a walk through the tree these cells hold."""
+        for node in reversed(path):
+            if self.seq_id in node.holders:
+                return min(node.end, n)
+        return 0

@@ -1,0 +1,388 @@
+"""The prefix cache of one engine: finds what a prompt shares with others, brings it in, and keeps what requests leave.
+
+Rules: owned by the compute thread. A sequence keeps its cells after its request ended, until it is needed; then what
+no tier holds yet is saved, in slices, as part of the newcomer's own transfer. The last prompt token is always computed.
+A tenant (peer uid) has a tree of its own, so neither bytes nor timing of another tenant's prompts show.
+A request with `cache_prompt: false` has one that ends with it: it can be parked, and shares nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from uma_core.cache.chain import Chain, CopyReader, Legs, Readers
+from uma_core.cache.finder import DISK, RAM, RESIDENT, TIERS, Finder, Piece
+from uma_core.cache.holding import Holding
+from uma_core.cache.meters import CacheMeters
+from uma_core.cache.radix import Node, Tree
+from uma_core.cache.settings import CacheSettings
+from uma_core.cache.store import Store
+from uma_core.clock import Clock
+from uma_core.engine.api import Engine, Transfer
+from uma_core.errors import UmaError
+from uma_core.metrics import Registry
+from uma_core.policy.cost import CostModel
+from uma_core.session.session import Session
+from uma_core.types import FinishReason, Phase
+
+log = logging.getLogger(__name__)
+
+SHARED = -2  # tenant of everybody, where sharing is allowed
+PRIVATE = -10  # tenants from here down are single requests
+N_OFFERS = 16  # sessions looked up per tick
+MIN_SAVE = 16  # tokens: fewer are read again faster than anybody notices
+
+
+class PrefixCache:
+    """See the module head. `cost` is the present cost model; whoever ticks keeps it so."""
+
+    def __init__(self, engine: Engine, cost: CostModel, registry: Registry, clock: Clock) -> None:
+        self.settings = CacheSettings()
+        self.cost = cost
+        self.meters = CacheMeters(registry)
+        self.holdings = [Holding(i) for i in range(engine.info.n_seq_max)]
+        self.trees: dict[int, Tree] = {}
+        self.finder = Finder(engine.info, self.holdings)
+        self.store = Store(engine, self.finder, self.meters, clock, self._tree)
+        self.on_begin: Callable[[], None] = lambda: None  # a sequence is about to be taken
+        self.on_free: Callable[[int], None] = lambda seq_id: None  # a lingering sequence may be used again
+        self.engine = engine
+        self.clock = clock
+        self._chains: dict[int, Chain] = {}  # by the sequence that they fill
+        self._lingering: dict[int, tuple[Session, Transfer]] = {}  # sequences of ended sessions whose last chunk is still under way
+
+    def apply(self, settings: CacheSettings) -> None:
+        """Between two ticks."""
+        was_on, self.settings = self.settings.is_on, settings
+        self.store.apply(settings)
+        if was_on and not settings.is_on:
+            clear(self)
+
+    # finding
+
+    def _tenant(self, session: Session) -> int:
+        if not (self.settings.is_on and session.request.cache_prompt):
+            return PRIVATE - session.sid
+        return SHARED if self.settings.is_shared else session.uid
+
+    def _tree(self, tenant: int) -> Tree:
+        if self.settings.is_shared and tenant > PRIVATE:
+            tenant = SHARED
+        tree = self.trees.get(tenant)
+        if tree is None:
+            tree = self.trees[tenant] = Tree(tenant)
+        return tree
+
+    def peek(self, session: Session) -> int:
+        """How much of a new session's prompt is there."""
+        self._offer(session)
+        return session.cached_hint
+
+    def offer(self, sessions: list[Session]) -> None:
+        """Bring the policy's knowledge up to date: for sessions that wait, and prompts between two chunks."""
+        n_left = N_OFFERS
+        for session in sessions:
+            if n_left and session.phase in (Phase.QUEUED, Phase.PARKED, Phase.PREFILL) and not session.n_chunk and session.transfer is None:
+                n_left -= self._offer(session)
+
+    def _offer(self, session: Session) -> bool:
+        """True when something was looked up."""
+        tree = self.trees.get(self._tenant(session))
+        if tree is None or session.cache_version == tree.version:
+            return False
+        session.cache_version = tree.version
+        limit = session.n_prompt if session.generated else session.n_prompt - 1
+        path, n = tree.walk(session.prompt, limit)
+        seq_id, n_own = (-1, 0) if session.seq_id >= 0 else self.finder.best_in_place(tree, path, n)
+        at = session.n_past if session.seq_id >= 0 else 0
+        pieces = self.finder.route(path, n, at, session.seq_id)
+        hint = max(n_own, pieces[-1].end if pieces else 0)
+        offer = hint, self.finder.cost_ns(pieces, hint, self.cost) if hint else 0, seq_id, n_own
+        if offer != (session.cached_hint, session.restore_ns, session.cached_seq, session.cached_own):
+            session.cached_hint, session.restore_ns, session.cached_seq, session.cached_own = offer
+            session.touch()
+        return True
+
+    def losses(self, free_seqs: list[int], now_ns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(tokens held, ns that doing without them would cost) by free sequence. What is idle for long counts for less."""
+        half_life = max(1, self.settings.park_idle_ns)
+        held, loss = [], []
+        for seq_id in free_seqs:
+            holding = self.holdings[seq_id]
+            held.append(holding.n)
+            loss.append(int(self._loss_ns(holding) * 0.5 ** ((now_ns - holding.t_used) / half_life)) if holding.n else 0)
+        return tuple(held), tuple(loss)
+
+    def _loss_ns(self, holding: Holding) -> int:
+        if not self.finder.can_move or not self.store.ram.budget:
+            return self.cost.prompt_ns(holding.n, 0)
+        n_unsaved = sum(len(node.tokens) for node in self.store.unsaved(holding.end))
+        return self.cost.transfer_ns((holding.n + n_unsaved) * self.finder.cell_bytes)
+
+    # a session gets its sequence, or more of its prompt
+
+    def begin(self, session: Session, want_restore: bool) -> None:
+        """Make the session's sequence its own, with as much of its prompt as can be had. Sets its transfer where that takes time."""
+        self.on_begin()
+        holding = self.holdings[session.seq_id]
+        tree = self._tree(self._tenant(session))
+        is_own = holding.owner == session.sid
+        path, n = tree.walk(session.prompt, session.n_prompt if session.generated else session.n_prompt - 1) if want_restore else ([], 0)
+        at = session.n_past if is_own else self.finder.in_place(holding, tree, path, n)
+        pieces = self.finder.route(path, n, at, holding.seq_id) if want_restore else []
+        legs = self._legs(session, holding, at, pieces, path[-1] if pieces else None)
+        chain = Chain(legs, self.clock, sum(p.end - p.start for p in pieces) * self.finder.cell_bytes)
+        if not chain.is_done:
+            self._chains[holding.seq_id] = chain
+            session.transfer = chain
+            session.touch()
+
+    def _legs(self, session: Session, holding: Holding, at: int, pieces: list[Piece], goal: Node | None) -> Legs:
+        t0, is_taken = self.clock.now_ns(), holding.owner == session.sid
+        tree = self._tree(self._tenant(session))
+        reader = CopyReader(self._chains, holding.seq_id)
+        sources = [p.source for p in pieces if isinstance(p.source, Holding)]
+        for source in sources:  # from now on: what was found shall still be there when its turn comes
+            source.readers.add(reader)
+        if goal is not None:
+            goal.keep()
+        try:
+            if not is_taken:
+                yield from self._vacate(holding, at)
+                at = self._take(session, holding, at)
+            for piece in pieces:
+                if piece.start != self.engine.kv_len(holding.seq_id):
+                    break
+                reader.check()
+                yield from self._bring(holding, piece, reader)
+            self._arrived(session, holding, pieces, t0)
+        except UmaError as error:
+            log.warning("%s: %s; the rest of the prompt is read", session.id, error)
+            self._arrived(session, holding, pieces, t0)
+        finally:
+            holding.is_claimed = False
+            self._chains.pop(holding.seq_id, None)
+            for source in sources:
+                source.readers.discard(reader)
+            if goal is not None:
+                tree.unkeep(goal)
+
+    def _vacate(self, holding: Holding, at: int) -> Legs:
+        """Save what is worth it of the content beyond `at`, and wait for those who copy from it."""
+        holding.is_claimed = True
+        if holding.tree is not None and at < holding.n and self.finder.can_move:
+            yield from self.save(holding, at)
+        if holding.readers and at < holding.n:
+            yield Readers(holding)
+
+    def save(self, holding: Holding, start: int) -> Legs:
+        """Snapshots of the content beyond `start` that only this sequence has."""
+        tree, end = holding.tree, holding.end
+        assert tree is not None and end is not None
+        lost = [node for node in self.store.unsaved(end, start) if len(node.holders) == 1]
+        if sum(node.end - max(node.start, start) for node in lost) < MIN_SAVE and not any(node.n_kept for node in lost):
+            return
+        if lost and lost[0].start < start:
+            tree.split(lost[0], start)
+        end.keep()
+        try:
+            for node in lost:
+                yield from self.store.save(holding, node, self.cost)
+        finally:
+            tree.unkeep(end)
+
+    def _take(self, session: Session, holding: Holding, at: int) -> int:
+        """The cells past `at` go; the rest is the session's."""
+        old_end = holding.end
+        holding.cut(at)
+        self.store.touch(old_end)
+        if not self._truncate(holding.seq_id, at):
+            holding.cut(0)
+            self.engine.kv_truncate(holding.seq_id, 0)
+        holding.owner, holding.is_claimed = session.sid, False
+        return holding.n
+
+    def _bring(self, holding: Holding, piece: Piece, reader: CopyReader) -> Legs:
+        if isinstance(piece.source, Holding):
+            yield from reader.copying(self.engine.copy_prefix(piece.source.seq_id, holding.seq_id, piece.end, piece.start))
+            return
+        try:
+            yield from self.store.load(holding.seq_id, piece)
+        except UmaError:
+            self.store.forget(piece.source)  # else it would be found, and fail, for ever
+            raise
+
+    def _arrived(self, session: Session, holding: Holding, pieces: list[Piece], t0: int) -> None:
+        """The session goes on from what its sequence holds."""
+        before = session.n_past
+        n = self.engine.kv_len(holding.seq_id)
+        self._hold(session, holding, n)
+        session.n_past = n
+        self._count(session, pieces, max(0, n - max(before, session.n_seen)), n, t0)
+        session.n_seen = max(session.n_seen, n)
+        self.unpark(session)
+        session.cached_hint, session.restore_ns, session.cached_seq, session.cached_own = 0, 0, -1, 0
+        session.touch()
+        if session.generated and n >= session.n_prompt:
+            session.become(Phase.DECODE)
+
+    def _count(self, session: Session, pieces: list[Piece], n_gained: int, n: int, t0: int) -> None:
+        tiers = [p.tier for p in pieces] or [RESIDENT]
+        slowest = max(tiers, key=TIERS.index)
+        if not session.n_seen and self._tenant(session) > PRIVATE:
+            (self.meters.hits[slowest] if n_gained else self.meters.misses).add()
+        left = n_gained
+        for piece in reversed(pieces):
+            n_piece = min(left, max(0, min(piece.end, n) - piece.start))
+            self.meters.saved[piece.tier].add(n_piece)
+            left -= n_piece
+        self.meters.saved[RESIDENT].add(left)
+        session.n_cached += n_gained
+        if pieces:
+            self.meters.restore[slowest].observe(self.clock.now_ns() - t0)
+
+    # a session's content changes
+
+    def _hold(self, session: Session, holding: Holding, n: int) -> None:
+        holding.hold(self._tree(self._tenant(session)), session.content(n), session.message_ends)
+        holding.t_used = self.clock.now_ns()
+        self.store.touch(holding.end)
+
+    def grew(self, session: Session) -> None:
+        """More of the session's prompt is in its sequence: others may begin with it from now on."""
+        holding = self.holdings[session.seq_id]
+        if holding.owner == session.sid and self._tenant(session) > PRIVATE:
+            n = min(session.n_past, session.n_prompt, self.engine.kv_len(session.seq_id))
+            if n > holding.n:
+                self._hold(session, holding, n)
+
+    def shift(self, session: Session, n_head: int) -> None:
+        """Cut a running session back to its first positions, once nobody copies from the rest."""
+        holding = self.holdings[session.seq_id]
+
+        def legs() -> Legs:
+            if holding.readers:
+                yield Readers(holding)
+            holding.cut(n_head)
+            if not self._truncate(holding.seq_id, n_head):
+                holding.cut(0)
+                self.engine.kv_truncate(holding.seq_id, 0)
+            self._arrived(session, holding, [], 0)
+
+        chain = Chain(legs(), self.clock)
+        if not chain.is_done:
+            session.transfer = chain
+            session.touch()
+
+    def _truncate(self, seq_id: int, n: int) -> bool:
+        return self.engine.kv_len(seq_id) <= n or self.engine.kv_truncate(seq_id, n)
+
+    # a session leaves its sequence
+
+    def release(self, session: Session, seq_id: int) -> None:
+        """The session ended. Its sequence, if it had one (-1: none), stays as it is for others, until it is needed."""
+        self.unpark(session)
+        tenant = self._tenant(session)
+        if seq_id >= 0 and self.holdings[seq_id].owner == session.sid:
+            self._leave(session, self.holdings[seq_id], session.reason is not FinishReason.ERROR and tenant > PRIVATE)
+        if tenant <= PRIVATE and (tree := self.trees.pop(tenant, None)) is not None:
+            self.store.clear([tree])
+
+    def _leave(self, session: Session, holding: Holding, is_good: bool) -> None:
+        seq_id = holding.seq_id
+        n = min(self.engine.kv_len(seq_id), max(session.n_past, holding.n))
+        if n and is_good and self._truncate(seq_id, n):
+            self._hold(session, holding, n)
+        else:
+            self._empty(holding)
+        holding.owner = 0
+
+    def _empty(self, holding: Holding) -> None:
+        for reader in list(holding.readers):
+            reader.lose_source()
+        holding.cut(0)
+        self.engine.kv_truncate(holding.seq_id, 0)
+
+    def linger(self, session: Session, seq_id: int, transfer: Transfer) -> None:
+        """Like `release`, for a session that ended before its last chunk's KV arrived: `on_free` is called when it has."""
+        self._lingering[seq_id] = session, transfer
+
+    @property
+    def is_settling(self) -> bool:
+        return bool(self._lingering)
+
+    def settle(self, until_ns: int) -> None:
+        """Go on with what lingers."""
+        for seq_id, (session, transfer) in list(self._lingering.items()):
+            if transfer.step(until_ns):
+                self._settled(session, seq_id)
+
+    def _settled(self, session: Session, seq_id: int) -> None:
+        _, transfer = self._lingering.pop(seq_id)
+        transfer.close()
+        self.engine.prefill_close(seq_id)
+        self.release(session, seq_id)
+        self.on_free(seq_id)
+
+    def park(self, session: Session, seq_id: int) -> None:
+        """The session gave its sequence up and will come back: what it holds is not to be lost."""
+        holding = self.holdings[seq_id]
+        n = min(self.engine.kv_len(seq_id), session.n_past)
+        if self._truncate(seq_id, n):
+            self._hold(session, holding, n)
+        if holding.end is not None:
+            session.parked = (holding.tree, holding.end)
+            holding.end.keep()
+        session.n_seen = max(session.n_seen, n)
+        session.fold()
+        session.n_past = 0
+        holding.owner = 0
+
+    def unpark(self, session: Session) -> None:
+        """The session is back, or ended."""
+        if session.parked is not None:
+            tree, end = session.parked
+            session.parked = None
+            tree.unkeep(end)
+
+    # room
+
+    def measure(self) -> None:
+        """Bring the gauges up to date."""
+        cell = self.finder.cell_bytes
+        self.meters.bytes[RESIDENT].set(sum(h.n for h in self.holdings if not h.owner) * cell)
+        self.meters.bytes[RAM].set(self.store.ram.n_bytes)
+        self.meters.bytes[DISK].set(self.store.disk_bytes)
+
+    def make_cells(self, n_free: int) -> None:
+        """One pool of cells: idle sequences may hold no more than `n_free` of it."""
+        idle = [h for h in self.holdings if h.n and not h.owner and not h.is_claimed]
+        idle.sort(key=lambda h: h.t_used)
+        n_held = sum(h.n for h in idle)
+        for holding in idle:
+            if n_held <= n_free:
+                return
+            n_held -= holding.n
+            self.meters.evictions[RESIDENT].add()
+            self._empty(holding)
+
+    def drop_idle(self, holding: Holding, n: int = 0) -> bool:
+        """Cut a sequence that nobody uses back. False: somebody does, or a parked session would have to read it again."""
+        end = holding.end
+        if holding.owner or holding.is_claimed or holding.readers or end is None:
+            return False
+        if end.n_kept and self.store.unsaved(end):
+            return False
+        if n and self._truncate(holding.seq_id, n):
+            holding.cut(n)
+        else:
+            self._empty(holding)
+        self.store.touch(end)
+        return True
+
+
+def clear(cache: PrefixCache) -> int:
+    """Forget all that no session needs and nobody pinned; returns how many sequences and snapshots that were."""
+    idle = [h for h in cache.holdings if h.end is not None and not h.end.n_kept]
+    return sum(cache.drop_idle(holding) for holding in idle) + cache.store.clear(list(cache.trees.values()))

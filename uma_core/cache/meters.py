@@ -1,0 +1,16 @@
+"""The metric series that the cache writes, looked up once."""
+
+from __future__ import annotations
+
+from uma_core import metrics as m
+from uma_core.cache.finder import TIERS
+
+
+class CacheMeters:
+    def __init__(self, registry: m.Registry) -> None:
+        self.hits = {tier: registry.counter(m.CACHE_HITS, tier=tier) for tier in TIERS}
+        self.misses = registry.counter(m.CACHE_MISSES)
+        self.saved = {tier: registry.counter(m.CACHE_TOKENS_SAVED, tier=tier) for tier in TIERS}
+        self.evictions = {tier: registry.counter(m.CACHE_EVICTIONS, tier=tier) for tier in TIERS}
+        self.bytes = {tier: registry.gauge(m.CACHE_BYTES, tier=tier) for tier in TIERS}
+        self.restore = {tier: registry.histogram(m.CACHE_RESTORE, tier=tier) for tier in TIERS}

@@ -1,0 +1,111 @@
+"""The RAM tier: snapshots under a byte budget, dropped by least recent use weighted by the cost to recompute.
+
+Rules: pure accounting; whoever makes and reads the bytes is elsewhere. GreedyDual-Size: a segment ranks at the
+clock of evictions at its last use plus its recompute time per byte. What a sequence still holds ranks lowest; what
+others build upon, is pinned, or belongs to a parked session is not dropped. The tenant that holds most gives first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+
+from uma_core.cache.segment import Segment
+
+HEAP_SLACK = 64  # stale heap entries that are tolerated beyond as many as there are segments
+
+
+class RamTier:
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.n_bytes = 0
+        self.n_segments = 0
+        self.by_tenant: dict[int, int] = {}
+        self.on_evict: Callable[[Segment], None] = lambda seg: None
+        self._clock = 0.0
+        self._order = itertools.count()
+        self._heaps: dict[int, list[tuple[float, int, Segment]]] = {}
+
+    def make_room(self, n_bytes: int) -> bool:
+        """Drop segments until so many more bytes fit. False: they cannot."""
+        if n_bytes > self.budget:
+            return False
+        while self.n_bytes + n_bytes > self.budget:
+            victim = self._victim()
+            if victim is None:
+                return False
+            self.drop(victim)
+            self.on_evict(victim)
+        return True
+
+    def reserve(self, tenant: int, n_bytes: int) -> None:
+        """Count bytes that are about to be filled; `make_room` said that they fit."""
+        self.n_bytes += n_bytes
+        self.by_tenant[tenant] = self.by_tenant.get(tenant, 0) + n_bytes
+
+    def unreserve(self, tenant: int, n_bytes: int) -> None:
+        self.reserve(tenant, -n_bytes)
+        if not self.by_tenant[tenant]:
+            del self.by_tenant[tenant]
+
+    def put(self, seg: Segment, blob: bytes | bytearray | memoryview) -> None:
+        """Take bytes whose room is reserved."""
+        seg.blob = blob
+        self.n_segments += 1
+        self.touch([seg])
+
+    def touch(self, segs: Iterable[Segment]) -> None:
+        """Segments of one beginning were used; deepest first, so that none ranks below one that needs it."""
+        h = 0.0
+        for seg in segs:
+            if seg.blob is None:
+                continue
+            h = max(h, self._clock + (0.0 if seg.is_resident else seg.weight))
+            self._push(seg, h)
+
+    def drop(self, seg: Segment) -> None:
+        """Forget the bytes."""
+        assert seg.blob is not None
+        seg.blob = None
+        self.n_segments -= 1
+        self.unreserve(seg.tree.tenant, seg.n_bytes)
+        seg.let_go()
+
+    def _push(self, seg: Segment, h: float) -> None:
+        seg.rank = (h, next(self._order))
+        heap = self._heaps.setdefault(seg.tree.tenant, [])
+        heapq.heappush(heap, (*seg.rank, seg))
+        if len(heap) > 2 * self.n_segments + HEAP_SLACK:
+            heap[:] = [entry for entry in heap if _is_fresh(entry)]
+            heapq.heapify(heap)
+
+    def _victim(self) -> Segment | None:
+        for tenant in sorted(self.by_tenant, key=lambda t: -self.by_tenant[t]):
+            seg = self._least(self._heaps.get(tenant, []))
+            if seg is not None:
+                self._clock = max(self._clock, seg.rank[0])
+                return seg
+        return None
+
+    def _least(self, heap: list[tuple[float, int, Segment]]) -> Segment | None:
+        """The lowest ranking segment that may be dropped; those above it that may not go back."""
+        aside: list[tuple[float, int, Segment]] = []
+        found = None
+        while heap and found is None:
+            entry = heapq.heappop(heap)
+            seg = entry[2]
+            if not _is_fresh(entry):
+                continue
+            if seg.can_leave_ram:
+                found = seg
+            else:
+                aside.append(entry)
+        for entry in aside:
+            heapq.heappush(heap, entry)
+        return found
+
+
+def _is_fresh(entry: tuple[float, int, Segment]) -> bool:
+    """False: the segment was used since, or has no bytes any more."""
+    return entry[2].blob is not None and entry[2].rank == entry[:2]

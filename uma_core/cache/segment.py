@@ -1,0 +1,89 @@
+"""Bytes of a run of positions off the device: in RAM, in a file, or both. Shared by the nodes it was split into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from uma_core.cache.radix import Node, Tree
+
+
+class Segment:
+    """KV of positions start..end of the beginnings that run through `nodes`."""
+
+    __slots__ = ("blob", "end", "file", "is_writing", "n_bytes", "nodes", "rank", "start", "tree", "weight")
+
+    def __init__(self, tree: Tree, start: int, end: int, n_bytes: int) -> None:
+        self.tree = tree
+        self.start, self.end = start, end
+        self.n_bytes = n_bytes
+        self.blob: bytes | bytearray | memoryview | None = None
+        self.file = ""  # name in the cache directory; "": none
+        self.is_writing = False
+        self.rank = (0.0, 0)  # among those that may be dropped from RAM
+        self.weight = 0.0  # recompute ns per byte
+        self.nodes: list[Node] = []
+
+    def attach(self, end: Node) -> bool:
+        """Belong to the nodes on the way to `end` that have no bytes yet. False: there are none."""
+        for node in end.up():
+            if node.end > self.start and node.start < self.start:
+                self.tree.split(node, self.start)
+            if node.start < self.start:
+                break
+            if node.seg is None:
+                self.share(node)
+        self.tree.version += 1
+        return bool(self.nodes)
+
+    def share(self, node: Node) -> None:
+        """`node` is a part of what these bytes are of."""
+        node.seg = self
+        self.nodes.append(node)
+
+    def below(self) -> Iterator[Segment]:
+        """The nearest segments that are of no use without this one."""
+        for node in self.nodes:
+            for child in node.children.values():
+                if child.seg is not None and child.seg is not self:
+                    yield child.seg
+
+    @property
+    def can_leave_ram(self) -> bool:
+        if any(node.n_kept for node in self.nodes):
+            return False
+        return bool(self.file) or not any(self.below())
+
+    @property
+    def can_leave_disk(self) -> bool:
+        return not any(self.below()) and not (self.blob is None and any(node.n_kept for node in self.nodes))
+
+    def is_only_on_disk_for(self, node: Node) -> bool:
+        """It could be had in RAM again, for this node is all that it is of."""
+        return self.blob is None and (self.start, self.end) == (node.start, node.end)
+
+    @property
+    def is_resident(self) -> bool:
+        """Some sequence holds all of it: losing it costs nothing for now."""
+        return all(node.holders for node in self.nodes)
+
+    @property
+    def last(self) -> Node:
+        return max(self.nodes, key=lambda node: node.end)
+
+    def let_go(self) -> None:
+        """Forget the segment where it has no bytes any more."""
+        if self.blob is None and not self.file and not self.is_writing:
+            for node in self.nodes:
+                node.seg = None
+                self.tree.prune(node)
+            self.nodes.clear()
+            self.tree.version += 1
+
+
+def path_segments(end: Node | None) -> list[Segment]:
+    """Those on the way to the node, deepest first."""
+    found: list[Segment] = []
+    for node in end.up() if end is not None else ():
+        if node.seg is not None and (not found or found[-1] is not node.seg):
+            found.append(node.seg)
+    return found

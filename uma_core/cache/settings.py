@@ -1,0 +1,15 @@
+"""What the configuration says about the cache, in bytes and ns. Replaced whole on reload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    is_on: bool = False  # prompts may begin with KV that is already there
+    ram_bytes: int = 512 << 20  # for snapshots and parked sessions
+    disk_dir: str = ""  # "": no disk tier
+    disk_bytes: int = 4096 << 20
+    is_shared: bool = False  # one user's prompts may begin with another user's KV
+    park_idle_ns: int = 60_000_000_000  # a resident that nobody used for so long leaves its sequence

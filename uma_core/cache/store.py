@@ -1,0 +1,257 @@
+"""Snapshots: made in slices, kept in RAM, written to disk behind the work, read back. One per engine.
+
+Rules: bytes of a beginning are made only when a sequence is about to lose it (or when nothing else is to be done),
+and only those that no tier has yet: a chat that grows costs its last turn, not its whole length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+from uma_core.cache.chain import DiskRead, Legs
+from uma_core.cache.disk import Blob, DiskTier, Found
+from uma_core.cache.files import model_key
+from uma_core.cache.finder import Finder, Piece
+from uma_core.cache.holding import Holding
+from uma_core.cache.meters import CacheMeters
+from uma_core.cache.radix import Node, Tree
+from uma_core.cache.ram import RamTier
+from uma_core.cache.segment import Segment, path_segments
+from uma_core.cache.settings import CacheSettings
+from uma_core.clock import Clock
+from uma_core.engine.api import Engine
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.policy.cost import CostModel
+
+log = logging.getLogger(__name__)
+
+EWMA = 0.3
+TELLING_BYTES = 1 << 20
+DISK_NS_MOST = 50.0  # per byte, 20 MB/s: a slower reading is a disturbance
+
+
+class Store:
+    """Owned by the compute thread."""
+
+    def __init__(self, engine: Engine, finder: Finder, meters: CacheMeters, clock: Clock, tree_of: Callable[[int], Tree]) -> None:
+        self.ram = RamTier(0)
+        self.ram.on_evict = lambda seg: meters.evictions["ram"].add()
+        self.disk: DiskTier | None = None
+        self.disk_budget = 0
+        self.files: OrderedDict[str, tuple[int, Segment | None]] = OrderedDict()  # least recently used first
+        self.disk_bytes = 0
+        self.wake: Callable[[], None] = lambda: None
+        self._engine = engine
+        self._finder = finder
+        self._meters = meters
+        self._clock = clock
+        self._tree_of = tree_of
+        self._model = model_key(engine.info)
+
+    def apply(self, settings: CacheSettings) -> None:
+        self.ram.budget = settings.ram_bytes
+        self.ram.make_room(0)
+        self.disk_budget = settings.disk_bytes
+        folder = settings.disk_dir if settings.is_on and self._finder.can_move else ""
+        if self.disk is not None and self.disk.folder != folder:
+            self._forget_files()
+            self.disk.close(0.0)
+            self.disk = None
+        if folder and self.disk is None:
+            self.disk = DiskTier(folder, self._model, self._clock, lambda: self.wake())
+            self.disk.index(self._index)
+
+    def poll(self, is_busy: bool) -> None:
+        if self.disk is not None:
+            self.disk.is_busy = is_busy
+            self.disk.poll()
+
+    def touch(self, end: Node | None) -> None:
+        """The beginning that ends here is in use, or just was."""
+        segs = path_segments(end)
+        self.ram.touch(segs)
+        for seg in segs:
+            if seg.file in self.files:
+                self.files.move_to_end(seg.file)
+
+    # saving
+
+    def unsaved(self, end: Node | None, start: int = 0) -> list[Node]:
+        """Nodes of the beginning past `start` that would be lost with the sequence, in the order of their positions."""
+        nodes = [node for node in end.up() if node.end > start] if end is not None else []
+        return [node for node in reversed(nodes) if node.seg is None or node.seg.is_only_on_disk_for(node)]
+
+    def save(self, holding: Holding, node: Node, cost: CostModel) -> Legs:
+        """Make a snapshot of one node's positions, where there is room for it. Errors are logged: a snapshot is a favour."""
+        tree, start, end = holding.tree, node.start, node.end
+        assert tree is not None
+        n_bytes = (end - start) * self._finder.cell_bytes
+        if not self.ram.make_room(n_bytes):
+            return
+        self.ram.reserve(tree.tenant, n_bytes)
+        is_taken = False
+        try:
+            export = self._engine.export_state(holding.seq_id, end, start)
+            yield export
+            is_taken = self._take_in(tree, node, (start, end), export.blob, cost)
+        except UmaError as error:
+            log.warning("a snapshot was not made: %s", error)
+        finally:
+            if not is_taken:
+                self.ram.unreserve(tree.tenant, n_bytes)
+
+    def _take_in(self, tree: Tree, node: Node, span: tuple[int, int], blob: bytearray | memoryview, cost: CostModel) -> bool:
+        """Put fresh bytes into the RAM tier and on their way to disk. False: somebody else has them by now."""
+        start, end = span
+        seg = node.seg
+        if seg is None or (seg.start, seg.end) != span:
+            seg = Segment(tree, start, end, (end - start) * self._finder.cell_bytes)
+            if not seg.attach(node):
+                return False
+        elif seg.blob is not None:
+            return False
+        seg.weight = cost.prompt_ns(end - start, start) / max(1, seg.n_bytes)
+        self.ram.put(seg, blob)
+        self.ram.touch(path_segments(node))
+        self._write_behind(seg, False)
+        return True
+
+    def load(self, seq_id: int, piece: Piece) -> Legs:
+        """Bring a piece into its sequence. Raises (through the chain): STATE_RESTORE_FAILED, CACHE_IO."""
+        seg = piece.source
+        assert isinstance(seg, Segment)
+        blob = seg.blob
+        if blob is None and seg.file and self.disk is not None:
+            t0, ticket, name = self._clock.now_ns(), self.disk.read(seg.file), seg.file
+            yield DiskRead(ticket, self._clock)
+            blob = ticket.payload
+            if blob is None:
+                self._lost(name)
+                raise UmaError(ErrorCode.CACHE_IO)
+            self._learn_rate(self._clock.now_ns() - t0, len(blob))
+        if blob is None:
+            raise UmaError(ErrorCode.STATE_RESTORE_FAILED, "the snapshot is gone")
+        yield self._engine.import_state(seq_id, blob, piece.end, piece.start, seg.start)
+
+    def _learn_rate(self, ns: int, n_bytes: int) -> None:
+        """How fast the disk is; small reads tell about its latency only."""
+        if n_bytes >= TELLING_BYTES:
+            rate = min(DISK_NS_MOST, ns / n_bytes)
+            self._finder.disk_ns_per_byte += EWMA * (rate - self._finder.disk_ns_per_byte)
+
+    # disk
+
+    def _write_behind(self, seg: Segment, is_last: bool) -> None:
+        disk, blob = self.disk, seg.blob
+        if disk is None or blob is None or seg.file or seg.is_writing or seg.tree.tenant < -9 or not seg.nodes:
+            return
+        tokens = seg.tree.tokens_to(seg.last)[: seg.end]
+        what = Blob(self._model, seg.tree.tenant, seg.start, tokens, blob)
+        if not self._make_disk_room(what.n_bytes):
+            return
+        seg.is_writing = disk.write(what, lambda ok: self._written(seg, what, ok), is_last)
+
+    def _written(self, seg: Segment, what: Blob, is_written: bool) -> None:
+        seg.is_writing = False
+        if is_written and seg.nodes:
+            seg.file = what.name
+            self._add_file(what.name, what.n_bytes, seg)
+        elif is_written and self.disk is not None:  # it was forgotten meanwhile
+            self.disk.remove(what.name)
+        seg.let_go()
+        self._make_disk_room(0)
+
+    def _add_file(self, name: str, n_bytes: int, seg: Segment | None) -> None:
+        self.files[name] = (n_bytes, seg)
+        self.disk_bytes += n_bytes
+
+    def _lost(self, name: str) -> None:
+        """A file is not there any more."""
+        n_bytes, seg = self.files.pop(name, (0, None))
+        self.disk_bytes -= n_bytes
+        if seg is not None:
+            seg.file = ""
+            seg.let_go()
+
+    def _make_disk_room(self, n_bytes: int) -> bool:
+        """Remove least recently used files, but none that others build upon, until so many bytes fit."""
+        n_bytes += self.disk.n_pending if self.disk is not None else 0
+        if n_bytes > self.disk_budget:
+            return False
+        while self.disk_bytes + n_bytes > self.disk_budget:
+            victim = next((name for name, (_, seg) in self.files.items() if seg is None or seg.can_leave_disk), None)
+            if victim is None or self.disk is None:
+                return False
+            self._meters.evictions["disk"].add()
+            self.remove_file(victim)
+        return True
+
+    def remove_file(self, name: str) -> None:
+        if self.disk is not None:
+            self.disk.remove(name)
+        self._lost(name)
+
+    def _forget_files(self) -> None:
+        for name in list(self.files):
+            self._lost(name)
+
+    def _index(self, found: list[Found]) -> None:
+        """Take the directory's files in: parents before what builds upon them."""
+        n_taken = 0
+        for each in sorted((f for f in found if f.head is None), key=lambda f: f.t_used):
+            self._add_file(each.name, each.n_bytes, None)
+        for each in sorted((f for f in found if f.head is not None), key=lambda f: f.head.start):  # type: ignore[union-attr]
+            n_taken += self._take_file(each)
+        ours = sorted((f for f in found if f.name in self.files and f.head is not None), key=lambda f: f.t_used)
+        for each in ours:
+            self.files.move_to_end(each.name)
+        if ours:
+            log.info("cache directory: %d snapshots, %d MiB", n_taken, self.disk_bytes >> 20)
+        self._make_disk_room(0)
+
+    def _take_file(self, each: Found) -> bool:
+        head = each.head
+        assert head is not None
+        if each.name in self.files:
+            return True
+        tree = self._tree_of(head.tenant)
+        path, n = tree.walk(head.tokens, head.start)
+        is_whole = n == head.start and all(node.seg is not None or node.holders for node in path)
+        seg = Segment(tree, head.start, head.end, (head.end - head.start) * self._finder.cell_bytes)
+        if not (is_whole and seg.attach(tree.insert(head.tokens))):
+            if self.disk is not None:
+                self.disk.remove(each.name)
+            return False
+        seg.file = each.name
+        self._add_file(each.name, each.n_bytes, seg)
+        return True
+
+    def clear(self, trees: list[Tree]) -> int:
+        """Forget all snapshots that are not kept for a session or by a pin; returns how many."""
+        segs = {id(node.seg): node.seg for tree in trees for node in tree.nodes() if node.seg is not None and not node.n_kept}
+        for seg in segs.values():
+            self.forget(seg)
+        return len(segs)
+
+    def forget(self, seg: Segment) -> None:
+        """Drop the bytes everywhere."""
+        seg.is_writing = False
+        if seg.file:
+            self.remove_file(seg.file)
+        if seg.blob is not None:
+            self.ram.drop(seg)
+        seg.let_go()
+
+    def flush(self, segs: list[Segment]) -> None:
+        """Queue what is not on disk yet; called when the daemon ends."""
+        for seg in segs:
+            self._write_behind(seg, True)
+
+    def close(self, timeout_s: float) -> None:
+        if self.disk is not None:
+            if not self.disk.close(timeout_s):
+                log.warning("%s: the cache's last snapshots were not written in time", ErrorCode.CACHE_IO.code)
+            self.disk.poll()
+            self.disk = None

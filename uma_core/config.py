@@ -1,0 +1,351 @@
+"""Every option, declared once: flags, variables, YAML keys, checks, docs/CONFIG.md and `--print-config` follow from here.
+
+Rules: values only; nothing here reads a file, a variable or a flag (config_load.py does). Times are `_ms` here
+and nowhere else: `Scheduler.to_knobs` is the one conversion for the policy, `ns()` for everybody else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from uma_core.config_schema import Option, option, options_of
+from uma_core.policy.knobs import Knobs
+from uma_core.types import Lane
+
+_KNOBS = Knobs()  # the policy's own defaults: they have no second home here
+_NS_PER_MS = 1_000_000
+_DAYS = 1_000_000_000  # ms, 11 days: their ns are far from the ends of int64
+_MAX_ID = (1 << 32) - 2  # the last uid is "none" to the kernel
+_LANES = ("interactive", "background")
+
+
+def ns(ms: float) -> int:
+    """Milliseconds of the configuration as nanoseconds."""
+    return round(ms * _NS_PER_MS)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What is loaded, and how it is computed."""
+
+    RELOAD: ClassVar = "engine"
+    model: str = option(
+        "", "path of the GGUF to serve; empty: the small demonstration model that is installed with the package", yaml="model"
+    )
+    engine: str = option(
+        "auto",
+        "which engine computes: llama.cpp's, our ggml-graph one, or a simulated one; auto takes the faster that supports the model",
+        choices=("auto", "llama", "graph", "fake"),
+    )
+    n_ctx: int = option(
+        16384, "KV cells in all, shared by the sequences; 0: what the model was trained with", unit="tokens", min=0, max=1 << 24
+    )
+    threads: int = option(0, "compute threads; 0: chosen for the machine", min=0, max=1024, words={"auto": 0})
+    n_seq: int = option(4, "sequences that can be on the device at once", flag="--parallel", env="UMA_N_SEQ", min=1, max=256)
+    n_batch: int = option(512, "most tokens in one decode call", unit="tokens", min=1, max=1 << 20)
+    n_ubatch: int = option(
+        512,
+        "most tokens that the backend computes at once; also the largest prefill chunk",
+        unit="tokens",
+        min=1,
+        max=1 << 20,
+        cap="engine.n_batch",
+    )
+    n_gpu_layers: int = option(-1, "layers on the GPU; -1: all", min=-1, max=10_000, words={"all": -1, "auto": -1})
+    kv_mode: str = option(
+        "auto",
+        "one KV stream per sequence, or one pool of cells for all; auto: what measures faster on the backend",
+        choices=("auto", "streams", "unified"),
+    )
+    kv_type: str = option("f16", "element type of K and V", choices=("f16", "q8_0", "q4_0"))
+    flash_attn: str = option("auto", "fused attention kernels", choices=("auto", "on", "off"))
+    prefill_lanes: int = option(
+        2, "prompts whose reading can be paused between layers at the same time; 0: prompts are read in sized chunks", min=0, max=4
+    )
+    cpu_kernels: bool = option(
+        True, "small-batch matmul and attention kernels of ours inside ggml's CPU backend; off: ggml's own", env="UMA_CPU_KERNELS"
+    )
+    moe_top_k: int = option(0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256)
+    load_mode: str = option("auto", "how the weights get into memory", choices=("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io"))
+    metal_residency: bool = option(True, "keep Metal buffers resident (off sets GGML_METAL_NO_RESIDENCY)", reload="restart")
+    metal_keep_alive_s: int = option(
+        180,
+        "seconds that weights stay wired after the last compute (GGML_METAL_RESIDENCY_KEEP_ALIVE_S)",
+        unit="s",
+        min=1,
+        max=86_400,
+        reload="restart",
+    )
+    metal_shared_buffers: str = option(
+        "auto",
+        "Metal buffers shared with the CPU (GGML_METAL_SHARED_BUFFERS_ENABLE or _DISABLE)",
+        choices=("auto", "on", "off"),
+        reload="restart",
+    )
+    memory_budget_mb: int = option(0, "refuse to load what would need more memory; 0: no budget", unit="MiB", min=0, max=1 << 30)
+    calibrate: str = option(
+        "auto",
+        "measure the cost model at start: auto reuses a stored one for the same model, device and threads",
+        choices=("auto", "off", "force"),
+    )
+    hang_timeout_ms: float = option(
+        30_000.0, "a decode call that takes longer makes the daemon `degraded`; 0: never", unit="ms", min=0, max=_DAYS, reload="live"
+    )
+
+    def backend_environ(self) -> dict[str, str]:
+        """Return the variables that ggml's Metal backend reads when it loads; it tests some for presence only."""
+        environ = {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": str(self.metal_keep_alive_s)}
+        if not self.metal_residency:
+            environ["GGML_METAL_NO_RESIDENCY"] = "1"
+        if self.metal_shared_buffers != "auto":
+            environ["GGML_METAL_SHARED_BUFFERS_" + ("ENABLE" if self.metal_shared_buffers == "on" else "DISABLE")] = "1"
+        return environ
+
+
+@dataclass(frozen=True)
+class IpcOptions:
+    """The socket and what one connection may do to it."""
+
+    RELOAD: ClassVar = "live"
+    uds_path: str = option("/tmp/uma.sock", "path of the Unix socket", flag="--socket", env="UMA_SOCK", reload="restart")
+    backlog: int = option(
+        64, "connections that may wait to be accepted; others wait in connect, or fail there", min=1, max=65_535, reload="restart"
+    )
+    max_connections: int = option(256, "open connections; more are refused with a coded error", min=1, max=65_535)
+    max_frame_bytes: int = option(
+        1 << 20, "largest frame or line; checked before the body is buffered", unit="bytes", min=1024, max=1 << 30
+    )
+    tx_soft_bytes: int = option(
+        64 << 10,
+        "unsent bytes past which a slow reader pauses its own sequences",
+        unit="bytes",
+        min=1024,
+        max=1 << 30,
+        cap="ipc.tx_hard_bytes",
+    )
+    tx_hard_bytes: int = option(4 << 20, "unsent bytes past which a slow reader is dropped", unit="bytes", min=4096, max=1 << 30)
+    write_timeout_ms: float = option(30_000.0, "a reader that takes no byte for so long is dropped; 0: never", unit="ms", min=0, max=_DAYS)
+    idle_timeout_ms: float = option(
+        300_000.0, "a connection without a request in flight is closed after so long; 0: never", unit="ms", min=0, max=_DAYS
+    )
+    echo: bool = option(False, "text lines: stream the prompt back first")
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """What a request may ask, and how many may wait."""
+
+    RELOAD: ClassVar = "live"
+    max_sessions: int = option(32, "requests that are queued or running; more are refused", min=1, max=100_000)
+    max_prompt_bytes: int = option(256 << 10, "largest prompt", unit="bytes", min=1, max=1 << 30, cap="ipc.max_frame_bytes")
+    max_tokens: int = option(
+        2048, "most tokens that one request may generate; larger wishes are cut to it", unit="tokens", min=1, max=1 << 24
+    )
+    default_max_tokens: int = option(
+        512, "tokens to generate for a request that does not say", unit="tokens", min=1, max=1 << 24, cap="limits.max_tokens"
+    )
+    queue_interactive: int = option(
+        64, "requests waiting in the interactive lane; more are refused with `retry_after_ms`", min=0, max=100_000
+    )
+    queue_background: int = option(
+        256, "requests waiting in the background lane; more are refused with `retry_after_ms`", min=0, max=100_000
+    )
+    max_in_flight: int = option(16, "requests in flight on one connection", min=1, max=100_000)
+    request_timeout_ms: float = option(0.0, "time limit of a request that gives none; 0: none", unit="ms", min=0, max=_DAYS)
+    overflow: str = option(
+        "error",
+        "what happens when prompt and answer exceed the context, for a request that does not say",
+        choices=("error", "truncate-middle", "shift"),
+        flag="--context-overflow",
+    )
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """The policy's settings. Names and defaults are those of uma_core/policy/knobs.py, with `_ms` for `_ns`."""
+
+    RELOAD: ClassVar = "live"
+    stages: tuple[str, ...] = option(_KNOBS.stages, "the policy pipeline, in order; leave one out to switch it off")
+    tick_budget_ms: float = option(
+        _KNOBS.tick_budget_ns / _NS_PER_MS, "wanted length of a tick when nobody interactive waits", unit="ms", min=1, max=10_000
+    )
+    start_target_tokens: int = option(
+        _KNOBS.start_target_tokens,
+        "first chunk of the adaptive token budget, where prefill cannot be paused",
+        unit="tokens",
+        min=1,
+        max=1 << 20,
+    )
+    prefill_burst: int = option(_KNOBS.prefill_burst, "most prompt tokens of one session in one tick", unit="tokens", min=1, max=1 << 20)
+    guard_cap: float = option(
+        _KNOBS.guard_cap, "an interactive gap stays within this multiple of the solo step", min=1, max=100, cap="scheduler.pause_cap"
+    )
+    guard_floor_ms: float = option(
+        _KNOBS.guard_floor_ns / _NS_PER_MS, "gaps shorter than this are never guarded", unit="ms", min=0, max=10_000
+    )
+    pause_cap: float = option(_KNOBS.pause_cap, "no gap longer than this multiple of the solo step", min=1, max=100)
+    long_tick_share: float = option(_KNOBS.long_tick_share, "share of gaps that may exceed guard_cap (up to pause_cap)", min=0, max=1)
+    starvation_ticks: int = option(
+        _KNOBS.starvation_ticks, "every admitted prompt gets a piece at least once in so many decode ticks", min=1, max=100_000
+    )
+    slo_ttft_ms: float = option(
+        _KNOBS.slo_ttft_ns / _NS_PER_MS, "target for the first token of requests that give none; 0: none", unit="ms", min=0, max=_DAYS
+    )
+    slo_tbt_ms: float = option(
+        _KNOBS.slo_tbt_ns / _NS_PER_MS, "target between tokens for requests that give none; 0: none", unit="ms", min=0, max=_DAYS
+    )
+    interactive_share: float = option(
+        _KNOBS.interactive_share, "share of a tick's time kept for the interactive lane while it has work", min=0, max=1
+    )
+    max_background_decoders: int = option(
+        _KNOBS.max_background_decoders, "background streams served in one tick; 0: found by hill-climbing", min=0, max=256
+    )
+    moe_max_decoders: int = option(
+        _KNOBS.moe_max_decoders, "background streams served in one tick for mixture-of-experts models", min=1, max=256
+    )
+    aging_ms: float = option(
+        _KNOBS.aging_ns / _NS_PER_MS,
+        "a background prompt that waited so long goes before fresh interactive ones",
+        unit="ms",
+        min=0,
+        max=_DAYS,
+    )
+    bmt_budget: float = option(
+        _KNOBS.bmt_budget,
+        "memory bandwidth that ticks may use; 0: off; auto (-1): the measured one",
+        unit="GB/s",
+        min=-1,
+        max=1_000_000,
+        words={"auto": -1.0, "off": 0.0},
+    )
+    auto_lane_tokens: int = option(
+        512, "a request without a priority whose prompt is longer starts in the background lane", unit="tokens", min=0, max=1 << 24
+    )
+
+    def to_knobs(self) -> Knobs:
+        """Return the policy's own value: the one conversion from ms to ns."""
+        return Knobs(**{item.name: self._knob(item.name) for item in dataclasses.fields(Knobs)})
+
+    def _knob(self, name: str) -> Any:
+        return ns(getattr(self, name[:-3] + "_ms")) if name.endswith("_ns") else getattr(self, name)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """KV memory that outlives a request."""
+
+    RELOAD: ClassVar = "live"
+    prefix: bool = option(True, "reuse the KV of prompts that begin alike", flag="--prefix-cache")
+    ram_mb: int = option(512, "memory for KV snapshots and parked chats", flag="--cache-ram-mb", unit="MiB", min=0, max=1 << 24)
+    disk_dir: str = option("", "directory for KV snapshots that survive a restart; empty: none", flag="--cache-dir")
+    disk_mb: int = option(4096, "most bytes in that directory", flag="--cache-disk-mb", unit="MiB", min=0, max=1 << 30)
+    share_across_uids: bool = option(
+        False, "let one user's prompts be answered from another user's cache", flag="--cache-share-across-uids"
+    )
+    park_idle_ms: float = option(60_000.0, "an idle chat's KV may leave the device after so long", unit="ms", min=0, max=_DAYS)
+    pressure: str = option(
+        "auto",
+        "when the system runs short of memory, give up cached KV, then what idle sequences hold; never streams",
+        flag="--memory-pressure",
+        choices=("auto", "off"),
+    )
+
+
+@dataclass(frozen=True)
+class AccessOptions:
+    """Who may connect, by the kernel's word. The daemon's owner and root always may."""
+
+    RELOAD: ClassVar = "live"
+    allow_uids: tuple[int, ...] = option((), "further users that may connect", of=int, min=0, max=_MAX_ID)
+    allow_gids: tuple[int, ...] = option((), "groups whose members may connect", of=int, min=0, max=_MAX_ID)
+    admin_uids: tuple[int, ...] = option((), "further users that may drain, reload and cancel for others", of=int, min=0, max=_MAX_ID)
+    lane_ceiling: Mapping[int, str] = option({}, "the most urgent lane of a user, as uid=lane", of=int, min=0, max=_MAX_ID, choices=_LANES)
+
+    def ceiling(self, uid: int) -> Lane:
+        """Return the most urgent lane that this user's requests may take."""
+        return Lane[self.lane_ceiling.get(uid, "interactive").upper()]
+
+
+@dataclass(frozen=True)
+class DrainOptions:
+    """How running work ends when the daemon stops."""
+
+    RELOAD: ClassVar = "live"
+    deadline_ms: float = option(
+        30_000.0, "time that running requests get to finish", flag="--drain-deadline-ms", unit="ms", min=0, max=_DAYS
+    )
+    retry_after_ms: float = option(1000.0, "what refused clients are told to wait", unit="ms", min=0, max=_DAYS)
+
+
+@dataclass(frozen=True)
+class MetricsOptions:
+    """How often figures are brought up to date."""
+
+    RELOAD: ClassVar = "live"
+    tick_interval_ms: float = option(
+        1000.0, "how often gauges and sliding windows are brought up to date", flag="--metrics-interval-ms", unit="ms", min=50, max=30_000
+    )
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What is written to stderr."""
+
+    RELOAD: ClassVar = "live"
+    level: str = option(
+        "info",
+        "least severe lines that are written; UMA_DEBUG=1 means debug",
+        flag="--log-level",
+        choices=("debug", "info", "warning", "error"),
+        words={"warn": "warning", "err": "error"},
+        env_switch=("UMA_DEBUG", "debug"),
+    )
+    format: str = option("text", "concise text, or one JSON object per line", flag="--log-format", choices=("text", "json"))
+    prompts: bool = option(False, "write prompt text into the log", flag="--log-prompts")
+
+
+@dataclass(frozen=True)
+class Config:
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    ipc: IpcOptions = field(default_factory=IpcOptions)
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    access: AccessOptions = field(default_factory=AccessOptions)
+    drain: DrainOptions = field(default_factory=DrainOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+
+    def get(self, opt: Option) -> Any:
+        return getattr(getattr(self, opt.section), opt.name)
+
+    def items(self) -> Iterator[tuple[Option, Any]]:
+        """Yield every option with its value, in the order of declaration."""
+        return ((opt, self.get(opt)) for opt in OPTIONS)
+
+
+def _all_options() -> Iterator[Option]:
+    for section in dataclasses.fields(Config):
+        yield from options_of(section.name, section.default_factory)  # type: ignore[arg-type]
+
+
+OPTIONS: tuple[Option, ...] = tuple(_all_options())
+BY_KEY: dict[str, Option] = {opt.key: opt for opt in OPTIONS}
+
+
+def conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, complaint) for values that do not fit together."""
+    engine, scheduler = config.engine, config.scheduler
+    for opt, value in config.items():
+        cap = opt.extra.get("cap")
+        if cap and value > config.get(BY_KEY[cap]):
+            yield opt.key, f"must not exceed {cap} ({config.get(BY_KEY[cap])}), not {value}"
+    if 0 < engine.n_ctx < engine.n_seq:
+        yield "engine.n_ctx", f"must give each of the {engine.n_seq} sequences at least one cell, not {engine.n_ctx}"
+    if len(set(scheduler.stages)) != len(scheduler.stages):
+        yield "scheduler.stages", "names a stage twice"
+    if -1 < scheduler.bmt_budget < 0:
+        yield "scheduler.bmt_budget", "must be auto (-1), off (0) or a bandwidth in GB/s"

@@ -1,0 +1,226 @@
+"""How an option is declared, and what follows from a declaration: its names, its type, its checks.
+
+Rules: knows no particular option, reads no file and no environment. `config.py` declares, `config_load.py` merges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+FALSE_WORDS = frozenset({"0", "false", "no", "off", ""})
+
+
+class Extra(TypedDict, total=False):
+    """What a declaration may say beyond the default and the help text."""
+
+    flag: str  # default: -- and the attribute's name
+    env: str  # default: UMA_ and the flag's name
+    yaml: str  # default: section.attribute
+    unit: str
+    min: float
+    max: float
+    choices: tuple[str, ...]  # of a text, of a list's items, or of a map's values
+    reload: str  # "live": between two ticks; "engine": by loading a new engine; "restart": not at all; default: the section's RELOAD
+    words: Mapping[str, Any]  # texts that stand for a value: {"auto": -1}
+    cap: str  # key of the option that this one must not exceed; a default is lowered to it
+    env_switch: tuple[str, str]  # (variable, value): a true variable means that value, unless `env` is set
+    of: type  # type of a list's items or of a map's keys; default str
+
+
+@dataclass(frozen=True)
+class Option:
+    """One declared option. `key` is its place in the YAML file and its name in messages."""
+
+    section: str
+    name: str
+    key: str
+    flag: str
+    env: str
+    default: Any
+    help: str
+    extra: Extra
+
+    @property
+    def kind(self) -> type:
+        return type(self.default)
+
+    @property
+    def unit(self) -> str:
+        return self.extra.get("unit", "")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return self.extra.get("choices", ())
+
+    @property
+    def reload(self) -> str:
+        return self.extra["reload"]
+
+    @property
+    def is_reloadable(self) -> bool:
+        return self.reload != "restart"
+
+
+class BadValue(ValueError):
+    """A value that an option refuses; the text says what it wants."""
+
+
+def option(default: Any, help: str, **extra: Unpack[Extra]) -> Any:
+    """Declare an option as a dataclass field."""
+    metadata = {"help": help, "extra": extra}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def options_of(section: str, cls: type) -> Iterator[Option]:
+    """Yield the options that a section's dataclass declares, in order."""
+    for item in dataclasses.fields(cls):
+        extra = cast(Extra, {"reload": getattr(cls, "RELOAD", "restart"), **item.metadata["extra"]})
+        default = item.default if item.default is not dataclasses.MISSING else {}
+        flag = extra.get("flag") or "--" + item.name.replace("_", "-")
+        env = extra.get("env") or "UMA_" + flag[2:].replace("-", "_").upper()
+        key = extra.get("yaml") or f"{section}.{item.name}"
+        yield Option(section, item.name, key, flag, env, default, item.metadata["help"], extra)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean ...?)`, or nothing when no known word is near."""
+    names = list(known)
+    leaf = word.rsplit(".", 1)[-1]
+    near = [name for name in names if name.rsplit(".", 1)[-1] == leaf] or difflib.get_close_matches(word, names, 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def parse_text(opt: Option, text: str) -> Any:
+    """Turn a flag's or a variable's text into the option's value. Raises BadValue."""
+    words = opt.extra.get("words", {})
+    word = text.strip().lower()
+    if word in words:
+        return words[word]
+    if opt.kind is bool:
+        return _bool_word(word)
+    if opt.kind is tuple:
+        return check(opt, [_scalar(part.strip(), opt.extra.get("of", str)) for part in text.split(",") if part.strip()])
+    if opt.kind is dict:
+        return check(opt, dict(_pair(part, opt) for part in text.split(",") if part.strip()))
+    return check(opt, _scalar(text if opt.kind is str else text.strip(), opt.kind))
+
+
+def parse_native(opt: Option, value: Any) -> Any:
+    """Turn a YAML value into the option's value. Raises BadValue."""
+    words = opt.extra.get("words", {})
+    if isinstance(value, bool) and ("on" if value else "off") in (*opt.choices, *words):
+        value = "on" if value else "off"  # YAML 1.1 reads on and off as booleans
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    if isinstance(value, str) and opt.kind in (tuple, dict):
+        return parse_text(opt, value)
+    return check(opt, value)
+
+
+def check(opt: Option, value: Any) -> Any:
+    """Return the value in the option's own type, within its range. Raises BadValue."""
+    if opt.kind is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise BadValue("must be a list")
+        return tuple(_in_range(opt, _one_of(opt, _typed(item, opt.extra.get("of", str)))) for item in value)
+    if opt.kind is dict:
+        if not isinstance(value, Mapping):
+            raise BadValue("must be a map")
+        return {_in_range(opt, _typed(key, opt.extra.get("of", str))): _one_of(opt, _typed(item, str)) for key, item in value.items()}
+    return _in_range(opt, _one_of(opt, _typed(value, opt.kind)))
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
+        return float(value)
+    if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kind):
+        raise BadValue(f"must be {_TYPE_WORDS[kind]}, not {value!r}")
+    if isinstance(value, str) and "\0" in value:
+        raise BadValue("must not contain NUL")
+    return value
+
+
+def _scalar(text: str, kind: type) -> Any:
+    if kind is str:
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        raise BadValue(f"must be {_TYPE_WORDS[kind]}, not {text!r}") from None
+
+
+def _bool_word(word: str) -> bool:
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise BadValue(f"must be true or false, not {word!r}")
+
+
+def _pair(text: str, opt: Option) -> tuple[Any, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise BadValue(f"must be a list of key=value, not {text!r}")
+    return _scalar(key.strip(), opt.extra.get("of", str)), value.strip()
+
+
+def _one_of(opt: Option, value: Any) -> Any:
+    if not opt.choices or not isinstance(value, str):
+        return value
+    word = value.lower()
+    if word not in opt.choices:
+        raise BadValue(f"must be one of {', '.join(opt.choices)}, not {value!r}{suggest(word, opt.choices)}")
+    return word
+
+
+def _in_range(opt: Option, value: Any) -> Any:
+    if isinstance(value, (bool, str)):
+        return value
+    low, high = opt.extra.get("min", -math.inf), opt.extra.get("max", math.inf)
+    if value != value or value in (math.inf, -math.inf) or not low <= value <= high:
+        raise BadValue(f"must be {range_text(opt) or 'a finite number'}, not {value!r}")
+    return value
+
+
+def value_text(opt: Option) -> str:
+    """Say what may be written as the value, for help and docs."""
+    if opt.kind is bool:
+        return "true|false"
+    if opt.kind is dict:
+        return f"UID={'|'.join(opt.choices)},..."
+    word = "|".join(opt.choices) or {int: "INT", float: "NUMBER", str: "TEXT"}[opt.extra.get("of", str) if opt.kind is tuple else opt.kind]
+    return f"{word},..." if opt.kind is tuple else word
+
+
+def write_value(value: Any) -> str:
+    """Write a value so that a YAML file reads it back."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def range_text(opt: Option) -> str:
+    """Say the option's range in words; empty when it has none."""
+    low, high = opt.extra.get("min"), opt.extra.get("max")
+    if low is not None and high is not None:
+        return f"{low} to {high}"
+    if low is not None:
+        return f"at least {low}"
+    return f"at most {high}" if high is not None else ""
+
+
+_TYPE_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

@@ -1,0 +1,271 @@
+"""The Engine contract: everything the executor may ask of a model, and nothing about how it is done.
+
+Rules: one thread (the compute thread) calls everything except `tokenize`, `piece`, `ring`, `abort`,
+`pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines never choose; they do or refuse.
+
+KV model: the engine holds `n_seq_max` sequences. A sequence holds positions 0..n-1 (`kv_len`).
+A prompt is read either by `decode` (one call, cannot be interrupted) or, where
+`Capabilities.n_prefill_lanes` > 0, by `prefill_*`: one chunk whose computation can be paused between
+pieces of the graph, decode calls running in the pauses. Its KV becomes visible to `decode` by a
+`Transfer` (`handover`). Transfers are the one way in which KV moves, and they are done in slices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, Protocol, Sequence
+
+import numpy as np
+
+from uma_core.types import SamplingParams, SeqId, TokenId
+
+
+class DecodeStatus(IntEnum):
+    OK = 0
+    FULL = 1  # no cells for the whole batch; nothing changed; a smaller batch may pass (llama_decode rc 1)
+    ABORTED = 2  # stopped between ubatches; re-read kv_len of every sequence in the batch (rc 2)
+    BAD_BATCH = 3  # our bug; nothing changed (rc -1)
+    FATAL = 4  # allocation or compute failed; re-read kv_len; the batch's sessions fail (rc < -1)
+
+
+class DecodeOutcome(NamedTuple):
+    """Result of one decode call. `tokens[i]` belongs to the i-th row with logits, -1 where its logits were not finite."""
+
+    status: DecodeStatus
+    tokens: Sequence[TokenId]
+    call_ns: int  # decode call until the logits are readable
+    sample_ns: int  # sampling of all rows
+
+
+class PrefillStatus(IntEnum):
+    PAUSED = 0  # between two pieces of the graph; more to compute
+    DONE = 1  # the chunk is computed
+    FAILED = 2  # the chunk is lost; earlier chunks of the sequence stay
+
+
+class PrefillOutcome(NamedTuple):
+    status: PrefillStatus
+    n_pieces: int  # pieces computed by this call
+    fraction: float  # part of the chunk's work that is done, 0..1
+    elapsed_ns: int
+    longest_ns: int  # longest single piece of this call: what a waiting decode tick would have paid
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this engine on this model can do; the policy reads it through DeviceView."""
+
+    n_prefill_lanes: int  # chunks that can be in progress (paused) at once; 0: no resumable prefill
+    can_rollback: bool  # kv_truncate to any length works (not: SWA, recurrent)
+    can_copy_prefix: bool  # copy_prefix works for part of a sequence
+    can_slice_transfers: bool  # Transfer.step honours until_ns (else one step does all)
+    can_abort: bool  # abort() reaches a running decode call
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Facts that never change while the engine lives."""
+
+    engine: str  # "llama", "graph", "fake"
+    model_name: str
+    model_path: str
+    fingerprint: str  # of the weights file: sha256 over header and samples of the data, hex
+    arch: str
+    backend: str  # "cpu", "cuda", "metal", "vulkan", "fake"
+    devices: tuple[str, ...]
+    n_vocab: int
+    n_layer: int
+    n_ctx_train: int
+    n_ctx: int  # KV cells in all
+    n_ctx_seq: int  # KV cells that one sequence may hold
+    n_seq_max: int
+    n_batch: int  # most tokens in one decode call
+    n_ubatch: int  # most tokens in one prefill chunk
+    n_threads: int
+    is_unified: bool  # True: sequences share one pool of cells; False: one stream of n_ctx_seq cells each
+    kv_type: str  # "f16", "q8_0", "q4_0"
+    kv_bytes_per_cell: int
+    weight_bytes: int
+    n_expert: int = 0
+    n_expert_used: int = 0
+    expert_bytes: int = 0  # of weight_bytes: in expert tensors
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(0, False, False, False, False))
+    kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
+    notes: tuple[str, ...] = ()  # why something is off, for `status`
+
+
+class MemoryUse(NamedTuple):
+    """Bytes by purpose, for `status`."""
+
+    weights: int
+    kv: int
+    compute: int
+
+
+class Sampler(Protocol):
+    """Turns logits rows of one session into tokens; keeps that session's penalty window. Owned by the session."""
+
+    def accept(self, token: TokenId) -> None:
+        """Count a token that the sampler did not choose itself (the prompt's tail)."""
+
+    def close(self) -> None:
+        """Free it. Idempotent."""
+
+
+class Transfer(Protocol):
+    """KV on its way: to the decode memory, to another sequence, to or from host bytes.
+
+    The sequences it touches must not be decoded until it is done. `close` before the end undoes a
+    partial import or copy (the destination becomes empty) and is harmless after it.
+    """
+
+    n_bytes: int  # to move in all
+
+    def step(self, until_ns: int) -> bool:
+        """Move until the clock passes `until_ns` (at least one slice). True when all is moved."""
+
+    def close(self) -> None: ...
+
+
+class Export(Transfer, Protocol):
+    """A transfer to host memory. `blob` is complete once `step` returned True."""
+
+    blob: bytearray | memoryview
+
+
+class Batch:
+    """Tokens for one decode call, in numpy arrays that engines read without copying.
+
+    Shapes: all (capacity,); the first `n` are in use. Reused tick after tick: `clear`, `add`, `extend`.
+    """
+
+    __slots__ = ("tokens", "pos", "seq_id", "want_logits", "n", "n_rows")
+
+    def __init__(self, capacity: int) -> None:
+        self.tokens = np.zeros(capacity, np.int32)
+        self.pos = np.zeros(capacity, np.int32)
+        self.seq_id = np.zeros(capacity, np.int32)
+        self.want_logits = np.zeros(capacity, np.int8)
+        self.n = 0
+        self.n_rows = 0
+
+    def clear(self) -> None:
+        self.n = 0
+        self.n_rows = 0
+
+    def add(self, token: TokenId, pos: int, seq_id: SeqId, want_logits: bool) -> None:
+        i = self.n
+        self.tokens[i] = token
+        self.pos[i] = pos
+        self.seq_id[i] = seq_id
+        self.want_logits[i] = want_logits
+        self.n = i + 1
+        self.n_rows += want_logits
+
+    def extend(self, tokens: np.ndarray, pos0: int, seq_id: SeqId, want_last: bool) -> None:
+        """Append a run of one sequence's tokens; only the last may want logits."""
+        i, k = self.n, len(tokens)
+        self.tokens[i : i + k] = tokens
+        self.pos[i : i + k] = np.arange(pos0, pos0 + k, dtype=np.int32)
+        self.seq_id[i : i + k] = seq_id
+        self.want_logits[i : i + k] = 0
+        self.want_logits[i + k - 1] = want_last
+        self.n = i + k
+        self.n_rows += want_last
+
+
+class Engine(Protocol):
+    """See the module head for who may call what."""
+
+    info: EngineInfo
+
+    # text
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[TokenId]: ...
+    def piece(self, token: TokenId) -> bytes:
+        """The token's bytes (possibly half a character); b"" for control tokens."""
+
+    def is_eog(self, token: TokenId) -> bool: ...
+    def chat_template(self) -> str | None:
+        """The model's own Jinja template."""
+
+    def special(self, name: str) -> str:
+        """Text of the "bos" or "eos" token, as chat templates want it; "" where the model has none."""
+
+    # decode
+    def sampler(self, params: SamplingParams, seed: int) -> Sampler: ...
+    def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        """One decode call, then one token per row with logits, in batch order. None samples greedily.
+
+        Rows of one sequence must be consecutive and continue at kv_len. Blocks; releases the GIL.
+        """
+
+    def logits(self, row: int) -> np.ndarray:
+        """(n_vocab,) float32 view of the last decode's row-th logits, borrowed until the next decode."""
+
+    # resumable prefill; a sequence has at most one chunk in progress
+    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:
+        """Begin one chunk (<= n_ubatch tokens) after the sequence's last position. False: all lanes are taken."""
+
+    def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
+        """Compute pieces of about `quantum_ns` while another one fits before `until_ns` (monotonic clock).
+
+        Returns early at the next piece after `ring()`. At least `min_pieces` are computed.
+        """
+
+    def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
+        """After DONE with want_logits: the token that follows the chunk."""
+
+    def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
+        """(n_vocab,) float32 view, borrowed until the lane computes again."""
+
+    def handover(self, seq_id: SeqId) -> Transfer:
+        """Make the computed chunks visible to `decode`. Frees the lane when it is done."""
+
+    def prefill_close(self, seq_id: SeqId) -> None:
+        """Give up the lane: a chunk in progress and KV that was not handed over are dropped. Idempotent."""
+
+    # KV memory
+    def kv_len(self, seq_id: SeqId) -> int:
+        """Positions that `decode` sees; a lane's KV counts once it is handed over."""
+
+    def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
+        """Keep the first n positions. False where the memory cannot roll back (then nothing changed)."""
+
+    def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
+        """Append positions start..n of `src`, which may keep decoding, to `dst`, which holds `start` positions."""
+
+    def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
+        """Positions start..n as bytes that fit this model and KV type, whatever the number of sequences."""
+
+    def import_state(self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0) -> Transfer:
+        """Append positions start..n of an exported blob to the sequence, which holds `start`. The blob begins at position `origin`.
+
+        Raises: STATE_RESTORE_FAILED.
+        """
+
+    # life
+    def ring(self) -> None:
+        """Make a running `prefill_run`, or the next one, return after a piece. Any thread."""
+
+    def hush(self) -> None:
+        """Forget earlier rings: the caller is about to look at what they announced."""
+
+    def abort(self) -> None:
+        """Make a running decode call, or the next one, return ABORTED soon, where can_abort. Once. Any thread."""
+
+    def memory(self) -> MemoryUse: ...
+    def trim(self) -> int:
+        """Give memory that holds nothing back to the system, as far as that goes; returns bytes."""
+
+    def pump_log(self) -> None:
+        """Pass on what the backend logged: warnings and errors as such, the rest as debug. Any thread."""
+
+    def slot_warnings(self) -> int:
+        """How often the KV memory found no room for a batch, since the start of the process. Any thread."""
+
+    def pretend(self, seq_id: SeqId, n: int) -> None:
+        """Make an empty sequence n positions long without computing them: for timing steps over a context only."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""

@@ -1,0 +1,75 @@
+"""The FakeEngine's language: one token per byte, texts that depend on everything before them."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from uma_core.types import SamplingParams, TokenId
+
+BOS, EOG = 256, 257
+N_VOCAB = 258
+MASK = (1 << 64) - 1
+START = 0x9E3779B97F4A7C15
+ALPHABET = b"etaoin shrdlu cmfwyp vbgkqjxz"
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_SPECIAL = re.compile(r"(<bos>|<eog>)")
+
+
+def encode(text: str, add_special: bool, parse_special: bool) -> list[TokenId]:
+    """One token per UTF-8 byte; `<bos>` and `<eog>` where special tokens are parsed."""
+    out: list[TokenId] = [BOS] if add_special else []
+    for part in _SPECIAL.split(text) if parse_special else [text]:
+        if parse_special and part in ("<bos>", "<eog>"):
+            out.append(BOS if part == "<bos>" else EOG)
+        else:
+            out.extend(part.encode("utf-8"))
+    return out
+
+
+def piece_of(token: TokenId) -> bytes:
+    return bytes([token]) if 0 <= token < 256 else b""
+
+
+def advance(state: int, token: TokenId) -> int:
+    """Hash of a sequence after one more token."""
+    mixed = ((state ^ (token + 1)) * 0xBF58476D1CE4E5B9) & MASK
+    return mixed ^ (mixed >> 29)
+
+
+def next_token(state: int, eog_every: int) -> TokenId:
+    """The greedy continuation of a sequence with this hash."""
+    if eog_every and (state >> 40) % eog_every == 0:
+        return EOG
+    return ALPHABET[(state >> 16) % len(ALPHABET)]
+
+
+def row_logits(token: TokenId) -> np.ndarray:
+    """(N_VOCAB,) float32 whose argmax is `token`."""
+    row = np.linspace(-1.0, 0.0, N_VOCAB, dtype=np.float32)
+    row[token] = 10.0
+    return row
+
+
+class FakeSampler:
+    """Greedy, or a choice that depends on seed and content alone."""
+
+    def __init__(self, params: SamplingParams, seed: int) -> None:
+        self.params = params
+        self.seed = seed
+        self.accepted: list[TokenId] = []
+        self.is_closed = False
+
+    def accept(self, token: TokenId) -> None:
+        self.accepted.append(token)
+
+    def choose(self, state: int, greedy: TokenId) -> TokenId:
+        if self.params.temperature <= 0.0 or greedy == EOG:
+            return greedy
+        return ALPHABET[(advance(state, self.seed & 0xFFFF) >> 20) % len(ALPHABET)]
+
+    def close(self) -> None:
+        self.is_closed = True

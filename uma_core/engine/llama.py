@@ -1,0 +1,341 @@
+"""LlamaEngine: the Engine contract over llama.h. It wires model, decode context and prefill lanes; nothing clever.
+
+Prompts are read in prefill lanes (their own contexts over the same weights) so that a chunk can pause between
+pieces of its graph; each finished chunk's KV is copied into the decode context. That needs one KV stream per
+sequence, V stored by rows, and one cache per layer; `probe` proves it on the loaded model, else prompts are
+read in sized chunks by the decode context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uma_core.engine.api import (
+    Batch,
+    Capabilities,
+    DecodeOutcome,
+    DecodeStatus,
+    EngineInfo,
+    Export,
+    MemoryUse,
+    PrefillOutcome,
+    Sampler,
+    Transfer,
+)
+from uma_core.engine.lib import ffi, lib, text
+from uma_core.engine.llama_decode import DecodeContext
+from uma_core.engine.llama_estimate import compute_bytes
+from uma_core.engine.llama_kv import HostExport, Move, Span
+from uma_core.engine.llama_log import slot_warnings, tap
+from uma_core.engine.llama_model import LlamaModel, Progress
+from uma_core.engine.llama_pages import release_stream
+from uma_core.engine.llama_params import decode_params, is_unified, lane_params, n_threads_of
+from uma_core.engine.llama_prefill import PrefillLane
+from uma_core.engine.llama_probe import discover, proves_direct_kv, warm_up
+from uma_core.engine.llama_sampler import LlamaSampler
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import SamplingParams, SeqId, TokenId
+
+
+class LlamaEngine:
+    """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
+
+    def __init__(self, path: str, options: Any, progress: Progress | None = None) -> None:
+        self._bell = ffi.new("int32_t *")
+        self._kernels = use_kernels(options.cpu_kernels)
+        self.model = LlamaModel(path, options, progress)
+        self.decoder: DecodeContext | None = None
+        self.lanes: list[PrefillLane] = []
+        try:
+            self._open(options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, options: Any) -> None:
+        mark = tap.pump()
+        params = decode_params(options, int(lib.llama_model_n_ctx_train(self.model.handle)))
+        self.decoder = DecodeContext(self.model, params)
+        self.n_ctx_seq = int(lib.llama_n_ctx_seq(self.decoder.handle))
+        warm_up(self.decoder)
+        notes = discover(self.decoder, self.model)
+        if not notes and not is_unified(options) and options.prefill_lanes:
+            self._open_lanes(options)
+            if not proves_direct_kv(self):
+                notes.append("copied KV differs from computed KV on this model: prompts are read in sized chunks")
+                self._close_lanes()
+        elif is_unified(options):
+            notes.append("unified KV: prompts are read in sized chunks")
+        self._has_direct_kv = bool(self.lanes)
+        if self._has_direct_kv:
+            lib.uma_kv_release_pages(self.decoder.gate)
+        self._compute_bytes = compute_bytes(mark)
+        self.info = self._describe(options, tuple(notes))
+
+    def _open_lanes(self, options: Any) -> None:
+        for _ in range(options.prefill_lanes):
+            with tap.quiet():  # the decode context has warned of the same
+                lane = PrefillLane(self.model, lane_params(options, self.n_ctx_seq), self._bell)
+            self.lanes.append(lane)
+            warm_up(lane)
+            discover(lane, self.model)
+            lane.learn()
+            lib.uma_kv_release_pages(lane.gate)
+
+    def _close_lanes(self) -> None:
+        for lane in self.lanes:
+            lane.close()
+        self.lanes.clear()
+
+    def _describe(self, options: Any, notes: tuple[str, ...]) -> EngineInfo:
+        model, context = self.model, self.decoder
+        assert context is not None
+        n_layer = int(lib.llama_model_n_layer(model.handle))
+        is_rollback = not model.is_recurrent and int(lib.llama_model_n_swa(model.handle)) == 0
+        devices = tuple(text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i))) for i in range(lib.ggml_backend_dev_count()))
+        n_ctx = int(lib.llama_n_ctx(context.handle))
+        kv_bytes = int(lib.uma_kv_bytes(context.gate, 1)) if self._has_direct_kv else _estimate_kv_bytes(model, options.kv_type)
+        return EngineInfo(
+            engine="llama",
+            model_name=model.name,
+            model_path=model.path,
+            fingerprint=model.fingerprint,
+            arch=model.arch,
+            backend=backend_name(),
+            devices=devices,
+            n_vocab=model.n_vocab,
+            n_layer=n_layer,
+            n_ctx_train=int(lib.llama_model_n_ctx_train(model.handle)),
+            n_ctx=n_ctx,
+            n_ctx_seq=self.n_ctx_seq,
+            n_seq_max=options.n_seq,
+            n_batch=int(lib.llama_n_batch(context.handle)),
+            n_ubatch=int(lib.llama_n_ubatch(context.handle)),
+            n_threads=n_threads_of(options),
+            is_unified=is_unified(options),
+            kv_type=options.kv_type,
+            kv_bytes_per_cell=kv_bytes,
+            weight_bytes=int(lib.llama_model_size(model.handle)),
+            n_expert=model.meta_int("expert_count"),
+            n_expert_used=model.meta_int("expert_used_count"),
+            expert_bytes=expert_bytes(model.path) if model.meta_int("expert_count") else 0,
+            capabilities=Capabilities(
+                n_prefill_lanes=len(self.lanes),
+                can_rollback=is_rollback,
+                can_copy_prefix=self._has_direct_kv,
+                can_slice_transfers=self._has_direct_kv,
+                can_abort=backend_name() == "cpu",
+            ),
+            kernels=self._kernels,
+            notes=notes,
+        )
+
+    # text
+
+    def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
+        return self.model.tokenize(string, add_special, parse_special)
+
+    def piece(self, token: TokenId) -> bytes:
+        return self.model.pieces[token]
+
+    def is_eog(self, token: TokenId) -> bool:
+        return token in self.model.eog
+
+    def chat_template(self) -> str | None:
+        return self.model.chat_template
+
+    def special(self, name: str) -> str:
+        return self.model.special(name)
+
+    # decode
+
+    def sampler(self, params: SamplingParams, seed: int) -> Sampler:
+        return LlamaSampler(params, seed, self.model)
+
+    def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        assert self.decoder is not None
+        outcome = self.decoder.decode(batch, samplers)
+        if outcome.status is DecodeStatus.ABORTED:
+            self.decoder.abort_flag[0] = 0  # one abort stops one call
+        return outcome
+
+    def logits(self, row: int) -> np.ndarray:
+        assert self.decoder is not None
+        return self.decoder.logits(row)
+
+    # resumable prefill
+
+    def _lane(self, seq_id: SeqId) -> PrefillLane | None:
+        return next((lane for lane in self.lanes if lane.seq_id == seq_id), None)
+
+    def _pick_lane(self, seq_id: SeqId) -> PrefillLane | None:
+        free = [lane for lane in self.lanes if lane.is_free]
+        warm = [lane for lane in free if lane.warm_seq == seq_id]
+        cold = [lane for lane in free if lane.warm_seq < 0]
+        return next(iter([*warm, *cold, *free]), None)
+
+    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:
+        assert self.decoder is not None
+        lane = self._lane(seq_id)
+        if lane is None:
+            lane = self._pick_lane(seq_id)
+            if lane is None:
+                return False
+            lane.take(seq_id, self.decoder, self.n_ctx_seq, self.decoder.kv_len(seq_id))
+        if lane.n_chunk or len(tokens) > self.info.n_ubatch or lane.n_kv + len(tokens) > lane.n_cells:
+            raise UmaError(ErrorCode.BAD_BATCH, "a chunk is in progress, or it does not fit")
+        lane.start(tokens, want_logits)
+        return True
+
+    def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
+        lane = self._lane(seq_id)
+        assert lane is not None, "prefill_run without prefill_open"
+        return lane.run(until_ns, quantum_ns, min_pieces)
+
+    def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
+        lane = self._lane(seq_id)
+        assert lane is not None
+        return lane.sample(ffi.NULL if sampler is None else sampler.handle)  # type: ignore[attr-defined]
+
+    def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
+        lane = self._lane(seq_id)
+        assert lane is not None
+        return lane.logits()
+
+    def handover(self, seq_id: SeqId) -> Transfer:
+        lane = self._lane(seq_id)
+        assert lane is not None and self.decoder is not None
+        source = Span(lane.gate, 0, lane.n_cells)
+        target = Span(self.decoder.gate, seq_id, self.n_ctx_seq)
+        return Move(source, target, lane.n_shared, lane.n_kv, (self.decoder, seq_id)).then(lane.release)
+
+    def prefill_close(self, seq_id: SeqId) -> None:
+        lane = self._lane(seq_id)
+        if lane is not None:
+            lane.drop()
+
+    # KV memory
+
+    def kv_len(self, seq_id: SeqId) -> int:
+        assert self.decoder is not None
+        return self.decoder.kv_len(seq_id)
+
+    def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
+        assert self.decoder is not None
+        for lane in self.lanes:
+            if lane.is_free and lane.warm_seq == seq_id:
+                lane.forget(n)
+        if n > 0 and not self.info.capabilities.can_rollback and n < self.kv_len(seq_id):
+            return False
+        return self.decoder.kv_truncate(seq_id, n)
+
+    def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
+        assert self.decoder is not None and self._has_direct_kv
+        gate = self.decoder.gate
+        return Move(Span(gate, src, self.n_ctx_seq), Span(gate, dst, self.n_ctx_seq), start, n, (self.decoder, dst))
+
+    def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
+        assert self.decoder is not None and self._has_direct_kv
+        return HostExport(Span(self.decoder.gate, seq_id, self.n_ctx_seq), start, n)
+
+    def import_state(self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0) -> Transfer:
+        assert self.decoder is not None and self._has_direct_kv
+        n_held, rest = divmod(len(blob), self.info.kv_bytes_per_cell)
+        if rest or not origin <= start <= n <= origin + n_held:
+            raise UmaError(ErrorCode.STATE_RESTORE_FAILED, f"{len(blob)} bytes do not hold positions {start}..{n} of this model")
+        target = Span(self.decoder.gate, seq_id, self.n_ctx_seq)
+        return Move(Span(None, origin, n_held, blob), target, start, n, (self.decoder, seq_id))
+
+    # life
+
+    def hush(self) -> None:
+        self._bell[0] = 0
+
+    def ring(self) -> None:
+        self._bell[0] = 1
+
+    def abort(self) -> None:
+        decoder = self.decoder
+        if decoder is not None:
+            decoder.abort_flag[0] = 1
+
+    def memory(self) -> MemoryUse:
+        n_cells = self.info.n_ctx + len(self.lanes) * self.n_ctx_seq
+        return MemoryUse(self.info.weight_bytes, n_cells * self.info.kv_bytes_per_cell, self._compute_bytes)
+
+    def trim(self) -> int:
+        """Pages of empty sequences and of lanes without work go back to the system."""
+        if not self._has_direct_kv or self.decoder is None:
+            return 0
+        for lane in self.lanes:
+            if lane.is_free:
+                lane.drop()
+                lib.uma_kv_release_pages(lane.gate)
+        empty = [seq_id for seq_id in range(self.info.n_seq_max) if not self.kv_len(seq_id)]
+        return sum(release_stream(self.decoder.gate, seq_id) for seq_id in empty)
+
+    def pump_log(self) -> None:
+        tap.pump()
+
+    def slot_warnings(self) -> int:
+        return slot_warnings()
+
+    def pretend(self, seq_id: SeqId, n: int) -> None:
+        assert self.decoder is not None
+        for p0 in range(0, n, self.info.n_batch):
+            lib.uma_kv_mark(self.decoder.handle, self.decoder.gate, seq_id, p0, min(self.info.n_batch, n - p0))
+
+    def close(self) -> None:
+        self._close_lanes()
+        if self.decoder is not None:
+            self.decoder.close()
+            self.decoder = None
+        self.model.close()
+
+
+ALL_KERNELS = 7  # the bit set of native/uma.h
+
+
+def use_kernels(is_wanted: bool) -> str:
+    """Switch our CPU kernels on or off for the process, before a model is loaded. Their instruction set; "" when off.
+
+    ggml's own stay in use where this processor would only have the portable ones.
+    """
+    if is_wanted and lib.uma_accel_register() == 0:
+        lib.uma_accel_enable(ALL_KERNELS)
+        return text(lib.uma_accel_isa())
+    lib.uma_accel_enable(0)
+    return ""
+
+
+def backend_name() -> str:
+    """The first device that is not the CPU names the backend, as ggml's registry lists them."""
+    for i in range(lib.ggml_backend_dev_count()):
+        device = lib.ggml_backend_dev_get(i)
+        if lib.ggml_backend_dev_type(device) in (lib.GGML_BACKEND_DEVICE_TYPE_GPU, lib.GGML_BACKEND_DEVICE_TYPE_IGPU):
+            return text(lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(device))).lower()
+    return "cpu"
+
+
+def expert_bytes(path: str) -> int:
+    """Bytes of the tensors that hold experts, from the GGUF's header."""
+    params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": ffi.NULL})
+    header = lib.gguf_init_from_file(path.encode(), params[0])
+    if not header:
+        return 0
+    tensors = range(int(lib.gguf_get_n_tensors(header)))
+    n_bytes = sum(int(lib.gguf_get_tensor_size(header, i)) for i in tensors if "_exps" in text(lib.gguf_get_tensor_name(header, i)))
+    lib.gguf_free(header)
+    return n_bytes
+
+
+def _estimate_kv_bytes(model: LlamaModel, kv_type: str) -> int:
+    """Attention caches hold n_layer x (K + V) x n_head_kv x head dim; SWA and recurrent models hold less."""
+    block, size = {"f16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18)}[kv_type]
+    n_head = int(lib.llama_model_n_head(model.handle))
+    head_dim = model.meta_int("attention.key_length", int(lib.llama_model_n_embd(model.handle)) // max(1, n_head))
+    values = 2 * int(lib.llama_model_n_layer(model.handle)) * int(lib.llama_model_n_head_kv(model.handle)) * head_dim
+    return values * size // block

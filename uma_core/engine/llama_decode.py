@@ -1,0 +1,89 @@
+"""The decode context: all sequences' KV, one decode call at a time, tokens sampled in the same C call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
+from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama_model import LlamaModel, new_context
+from uma_core.types import TokenId
+
+STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.FULL, 2: DecodeStatus.ABORTED, -1: DecodeStatus.BAD_BATCH}
+
+
+class DecodeContext:
+    """Owns a llama_context with a gate (native/gate.c) as its eval callback.
+
+    The gate's struct and the abort flag are memory that C reads during compute: both live as long as this.
+    """
+
+    def __init__(self, model: LlamaModel, params: Any) -> None:
+        self.gate = ffi.new("uma_gate *")
+        self.abort_flag = ffi.new("int32_t *")
+        params.cb_eval = ffi.addressof(lib, "uma_gate_cb")
+        params.cb_eval_user_data = self.gate
+        params.abort_callback = ffi.addressof(lib, "uma_abort_cb")
+        params.abort_callback_data = self.abort_flag
+        self.handle = new_context(model, params, "decode")
+        self.memory = lib.llama_get_memory(self.handle)
+        self.n_vocab = model.n_vocab
+        self.n_batch = int(lib.llama_n_batch(self.handle))
+        self._rows = ffi.new("uma_rows *")
+        self._views: tuple[Batch | None, list[Any]] = (None, [])
+        self._chains = ffi.new("struct llama_sampler *[]", max(1, params.n_outputs_max))
+        self._out = ffi.new("llama_token[]", max(1, params.n_outputs_max))
+        self._row_index: list[int] = []
+        self._want: np.ndarray | None = None
+
+    def _point_at(self, batch: Batch) -> None:
+        """Batches are reused tick after tick: their buffers are wrapped once."""
+        if self._views[0] is not batch:
+            rows = self._rows
+            views = [ffi.from_buffer(f"{t} *", a) for t, a in _fields(batch)]
+            rows.token, rows.pos, rows.seq_id, rows.want = views
+            rows.chain, rows.out = self._chains, self._out
+            self._views = (batch, views)
+
+    def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        self._point_at(batch)
+        rows = self._rows
+        rows.n = batch.n
+        for i, sampler in enumerate(samplers):
+            self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
+        rc = lib.uma_decode(self.handle, rows)
+        self._want = batch.want_logits[: batch.n]
+        tokens: list[TokenId] = ffi.unpack(self._out, batch.n_rows) if rc == 0 and batch.n_rows else []
+        return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), tokens, rows.call_ns, rows.sample_ns)
+
+    def logits(self, row: int) -> np.ndarray:
+        """The row-th wanted row: llama.h addresses logits by position in the batch."""
+        assert self._want is not None
+        index = int(np.flatnonzero(self._want)[row])
+        return view_logits(self.handle, index, self.n_vocab)
+
+    def kv_len(self, seq_id: int) -> int:
+        return int(lib.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
+
+    def kv_truncate(self, seq_id: int, n: int) -> bool:
+        return bool(lib.llama_memory_seq_rm(self.memory, seq_id, n, -1))
+
+    def close(self) -> None:
+        if self.handle:
+            lib.llama_free(self.handle)
+            self.handle = None
+
+
+def _fields(batch: Batch) -> list[tuple[str, np.ndarray]]:
+    return [("llama_token", batch.tokens), ("llama_pos", batch.pos), ("llama_seq_id", batch.seq_id), ("int8_t", batch.want_logits)]
+
+
+def view_logits(context: Any, index: int, n_vocab: int) -> np.ndarray:
+    """(n_vocab,) float32 view of llama_get_logits_ith, borrowed until the context's next decode."""
+    pointer = lib.llama_get_logits_ith(context, index)
+    if not pointer:
+        raise IndexError(f"batch position {index} has no logits")
+    return np.frombuffer(ffi.buffer(pointer, 4 * n_vocab), np.float32)

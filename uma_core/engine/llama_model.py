@@ -1,0 +1,122 @@
+"""One loaded GGUF through llama.h: weights, vocabulary, metadata. Shared by every context of the process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from uma_core.config import EngineOptions
+from uma_core.engine.fingerprint import fingerprint
+from uma_core.engine.lib import ffi, lib, text
+from uma_core.engine.llama_log import tap
+from uma_core.engine.llama_params import model_params
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import TokenId
+
+Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
+
+
+class LlamaModel:
+    """Owns a llama_model. `close` frees it; every context on it must be gone by then."""
+
+    def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None) -> None:
+        check_file(path)
+        self.path = path
+        self.fingerprint = fingerprint(path)
+        params, kept = model_params(options, path)
+        callback = ffi.callback("llama_progress_callback", lambda share, _: progress(share)) if progress is not None else ffi.NULL
+        params.progress_callback = callback
+        mark = tap.pump()
+        self.handle = lib.llama_model_load_from_file(path.encode(), params)
+        del kept  # what the parameters point at had to live until here
+        if not self.handle:
+            raise refusal(path, mark)
+        self.vocab = lib.llama_model_get_vocab(self.handle)
+        self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
+        self.pieces = [self._piece(token) for token in range(self.n_vocab)]
+        self.eog = frozenset(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self.vocab, t))
+
+    def _piece(self, token: TokenId) -> bytes:
+        """Control tokens have no text for a reader: b""."""
+        buffer = _scratch
+        n = lib.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
+        return bytes(ffi.buffer(buffer, n)) if n > 0 else b""
+
+    def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
+        """Releases the GIL; safe from any thread (llama_tokenize reads the vocabulary only)."""
+        data = string.encode()
+        capacity = len(data) + 8
+        while True:
+            out = ffi.new("llama_token[]", capacity)
+            n = lib.llama_tokenize(self.vocab, data, len(data), out, capacity, add_special, parse_special)
+            if n >= 0:
+                return ffi.unpack(out, n) if n else []
+            capacity = -n
+
+    def meta(self, key: str) -> str | None:
+        buffer = ffi.new("char[]", 256)
+        n = lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, 256)
+        return text(buffer) if n >= 0 else None
+
+    def meta_int(self, key: str, default: int = 0) -> int:
+        value = self.meta(f"{self.arch}.{key}")
+        return int(value) if value is not None else default
+
+    @property
+    def arch(self) -> str:
+        return self.meta("general.architecture") or "unknown"
+
+    @property
+    def name(self) -> str:
+        return self.meta("general.name") or os.path.basename(self.path)
+
+    @property
+    def chat_template(self) -> str | None:
+        pointer = lib.llama_model_chat_template(self.handle, ffi.NULL)
+        return text(pointer) if pointer else None
+
+    @property
+    def is_recurrent(self) -> bool:
+        return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
+
+    def special(self, name: str) -> str:
+        """Text of the bos or eos token, as chat templates want it; "" where the model has none."""
+        token = getattr(lib, f"llama_vocab_{name}")(self.vocab)
+        return text(lib.llama_vocab_get_text(self.vocab, token)) if token >= 0 else ""
+
+    def close(self) -> None:
+        if self.handle:
+            lib.llama_model_free(self.handle)
+            self.handle = None
+
+
+_scratch = ffi.new("char[]", 512)
+
+
+def check_file(path: str) -> None:
+    """Refuse what is plainly no GGUF before the loader touches it.
+
+    Raises: MODEL_LOAD_FAILED.
+    """
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=path) from error
+    if magic != b"GGUF":
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: not a GGUF file", path=path)
+
+
+def refusal(path: str, mark: int) -> UmaError:
+    """Why llama.cpp did not load the file, in its own words since the log line `mark`."""
+    return UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {tap.errors(mark) or 'llama.cpp refused the file'}", path=path)
+
+
+def new_context(model: LlamaModel, params: Any, what: str) -> Any:
+    """Raises: INSUFFICIENT_MEMORY (llama_init_from_model gives no other reason in practice)."""
+    mark = tap.pump()
+    handle = lib.llama_init_from_model(model.handle, params)
+    if not handle:
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{what} context: {tap.errors(mark) or 'llama.cpp refused it'}")
+    return handle

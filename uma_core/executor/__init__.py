@@ -1,0 +1,1 @@
+"""The executor: carries out plans and never chooses. One per loaded model, run by the compute thread."""

@@ -1,0 +1,170 @@
+"""Times the shapes that the cost model is fitted to, and keeps the result per model, device and threads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+
+from uma_core.clock import Clock
+from uma_core.engine.api import Batch, DecodeStatus, Engine
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.policy.calibrate import CHUNK, DECODE, PIECE, TRANSFER, Sample, Shape, calibration_shapes, fit, guess
+from uma_core.policy.cost import CostModel
+from uma_core.policy.state import DeviceView
+
+log = logging.getLogger(__name__)
+
+BUDGET_NS = 8_000_000_000
+REPEATS = {DECODE: 5, CHUNK: 2, TRANSFER: 3}
+FOREVER_NS = 2**62
+CALM_SPREAD = 1.3
+N_ALONE = 4  # samples of one row at the same context that come first
+VERSION = 4  # of what is measured; stored results of another version are measured again
+
+
+def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> CostModel:
+    """A cost model: stored, measured now, or guessed. `mode` is engine.calibrate (auto, off, force), or "stored": never measure."""
+    if mode == "off":
+        return guess(device)
+    path = _store() / f"{_key(engine)}.json"
+    if mode in ("auto", "stored") and (stored := _load(path)) is not None:
+        return stored
+    if mode == "stored":
+        log.info("no stored calibration for %s: it is guessed, and corrected by what ticks take", engine.info.model_name)
+        return guess(device)
+    samples = measure(engine, device, clock)
+    model = fit(samples, device)
+    if _is_calm(samples):
+        _save(path, model)
+    else:
+        log.warning("calibration was disturbed by other work on this machine; it is used now, corrected as calls are seen, and not stored")
+    return model
+
+
+def _is_calm(samples: list[Sample]) -> bool:
+    """One row over a short context is timed several times: where those differ much, the machine was busy."""
+    alone = [s.ns for s in samples if s.kind == DECODE and s.n_rows == 1]
+    shortest = min(alone, default=0)
+    return bool(alone) and sorted(alone)[len(alone) // 2] <= CALM_SPREAD * shortest and max(alone[:N_ALONE]) <= 2 * CALM_SPREAD * shortest
+
+
+def warm_up(engine: Engine) -> None:
+    """One decode call as a stream makes it: proof that the engine computes, before anybody is told that it is ready.
+
+    Raises: MODEL_LOAD_FAILED.
+    """
+    batch = Batch(1)
+    batch.add(0, 0, 0, True)
+    outcome = engine.decode(batch, [None])
+    engine.kv_truncate(0, 0)
+    if outcome.status is not DecodeStatus.OK or outcome.tokens[0] < 0:
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"the first decode call failed ({outcome.status.name})")
+
+
+def measure(engine: Engine, device: DeviceView, clock: Clock) -> list[Sample]:
+    """Time shapes in order until the budget is used up. Leaves every sequence empty."""
+    deadline = clock.now_ns() + BUDGET_NS
+    samples: list[Sample] = []
+    for shape in calibration_shapes(device):
+        if clock.now_ns() >= deadline:
+            log.info("calibration stopped after %d samples: its time is used up", len(samples))
+            break
+        timer = {DECODE: _decode, CHUNK: _chunk, TRANSFER: _transfer}.get(shape.kind)
+        if timer is None:
+            continue
+        times = [timer(engine, shape, device, clock) for _ in range(REPEATS[shape.kind])]
+        whole = sorted(t[0] for t in times)
+        samples.append(Sample(*shape, ns=whole[(len(whole) - 1) // 2]))
+        if shape.kind == CHUNK and device.n_prefill_lanes and not shape.n_kv:
+            samples.append(Sample(PIECE, shape.n_rows, 0, min(t[1] for t in times)))
+    return samples
+
+
+Times = tuple[int, int]  # ns of the whole, and of its longest piece
+
+
+def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
+    batch = Batch(shape.n_rows)
+    for seq_id in range(shape.n_rows):
+        engine.pretend(seq_id, shape.n_kv)
+    ns = 0
+    for step in range(2):  # the first call of a shape builds its graph
+        batch.clear()
+        for seq_id in range(shape.n_rows):
+            batch.add(0, shape.n_kv + step, seq_id, True)
+        ns = engine.decode(batch, [None] * shape.n_rows).call_ns
+    for seq_id in range(shape.n_rows):
+        engine.kv_truncate(seq_id, 0)
+    return ns, ns
+
+
+def _chunk(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
+    """Cut wherever it can be: that costs nothing measurable, and shows how long a decode tick would wait."""
+    tokens = np.zeros(shape.n_rows, np.int32)
+    if shape.n_kv:
+        engine.pretend(0, shape.n_kv)
+    if device.n_prefill_lanes:
+        engine.prefill_open(0, tokens, False)
+        outcome = engine.prefill_run(0, FOREVER_NS, 1, 1 << 30)
+        times = outcome.elapsed_ns, outcome.longest_ns
+        engine.prefill_close(0)
+    else:
+        batch = Batch(shape.n_rows)
+        batch.extend(tokens, shape.n_kv, 0, False)
+        ns = engine.decode(batch, []).call_ns
+        times = ns, ns
+    engine.kv_truncate(0, 0)
+    return times
+
+
+def _transfer(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
+    if not device.can_copy_prefix or device.n_seq_max < 2:
+        return round(shape.n_rows / 10), 0  # 10 GB/s: nothing to measure it with
+    n = shape.n_rows // device.kv_bytes_per_cell
+    engine.pretend(0, n)
+    t0 = clock.now_ns()
+    transfer = engine.copy_prefix(0, 1, n)
+    while not transfer.step(FOREVER_NS):
+        pass
+    ns = clock.now_ns() - t0
+    engine.kv_truncate(0, 0)
+    engine.kv_truncate(1, 0)
+    return ns, ns
+
+
+def _store() -> Path:
+    base = os.environ.get("UMA_CACHE_DIR") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "uma-serve")
+    return Path(base) / "calibration"
+
+
+def _key(engine: Engine) -> str:
+    info = engine.info
+    parts = (VERSION, info.engine, info.fingerprint, info.backend, info.devices, info.n_threads, info.n_seq_max, info.n_ctx_seq)
+    parts += (info.n_ubatch, info.kv_type, info.is_unified, info.capabilities.n_prefill_lanes, info.kernels)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _load(path: Path) -> CostModel | None:
+    try:
+        return CostModel.from_dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("stored calibration %s is not usable (%s): measuring again", path.name, error)
+        return None
+
+
+def _save(path: Path, model: CostModel) -> None:
+    """Losing a calibration costs seconds at the next start: a failure to store it is only worth a warning."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(model.to_dict()))
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("calibration was not stored: %s", error)

@@ -1,0 +1,99 @@
+"""How sessions begin and end: acceptance, tokens on their way out, and exactly one final event each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Callable
+
+from uma_core.engine.api import Engine, Transfer
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.meters import Meters
+from uma_core.session.events import Event, Final, Token
+from uma_core.session.session import Session
+from uma_core.session.table import SessionTable
+from uma_core.types import FinishReason, Phase, TokenId
+
+GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Deliveries:
+    """Turns sampled tokens into events and closes sessions. Owned by the executor."""
+
+    def __init__(self, engine: Engine, table: SessionTable, meters: Meters, events: deque[Event]) -> None:
+        self._engine = engine
+        self._table = table
+        self._meters = meters
+        self._events = events
+        self.on_release: Callable[[Session, int], None] = self._drop_cells  # sequence -1: it had none
+        self.on_linger: Callable[[Session, int, Transfer], None] | None = None  # who sees a last chunk's KV arrive
+
+    def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
+        """One sampled token: to the reader, and to the end of the session where it is the last."""
+        if token < 0:
+            self.fail(session, UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
+            return
+        if not session.request.ignore_eos and self._engine.is_eog(token):
+            self.finish(session, FinishReason.STOP, now_ns)
+            return
+        last_ns = session.t_last_ns
+        session.add_token(token, now_ns)
+        self._meters.on_token(session, last_ns, now_ns)
+        self._send(session, session.text.push(self._engine.piece(token)), token)
+        if session.text.is_stopped:
+            self.finish(session, FinishReason.STOP, now_ns)
+        elif len(session.generated) >= session.n_max:
+            self.finish(session, FinishReason.LENGTH, now_ns)
+
+    def _send(self, session: Session, text: str, token: TokenId) -> None:
+        if not text:
+            return
+        if session.request.stream:
+            self._events.append(Token(session.conn_id, session.id, text, token))
+        else:
+            session.parts.append(text)
+
+    def fail(self, session: Session, error: UmaError, now_ns: int) -> None:
+        self.finish(session, FinishReason.ERROR, now_ns, error)
+
+    def finish(self, session: Session, reason: FinishReason, now_ns: int, error: UmaError | None = None) -> None:
+        """The session's one final event; its sequence, cells, lane and sampler are free afterwards."""
+        if session.phase is Phase.DONE:
+            return
+        self._send(session, session.text.finish(), session.generated[-1] if session.generated else -1)
+        session.reason = reason
+        self._free(session)
+        self._meters.on_end(session, reason)
+        text = "" if session.request.stream else "".join(session.parts)
+        self._events.append(Final(session.conn_id, session.id, reason, text, session.usage(), session.timing(now_ns), error))
+
+    def _free(self, session: Session) -> None:
+        if session.sampler is not None:
+            session.sampler.close()
+            session.sampler = None
+        transfer, session.transfer = session.transfer, None
+        if transfer is not None and self.on_linger is not None and session.reason in GOOD_ENDS and session.phase is Phase.DECODE:
+            self.on_linger(session, self._table.detach(session), transfer)
+            self._table.remove(session)
+            return
+        if transfer is not None:
+            transfer.close()
+        seq_id = self._table.release(session)
+        if seq_id >= 0:
+            self._engine.prefill_close(seq_id)
+        self.on_release(session, seq_id)
+        self._table.remove(session)
+
+    def _drop_cells(self, session: Session, seq_id: int) -> None:
+        if seq_id >= 0:
+            self._engine.kv_truncate(seq_id, 0)
+
+    def open_sampler(self, session: Session) -> None:
+        """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""
+        params = dataclasses.replace(session.request.sampling, ban_eog=session.request.ignore_eos)
+        if params.is_greedy:
+            return
+        session.sampler = self._engine.sampler(params, session.seed)
+        if params.repeat_penalty != 1.0:
+            for token in session.prompt[-params.repeat_last_n :]:
+                session.sampler.accept(int(token))

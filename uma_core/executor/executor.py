@@ -1,0 +1,331 @@
+"""One tick: snapshot, plan, admissions, calls, outcomes. Carries plans out; chooses nothing.
+
+Rules: runs on the compute thread only. A plan that breaks its contract is our bug: it is counted, and the
+tick falls back to `decode_only`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+from uma_core.cache.admin import cache_admin
+from uma_core.cache.housekeeping import Housekeeper
+from uma_core.cache.manager import PrefixCache
+from uma_core.cache.relief import drop_idle, forget, trim_snapshots
+from uma_core.cache.settings import CacheSettings
+from uma_core.clock import Clock
+from uma_core.engine.api import Engine
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.calls import Calls
+from uma_core.executor.endings import Deliveries
+from uma_core.executor.intake import Admittance
+from uma_core.executor.meters import Meters
+from uma_core.executor.places import Places
+from uma_core.metrics import Registry
+from uma_core.policy.cost import CostModel
+from uma_core.policy.knobs import Knobs
+from uma_core.policy.pipeline import compose
+from uma_core.policy.plan import SLICED, Plan, PlanItem, check_plan, decode_only
+from uma_core.policy.state import CallReport, DeviceView, SchedulerState
+from uma_core.session.events import Event, Stale, Submit
+from uma_core.session.session import Session
+from uma_core.session.table import SessionTable
+from uma_core.trace import Recorder, chrome
+from uma_core.types import FinishReason, Lane, Phase
+
+log = logging.getLogger(__name__)
+
+SETTLE_NS = 200_000  # per tick for the last chunk of sessions that have ended: a sequence is free when it has arrived
+
+
+
+class Executor:
+    """Owns one engine's sessions. `events` is read by the I/O thread, which `wake` tells of new ones."""
+
+    def __init__(self, engine: Engine, admittance: Admittance, knobs: Knobs, cost: CostModel, registry: Registry, clock: Clock) -> None:
+        self.engine = engine
+        self.table = SessionTable(engine.info)
+        self.meters = Meters(registry)
+        self.events: deque[Event] = deque()
+        self.deliveries = Deliveries(engine, self.table, self.meters, self.events)
+        self.calls = Calls(engine, self.deliveries, self.meters, clock)
+        self.cache = PrefixCache(engine, cost, registry, clock)
+        self.housekeeper = Housekeeper(self.cache)
+        self.places = Places(engine, self.table, self.cache, self.meters)
+        self.deliveries.on_release, self.deliveries.on_linger = self.cache.release, self.cache.linger
+        self.calls.on_read = self.cache.grew
+        self.admittance = admittance
+        self.cost = cost
+        self.recorder: Recorder | None = None
+        self.last_plan = Plan()
+        self.n_ticks = 0
+        self._n_repeats = 0  # times that the last plan may be carried out again ...
+        self._n_changes = 0  # ... while the table stays at this
+        self.last_tick_ns = 0
+        self.ewma_tick_ns = 0.0
+        self._clock = clock
+        self._carry: dict[str, object] = {}
+        self._reports: tuple[CallReport, ...] = ()
+        self._device = device_view(engine)
+        self.set_knobs(knobs)
+
+    def set_knobs(self, knobs: Knobs) -> None:
+        """Between two ticks."""
+        self.knobs = knobs
+        self._n_repeats = 0
+        self._pipeline = compose(knobs.stages)
+
+    def set_cache(self, settings: CacheSettings) -> None:
+        """Between two ticks."""
+        self.cache.apply(settings)
+
+    # requests
+
+    def submit(self, command: Submit) -> None:
+        if command.text is not None and command.text is not self.engine:
+            self.events.append(Stale(command.conn_id, command.request.id))
+            return
+        session = self.admittance.admit(command, self.engine.info, self.table, self.events, self.cache.peek)
+        if session is not None:
+            self._open_sampler(session)
+            self.meters.accepted[session.lane].add()
+            self.meters.prompt_tokens.add(session.n_prompt)
+
+    def _open_sampler(self, session: Session) -> None:
+        try:
+            self.deliveries.open_sampler(session)
+        except Exception as error:  # a session without the sampler it asked for would silently be greedy
+            log.exception("sampler of request %s", session.id)
+            self.deliveries.fail(session, UmaError(ErrorCode.SAMPLER_FAILED, str(error)), self._clock.now_ns())
+
+    def cancel(self, conn_id: int, request_id: str) -> bool:
+        session = self.table.find(conn_id, request_id)
+        if session is None:
+            return False
+        self.deliveries.finish(session, FinishReason.CANCELLED, self._clock.now_ns())
+        return True
+
+    def hang_up(self, conn_id: int) -> None:
+        for session in self.table.of_connection(conn_id):
+            self.deliveries.finish(session, FinishReason.CANCELLED, self._clock.now_ns())
+
+    def hold(self, conn_id: int, is_held: bool) -> None:
+        for session in self.table.of_connection(conn_id):
+            session.is_held = is_held
+            session.touch()
+        self.table.n_changes += 1
+
+    def end_all(self, reason: FinishReason, error: UmaError | None = None) -> None:
+        for session in self.table:
+            self.deliveries.finish(session, reason, self._clock.now_ns(), error)
+
+    # the tick
+
+    def tick(self) -> bool:
+        """True when something was done. False: nothing can be done before something else happens."""
+        if not len(self.table):
+            self.calls.t_returned_ns = 0
+            return False
+        now = self._clock.now_ns()
+        self._expire(now)
+        if self._n_repeats and self._n_changes == self.table.n_changes and self.recorder is None:
+            return self._repeat(now)
+        self.places.shift()
+        n_changes = self.table.n_changes
+        state = self._snapshot(now)
+        plan = self._plan(state)
+        is_busy = self._carry_out(plan)
+        if not is_busy:
+            self.calls.t_returned_ns = 0
+        self._learn(state, plan)
+        can_repeat = not (self.places.can_shift or self.cache.is_settling)
+        self._n_repeats, self._n_changes = plan.n_repeats if can_repeat else 0, n_changes
+        return is_busy
+
+    def _repeat(self, now: int) -> bool:
+        """The last plan once more, as the policy allowed: only its decode calls, for it had nothing else."""
+        self._n_repeats -= 1
+        self.calls.reports = []
+        for group in self._resolve(self.last_plan)[0]:
+            self.calls.decode(group, self.cost)
+        self._observe(now)
+        return True
+
+    def _expire(self, now: int) -> None:
+        for session in self.table:
+            if session.deadline_ns and now >= session.deadline_ns:
+                self.deliveries.finish(session, FinishReason.TIMEOUT, now)
+
+    def _snapshot(self, now: int) -> SchedulerState:
+        table, cache = self.table, self.cache
+        cache.cost = self.cost
+        sessions = list(table)
+        cache.store.poll(any(s.phase is Phase.DECODE for s in sessions))
+        cache.offer(sessions)
+        is_awaited = any(s.phase in (Phase.QUEUED, Phase.PARKED) for s in sessions)
+        held, loss = cache.losses(table.free_seqs, now) if is_awaited else ((), ())
+        device = self._device._replace(
+            free_seqs=tuple(table.free_seqs),
+            n_cells_free=table.n_cells_total - table.n_cells_reserved,
+            seq_held=held,
+            seq_loss_ns=loss,
+        )
+        return SchedulerState(self.n_ticks, now, table.views(), device, self.knobs, self.cost, self._reports, self._carry)
+
+    def _plan(self, state: SchedulerState) -> Plan:
+        try:
+            plan = self._pipeline(state)
+            faults = check_plan(state, plan)
+        except Exception as error:  # a stage's bug must not end the daemon
+            log.exception("the policy failed")
+            plan, faults = Plan(), [f"{type(error).__name__}: {error}"]
+        if faults:
+            self.meters.violations.add()
+            log.error("plan refused (%s): %s", ErrorCode.PLAN_INVALID.code, "; ".join(faults))
+            plan = decode_only(state)
+        self.meters.plan_time.observe(self._clock.now_ns() - state.now_ns)
+        return plan
+
+    def _carry_out(self, plan: Plan) -> bool:
+        self.calls.reports = []
+        self.places.park(plan)
+        self._admit(plan)
+        self.places.take(plan)
+        groups, sliced = self._resolve(plan)
+        for group in groups:
+            live = [(item, session) for item, session in group if session.phase is not Phase.DONE]
+            if live:
+                self.calls.decode(live, self.cost)
+        if sliced is not None:
+            self.calls.prefill(*sliced, plan, self.cost)
+        moving = [s for s in self.table if s.transfer is not None]
+        until = self._clock.now_ns() + max(plan.transfer_ns, SETTLE_NS)
+        if moving:
+            self.calls.transfers(moving, plan.transfer_ns)
+        self.cache.settle(until)
+        return bool(groups or sliced or moving or plan.admit or plan.park or self.cache.is_settling)
+
+    def _admit(self, plan: Plan) -> None:
+        now = self._clock.now_ns()
+        for admission in plan.admit:
+            session = self.table.get(admission.sid)
+            self.table.admit(session, admission.seq_id, now)
+            self.meters.queue_wait[session.lane].observe(now - session.t_queued_ns)
+
+    def _resolve(self, plan: Plan) -> tuple[list[list[tuple[PlanItem, Session]]], tuple[PlanItem, Session] | None]:
+        groups: dict[int, list[tuple[PlanItem, Session]]] = {}
+        sliced = None
+        for item in plan.items:
+            pair = (item, self.table.get(item.sid))
+            if pair[1].transfer is not None or pair[1].seq_id != item.seq_id:
+                continue  # what its sequence held is still being saved
+            if item.call == SLICED:
+                sliced = pair
+            else:
+                groups.setdefault(item.call, []).append(pair)
+        return [groups[call] for call in sorted(groups)], sliced
+
+    def _learn(self, state: SchedulerState, plan: Plan) -> None:
+        """What this tick taught the policy, the metrics and the recorder."""
+        self._carry = dict(plan.carry)
+        self.last_plan = plan
+        self._observe(state.now_ns)
+        if self.recorder is not None:
+            self.recorder(state, plan, self._reports)
+
+    def _observe(self, t_tick_ns: int) -> None:
+        """Correct the cost model, count the tick."""
+        reports = self._reports = tuple(self.calls.reports)
+        for report in reports:
+            self.cost = self.cost.observe(report)
+        self.n_ticks += 1
+        meters = self.meters
+        if reports:
+            self.cache.measure()
+            meters.ticks.add()
+            decoded = [r for r in reports if r.phase is Phase.DECODE]
+            n_decoded = sum(r.n_rows for r in decoded)
+            meters.tokens_decode.set(n_decoded)
+            meters.tokens_prefill.set(sum(r.n_rows for r in reports) - n_decoded)
+            meters.served.set(n_decoded)
+            self.last_tick_ns = self._clock.now_ns() - t_tick_ns
+            self.ewma_tick_ns += 0.1 * (self.last_tick_ns - self.ewma_tick_ns)
+            meters.tick_time.observe(self.last_tick_ns)
+
+    # when nothing is to be done
+
+    def idle(self) -> float | None:
+        """Look after the cache for a moment; seconds until there may be more to do, None: only after a command."""
+        return self.housekeeper.idle()
+
+    def relieve(self) -> int:
+        """Memory is short: snapshots first; where there are none, what idle sequences hold. Returns the bytes given up."""
+        n_bytes = trim_snapshots(self.cache) or drop_idle(self.cache)
+        self.engine.trim()
+        return n_bytes
+
+    def close(self, timeout_s: float) -> None:
+        """Every session has ended, and the engine is about to. Keeps what shall survive; blocks for `timeout_s` at most."""
+        self.housekeeper.close(timeout_s)
+        forget(self.cache)
+
+    # what others may ask between ticks
+
+    def start_trace(self) -> dict[str, Any]:
+        """Record ticks from now on. A recording under way goes on."""
+        if self.recorder is None:
+            self.recorder = Recorder()
+        return {}
+
+    def stop_trace(self) -> dict[str, Any]:
+        """The recorded ticks as Chrome trace events."""
+        recorder, self.recorder = self.recorder, None
+        return chrome(recorder.ticks if recorder is not None else ())
+
+    def cache_admin(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The `cache` operation; what `clear` frees goes back to the system. Raises: NOT_FOUND, BAD_REQUEST."""
+        reply = cache_admin(self.cache, args)
+        if args["action"] == "clear":
+            self.engine.trim()
+        return reply
+
+    @property
+    def client_ns(self) -> dict[int, int]:
+        """Measured engine time by fairness account."""
+        return self.calls.client_ns
+
+    def guard_state(self) -> str:
+        """off, idle (nobody interactive streams), open (prefill fits), active (holds work back)."""
+        if "latency_guard" not in self.knobs.stages:
+            return "off"
+        if not any(s.phase is Phase.DECODE and s.lane is Lane.INTERACTIVE for s in self.table):
+            return "idle"
+        return "active" if any(note.startswith("latency_guard") for note in self.last_plan.notes) else "open"
+
+
+
+def device_view(engine: Engine) -> DeviceView:
+    """The engine's limits as the policy sees them; what changes from tick to tick is empty."""
+    info = engine.info
+    can = info.capabilities
+    return DeviceView(
+        n_batch=info.n_batch,
+        n_ubatch=info.n_ubatch,
+        n_seq_max=info.n_seq_max,
+        n_ctx=info.n_ctx,
+        n_ctx_seq=info.n_ctx_seq,
+        n_prefill_lanes=can.n_prefill_lanes,
+        is_unified=info.is_unified,
+        kv_bytes_per_cell=info.kv_bytes_per_cell,
+        weight_bytes=info.weight_bytes,
+        expert_bytes=info.expert_bytes,
+        n_expert=info.n_expert,
+        n_expert_used=info.n_expert_used,
+        can_copy_prefix=can.can_copy_prefix,
+        can_rollback=can.can_rollback,
+        can_slice_transfers=can.can_slice_transfers,
+        free_seqs=(),
+        n_cells_free=0,
+    )

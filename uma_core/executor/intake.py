@@ -1,0 +1,140 @@
+"""Who gets in: limits, lane inference, and the bounded queues. The one place that accepts or refuses a request."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from uma_core.clock import Clock
+from uma_core.engine.api import EngineInfo
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor import overflow
+from uma_core.session.events import Accepted, Event, Refused, Submit
+from uma_core.session.session import Grant, Session
+from uma_core.session.table import SessionTable
+from uma_core.types import Lane, Request, Slo
+
+RETRY_AFTER_MS_LEAST = 250
+
+Peek = Callable[[Session], int]  # how much of a prompt the engine's cache has
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From the configuration; replaced whole on reload."""
+
+    max_sessions: int = 32
+    max_tokens: int = 2048
+    default_max_tokens: int = 512
+    queue: tuple[int, int] = (64, 64)  # by lane
+    auto_lane_tokens: int = 512  # a request without a priority whose prompt is longer starts in the background lane
+    timeout_ns: int = 0  # of requests that give none; 0: none
+    slo_ttft_ns: int = 0  # targets of requests that give none; 0: none
+    slo_tbt_ns: int = 0
+    overflow: str = overflow.ERROR  # of requests that say nothing
+
+
+class Admittance:
+    """Shared by all engines of the process: session numbers are unique for the life of the daemon."""
+
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self.limits = limits
+        self.closed: UmaError | None = None  # draining or stopping: why nothing new is accepted
+        self._clock = clock
+        self._sids = itertools.count(1)
+
+    def admit(
+        self, command: Submit, info: EngineInfo, table: SessionTable, events: deque[Event], n_cached: Peek = lambda session: 0
+    ) -> Session | None:
+        """Put an Accepted or Refused event on the way; the session if it was accepted."""
+        try:
+            session = self._open(command, info, table, n_cached)
+        except UmaError as error:
+            events.append(Refused(command.conn_id, command.request.id, error))
+            return None
+        events.append(Accepted(session.conn_id, session.id, table.position(session)))
+        return session
+
+    def _open(self, command: Submit, info: EngineInfo, table: SessionTable, n_cached: Peek) -> Session:
+        request, limits = command.request, self.limits
+        if self.closed is not None:
+            raise self.closed
+        if table.find(command.conn_id, request.id) is not None:
+            raise UmaError(ErrorCode.DUPLICATE_ID)
+        self._check_prompt(command, info)
+        session = self._fitted(command, info.n_ctx_seq)
+        if request.lane is None and session.n_prompt - n_cached(session) > limits.auto_lane_tokens:
+            session.lane = Lane.BACKGROUND
+        if table.n_queued[session.lane] >= limits.queue[session.lane]:
+            raise self._overloaded(session.lane, table)
+        if len(table) >= limits.max_sessions:
+            raise UmaError(ErrorCode.TOO_MANY_SESSIONS, retry_after_ms=self._retry_after_ms(table))
+        table.add(session, command.peer)
+        return session
+
+    def _fitted(self, command: Submit, n_ctx: int) -> Session:
+        """A session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""
+        request, limits = command.request, self.limits
+        tokens, ends = command.tokens, command.message_ends
+        how = request.overflow or limits.overflow
+        n_wanted = min(request.max_tokens or limits.default_max_tokens, limits.max_tokens)
+        n_most = n_ctx - overflow.room_for_answer(n_ctx, n_wanted)
+        if how == overflow.ERROR and len(tokens) > n_ctx:
+            raise UmaError(
+                ErrorCode.PROMPT_TOO_LARGE,
+                f"the prompt has {len(tokens)} tokens, a sequence holds {n_ctx}",
+                n_tokens=len(tokens),
+                n_ctx_seq=n_ctx,
+            )
+        if len(tokens) > (n_most if how == overflow.TRUNCATE else n_ctx):
+            tokens, ends = overflow.without_middle(tokens, ends, n_most)
+        n_max = n_wanted if how == overflow.SHIFT else min(n_wanted, n_ctx - len(tokens) + 1)
+        lane = Lane.INTERACTIVE if request.lane is None else request.lane
+        grant = Grant(lane, n_max, self._clock.now_ns())
+        session = Session(next(self._sids), command.conn_id, self._completed(request), tokens, grant)
+        session.n_cells = min(session.n_cells, n_ctx)
+        session.n_dropped = len(command.tokens) - len(tokens)
+        session.is_shifting = how == overflow.SHIFT
+        session.n_head = overflow.head_of(ends, n_ctx // 2)
+        session.t_received_ns = command.t_received_ns
+        session.message_ends = ends
+        session.uid = command.peer.uid
+        return session
+
+    def _completed(self, request: Request) -> Request:
+        """The request with the configured defaults in place of what it does not say."""
+        limits = self.limits
+        slo = Slo(request.slo.ttft_ns or limits.slo_ttft_ns, request.slo.tbt_ns or limits.slo_tbt_ns)
+        return dataclasses.replace(request, slo=slo, timeout_ns=request.timeout_ns or limits.timeout_ns)
+
+    def _check_prompt(self, command: Submit, info: EngineInfo) -> None:
+        tokens = command.tokens
+        if not tokens:
+            raise UmaError(ErrorCode.BAD_REQUEST, "the prompt is empty", field="prompt")
+        if min(tokens) < 0 or max(tokens) >= info.n_vocab:
+            raise UmaError(ErrorCode.BAD_REQUEST, f"token ids go from 0 to {info.n_vocab - 1}", field="tokens")
+
+    def _overloaded(self, lane: Lane, table: SessionTable) -> UmaError:
+        return UmaError(
+            ErrorCode.OVERLOADED,
+            f"{table.n_queued[lane]} requests wait in the {lane.name.lower()} lane",
+            lane=lane.name.lower(),
+            queue_position=table.n_queued[lane],
+            retry_after_ms=self._retry_after_ms(table),
+        )
+
+    def _retry_after_ms(self, table: SessionTable) -> int:
+        """When half of the running sessions should have ended, as their own pace says."""
+        now = self._clock.now_ns()
+        left = sorted(_time_left_ns(session, now) for session in table if session.seq_id >= 0)
+        return max(RETRY_AFTER_MS_LEAST, left[len(left) // 2] // 1_000_000 if left else 0)
+
+
+def _time_left_ns(session: Session, now: int) -> int:
+    n_done = session.n_past
+    n_left = session.n_prompt + session.n_max - n_done
+    elapsed = max(1, now - session.t_admitted_ns)
+    return elapsed * n_left // n_done if n_done else 0

@@ -1,0 +1,92 @@
+"""The metric series that the executor writes, looked up once."""
+
+from __future__ import annotations
+
+from uma_core import metrics as m
+from uma_core.session.session import Session
+from uma_core.types import FinishReason, Lane
+
+FIRST_SECONDS_NS = 3_000_000_000  # "worst pause" is judged over a stream's first 3 s, as the product's targets are
+
+
+class Meters:
+    def __init__(self, registry: m.Registry) -> None:
+        lanes = {lane: lane.name.lower() for lane in Lane}
+        self.tokens = registry.counter(m.TOKENS_GENERATED)
+        self.prefill_tokens = registry.counter(m.PREFILL_TOKENS)
+        self.prompt_tokens = registry.counter(m.PROMPT_TOKENS)
+        self.ticks = registry.counter(m.TICKS)
+        self.calls = registry.counter(m.BATCH_CALLS)
+        self.last_rows = registry.gauge(m.LAST_BATCH_SIZE)
+        self.rows = registry.histogram(m.BATCH_SIZE)
+        self.tokens_decode = registry.gauge(m.TOKENS_PER_TICK, phase="decode")
+        self.tokens_prefill = registry.gauge(m.TOKENS_PER_TICK, phase="prefill")
+        self.served = registry.gauge(m.SERVED_DECODERS)
+        self.tick_time = registry.histogram(m.TICK_TIME)
+        self.overhead = registry.histogram(m.TICK_OVERHEAD)
+        self.plan_time = registry.histogram(m.PLAN_TIME)
+        self.over_budget = registry.counter(m.TICKS_OVER_BUDGET)
+        self.decode_call = registry.histogram(m.DECODE_CALL)
+        self.decode_last = registry.gauge(m.DECODE_LAST)
+        self.decode_ewma = registry.gauge(m.DECODE_EWMA)
+        self.solo_step = registry.gauge(m.SOLO_STEP)
+        self.piece = registry.histogram(m.PREFILL_PIECE)
+        self.sampling = registry.gauge(m.SAMPLING_LAST)
+        self.to_chunk = registry.gauge(m.LOGITS_TO_CHUNK)
+        self.overlap = registry.gauge(m.OVERLAP_ACTIVE)
+        self.prediction = registry.histogram(m.PREDICTION_ERROR)
+        self.accepted = {lane: registry.counter(m.REQUESTS_ACCEPTED, lane=name) for lane, name in lanes.items()}
+        self.ended = {reason: registry.counter(m.REQUESTS, reason=reason.value) for reason in FinishReason}
+        self.queue_wait = {lane: registry.histogram(m.QUEUE_WAIT, lane=name) for lane, name in lanes.items()}
+        self.ttft = {lane: registry.histogram(m.TTFT, lane=name) for lane, name in lanes.items()}
+        self.ttf5 = {lane: registry.histogram(m.TTF5, lane=name) for lane, name in lanes.items()}
+        self.inter_token = {lane: registry.histogram(m.INTER_TOKEN, lane=name) for lane, name in lanes.items()}
+        self.worst_pause = {lane: registry.histogram(m.WORST_PAUSE, lane=name) for lane, name in lanes.items()}
+        self.slo = {(kind, lane): registry.counter(m.SLO_VIOLATIONS, kind=kind, lane=name) for kind in ("ttft", "tbt") for lane, name in lanes.items()}
+        self.guard = registry.gauge(m.PREFILL_GUARD_ACTIVE)
+        self.preemptions = registry.counter(m.PREEMPTIONS)
+        self.violations = registry.counter(m.PLAN_VIOLATIONS)
+        self.bmt_estimate = registry.gauge(m.BMT_ESTIMATE)
+        self.bmt_budget = registry.gauge(m.BMT_BUDGET)
+
+    def on_call(self, n_rows: int, call_ns: int, sample_ns: int) -> None:
+        self.calls.add()
+        self.last_rows.set(n_rows)
+        self.rows.observe(n_rows)
+        self.decode_call.observe(call_ns)
+        self.decode_last.set(call_ns)
+        ewma = self.decode_ewma.value
+        self.decode_ewma.set(ewma + 0.1 * (call_ns - ewma) if ewma else call_ns)
+        self.sampling.set(sample_ns)
+
+    def on_prediction(self, predicted_ns: int, measured_ns: int) -> None:
+        if predicted_ns > 0:
+            self.prediction.observe(abs(measured_ns / predicted_ns - 1.0))
+
+    def on_token(self, session: Session, last_ns: int, now_ns: int) -> None:
+        """After `session` counted the token; `last_ns` is the one before it, 0 for the first."""
+        self.tokens.add()
+        lane = session.lane
+        if not last_ns:
+            ttft = now_ns - session.t_received_ns
+            self.ttft[lane].observe(ttft)
+            if 0 < session.request.slo.ttft_ns < ttft:
+                self.slo["ttft", lane].add()
+            return
+        gap = now_ns - last_ns
+        self.inter_token[lane].observe(gap)
+        if 0 < session.request.slo.tbt_ns < gap:
+            self.slo["tbt", lane].add()
+        if len(session.generated) == 5:
+            self.ttf5[lane].observe(now_ns - session.t_received_ns)
+
+    def on_end(self, session: Session, reason: FinishReason) -> None:
+        self.ended[reason].add()
+        elapsed, worst = 0, 0
+        for gap in session.gaps_ns:
+            worst = gap if gap > worst else worst
+            elapsed += gap
+            if elapsed > FIRST_SECONDS_NS:
+                break
+        if worst:
+            self.worst_pause[session.lane].observe(worst)

@@ -1,0 +1,38 @@
+"""What to do when a prompt, or prompt and answer, exceed the context. Pure.
+
+Sources: the head stays because models lean on the first positions ("attention sinks", arXiv 2309.17453) and on the
+system message; of the rest the latest part stays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+ERROR, TRUNCATE, SHIFT = "error", "truncate-middle", "shift"
+N_SINK = 4  # tokens kept in front where no message ends early enough
+ANSWER_SHARE = 4  # of the context: at least 1 / so much stays free for the answer of a prompt that is cut
+
+
+def room_for_answer(n_ctx: int, n_wanted: int) -> int:
+    """Cells that a cut prompt leaves to its answer."""
+    return max(1, min(n_wanted, n_ctx // ANSWER_SHARE))
+
+
+def head_of(message_ends: tuple[int, ...], n_most: int) -> int:
+    """Tokens at the front that are never dropped: the first message, where it is no longer than `n_most`."""
+    first = message_ends[0] if message_ends else 0
+    return first if 0 < first <= n_most else min(N_SINK, n_most)
+
+
+def without_middle(tokens: list[int], message_ends: tuple[int, ...], n_kept: int) -> tuple[list[int], tuple[int, ...]]:
+    """The head and the tail of a prompt, `n_kept` tokens in all, and the message ends that are left."""
+    n_head = head_of(message_ends, n_kept // 2)
+    n_dropped = len(tokens) - n_kept
+    ends = [end if end <= n_head else end - n_dropped for end in message_ends if end <= n_head or end >= n_head + n_dropped]
+    return tokens[:n_head] + tokens[n_head + n_dropped :], tuple(dict.fromkeys(ends))
+
+
+def without_oldest(tokens: np.ndarray, n_head: int) -> np.ndarray:
+    """A full context's tokens without the older half of what follows the head."""
+    n_tail = (len(tokens) - n_head) // 2
+    return np.concatenate([tokens[:n_head], tokens[len(tokens) - n_tail :]])

@@ -1,0 +1,66 @@
+"""Sequences change hands: parking, restoring, shifting. What the plan says about places, carried out."""
+
+from __future__ import annotations
+
+from uma_core.cache.manager import PrefixCache
+from uma_core.engine.api import Engine
+from uma_core.executor import overflow
+from uma_core.executor.meters import Meters
+from uma_core.policy.plan import Plan
+from uma_core.session.session import Session
+from uma_core.session.table import SessionTable
+from uma_core.types import Phase
+
+
+class Places:
+    """On the compute thread, between the engine's calls."""
+
+    def __init__(self, engine: Engine, table: SessionTable, cache: PrefixCache, meters: Meters) -> None:
+        self._engine = engine
+        self._table = table
+        self._cache = cache
+        self._meters = meters
+        self.can_shift = False  # some session may reach the context's end and go on
+        cache.on_free = table.give_back
+
+    def park(self, plan: Plan) -> None:
+        """Free the sequences of these sessions. Nothing is copied before the sequence is needed."""
+        for sid in plan.park:
+            session = self._table.get(sid)
+            if session.seq_id < 0 or session.transfer is not None or session.n_chunk:
+                continue
+            seq_id = self._table.detach(session)
+            self._engine.prefill_close(seq_id)
+            self._cache.park(session, seq_id)
+            self._table.give_back(seq_id)
+            session.become(Phase.PARKED)
+            self._meters.preemptions.add()
+
+    def take(self, plan: Plan) -> None:
+        """Admitted sessions take their sequences over; prompts between two chunks get what others have read meanwhile."""
+        restored = set(plan.restore)
+        for admission in plan.admit:
+            self._cache.begin(self._table.get(admission.sid), admission.sid in restored)
+            restored.discard(admission.sid)
+        for sid in restored:
+            session = self._table.get(sid)
+            if session.phase is Phase.PREFILL and session.transfer is None and not session.n_chunk:
+                self._cache.begin(session, True)
+        if plan.admit and self._engine.info.is_unified:
+            self._cache.make_cells(self._table.n_cells_total - self._table.n_cells_reserved)
+
+    def shift(self) -> None:
+        """Sessions that reached the context's end and may go on past it."""
+        n_ctx = self._engine.info.n_ctx_seq
+        shifting = [session for session in self._table if session.is_shifting]
+        self.can_shift = bool(shifting)
+        for session in shifting:
+            if session.phase is Phase.DECODE and session.transfer is None and session.n_past >= n_ctx:
+                self._shift(session)
+
+    def _shift(self, session: Session) -> None:
+        tokens = overflow.without_oldest(session.content(session.n_past), session.n_head)
+        session.message_ends = ()
+        session.reread(tokens)
+        session.become(Phase.PREFILL)
+        self._cache.shift(session, session.n_head)

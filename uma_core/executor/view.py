@@ -1,0 +1,131 @@
+"""What the I/O thread may know of an executor: a value, made between ticks on the compute thread.
+
+Rules: readers never wait for the compute thread; during a decode call of seconds they see the last view.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from uma_core.executor.executor import Executor
+from uma_core.session.session import Session
+from uma_core.types import Lane, Phase
+
+
+class ExecutorView(NamedTuple):
+    """Plain JSON-able values only."""
+
+    at_ns: int
+    engine: dict[str, Any]
+    model: dict[str, Any]
+    lanes: dict[str, dict[str, Any]]
+    phases: dict[str, int]
+    clients: list[dict[str, Any]]
+    kv: dict[str, int]
+    memory: dict[str, int]
+    tick: dict[str, Any]
+    solo_step_ns: int
+    estimate_ms: float  # until the last running request ends
+    n_sessions: int
+
+
+def take(executor: Executor, now_ns: int) -> ExecutorView:
+    sessions = list(executor.table)
+    info, table = executor.engine.info, executor.table
+    memory = executor.engine.memory()
+    return ExecutorView(
+        at_ns=now_ns,
+        engine={
+            "engine": info.engine,
+            "kv_mode": "unified" if info.is_unified else "stream",
+            "kv_type": info.kv_type,
+            "threads": info.n_threads,
+            "prefill_lanes": info.capabilities.n_prefill_lanes,
+            "kernels": info.kernels,
+            "n_ctx": info.n_ctx,
+            "n_ctx_seq": info.n_ctx_seq,
+            "n_seq_max": info.n_seq_max,
+            "n_batch": info.n_batch,
+            "n_ubatch": info.n_ubatch,
+            "notes": list(info.notes),
+        },
+        model={"name": info.model_name, "path": info.model_path, "fingerprint": info.fingerprint, "arch": info.arch},
+        lanes={lane.name.lower(): _lane(sessions, lane, now_ns) for lane in Lane},
+        phases={phase.name.lower(): sum(s.phase is phase for s in sessions) for phase in Phase if phase is not Phase.DONE},
+        clients=_clients(executor, sessions),
+        kv={
+            "cells_total": table.n_cells_total,
+            "used": sum(s.n_past for s in sessions if s.seq_id >= 0),
+            "reserved": table.n_cells_reserved,
+            "shared": 0,
+            "cached": sum(h.n for h in executor.cache.holdings if not h.owner),
+        },
+        memory={**memory._asdict(), "cache": executor.cache.store.ram.n_bytes},
+        tick=_tick(executor),
+        solo_step_ns=executor.cost.solo_step_ns(max((s.n_past for s in sessions if s.phase is Phase.DECODE), default=0)),
+        estimate_ms=max((_left_ms(s, now_ns) for s in sessions), default=0.0),
+        n_sessions=len(sessions),
+    )
+
+
+def _lane(sessions: list[Session], lane: Lane, now_ns: int) -> dict[str, Any]:
+    mine = [s for s in sessions if s.lane is lane]
+    waits = [now_ns - s.t_queued_ns for s in mine if s.phase is Phase.QUEUED]
+    return {"queued": len(waits), "active": len(mine) - len(waits), "oldest_wait_ms": round(max(waits, default=0) / 1e6, 1)}
+
+
+def _clients(executor: Executor, sessions: list[Session]) -> list[dict[str, Any]]:
+    names = executor.table.client_names()
+    total = sum(executor.client_ns.values()) or 1
+    rows = []
+    for client in sorted({s.client for s in sessions}):
+        mine = [s for s in sessions if s.client == client]
+        n_queued = sum(s.phase is Phase.QUEUED for s in mine)
+        uid, pid = names[client]
+        share = round(executor.client_ns.get(client, 0) / total, 3)
+        rows.append({"uid": uid, "pid": pid, "active": len(mine) - n_queued, "queued": n_queued, "share": share})
+    return rows
+
+
+def _tick(executor: Executor) -> dict[str, Any]:
+    meters, plan = executor.meters, executor.last_plan
+    return {
+        "ms_last": round(executor.last_tick_ns / 1e6, 3),
+        "ms_ewma": round(executor.ewma_tick_ns / 1e6, 3),
+        "decode_rows": int(meters.tokens_decode.value),
+        "prefill_tokens": int(meters.tokens_prefill.value),
+        "budget_ms": round(plan.run_ns / 1e6, 3) if plan.run_ns < 10**12 else None,
+        "guard": executor.guard_state(),
+        "notes": list(plan.notes),
+    }
+
+
+def _left_ms(session: Session, now_ns: int) -> float:
+    """By the session's own pace so far; a queued one is not guessed at."""
+    if not session.n_past:
+        return 0.0
+    elapsed = now_ns - session.t_admitted_ns
+    return round(elapsed / session.n_past * (session.n_prompt + session.n_max - session.n_past) / 1e6, 1)
+
+
+def sessions(executor: Executor, now_ns: int) -> list[dict[str, Any]]:
+    """One row per request, for the `sessions` operation. On the compute thread."""
+    names = executor.table.client_names()
+    return [
+        {
+            "conn": s.conn_id,
+            "request_id": s.id,
+            "uid": names[s.client][0],
+            "pid": names[s.client][1],
+            "lane": s.lane.name.lower(),
+            "phase": s.phase.name.lower(),
+            "prompt_tokens": s.n_prompt,
+            "prefilled_tokens": min(s.n_past, s.n_prompt),
+            "cached_tokens": s.n_cached,
+            "completion_tokens": len(s.generated),
+            "max_tokens": s.n_max,
+            "age_ms": round((now_ns - s.t_received_ns) / 1e6, 1),
+            "is_held": s.is_held,
+        }
+        for s in executor.table
+    ]

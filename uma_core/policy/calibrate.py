@@ -1,0 +1,121 @@
+"""Calibration: what to measure at start, and the cost model that follows from it.
+
+Rules: pure. The caller measures the shapes in order and may stop when its time is used up: the most
+telling come first, and `fit` fills what is missing from the neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from uma_core.policy.cost import PREFILL, REGIMES, CostModel, dense_table, legal_chunks, with_splits
+from uma_core.policy.curve import Curve, fit_curve
+from uma_core.policy.state import DeviceView
+
+DECODE, CHUNK, PIECE, TRANSFER = "decode", "prefill", "piece", "transfer"
+SHORT, LONG = 64, 1024  # contexts at which rows are timed
+BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth
+GUESS_COMPUTE = 30.0  # guess: prefill of one token costs a weight pass divided by this
+HEAVIEST_NODE = 0.3  # of a layer's time at no context: one of the three feed-forward products
+
+
+class Shape(NamedTuple):
+    """One thing to time. `n_rows`: rows, chunk tokens or bytes; `n_kv`: cells that each row has before it."""
+
+    kind: str
+    n_rows: int
+    n_kv: int
+
+
+class Sample(NamedTuple):
+    kind: str
+    n_rows: int
+    n_kv: int
+    ns: int
+
+
+def calibration_shapes(device: DeviceView) -> list[Shape]:
+    """List what to time, most telling first.
+
+    `decode`: one call of n_rows rows, each with n_kv cells. `prefill`: one chunk after n_kv cells; where prefill is
+    resumable it is cut as finely as the engine can, and its longest piece is a sample of kind `piece`. `transfer`: moving n_rows bytes.
+    Time each two or three times.
+    """
+    rows = [n for n in (1, 2, 4, 3, 8, 16, 6, 12, 9, 24, 32) if n <= device.n_seq_max]
+    sizes = [n for n in (64, 512, 256, 128, 32, 16, 63, 8, 1024, 2048) if n <= device.n_ubatch]
+    if device.n_ubatch not in sizes:
+        sizes.append(device.n_ubatch)
+    long_kv = min(LONG, device.n_ctx_seq // 2)
+    shapes = [Shape(DECODE, 1, SHORT)] * 3 + [Shape(DECODE, n, SHORT) for n in rows[:4]]
+    shapes += [Shape(CHUNK, n, 0) for n in sizes[:5]]
+    shapes += [Shape(TRANSFER, 64 * device.kv_bytes_per_cell, 0), Shape(TRANSFER, 512 * device.kv_bytes_per_cell, 0)]
+    shapes += [Shape(DECODE, n, SHORT) for n in rows[4:]] + [Shape(CHUNK, n, 0) for n in sizes[5:]]
+    shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, device.n_seq_max), long_kv)]
+    shapes.append(Shape(CHUNK, min(512, device.n_ubatch), long_kv))
+    return [s for s in shapes if s.kind == TRANSFER or s.n_kv + (1 if s.kind == DECODE else s.n_rows) <= device.n_ctx_seq]
+
+
+def fit(samples: Iterable[Sample | tuple[str, int, int, int]], device: DeviceView | None = None) -> CostModel:
+    """Turn timings into a cost model. What was not sampled comes from `guess(device)` scaled to what was."""
+    by_kind: dict[str, dict[int, list[tuple[int, float]]]] = {}
+    for kind, n_rows, n_kv, ns in samples:
+        cells = n_kv * n_rows if kind == DECODE else n_kv
+        by_kind.setdefault(kind, {}).setdefault(n_rows, []).append((cells, float(ns)))
+    start = guess(device) if device else _guess(2e7, 2e6, 2e3)
+    if DECODE not in by_kind and CHUNK not in by_kind:
+        return start
+    decode = fit_curve(by_kind[DECODE], start.decode.slope[0], True) if DECODE in by_kind else start.decode
+    prefill = _fit_prefill(by_kind.get(CHUNK, {}), decode, start)
+    piece = fit_curve(by_kind[PIECE], 0.0, False) if PIECE in by_kind else _scaled(prefill, 1 / 64)
+    fixed, per_byte = _fit_transfer(by_kind.get(TRANSFER, {}), start)
+    return build(decode, prefill, piece, (fixed, per_byte), True)
+
+
+def guess(device: DeviceView) -> CostModel:
+    """A model for when nothing was measured: a memory-bound step, corrected as soon as calls are observed."""
+    step = max(1e5, device.weight_bytes / BYTES_PER_NS)
+    return _guess(step, step / GUESS_COMPUTE * 4, max(10.0, device.kv_bytes_per_cell / BYTES_PER_NS))
+
+
+def build(decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, float], is_measured: bool) -> CostModel:
+    """Assemble a model and work out what follows from its tables."""
+    ones = (1.0,) * len(REGIMES)
+    counts = (0,) * len(REGIMES)
+    chunks = legal_chunks(prefill)
+    sweet = min(chunks, key=lambda n: (prefill.ns(n, 0) / n, n))
+    n_cuts = max(1.0, HEAVIEST_NODE * prefill.ns(sweet, 0) / piece.ns(sweet, 0))
+    measured = (decode, prefill, piece, n_cuts, *transfer, is_measured)
+    return with_splits(CostModel(*measured, ones, counts, (), ones[:PREFILL], chunks, sweet, dense_table(decode)))
+
+
+def _guess(step: float, token: float, cell: float) -> CostModel:
+    decode = Curve((1, 2, 4, 8, 16, 32), tuple(step * g for g in (1.0, 1.3, 1.8, 2.5, 4.0, 7.0)), (cell,) * 6)
+    sizes: Sequence[int] = (8, 32, 64, 128, 256, 512)
+    prefill = Curve(tuple(sizes), tuple(step + token * n for n in sizes), tuple(cell * n / 4 for n in sizes))
+    return build(decode, prefill, _scaled(prefill, 1 / 48), (5e4, 2 / BYTES_PER_NS), False)
+
+
+def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, start: CostModel) -> Curve:
+    """A chunk of one token is a decode row; without any chunk the guess is scaled by what decode measured."""
+    if not points:
+        return _scaled(start.prefill, decode.base[0] / start.decode.base[0])
+    if 1 not in points and decode.sizes[0] == 1:
+        points = {1: [(0, decode.base[0])], **points}
+    return fit_curve(points, decode.slope[0] / 2, False)
+
+
+def _scaled(curve: Curve, by: float) -> Curve:
+    return Curve(curve.sizes, tuple(b * by for b in curve.base), tuple(s * by for s in curve.slope))
+
+
+def _fit_transfer(points: dict[int, list[tuple[int, float]]], start: CostModel) -> tuple[float, float]:
+    """Fixed time and time per byte from the smallest and the largest transfer."""
+    if not points:
+        return start.transfer_fixed_ns, start.transfer_ns_per_byte
+    low, high = min(points), max(points)
+    ns_low = min(ns for _, ns in points[low])
+    if low == high:
+        return 0.0, ns_low / max(1, low)
+    per_byte = max(0.0, (min(ns for _, ns in points[high]) - ns_low) / (high - low))
+    return max(0.0, ns_low - per_byte * low), per_byte

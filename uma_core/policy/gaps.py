@@ -1,0 +1,58 @@
+"""What a stream's gap may be: the limits that the latency guard keeps.
+
+solo: predicted decode round of the interactive streams alone. cap: the everyday limit of a gap; pause: the
+limit of the few long ones. A `target_tbt_ms` replaces cap x solo for its stream.
+An interactive prompt without its first token raises the cap as its deadline comes near (`urgent_cap`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uma_core.policy.parts import Parts
+from uma_core.policy.state import SchedulerState, SessionView
+
+TTFT_STRETCH = 2.0  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
+OVERDUE_CAP = 8.0  # longest gap, x solo, for the sake of interactive prompts that are overdue
+
+
+class GapLimits(NamedTuple):
+    """Nanoseconds from one token to the next."""
+
+    solo_ns: int
+    cap_ns: int
+    pause_ns: int
+
+
+def gap_limits(state: SchedulerState, parts: Parts) -> GapLimits:
+    """Limits for the streams that decode now: the strictest stream's."""
+    knobs = state.knobs
+    solo = parts.talk_ns
+    plain = max(int(knobs.guard_cap * solo), knobs.guard_floor_ns)
+    cap = 0
+    for view in parts.talkers + parts.arriving:
+        target = view.slo_tbt_ns or knobs.slo_tbt_ns
+        wanted = max(target, solo) if target else plain
+        cap = min(cap, wanted) if cap else wanted
+    return GapLimits(solo, cap, max(cap, int(knobs.pause_cap * solo)))
+
+
+def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits) -> int:
+    """Cap while this interactive prompt waits for its first token.
+
+    It needs the share (remaining prefill time) / (time to its deadline) of the device; a gap of
+    solo / (1 - share) gives it that, up to the pause limit. The deadline is its TTFT target, else TTFT_STRETCH
+    times its own prefill time after it was queued. Once overdue, chats are in each other's way: the gap grows
+    on with the time waited, in units of that target, up to OVERDUE_CAP x solo.
+    """
+    cost = state.cost
+    target = view.slo_ttft_ns or state.knobs.slo_ttft_ns or int(TTFT_STRETCH * cost.prompt_ns(view.n_prompt, 0))
+    left = view.t_queued_ns + target - state.now_ns
+    if left <= 0:
+        return min(limits.pause_ns - limits.pause_ns * left // max(1, target), max(limits.pause_ns, int(OVERDUE_CAP * limits.solo_ns)))
+    work = cost.prompt_ns(view.n_left, view.n_past)
+    if view.n_chunk:
+        work -= int(view.chunk_fraction * cost.prefill_ns(view.n_chunk, view.n_past))
+    share = min(1.0, max(0, work) / left)
+    gap = limits.pause_ns if share >= 1.0 else int(limits.solo_ns / (1.0 - share))
+    return max(limits.cap_ns, min(gap, limits.pause_ns))

@@ -1,0 +1,88 @@
+"""What the latency guard learns from the gaps it sees: margins, long-gap credit, back-off.
+
+Rules: pure; one frozen value in `carry`. The gap is measured where the user feels it, from one token of a
+stream to the next, so that everything in it counts: predictions that were wrong, copies, Python, the machine.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from uma_core.policy.gaps import GapLimits
+from uma_core.policy.parts import Parts
+from uma_core.policy.state import SchedulerState
+
+EXCEED = 0.03  # share of everyday gaps that may exceed the cap: with the long ones that leaves p95 below it
+STEP = 0.04  # of solo: how fast the margin follows
+HARD_STEP, HARD_DECAY = 0.1, 0.002  # of solo
+MARGIN_FIRST, MARGIN_MIN, HARD_MIN, HARD_MAX = 0.03, 0.01, 0.06, 0.4  # of solo
+CREDIT_MAX, CREDIT_MIN = 1.0, -2.0
+BACK_OFF, RECOVER = 0.5, 0.1
+
+
+class Kind(IntEnum):
+    """Why a gap holds more than the stream's own decode."""
+
+    NOTHING = 0
+    NORMAL = 1  # work that was predicted to fit the cap
+    LONG = 2  # work on credit, predicted to fit the pause limit
+    URGENT = 3  # an interactive prompt near its deadline
+    FORCED = 4  # the starvation bound
+
+
+class GuardMemory(NamedTuple):
+    margin: float = MARGIN_FIRST  # of solo, kept free below the cap
+    hard_margin: float = HARD_MIN  # of solo, kept free below the pause limit
+    credit: float = 0.0  # long gaps that may be spent
+    throttle: float = 1.0  # part of the spare time that is used; halves after a gap beyond the pause limit
+    debt_ns: int = 0  # background decode minus prompt time granted; who has less goes first
+    watch_sid: int = -1  # the stream whose gaps are measured
+    watch_ns: int = 0  # its last token
+    watch_n: int = 0  # tokens it had then: a gap is measured between neighbours only, plans may have been repeated
+    watch_kind: int = 0  # what the gap that began there holds
+    last_kind: int = 0  # what the last plan put after its tokens
+    cursor: int = -1  # background session that was served last in turn
+    forced_tick: int = 0  # when a background row was last forced
+
+
+def learn(memory: GuardMemory, state: SchedulerState, parts: Parts, limits: GapLimits) -> GuardMemory:
+    """Take in the gap that ended with the last tick, if one did."""
+    view = next((v for v in parts.talkers if v.sid == memory.watch_sid), None)
+    if view is None:
+        first = parts.talkers[0] if parts.talkers else None
+        sid, t_last, n = (first.sid, first.t_last_ns, first.n_generated) if first else (-1, 0, 0)
+        return memory._replace(watch_sid=sid, watch_ns=t_last, watch_n=n, watch_kind=memory.last_kind)
+    if view.t_last_ns <= memory.watch_ns:
+        return memory
+    gap = view.t_last_ns - memory.watch_ns
+    is_next = view.n_generated == memory.watch_n + 1
+    learned = _with_gap(memory, gap, limits) if memory.watch_ns and is_next else memory
+    return learned._replace(watch_ns=view.t_last_ns, watch_n=view.n_generated, watch_kind=memory.last_kind)
+
+
+def _with_gap(memory: GuardMemory, gap: int, limits: GapLimits) -> GuardMemory:
+    kind = memory.watch_kind
+    is_over_cap, is_over_pause = gap > limits.cap_ns, gap > limits.pause_ns
+    margin, hard, credit, throttle = memory.margin, memory.hard_margin, memory.credit, memory.throttle
+    if kind <= Kind.NORMAL:
+        margin += STEP * (1 - EXCEED) if is_over_cap and kind else 0.0 if is_over_cap else -STEP * EXCEED
+    if kind in (Kind.LONG, Kind.URGENT) and is_over_pause:
+        hard += HARD_STEP
+    elif kind:
+        hard -= HARD_DECAY
+    if is_over_cap and kind <= Kind.NORMAL:
+        credit -= 1.0  # noise uses up the allowance of long gaps too
+    throttle = BACK_OFF if is_over_pause and kind else min(1.0, throttle + RECOVER)
+    widest = max(MARGIN_MIN, limits.cap_ns / max(1, limits.solo_ns) - 1.0)
+    return memory._replace(
+        margin=min(widest, max(MARGIN_MIN, margin)),
+        hard_margin=min(HARD_MAX, max(HARD_MIN, hard)),
+        credit=max(CREDIT_MIN, credit),
+        throttle=throttle,
+    )
+
+
+def earn(memory: GuardMemory, share: float) -> GuardMemory:
+    """Credit for one more decode round."""
+    return memory._replace(credit=min(CREDIT_MAX, memory.credit + share))

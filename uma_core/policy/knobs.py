@@ -1,0 +1,40 @@
+"""The policy's settings: what `scheduler.*` in the configuration becomes, in ns and counts.
+
+Config declares the options (names, help, ranges); this is the frozen value that stages read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_STAGES = (
+    "admission",
+    "prefix_reuse",
+    "decode_first",
+    "fairness",
+    "prefill_order",
+    "prefill_budget",
+    "latency_guard",
+    "bmt_guard",
+    "sweet_spot",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    stages: tuple[str, ...] = DEFAULT_STAGES
+    tick_budget_ns: int = 50_000_000  # wanted length of a tick when nobody interactive waits
+    start_target_tokens: int = 32  # first chunk of the adaptive token budget, where prefill is not resumable
+    prefill_burst: int = 512  # most prompt tokens of one session in one tick
+    guard_cap: float = 1.2  # interactive gap <= cap x solo step ...
+    guard_floor_ns: int = 0  # ... or this, whichever is longer
+    pause_cap: float = 2.0  # no gap longer than this x solo step ...
+    long_tick_share: float = 0.04  # ... and at most this share of gaps longer than guard_cap
+    starvation_ticks: int = 64  # every admitted prompt gets a piece at least once in so many decode ticks
+    slo_ttft_ns: int = 0  # default targets of requests that give none; 0: none
+    slo_tbt_ns: int = 0
+    interactive_share: float = 0.5  # of a tick's time, kept for the interactive lane while it has work
+    max_background_decoders: int = 0  # served per tick; 0: the sweet spot decides
+    aging_ns: int = 10_000_000_000  # waiting so long raises a background prompt above fresh interactive ones
+    bmt_budget: float = 0.0  # GB/s; 0: off; -1: the bandwidth that calibration measured
+    moe_max_decoders: int = 2  # served background decoders per tick for MoE models

@@ -1,0 +1,143 @@
+"""The sessions of a state, sorted out once per tick: what every stage would otherwise search for itself.
+
+Rules: derived from the state alone. `IndexedState` memoises it, so that all stages share one pass;
+a plain `SchedulerState` works everywhere and is sorted out on demand.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uma_core.policy.plan import Plan
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.types import Lane, Phase
+
+
+class Parts(NamedTuple):
+    """Lists in order of arrival. "Talkers" stream to somebody who reads along; "workers" run in the background."""
+
+    waiting: list[SessionView]  # QUEUED or PARKED and ready: may be admitted
+    prompts: list[SessionView]  # PREFILL and ready
+    talkers: list[SessionView]  # interactive, DECODE, ready
+    workers: list[SessionView]  # background, DECODE, ready
+    decoders: list[SessionView]  # both
+    arriving: list[SessionView]  # interactive, DECODE, but their KV is still under way
+    moving: list[SessionView]  # any session with a transfer under way
+    n_lanes_used: int  # prefill lanes taken by chunks and handovers
+    n_lanes_background: int
+    n_prompts_background: int  # background sessions in PREFILL, ready or not
+    clients: frozenset[int]
+    talk_ns: int  # predicted time of one decode round of talkers and arriving alone: the solo step
+
+
+class IndexedState(SchedulerState):
+    """A SchedulerState that remembers its Parts, and what their rows cost. Compares, prints and replays as the plain one."""
+
+    parts: Parts
+    times: dict[int, tuple[list[SessionView], int]]  # by identity of a list, which is kept with it
+
+
+def index(state: SchedulerState) -> SchedulerState:
+    """Attach the parts, so that stages need not compute them again."""
+    indexed = IndexedState(*state)
+    indexed.times = {}
+    indexed.parts = sort_out(indexed)
+    return indexed
+
+
+def parts_of(state: SchedulerState) -> Parts:
+    return state.parts if isinstance(state, IndexedState) else sort_out(state)
+
+
+def sort_out(state: SchedulerState) -> Parts:
+    """One pass over the sessions."""
+    waiting: list[SessionView] = []
+    prompts: list[SessionView] = []
+    talkers: list[SessionView] = []
+    workers: list[SessionView] = []
+    arriving: list[SessionView] = []
+    moving: list[SessionView] = []
+    clients = set()
+    n_lanes = n_lanes_background = n_prompts_background = 0
+    queued, parked, background = Phase.QUEUED, Phase.PARKED, Lane.BACKGROUND
+    for s in state.sessions:
+        phase = s.phase
+        clients.add(s.client)
+        if phase is queued or phase is parked:
+            if s.is_ready:
+                waiting.append(s)
+            continue
+        is_background = s.lane is background
+        if s.is_transferring:
+            moving.append(s)
+        holds_lane = s.n_chunk > 0 or (s.is_transferring and (phase is Phase.PREFILL or s.n_generated <= 1))
+        n_lanes += holds_lane
+        n_lanes_background += holds_lane and is_background
+        if phase is Phase.PREFILL:
+            n_prompts_background += is_background
+            if s.is_ready:
+                prompts.append(s)
+        elif phase is Phase.DECODE:
+            if s.is_ready:
+                (workers if is_background else talkers).append(s)
+            elif s.is_transferring and not is_background:
+                arriving.append(s)
+    decoders = talkers + workers if talkers and workers else talkers or workers
+    talk_ns = rows_time(state, talkers + arriving if arriving else talkers)
+    counts = n_lanes, n_lanes_background, n_prompts_background
+    return Parts(waiting, prompts, talkers, workers, decoders, arriving, moving, *counts, frozenset(clients), talk_ns)
+
+
+def rows_time(state: SchedulerState, views: list[SessionView]) -> int:
+    """Predicted time of one decode round of these sessions in their best calls, drafts left out. The list must not change later."""
+    if len(views) <= 1:
+        return state.cost.decode_ns(1, views[0].n_past) if views else 0
+    if not isinstance(state, IndexedState):
+        return _rows_time(state, views)
+    known = state.times.get(id(views))
+    if known is None:
+        known = state.times[id(views)] = (views, _rows_time(state, views))
+    return known[1]
+
+
+def _rows_time(state: SchedulerState, views: list[SessionView]) -> int:
+    cost = state.cost
+    if state.device.is_unified:
+        return cost.rows_ns(len(views), sum([v.n_past for v in views]))
+    total = n = n_kv = 0
+    last = -2
+    for seq_id, n_past in sorted([(v.seq_id, v.n_past) for v in views]):
+        if seq_id != last + 1 and n:
+            total += cost.rows_ns(n, n_kv)
+            n = n_kv = 0
+        n += 1
+        n_kv += n_past
+        last = seq_id
+    return total + cost.rows_ns(n, n_kv)
+
+
+def prompt_view(state: SchedulerState, sid: int) -> SessionView:
+    """View of a session whose prompt is planned: in PREFILL, or about to be admitted."""
+    parts = parts_of(state)
+    return next(v for group in (parts.prompts, parts.waiting) for v in group if v.sid == sid)
+
+
+def prompts_of(state: SchedulerState, plan: Plan) -> list[SessionView]:
+    """Sessions whose prompt can be read in this tick: those in PREFILL, and those that the plan admits.
+
+    A session that is parked or restored (its cached beginning, or all of it after parking) is left for the next tick.
+    """
+    parts = parts_of(state)
+    prompts = parts.prompts
+    if plan.restore or plan.park:
+        prompts = [v for v in prompts if v.sid not in plan.restore and v.sid not in plan.park]
+    if not plan.admit:
+        return prompts
+    admitted = {a.sid for a in plan.admit}
+    fresh = [v for v in parts.waiting if v.sid in admitted and v.phase is Phase.QUEUED and v.sid not in plan.restore and v.n_left]
+    return prompts + fresh
+
+
+def seq_of(plan: Plan, view: SessionView) -> int:
+    """The sequence that a session has, or gets by this plan."""
+    return view.seq_id if view.seq_id >= 0 else next(a.seq_id for a in plan.admit if a.sid == view.sid)

@@ -1,0 +1,144 @@
+"""The Plan: what one tick does. Frozen output of the policy, checked before it is executed.
+
+A tick = admissions, then decode calls (each group of items with the same `call` >= 0 is one call),
+then at most one run of a resumable prefill (`call` == SLICED), then transfers for what time is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.types import Lane, Phase
+
+SLICED = -1
+
+
+class PlanItem(NamedTuple):
+    sid: int
+    seq_id: int
+    phase: Phase  # PREFILL or DECODE
+    n_tokens: int  # decode: 1 + verified draft tokens; prefill: chunk length
+    want_logits: bool  # decode: always; prefill: on the prompt's last chunk
+    call: int  # >= 0: which decode call; SLICED: a resumable prefill run
+    reason: str
+
+
+class Admission(NamedTuple):
+    sid: int
+    seq_id: int
+    reason: str
+
+
+class Plan(NamedTuple):
+    admit: tuple[Admission, ...] = ()
+    items: tuple[PlanItem, ...] = ()
+    park: tuple[int, ...] = ()  # sids whose KV shall leave the device
+    run_ns: int = 0  # time for the SLICED item, counted from when its turn comes
+    quantum_ns: int = 0  # wanted length of its pieces
+    min_pieces: int = 0  # pieces it computes even if run_ns is too short (the starvation bound)
+    transfer_ns: int = 0  # time for transfers
+    n_repeats: int = 0  # further ticks that the same plan holds for, as long as no session comes, goes or changes its phase
+    carry: Mapping[str, object] = {}
+    notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
+    restore: tuple[int, ...] = ()  # sids whose prompt's beginning shall come from the cache; they have no item in this tick
+
+
+def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
+    """Violations of the plan's contract, empty when it is sound. Pure; runs every tick.
+
+    A violation is a bug of a stage: the executor counts it and falls back to `decode_only`.
+    """
+    by_sid = {s.sid: s for s in state.sessions}
+    free = set(state.device.free_seqs)
+    faults: list[str] = []
+    for admission in plan.admit:
+        faults += _check_admission(by_sid.get(admission.sid), admission, free)
+    seqs_admitted = {a.sid: a.seq_id for a in plan.admit}
+    seen: set[int] = set()
+    rows_of: dict[int, int] = {}
+    n_sliced = 0
+    for item in plan.items:
+        if item.sid in seen:
+            faults.append(f"session {item.sid} is planned twice")
+        seen.add(item.sid)
+        faults += _check_item(by_sid.get(item.sid), item, seqs_admitted, state)
+        if item.call == SLICED:
+            n_sliced += 1
+        else:
+            rows_of[item.call] = rows_of.get(item.call, 0) + item.n_tokens
+    faults += [f"session {sid} cannot be restored now" for sid in plan.restore if not _can_restore(by_sid.get(sid), seqs_admitted, seen)]
+    faults += [f"call {c} has {n} tokens, n_batch is {state.device.n_batch}" for c, n in rows_of.items() if n > state.device.n_batch]
+    if n_sliced > 1:
+        faults.append(f"{n_sliced} resumable prefills in one tick")
+    if n_sliced and not state.device.n_prefill_lanes:
+        faults.append("resumable prefill planned, but the engine has none")
+    if min(plan.run_ns, plan.quantum_ns, plan.min_pieces, plan.transfer_ns) < 0:
+        faults.append("negative budget")
+    return faults
+
+
+def _check_admission(view: SessionView | None, admission: Admission, free: set[int]) -> list[str]:
+    if view is None or view.phase not in (Phase.QUEUED, Phase.PARKED):
+        return [f"admits session {admission.sid}, which is not waiting"]
+    if admission.seq_id not in free:
+        return [f"admits session {admission.sid} to sequence {admission.seq_id}, which is taken"]
+    free.discard(admission.seq_id)
+    return []
+
+
+def _can_restore(view: SessionView | None, admitted: dict[int, int], planned: set[int]) -> bool:
+    if view is None or view.sid in planned or not view.is_ready or view.n_chunk:
+        return False
+    return view.sid in admitted or view.phase is Phase.PREFILL
+
+
+def _check_item(view: SessionView | None, item: PlanItem, admitted: dict[int, int], state: SchedulerState) -> list[str]:
+    if view is None:
+        return [f"unknown session {item.sid}"]
+    seq_id = admitted.get(item.sid, view.seq_id)
+    faults = []
+    if item.seq_id != seq_id or seq_id < 0:
+        faults.append(f"session {item.sid} owns sequence {seq_id}, not {item.seq_id}")
+    if not view.is_ready:
+        faults.append(f"session {item.sid} is not ready")
+    if item.phase is Phase.DECODE:
+        if view.phase is not Phase.DECODE:
+            faults.append(f"session {item.sid} cannot decode yet")
+        if not 1 <= item.n_tokens <= 1 + len(view.draft) or not item.want_logits or item.call < 0:
+            faults.append(f"session {item.sid}: bad decode item")
+    elif item.phase is Phase.PREFILL:
+        faults += _check_prefill(view, item, state)
+    else:
+        faults.append(f"session {item.sid}: phase {item.phase!r} cannot be planned")
+    return faults
+
+
+def _check_prefill(view: SessionView, item: PlanItem, state: SchedulerState) -> list[str]:
+    faults = []
+    n_left = view.n_prompt - view.n_past
+    if not 1 <= item.n_tokens <= n_left:
+        faults.append(f"session {item.sid}: chunk of {item.n_tokens} with {n_left} tokens left")
+    if view.n_chunk and item.n_tokens != view.n_chunk:
+        faults.append(f"session {item.sid}: a chunk of {view.n_chunk} is in progress, {item.n_tokens} planned")
+    if view.n_chunk and item.call != SLICED:
+        faults.append(f"session {item.sid}: a paused chunk can only be resumed")
+    if item.call == SLICED and item.n_tokens > state.device.n_ubatch:
+        faults.append(f"session {item.sid}: chunk of {item.n_tokens}, n_ubatch is {state.device.n_ubatch}")
+    if item.want_logits != (item.n_tokens == n_left):
+        faults.append(f"session {item.sid}: logits belong to the prompt's last token alone")
+    return faults
+
+
+def decode_only(state: SchedulerState) -> Plan:
+    """The plan that is always sound: one token for every decoding session, nothing else."""
+    ready = [s for s in state.sessions if s.phase is Phase.DECODE and s.is_ready][: state.device.n_batch]
+    items = tuple(PlanItem(s.sid, s.seq_id, Phase.DECODE, 1, True, 0, "decode_only") for s in ready)
+    return Plan(items=items, carry=state.carry)
+
+
+def lane_of(plan: Plan, state: SchedulerState, lane: Lane) -> tuple[PlanItem, ...]:
+    """The plan's items that belong to a lane."""
+    sids = {s.sid for s in state.sessions if s.lane is lane}
+    return tuple(item for item in plan.items if item.sid in sids)

@@ -1,0 +1,90 @@
+"""Admission: who gets a KV sequence and the cells for prompt + max_tokens.
+
+Rules: order of policy/rank.py; a session is admitted only when a sequence is free and all cells it may ever
+use are there, so that nobody runs out later. Smaller requests may pass one that does not fit until that one
+has aged. No more than MAX_BACKGROUND_PROMPTS background prompts hold sequences at once: they are read one
+after the other anyway, and the rest of the sequences stays free for chats. When an interactive request finds no
+room, one background session at a time is parked.
+"""
+
+from __future__ import annotations
+
+from heapq import nsmallest
+
+from uma_core.policy.parts import Parts, parts_of
+from uma_core.policy.plan import Admission, Plan
+from uma_core.policy.rank import urgency_key
+from uma_core.policy.state import DeviceView, SchedulerState, SessionView
+from uma_core.types import Lane, Phase
+
+MAX_BACKGROUND_PROMPTS = 2
+MIN_STAY_NS = 500_000_000  # a parked session that came back has its sequence for at least so long; aging_ns where it must read all again
+N_PASSED_OVER = 8  # requests looked at beyond the number of free sequences
+
+
+def run(state: SchedulerState, plan: Plan) -> Plan:
+    parts = parts_of(state)
+    if not parts.waiting:
+        return plan
+    admitted: list[Admission] = []
+    if state.device.free_seqs:
+        ordered = nsmallest(len(state.device.free_seqs) + N_PASSED_OVER, parts.waiting, key=urgency_key(state))
+        admitted, blocked = _admit(state, ordered, parts)
+    else:
+        blocked = next((v for v in parts.waiting if v.lane is Lane.INTERACTIVE), None)
+    notes, park = plan.notes, plan.park
+    if blocked is not None and blocked.lane is Lane.INTERACTIVE:
+        victims = _victims(state, parts, blocked)
+        park += victims
+        notes = (*notes, f"admission: {blocked.sid} waits for room" + (f", parks {victims[0]}" if victims else ""))
+    return plan._replace(admit=plan.admit + tuple(admitted), park=park, notes=notes) if admitted or notes is not plan.notes else plan
+
+
+def cells_needed(view: SessionView, device: DeviceView) -> int:
+    """KV cells the session can ever use."""
+    return view.n_cells or min(view.n_prompt + view.n_max, device.n_ctx_seq)
+
+
+def _admit(state: SchedulerState, ordered: list[SessionView], parts: Parts) -> tuple[list[Admission], SessionView | None]:
+    """Admissions in order, and the first session that found no room."""
+    device = state.device
+    free = list(device.free_seqs)
+    n_cells = device.n_cells_free
+    n_prompts_left = max(MAX_BACKGROUND_PROMPTS, device.n_prefill_lanes) - parts.n_prompts_background
+    admitted: list[Admission] = []
+    blocked: SessionView | None = None
+    for view in ordered:
+        is_background_prompt = view.lane is Lane.BACKGROUND and view.phase is Phase.QUEUED
+        if is_background_prompt and n_prompts_left <= 0:
+            continue
+        need = cells_needed(view, device)
+        if not free or (device.is_unified and need > n_cells):
+            blocked = blocked or view
+            if not free or state.now_ns - view.t_queued_ns > state.knobs.aging_ns:
+                break
+            continue
+        admitted.append(Admission(view.sid, free.pop(0), f"{view.lane.name.lower()}, {need} cells"))
+        n_cells -= need
+        n_prompts_left -= is_background_prompt
+    return admitted, blocked
+
+
+def _victims(state: SchedulerState, parts: Parts, blocked: SessionView) -> tuple[int, ...]:
+    """One background session to park: the one with least KV to move that makes enough room, else the one with least.
+
+    Whoever just came back stays for a while, so that sessions do not change places all the time.
+    """
+    if any(v.lane is Lane.BACKGROUND for v in parts.moving):
+        return ()
+    device = state.device
+    stay_ns = MIN_STAY_NS if device.can_copy_prefix and device.can_rollback else state.knobs.aging_ns
+    residents = [
+        v
+        for v in parts.workers + parts.prompts
+        if v.lane is Lane.BACKGROUND and not v.n_chunk and (not v.t_back_ns or state.now_ns - v.t_back_ns >= stay_ns)
+    ]
+    if not residents:
+        return ()
+    short = cells_needed(blocked, device) - device.n_cells_free if device.is_unified else 0
+    enough = [v for v in residents if v.n_cells >= short]
+    return (min(enough or residents, key=lambda v: (v.n_past, v.sid)).sid,)

@@ -1,0 +1,264 @@
+"""Latency guard: beside an interactive stream, add only what its next gap can hold.
+
+Rules (docs/POLICY.md has the bounds): everyday gaps stay below the cap minus a learned margin; a share of
+`long_tick_share` may use the pause limit, for work that does not fit otherwise; an interactive prompt may
+raise the cap as its deadline nears; a prompt (or background stream) that saw no progress for
+`starvation_ticks` decode rounds is forced one piece (one row). Transfers come first, then interactive
+prompts, then background rows and prompts, whoever had less time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uma_core.policy.carry import remember
+from uma_core.policy.chunks import best_in_gaps
+from uma_core.policy.gaps import GapLimits, gap_limits, urgent_cap
+from uma_core.policy.guard_memory import GuardMemory, Kind, earn, learn
+from uma_core.policy.parts import Parts, parts_of, prompt_view, rows_time
+from uma_core.policy.plan import SLICED, Plan, PlanItem
+from uma_core.policy.stages.decode_first import JOIN_GAIN, TALKERS, decode_items, in_turn
+from uma_core.policy.stages.prefill_budget import chunk_limit, resize
+from uma_core.policy.stages.prefill_order import is_starved
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.types import Lane, Phase
+
+NAME = "latency_guard"
+PIECES_PER_GAP = 4
+MAX_TRIED = 16  # background streams among which neighbours are looked for
+HEADROOM = 0.7  # of an everyday gap, for which a new chunk's pieces are chosen: margins may grow before its end
+RARELY = 4  # work that exceeds the pause limit by itself is forced so many times more rarely
+SLICE_NS = 100_000  # a transfer that is under way gets at least this
+
+
+class Room(NamedTuple):
+    """Time beside the streams' own decode in this tick's gap."""
+
+    normal_ns: int
+    long_ns: int
+    forced_ns: int  # up to the pause limit, without margins
+    has_credit: bool
+
+    def less(self, ns: int) -> Room:
+        """What is left after `ns` of it."""
+        return self._replace(normal_ns=max(0, self.normal_ns - ns), long_ns=max(0, self.long_ns - ns)) if ns else self
+
+
+class Grant(NamedTuple):
+    """What the guard lets into the gap."""
+
+    workers: list[SessionView]
+    prefill: PlanItem | None
+    run_ns: int
+    min_pieces: int
+    transfer_ns: int
+    kind: Kind
+    notes: tuple[str, ...]
+
+
+def run(state: SchedulerState, plan: Plan) -> Plan:
+    parts = parts_of(state)
+    old = state.carry.get(NAME)
+    memory = old if isinstance(old, GuardMemory) else GuardMemory()
+    if not parts.talk_ns:
+        return plan if old is None else remember(plan, NAME, memory._replace(watch_sid=-1, last_kind=Kind.NOTHING))
+    limits = gap_limits(state, parts)
+    memory = earn(learn(memory, state, parts, limits), state.knobs.long_tick_share if parts.talkers else 0.0)
+    grant = _grant(state, plan, parts, limits, memory)
+    memory = _remember(state, parts, memory, grant)
+    return remember(_apply(state, plan, parts, grant), NAME, memory)
+
+
+def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, memory: GuardMemory) -> Grant:
+    """Share out the gap."""
+    item = next((i for i in plan.items if i.phase is Phase.PREFILL), None)
+    view = prompt_view(state, item.sid) if item else None
+    is_urgent = view is not None and view.lane is Lane.INTERACTIVE and not view.t_first_ns
+    room = _room(limits, memory, limits.cap_ns)
+    transfer = _transfer_time(state, parts, room)
+    room = room.less(transfer)
+    wanted = _planned_workers(parts, plan)
+    if item is None and not wanted:
+        return Grant([], None, 0, 0, transfer, Kind.NORMAL if transfer else Kind.NOTHING, ())
+    are_first = (not is_urgent and memory.debt_ns <= 0) or item is None or (bool(wanted) and _rows_starved(state, parts, wanted, memory, 1))
+    if wanted and are_first:
+        workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
+        if workers:
+            left = room.normal_ns - _extra_time(state, parts, workers) if kind is Kind.NORMAL else 0
+            item, run_ns, pieces = _piece_that_fits(state, item, view, left)
+            return Grant(workers, item, run_ns, pieces, transfer, kind, _notes(kind, len(workers), len(wanted)))
+    cap = urgent_cap(state, view, limits) if is_urgent and view else limits.cap_ns
+    is_raised = cap > limits.cap_ns
+    grant = _prefill(state, item, view, _room(limits, memory, cap).less(transfer) if is_raised else room, is_raised)
+    if grant.prefill is None and wanted and not are_first:
+        workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
+        return Grant(workers, None, 0, 0, transfer, kind, _notes(kind, len(workers), len(wanted)))
+    return grant._replace(transfer_ns=transfer)
+
+
+def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
+    """Room below `cap`; a raised cap keeps the margin of long gaps."""
+    solo = limits.solo_ns
+    long_ns = max(0, int(max(limits.pause_ns, cap) - solo * (1.0 + memory.hard_margin)))
+    normal = max(0, int((cap - solo * (1.0 + memory.margin)) * memory.throttle))
+    return Room(min(normal, long_ns) if cap > limits.cap_ns else normal, max(normal, long_ns), limits.pause_ns - solo, memory.credit >= 1.0)
+
+
+def _transfer_time(state: SchedulerState, parts: Parts, room: Room) -> int:
+    """Time for KV under way: what a chunk each would need, half of the room unless a chat waits for it."""
+    if not parts.moving:
+        return 0
+    n_bytes = len(parts.moving) * state.device.n_ubatch * state.device.kv_bytes_per_cell
+    need = max(SLICE_NS, state.cost.transfer_ns(n_bytes))
+    if not parts.talkers:
+        return min(room.long_ns, need)
+    is_awaited = parts.arriving or any(v.lane is Lane.INTERACTIVE for v in parts.moving)
+    return min(room.normal_ns if is_awaited else room.normal_ns // 2, need)
+
+
+def _planned_workers(parts: Parts, plan: Plan) -> list[SessionView]:
+    planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
+    return [v for v in parts.workers if v.sid in planned]
+
+
+def _extra_time(state: SchedulerState, parts: Parts, workers: list[SessionView]) -> int:
+    """Predicted time that these background rows add to the streams' own round."""
+    alone = rows_time(state, workers)
+    if not parts.talkers:
+        return alone
+    together = parts.decoders if len(workers) == len(parts.workers) else parts.talkers + workers
+    own, both = rows_time(state, parts.talkers), rows_time(state, together)
+    return both - own if both < JOIN_GAIN * (own + alone) else alone
+
+
+def _rows_starved(state: SchedulerState, parts: Parts, wanted: list[SessionView], memory: GuardMemory, times: int) -> bool:
+    """True if a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as long."""
+    bound = state.knobs.starvation_ticks * times
+    oldest = min(v.t_last_ns for v in wanted)
+    return state.now_ns - oldest >= bound * parts.talk_ns and state.tick - memory.forced_tick >= bound
+
+
+def _rows_that_fit(
+    state: SchedulerState, parts: Parts, wanted: list[SessionView], room: Room, memory: GuardMemory
+) -> tuple[list[SessionView], Kind]:
+    """As many background rows as the gap holds: all, else in turn, else neighbours of the streams' own sequences.
+
+    The one with the oldest token is forced at the starvation bound.
+    """
+    limit = room.long_ns if room.has_credit else room.normal_ns
+    chosen = wanted
+    if _extra_time(state, parts, wanted) > limit:
+        ordered = in_turn(wanted, memory.cursor)
+        chosen = _most(state, parts, ordered, limit)
+        oldest = min(wanted, key=lambda v: (v.t_last_ns, v.sid))
+        times = 1 if _extra_time(state, parts, [oldest]) <= room.forced_ns else RARELY
+        if not chosen and _rows_starved(state, parts, wanted, memory, times):
+            return [oldest], Kind.FORCED
+        if not chosen and not state.device.is_unified:
+            chosen = _most(state, parts, _neighbours(parts, ordered), limit)
+    if not chosen:
+        return [], Kind.NOTHING
+    return chosen, Kind.NORMAL if _extra_time(state, parts, chosen) <= room.normal_ns else Kind.LONG
+
+
+def _most(state: SchedulerState, parts: Parts, ordered: list[SessionView], limit: int) -> list[SessionView]:
+    """The longest beginning of the list that fits, found by growing it."""
+    best, n = 0, 1
+    while best < len(ordered) and _extra_time(state, parts, ordered[:n]) <= limit:
+        best, n = n, min(len(ordered), n + 1 + n // 8)
+    return ordered[:best]
+
+
+def _neighbours(parts: Parts, views: list[SessionView]) -> list[SessionView]:
+    """Those whose sequences adjoin the streams' (and then each other's): they can share a call where each sequence has its own stream."""
+    taken = {v.seq_id for v in parts.talkers}
+    left = {v.seq_id: v for v in views[:MAX_TRIED]}
+    chain: list[SessionView] = []
+    while near := [s for s in left if s - 1 in taken or s + 1 in taken]:
+        chain.append(left.pop(near[0]))
+        taken.add(near[0])
+    return chain
+
+
+def _prefill(state: SchedulerState, item: PlanItem | None, view: SessionView | None, room: Room, is_urgent: bool) -> Grant:
+    """A run of pieces in a normal gap, else on credit, else one forced piece, else nothing."""
+    if item is None or view is None:
+        return Grant([], None, 0, 0, 0, Kind.NOTHING, ())
+    if item.call != SLICED:
+        return _chunk(state, item, view, room, is_urgent)
+    if not view.n_chunk:
+        gaps = (int(room.normal_ns * HEADROOM), room.long_ns, state.knobs.long_tick_share)
+        item = resize(item, view, best_in_gaps(state.cost, view.n_left, view.n_past, chunk_limit(state), gaps))
+    piece = state.cost.piece_ns(item.n_tokens, view.n_past)
+    if piece <= room.normal_ns:
+        return Grant([], item, room.normal_ns, 0, 0, Kind.URGENT if is_urgent else Kind.NORMAL, ())
+    if room.has_credit and piece <= room.long_ns:
+        return Grant([], item, room.long_ns, 0, 0, Kind.LONG, ("latency_guard: long gap on credit",))
+    if is_starved(state, view, 1 if piece <= room.forced_ns else RARELY):
+        return Grant([], item, 0, 1, 0, Kind.FORCED, ("latency_guard: one piece against starvation",))
+    return Grant([], None, 0, 0, 0, Kind.NOTHING, ("latency_guard: no piece fits",))
+
+
+def _chunk(state: SchedulerState, item: PlanItem, view: SessionView, room: Room, is_urgent: bool) -> Grant:
+    """Without resumable prefill: the largest legal chunk that fits, the smallest one when starved."""
+    cost = state.cost
+    sizes = [n for n in (*cost.chunks, item.n_tokens) if n <= item.n_tokens]
+    for limit, kind in ((room.normal_ns, Kind.URGENT if is_urgent else Kind.NORMAL), (room.long_ns if room.has_credit else 0, Kind.LONG)):
+        fits = [n for n in sizes if cost.prefill_ns(n, view.n_past) <= limit]
+        if fits:
+            return Grant([], resize(item, view, max(fits)), 0, 0, 0, kind, (f"latency_guard: chunk of {max(fits)}",))
+    if is_starved(state, view, 1 if cost.prefill_ns(min(sizes), view.n_past) <= room.forced_ns else RARELY):
+        return Grant([], resize(item, view, min(sizes)), 0, 0, 0, Kind.FORCED, ("latency_guard: one chunk against starvation",))
+    return Grant([], None, 0, 0, 0, Kind.NOTHING, ("latency_guard: no chunk fits",))
+
+
+def _piece_that_fits(state: SchedulerState, item: PlanItem | None, view: SessionView | None, left: int) -> tuple[PlanItem | None, int, int]:
+    """Prompt work in what background rows left of a normal gap."""
+    if item is None or view is None or item.call != SLICED or not view.n_chunk:
+        return None, 0, 0
+    return (item, left, 0) if state.cost.piece_ns(item.n_tokens, view.n_past) <= left else (None, 0, 0)
+
+
+def _notes(kind: Kind, n: int, n_wanted: int) -> tuple[str, ...]:
+    why = {Kind.LONG: ", on credit", Kind.FORCED: ", against starvation"}.get(kind, "")
+    return (f"latency_guard: {n} of {n_wanted} background streams{why}",) if n < n_wanted or why else ()
+
+
+def _apply(state: SchedulerState, plan: Plan, parts: Parts, grant: Grant) -> Plan:
+    """The plan with what was granted; transfers get the rest of the run if a chunk may end in it."""
+    items = tuple([i for i in plan.items if i.phase is Phase.DECODE])
+    if len(items) != len(parts.talkers) + len(grant.workers):
+        items = tuple([i for i in items if i.reason == TALKERS])  # calls of their own, planned already
+        if grant.workers or len(items) != len(parts.talkers):
+            items = decode_items(state, parts.talkers, grant.workers)
+    quantum = 0
+    if grant.prefill is not None:
+        item = grant.prefill
+        if item.call == SLICED:
+            piece = state.cost.piece_ns(item.n_tokens, prompt_view(state, item.sid).n_past)
+            quantum = max(piece, grant.run_ns // PIECES_PER_GAP)
+        else:
+            item = item._replace(call=1 + max((i.call for i in items), default=-1))
+        items = (*items, item)
+    transfer = max(grant.transfer_ns, SLICE_NS if grant.prefill is not None or parts.moving else 0)
+    return plan._replace(
+        items=items,
+        run_ns=grant.run_ns,
+        quantum_ns=quantum,
+        min_pieces=grant.min_pieces,
+        transfer_ns=transfer,
+        notes=plan.notes + grant.notes,
+    )
+
+
+def _remember(state: SchedulerState, parts: Parts, memory: GuardMemory, grant: Grant) -> GuardMemory:
+    debt = memory.debt_ns - grant.run_ns
+    if grant.workers:
+        debt += _extra_time(state, parts, grant.workers)
+    limit = state.knobs.tick_budget_ns * 4
+    credit = memory.credit - (1.0 if grant.kind is Kind.LONG else 0.0)
+    forced = state.tick if grant.workers and grant.kind is Kind.FORCED else memory.forced_tick
+    cursor = grant.workers[-1].sid if grant.workers else memory.cursor
+    return memory._replace(
+        debt_ns=max(-limit, min(limit, debt)), last_kind=int(grant.kind), credit=credit, forced_tick=forced, cursor=cursor
+    )

@@ -1,0 +1,82 @@
+"""Prefix reuse: prompts begin with KV that is already there, where bringing it in is faster than computing it.
+
+Rules: a session that is admitted gets the free sequence that is cheapest for it: what bringing its cached beginning
+there takes, what the sequence's present content is worth, and what a gap between running sequences costs per step.
+Those with most to gain choose first; who comes in is the admission's business (cold requests wait no longer for it).
+A prompt that is between two chunks jumps ahead when others have read, meanwhile, what it was about to read.
+"""
+
+from __future__ import annotations
+
+from uma_core.policy.parts import parts_of
+from uma_core.policy.plan import Admission, Plan
+from uma_core.policy.state import SchedulerState, SessionView
+
+NAME = "prefix_reuse"
+MARGIN = 1.1  # predicted computing time over predicted restore time, at least
+STEPS_MOST = 256  # decode steps that a place is judged by: longer answers are rare
+
+
+def run(state: SchedulerState, plan: Plan) -> Plan:
+    parts = parts_of(state)
+    resident = [v for v in parts.prompts if v.cached_hint > v.n_past and not v.n_chunk and v.sid not in plan.park]
+    restore = tuple(v.sid for v in resident if _gain_ns(state, v) > 0)
+    admit = plan.admit
+    if admit:
+        views = {v.sid: v for v in parts.waiting}
+        gains = {a.sid: _gain_ns(state, views[a.sid]) for a in admit}
+        restore += tuple(sid for sid, gain in gains.items() if gain > 0)
+        admit = _placed(state, admit, views, gains)
+    if not restore and admit == plan.admit:
+        return plan
+    notes = (*plan.notes, f"prefix_reuse: restores {', '.join(map(str, restore))}") if restore else plan.notes
+    return plan._replace(admit=admit, restore=plan.restore + restore, notes=notes)
+
+
+def _gain_ns(state: SchedulerState, view: SessionView) -> int:
+    """Prefill time that a restore would save, less what it takes; <= 0: not worth it."""
+    if view.cached_hint <= view.n_past:
+        return 0
+    computing = state.cost.prompt_ns(view.cached_hint - view.n_past, view.n_past)
+    return computing - int(view.restore_ns * MARGIN)
+
+
+def _placed(
+    state: SchedulerState, admit: tuple[Admission, ...], views: dict[int, SessionView], gains: dict[int, int]
+) -> tuple[Admission, ...]:
+    """The same admissions, with the best sequences for them."""
+    device = state.device
+    if len(device.seq_held) != len(device.free_seqs):
+        return admit
+    left = dict(zip(device.free_seqs, zip(device.seq_held, device.seq_loss_ns, strict=True), strict=True))
+    busy = {v.seq_id for v in state.sessions if v.seq_id >= 0}
+    hole_ns = 0 if device.is_unified else max(0, 2 * state.cost.decode_ns(1, 0) - state.cost.decode_ns(2, 0))
+    seq_of: dict[int, int] = {}
+    for sid in sorted(gains, key=lambda sid: -gains[sid]):
+        view = views[sid]
+        seq_id = min(left, key=lambda seq: (_price(state, view, seq, left[seq], gains[sid]) + _hole(view, seq, busy, hole_ns), seq))
+        seq_of[sid] = seq_id
+        busy.add(seq_id)
+        del left[seq_id]
+    return tuple(a._replace(seq_id=seq_of[a.sid]) for a in admit)
+
+
+def _price(state: SchedulerState, view: SessionView, seq_id: int, content: tuple[int, int], gain: int) -> int:
+    """What putting the session there costs: the restore, and what is lost of the present content."""
+    n_held, loss = content
+    if gain <= 0:
+        return loss
+    if seq_id == view.cached_seq and n_held:
+        n_bytes = min(view.cached_own, view.cached_hint) * state.device.kv_bytes_per_cell
+        rest = loss * (n_held - min(n_held, view.cached_own)) // n_held
+        return max(0, view.restore_ns - state.cost.transfer_ns(n_bytes)) + rest
+    if not state.device.can_copy_prefix:
+        return loss + gain
+    return loss + max(1, view.restore_ns)
+
+
+def _hole(view: SessionView, seq_id: int, busy: set[int], hole_ns: int) -> int:
+    """Where sequences have streams of their own, rows of neighbours share one pass over the weights."""
+    if not busy or not hole_ns or {seq_id - 1, seq_id + 1} & busy:
+        return 0
+    return hole_ns * min(STEPS_MOST, max(1, view.n_max - view.n_generated))

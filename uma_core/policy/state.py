@@ -1,0 +1,112 @@
+"""What the policy sees: an immutable snapshot, cheap to take, replayable for ever.
+
+Views carry counts and timestamps, never token lists. Time arrives as `now_ns`; what a stage wants to
+remember travels in `carry` and comes back with the next state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from uma_core.types import Lane, Phase
+
+if TYPE_CHECKING:
+    from uma_core.policy.cost import CostModel
+    from uma_core.policy.knobs import Knobs
+
+
+class SessionView(NamedTuple):
+    sid: int  # session number, unique for the life of the daemon
+    seq_id: int  # KV sequence; -1 without one
+    client: int  # fairness account
+    lane: Lane
+    phase: Phase
+    n_prompt: int  # prompt tokens
+    n_past: int  # prompt and generated tokens whose KV is computed
+    n_cached: int  # of n_past: restored, not computed
+    n_generated: int
+    n_max: int  # max_tokens granted
+    n_cells: int  # KV cells reserved at admission
+    n_chunk: int  # tokens of the chunk that is paused in a prefill lane; 0: none
+    chunk_fraction: float  # part of that chunk that is done
+    is_ready: bool  # may run now: not held by a slow reader, no transfer under way
+    is_transferring: bool  # a handover, restore or snapshot of it is under way
+    t_queued_ns: int
+    t_first_ns: int  # first token; 0 before it
+    t_last_ns: int  # last token; 0 before the first
+    t_progress_ns: int  # last time any work was done for it (queued: t_queued_ns)
+    slo_ttft_ns: int
+    slo_tbt_ns: int
+    cached_hint: int  # prompt tokens that a restore could provide
+    restore_ns: int  # predicted cost of that restore
+    draft: tuple[int, ...]  # tokens a drafter proposes to verify
+    cached_seq: int = -1  # free sequence that holds the longest part of that in place
+    cached_own: int = 0  # tokens of the prompt that it holds
+    t_back_ns: int = 0  # when it came back after parking; 0: it was never parked
+
+    @property
+    def n_left(self) -> int:
+        """Prompt tokens still to compute."""
+        return self.n_prompt - self.n_past if self.n_past < self.n_prompt else 0
+
+
+class DeviceView(NamedTuple):
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    n_ctx: int
+    n_ctx_seq: int
+    n_prefill_lanes: int  # 0: prompts are read by sized chunks in decode calls
+    is_unified: bool
+    kv_bytes_per_cell: int
+    weight_bytes: int
+    expert_bytes: int
+    n_expert: int
+    n_expert_used: int
+    can_copy_prefix: bool
+    can_rollback: bool
+    can_slice_transfers: bool
+    free_seqs: tuple[int, ...]  # ascending
+    n_cells_free: int  # cells neither used nor reserved
+    seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
+    seq_loss_ns: tuple[int, ...] = ()  # by free sequence: what it would cost to do without them
+
+
+class CallReport(NamedTuple):
+    """One decode call or prefill run of the previous tick, as measured."""
+
+    phase: Phase
+    n_rows: int  # decode: rows; prefill: tokens of the chunk times the fraction done
+    n_kv: int  # cells spanned
+    predicted_ns: int
+    elapsed_ns: int
+    longest_ns: int  # prefill: longest piece; decode: 0
+    is_full: bool  # the engine had no room (rc 1)
+
+
+class SchedulerState(NamedTuple):
+    tick: int
+    now_ns: int
+    sessions: tuple[SessionView, ...]  # in order of arrival; none DONE
+    device: DeviceView
+    knobs: Knobs
+    cost: CostModel
+    reports: tuple[CallReport, ...]  # of the previous tick
+    carry: Mapping[str, object]  # each stage's memory under its own name; values immutable
+
+
+def queued(state: SchedulerState) -> list[SessionView]:
+    return [s for s in state.sessions if s.phase is Phase.QUEUED]
+
+
+def decoding(state: SchedulerState) -> list[SessionView]:
+    return [s for s in state.sessions if s.phase is Phase.DECODE and s.is_ready]
+
+
+def prefilling(state: SchedulerState) -> list[SessionView]:
+    return [s for s in state.sessions if s.phase is Phase.PREFILL and s.is_ready]
+
+
+def interactive(views: list[SessionView]) -> list[SessionView]:
+    return [s for s in views if s.lane is Lane.INTERACTIVE]

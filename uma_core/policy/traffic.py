@@ -1,0 +1,36 @@
+"""Bytes that a plan moves through memory (ΣBMT): weights, experts, KV read and written.
+
+The estimate follows from the GGUF's sizes alone. Experts: n tokens that pick k of E experts each touch
+E (1 - (1 - k/E)^n) of them, if they pick independently.
+"""
+
+from __future__ import annotations
+
+from uma_core.policy.state import DeviceView, SessionView
+
+TILE_ROWS = 64  # rows of a chunk that share one read of the context
+
+
+def weights(device: DeviceView, n_tokens: int) -> int:
+    """Weight bytes that one call with `n_tokens` tokens reads."""
+    if not device.n_expert or not device.expert_bytes:
+        return device.weight_bytes
+    miss = (1.0 - device.n_expert_used / device.n_expert) ** n_tokens
+    return int(device.weight_bytes - device.expert_bytes * miss)
+
+
+def decode_call(device: DeviceView, views: list[SessionView]) -> int:
+    """One decode call of one row each."""
+    cells = sum([v.n_past for v in views])
+    return weights(device, len(views)) + (cells + len(views)) * device.kv_bytes_per_cell
+
+
+def chunk(device: DeviceView, n_tokens: int, n_past: int) -> int:
+    """One whole prompt chunk."""
+    n_tiles = -(-n_tokens // TILE_ROWS)
+    return weights(device, n_tokens) + (n_past * n_tiles + n_tokens) * device.kv_bytes_per_cell
+
+
+def measured_bandwidth(device: DeviceView, step_ns: int) -> float:
+    """Bytes per ns (GB/s) that a one-row step reached: it reads the weights once."""
+    return weights(device, 1) / max(1, step_ns)

@@ -1,0 +1,303 @@
+"""One connection's protocol state: bytes in, messages out; events in, bytes out.
+
+`receive_data(bytes)` then `next_event()` until it returns a Signal; `send(event)` gives the bytes to write.
+
+Rules: the only place that knows frames from lines and which ids are in flight. A request is in flight
+from `next_event` until its `Eos`, `Error` or `Reply` is sent. In line mode a prompt line or command has
+the connection to itself: what follows waits (PAUSED), since raw text cannot be told apart by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from typing import NamedTuple
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.protocol.events import (
+    Eos,
+    Error,
+    Event,
+    Reply,
+    Started,
+    Token,
+    WireId,
+    eos_json,
+    error_json,
+    reply_json,
+    to_json,
+    token_head,
+    token_json,
+)
+from uma_core.protocol.framing import FrameReader, encode_frame
+from uma_core.protocol.lines import COMMANDS, LineReader, Mode, detect_mode
+from uma_core.protocol.messages import Message, decode, decode_id, generate, parse_object
+from uma_core.protocol.ops import OPS
+from uma_core.types import FinishReason
+
+HELP_LINE = 'Type a prompt, or a JSON request such as {"prompt":"Hello","max_tokens":16}, or one of ' + " ".join(COMMANDS) + "."
+
+
+class Limits(NamedTuple):
+    frame_cap_bytes: int  # of a payload; below framing.FRAME_CAP_LIMIT
+    line_cap_bytes: int
+    max_in_flight: int  # of one connection: generate requests, and others, each
+    has_echo: bool = False  # a prompt line's text comes back before the answer
+
+
+class Signal(Enum):
+    """Why `next_event` has no message."""
+
+    NEED_DATA = "need data"
+    PAUSED = "paused"  # something must be answered first; do not read much more
+    END = "end"  # nothing will ever follow
+
+
+class Style(Enum):
+    """How the answers to a request look."""
+
+    JSON = "json"  # a frame, or a line of JSON
+    RAW = "raw"  # text as it comes
+    COMMAND = "command"  # one line, then the connection closes
+
+
+class Flight(NamedTuple):
+    """A request in flight."""
+
+    wire_id: WireId
+    style: Style
+    head: str  # token_head(wire_id)
+    is_generate: bool
+    is_stream: bool
+    echo: str
+
+
+class Rejected(NamedTuple):
+    """A message that is none. Give it to `send`."""
+
+    wire_id: WireId
+    error: UmaError
+    style: Style = Style.JSON
+
+
+class Connection:
+    """See the module head. Raises nothing but LookupError, for events of ids that are not in flight (our bug)."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.mode = Mode.UNDECIDED
+        self.in_flight: dict[str, Flight] = {}
+        self.is_closing = False  # close the socket once all is written
+        self.has_eof = False
+        self._frames = FrameReader(limits.frame_cap_bytes)
+        self._lines = LineReader(limits.line_cap_bytes)
+        self._head = bytearray()  # bytes before the mode is known
+        self._line: str | None = None  # a line that waits for the connection to be free
+        self._n_generate = 0
+        self._n_named = 0
+        self._is_raw = False  # the last line was no JSON: what concerns no request looks like text
+
+    # bytes in
+
+    def receive_data(self, data: bytes) -> None:
+        if self.mode is Mode.FRAMES:
+            self._frames.feed(data)
+        elif self.mode is Mode.LINES:
+            self._lines.feed(data)
+        else:
+            self._head += data
+            self._decide(detect_mode(self._head, self.limits.frame_cap_bytes))
+
+    def receive_eof(self) -> None:
+        """The peer will send nothing more; it may still read."""
+        self.has_eof = True
+        if self._head:
+            self._decide(Mode.LINES)
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """True while a short line was read that could still become a frame header: `settle` after a short silence."""
+        return b"\n" in self._head
+
+    def settle(self) -> None:
+        """No more bytes came: what is ambiguous is text."""
+        if self.is_ambiguous:
+            self._decide(Mode.LINES)
+
+    @property
+    def n_buffered(self) -> int:
+        """Bytes that wait to become messages."""
+        return len(self._head) + len(self._frames) + len(self._lines) + len(self._line or "")
+
+    def _decide(self, mode: Mode) -> None:
+        self.mode = mode
+        if mode is not Mode.UNDECIDED:
+            (self._frames if mode is Mode.FRAMES else self._lines).feed(self._head)
+            self._head.clear()
+
+    # messages out
+
+    def next_event(self) -> Message | Rejected | Signal:
+        """Take the next message."""
+        if self.is_closing:
+            return Signal.END
+        try:
+            if self.mode is Mode.FRAMES:
+                return self._next_frame()
+            if self.mode is Mode.LINES:
+                return self._next_line()
+        except UmaError as error:
+            return self._reject(None, error)
+        return self._no_more()
+
+    def _no_more(self) -> Signal:
+        return Signal.END if self.has_eof else Signal.NEED_DATA
+
+    def _next_frame(self) -> Message | Rejected | Signal:
+        payload = self._frames.next_payload()
+        if payload is not None:
+            return self._request(payload)
+        if self.has_eof and len(self._frames):
+            raise UmaError(ErrorCode.BAD_FRAME, "the stream ended inside a frame")
+        return self._no_more()
+
+    def _next_line(self) -> Message | Rejected | Signal:
+        while self._line is None or not self._line.strip():
+            self._is_raw = not self._lines.begins_with_brace if len(self._lines) else self._is_raw
+            self._line = self._lines.next_line(self.has_eof)
+            if self._line is None:
+                return self._no_more()
+        is_json = self._line.startswith("{")
+        if any(flight.style is not Style.JSON for flight in self.in_flight.values()) or (self.in_flight and not is_json):
+            return Signal.PAUSED
+        line, self._line = self._line, None
+        self._is_raw = not is_json
+        return self._request(line) if is_json else self._text(line)
+
+    def _text(self, line: str) -> Message | Rejected:
+        id = self._new_id()
+        command = COMMANDS.get(line.rstrip())
+        if command is not None:
+            op = OPS[command]
+            message = Message(op, id, None, {field.name: field.default for field in op.fields})
+            return self._admit(message, Style.COMMAND)
+        return self._admit(generate(id, line), Style.RAW, line if self.limits.has_echo else "")
+
+    def _request(self, payload: bytes | str) -> Message | Rejected:
+        wire_id = None
+        try:
+            value = parse_object(payload)
+            wire_id = decode_id(value)
+            message = decode(value, wire_id)
+        except UmaError as error:
+            return self._reject(wire_id, error)
+        return self._admit(message if message.id else self._named(message), Style.JSON)
+
+    def _named(self, message: Message) -> Message:
+        """Give a request without an id one of ours; only generate needs to tell the client."""
+        id = self._new_id()
+        if message.request is None:
+            return message._replace(id=id)
+        return message._replace(id=id, wire_id=id, request=replace(message.request, id=id))
+
+    def _new_id(self) -> str:
+        while True:
+            self._n_named += 1
+            id = f"#{self._n_named}"
+            if id not in self.in_flight:
+                return id
+
+    def _admit(self, message: Message, style: Style, echo: str = "") -> Message | Rejected:
+        if message.op.name == "cancel":
+            return message  # its `id` is another request's
+        if message.id in self.in_flight:
+            return self._reject(message.wire_id, UmaError(ErrorCode.DUPLICATE_ID, f"`{message.id}` is in flight"))
+        request, limit = message.request, self.limits.max_in_flight
+        n_alike = self._n_generate if request else len(self.in_flight) - self._n_generate
+        if n_alike >= limit:  # apart, so that status and cancel work while all streams run
+            error = UmaError(ErrorCode.TOO_MANY_SESSIONS, f"{limit} requests are in flight on this connection", limit=limit)
+            return self._reject(message.wire_id, error)
+        self._n_generate += request is not None
+        is_stream = request is not None and request.stream
+        self.in_flight[message.id] = Flight(message.wire_id, style, token_head(message.wire_id), request is not None, is_stream, echo)
+        return message
+
+    def _reject(self, wire_id: WireId, error: UmaError) -> Rejected:
+        """Answer under the request's id, unless a request in flight would seem to end by that."""
+        self.is_closing = self.is_closing or error.error.spec.closes
+        if wire_id is not None and str(wire_id) in self.in_flight:
+            error.detail["id"] = wire_id
+            wire_id = None
+        return Rejected(wire_id, error, Style.RAW if self._is_raw else Style.JSON)
+
+    # events in, bytes out
+
+    def send(self, event: Event | Rejected) -> bytes:
+        """Encode an event. Final ones free the id. Raises: LookupError, and TypeError or ValueError for a reply JSON cannot say."""
+        if type(event) is Token:
+            flight = self.in_flight[event.id]
+            if flight.style is Style.JSON:
+                return self._pack(token_json(flight.head, event.text, event.token_id))
+            return event.text.encode("utf-8", "replace")
+        return _SENDERS[type(event)](self, event)
+
+    def _pack(self, payload: bytes) -> bytes:
+        return payload + b"\n" if self.mode is Mode.LINES else encode_frame(payload)
+
+    def _land(self, id: str) -> Flight:
+        flight = self.in_flight.pop(id)
+        self._n_generate -= flight.is_generate
+        if flight.style is Style.COMMAND:
+            self.is_closing = True
+        return flight
+
+    def _send_started(self, event: Started) -> bytes:
+        return self.in_flight[event.id].echo.encode()
+
+    def _send_eos(self, event: Eos) -> bytes:
+        flight = self._land(event.id)
+        if flight.style is Style.JSON:
+            return self._pack(eos_json(flight.wire_id, event, not flight.is_stream))
+        return _raw_ending(event).encode("utf-8", "replace")
+
+    def _send_error(self, event: Error) -> bytes:
+        flight = self._land(event.id) if event.id else None
+        self.is_closing = self.is_closing or event.error.error.spec.closes
+        is_raw = self._is_raw if flight is None else flight.style is not Style.JSON
+        return self._error(flight.wire_id if flight else None, event.error, is_raw)
+
+    def _send_rejected(self, event: Rejected) -> bytes:
+        return self._error(event.wire_id, event.error, event.style is not Style.JSON)
+
+    def _error(self, wire_id: WireId, error: UmaError, is_raw: bool) -> bytes:
+        return f"[{error}]\n".encode("utf-8", "replace") if is_raw else self._pack(error_json(wire_id, error))
+
+    def _send_reply(self, event: Reply) -> bytes:
+        flight = self.in_flight.get(event.id)
+        if flight is None:
+            return self._pack(reply_json(event.wire_id, event))
+        payload = _command_line(event) if flight.style is Style.COMMAND else reply_json(flight.wire_id, event)
+        self._land(event.id)
+        return self._pack(payload)
+
+
+def _raw_ending(event: Eos) -> str:
+    if event.error is not None:
+        return f"\n[{event.error}]\n"
+    return "\n" if event.reason in (FinishReason.STOP, FinishReason.LENGTH) else f"\n[{event.reason.value}]\n"
+
+
+def _command_line(event: Reply) -> bytes:
+    if event.type == "help":
+        return HELP_LINE.encode()
+    return to_json(event.data.get("metrics", event.data))
+
+
+_SENDERS: dict[type, Callable[..., bytes]] = {
+    Started: Connection._send_started,
+    Eos: Connection._send_eos,
+    Error: Connection._send_error,
+    Rejected: Connection._send_rejected,
+    Reply: Connection._send_reply,
+}

@@ -1,0 +1,158 @@
+"""Fields of messages: their declaration, and the one place where values are checked against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+from uma_core.errors import ErrorCode, UmaError
+
+
+class Kind(str, Enum):
+    """JSON type of a field. The value is its name in documents and error messages."""
+
+    STRING = "string"
+    INTEGER = "integer"
+    NUMBER = "number"
+    BOOLEAN = "boolean"
+    OBJECT = "object"  # free-form, unless `fields` says what it holds
+    ID = "string or integer"
+    STRINGS = "string or array of strings"
+    INTEGERS = "array of integers"
+    MESSAGES = "array of objects with `role` and `content`"
+    LIST = "array"  # replies only
+
+
+class Field(NamedTuple):
+    name: str
+    kind: Kind
+    help: str
+    default: Any = None  # None: absent
+    low: float | None = None  # least value, or least length of strings and arrays
+    high: float | None = None  # greatest value, or greatest length
+    choices: tuple[str, ...] = ()
+    is_required: bool = False
+    fields: tuple[Field, ...] = ()  # of an OBJECT
+    is_open_low: bool = False  # the value must be greater than `low`
+
+
+def bad_field(path: str, message: str) -> UmaError:
+    """Build the BAD_REQUEST that names a field."""
+    return UmaError(ErrorCode.BAD_REQUEST, f"`{path}` {message}", field=path)
+
+
+def check_fields(fields: tuple[Field, ...], values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Check an object against its declaration: defaults filled in, null as absent, unknown names left out.
+
+    Raises: BAD_REQUEST with `detail.field`.
+    """
+    checked = {}
+    for field in fields:
+        value = values.get(field.name)
+        path = prefix + field.name
+        if value is not None:
+            checked[field.name] = _CHECKS[field.kind](field, value, path)
+        elif field.is_required:
+            raise bad_field(path, "is required")
+        else:
+            checked[field.name] = field.default
+    return checked
+
+
+def _expect(field: Field, value: Any, path: str, *types: type) -> None:
+    if type(value) not in types:  # not isinstance: true is not an integer here
+        noun = field.kind.value
+        raise bad_field(path, f"must be {'an' if noun[0] in 'aeio' else 'a'} {noun}")
+
+
+def _in_range(field: Field, amount: float, path: str, phrase: str = "must be {}") -> None:
+    low, high = field.low, field.high
+    if low is not None and (amount < low or (field.is_open_low and amount == low)):
+        raise bad_field(path, phrase.format(f"{'more than' if field.is_open_low else 'at least'} {low}"))
+    if high is not None and amount > high:
+        raise bad_field(path, phrase.format(f"at most {high}"))
+
+
+def _check_string(field: Field, value: Any, path: str) -> Any:
+    _expect(field, value, path, str)
+    if field.choices and value not in field.choices:
+        raise bad_field(path, f"must be one of {', '.join(field.choices)}")
+    _in_range(field, len(value), path, "must have {} characters")
+    return value
+
+
+def _check_integer(field: Field, value: Any, path: str) -> Any:
+    _expect(field, value, path, int)
+    _in_range(field, value, path)
+    return value
+
+
+def _check_number(field: Field, value: Any, path: str) -> float:
+    _expect(field, value, path, int, float)
+    _in_range(field, value, path)
+    return float(value)
+
+
+def _check_boolean(field: Field, value: Any, path: str) -> Any:
+    _expect(field, value, path, bool)
+    return value
+
+
+def _check_object(field: Field, value: Any, path: str) -> dict[str, Any]:
+    _expect(field, value, path, dict)
+    return check_fields(field.fields, value, path + ".") if field.fields else value
+
+
+def _check_id(field: Field, value: Any, path: str) -> Any:
+    _expect(field, value, path, str, int)
+    if isinstance(value, str):
+        _in_range(field, len(value), path, "must have {} characters")
+    elif not -(1 << 63) <= value < 1 << 63:
+        raise bad_field(path, "must fit 64 bits")
+    return value
+
+
+def _check_strings(field: Field, value: Any, path: str) -> tuple[str, ...]:
+    items = [value] if type(value) is str else value
+    _expect(field, items, path, list)
+    _in_range(field, len(items), path, "must have {} items")
+    if not all(type(item) is str and item for item in items):
+        raise bad_field(path, "must hold strings that are not empty")
+    return tuple(items)
+
+
+def _check_integers(field: Field, value: Any, path: str) -> tuple[int, ...]:
+    _expect(field, value, path, list)
+    if not value:
+        raise bad_field(path, "must not be empty")
+    if not all(type(item) is int and 0 <= item < 1 << 31 for item in value):
+        raise bad_field(path, "must hold integers from 0 to 2147483647")
+    return tuple(value)
+
+
+def _check_messages(field: Field, value: Any, path: str) -> tuple[dict[str, Any], ...]:
+    _expect(field, value, path, list)
+    if not value:
+        raise bad_field(path, "must not be empty")
+    for i, message in enumerate(value):
+        if type(message) is not dict:
+            raise bad_field(f"{path}[{i}]", "must be an object")
+        if type(message.get("role")) is not str:
+            raise bad_field(f"{path}[{i}].role", "must be a string")
+        if type(message.get("content")) not in (str, list, type(None)):
+            raise bad_field(f"{path}[{i}].content", "must be a string or an array")
+    return tuple(value)
+
+
+_CHECKS: dict[Kind, Callable[[Field, Any, str], Any]] = {
+    Kind.STRING: _check_string,
+    Kind.INTEGER: _check_integer,
+    Kind.NUMBER: _check_number,
+    Kind.BOOLEAN: _check_boolean,
+    Kind.OBJECT: _check_object,
+    Kind.ID: _check_id,
+    Kind.STRINGS: _check_strings,
+    Kind.INTEGERS: _check_integers,
+    Kind.MESSAGES: _check_messages,
+}

@@ -1,0 +1,56 @@
+"""Frames: `uint32_le length | payload`, in any chunking.
+
+Rules: no JSON here; the cap is checked on the header, before any of the body is kept.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from uma_core.errors import ErrorCode, UmaError
+
+HEADER = struct.Struct("<I")
+# Any four bytes of text read as a length give at least 0x09000000 (a tab in the top byte),
+# so with caps below that a valid header is never text.
+FRAME_CAP_LIMIT = 128 << 20
+
+
+def encode_frame(payload: bytes) -> bytes:
+    """Put the length header before a payload."""
+    return HEADER.pack(len(payload)) + payload
+
+
+class FrameReader:
+    """Cut a byte stream into payloads.
+
+    Raises: FRAME_TOO_LARGE, BAD_FRAME (a length of 0); the stream is unusable after either.
+    """
+
+    __slots__ = ("_buffer", "cap_bytes")
+
+    def __init__(self, cap_bytes: int) -> None:
+        self.cap_bytes = cap_bytes
+        self._buffer = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, data: bytes | bytearray) -> None:
+        self._buffer += data
+
+    def next_payload(self) -> bytes | None:
+        """Take the next payload out of the buffer; None while it is incomplete."""
+        buffer = self._buffer
+        if len(buffer) < HEADER.size:
+            return None
+        (length,) = HEADER.unpack_from(buffer)
+        if length == 0:
+            raise UmaError(ErrorCode.BAD_FRAME, "a frame of length 0")
+        if length > self.cap_bytes:
+            raise UmaError(ErrorCode.FRAME_TOO_LARGE, f"a frame of {length} bytes; the cap is {self.cap_bytes}", limit=self.cap_bytes)
+        end = HEADER.size + length
+        if len(buffer) < end:
+            return None
+        payload = bytes(buffer[HEADER.size : end])
+        del buffer[:end]
+        return payload

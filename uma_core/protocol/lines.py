@@ -1,0 +1,81 @@
+"""Text lines for `nc -U`, and how a stream of lines is told from a stream of frames.
+
+A line that begins with `{` is a JSON request; `/metrics`, `/status` and `/help` are commands;
+an empty line is nothing; any other line is a prompt.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.protocol.framing import HEADER
+
+COMMANDS = {"/metrics": "metrics", "/status": "status", "/help": "help"}  # line -> operation
+
+
+class Mode(Enum):
+    UNDECIDED = "undecided"
+    FRAMES = "frames"
+    LINES = "lines"
+
+
+def detect_mode(head: bytes | bytearray, cap_bytes: int) -> Mode:
+    """Tell frames from text by the first bytes of a connection.
+
+    A NUL is never text, so a header above the cap that has one is a frame that is too large.
+    Up to three bytes can be a short line ("Hi\\n") as well as a part of a header: then only silence
+    or the end of the stream decides, which the caller sees.
+    """
+    if len(head) < HEADER.size:
+        return Mode.UNDECIDED
+    (length,) = HEADER.unpack_from(head)
+    return Mode.LINES if length > cap_bytes and b"\0" not in head[: HEADER.size] else Mode.FRAMES
+
+
+class LineReader:
+    """Cut a byte stream into lines without their ends.
+
+    Raises: FRAME_TOO_LARGE (the stream is unusable after it); BAD_UTF8 (only that line is lost).
+    """
+
+    __slots__ = ("_buffer", "_scanned", "cap_bytes")
+
+    def __init__(self, cap_bytes: int) -> None:
+        self.cap_bytes = cap_bytes
+        self._buffer = bytearray()
+        self._scanned = 0  # bytes known to hold no newline: keeps byte-at-a-time input linear
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, data: bytes | bytearray) -> None:
+        self._buffer += data
+
+    @property
+    def begins_with_brace(self) -> bool:
+        return self._buffer.startswith(b"{")
+
+    def next_line(self, is_last: bool = False) -> str | None:
+        """Take the next line; None while it is incomplete. `is_last`: the end of the stream ends a line too."""
+        end = self._buffer.find(b"\n", self._scanned)
+        length = len(self._buffer) if end < 0 else end
+        if length > self.cap_bytes:
+            raise UmaError(ErrorCode.FRAME_TOO_LARGE, f"a line of more than {self.cap_bytes} bytes", limit=self.cap_bytes)
+        if end < 0 and not (is_last and self._buffer):
+            self._scanned = length
+            return None
+        raw = bytes(self._buffer[:length])
+        del self._buffer[: length + 1]
+        self._scanned = 0
+        return to_text(raw.rstrip(b"\r"))
+
+
+def to_text(raw: bytes) -> str:
+    """Decode strict UTF-8 without NUL. Raises: BAD_UTF8."""
+    if b"\0" in raw:
+        raise UmaError(ErrorCode.BAD_UTF8, "the text contains NUL")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UmaError(ErrorCode.BAD_UTF8, f"not valid UTF-8 at byte {error.start}") from None

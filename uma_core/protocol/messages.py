@@ -1,0 +1,134 @@
+"""Requests: from the bytes of one JSON object to a checked `Message`.
+
+Rules: unknown fields are ignored; a wrong one is BAD_REQUEST that names it; nothing here raises anything but UmaError.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.protocol.events import WireId
+from uma_core.protocol.fields import bad_field, check_fields
+from uma_core.protocol.lines import to_text
+from uma_core.protocol.markdown import events_markdown, ops_markdown
+from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, Op
+from uma_core.types import Lane, Request, SamplingParams, Slo
+
+__all__ = ["OPS", "Message", "decode", "decode_id", "events_markdown", "generate", "ops_markdown", "parse_object"]
+
+NS_PER_MS = 1_000_000
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "seed")
+
+
+class Message(NamedTuple):
+    """A checked request."""
+
+    op: Op
+    id: str  # "" where the client gave none
+    wire_id: WireId  # as the client wrote it
+    args: dict[str, Any]  # the operation's fields, defaults filled in
+    request: Request | None = None  # of generate
+
+
+def parse_object(payload: bytes | str) -> dict[str, Any]:
+    """Parse one JSON object. Raises: BAD_UTF8, INVALID_JSON."""
+    text = payload if isinstance(payload, str) else to_text(payload)
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except RecursionError:
+        raise UmaError(ErrorCode.INVALID_JSON, "nested too deeply") from None
+    except ValueError as error:  # JSONDecodeError, our own two, and integers of thousands of digits
+        raise UmaError(ErrorCode.INVALID_JSON, str(error)) from None
+    if type(value) is not dict:
+        raise UmaError(ErrorCode.INVALID_JSON, "not an object")
+    if "\\u" in text:
+        _check_escapes(value)
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if value - value != 0.0:
+        raise ValueError(f"the number {digits[:32]} is out of range")
+    return value
+
+
+def _check_escapes(value: Any) -> None:
+    """Refuse what escapes can smuggle in: NUL and halves of surrogate pairs."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            if "\0" in item:
+                raise UmaError(ErrorCode.BAD_UTF8, "a string contains NUL")
+            if any("\ud800" <= c <= "\udfff" for c in item):
+                raise UmaError(ErrorCode.BAD_UTF8, "a string contains half of a surrogate pair")
+        elif isinstance(item, dict):
+            stack += item.keys()
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+
+
+def decode_id(value: dict[str, Any]) -> WireId:
+    """Read the `id`; None where it is absent. Raises: BAD_REQUEST."""
+    wire_id: WireId = check_fields((ID_FIELD,), value)["id"]
+    return wire_id
+
+
+def decode(value: dict[str, Any], wire_id: WireId) -> Message:
+    """Check a request against its operation. Raises: UNKNOWN_TYPE, BAD_REQUEST."""
+    name = value.get("type")
+    name = DEFAULT_OP if name is None else name
+    if type(name) is not str:
+        raise bad_field("type", "must be a string")
+    op = OPS.get(name)
+    if op is None:
+        raise UmaError(ErrorCode.UNKNOWN_TYPE, f"no operation `{name[:64]}`", known=sorted(OPS))
+    if name == "cancel" and wire_id is None:
+        raise bad_field("id", "is required")
+    args = check_fields(op.fields, value)
+    id = "" if wire_id is None else str(wire_id)
+    return Message(op, id, wire_id, args, to_request(id, args) if name == "generate" else None)
+
+
+def generate(id: str, prompt: str) -> Message:
+    """Make the message of a prompt line."""
+    op = OPS["generate"]
+    args = check_fields(op.fields, {"prompt": prompt})
+    return Message(op, id, id, args, to_request(id, args))
+
+
+def to_request(id: str, args: dict[str, Any]) -> Request:
+    """Build the Request of checked generate fields. Raises: BAD_REQUEST unless exactly one input is there."""
+    inputs = [name for name in ("prompt", "tokens", "messages") if args[name] is not None]
+    if len(inputs) != 1:
+        raise bad_field(inputs[1] if inputs else "prompt", "conflicts: give exactly one of `prompt`, `tokens`, `messages`")
+    slo = args["slo"] or {}
+    return Request(
+        id=id,
+        prompt=args["prompt"],
+        tokens=args["tokens"],
+        messages=args["messages"],
+        max_tokens=args["max_tokens"],
+        sampling=SamplingParams(**{name: args[name] for name in _SAMPLING}),
+        stop=args["stop"] or (),
+        stream=args["stream"],
+        lane=Lane[args["priority"].upper()] if args["priority"] else None,
+        slo=Slo(_to_ns(slo.get("target_ttft_ms")), _to_ns(slo.get("target_tbt_ms"))),
+        cache_prompt=args["cache_prompt"],
+        ignore_eos=args["ignore_eos"],
+        timeout_ns=_to_ns(args["timeout_ms"]),
+        overflow=args["overflow"] or "",
+        metadata=args["metadata"] or {},
+    )
+
+
+def _to_ns(ms: float | None) -> int:
+    return int((ms or 0) * NS_PER_MS)

@@ -1,0 +1,135 @@
+"""Every operation of the protocol, declared once: decoding, `help`, docs/PROTOCOL.md and uma-ctl follow from OPS."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uma_core.protocol.fields import Field, Kind
+from uma_core.types import Request, SamplingParams
+
+PROTOCOL_VERSION = 1
+DEFAULT_OP = "generate"  # of a request without `type`
+
+_SAMPLING = SamplingParams()
+_REQUEST = Request(id="")
+
+
+class Op(NamedTuple):
+    name: str  # the `type` of its requests
+    help: str
+    fields: tuple[Field, ...]  # besides `id` and `type`
+    reply: tuple[Field, ...]  # besides `id`, `event` and `type`; others may be there too
+    is_admin: bool = False  # only for the daemon's owner and root
+
+
+_SLO = (
+    Field("target_ttft_ms", Kind.NUMBER, "time to first token, milliseconds", None, 0, 3_600_000),
+    Field("target_tbt_ms", Kind.NUMBER, "time between tokens, milliseconds", None, 0, 3_600_000),
+)
+
+_GENERATE = (
+    Field("prompt", Kind.STRING, "text to continue; exactly one of `prompt`, `tokens`, `messages`", low=1),
+    Field("tokens", Kind.INTEGERS, "the prompt as token ids"),
+    Field("messages", Kind.MESSAGES, "a chat, put through the model's own template"),
+    Field("max_tokens", Kind.INTEGER, "most tokens to generate; absent: the server's default", _REQUEST.max_tokens, 1, 1 << 30),
+    Field("temperature", Kind.NUMBER, "0 takes the likeliest token", _SAMPLING.temperature, 0, 100),
+    Field("top_p", Kind.NUMBER, "keep the likeliest tokens that sum to this probability", _SAMPLING.top_p, 0, 1, is_open_low=True),
+    Field("top_k", Kind.INTEGER, "keep this many of the likeliest tokens; 0: all", _SAMPLING.top_k, 0, 1 << 30),
+    Field("min_p", Kind.NUMBER, "drop tokens below this share of the likeliest", _SAMPLING.min_p, 0, 1),
+    Field("repeat_penalty", Kind.NUMBER, "divide logits of recent tokens; 1: off", _SAMPLING.repeat_penalty, 0, 100, is_open_low=True),
+    Field("repeat_last_n", Kind.INTEGER, "tokens that count as recent", _SAMPLING.repeat_last_n, 0, 65_536),
+    Field("seed", Kind.INTEGER, "of the sampler; absent: drawn per request", _SAMPLING.seed, 0, 0xFFFFFFFF),
+    Field("stop", Kind.STRINGS, "end before any of these texts", high=16),
+    Field("stream", Kind.BOOLEAN, "false: no token events, the text is in `eos`", _REQUEST.stream),
+    Field("priority", Kind.STRING, "lane; absent: inferred", None, choices=("interactive", "background")),
+    Field("slo", Kind.OBJECT, "latency targets", None, fields=_SLO),
+    Field("cache_prompt", Kind.BOOLEAN, "let later requests reuse this prompt's KV", _REQUEST.cache_prompt),
+    Field("ignore_eos", Kind.BOOLEAN, "generate past the end-of-generation token", _REQUEST.ignore_eos),
+    Field("timeout_ms", Kind.NUMBER, "end with reason `timeout` after this long; 0: never", 0, 0, 86_400_000),
+    Field("overflow", Kind.STRING, "when the context is full; absent: configured", None, choices=("error", "truncate-middle", "shift")),
+    Field("metadata", Kind.OBJECT, "kept with the request, for the client's own use"),
+)
+
+_STATE = Field("state", Kind.STRING, "", choices=("starting", "ready", "degraded", "draining", "stopping"))
+
+_OPS = (
+    Op("generate", "Generate text. Answered by `token` events and one `eos`, or by one `error`.", _GENERATE, ()),
+    Op(
+        "cancel",
+        "End a request: its `eos` has the reason `cancelled`. `id` names that request.",
+        (Field("conn", Kind.INTEGER, "connection of the request as `sessions` shows it; absent: this one", None, 0),),
+        (Field("found", Kind.BOOLEAN, "false: nothing with this id is in flight"),),
+    ),
+    Op("status", "Tell what the daemon is doing.", (), (_STATE,)),
+    Op(
+        "metrics",
+        "Tell all metrics.",
+        (Field("format", Kind.STRING, "", "json", choices=("json", "prometheus")),),
+        (
+            Field("metrics", Kind.OBJECT, "format json: name to value"),
+            Field("text", Kind.STRING, "format prometheus: the exposition text"),
+        ),
+    ),
+    Op(
+        "health",
+        "Tell whether generate requests would be taken now.",
+        (),
+        (_STATE, Field("is_ready", Kind.BOOLEAN, ""), Field("protocol", Kind.INTEGER, "version of this protocol")),
+    ),
+    Op(
+        "sessions",
+        "List the requests in flight.",
+        (),
+        (Field("sessions", Kind.LIST, "one object per request, with `conn` and `request_id`"),),
+    ),
+    Op(
+        "drain",
+        "Take no new work and let running streams finish. Idempotent.",
+        (
+            Field("timeout_ms", Kind.NUMBER, "then end the rest with reason `draining`; absent: configured", None, 0, 86_400_000),
+            Field("then", Kind.STRING, "what follows; `stay` waits for undrain", "stay", choices=("stay", "exit", "reload")),
+        ),
+        (_STATE, Field("remaining", Kind.INTEGER, "requests that still run"), Field("estimate_ms", Kind.NUMBER, "until the last one ends")),
+        is_admin=True,
+    ),
+    Op("undrain", "Take new work again.", (), (_STATE,), is_admin=True),
+    Op(
+        "reload",
+        "Read the configuration again and apply it; on any failure the old one stays.",
+        (
+            Field("check", Kind.BOOLEAN, "only validate and show the difference", False),
+            Field("model", Kind.STRING, "path of another model", None, 1, 4096),
+        ),
+        (
+            Field("generation", Kind.INTEGER, "number of the configuration in use"),
+            Field("changes", Kind.LIST, "options that differ: name, old, new, is_live"),
+        ),
+        is_admin=True,
+    ),
+    Op(
+        "cache",
+        "Look after the prefix cache.",
+        (
+            Field("action", Kind.STRING, "", "stats", choices=("list", "clear", "pin", "unpin", "stats")),
+            Field("key", Kind.STRING, "entry, as `list` shows it; clear without it clears all", None, 1, 256),
+        ),
+        (
+            Field("entries", Kind.LIST, "action list"),
+            Field("cleared", Kind.INTEGER, "action clear: entries dropped"),
+            Field("stats", Kind.OBJECT, "action stats"),
+        ),
+        is_admin=True,
+    ),
+    Op(
+        "trace",
+        "Record ticks for some seconds; the reply comes after that.",
+        (Field("seconds", Kind.NUMBER, "", 2.0, 0.01, 60),),
+        (Field("traceEvents", Kind.LIST, "Chrome trace event format"),),
+        is_admin=True,
+    ),
+    Op("help", "List the operations.", (), (Field("ops", Kind.LIST, ""), Field("protocol", Kind.INTEGER, "version of this protocol"))),
+)
+
+OPS: dict[str, Op] = {op.name: op for op in _OPS}
+
+ID_FIELD = Field("id", Kind.ID, "names the request in its events; generate without one gets one", low=1, high=128)

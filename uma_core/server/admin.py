@@ -1,0 +1,63 @@
+"""Operations of the owner: drain, undrain, reload, cache, trace. Answered when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from uma_core.config import ns
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.host import Host
+from uma_core.server.lifecycle import Lifecycle
+from uma_core.server.loop import Loop
+from uma_core.server.ports import Answer
+from uma_core.server.reload import Reloader
+
+NS_PER_S = 1_000_000_000
+
+
+class Admin:
+    """On the I/O thread."""
+
+    def __init__(self, loop: Loop, host: Host, lifecycle: Lifecycle, reloader: Reloader) -> None:
+        self._loop = loop
+        self._host = host
+        self._lifecycle = lifecycle
+        self._reloader = reloader
+        self._ops: dict[str, Callable[[dict[str, Any], Answer], None]] = {
+            "drain": self._drain,
+            "undrain": self._undrain,
+            "reload": self._reload,
+            "cache": self._cache,
+            "trace": self._trace,
+        }
+
+    def __call__(self, op: str, args: dict[str, Any], answer: Answer) -> None:
+        try:
+            self._ops[op](args, answer)
+        except UmaError as error:
+            answer(error)
+
+    def _drain(self, args: dict[str, Any], answer: Answer) -> None:
+        timeout_ms = args.get("timeout_ms")
+        answer(self._lifecycle.drain(None if timeout_ms is None else ns(timeout_ms), args["then"]))
+
+    def _undrain(self, args: dict[str, Any], answer: Answer) -> None:
+        answer(self._lifecycle.undrain())
+
+    def _reload(self, args: dict[str, Any], answer: Answer) -> None:
+        self._reloader.reload(answer, args["check"], args.get("model"))
+
+    def _cache(self, args: dict[str, Any], answer: Answer) -> None:
+        self._host.ask(lambda executor: executor.cache_admin(args), answer)
+
+    def _trace(self, args: dict[str, Any], answer: Answer) -> None:
+        """Record, wait, answer. A second recording joins the first one's buffer and ends at its own time."""
+        if self._host.engine is None:
+            raise UmaError(ErrorCode.MODEL_NOT_LOADED)
+        self._host.ask(lambda executor: executor.start_trace(), lambda outcome: None)
+
+        def collect() -> None:
+            self._host.ask(lambda executor: executor.stop_trace(), answer)
+
+        self._loop.call_later(int(args["seconds"] * NS_PER_S), collect)

@@ -1,0 +1,280 @@
+"""The I/O thread's application: joins the loop, the listeners, the clients and the compute side's events.
+
+Once per turn of the loop, before it sleeps: the compute side's events become bytes, and every client that has bytes
+to write gets one `send` call, so the tokens of one tick cost one system call per client.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from uma_core.config import Config, IpcOptions, ns
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.metrics import Registry
+from uma_core.protocol import events as wire
+from uma_core.protocol.connection import Connection, Limits
+from uma_core.protocol.framing import FRAME_CAP_LIMIT, encode_frame
+from uma_core.protocol.messages import Message
+from uma_core.server.access import may_connect
+from uma_core.server.client import Client
+from uma_core.server.handlers import HANDLERS
+from uma_core.server.intake import NO_USAGE, Intake, Job
+from uma_core.server.ledger import Ledger
+from uma_core.server.listener import BoundSocket, Listener
+from uma_core.server.loop import Loop
+from uma_core.server.meters import IoMeters
+from uma_core.server.peer import peer_of
+from uma_core.server.ports import ComputePort, Services
+from uma_core.session.events import Accepted, Cancel, Event, Final, HangUp, Hold, Refused, Stale, Token
+from uma_core.types import FinishReason
+
+log = logging.getLogger(__name__)
+
+REFUSING_MAX = 64  # connections above the cap that stay until they are told why; more are told at once
+INTAKE_MAX_PER_SESSION = 4  # jobs that may wait to be tokenised, for each session that may exist
+SHUTDOWN_FLUSH_S = 2.0
+
+
+class IoApp:
+    """See the module head. Everything runs on the loop's thread, except what says otherwise."""
+
+    def __init__(self, loop: Loop, compute: ComputePort, services: Services, registry: Registry) -> None:
+        self.loop = loop
+        self.services = services
+        self.meters = IoMeters(registry)
+        self.ledger: Ledger[Job] = Ledger()
+        self.clients: dict[int, Client] = {}
+        self.intake = Intake(services.text, compute.submit, self._post, loop.clock)
+        self._compute = compute
+        self._posted: deque[Event] = deque()  # from the intake
+        self._dirty: dict[Client, None] = {}
+        self._conn_ids = itertools.count(1)
+        self._listeners: list[Listener] = []
+        loop.before_wait.append(self._before_wait)
+
+    def start(self, sockets: list[BoundSocket]) -> None:
+        """Begin to accept."""
+        self.intake.start()
+        self._listeners = [Listener(self.loop, bound, self._accept, self._shed) for bound in sockets]
+
+    def stop_accepting(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    def close(self) -> None:
+        """Deliver what is left, for a moment, then close everything. The compute side has ended its sessions."""
+        self.stop_accepting()
+        self.intake.stop()
+        self._before_wait()
+        self.end_all(UmaError(ErrorCode.SHUTTING_DOWN))  # whose Submit came too late, or whose engine is stuck
+        for client in list(self.clients.values()):
+            client.close_when_written()
+        deadline_ns = self.loop.clock.now_ns() + int(SHUTDOWN_FLUSH_S * 1e9)
+        while self.has_unsent() and self.loop.clock.now_ns() < deadline_ns:
+            self.loop.turn(0.05)
+        for client in list(self.clients.values()):
+            client.drop("shutting down")
+
+    def apply(self, config: Config) -> None:
+        """A configuration is in force now: what connections read anew for every use they have already."""
+        for client in self.clients.values():
+            client.restart_idle(ns(config.ipc.idle_timeout_ms))
+
+    def end_all(self, error: UmaError) -> None:
+        """Give every request that is still under way its final event: the compute side will not, any more."""
+        for (conn_id, request_id), is_accepted in self.ledger.under_way():
+            client = self.clients.get(conn_id)
+            if client is None or not self.ledger.end((conn_id, request_id)):
+                continue
+            if is_accepted:
+                client.send(wire.Eos(request_id, FinishReason.ERROR, "", dict(NO_USAGE), {}, error))
+            else:
+                client.send(wire.Error(request_id, error))
+
+    def has_unsent(self) -> bool:
+        """Bytes wait for their readers."""
+        return any(client.n_unsent for client in self.clients.values())
+
+    # connections
+
+    def ipc(self) -> IpcOptions:
+        return self.services.config().ipc
+
+    def _accept(self, sock: socket.socket) -> None:
+        config, peer = self.services.config(), peer_of(sock)
+        refusal = None
+        if not may_connect(peer, os.getuid(), config.access):
+            refusal = UmaError(ErrorCode.FORBIDDEN)
+        elif len(self.clients) >= config.ipc.max_connections:
+            limit = config.ipc.max_connections
+            refusal = UmaError(ErrorCode.TOO_MANY_SESSIONS, f"{limit} connections are open", limit=limit)
+        if refusal is not None and len(self.clients) >= config.ipc.max_connections + REFUSING_MAX:
+            with sock:
+                self._shed(sock)
+            return
+        cap_bytes = min(config.ipc.max_frame_bytes, FRAME_CAP_LIMIT)
+        connection = Connection(Limits(cap_bytes, cap_bytes, config.limits.max_in_flight, config.ipc.echo))
+        client = Client(self, sock, next(self._conn_ids), peer, connection, refusal)
+        self.clients[client.conn_id] = client
+        self.meters.connections_total.add()
+        self.meters.connections.set(len(self.clients))
+        log.log(logging.INFO if refusal else logging.DEBUG, "%r %s", client, f"is refused: {refusal}" if refusal else "connected")
+
+    def _shed(self, sock: socket.socket) -> None:
+        """Tell a client that there is no room, without keeping its socket."""
+        error = UmaError(ErrorCode.TOO_MANY_SESSIONS, "no room for another connection")
+        self.meters.count_error(error.error)
+        log.warning("a connection was shed: %s", error)
+        try:
+            sock.send(encode_frame(wire.error_json(None, error)))
+        except OSError as gone:
+            log.debug("it left first: %s", gone)
+
+    def on_dirty(self, client: Client) -> None:
+        self._dirty[client] = None
+
+    def on_hold(self, client: Client, is_held: bool) -> None:
+        self._compute.submit(Hold(client.conn_id, is_held))
+
+    def on_abandon(self, client: Client) -> None:
+        self.intake.hang_up(client.conn_id)
+        self._compute.submit(HangUp(client.conn_id))
+        self.ledger.forget(client.conn_id, list(client.connection.in_flight))
+
+    def on_gone(self, client: Client) -> None:
+        self._dirty.pop(client, None)
+        del self.clients[client.conn_id]
+        self.meters.connections.set(len(self.clients))
+
+    # messages
+
+    def on_message(self, client: Client, message: Message) -> None:
+        try:
+            if client.refusal is not None:
+                raise client.refusal
+            HANDLERS[message.op.name](self, client, message)
+        except UmaError as error:
+            self._fail(client, message, error)
+        except Exception:  # a handler's bug ends its message, not the thread that serves everybody
+            log.exception("%r: %s failed", client, message.op.name)
+            self._fail(client, message, UmaError(ErrorCode.INTERNAL))
+        if client.refusal is not None:
+            client.close_when_written()
+
+    def _fail(self, client: Client, message: Message, error: UmaError) -> None:
+        log.info("%r: %s %s: %s", client, message.op.name, message.id, error)
+        if message.op.name == "cancel":
+            error.detail["id"] = message.wire_id
+        client.send(wire.Error(_own_id(message), error))
+
+    def now_ns(self) -> int:
+        return self.loop.clock.now_ns()
+
+    def find_client(self, conn_id: int) -> Client | None:
+        return self.clients.get(conn_id)
+
+    def begin(self, job: Job) -> None:
+        config = self.services.config()
+        if self.intake.n_jobs >= INTAKE_MAX_PER_SESSION * config.limits.max_sessions:
+            raise UmaError(ErrorCode.OVERLOADED, "too many prompts wait to be read", retry_after_ms=config.drain.retry_after_ms)
+        self.ledger.open(job.key, job)
+        self.intake.put(job)
+
+    def cancel(self, conn_id: int, request_id: str) -> bool:
+        if (conn_id, request_id) not in self.ledger:
+            return False
+        if not self.intake.cancel(conn_id, request_id):
+            job = self.ledger.work((conn_id, request_id))
+            if job is not None:
+                job.is_cancelled = True  # should it come back as stale
+            self._compute.submit(Cancel(conn_id, request_id))
+        return True
+
+    def reply(self, client: Client, message: Message, data: dict[str, Any]) -> None:
+        try:
+            client.send(wire.Reply(_own_id(message), message.op.name, data, message.wire_id))
+        except (TypeError, ValueError):
+            log.exception("%r: the reply to %s is not JSON", client, message.op.name)
+            self._fail(client, message, UmaError(ErrorCode.INTERNAL))
+
+    def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | UmaError], None]:
+        def finish(outcome: dict[str, Any] | UmaError) -> None:
+            if client.is_abandoned:
+                return
+            if isinstance(outcome, UmaError):
+                self._fail(client, message, outcome)
+            else:
+                self.reply(client, message, outcome)
+            client.pump()
+
+        return lambda outcome: self.loop.call_soon(lambda: finish(outcome))
+
+    # events of the compute side
+
+    def _post(self, event: Event) -> None:
+        """Any thread."""
+        self._posted.append(event)
+        self.loop.wake()
+
+    def _before_wait(self) -> None:
+        for queue in (self._posted, self._compute.events):
+            while queue:
+                self._deliver(queue.popleft())
+        while self._dirty:
+            self._dirty.popitem()[0].flush()
+
+    def _deliver(self, event: Event) -> None:
+        client = self.clients.get(event.conn_id)
+        if client is None or client.is_abandoned:
+            return
+        try:
+            _DELIVER[type(event)](self, client, event)
+        except Exception:  # a bug in one client's delivery must not cost the others theirs
+            log.exception("%r: %s", client, type(event).__name__)
+            client.drop("internal error")
+
+    def _on_token(self, client: Client, event: Token) -> None:
+        if self.ledger.is_running((event.conn_id, event.request_id)):
+            client.send(wire.Token(event.request_id, event.text, event.token_id))
+
+    def _on_accepted(self, client: Client, event: Accepted) -> None:
+        if self.ledger.accept((event.conn_id, event.request_id)):
+            client.send(wire.Started(event.request_id))
+            if client.is_held:
+                self._compute.submit(Hold(client.conn_id, True))
+
+    def _on_refused(self, client: Client, event: Refused) -> None:
+        if self.ledger.end((event.conn_id, event.request_id)):
+            log.info("%r: request %s refused: %s", client, event.request_id, event.error)
+            client.send(wire.Error(event.request_id, event.error))
+            client.pump()
+
+    def _on_final(self, client: Client, event: Final) -> None:
+        if self.ledger.end((event.conn_id, event.request_id)):
+            client.send(wire.Eos(event.request_id, event.reason, event.text, event.usage, event.timing, event.error))
+            client.pump()
+
+    def _on_stale(self, client: Client, event: Stale) -> None:
+        job = self.ledger.work((event.conn_id, event.request_id))
+        if job is not None:
+            self.intake.put(job)
+
+
+def _own_id(message: Message) -> str:
+    """The id under which a message itself is answered: that of a cancel is another request's."""
+    return "" if message.op.name == "cancel" else message.id
+
+
+_DELIVER: dict[type, Callable[..., None]] = {
+    Token: IoApp._on_token,
+    Accepted: IoApp._on_accepted,
+    Refused: IoApp._on_refused,
+    Final: IoApp._on_final,
+    Stale: IoApp._on_stale,
+}

@@ -1,0 +1,151 @@
+"""One function per operation: what the I/O thread does with a message. None of them waits for anything.
+
+Raises: UmaError, which the app turns into the message's `error` event.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from uma_core.config import Config, ns
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.protocol.messages import OPS, Message
+from uma_core.protocol.ops import PROTOCOL_VERSION, Op
+from uma_core.server.access import is_admin, lane_for
+from uma_core.server.client import Client
+from uma_core.server.intake import Job
+from uma_core.server.ports import Services
+from uma_core.types import Peer, Request
+
+
+class Context(Protocol):
+    """What handlers ask of the app."""
+
+    services: Services
+
+    def find_client(self, conn_id: int) -> Client | None: ...
+
+    def begin(self, job: Job) -> None:
+        """Start a generate request. Raises: OVERLOADED."""
+
+    def cancel(self, conn_id: int, request_id: str) -> bool:
+        """False: no such request is under way."""
+
+    def reply(self, client: Client, message: Message, data: dict[str, Any]) -> None: ...
+
+    def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | UmaError], None]:
+        """Make a function for any thread that sends the reply."""
+
+    def now_ns(self) -> int: ...
+
+
+def on_generate(ctx: Context, client: Client, message: Message) -> None:
+    closed = ctx.services.gate()
+    if closed is not None:
+        raise closed
+    assert message.request is not None
+    config = ctx.services.config()
+    n_bytes = prompt_bytes(message.request)
+    limit = config.limits.max_prompt_bytes
+    if n_bytes > limit:
+        raise UmaError(ErrorCode.PROMPT_TOO_LARGE, f"the prompt has {n_bytes} bytes, the cap is {limit}", n_bytes=n_bytes, limit=limit)
+    request = configured(message.request, client.peer, config)
+    ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes))
+
+
+def configured(request: Request, peer: Peer, config: Config) -> Request:
+    """Fill in what the request leaves to the configuration, and lower its lane to the user's ceiling."""
+    return replace(
+        request,
+        lane=lane_for(peer, request.lane, config.access),
+        timeout_ns=request.timeout_ns or ns(config.limits.request_timeout_ms),
+        overflow=request.overflow or config.limits.overflow,
+    )
+
+
+def prompt_bytes(request: Request) -> int:
+    """Size of the prompt as text; token ids count as four bytes, about what they stand for."""
+    if request.prompt is not None:
+        return len(request.prompt.encode())
+    if request.tokens is not None:
+        return 4 * len(request.tokens)
+    return sum(map(_text_bytes, request.messages or ()))
+
+
+def _text_bytes(value: Any) -> int:
+    n_bytes, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            n_bytes += len(item.encode())
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+    return n_bytes
+
+
+def on_cancel(ctx: Context, client: Client, message: Message) -> None:
+    conn_id = message.args["conn"]
+    if conn_id is None or conn_id == client.conn_id:
+        ctx.reply(client, message, {"found": ctx.cancel(client.conn_id, message.id)})
+        return
+    target = ctx.find_client(conn_id)
+    if target is not None and target.peer.uid != client.peer.uid:
+        check_admin(ctx, client)
+    ctx.reply(client, message, {"found": target is not None and ctx.cancel(conn_id, message.id)})
+
+
+def on_status(ctx: Context, client: Client, message: Message) -> None:
+    ctx.reply(client, message, ctx.services.status())
+
+
+def on_health(ctx: Context, client: Client, message: Message) -> None:
+    ctx.reply(client, message, {**ctx.services.health(), "protocol": PROTOCOL_VERSION})
+
+
+def on_metrics(ctx: Context, client: Client, message: Message) -> None:
+    if message.args["format"] == "prometheus":
+        ctx.reply(client, message, {"text": ctx.services.prometheus()})
+    else:
+        ctx.reply(client, message, {"metrics": ctx.services.metrics()})
+
+
+def on_sessions(ctx: Context, client: Client, message: Message) -> None:
+    ctx.reply(client, message, {"sessions": ctx.services.sessions()})
+
+
+def on_help(ctx: Context, client: Client, message: Message) -> None:
+    ctx.reply(client, message, {"protocol": PROTOCOL_VERSION, "ops": [describe(op) for op in OPS.values()]})
+
+
+def on_admin(ctx: Context, client: Client, message: Message) -> None:
+    """Drain, undrain, reload, cache, trace: the daemon answers when it is done."""
+    check_admin(ctx, client)
+    ctx.services.admin(message.op.name, message.args, ctx.reply_later(client, message))
+
+
+def check_admin(ctx: Context, client: Client) -> None:
+    """Raises: ADMIN_ONLY."""
+    if not is_admin(client.peer, os.getuid(), ctx.services.config().access):
+        raise UmaError(ErrorCode.ADMIN_ONLY)
+
+
+def describe(op: Op) -> dict[str, Any]:
+    fields = [{"name": field.name, "type": field.kind.value, "default": field.default, "help": field.help} for field in op.fields]
+    return {"type": op.name, "help": op.help, "is_admin": op.is_admin, "fields": fields}
+
+
+HANDLERS: dict[str, Callable[[Context, Client, Message], None]] = {
+    "generate": on_generate,
+    "cancel": on_cancel,
+    "status": on_status,
+    "metrics": on_metrics,
+    "health": on_health,
+    "sessions": on_sessions,
+    "help": on_help,
+    **{op.name: on_admin for op in OPS.values() if op.is_admin},
+}

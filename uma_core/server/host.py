@@ -1,0 +1,283 @@
+"""The engines of the process: loads them beside running work, installs them between ticks, retires them, publishes views.
+
+Rules: the I/O thread owns this object. Loading and closing happen on threads of their own, installing on the
+compute thread; all report back through `Loop.call_soon`. An engine is closed when its last session has ended
+and no prompt is being tokenised with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uma_core.cache.settings import CacheSettings
+from uma_core.clock import Clock
+from uma_core.config import Config, ns
+from uma_core.engine.api import Engine, MemoryUse
+from uma_core.engine.open import estimate_engine, open_engine
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor import view
+from uma_core.executor.calibration import calibrate, warm_up
+from uma_core.executor.compute import ComputeThread
+from uma_core.executor.executor import Executor, device_view
+from uma_core.executor.intake import Admittance, Limits
+from uma_core.metrics import Registry
+from uma_core.server import memory
+from uma_core.server.loop import Loop
+from uma_core.session.events import Call
+
+log = logging.getLogger(__name__)
+
+PUBLISH_NS = 100_000_000  # between two views while work is done: a view costs tens of microseconds
+CLOSE_POLL_S = 0.01
+UNLOAD_TIMEOUT_S = 60.0
+
+Done = Callable[[UmaError | None], None]
+
+
+def limits_of(config: Config) -> Limits:
+    limits = config.limits
+    return Limits(
+        max_sessions=limits.max_sessions,
+        max_tokens=limits.max_tokens,
+        default_max_tokens=limits.default_max_tokens,
+        queue=(limits.queue_interactive, limits.queue_background),
+        auto_lane_tokens=config.scheduler.auto_lane_tokens,
+        timeout_ns=ns(limits.request_timeout_ms),
+        slo_ttft_ns=ns(config.scheduler.slo_ttft_ms),
+        slo_tbt_ns=ns(config.scheduler.slo_tbt_ms),
+        overflow=limits.overflow,
+    )
+
+
+def cache_of(config: Config) -> CacheSettings:
+    cache = config.cache
+    return CacheSettings(
+        is_on=cache.prefix,
+        ram_bytes=cache.ram_mb << 20,
+        disk_dir=cache.disk_dir,
+        disk_bytes=cache.disk_mb << 20,
+        is_shared=cache.share_across_uids,
+        park_idle_ns=ns(cache.park_idle_ms),
+    )
+
+
+class Host:
+    """`engine` is the one that new requests meet; None while there is none."""
+
+    def __init__(self, config: Config, loop: Loop, compute: ComputeThread, registry: Registry, clock: Clock) -> None:
+        self.engine: Engine | None = None
+        self.view: view.ExecutorView | None = None
+        self.rows: list[dict[str, Any]] = []
+        self.retiring: list[dict[str, Any]] = []  # models that finish their last streams
+        self.is_loading = False
+        self.progress = 0.0  # share of the weights that is read
+        self.is_in_use: Callable[[Engine], bool] = lambda engine: False
+        self.admittance = Admittance(limits_of(config), clock)
+        self._is_given_up = False
+        self._loop = loop
+        self._compute = compute
+        self._registry = registry
+        self._clock = clock
+        self._open: list[Engine] = []  # installed and not yet closed
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Condition()
+        compute.between_ticks = self._publish
+        compute.on_retired = self._retire
+
+    # loading
+
+    def check(self, config: Config, answer: Callable[[memory.Fit | UmaError], None]) -> None:
+        """Tell on the I/O thread how the engine of `config` could be loaded, or why not. Touches nothing."""
+        self._start(lambda: self._fit(config), answer, lambda error: answer(error))
+
+    def load(self, config: Config, done: Done) -> None:
+        """Open the engine of `config` and make it the current one; `done` is called on the I/O thread.
+
+        Running streams finish on the engine that they began on.
+        """
+
+        def opened(executor: Executor) -> None:
+            self.is_loading = True
+            install = Call(lambda: self._install(executor), lambda _, failure: self._tell(lambda: self._installed(executor, failure, done)))
+            self._compute.submit(install)
+
+        self._start(lambda: self._build(config), opened, done)
+
+    def unload(self, done: Done) -> None:
+        """Close all engines. No session may be left; `done` is called on the I/O thread when the memory is free."""
+        self.engine = self.view = None
+        self._compute.submit(Call(self._compute.dismiss, _log_failure))
+        self._start(self._wait_closed, lambda _: done(None), done)
+
+    def give_up(self) -> None:
+        """Make a load under way end soon, without an engine."""
+        self._is_given_up = True
+
+    def _start(self, work: Callable[[], Any], on_done: Callable[[Any], None], on_error: Callable[[UmaError], None]) -> None:
+        """Run `work` on a thread of its own, then one of the two others on the I/O thread."""
+        assert not self.is_loading
+        self.is_loading = True
+        self.progress = 0.0
+
+        def end(function: Callable[[Any], None], argument: Any) -> None:
+            self.is_loading = False
+            function(argument)
+
+        def run() -> None:
+            try:
+                result = work()
+            except UmaError as error:
+                self._tell(lambda error=error: end(on_error, error))  # type: ignore[misc]
+            except Exception as error:
+                log.exception("loading failed")
+                failure = UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{type(error).__name__}: {error}")
+                self._tell(lambda: end(on_error, failure))
+            else:
+                self._tell(lambda: end(on_done, result))
+
+        self._spawn(run, "loader")
+
+    def _spawn(self, function: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        self._threads = [*(t for t in self._threads if t.is_alive()), thread]
+        thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for loading and closing to end. True when they did."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        self._loop.call_soon(function)
+
+    # on the loader thread
+
+    def _fit(self, config: Config) -> memory.Fit:
+        need = estimate_engine(config.engine)
+        live = [engine.memory() for engine in list(self._open)]
+        held = MemoryUse(*map(sum, zip(*live, strict=True))) if live else None
+        budget_bytes = config.engine.memory_budget_mb * memory.MIB
+        return memory.choose(need, held, budget_bytes, memory.available_bytes())
+
+    def _build(self, config: Config) -> Executor:
+        if not self._open:
+            self._fit(config)
+        engine = open_engine(config.engine, "", self._on_progress)
+        try:
+            if self._is_given_up:
+                raise UmaError(ErrorCode.SHUTTING_DOWN)
+            # measuring beside running streams would slow them down, and would measure them
+            mode = "stored" if self.rows and config.engine.calibrate == "auto" else config.engine.calibrate
+            cost = calibrate(engine, device_view(engine), self._clock, mode)
+            warm_up(engine)
+            executor = Executor(engine, self.admittance, config.scheduler.to_knobs(), cost, self._registry, self._clock)
+            executor.set_cache(cache_of(config))
+            return executor
+        except BaseException:
+            engine.close()
+            raise
+
+    def _on_progress(self, share: float) -> bool:
+        self.progress = share
+        return not self._is_given_up
+
+    def _wait_closed(self) -> None:
+        with self._closed:
+            if not self._closed.wait_for(lambda: not self._open, UNLOAD_TIMEOUT_S):
+                raise UmaError(ErrorCode.ENGINE_HUNG, "the old model could not be unloaded")
+
+    # installing and retiring
+
+    def _install(self, executor: Executor) -> None:
+        """On the compute thread."""
+        self._compute.install(executor)
+        self._open.append(executor.engine)
+        self._publish(False)
+
+    def _installed(self, executor: Executor, failure: BaseException | None, done: Done) -> None:
+        self.is_loading = False
+        if failure is not None:
+            executor.engine.close()
+            done(UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}"))
+            return
+        self.engine = executor.engine
+        done(None)
+
+    def _retire(self, executor: Executor) -> None:
+        """On the compute thread. Closing a model takes long: nobody's tick shall."""
+        self._spawn(lambda: self._close(executor.engine), "closer")
+
+    def _close(self, engine: Engine) -> None:
+        while engine is self.engine or self.is_in_use(engine):
+            time.sleep(CLOSE_POLL_S)
+        try:
+            engine.close()
+        except Exception:
+            log.exception("closing %s failed", engine.info.model_name)
+        log.info("%s is closed", engine.info.model_name)
+        memory.give_back()
+        with self._closed:
+            self._open.remove(engine)
+            self._closed.notify_all()
+
+    # settings
+
+    def apply(self, config: Config, done: Done) -> None:
+        """Put live settings in force: all of them between two ticks."""
+        knobs, limits, cache = config.scheduler.to_knobs(), limits_of(config), cache_of(config)
+
+        def change() -> None:
+            self.admittance.limits = limits
+            for executor in self._compute.executors:
+                executor.set_knobs(knobs)
+                executor.set_cache(cache)
+
+        def reply(result: object, failure: BaseException | None) -> None:
+            error = UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}") if failure is not None else None
+            self._tell(lambda: done(error))
+
+        self._compute.submit(Call(change, reply))
+
+    def ask(self, function: Callable[[Executor], dict[str, Any]], answer: Callable[[dict[str, Any] | UmaError], None]) -> None:
+        """Run `function` on the compute thread between two ticks; `answer` is called there."""
+
+        def run() -> dict[str, Any]:
+            if self._compute.current is None:
+                raise UmaError(ErrorCode.MODEL_NOT_LOADED)
+            return function(self._compute.current)
+
+        def reply(result: Any, failure: BaseException | None) -> None:
+            if failure is None:
+                answer(result)
+            elif isinstance(failure, UmaError):
+                answer(failure)
+            else:
+                log.error("operation failed", exc_info=failure)
+                answer(UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}"))
+
+        self._compute.submit(Call(run, reply))
+
+    # views, on the compute thread
+
+    def _publish(self, is_busy: bool) -> None:
+        executors, current, last = self._compute.executors, self._compute.current, self.view
+        now, n_sessions = self._clock.now_ns(), sum(len(e.table) for e in executors)
+        is_fresh = last is not None and now - last.at_ns < PUBLISH_NS and n_sessions == len(self.rows)
+        if is_fresh and (is_busy or n_sessions):
+            return
+        if current is not None:
+            views = [view.take(executor, now) for executor in executors]
+            self.view = views[executors.index(current)]._replace(estimate_ms=max(v.estimate_ms for v in views))
+        self.retiring = [{"model": e.engine.info.model_name, "sessions": len(e.table)} for e in executors if e is not current]
+        self.rows = [row for executor in executors for row in view.sessions(executor, now)]
+
+
+def _log_failure(result: object, failure: BaseException | None) -> None:
+    if failure is not None:
+        log.error("dismissing the engines failed", exc_info=failure)

@@ -1,0 +1,174 @@
+"""The intake: prompts are templated and tokenised here, off the I/O thread, before the compute side sees them.
+
+Short prompts go first, with aging: a prompt's turn is its arrival time plus its size at `AGING_BYTES_PER_S`, so the
+order never needs to be recomputed and a long paste waits a bounded time. One worker takes short prompts only, so
+that a long paste already under way does not delay them.
+
+Every job ends in one of: Submit to the compute side, Refused, Final (cancelled), or nothing when its client is gone.
+Which one is decided under the lock, so a cancel either stops a job here or follows its Submit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from uma_core.clock import Clock
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.ports import TextPort
+from uma_core.server.prompt import encode
+from uma_core.session.events import Event, Final, Refused, Submit
+from uma_core.types import FinishReason, Peer, Request
+
+log = logging.getLogger(__name__)
+
+AGING_BYTES_PER_S = 4_000_000  # about what a tokeniser reads: an equal wait weighs as much as equal work
+SHORT_BYTES = 16_384
+NO_USAGE = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A generate request on its way to the compute side."""
+
+    conn_id: int
+    peer: Peer
+    request: Request
+    t_received_ns: int
+    n_bytes: int
+    is_cancelled: bool = False
+    is_dropped: bool = False  # the client is gone: no event
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.conn_id, self.request.id
+
+    @property
+    def turn(self) -> float:
+        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
+
+
+class Intake:
+    """See the module head. `put`, `cancel` and `hang_up` belong to the I/O thread and never wait for a tokeniser."""
+
+    def __init__(
+        self,
+        text: Callable[[], TextPort | None],
+        submit: Callable[[Submit], None],
+        post: Callable[[Event], None],
+        clock: Clock,
+    ) -> None:
+        self._text = text
+        self._submit = submit
+        self._post = post
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._order = itertools.count()
+        self._short: list[tuple[float, int, Job]] = []
+        self._long: list[tuple[float, int, Job]] = []
+        self._jobs: dict[tuple[int, str], Job] = {}  # waiting or being worked on
+        self._in_use: list[TextPort] = []
+        self._is_stopping = False
+        self._threads = [
+            threading.Thread(target=self._work, args=(queues,), name=name, daemon=True)
+            for name, queues in (("intake", (self._short, self._long)), ("intake-short", (self._short,)))
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Refuse what waits, and end the threads after the jobs they are at."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for job in list(self._jobs.values()):
+            self._end(job, UmaError(ErrorCode.SHUTTING_DOWN))
+
+    # the I/O thread's side
+
+    @property
+    def n_jobs(self) -> int:
+        return len(self._jobs)
+
+    def put(self, job: Job) -> None:
+        with self._condition:
+            self._jobs[job.key] = job
+            queue = self._short if job.n_bytes <= SHORT_BYTES else self._long
+            heapq.heappush(queue, (job.turn, next(self._order), job))
+            self._condition.notify_all()
+
+    def cancel(self, conn_id: int, request_id: str) -> bool:
+        """False: it is not here any more; its Submit is with the compute side."""
+        with self._condition:
+            job = self._jobs.get((conn_id, request_id))
+            if job is not None:
+                job.is_cancelled = True
+            return job is not None
+
+    def hang_up(self, conn_id: int) -> None:
+        with self._condition:
+            for job in self._jobs.values():
+                job.is_dropped |= job.conn_id == conn_id
+
+    def is_using(self, text: TextPort) -> bool:
+        """True while a tokenisation with it runs: it must not be closed. Any thread."""
+        with self._condition:
+            return any(used is text for used in self._in_use)
+
+    # the workers' side
+
+    def _work(self, queues: tuple[list[tuple[float, int, Job]], ...]) -> None:
+        while (job := self._take(queues)) is not None:
+            self._process(job)
+
+    def _take(self, queues: tuple[list[tuple[float, int, Job]], ...]) -> Job | None:
+        with self._condition:
+            while not self._is_stopping:
+                filled = [queue for queue in queues if queue]
+                if filled:
+                    return heapq.heappop(min(filled, key=lambda queue: queue[0]))[2]
+                self._condition.wait()
+        return None
+
+    def _process(self, job: Job) -> None:
+        if job.is_cancelled or job.is_dropped:
+            self._end(job, None)
+            return
+        with self._condition:
+            text = self._text()
+            self._in_use += [text] if text is not None else []
+        try:
+            if text is None:
+                raise UmaError(ErrorCode.MODEL_NOT_LOADED)
+            encoded = encode(text, job.request)
+            self._end(job, Submit(job.conn_id, job.peer, job.request, encoded.tokens, job.t_received_ns, encoded.message_ends, text))
+        except UmaError as error:
+            self._end(job, error)
+        except Exception as error:  # a tokeniser's bug must not end the worker
+            log.exception("conn %d request %s", *job.key)
+            self._end(job, UmaError(ErrorCode.INTERNAL, f"reading the prompt failed: {type(error).__name__}"))
+        finally:
+            with self._condition:
+                self._in_use.remove(text) if text is not None else None
+
+    def _end(self, job: Job, outcome: Submit | UmaError | None) -> None:
+        with self._condition:
+            if self._jobs.get(job.key) is job:
+                del self._jobs[job.key]
+            if job.is_dropped:
+                return
+            if job.is_cancelled:
+                total_ms = (self._clock.now_ns() - job.t_received_ns) / 1e6
+                self._post(Final(*job.key, FinishReason.CANCELLED, "", dict(NO_USAGE), {"total_ms": total_ms}, None))
+            elif isinstance(outcome, UmaError):
+                self._post(Refused(*job.key, outcome))
+            elif outcome is not None:
+                self._submit(outcome)

@@ -1,0 +1,78 @@
+"""Which requests are under way, and proof that each ends with exactly one final event."""
+
+from __future__ import annotations
+
+import logging
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+Key = tuple[int, str]  # connection, request
+T = TypeVar("T")
+
+
+class Entry(Generic[T]):
+    __slots__ = ("is_accepted", "work")
+
+    def __init__(self, work: T) -> None:
+        self.work = work
+        self.is_accepted = False
+
+
+class Ledger(Generic[T]):
+    """Entries from receipt to final event. A violation is our bug: counted and logged, never fatal."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, Entry[T]] = {}
+        self.n_finals = 0
+        self.n_violations = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
+
+    def open(self, key: Key, work: T) -> None:
+        self._entries[key] = Entry(work)
+
+    def accept(self, key: Key) -> bool:
+        """Note the acceptance. False: nothing may be sent for it."""
+        entry = self._entries.get(key)
+        if entry is None or entry.is_accepted:
+            return self._violation(key, "accepted twice or after its end")
+        entry.is_accepted = True
+        return True
+
+    def is_running(self, key: Key) -> bool:
+        """Check a token event. False: it must not be sent."""
+        entry = self._entries.get(key)
+        if entry is None or not entry.is_accepted:
+            return self._violation(key, "a token outside of acceptance and end")
+        return True
+
+    def end(self, key: Key) -> bool:
+        """Note the final event. False: it is a second one and must not be sent."""
+        if self._entries.pop(key, None) is None:
+            return self._violation(key, "a second final event")
+        self.n_finals += 1
+        return True
+
+    def work(self, key: Key) -> T | None:
+        """Give back what the request is, while it is not accepted."""
+        entry = self._entries.get(key)
+        return None if entry is None or entry.is_accepted else entry.work
+
+    def under_way(self) -> list[tuple[Key, bool]]:
+        """List the requests without a final event, and whether each is accepted."""
+        return [(key, entry.is_accepted) for key, entry in self._entries.items()]
+
+    def forget(self, conn_id: int, request_ids: list[str]) -> None:
+        """The client is gone: nothing can be delivered."""
+        for request_id in request_ids:
+            self._entries.pop((conn_id, request_id), None)
+
+    def _violation(self, key: Key, what: str) -> bool:
+        self.n_violations += 1
+        log.error("conn %d request %s: %s", *key, what)
+        return False

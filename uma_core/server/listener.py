@@ -1,0 +1,227 @@
+"""The listening socket: bound without stealing a live one, accepting without ever spinning.
+
+Beside the socket lies a lock file. Whoever holds its lock owns the path; a socket file that refuses connections
+under that lock is left from a dead daemon and is replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable, Mapping
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.loop import READ, Loop
+
+log = logging.getLogger(__name__)
+
+ACCEPTS_PER_TURN = 64  # then the loop serves its clients
+BACK_OFF_NS = 100_000_000  # while the system has no descriptors or memory
+FIRST_PASSED_FD = 3  # sd_listen_fds(3)
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+
+
+def bind_unix(path: str, backlog: int) -> BoundSocket:
+    """Bind a 0600 socket at `path`. Raises: SOCKET_IN_USE, CONFIG_INVALID."""
+    lock_fd = _lock(path)
+    try:
+        _remove_stale(path)
+        sock = _bind(path, backlog)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    return BoundSocket(sock, path, lock_fd)
+
+
+class BoundSocket:
+    """A listening socket, and, where we bound it, the path and lock that `close` gives up."""
+
+    def __init__(self, sock: socket.socket, path: str = "", lock_fd: int = -1) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.path = path
+        self._lock_fd = lock_fd
+        self._identity = _identity(path) if path else None
+
+    def close(self) -> None:
+        """Stop listening. Idempotent. The path is removed only if it still is our socket."""
+        self.sock.close()
+        if self._lock_fd < 0:
+            return
+        if self._identity is not None and _identity(self.path) == self._identity:
+            os.unlink(self.path)
+        if _identity(self.path + ".lock") == _identity(self._lock_fd):
+            os.unlink(self.path + ".lock")
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+
+def passed_sockets(environ: Mapping[str, str], pid: int) -> list[BoundSocket]:
+    """Adopt the listening sockets that a supervisor passed. Raises: CONFIG_INVALID. Source: sd_listen_fds(3)."""
+    if environ.get("LISTEN_PID") != str(pid):
+        return []
+    n_fds = environ.get("LISTEN_FDS", "")
+    if not n_fds.isdecimal():
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"LISTEN_FDS is {n_fds!r}, not a number")
+    return [_adopt(fd) for fd in range(FIRST_PASSED_FD, FIRST_PASSED_FD + int(n_fds))]
+
+
+def _adopt(fd: int) -> BoundSocket:
+    """Only Unix sockets: elsewhere the kernel does not say who connects."""
+    try:
+        os.set_inheritable(fd, False)
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"descriptor {fd} is no socket: {error.strerror}") from error
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+        sock.detach()
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"descriptor {fd} is not a Unix stream socket")
+    return BoundSocket(sock)
+
+
+def _lock(path: str) -> int:
+    """Lock the lock file, which must still have its name afterwards (its last owner removes it)."""
+    name = path + ".lock"
+    while True:
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot open {name}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise UmaError(ErrorCode.SOCKET_IN_USE, f"another daemon holds {name}", path=path) from None
+        if _identity(name) == _identity(fd):
+            return fd
+        os.close(fd)
+
+
+def _identity(file: str | int) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file, follow_symlinks=False) if isinstance(file, str) else os.fstat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot use {path}: {error.strerror}") from error
+    if not stat.S_ISSOCK(mode):
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} exists and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        outcome = probe.connect_ex(path)
+    if outcome == errno.ENOENT:
+        return  # its daemon removed it just now
+    if outcome != errno.ECONNREFUSED:  # 0, or EAGAIN: alive with a full backlog; anything else is not ours to judge
+        raise UmaError(ErrorCode.SOCKET_IN_USE, f"somebody answers on {path} ({errno.errorcode.get(outcome, 'connected')})", path=path)
+    log.info("replacing the stale socket %s", path)
+    os.unlink(path)
+
+
+def _bind(path: str, backlog: int) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old_umask = os.umask(0o177)  # the file must never be open to others, not even before chmod
+    try:
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(backlog)
+    except OSError as error:  # the path is too long for sockaddr_un, its directory is missing or closed to us
+        sock.close()
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot listen on {path}: {error.strerror or error}") from error
+    finally:
+        os.umask(old_umask)
+    return sock
+
+
+class Listener:
+    """Accepts. `on_accept` gets non-blocking sockets; `on_shed` gets those for which there is no descriptor to keep."""
+
+    def __init__(
+        self, loop: Loop, bound: BoundSocket, on_accept: Callable[[socket.socket], None], on_shed: Callable[[socket.socket], None]
+    ) -> None:
+        self.bound = bound
+        self.n_shed = 0
+        self.n_back_offs = 0
+        self._loop = loop
+        self._on_accept = on_accept
+        self._on_shed = on_shed
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._is_open = True
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._is_open:
+            self._loop.watch(self.bound.sock, READ, self._on_readable)
+
+    def _on_readable(self, events: int) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, _ = self.bound.sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.ECONNABORTED, errno.EPROTO):
+                    continue  # that client left before its turn
+                if error.errno not in _NO_DESCRIPTORS or not self._shed():
+                    self._back_off(error)
+                return
+            sock.setblocking(False)
+            self._on_accept(sock)
+
+    def _shed(self) -> bool:
+        """Out of descriptors: accept with the spare one, so that the client learns of it instead of hanging."""
+        if self._spare_fd < 0:
+            return False
+        os.close(self._spare_fd)
+        self._spare_fd = -1
+        try:
+            sock, _ = self.bound.sock.accept()
+        except BlockingIOError:  # nobody waits: Linux wants a free descriptor before it looks
+            return self._restore_spare()
+        except OSError:
+            self._restore_spare()
+            return False
+        with sock:
+            sock.setblocking(False)
+            self.n_shed += 1
+            self._on_shed(sock)
+        return self._restore_spare()
+
+    def _restore_spare(self) -> bool:
+        try:
+            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        return True
+
+    def _back_off(self, error: OSError) -> None:
+        """Stop listening for a while: a readable socket that cannot be accepted would spin the loop."""
+        expected = error.errno in _NO_DESCRIPTORS + _NO_MEMORY
+        log.log(logging.WARNING if expected else logging.ERROR, "cannot accept: %s; trying again soon", error)
+        self.n_back_offs += 1
+        if self._spare_fd < 0:
+            self._restore_spare()
+        self._loop.watch(self.bound.sock, 0, self._on_readable)
+        self._loop.call_later(BACK_OFF_NS, self._resume)
+
+    def close(self) -> None:
+        """Stop accepting. Idempotent."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._loop.watch(self.bound.sock, 0, self._on_readable)
+        self.bound.close()
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)

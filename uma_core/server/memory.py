@@ -1,0 +1,128 @@
+"""Memory of the process and of the machine: how much there is, what a load may take, how to give it back.
+
+Rules: figures that the system does not tell are None, and then nothing is refused because of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from uma_core.engine.api import MemoryUse
+from uma_core.errors import ErrorCode, UmaError
+
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # malloc.h
+MMAP_FROM_BYTES = MIB
+N_ARENAS = 2
+SPARE_BYTES = 64 * MIB  # for buffers that no estimate knows
+
+
+class Fit(Enum):
+    BESIDE = "beside"  # the running engine
+    SWAP = "swap"  # only after the running engine has gone
+
+
+def choose(need: MemoryUse, live: MemoryUse | None, budget_bytes: int, available: int | None) -> Fit:
+    """Decide how an engine of size `need` can be loaded while engines of size `live` run. Pure.
+
+    Weights may be mapped and come and go with the page cache, so on their own they never refuse a load; KV and
+    compute buffers must have room. A budget counts everything.
+
+    Raises: INSUFFICIENT_MEMORY, before anything is touched.
+    """
+    total, held = sum(need), sum(live or ())
+    room = None if available is None else available - SPARE_BYTES
+    if budget_bytes and total > budget_bytes:
+        raise _refusal(total, budget_bytes, "budget")
+    fixed, held_fixed = total - need.weights, held - (live.weights if live else 0)
+    if room is not None and fixed > room + held_fixed:
+        raise _refusal(fixed, max(0, room + held_fixed), "machine")
+    fits_budget = not budget_bytes or total + held <= budget_bytes
+    fits_machine = room is None or total <= room
+    return Fit.BESIDE if not live or (fits_budget and fits_machine) else Fit.SWAP
+
+
+def _refusal(need: int, limit: int, what: str) -> UmaError:
+    need_mb, limit_mb = -(-need // MIB), limit // MIB
+    told = f"the budget is {limit_mb} MiB" if what == "budget" else f"{limit_mb} MiB are available"
+    return UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"the load needs about {need_mb} MiB, {told}", need_mb=need_mb, limit_mb=limit_mb)
+
+
+def resident_bytes() -> int:
+    """RSS now where the system tells it (Linux), else the highest so far."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What could be allocated without swapping: the machine's or the control group's figure, whichever is less."""
+    if sys.platform == "darwin":
+        return darwin_available(ctypes.CDLL(None, use_errno=True))
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    limit = _cgroup_room(proc, cgroup)
+    return free if limit is None else min(free, limit)
+
+
+def _cgroup_room(proc: Path, cgroup: Path) -> int | None:
+    """Room below memory.max, the group's reclaimable file pages included. None without a limit (or without cgroup v2)."""
+    try:
+        name = next(line[3:] for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        folder = cgroup / name.lstrip("/")
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, StopIteration, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - used + int(stat.get("inactive_file", 0)))
+
+
+def darwin_available(libc: Any) -> int | None:
+    """The share of memory that macOS counts as available. Source: sysctl kern.memorystatus_level (percent), hw.memsize."""
+    level, size = ctypes.c_uint32(), ctypes.c_uint64()
+    for name, value in ((b"kern.memorystatus_level", level), (b"hw.memsize", size)):
+        length = ctypes.c_size_t(ctypes.sizeof(value))
+        if libc.sysctlbyname(name, ctypes.byref(value), ctypes.byref(length), None, ctypes.c_size_t(0)) != 0:
+            return None
+    return int(size.value) * int(level.value) // 100
+
+
+def tame_allocator() -> None:
+    """Keep models apart from small change, so that a closed model's memory goes back whole (glibc's mallopt).
+
+    By default glibc learns from the first freed buffer to put the next one into its heaps, where what is allocated
+    above it keeps it from going back, and gives every thread heaps of its own.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
+        libc.mallopt(M_ARENA_MAX, N_ARENAS)
+    except AttributeError:  # another C library
+        log.debug("no mallopt here")
+
+
+def give_back() -> None:
+    """Return freed heap pages to the system, where the C library keeps them (glibc)."""
+    if sys.platform.startswith("linux"):
+        try:
+            ctypes.CDLL(None).malloc_trim(0)
+        except AttributeError:  # another C library
+            log.debug("no malloc_trim here")

@@ -1,0 +1,68 @@
+"""What a supervisor is told: sd_notify(3). Silent where none asked to be told.
+
+Rules: nothing here blocks or fails the daemon; a supervisor that does not read loses messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import MutableMapping
+
+log = logging.getLogger(__name__)
+
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+class Notifier:
+    """Datagrams to $NOTIFY_SOCKET. `watchdog_ns`: how often the supervisor wants to hear that we live; 0: not at all."""
+
+    def __init__(self, environ: MutableMapping[str, str], pid: int) -> None:
+        self._address = environ.get("NOTIFY_SOCKET", "")
+        self.watchdog_ns = _watchdog_ns(environ, pid) if self._address else 0
+        for name in VARIABLES:
+            environ.pop(name, None)  # nobody that we might start speaks for us
+        self._socket: socket.socket | None = None
+        if self._address[:1] in ("/", "@"):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+        elif self._address:
+            log.warning("NOTIFY_SOCKET is neither a path nor an abstract name: %s", self._address)
+
+    @property
+    def is_heard(self) -> bool:
+        return self._socket is not None
+
+    def send(self, **fields: str | int) -> None:
+        """Send assignments, in order, as one message."""
+        if self._socket is None:
+            return
+        message = "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in fields.items())
+        try:
+            self._socket.sendto(message.encode(), "\0" + self._address[1:] if self._address[0] == "@" else self._address)
+        except OSError as error:
+            log.warning("the supervisor was not told %s: %s", next(iter(fields)), error)
+
+    def reloading(self, status: str) -> None:
+        """Source: systemd.service(5), Type=notify-reload: the time tells this reload from earlier ones."""
+        self.send(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000, STATUS=status)
+
+    def extend(self, ns: int) -> None:
+        """Ask for so much more time, from now, before the start or the stop counts as failed."""
+        self.send(EXTEND_TIMEOUT_USEC=ns // 1000)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _watchdog_ns(environ: MutableMapping[str, str], pid: int) -> int:
+    if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
+        return 0
+    try:
+        return max(0, int(environ.get("WATCHDOG_USEC", "0"))) * 1000
+    except ValueError:
+        log.warning("WATCHDOG_USEC is not a number: %s", environ["WATCHDOG_USEC"])
+        return 0

@@ -1,0 +1,51 @@
+"""What the I/O side needs from the rest of the daemon: two small interfaces and a table of callables."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from uma_core.config import Config
+from uma_core.errors import UmaError
+from uma_core.session.events import Command, Event
+from uma_core.types import TokenId
+
+
+class ComputePort(Protocol):
+    """The compute side. It was given `Loop.wake`, and calls it after it put events into `events`."""
+
+    events: deque[Event]
+
+    def submit(self, command: Command) -> None:
+        """Any thread; never blocks."""
+
+
+class TextPort(Protocol):
+    """The part of an engine that reads text. Any thread. `Engine` implements it."""
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[TokenId]: ...
+
+    def chat_template(self) -> str | None: ...
+
+    def special(self, name: str) -> str:
+        """Text of the "bos" or "eos" token; "" where the model has none."""
+
+
+Answer = Callable[[dict[str, Any] | UmaError], None]  # any thread; once
+
+
+@dataclass
+class Services:
+    """What handlers ask of the daemon. Nothing here may wait for the compute thread, except `admin`, which answers later."""
+
+    config: Callable[[], Config]  # the one in force
+    text: Callable[[], TextPort | None]  # of the model in force; None: no model
+    gate: Callable[[], UmaError | None]  # why no generate request is taken now: loading, draining, stopping
+    status: Callable[[], dict[str, Any]]
+    health: Callable[[], dict[str, Any]]
+    metrics: Callable[[], dict[str, Any]]
+    prometheus: Callable[[], str]
+    sessions: Callable[[], list[dict[str, Any]]]
+    admin: Callable[[str, dict[str, Any], Answer], None]  # operation, its fields, where the answer goes

@@ -1,0 +1,144 @@
+"""The `status` dict of docs/PROTOCOL.md, from views and metrics. Waits for nobody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import uma_core.metrics as m
+from uma_core import __version__
+from uma_core.clock import Clock
+from uma_core.config import Config
+from uma_core.log import installed
+from uma_core.metrics_export import to_json, to_prometheus
+from uma_core.models import is_default_model
+from uma_core.server.host import Host
+from uma_core.server.lifecycle import DRAINING, READY, STARTING, Lifecycle
+from uma_core.server.memory import resident_bytes
+from uma_core.server.reload import Reloader
+
+PROTOCOL_VERSION = 1
+
+
+class Status:
+    """Built anew for every question; a few hundred microseconds."""
+
+    def __init__(
+        self, config: Callable[[], Config], host: Host, lifecycle: Lifecycle, reloader: Reloader, registry: m.Registry, clock: Clock
+    ) -> None:
+        self.n_connections: Callable[[], int] = lambda: 0
+        self.start_ms = 0.0  # from the start to the first `ready`
+        self._config = config
+        self._host = host
+        self._lifecycle = lifecycle
+        self._reloader = reloader
+        self._registry = registry
+        self._clock = clock
+        self._t0 = clock.now_ns()
+        self._ready = registry.gauge(m.READY)
+        self._uptime = registry.gauge(m.UPTIME)
+        self._rss = registry.gauge(m.RESIDENT_BYTES)
+        self._generation = registry.gauge(m.GENERATION)
+        self._depth = {lane: registry.gauge(m.QUEUE_DEPTH, lane=lane) for lane in ("interactive", "background")}
+        self._phases = {phase: registry.gauge(m.SESSIONS, phase=phase) for phase in m.SESSIONS.labels["phase"]}
+        self._cells = [registry.gauge(g) for g in (m.KV_CELLS_TOTAL, m.KV_CELLS_USED, m.KV_CELLS_RESERVED, m.KV_CELLS_SHARED)]
+        self._memory = {p: registry.gauge(m.MEMORY_BYTES, purpose=p) for p in ("weights", "kv", "compute")}
+        self._solo = registry.gauge(m.SOLO_STEP)
+        self._warnings = registry.counter(m.ALLOC_WARNINGS)
+        self._log_dropped = registry.counter(m.LOG_DROPPED)
+        registry.on_collect(self._collect)
+
+    def _collect(self) -> None:
+        """Gauges that are cheaper to ask for than to keep."""
+        self._ready.set(self._lifecycle.state == READY)
+        self._uptime.set(self._clock.now_ns() - self._t0)
+        self._rss.set(resident_bytes())
+        self._generation.set(self._reloader.generation)
+        output = installed()
+        self._log_dropped.value = output.n_dropped if output is not None else 0
+        view, engine = self._host.view, self._host.engine
+        if view is None or engine is None:
+            return
+        self._warnings.value = engine.slot_warnings()
+        self._registry.info |= {"version": __version__, "model": view.model["name"], "backend": engine.info.backend}
+        for lane, gauge in self._depth.items():
+            gauge.set(view.lanes[lane]["queued"])
+        for phase, gauge in self._phases.items():
+            gauge.set(view.phases.get(phase, 0))
+        for gauge, key in zip(self._cells, ("cells_total", "used", "reserved", "shared"), strict=True):
+            gauge.set(view.kv[key])
+        for purpose, gauge in self._memory.items():
+            gauge.set(view.memory[purpose])
+        self._solo.set(view.solo_step_ns)
+
+    def on_ready(self) -> None:
+        """The first model is loaded."""
+        self.start_ms = round((self._clock.now_ns() - self._t0) / 1e6, 1)
+
+    def health(self) -> dict[str, Any]:
+        self._lifecycle.check()  # what is told is also logged
+        state = self._lifecycle.state
+        return {"state": state, "is_ready": state == READY, "protocol": PROTOCOL_VERSION}
+
+    def status(self) -> dict[str, Any]:
+        self._lifecycle.check()
+        config, view = self._config(), self._host.view
+        status: dict[str, Any] = {
+            "state": self._lifecycle.state,
+            "reason": self._lifecycle.reason(),
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": round((self._clock.now_ns() - self._t0) / 1e9, 1),
+            "start_ms": self.start_ms,
+            "generation": self._reloader.generation,
+            "residency": {"load_mode": config.engine.load_mode, **config.engine.backend_environ()},
+            "reload": self._reloader.report(),
+        }
+        if self._lifecycle.state == DRAINING:
+            status["drain"] = self._lifecycle.progress()
+        if self._lifecycle.state == STARTING:
+            status["load_share"] = round(self._host.progress, 3)
+        engine = self._host.engine
+        if view is None or engine is None:
+            return status | {"memory": {"rss": resident_bytes()}}
+        info = engine.info
+        return status | {
+            "model": {**view.model, "is_demo": is_default_model(view.model["path"])},
+            "backend": info.backend,
+            "devices": list(info.devices),
+            "engine": view.engine,
+            "lanes": view.lanes,
+            "sessions": {**view.phases, "connections": self.n_connections()},
+            "retiring": self._host.retiring,
+            "clients": view.clients,
+            "latency": self._latency(config),
+            "tick": view.tick,
+            "kv": view.kv,
+            "memory": {**view.memory, "rss": resident_bytes()},
+        }
+
+    def _latency(self, config: Config) -> dict[str, Any]:
+        snapshot = self._registry.snapshot()
+        solo_ns = self._host.view.solo_step_ns if self._host.view else 0
+        latency: dict[str, Any] = {"solo_itl_ms": round(solo_ns / 1e6, 3), "slo_verdict": "no data"}
+        ttft = snapshot.merged(m.TTFT, is_recent=True)
+        if ttft.n_values:
+            latency["ttft_ms"] = _quantiles(ttft)
+        gaps = snapshot.recent[m.INTER_TOKEN.name, ("interactive",)]
+        if gaps.n_values:
+            latency["itl_ms"] = _quantiles(gaps)
+            limit = max(config.scheduler.guard_cap * solo_ns, config.scheduler.guard_floor_ms * 1e6)
+            latency["slo_verdict"] = "met" if gaps.quantile(0.95) <= limit else "missed"
+        return latency
+
+    def metrics(self) -> dict[str, Any]:
+        return to_json(self._registry.snapshot())
+
+    def prometheus(self) -> str:
+        return to_prometheus(self._registry.snapshot())
+
+
+def _quantiles(d: m.Distribution) -> dict[str, float]:
+    values = {"p50": d.quantile(0.5), "p95": d.quantile(0.95), "p99": d.quantile(0.99), "max": d.highest}
+    return {name: round(ns / 1e6, 3) for name, ns in values.items()}

@@ -1,0 +1,99 @@
+"""What crosses between the I/O thread and the compute thread. Values only.
+
+Commands go to the compute thread, events come back; both through lock-free deques and a wake-up.
+`conn_id` and `request_id` together name a request for both sides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Union
+
+from uma_core.errors import UmaError
+from uma_core.types import FinishReason, Peer, Request, TokenId
+
+
+class Submit(NamedTuple):
+    """A request whose prompt is tokenised. Accepted or refused by the compute thread."""
+
+    conn_id: int
+    peer: Peer
+    request: Request
+    tokens: list[TokenId]
+    t_received_ns: int  # when its frame was decoded
+    message_ends: tuple[int, ...] = ()  # token counts after which a chat message ends: preferred snapshot points
+    text: Any = None  # the engine whose vocabulary `tokens` is in: after a reload, another one answers Stale
+
+
+class Cancel(NamedTuple):
+    conn_id: int
+    request_id: str
+
+
+class HangUp(NamedTuple):
+    """The peer is gone: cancel all that it asked for; no events are wanted any more."""
+
+    conn_id: int
+
+
+class Hold(NamedTuple):
+    """The reader fell behind (held) or caught up (not held): pause or resume its sequences."""
+
+    conn_id: int
+    is_held: bool
+
+
+class Call(NamedTuple):
+    """Run `function` on the compute thread between two ticks; `reply` gets its result or exception there."""
+
+    function: Callable[[], Any]
+    reply: Callable[[Any, BaseException | None], None]
+
+
+Command = Union[Submit, Cancel, HangUp, Hold, Call]
+
+
+class Accepted(NamedTuple):
+    """The request is queued. `position` is its place in its lane (0: runs next)."""
+
+    conn_id: int
+    request_id: str
+    position: int
+
+
+class Refused(NamedTuple):
+    """Never accepted; this is the request's only event."""
+
+    conn_id: int
+    request_id: str
+    error: UmaError
+
+
+class Stale(NamedTuple):
+    """Not accepted: the model changed since the prompt was tokenised. It comes again as a new Submit."""
+
+    conn_id: int
+    request_id: str
+
+
+class Token(NamedTuple):
+    """New text of a streaming request. `text` is whole characters, possibly of several tokens; never empty."""
+
+    conn_id: int
+    request_id: str
+    text: str
+    token_id: TokenId  # the token that completed the text
+
+
+class Final(NamedTuple):
+    """The one final event of an accepted request. `text` is everything generated (stream: false) or "" (stream: true)."""
+
+    conn_id: int
+    request_id: str
+    reason: FinishReason
+    text: str
+    usage: dict[str, int]  # prompt_tokens, cached_tokens, completion_tokens
+    timing: dict[str, float]  # queue_ms, ttft_ms, total_ms, itl_p50_ms, itl_max_ms
+    error: UmaError | None  # with reason ERROR
+
+
+Event = Union[Accepted, Refused, Stale, Token, Final]

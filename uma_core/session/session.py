@@ -1,0 +1,198 @@
+"""One accepted request: its tokens, timers, text and its view for the policy.
+
+Rules: owned by the compute thread; every change that the policy can see goes through a method that drops the
+cached view; the state machine is TRANSITIONS and nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from uma_core.engine.api import Sampler, Transfer
+from uma_core.policy.state import SessionView
+from uma_core.session.text import TextStream
+from uma_core.types import FinishReason, Lane, Phase, Request, TokenId
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.QUEUED: frozenset({Phase.PREFILL, Phase.DONE}),
+    Phase.PREFILL: frozenset({Phase.DECODE, Phase.PARKED, Phase.DONE}),
+    Phase.DECODE: frozenset({Phase.PREFILL, Phase.PARKED, Phase.DONE}),  # PREFILL: the context was shifted
+    Phase.PARKED: frozenset({Phase.PREFILL, Phase.DECODE, Phase.DONE}),
+    Phase.DONE: frozenset(),
+}
+
+
+class Grant(NamedTuple):
+    """What acceptance decided about a request."""
+
+    lane: Lane
+    n_max: int  # most tokens to generate
+    now_ns: int
+
+
+class Session:
+    """See the module head. Times are monotonic ns; counts are tokens."""
+
+    def __init__(self, sid: int, conn_id: int, request: Request, tokens: list[TokenId], grant: Grant) -> None:
+        self.sid = sid
+        self.conn_id = conn_id
+        self.request = request
+        self.id = request.id
+        self.prompt = np.array(tokens, np.int32)  # what has to be read before the next token: see `reread`
+        self.n_prompt = len(tokens)
+        self.n_given = len(tokens)  # of the request
+        self.generated: list[TokenId] = []
+        self.n_folded = 0  # generated tokens that are part of `prompt`
+        self.n_max = grant.n_max
+        self.n_cells = self.n_prompt + grant.n_max
+        self.uid = -1
+        self.lane = grant.lane
+        self.client = -1
+        self.phase = Phase.QUEUED
+        self.seq_id = -1
+        self.n_past = 0
+        self.n_cached = 0
+        self.n_seen = 0  # most positions so far: what comes back after parking was not cached
+        self.cached_hint = 0
+        self.restore_ns = 0
+        self.cached_seq = -1
+        self.cached_own = 0
+        self.cache_version = 0  # of the tree that the four were read from
+        self.parked: Any = None  # the cache's hold on a parked session's content
+        self.is_shifting = False  # generation goes on past the context's end ...
+        self.n_head = 0  # ... keeping so many tokens in front
+        self.n_dropped = 0  # tokens of the request that were left out, for its prompt exceeded the context
+        self.n_chunk = 0
+        self.chunk_fraction = 0.0
+        self.n_full = 0  # decode calls in a row that found no cells for it
+        self.is_held = False
+        self.transfer: Transfer | None = None
+        self.sampler: Sampler | None = None
+        self.text = TextStream(request.stop)
+        self.parts: list[str] = []  # text kept for a request that does not stream
+        self.seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(32)
+        self.message_ends: tuple[int, ...] = ()
+        self.t_received_ns = grant.now_ns
+        self.t_queued_ns = grant.now_ns
+        self.t_admitted_ns = 0
+        self.t_back_ns = 0  # when it came back after parking
+        self.t_first_ns = 0
+        self.t_last_ns = 0
+        self.t_progress_ns = grant.now_ns
+        self.deadline_ns = grant.now_ns + request.timeout_ns if request.timeout_ns else 0
+        self.gaps_ns: list[int] = []
+        self.reason: FinishReason | None = None
+        self._view: SessionView | None = None
+
+    def touch(self) -> None:
+        """The view is stale."""
+        self._view = None
+
+    def become(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self.phase], f"session {self.sid}: {self.phase.name} -> {phase.name}"
+        self.phase = phase
+        self._view = None
+
+    @property
+    def next_token(self) -> TokenId:
+        """The token whose KV the next decode call computes."""
+        return self.generated[-1]
+
+    @property
+    def is_prompt_done(self) -> bool:
+        return self.n_past >= self.n_prompt
+
+    @property
+    def is_rereading(self) -> bool:
+        """Its prompt ends with tokens that it generated: the last logits are known already."""
+        return self.phase is Phase.PREFILL and bool(self.generated)
+
+    def token_at(self, start: int, end: int) -> np.ndarray:
+        """(end - start,) int32 of prompt and generated tokens by position."""
+        return self.prompt[start:end] if end <= self.n_prompt else self.content(end)[start:]
+
+    def content(self, n: int) -> np.ndarray:
+        """(n,) int32: the tokens of the first n positions."""
+        if n <= self.n_prompt:
+            return self.prompt[:n]
+        return np.concatenate([self.prompt, np.array(self.generated[self.n_folded : self.n_folded + n - self.n_prompt], np.int32)])
+
+    def fold(self) -> None:
+        """Make all positions that the next token needs part of the prompt, so that they can be restored or read again."""
+        if self.generated:
+            self.reread(self.content(self.n_prompt + len(self.generated) - 1 - self.n_folded))
+
+    def reread(self, tokens: np.ndarray) -> None:
+        """Read these before the next token: they stand for everything up to it."""
+        self.prompt, self.n_prompt = tokens, len(tokens)
+        self.n_folded = max(0, len(self.generated) - 1)
+        self.cache_version = 0
+        self._view = None
+
+    def add_token(self, token: TokenId, now_ns: int) -> None:
+        self.generated.append(token)
+        if self.t_first_ns:
+            self.gaps_ns.append(now_ns - self.t_last_ns)
+        else:
+            self.t_first_ns = now_ns
+        self.t_last_ns = self.t_progress_ns = now_ns
+        self._view = None
+
+    def progress(self, n_tokens: int, now_ns: int) -> None:
+        """n more positions are computed."""
+        self.n_past += n_tokens
+        self.t_progress_ns = now_ns
+        self._view = None
+
+    def view(self) -> SessionView:
+        view = self._view
+        if view is None:
+            slo = self.request.slo
+            view = self._view = SessionView(
+                sid=self.sid,
+                seq_id=self.seq_id,
+                client=self.client,
+                lane=self.lane,
+                phase=self.phase,
+                n_prompt=self.n_prompt,
+                n_past=self.n_past,
+                n_cached=self.n_cached,
+                n_generated=len(self.generated),
+                n_max=self.n_max,
+                n_cells=self.n_cells,
+                n_chunk=self.n_chunk,
+                chunk_fraction=self.chunk_fraction,
+                is_ready=not self.is_held and self.transfer is None,
+                is_transferring=self.transfer is not None,
+                t_queued_ns=self.t_queued_ns,
+                t_first_ns=self.t_first_ns,
+                t_last_ns=self.t_last_ns,
+                t_progress_ns=self.t_progress_ns,
+                slo_ttft_ns=slo.ttft_ns,
+                slo_tbt_ns=slo.tbt_ns,
+                cached_hint=self.cached_hint,
+                restore_ns=self.restore_ns,
+                draft=(),
+                cached_seq=self.cached_seq,
+                cached_own=self.cached_own,
+                t_back_ns=self.t_back_ns,
+            )
+        return view
+
+    def usage(self) -> dict[str, int]:
+        usage = {"prompt_tokens": self.n_given, "cached_tokens": self.n_cached, "completion_tokens": len(self.generated)}
+        return {**usage, "dropped_tokens": self.n_dropped} if self.n_dropped else usage
+
+    def timing(self, now_ns: int) -> dict[str, float]:
+        gaps = sorted(self.gaps_ns)
+        ms = 1e-6
+        return {
+            "queue_ms": round(((self.t_admitted_ns or now_ns) - self.t_received_ns) * ms, 3),
+            "ttft_ms": round((self.t_first_ns - self.t_received_ns) * ms, 3) if self.t_first_ns else 0.0,
+            "total_ms": round((now_ns - self.t_received_ns) * ms, 3),
+            "itl_p50_ms": round(gaps[len(gaps) // 2] * ms, 3) if gaps else 0.0,
+            "itl_max_ms": round(gaps[-1] * ms, 3) if gaps else 0.0,
+        }

@@ -1,0 +1,124 @@
+"""All live sessions of one engine, their KV sequences and reserved cells.
+
+Rules: owned by the compute thread; cells for prompt + max_tokens are reserved from admission to the end, so
+that a decode call finds its cells by construction.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Iterator
+
+from uma_core.engine.api import EngineInfo
+from uma_core.policy.state import SessionView
+from uma_core.session.session import Session
+from uma_core.types import Lane, Peer, Phase
+
+Key = tuple[int, str]  # (conn_id, request id)
+MAX_CLIENTS = 256  # fairness accounts kept by name; past that, those without requests are forgotten
+
+
+class SessionTable:
+    def __init__(self, info: EngineInfo) -> None:
+        self.n_cells_total = info.n_ctx
+        self.n_cells_reserved = 0
+        self.n_changes = 0  # grows whenever a session comes, goes, moves or is held: what a repeated plan would not know
+        self.free_seqs = list(range(info.n_seq_max))
+        self._by_sid: dict[int, Session] = {}
+        self._by_key: dict[Key, Session] = {}
+        self._clients: dict[tuple[int, int], int] = {}
+        self._n_clients = 0  # ever: numbers are not used twice
+        self.n_queued = {lane: 0 for lane in Lane}
+
+    def __len__(self) -> int:
+        return len(self._by_sid)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_sid.values()))
+
+    def add(self, session: Session, peer: Peer) -> None:
+        self.n_changes += 1
+        session.uid = peer.uid
+        session.client = self._client(peer)
+        self._by_sid[session.sid] = session
+        self._by_key[session.conn_id, session.id] = session
+        self.n_queued[session.lane] += 1
+
+    def _client(self, peer: Peer) -> int:
+        """The fairness account of a peer. A process for each request must not grow this for ever."""
+        key = (peer.uid, peer.pid)
+        if key not in self._clients:
+            if len(self._clients) >= MAX_CLIENTS:
+                busy = {session.client for session in self._by_sid.values()}
+                self._clients = {name: client for name, client in self._clients.items() if client in busy}
+            self._clients[key] = self._n_clients
+            self._n_clients += 1
+        return self._clients[key]
+
+    def get(self, sid: int) -> Session:
+        return self._by_sid[sid]
+
+    def find(self, conn_id: int, request_id: str) -> Session | None:
+        return self._by_key.get((conn_id, request_id))
+
+    def of_connection(self, conn_id: int) -> list[Session]:
+        return [s for s in self._by_sid.values() if s.conn_id == conn_id]
+
+    def admit(self, session: Session, seq_id: int, now_ns: int) -> None:
+        """Give a waiting session its sequence and reserve its cells."""
+        self.n_changes += 1
+        self.free_seqs.remove(seq_id)
+        self.n_cells_reserved += session.n_cells
+        if session.phase is Phase.QUEUED:
+            self.n_queued[session.lane] -= 1
+        session.seq_id = seq_id
+        session.t_admitted_ns = session.t_admitted_ns or now_ns
+        session.t_progress_ns = now_ns
+        if session.phase is Phase.PARKED:
+            session.t_back_ns = now_ns
+        session.become(Phase.PREFILL)
+
+    def release(self, session: Session) -> int:
+        """Take the sequence and the reservation back; returns the sequence, whose cells are the caller's business."""
+        self.n_changes += 1
+        seq_id = self.detach(session)
+        if seq_id >= 0:
+            self.give_back(seq_id)
+        return seq_id
+
+    def detach(self, session: Session) -> int:
+        """Like `release`, but the sequence is not free before `give_back`."""
+        seq_id, session.seq_id = session.seq_id, -1
+        session.touch()
+        if seq_id >= 0:
+            self.n_cells_reserved -= session.n_cells
+        return seq_id
+
+    def give_back(self, seq_id: int) -> None:
+        bisect.insort(self.free_seqs, seq_id)
+
+    def remove(self, session: Session) -> None:
+        """Forget a session that has no sequence any more."""
+        self.n_changes += 1
+        assert session.seq_id < 0
+        if session.phase is Phase.QUEUED:
+            self.n_queued[session.lane] -= 1
+        session.become(Phase.DONE)
+        del self._by_sid[session.sid]
+        del self._by_key[session.conn_id, session.id]
+
+    def position(self, session: Session) -> int:
+        """How many of its lane are queued before it."""
+        ahead = 0
+        for other in self._by_sid.values():
+            if other is session:
+                break
+            ahead += other.phase is Phase.QUEUED and other.lane is session.lane
+        return ahead
+
+    def views(self) -> tuple[SessionView, ...]:
+        return tuple([s._view or s.view() for s in self._by_sid.values()])
+
+    def client_names(self) -> dict[int, tuple[int, int]]:
+        """Fairness account -> (uid, pid)."""
+        return {index: key for key, index in self._clients.items()}

@@ -1,0 +1,54 @@
+"""From token bytes to text that may be sent: whole characters, stop strings held back."""
+
+from __future__ import annotations
+
+import codecs
+
+
+class TextStream:
+    """Assembles one session's output. `push` returns text that is ready; what may still change is kept.
+
+    Two things are held back: bytes of an unfinished UTF-8 character, and text that could be the beginning
+    of a stop string. Invalid bytes become U+FFFD, as browsers show them (Unicode 3.9, maximal subparts).
+    """
+
+    __slots__ = ("_decode", "_held", "_stops", "is_stopped")
+
+    def __init__(self, stops: tuple[str, ...] = ()) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._stops = tuple(s for s in stops if s)
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, data: bytes) -> str:
+        text = self._decode(data)
+        return self._filter(text) if self._stops else text
+
+    def finish(self) -> str:
+        """The rest, when no more tokens come: an unfinished character becomes U+FFFD."""
+        if self.is_stopped:
+            return ""
+        text = self._held + self._decode(b"", True)
+        self._held = ""
+        return text
+
+    def _filter(self, text: str) -> str:
+        if self.is_stopped:
+            return ""
+        text = self._held + text
+        cut = min((i for i in (text.find(s) for s in self._stops) if i >= 0), default=-1)
+        if cut >= 0:
+            self.is_stopped = True
+            self._held = ""
+            return text[:cut]
+        n_keep = max(_overlap(text, s) for s in self._stops)
+        self._held = text[len(text) - n_keep :]
+        return text[: len(text) - n_keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    for n in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0

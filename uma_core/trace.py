@@ -1,0 +1,243 @@
+"""Ticks on record: (state, plan, result) as JSON lines that replay, and as a time line for Perfetto.
+
+    python -m uma_core.trace replay FILE     every recorded state must give the recorded plan again; exit 1 otherwise
+
+Rules: a line is self-contained except for its context (device, knobs, cost tables), which is written once and
+named by number. Everything in `carry` must be a NamedTuple of CARRIED, a number, a string, a tuple or a dict of those.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import Any, NamedTuple, TextIO
+
+from uma_core.policy.cost import CostModel
+from uma_core.policy.guard_memory import GuardMemory
+from uma_core.policy.knobs import Knobs
+from uma_core.policy.pipeline import compose, explain
+from uma_core.policy.plan import SLICED, Plan, PlanItem
+from uma_core.policy.stages.bmt_guard import Traffic
+from uma_core.policy.stages.decode_first import Rotation
+from uma_core.policy.stages.fairness import Ledger
+from uma_core.policy.stages.prefill_budget import TokenBudget
+from uma_core.policy.stages.sweet_spot import Spot
+from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
+from uma_core.types import Lane, Phase
+
+CARRIED: dict[str, type] = {cls.__name__: cls for cls in (GuardMemory, Ledger, Rotation, Spot, TokenBudget, Traffic)}
+DRIFTING = ("factors", "counts", "splits", "split_factors")  # of the cost model: corrected every tick
+CHANGING = ("free_seqs", "n_cells_free", "seq_held", "seq_loss_ns")  # of the device: different every tick
+RING_TICKS = 20_000
+US = 1000.0
+
+
+class Tick(NamedTuple):
+    """One tick as the executor saw it."""
+
+    state: SchedulerState
+    plan: Plan
+    reports: tuple[CallReport, ...]
+
+
+# ---- values to JSON and back
+
+
+def pack(value: Any) -> Any:
+    """Turn a value of a state or plan into JSON. Raises ValueError for what could not be read back."""
+    if isinstance(value, IntEnum):
+        return int(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "_fields"):
+        name = type(value).__name__
+        if name not in CARRIED:
+            raise ValueError(f"{name} is not among trace.CARRIED")
+        return {"$": name, "v": [pack(v) for v in value]}
+    if isinstance(value, (tuple, list)):
+        return [pack(v) for v in value]
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {"$map": [[pack(k), pack(v)] for k, v in value.items()]}
+    raise ValueError(f"cannot record a {type(value).__name__}")
+
+
+def unpack(data: Any) -> Any:
+    """The inverse of `pack`; lists become tuples."""
+    if isinstance(data, list):
+        return tuple(unpack(v) for v in data)
+    if isinstance(data, dict):
+        if "$map" in data:
+            return {unpack(k): unpack(v) for k, v in data["$map"]}
+        return CARRIED[data["$"]](*[unpack(v) for v in data["v"]])
+    return data
+
+
+def pack_plan(plan: Plan) -> dict[str, Any]:
+    fields = {name: value for name, value in zip(plan._fields, plan, strict=True) if name not in ("admit", "items", "carry")}
+    return {
+        "admit": [list(a) for a in plan.admit],
+        "items": [pack(tuple(i)) for i in plan.items],
+        **{name: pack(value) for name, value in fields.items()},
+        "carry": pack(dict(plan.carry)),
+    }
+
+
+def _context(state: SchedulerState) -> dict[str, Any]:
+    """What hardly changes."""
+    return {
+        "device": {k: pack(v) for k, v in state.device._asdict().items() if k not in CHANGING},
+        "knobs": {f.name: pack(getattr(state.knobs, f.name)) for f in dataclasses.fields(state.knobs)},
+        "cost": {k: v for k, v in state.cost.to_dict().items() if k not in DRIFTING},
+    }
+
+
+def pack_tick(tick: Tick, context: int) -> dict[str, Any]:
+    state = tick.state
+    cost = state.cost.to_dict()
+    return {
+        "context": context,
+        "tick": state.tick,
+        "now_ns": state.now_ns,
+        "sessions": [pack(tuple(s)) for s in state.sessions],
+        "device": {k: pack(getattr(state.device, k)) for k in CHANGING},
+        "cost": {k: cost[k] for k in DRIFTING},
+        "reports": [pack(tuple(r)) for r in state.reports],
+        "carry": pack(dict(state.carry)),
+        "plan": pack_plan(tick.plan),
+        "result": [pack(tuple(r)) for r in tick.reports],
+    }
+
+
+def unpack_state(line: dict[str, Any], context: dict[str, Any]) -> SchedulerState:
+    device = {**{k: unpack(v) for k, v in context["device"].items()}, **{k: unpack(v) for k, v in line["device"].items()}}
+    return SchedulerState(
+        tick=line["tick"],
+        now_ns=line["now_ns"],
+        sessions=tuple(_session(row) for row in line["sessions"]),
+        device=DeviceView(**device),
+        knobs=Knobs(**{k: unpack(v) for k, v in context["knobs"].items()}),
+        cost=CostModel.from_dict({**context["cost"], **line["cost"]}),
+        reports=tuple(_report(row) for row in line["reports"]),
+        carry=unpack(line["carry"]),
+    )
+
+
+def _session(row: list[Any]) -> SessionView:
+    view = SessionView(*unpack(row))
+    return view._replace(lane=Lane(view.lane), phase=Phase(view.phase))
+
+
+def _report(row: list[Any]) -> CallReport:
+    report = CallReport(*unpack(row))
+    return report._replace(phase=Phase(report.phase))
+
+
+# ---- recording
+
+
+class Recorder:
+    """Keeps the last ticks; call it as the executor's recorder. Keeps references only: nothing is copied or encoded."""
+
+    def __init__(self, n_ticks: int = RING_TICKS) -> None:
+        self.ticks: deque[Tick] = deque(maxlen=n_ticks)
+
+    def __call__(self, state: SchedulerState, plan: Plan, reports: tuple[CallReport, ...]) -> None:
+        self.ticks.append(Tick(state, plan, reports))
+
+
+def write(ticks: Iterable[Tick], out: TextIO) -> int:
+    """Write JSON lines that `replay` reads. Returns the number of ticks."""
+    last: dict[str, Any] | None = None
+    n, n_contexts = 0, 0
+    for tick in ticks:
+        context = _context(tick.state)
+        if context != last:
+            n_contexts += 1
+            out.write(json.dumps({"new_context": n_contexts, **context}) + "\n")
+            last = context
+        out.write(json.dumps(pack_tick(tick, n_contexts)) + "\n")
+        n += 1
+    return n
+
+
+# ---- replay
+
+
+def differences(lines: Iterable[str]) -> Iterator[str]:
+    """Plan every recorded state again; yield one line per plan that came out differently."""
+    contexts: dict[int, dict[str, Any]] = {}
+    for number, text in enumerate(lines, 1):
+        line = json.loads(text)
+        if "new_context" in line:
+            contexts[line["new_context"]] = line
+            continue
+        state = unpack_state(line, contexts[line["context"]])
+        again = json.loads(json.dumps(pack_plan(compose(state.knobs.stages)(state))))
+        for field, value in line["plan"].items():
+            if again.get(field) != value:
+                yield f"line {number}, tick {line['tick']}: {field}: recorded {value!r}, now {again.get(field)!r}"
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2 or argv[0] != "replay":
+        print("usage: python -m uma_core.trace replay FILE", file=sys.stderr)
+        return 2
+    with open(argv[1], encoding="utf-8") as file:
+        found = list(differences(file))
+    for text in found:
+        print(text)
+    print(f"{argv[1]}: {'plans differ: ' + str(len(found)) if found else 'every plan is the same'}")
+    return 1 if found else 0
+
+
+# ---- time line
+
+
+def chrome(ticks: Iterable[Tick]) -> dict[str, Any]:
+    """Chrome trace events: ticks, their calls, rows per session, guard decisions and budgets.
+
+    Calls are drawn one after the other from the tick's start: engines report durations, not instants.
+    """
+    events: list[dict[str, Any]] = []
+    for pid, name in ((1, "ticks"), (2, "sessions")):
+        events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
+    for tick in ticks:
+        events.extend(_tick_events(tick))
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _tick_events(tick: Tick) -> Iterator[dict[str, Any]]:
+    state, plan = tick.state, tick.plan
+    t = state.now_ns / US
+    total = sum(r.elapsed_ns for r in tick.reports) / US
+    yield {"ph": "X", "pid": 1, "tid": 0, "name": f"tick {state.tick}", "ts": t, "dur": total, "args": explain(plan)}
+    for note in plan.notes:
+        yield {"ph": "i", "pid": 1, "tid": 2, "name": note, "ts": t, "s": "t"}
+    yield {"ph": "C", "pid": 1, "name": "prompt budget ms", "ts": t, "args": {"run": plan.run_ns / 1e6}}
+    at = t
+    groups = _groups(plan)
+    for i, report in enumerate(tick.reports):
+        is_prefill = report.phase is Phase.PREFILL
+        name = f"prefill {report.n_rows} tokens" if is_prefill else f"decode {report.n_rows} rows"
+        args = {"n_kv": report.n_kv, "predicted_ms": report.predicted_ns / 1e6, "longest_ms": report.longest_ns / 1e6}
+        yield {"ph": "X", "pid": 1, "tid": 1, "name": name, "ts": at, "dur": report.elapsed_ns / US, "args": args}
+        for item in groups[i] if len(groups) == len(tick.reports) else ():
+            row = {"name": f"{item.phase.name.lower()} ({item.reason})", "args": {"seq": item.seq_id}}
+            yield {"ph": "X", "pid": 2, "tid": item.sid, "ts": at, "dur": report.elapsed_ns / US, **row}
+        at += report.elapsed_ns / US
+
+
+def _groups(plan: Plan) -> list[list[PlanItem]]:
+    """Items by call in the order in which they run; the resumable run is the last."""
+    calls: dict[int, list[PlanItem]] = {}
+    for item in plan.items:
+        calls.setdefault(item.call, []).append(item)
+    return [calls[call] for call in sorted(calls, key=lambda call: (call == SLICED, call))]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""A blocking client of one connection: requests out, events in.
+
+Rules: nothing here prints or exits; every failure is a `CtlError`. Not thread-safe, except that `send` of
+a cancel may interrupt a running `events` (see `interrupt.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from uma_core.errors import UmaError
+from uma_core.protocol.framing import FrameReader, encode_frame
+from uma_ctl.errors import BrokenProtocol, CannotConnect, NoAnswer, ServerError
+
+DEFAULT_SOCKET = "/tmp/uma.sock"
+DEFAULT_TIMEOUT_S = 10.0
+REPLY_CAP_BYTES = 64 << 20  # a reply may be larger than a request: `sessions` and `trace` of a busy daemon
+READ_BYTES = 65536
+BACKLOG_PAUSE_S = 0.01
+
+Event = dict[str, Any]
+
+
+class Client:
+    """One connection to a daemon. Blocks: yes, at most `timeout_s` for each event (None: without limit)."""
+
+    def __init__(self, path: str, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        self.path = path
+        self._numbers = itertools.count(1)
+        self._frames = FrameReader(REPLY_CAP_BYTES)
+        self._socket = _connect(path, timeout_s)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up: the daemon cancels what this connection asked for. Idempotent."""
+        self._socket.close()
+
+    def set_timeout(self, seconds: float | None) -> None:
+        self._socket.settimeout(seconds)
+
+    def new_id(self) -> str:
+        return f"r{next(self._numbers)}"
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one request. Raises: BrokenProtocol where the peer is gone."""
+        payload = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+        try:
+            self._socket.sendall(encode_frame(payload))
+        except TimeoutError:
+            raise NoAnswer("the daemon does not read its socket") from None
+        except OSError as error:
+            # A peer that refuses may have told why before it hung up: the next read finds out.
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise BrokenProtocol(f"the connection broke: {error.strerror}") from None
+
+    def next_event(self) -> Event:
+        """Wait for the next event. Raises: BrokenProtocol, NoAnswer."""
+        while True:
+            try:
+                payload = self._frames.next_payload()
+            except UmaError as error:
+                raise BrokenProtocol(f"the peer does not speak this protocol: {error.message}") from None
+            if payload is not None:
+                return _parse(payload)
+            self._frames.feed(self._receive())
+
+    def _receive(self) -> bytes:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except TimeoutError:
+            raise NoAnswer("no answer from the daemon in time") from None
+        except OSError as error:
+            raise BrokenProtocol(f"the connection broke: {error.strerror}") from None
+        if not data:
+            raise BrokenProtocol("the daemon hung up before the final event")
+        return data
+
+    def generate(self, request: Mapping[str, Any]) -> Iterator[Event]:
+        """Send a generate request, which must have an id, and give an iterator over its events up to the final one.
+
+        Events of other requests are passed over, and so is the reply to a cancel. An error without id means this request.
+        """
+        self.send(request)
+        return self._events(request["id"])
+
+    def _events(self, request_id: str) -> Iterator[Event]:
+        while True:
+            event = self.next_event()
+            if event.get("id") not in (request_id, None) or event.get("event") == "reply":
+                continue
+            yield event
+            if event.get("event") in ("eos", "error"):
+                return
+
+    def cancel(self, request_id: str) -> None:
+        """Ask for the end of a request of this connection; its final event still comes."""
+        self.send({"type": "cancel", "id": request_id})
+
+    def call(self, operation: str, request_id: str | None = None, **fields: Any) -> Event:
+        """Run an operation other than generate and return its reply; fields that are None are left out.
+
+        Raises: ServerError, BrokenProtocol, NoAnswer.
+        """
+        request_id = request_id or self.new_id()
+        self.send({"type": operation, "id": request_id, **{key: value for key, value in fields.items() if value is not None}})
+        while True:
+            event = self.next_event()
+            if event.get("id") not in (request_id, None):
+                continue
+            if event.get("event") == "error":
+                raise ServerError(event)
+            if event.get("event") == "reply":
+                return event
+
+
+def fields_of(reply: Mapping[str, Any]) -> Event:
+    """The operation's own fields of a reply."""
+    return {key: value for key, value in reply.items() if key not in ("id", "event", "type")}
+
+
+def _parse(payload: bytes) -> Event:
+    try:
+        event = json.loads(payload)
+    except (ValueError, RecursionError):
+        raise BrokenProtocol("the peer sent a frame that is not JSON") from None
+    if not isinstance(event, dict):
+        raise BrokenProtocol("the peer sent a frame that is not an object")
+    return event
+
+
+def _connect(path: str, timeout_s: float | None) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        _connect_patiently(connection, path, timeout_s)
+    except (OSError, ValueError) as error:  # ValueError: a path with NUL
+        connection.close()
+        raise CannotConnect(f"cannot connect to {path}: {_reason(error)}") from None
+    return connection
+
+
+def _connect_patiently(connection: socket.socket, path: str, timeout_s: float | None) -> None:
+    """A Unix socket with a timeout does not wait for a place in the daemon's backlog: it fails at once (EAGAIN)."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.connect(path)
+            return
+        except BlockingIOError:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+            time.sleep(BACKLOG_PAUSE_S)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such socket (is the daemon running? start it with: uma-core daemon)"
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there (the daemon that made it is gone)"
+    if isinstance(error, PermissionError):
+        return "permission denied (the socket belongs to another user)"
+    return getattr(error, "strerror", None) or str(error)

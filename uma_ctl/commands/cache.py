@@ -1,0 +1,24 @@
+"""`uma-ctl cache`: the prefix cache."""
+
+from __future__ import annotations
+
+import click
+
+from uma_ctl import output, render
+from uma_ctl.client import fields_of
+from uma_ctl.options import Target, with_target
+
+NEEDS_KEY = ("pin", "unpin")
+
+
+@click.command()
+@with_target
+@click.argument("action", type=click.Choice(["stats", "list", "clear", "pin", "unpin"]), default="stats")
+@click.argument("key", required=False)
+def command(target: Target, action: str, key: str | None) -> None:
+    """Show or change the prefix cache: stats, list, clear [KEY], pin KEY, unpin KEY."""
+    if action in NEEDS_KEY and key is None:
+        raise click.UsageError(f"{action} needs the KEY of an entry, as `uma-ctl cache list` shows it")
+    with target.connect() as client:
+        fields = fields_of(client.call("cache", action=action, key=key))
+    output.line(render.as_json(fields) if target.as_json else render.tree(fields) or "done")

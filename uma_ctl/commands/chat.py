@@ -1,0 +1,116 @@
+"""`uma-ctl chat`: a conversation line by line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from uma_ctl import generation, output, render
+from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, CtlError, ServerError
+from uma_ctl.generation import Answer
+from uma_ctl.options import Target, generation_options, with_target
+
+HELP = "/reset forgets the conversation, /system TEXT sets the system prompt, /quit leaves; Ctrl-C stops an answer."
+
+
+@click.command()
+@with_target
+@click.option("--system", metavar="TEXT", help="System prompt.")
+@generation_options
+def command(target: Target, system: str | None, **options: Any) -> int:
+    """Talk with the model; the conversation is sent again with every turn.
+
+    /reset forgets the conversation, /system TEXT sets the system prompt, /help, /quit. Ctrl-C stops a running
+    answer, not the chat. Without a terminal, each line of standard input is a turn.
+    """
+    request = generation.build_request({"priority": "interactive", **{k: v for k, v in options.items() if v is not None}})
+    return Chat(target, request, system).run()
+
+
+class Chat:
+    """A conversation: its messages, and the loop that reads turns."""
+
+    def __init__(self, target: Target, request: dict[str, Any], system: str | None) -> None:
+        self.target = target
+        self.request = request
+        self.system = system
+        self.messages: list[dict[str, str]] = []
+        self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self.status = EXIT_OK
+        self.slash: dict[str, Callable[[str], None]] = {"/reset": self.on_reset, "/system": self.on_system, "/help": self.on_help}
+
+    def run(self) -> int:
+        """Read turns to the end of input or /quit. The exit status is that of the last answer where nobody watches."""
+        if self.is_terminal:
+            import readline  # noqa: F401  line editing and history of input(); only a terminal has a use for it
+
+            output.note(HELP)
+        while self._step():
+            pass
+        return EXIT_OK if self.is_terminal else self.status
+
+    def _step(self) -> bool:
+        """Read one line and do what it says. False: leave. On a terminal, Ctrl-C never leaves."""
+        try:
+            line = input("> " if self.is_terminal else "").strip()
+            if line == "/quit":
+                return False
+            if line.startswith("/"):
+                word, _, rest = line.partition(" ")
+                self.slash.get(word, self.on_help)(rest.strip())
+            elif line:
+                self.turn(line)
+        except EOFError:
+            return False
+        except KeyboardInterrupt:
+            if not self.is_terminal:
+                raise
+            output.note("")
+        return True
+
+    def on_reset(self, rest: str) -> None:
+        self.messages.clear()
+        output.note("the conversation is forgotten")
+
+    def on_system(self, rest: str) -> None:
+        self.system = rest or None
+        output.note("system prompt set" if rest else "system prompt removed")
+
+    def on_help(self, rest: str) -> None:
+        output.note(HELP)
+
+    def turn(self, text: str) -> None:
+        """Send one turn. What an interrupted answer had said stays in the conversation; a refused turn leaves it.
+
+        Raises: CtlError where the daemon is gone and nobody is there to try again.
+        """
+        asked = [*self.messages, {"role": "user", "content": text}]
+        try:
+            answer = self._ask(asked)
+        except CtlError as error:
+            self.status = error.exit_status
+            if not (self.is_terminal or isinstance(error, ServerError)):
+                raise
+            output.note(render.error_line(error.to_dict()))
+            return
+        self.status = answer.exit_status
+        if answer.text:  # templates want user and assistant in turn: a turn without an answer is left out
+            self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        if answer.exit_status not in (EXIT_OK, EXIT_INTERRUPTED):
+            output.note(f"the answer is not complete: {render.summary(answer.usage, answer.timing, answer.reason)}")
+
+    def _ask(self, asked: list[dict[str, str]]) -> Answer:
+        """One connection for each turn: a pause for thought outlasts the daemon's idle timeout, and even its restart."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        request = {"messages": head + asked, **self.request}
+        with self.target.connect() as client:
+            if self.target.as_json:
+                return generation.run(client, request, on_event=lambda event: output.line(render.as_json(event)))
+            sink = output.TextSink()
+            try:
+                return generation.run(client, request, sink.write)
+            finally:
+                sink.end_line()

@@ -1,0 +1,60 @@
+"""`uma-ctl drain`: no new work, then wait for the running streams."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from uma_ctl import output, render, units
+from uma_ctl.client import Event, fields_of
+from uma_ctl.errors import EXIT_OK, CannotConnect, CtlError
+from uma_ctl.options import Target, with_target
+
+POLL_S = 0.5
+
+
+@click.command()
+@with_target
+@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Then end the rest with reason `draining`.")
+@click.option("--then", type=click.Choice(["stay", "exit", "reload"]), default="stay", show_default=True, help="What follows.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as the drain has begun.")
+def command(target: Target, timeout: float | None, then: str, no_wait: bool) -> int:
+    """Refuse new work and let running streams finish. Asking again is harmless; `uma-ctl undrain` takes it back."""
+    with target.connect() as client:
+        begun = fields_of(client.call("drain", timeout_ms=None if timeout is None else timeout * 1000, then=then))
+    if no_wait:
+        output.line(render.as_json(begun) if target.as_json else _progress(begun))
+        return EXIT_OK
+    last = _follow(target, begun)
+    output.line(render.as_json(last) if target.as_json else units.text(last.get("state")))
+    return EXIT_OK
+
+
+def _follow(target: Target, seen: Event) -> Event:
+    """Show what is left until nothing is and what was to follow has come: the daemon's end, or another state."""
+    shown = ""
+    while seen.get("state") == "draining" and (seen.get("remaining") or seen.get("then", "stay") != "stay"):
+        if _progress(seen) != shown:
+            shown = _progress(seen)
+            output.note(shown)
+        time.sleep(POLL_S)
+        seen = _ask(target)
+    return seen
+
+
+def _ask(target: Target) -> Event:
+    try:
+        with target.connect() as client:
+            fields = client.call("status")
+    except CannotConnect:
+        return {"state": "stopped"}
+    except CtlError as error:  # it answers no more: the last streams are out, it is stopping
+        return {"state": "stopping", "message": str(error)}
+    return {"state": fields.get("state"), **render.sub(fields, "drain")}
+
+
+def _progress(fields: Event) -> str:
+    estimate = fields.get("estimate_ms")
+    about = f", about {units.ms(estimate)}" if estimate is not None else ""
+    return f"{units.text(fields.get('state'))}: {units.count(fields.get('remaining'))} requests still run{about}"

@@ -1,0 +1,45 @@
+"""`uma-ctl generate`: a prompt in, text out as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from uma_ctl import generation, output, render
+from uma_ctl.client import Event
+from uma_ctl.options import Target, generation_options, prompt_options, read_prompt, with_target
+
+
+@click.command()
+@with_target
+@prompt_options
+@generation_options
+def command(target: Target, prompt: str | None, **options: Any) -> int:
+    """Generate text from --prompt or standard input.
+
+    Text goes to standard output as it comes; --json prints every event as a line. Ctrl-C cancels the request.
+    """
+    return generate(target, prompt, options)
+
+
+def generate(target: Target, prompt: str | None, options: Mapping[str, Any]) -> int:
+    """Run one request and return the exit status."""
+    request = {"prompt": read_prompt(prompt), **generation.build_request(options)}
+    sink = output.TextSink()
+    with target.connect() as client:
+        if target.as_json:
+            answer = generation.run(client, request, on_event=_print_event)
+        else:
+            try:
+                answer = generation.run(client, request, sink.write)
+            finally:
+                sink.end_line()
+    if answer.exit_status and not target.as_json:
+        output.note(f"the answer is not complete: {render.summary(answer.usage, answer.timing, answer.reason)}")
+    return answer.exit_status
+
+
+def _print_event(event: Event) -> None:
+    output.line(render.as_json(event))

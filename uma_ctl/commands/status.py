@@ -1,0 +1,86 @@
+"""`uma-ctl status`: once, watched, or waited for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from uma_ctl import output, render
+from uma_ctl.client import Event, fields_of
+from uma_ctl.errors import EXIT_OK, EXIT_SERVER, BrokenProtocol, CannotConnect, CtlError, NoAnswer
+from uma_ctl.options import Target, with_target
+
+CLEAR = "\033[H\033[2J\033[3J"
+POLL_S = 0.1
+WAIT_STATES = ("ready", "degraded", "draining", "stopped")
+
+
+@click.command()
+@with_target
+@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, metavar="SECONDS", help="With --watch.")
+@click.option("--wait", "wanted", type=click.Choice(WAIT_STATES), help="Return when the daemon is in this state (stopped: gone).")
+@click.option("--timeout", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS", help="With --wait.")
+def command(target: Target, watch: bool, interval: float, wanted: str | None, timeout: float) -> int:
+    """Show state, model, lanes, latency, KV and memory.
+
+    The exit code is 0 when the daemon is ready, 2 when it is in any other state, 1 when it cannot be reached. With
+    --wait it is 0 when the state was reached in time.
+    """
+    if wanted:
+        return _wait(target, wanted, time.monotonic() + timeout)
+    if watch:
+        return _watch(target, interval)
+    return _show(target, ask(target))
+
+
+def ask(target: Target) -> Event:
+    """Fetch the status over a connection of its own."""
+    with target.connect() as client:
+        return fields_of(client.call("status"))
+
+
+def _show(target: Target, fields: Event) -> int:
+    output.line(render.as_json(fields) if target.as_json else render.status(fields))
+    return EXIT_OK if fields.get("state") == "ready" else EXIT_SERVER
+
+
+def _watch(target: Target, interval: float) -> int:
+    """On a terminal in place, elsewhere one after the other. A daemon that goes away may come back."""
+    clear = CLEAR if sys.stdout.isatty() and not target.as_json else ""
+    while True:
+        shown = _attempt(target, lambda fields: render.as_json(fields) if target.as_json else render.status(fields) + "\n")
+        output.line(clear + shown)
+        time.sleep(interval)
+
+
+def _attempt(target: Target, to_text: Callable[[Event], str]) -> str:
+    try:
+        return to_text(ask(target))
+    except CtlError as error:
+        return render.as_json({"error": error.to_dict()}) if target.as_json else f"{error}\n"
+
+
+def _wait(target: Target, wanted: str, deadline: float) -> int:
+    """Poll until the state is reached. Raises: the last failure, or NoAnswer, once the deadline is past."""
+    while True:
+        fields, failure = _poll(target)
+        if wanted == "stopped" and isinstance(failure, CannotConnect):
+            return EXIT_OK
+        if fields is not None and fields.get("state") == wanted:
+            output.line(render.as_json(fields) if target.as_json else f"{wanted}")
+            return EXIT_OK
+        if time.monotonic() >= deadline:
+            raise failure or NoAnswer(f"the daemon is {(fields or {}).get('state')}, not {wanted}")
+        time.sleep(POLL_S)
+
+
+def _poll(target: Target) -> tuple[dict[str, Any] | None, CtlError | None]:
+    try:
+        return ask(target), None
+    except (CannotConnect, NoAnswer, BrokenProtocol) as error:  # it may be starting or just going away
+        return None, error

@@ -1,0 +1,94 @@
+"""One generate request from the command line to its last event: what `generate`, `chat` and `uma-cli` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from uma_ctl.client import Client, Event
+from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, ServerError
+from uma_ctl.interrupt import cancel_on_sigint
+
+GRACE_S = 5.0  # the daemon enforces timeout_ms; the client waits a little longer before it gives up
+COMPLETE = ("stop", "length")
+
+FIELDS = {  # command-line option -> request field
+    "max_tokens": "max_tokens",
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repeat_penalty": "repeat_penalty",
+    "seed": "seed",
+    "priority": "priority",
+}
+
+
+@dataclass
+class Answer:
+    """What came of a request."""
+
+    text: str = ""
+    reason: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    timing: dict[str, Any] = field(default_factory=dict)
+    is_interrupted: bool = False
+
+    @property
+    def exit_status(self) -> int:
+        if self.is_interrupted:
+            return EXIT_INTERRUPTED
+        return EXIT_OK if self.reason in COMPLETE else EXIT_SERVER
+
+
+def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn command-line options into request fields; what was not given is left to the daemon's defaults."""
+    request = {wire: options[name] for name, wire in FIELDS.items() if options.get(name) is not None}
+    if options.get("stop"):
+        request["stop"] = list(options["stop"])
+    if options.get("timeout"):
+        request["timeout_ms"] = int(options["timeout"] * 1000)
+    request["stream"] = not options.get("no_stream", False)
+    return request
+
+
+def nothing(_: Any) -> None:
+    """For callers that want only the text, or only the events."""
+
+
+def run(
+    client: Client, request: Mapping[str, Any], on_text: Callable[[str], None] = nothing, on_event: Callable[[Event], None] = nothing
+) -> Answer:
+    """Send the request and pass its text on as it arrives. Blocks until the final event.
+
+    Ctrl-C cancels the request at the daemon; its final event is still awaited.
+    Raises: ServerError for a refused or failed request, BrokenProtocol, NoAnswer.
+    """
+    timeout_ms = request.get("timeout_ms")
+    client.set_timeout(timeout_ms / 1000 + GRACE_S if timeout_ms else None)
+    answer = Answer()
+    sent = {"id": client.new_id(), **request}
+    events = client.generate(sent)
+    with cancel_on_sigint(lambda: client.cancel(sent["id"])) as interrupt:
+        for event in events:
+            on_event(event)
+            _take(answer, event, on_text)
+    answer.is_interrupted = interrupt.is_set and answer.reason not in COMPLETE
+    return answer
+
+
+def _take(answer: Answer, event: Event, on_text: Callable[[str], None]) -> None:
+    kind = event.get("event")
+    if kind == "error":
+        raise ServerError(event)
+    text = event.get("text")
+    if kind in ("token", "eos") and isinstance(text, str) and text:
+        answer.text += text
+        on_text(text)
+    if kind == "eos":
+        answer.reason = str(event.get("reason", ""))
+        answer.usage = event.get("usage") or {}
+        answer.timing = event.get("timing") or {}
+        if answer.reason == "error":
+            raise ServerError(event.get("error") or event)

@@ -1,0 +1,96 @@
+"""`uma-ctl`: the group, and how every command ends (exit codes in `errors.py`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from uma_core._version import __version__
+from uma_ctl import output, render
+from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, CtlError, ServerError
+from uma_ctl.options import Target, json_option, socket_option
+
+COMMANDS = {  # verb -> its line in --help; each lives in commands/<verb>.py and is imported when it is used
+    "status": "What the daemon is doing; --watch, --wait ready.",
+    "health": "Whether requests would be taken now, by exit code.",
+    "generate": "Generate text from a prompt.",
+    "chat": "Talk with the model.",
+    "sessions": "List the requests in flight.",
+    "cancel": "End a request.",
+    "metrics": "Show all metrics; --prometheus for scrapers.",
+    "top": "Live dashboard in the terminal.",
+    "drain": "Take no new work and let running streams finish.",
+    "undrain": "Take new work again.",
+    "reload": "Apply the configuration anew, or another model.",
+    "cache": "Look after the prefix cache.",
+    "trace": "Record ticks for Perfetto or chrome://tracing.",
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command when it is named: `uma-ctl status` does not pay for the dashboard."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"uma_ctl.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@socket_option
+@json_option
+@click.version_option(__version__)
+@click.pass_context
+def group(ctx: click.Context, socket_path: str, as_json: bool) -> None:
+    """Control a UMA Serve daemon and talk to it.
+
+    Exit codes: 0 success, 1 cannot connect or wrong usage, 2 the server refused or failed, 3 broken protocol.
+    """
+    ctx.obj = Target(socket_path, as_json)
+
+
+def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a click command to its exit status; every way to end is mapped here."""
+    listed = list(sys.argv[1:] if arguments is None else arguments)
+    output.tolerate_any_text()
+    try:
+        status = command.main(listed, prog_name=name, standalone_mode=False)
+        output.emit("")
+        return status if isinstance(status, int) else EXIT_OK
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except output.ReaderGone:
+        output.forget_stdout()
+        return EXIT_PIPE
+    except CtlError as error:
+        _show(error, name, "--json" in listed)
+        return error.exit_status
+
+
+def _show(error: CtlError, name: str, as_json: bool) -> None:
+    if as_json:
+        output.note(render.as_json({"error": error.to_dict()}))
+    else:
+        output.note(f"{name}: {render.error_line(error.event) if isinstance(error, ServerError) else error}")
+
+
+def main() -> int:
+    return run(group, "uma-ctl")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import click
+
+from uma_ctl.client import DEFAULT_SOCKET, DEFAULT_TIMEOUT_S, Client
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+socket_option = click.option("--socket", "socket_path", envvar="UMA_SOCK", default=DEFAULT_SOCKET, show_default=True, show_envvar=True,
+                             metavar="PATH", help="The daemon's socket.")  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON for machines instead of text for people.")
+
+_GENERATION = (
+    click.option("--max-tokens", type=click.IntRange(1), help="Most tokens to generate."),
+    click.option("--temp", "--temperature", "temp", type=click.FloatRange(0), help="0 takes the likeliest token."),
+    click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Keep the likeliest tokens that sum to this probability."),
+    click.option("--top-k", type=click.IntRange(0), help="Keep this many of the likeliest tokens; 0: all."),
+    click.option("--min-p", type=click.FloatRange(0, 1), help="Drop tokens below this share of the likeliest."),
+    click.option("--repeat-penalty", type=click.FloatRange(0, min_open=True), help="Penalty of recent tokens; 1: none."),
+    click.option("--seed", type=click.IntRange(0, 0xFFFFFFFF), help="Seed of the sampler."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
+    click.option("--priority", type=click.Choice(["interactive", "background"]), help="Lane; inferred where absent."),
+    click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the answer after so long."),
+)
+
+_PROMPT = (
+    click.option("--prompt", "-p", metavar="TEXT", help="The prompt; where absent, standard input is read."),
+    click.option("--no-stream", is_flag=True, help="Print the whole answer at its end."),
+)
+
+
+def generation_options(command: F) -> F:
+    """Sampling, limits and lane of a request."""
+    for option in reversed(_GENERATION):
+        command = option(command)
+    return command
+
+
+def prompt_options(command: F) -> F:
+    for option in reversed(_PROMPT):
+        command = option(command)
+    return command
+
+
+class Target:
+    """The daemon that a command talks to, and how it is to report."""
+
+    def __init__(self, socket_path: str, as_json: bool) -> None:
+        self.socket_path = socket_path
+        self.as_json = as_json
+
+    def connect(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Client:
+        return Client(self.socket_path, timeout_s)
+
+
+pass_target = click.make_pass_decorator(Target)
+
+
+_own_socket = click.option("--socket", "own_socket", metavar="PATH", help="The daemon's socket.")
+_own_json = click.option("--json", "own_json", is_flag=True, help="JSON for machines instead of text for people.")
+
+
+def with_target(command: F) -> F:
+    """Give a command its Target, and `--socket` and `--json` of its own beside those of the group."""
+
+    def run(target: Target, /, own_socket: str | None, own_json: bool, **options: Any) -> Any:
+        return command(Target(own_socket or target.socket_path, own_json or target.as_json), **options)
+
+    functools.update_wrapper(run, command)  # takes along the options that the command has so far
+    return cast(F, _own_socket(_own_json(pass_target(run))))
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The `--prompt`, or standard input to its end. Raises: UsageError where there is neither."""
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise click.UsageError("no prompt: give --prompt TEXT, or pipe it in")
+        prompt = sys.stdin.read()
+    if not prompt:
+        raise click.UsageError("the prompt is empty")
+    return prompt

@@ -1,0 +1,66 @@
+"""Writing to a terminal, a pipe or a file. Everything that the commands print passes here."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+
+from uma_ctl.units import printable
+
+
+class ReaderGone(Exception):
+    """Nobody reads standard output any more. (Not the builtin: click would turn that into exit status 1.)"""
+
+
+def emit(text: str) -> None:
+    """Write to standard output at once. Raises: ReaderGone."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGone from None
+
+
+def line(text: str) -> None:
+    """One line (or block) to standard output."""
+    emit(text + "\n")
+
+
+def note(text: str) -> None:
+    """One line to standard error: what is not part of the result."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+class TextSink:
+    """Writes pieces of a stream. On a terminal, control characters of the text are left out."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._ends_line = True
+
+    def write(self, text: str) -> None:
+        shown = printable(text) if self._is_terminal else text
+        if shown:
+            emit(shown)
+            self._ends_line = shown.endswith("\n")
+
+    def end_line(self) -> None:
+        """Finish the last line, so that what follows starts a new one."""
+        if not self._ends_line:
+            self.write("\n")
+
+
+def tolerate_any_text() -> None:
+    """Let bytes that are no text pass from standard input, and characters that the terminal lacks not fail the output."""
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def forget_stdout() -> None:
+    """Point standard output at nothing: the interpreter's last flush then succeeds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

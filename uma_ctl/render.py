@@ -1,0 +1,272 @@
+"""Dicts from the daemon to text for people: the only formatter. Pure; a key that is absent is shown as "-".
+
+`docs/PROTOCOL.md` describes the dicts. An older or newer daemon may leave keys out or add some.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from uma_ctl import units
+
+Fields = Mapping[str, Any]
+PERCENTILES = ("p50", "p95", "p99", "max")
+
+
+def as_json(value: Any) -> str:
+    """One line of JSON, for machines."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def sub(fields: Any, key: str) -> Fields:
+    """The dict under `key`, or an empty one: daemons of other versions may lack it."""
+    value = fields.get(key) if isinstance(fields, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def rows_of(fields: Any, key: str) -> list[Fields]:
+    """The dicts in the list under `key`."""
+    return [item for item in _list(fields, key) if isinstance(item, Mapping)] if isinstance(fields, Mapping) else []
+
+
+def _list(fields: Fields, key: str) -> Sequence[Any]:
+    value = fields.get(key)
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def pairs(items: Iterable[tuple[str, str]]) -> str:
+    """Aligned `label  value` lines."""
+    listed = list(items)
+    width = max((len(label) for label, _ in listed), default=0)
+    return "\n".join(f"{label:<{width}}  {value}".rstrip() for label, value in listed)
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Aligned columns: the first to the left, the others to the right."""
+    lines = [list(headers), *[[*row] for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    )
+
+
+def joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part and not part.startswith(units.NOTHING))
+
+
+# ---- status
+
+
+def status(fields: Fields) -> str:
+    """The whole status in a screen: state, lanes, latency, tick, memory, reload."""
+    blocks = [pairs(_identity(fields)), _lanes(fields), _latency(fields), pairs(_machine(fields)), _clients(fields)]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _identity(fields: Fields) -> list[tuple[str, str]]:
+    model, engine = sub(fields, "model"), sub(fields, "engine")
+    name = units.text(model.get("name")) + (" (demonstration model)" if model.get("is_demo") else "")
+    threads = f"{units.count(engine.get('threads'))} threads"
+    lines = [
+        ("state", state_line(fields)),
+        ("model", joined(name, units.text(model.get("arch")), units.text(model.get("fingerprint"))[:16])),
+        ("backend", joined(units.text(fields.get("backend")), units.text(fields.get("devices")), threads)),
+        ("engine", _engine(engine)),
+        ("uptime", joined(units.span(fields.get("uptime_s")), f"ready after {units.ms(fields.get('start_ms'))}")),
+    ]
+    retiring = [f"{units.text(m.get('model'))}, {units.count(m.get('sessions'))} streams" for m in rows_of(fields, "retiring")]
+    return [*lines, *(("retiring", model) for model in retiring), *(("note", units.text(note)) for note in _list(engine, "notes"))]
+
+
+def state_line(fields: Fields) -> str:
+    """The state, why it is not ready, and what is left to do."""
+    share, drain = fields.get("load_share"), sub(fields, "drain")
+    line = f"{units.text(fields.get('state'))}: {units.text(fields['reason'])}" if fields.get("reason") else units.text(fields.get("state"))
+    loaded = f"{units.share(share, 1)} loaded" if share is not None else ""
+    left = f"{units.count(drain.get('remaining'))} requests still run" if drain else ""
+    return joined(line, loaded, left) or units.NOTHING
+
+
+def _engine(engine: Fields) -> str:
+    return joined(
+        units.text(engine.get("engine")),
+        f"{units.text(engine.get('kv_mode'))} KV",
+        units.text(engine.get("kv_type")),
+        f"{units.count(engine.get('n_seq_max'))} sequences",
+        f"{units.count(engine.get('prefill_lanes'))} prefill lanes",
+        f"{units.text(engine.get('kernels'))} kernels",
+    )
+
+
+def _lanes(fields: Fields) -> str:
+    rows = [
+        (units.text(name), units.count(lane.get("queued")), units.count(lane.get("active")), units.ms(lane.get("oldest_wait_ms")))
+        for name, lane in sub(fields, "lanes").items()
+        if isinstance(lane, Mapping)
+    ]
+    return table(("lane", "queued", "active", "oldest wait"), rows) if rows else ""
+
+
+def _latency(fields: Fields) -> str:
+    latency = sub(fields, "latency")
+    if not latency:
+        return ""
+    rows = [
+        (label, *(units.ms(sub(latency, key).get(p)) for p in PERCENTILES))
+        for label, key in (("first token", "ttft_ms"), ("inter-token", "itl_ms"))
+    ]
+    solo = f"solo baseline {units.ms(latency.get('solo_itl_ms'))}, SLO {units.text(latency.get('slo_verdict'))}"
+    return table(("latency", *PERCENTILES), rows) + "\n" + solo
+
+
+def _machine(fields: Fields) -> list[tuple[str, str]]:
+    kv, memory = sub(fields, "kv"), sub(fields, "memory")
+    used, total = kv.get("used"), kv.get("cells_total")
+    cells = f"{units.count(used)} of {units.count(total)} cells used ({units.share(used, total)})"
+    lines = [
+        ("sessions", units.text(fields.get("sessions"))),
+        ("tick", tick_line(sub(fields, "tick"))),
+        ("KV", joined(cells, *(f"{units.count(kv.get(key))} {key}" for key in ("reserved", "shared", "cached")))),
+        ("memory", joined(*(f"{units.size(memory.get(key))} {key}" for key in ("weights", "kv", "compute", "cache", "rss")))),
+        ("residency", units.text(fields.get("residency"))),
+        ("reload", reload_line(sub(fields, "reload"))),
+    ]
+    return [line for line in lines if line[1] not in ("", units.NOTHING)]
+
+
+def tick_line(tick: Fields) -> str:
+    return joined(
+        f"{units.ms(tick.get('ms_last'))} last",
+        f"{units.ms(tick.get('ms_ewma'))} average",
+        f"{units.ms(tick.get('budget_ms'))} budget",
+        f"{units.count(tick.get('decode_rows'))} decode rows",
+        f"{units.count(tick.get('prefill_tokens'))} prefill tokens",
+        f"guard {units.text(tick.get('guard'))}" if tick.get("guard") is not None else "",
+    )
+
+
+def reload_line(reload: Fields) -> str:
+    if not reload:
+        return ""
+    error = reload.get("error")
+    now = ", another one is under way" if reload.get("is_under_way") else ""
+    failed = f", the last one failed: {error_line(error)}" if error else ""
+    return f"generation {units.text(reload.get('generation'))}, last {units.text(reload.get('last'))}{failed}{now}"
+
+
+def _clients(fields: Fields) -> str:
+    rows = [
+        (client_name(c), units.count(c.get("active")), units.count(c.get("queued")), units.share(c.get("share"), 1))
+        for c in rows_of(fields, "clients")
+    ]
+    return table(("client", "active", "queued", "share"), rows) if rows else ""
+
+
+def client_name(client: Fields) -> str:
+    if client.get("name"):
+        return units.text(client["name"])
+    return f"uid {units.text(client.get('uid'))} pid {units.text(client.get('pid'))}"
+
+
+# ---- sessions, metrics, everything else
+
+
+def sessions(items: Sequence[Fields]) -> str:
+    if not items:
+        return "no sessions"
+    rows = [
+        (
+            units.text(s.get("request_id")),
+            units.text(s.get("conn")),
+            units.text(s.get("lane")),
+            units.text(s.get("phase")),
+            f"{units.count(s.get('prefilled_tokens'))}/{units.count(s.get('prompt_tokens'))}",
+            f"{units.count(s.get('completion_tokens'))}/{units.count(s.get('max_tokens'))}",
+            units.ms(s.get("age_ms")),
+            client_name(s),
+        )
+        for s in items
+    ]
+    return table(("request", "conn", "lane", "phase", "prompt", "answer", "age", "client"), rows)
+
+
+def metrics(fields: Fields) -> str:
+    """Metrics as an aligned list: a distribution in one line, of labelled values those that are not zero."""
+    return pairs((units.printable(name), _metric(value)) for name, value in _leaves(fields))
+
+
+def _leaves(fields: Fields, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in fields.items():
+        name = f"{prefix}{key}"
+        if not isinstance(value, Mapping) or _is_distribution(value):
+            yield name, value
+            continue
+        inner = list(_leaves(value, f"{name}."))
+        yield from [leaf for leaf in inner if not _is_nothing(leaf[1])] or [(name, 0)]
+
+
+def _is_distribution(value: Fields) -> bool:
+    return "count" in value and "mean" in value
+
+
+def _is_nothing(value: Any) -> bool:
+    return value == 0 or (isinstance(value, Mapping) and value.get("count") == 0)
+
+
+def _metric(value: Any) -> str:
+    if isinstance(value, Mapping) and _is_distribution(value):
+        if _is_nothing(value):
+            return "0"
+        return ", ".join(f"{key} {units.count(value[key])}" for key in ("count", "mean", *PERCENTILES) if key in value)
+    return units.count(value) if units.is_number(value) else units.text(value)
+
+
+def tree(value: Any, indent: str = "") -> str:
+    """Any reply, indented: for operations without a view of their own."""
+    if isinstance(value, Mapping):
+        return "\n".join(_branch(f"{indent}{units.text(key)}:", item, indent) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return "\n".join(_branch(f"{indent}{i}:", item, indent) for i, item in enumerate(value, 1))
+    return indent + units.text(value)
+
+
+def _branch(label: str, item: Any, indent: str) -> str:
+    is_deep = (isinstance(item, Mapping) and item) or (isinstance(item, (list, tuple)) and any(isinstance(x, Mapping) for x in item))
+    return f"{label}\n{tree(item, indent + '  ')}" if is_deep else f"{label} {units.text(item)}"
+
+
+def error_line(error: Any) -> str:
+    """`E_LIMIT_003 overloaded: message (retry after 250 ms)` from an error event or object."""
+    if not isinstance(error, Mapping):
+        return units.text(error)
+    head = " ".join(str(error[key]) for key in ("code", "name") if error.get(key))
+    line = units.printable(f"{head}: {error.get('message', '')}" if head else str(error.get("message", "")))
+    detail = sub(error, "detail")
+    retry = detail.get("retry_after_ms", error.get("retry_after_ms"))
+    field = detail.get("field")
+    extra = ([f"field {units.text(field)}"] if field else []) + ([f"retry after {units.ms(retry)}"] if retry is not None else [])
+    return f"{line} ({', '.join(extra)})" if extra else line
+
+
+def changes(items: Sequence[Fields]) -> str:
+    """What a reload changes."""
+    if not items:
+        return "no changes"
+    effect = {True: "at once", False: "by loading anew"}
+    rows = [(*(units.text(c.get(key)) for key in ("name", "old", "new")), effect[bool(c.get("is_live"))]) for c in items]
+    return table(("option", "old", "new", "takes effect"), rows)
+
+
+def summary(usage: Fields, timing: Fields, reason: str) -> str:
+    """One line about a finished answer."""
+    total, tokens = timing.get("total_ms"), usage.get("completion_tokens")
+    rate = f"{tokens / (total / 1000):.0f} tokens/s" if units.is_number(total) and units.is_number(tokens) and total else ""
+    return joined(
+        units.text(reason),
+        f"{units.count(usage.get('prompt_tokens'))} + {units.count(tokens)} tokens",
+        f"{units.ms(timing.get('ttft_ms'))} to the first",
+        rate,
+    )

@@ -1,0 +1,107 @@
+"""The screen of `uma-ctl top`, drawn with rich. The only file that imports it."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.layout import Layout
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from uma_ctl import render, units
+from uma_ctl.dashboard import Cell, Dashboard
+
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+STATE_STYLE = {"ready": "bold green", "degraded": "bold red", "draining": "bold yellow", "stopping": "bold red", "starting": "bold cyan"}
+HELP = "↑↓ select  c cancel  d drain/undrain  q quit"
+
+
+def screen(board: Dashboard, width: int) -> Layout:
+    """Compose the whole screen for a terminal of this width."""
+    layout = Layout()
+    layout.split_column(
+        Layout(_head(board), name="head", size=4),
+        Layout(_pace(board, width), name="pace", size=6),
+        Layout(_memory(board, width), name="memory", size=5),
+        Layout(_streams(board), name="streams"),
+        Layout(_foot(board), name="foot", size=1),
+    )
+    return layout
+
+
+def _head(board: Dashboard) -> RenderableType:
+    status, model = board.status, render.sub(board.status, "model")
+    state = units.text(status.get("state"))
+    facts = f"  {units.text(model.get('name'))}  up {units.span(status.get('uptime_s'))}"
+    title = Text.assemble((state, STATE_STYLE.get(state, "bold")), facts)
+    lanes = Text("   ".join(_lane(name, lane) for name, lane in render.sub(status, "lanes").items()))
+    return Panel(Group(title, lanes))
+
+
+def _lane(name: str, lane: object) -> str:
+    fields = lane if isinstance(lane, dict) else {}
+    counts = f"{units.count(fields.get('active'))} active, {units.count(fields.get('queued'))} queued"
+    return f"{units.text(name)}: {counts}, oldest {units.ms(fields.get('oldest_wait_ms'))}"
+
+
+def _pace(board: Dashboard, width: int) -> RenderableType:
+    tick, latency = render.sub(board.status, "tick"), render.sub(board.status, "latency")
+    gaps = render.sub(latency, "itl_ms")
+    room = max(10, width - 30)
+    budget = tick.get("budget_ms")
+    values = list(board.tick_ms)[-room:]
+    ceiling = max(budget, max(values, default=0.0)) if units.is_number(budget) else None
+    rate = list(board.tokens_per_s)[-room:]
+    return Panel(
+        Group(
+            Text(f"tick     {units.ms(tick.get('ms_last')):>9}  {units.sparkline(values, ceiling)}", style=_tick_style(tick)),
+            Text(f"tokens/s {units.count(round(rate[-1]) if rate else None):>9}  {units.sparkline(rate)}", style="cyan"),
+            Text(f"guard {units.text(tick.get('guard'))}, {render.tick_line({**tick, 'guard': None})}"),
+            Text(
+                f"inter-token p50 {units.ms(gaps.get('p50'))}, p95 {units.ms(gaps.get('p95'))}, max {units.ms(gaps.get('max'))}, "
+                f"solo {units.ms(latency.get('solo_itl_ms'))}, SLO {units.text(latency.get('slo_verdict'))}"
+            ),
+        ),
+        title="pace",
+    )
+
+
+def _tick_style(tick: render.Fields) -> str:
+    last, budget = tick.get("ms_last"), tick.get("budget_ms")
+    is_over = units.is_number(last) and units.is_number(budget) and budget > 0 and last > budget
+    return "red" if is_over else "green"
+
+
+def _memory(board: Dashboard, width: int) -> RenderableType:
+    kv, memory = render.sub(board.status, "kv"), render.sub(board.status, "memory")
+    cells = Text()
+    for cell, owner in board.kv_map(max(10, width - 4)):
+        cells.append(cell.value, style="dim" if cell is Cell.FREE else COLOURS[owner % len(COLOURS)])
+    named = {"cells_total": "cells", "used": "used", "reserved": "reserved", "shared": "shared", "cached": "cached"}
+    counts = ", ".join(f"{units.count(kv.get(key))} {name}" for key, name in named.items())
+    sizes = ", ".join(f"{key} {units.size(memory.get(key))}" for key in ("weights", "kv", "compute", "cache", "rss"))
+    return Panel(Group(cells, Text(counts), Text(sizes)), title="KV and memory")
+
+
+def _streams(board: Dashboard) -> RenderableType:
+    table = Table(expand=True, box=None)
+    for heading in ("request", "conn", "client", "lane", "phase", "prompt", "answer", "age"):
+        table.add_column(heading, no_wrap=True)
+    for i, s in enumerate(board.sessions):
+        cells = (
+            units.text(s.get("request_id")),
+            units.text(s.get("conn")),
+            render.client_name(s),
+            units.text(s.get("lane")),
+            units.text(s.get("phase")),
+            f"{units.bar(s.get('prefilled_tokens'), s.get('prompt_tokens'), 8)} {units.count(s.get('prompt_tokens'))}",
+            f"{units.count(s.get('completion_tokens'))}/{units.count(s.get('max_tokens'))}",
+            units.ms(s.get("age_ms")),
+        )
+        style = "reverse" if i == board.position else COLOURS[i % len(COLOURS)]
+        table.add_row(*(Text(cell) for cell in cells), style=style)
+    return Panel(table, title=f"{len(board.sessions)} requests")
+
+
+def _foot(board: Dashboard) -> RenderableType:
+    return Text(f"{board.message}   {HELP}" if board.message else HELP, style="bold yellow" if board.message else "dim", no_wrap=True)
