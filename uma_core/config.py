@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from uma_core.config_schema import Option, option, options_of
 from uma_core.policy.knobs import Knobs
+from uma_core.protocol.framing import FRAME_CAP_LIMIT
 from uma_core.types import Lane
 
 _KNOBS = Knobs()  # the policy's own defaults: they have no second home here
@@ -116,7 +117,11 @@ class IpcOptions:
     )
     max_connections: int = option(256, "open connections; more are refused with a coded error", min=1, max=65_535)
     max_frame_bytes: int = option(
-        1 << 20, "largest frame or line; checked before the body is buffered", unit="bytes", min=1024, max=1 << 30
+        1 << 20,
+        "largest frame or line; checked before the body is buffered. A larger limit could not tell a frame's header from text",
+        unit="bytes",
+        min=1024,
+        max=FRAME_CAP_LIMIT,
     )
     tx_soft_bytes: int = option(
         64 << 10,

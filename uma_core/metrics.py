@@ -100,6 +100,13 @@ PREDICTION_ERROR = Metric(
 QUEUE_WAIT = _times("queue_seconds", "from acceptance to a sequence", _LATENCY, _LANE)
 TTFT = _times("time_to_first_token_seconds", "from the decoded frame to the first token event", _LATENCY, _LANE)
 INTER_TOKEN = _times("inter_token_seconds", "gap between two token events of one stream", _LATENCY, _LANE)
+GAP_STRETCH = Metric(
+    "interactive_gap_stretch",
+    Kind.HISTOGRAM,
+    "ratio",
+    "gap between two tokens of an interactive stream / the everyday limit that held for it; above 1: too long",
+    buckets=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
+)
 TTF5 = _times("time_to_fifth_token_seconds", "from the decoded frame to the fifth token event", _LATENCY, _LANE)
 WORST_PAUSE = _times("early_pause_seconds", "longest gap in the first 3 s of a stream", _LATENCY, _LANE)
 SLO_VIOLATIONS = _counter(
@@ -121,7 +128,7 @@ DRAFT_ACCEPTED = _counter("draft_accepted_total", "proposed tokens that the mode
 # KV memory
 KV_CELLS_USED = _gauge("kv_cells_used", "KV cells that hold a token", "cells")
 KV_CELLS_RESERVED = _gauge("kv_cells_reserved", "KV cells promised to running requests", "cells")
-KV_CELLS_SHARED = _gauge("kv_cells_shared", "KV cells that more than one sequence uses", "cells")
+KV_CELLS_SHARED = _gauge("kv_cells_shared", "tokens whose KV more than one sequence holds, each counted once", "cells")
 KV_CELLS_TOTAL = _gauge("kv_cells_capacity", "KV cells in all", "cells", json="kv_cells_total")
 ALLOC_WARNINGS = _counter("alloc_warnings_total", "times that the KV memory found no room for a batch")
 CACHE_HITS = _counter("cache_hits_total", "prompts whose beginning was restored", labels=_TIER)

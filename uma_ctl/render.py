@@ -118,8 +118,13 @@ def _latency(fields: Fields) -> str:
         (label, *(units.ms(sub(latency, key).get(p)) for p in PERCENTILES))
         for label, key in (("first token", "ttft_ms"), ("inter-token", "itl_ms"))
     ]
-    solo = f"solo baseline {units.ms(latency.get('solo_itl_ms'))}, SLO {units.text(latency.get('slo_verdict'))}"
+    solo = f"solo baseline {units.ms(latency.get('solo_itl_ms'))}, SLO {slo_line(latency)}"
     return table(("latency", *PERCENTILES), rows) + "\n" + solo
+
+
+def slo_line(latency: Fields) -> str:
+    share = latency.get("within_limit")
+    return units.text(latency.get("slo_verdict")) + (f" ({100 * share:.1f} % of gaps within their limit)" if units.is_number(share) else "")
 
 
 def _machine(fields: Fields) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ ALLOWED = {
     "uma_core.errors": set(),
     "uma_core.clock": set(),
     "uma_core.config_schema": set(),
-    "uma_core.config": {"uma_core.config_schema", "uma_core.policy.knobs", "uma_core.types"},
+    "uma_core.config": {"uma_core.config_schema", "uma_core.policy.knobs", "uma_core.protocol.framing", "uma_core.types"},
     "uma_core.config_load": {"uma_core.config", "uma_core.config_schema", "uma_core.errors"},
     "uma_core.cli": {"uma_core", "uma_core.config", "uma_core.config_load", "uma_core.config_schema", "uma_core.errors", "uma_core.log"},
     "uma_core.log": {"uma_core.config"},

@@ -8,6 +8,7 @@ import pytest
 from uma_core.config import BY_KEY, OPTIONS, Config, EngineOptions, SchedulerOptions, conflicts, ns
 from uma_core.config_schema import BadValue, check, parse_text, write_value
 from uma_core.policy.knobs import Knobs
+from uma_core.protocol.lines import Mode, detect_mode
 from uma_core.types import Lane
 
 DOCUMENTED = {  # flag, variable, key: as the product documents write them
@@ -107,3 +108,11 @@ def test_a_config_cannot_be_changed():
 
 def test_caps_name_options():
     assert {opt.extra["cap"] for opt in OPTIONS if "cap" in opt.extra} <= BY_KEY.keys()
+
+
+def test_the_largest_frame_cap_still_tells_text_from_headers():
+    largest = BY_KEY["ipc.max_frame_bytes"].extra["max"]
+    for text in (b"\t\t\t\t", b"Hell", "ü\n\r".encode(), b'{"id'):
+        assert detect_mode(text, largest) is Mode.LINES
+    with pytest.raises(BadValue, match="1024 to 134217728"):
+        check(BY_KEY["ipc.max_frame_bytes"], largest + 1)

@@ -6,6 +6,7 @@ session and are nobody else's business yet.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -73,3 +74,14 @@ class Holding:
             if self.seq_id in node.holders:
                 return min(node.end, n)
         return 0
+
+
+def n_shared(holdings: Iterable[Holding]) -> int:
+    """Tokens that more than one sequence holds, each counted once. Cost: the nodes above the sequences' ends."""
+    nodes: set[Node] = set()
+    for holding in holdings:
+        for node in holding.end.up() if holding.end is not None else ():
+            if node in nodes:
+                break  # and with it all above
+            nodes.add(node)
+    return sum(len(node.tokens) for node in nodes if len(node.holders) > 1)

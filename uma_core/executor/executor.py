@@ -18,6 +18,7 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.allowance import Allowance, allowance
 from uma_core.executor.calls import Calls
 from uma_core.executor.endings import Deliveries
 from uma_core.executor.intake import Admittance
@@ -26,6 +27,7 @@ from uma_core.executor.places import Places
 from uma_core.metrics import Registry
 from uma_core.policy.cost import CostModel
 from uma_core.policy.knobs import Knobs
+from uma_core.policy.parts import index
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import SLICED, Plan, PlanItem, check_plan, decode_only
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState
@@ -60,6 +62,7 @@ class Executor:
         self.cost = cost
         self.recorder: Recorder | None = None
         self.last_plan = Plan()
+        self.allowance = Allowance()  # of the last plan
         self.n_ticks = 0
         self._n_repeats = 0  # times that the last plan may be carried out again ...
         self._n_changes = 0  # ... while the table stays at this
@@ -136,6 +139,8 @@ class Executor:
         n_changes = self.table.n_changes
         state = self._snapshot(now)
         plan = self._plan(state)
+        self.allowance = allowance(state, plan)
+        self.meters.gap_limit_ns = self.allowance.gap_ns
         is_busy = self._carry_out(plan)
         if not is_busy:
             self.calls.t_returned_ns = 0
@@ -172,7 +177,8 @@ class Executor:
             seq_held=held,
             seq_loss_ns=loss,
         )
-        return SchedulerState(self.n_ticks, now, table.views(), device, self.knobs, self.cost, self._reports, self._carry)
+        state = SchedulerState(self.n_ticks, now, table.views(), device, self.knobs, self.cost, self._reports, self._carry)
+        return index(state)
 
     def _plan(self, state: SchedulerState) -> Plan:
         try:
@@ -253,6 +259,8 @@ class Executor:
             self.last_tick_ns = self._clock.now_ns() - t_tick_ns
             self.ewma_tick_ns += 0.1 * (self.last_tick_ns - self.ewma_tick_ns)
             meters.tick_time.observe(self.last_tick_ns)
+            if 0 < self.allowance.tick_ns < self.last_tick_ns:
+                meters.over_budget.add()
 
     # when nothing is to be done
 

@@ -29,7 +29,6 @@ class Meters:
         self.decode_call = registry.histogram(m.DECODE_CALL)
         self.decode_last = registry.gauge(m.DECODE_LAST)
         self.decode_ewma = registry.gauge(m.DECODE_EWMA)
-        self.solo_step = registry.gauge(m.SOLO_STEP)
         self.piece = registry.histogram(m.PREFILL_PIECE)
         self.sampling = registry.gauge(m.SAMPLING_LAST)
         self.to_chunk = registry.gauge(m.LOGITS_TO_CHUNK)
@@ -41,9 +40,10 @@ class Meters:
         self.ttft = {lane: registry.histogram(m.TTFT, lane=name) for lane, name in lanes.items()}
         self.ttf5 = {lane: registry.histogram(m.TTF5, lane=name) for lane, name in lanes.items()}
         self.inter_token = {lane: registry.histogram(m.INTER_TOKEN, lane=name) for lane, name in lanes.items()}
+        self.stretch = registry.histogram(m.GAP_STRETCH)
+        self.gap_limit_ns = 0  # of an interactive gap that ends now; 0: nothing to judge by
         self.worst_pause = {lane: registry.histogram(m.WORST_PAUSE, lane=name) for lane, name in lanes.items()}
         self.slo = {(kind, lane): registry.counter(m.SLO_VIOLATIONS, kind=kind, lane=name) for kind in ("ttft", "tbt") for lane, name in lanes.items()}
-        self.guard = registry.gauge(m.PREFILL_GUARD_ACTIVE)
         self.preemptions = registry.counter(m.PREEMPTIONS)
         self.violations = registry.counter(m.PLAN_VIOLATIONS)
         self.bmt_estimate = registry.gauge(m.BMT_ESTIMATE)
@@ -75,6 +75,8 @@ class Meters:
             return
         gap = now_ns - last_ns
         self.inter_token[lane].observe(gap)
+        if self.gap_limit_ns and lane is Lane.INTERACTIVE:
+            self.stretch.observe(gap / self.gap_limit_ns)
         if 0 < session.request.slo.tbt_ns < gap:
             self.slo["tbt", lane].add()
         if len(session.generated) == 5:

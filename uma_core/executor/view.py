@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from uma_core.cache.holding import n_shared
 from uma_core.executor.executor import Executor
 from uma_core.session.session import Session
 from uma_core.types import Lane, Phase
@@ -57,7 +58,7 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
             "cells_total": table.n_cells_total,
             "used": sum(s.n_past for s in sessions if s.seq_id >= 0),
             "reserved": table.n_cells_reserved,
-            "shared": 0,
+            "shared": n_shared(executor.cache.holdings),
             "cached": sum(h.n for h in executor.cache.holdings if not h.owner),
         },
         memory={**memory._asdict(), "cache": executor.cache.store.ram.n_bytes},
@@ -88,13 +89,13 @@ def _clients(executor: Executor, sessions: list[Session]) -> list[dict[str, Any]
 
 
 def _tick(executor: Executor) -> dict[str, Any]:
-    meters, plan = executor.meters, executor.last_plan
+    meters, plan, budget_ns = executor.meters, executor.last_plan, executor.allowance.tick_ns
     return {
         "ms_last": round(executor.last_tick_ns / 1e6, 3),
         "ms_ewma": round(executor.ewma_tick_ns / 1e6, 3),
         "decode_rows": int(meters.tokens_decode.value),
         "prefill_tokens": int(meters.tokens_prefill.value),
-        "budget_ms": round(plan.run_ns / 1e6, 3) if plan.run_ns < 10**12 else None,
+        "budget_ms": round(budget_ns / 1e6, 3) if budget_ns else None,
         "guard": executor.guard_state(),
         "notes": list(plan.notes),
     }

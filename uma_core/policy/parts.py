@@ -38,7 +38,9 @@ class IndexedState(SchedulerState):
 
 
 def index(state: SchedulerState) -> SchedulerState:
-    """Attach the parts, so that stages need not compute them again."""
+    """Attach the parts, so that stages need not compute them again. Idempotent."""
+    if isinstance(state, IndexedState):
+        return state
     indexed = IndexedState(*state)
     indexed.times = {}
     indexed.parts = sort_out(indexed)

@@ -19,7 +19,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.metrics import Registry
 from uma_core.protocol import events as wire
 from uma_core.protocol.connection import Connection, Limits
-from uma_core.protocol.framing import FRAME_CAP_LIMIT, encode_frame
+from uma_core.protocol.framing import encode_frame
 from uma_core.protocol.messages import Message
 from uma_core.server.access import may_connect
 from uma_core.server.client import Client
@@ -118,7 +118,7 @@ class IoApp:
             with sock:
                 self._shed(sock)
             return
-        cap_bytes = min(config.ipc.max_frame_bytes, FRAME_CAP_LIMIT)
+        cap_bytes = config.ipc.max_frame_bytes
         connection = Connection(Limits(cap_bytes, cap_bytes, config.limits.max_in_flight, config.ipc.echo))
         client = Client(self, sock, next(self._conn_ids), peer, connection, refusal)
         self.clients[client.conn_id] = client
