@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 EXTRAS := top,perf,test,dev
 
-.PHONY: help venv build ext demo test check fuzz perf gen size clean distclean
+.PHONY: help venv build ext demo test check fuzz conversations perf gen size clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -37,6 +37,9 @@ check: ext ## lint, types, import rules, generated files up to date
 
 fuzz: ext ## long random input against the protocol
 	UMA_FUZZ=full $(PY) -m pytest -q -m fuzz
+
+conversations: ext ## a thousand random chats per model and KV type: logits after a cached beginning against full reads (an hour)
+	UMA_CACHE_CONVERSATIONS=1000 $(PY) -m pytest -q -s tests/cache_engine/test_real.py
 
 perf: ext ## measure; writes perf/out
 	$(PY) -m perf

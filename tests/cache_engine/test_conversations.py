@@ -4,21 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cache_engine.asking import SHAPES, model
 from tests.cache_engine.world import CELL, Crowd, World, check_idle
 from uma_core.cache.settings import CacheSettings
-from uma_core.engine.fake import FakeModel
-
-SHAPES = {
-    "lanes": {},
-    "one lane": {"n_prefill_lanes": 1},
-    "chunks": {"n_prefill_lanes": 0},
-    "unified": {"n_prefill_lanes": 0, "is_unified": True},
-    "no rollback": {"n_prefill_lanes": 0, "can_rollback": False},
-}
-
-
-def model(**fields: object) -> FakeModel:
-    return FakeModel(**{"n_seq_max": 3, "n_ctx": 3 * 2048, "n_batch": 256, "n_ubatch": 256, "kv_bytes_per_cell": CELL, **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,35 +1,43 @@
 """After a restored beginning the real engine's logits are those of a full read, as far as batch shapes allow.
 
-By default a few dozen conversations per model and KV type; `UMA_CACHE_TURNS=1000` makes it a thousand each.
+A few conversations per model and KV type by default; `make conversations` makes it a thousand each and tells the worst.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cache_engine.real import TOLERANCE, RealCrowd, RealWorld
+from tests.cache_engine.real import CELL_TOLERANCE, TOLERANCE, RealCrowd, RealWorld, Tally
 from tests.engine.conftest import DRAFT, MOE, TARGET
 from uma_core.cache.settings import CacheSettings
 
-N_TURNS = int(os.environ.get("UMA_CACHE_TURNS", "20"))
+N_CONVERSATIONS = int(os.environ.get("UMA_CACHE_CONVERSATIONS", "8"))
+PIECE = 50  # conversations of one test
 CASES = [(DRAFT, "f16"), (DRAFT, "q8_0"), (MOE, "f16"), (MOE, "q8_0"), (TARGET, "f16"), (TARGET, "q8_0")]
 
 
+@pytest.fixture(scope="module")
+def tallies() -> Iterator[dict[str, Tally]]:
+    found: dict[str, Tally] = {}
+    yield found
+    for case, tally in found.items():
+        print(f"\n{case}: {tally.line}", end="")
+
+
 @pytest.mark.model
+@pytest.mark.parametrize("piece", range(-(-N_CONVERSATIONS // PIECE)))
 @pytest.mark.parametrize("path, kv_type", CASES, ids=lambda value: Path(value).stem)
-def test_logits_after_a_cached_beginning(path: str, kv_type: str, tmp_path: Path) -> None:
+def test_logits_after_a_cached_beginning(path: str, kv_type: str, piece: int, tmp_path: Path, tallies: dict[str, Tally]) -> None:
     world = RealWorld(path, kv_type, CacheSettings(is_on=True, ram_bytes=6 << 20, disk_dir=str(tmp_path), disk_bytes=64 << 20))
     try:
-        crowd = RealCrowd(world, seed=len(path) + len(kv_type))
-        crowd.live(N_TURNS)
-        print(
-            f"{Path(path).stem} {kv_type}: {crowd.n_ended} turns, {crowd.n_cached} of {crowd.n_prompt} prompt tokens cached, "
-            f"{len(crowd.deviations)} compared, worst deviation {max(crowd.deviations):.4f} of std"
-        )
-        assert len(crowd.deviations) > N_TURNS / 3
-        assert max(crowd.deviations) <= TOLERANCE
+        tally = RealCrowd(world, seed=1000 * piece + len(path) + len(kv_type)).live(min(PIECE, N_CONVERSATIONS))
     finally:
         world.close()
+    tallies.setdefault(f"{Path(path).stem}, {kv_type} KV", Tally()).add(tally)
+    assert len(tally.cached) > min(PIECE, N_CONVERSATIONS) / 3
+    assert max(tally.cached + tally.resumed) <= TOLERANCE, tally.line
+    assert max(tally.cells) <= CELL_TOLERANCE, tally.line

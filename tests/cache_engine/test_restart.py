@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import uma_core.metrics as m
-from tests.cache_engine.test_conversations import model
-from tests.cache_engine.test_reuse import computed, text, until
+from tests.cache_engine.asking import computed, model, text, until
 from tests.cache_engine.world import CELL, Crowd, World, answer, check_idle
 from uma_core.cache import disk as disk_module
 from uma_core.cache.admin import cache_admin
