@@ -12,6 +12,7 @@
 
 enum kind { MATMUL, GEMV, EXPERTS, ATTENTION, OTHER, N_KINDS };
 enum { GEMV_ROWS = 4 }; // up to so many rows a matmul costs its weights' bytes, not its arithmetic
+static const double ALMOST = 0.99; // most that a chunk under way can have done: its total is an estimate
 
 struct uma_prefill {
     uma_fiber *             fiber;
@@ -215,16 +216,19 @@ void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int3
     out->is_done    = p->is_done;
     out->rc         = p->rc;
     out->elapsed_ns = uma_now_ns() - t0;
-    out->fraction   = p->is_done ? 1.0 : p->total_ns > p->done_ns ? p->done_ns / p->total_ns : 0.99;
+    out->fraction   = p->is_done ? 1.0 : p->done_ns < ALMOST * p->total_ns ? p->done_ns / p->total_ns : ALMOST;
 }
 
 void uma_prefill_cancel(uma_prefill * p) {
-    uma_run ignored;
+    const double  total_ns = p->last_total_ns; // a cancelled chunk's total says nothing
+    const int32_t n        = p->last_n;
+    uma_run       ignored;
     p->is_cancelled = true;
     while (!p->is_done) {
         uma_prefill_run(p, 0, 1, 1, &ignored); // tiny quantum: every node is a cut, the first one stops its split
     }
-    p->last_n = 0; // a cancelled chunk's total says nothing
+    p->last_total_ns = total_ns;
+    p->last_n        = n;
 }
 
 void uma_prefill_free(uma_prefill * p) {

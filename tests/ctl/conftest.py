@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -162,3 +163,18 @@ def start(environment):
 
 def finish(command: list[str], environment: dict[str, str], input: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, input=input, capture_output=True, text=True, timeout=WAIT_S * 3)
+
+
+@pytest.fixture
+def read_until():
+    """`read(descriptor, wanted, timeout_s)`: all that comes up to `wanted` and with it. Raises: TimeoutError."""
+
+    def read(descriptor: int, wanted: bytes, timeout_s: float = 30.0) -> bytes:
+        seen = b""
+        while wanted not in seen:
+            if not select.select([descriptor], [], [], timeout_s)[0]:
+                raise TimeoutError(f"{wanted!r} did not come after {seen!r}")
+            seen += os.read(descriptor, 65536)
+        return seen
+
+    return read

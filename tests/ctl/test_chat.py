@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import subprocess
+from contextlib import suppress
 
 
 def echo_last(peer, message):
@@ -50,14 +52,17 @@ def test_without_a_daemon_a_pipe_fails(ctl):
     assert ctl("chat", input="one\n").returncode == 1
 
 
-def read_until(descriptor: int, wanted: bytes) -> bytes:
-    seen = b""
-    while wanted not in seen:
-        seen += os.read(descriptor, 4096)
-    return seen
+def interrupt_at_prompt(process: subprocess.Popen, terminal: int, read_until) -> None:
+    """Ctrl-C until the next prompt: readline does not see a signal that comes just before it begins to wait."""
+    for _ in range(30):
+        process.send_signal(signal.SIGINT)
+        with suppress(TimeoutError):
+            read_until(terminal, b"> ", 1.0)
+            return
+    raise AssertionError("Ctrl-C at the prompt brought no new prompt")
 
 
-def test_ctrl_c_on_a_terminal_stops_the_answer_and_keeps_what_it_said(serve, start):
+def test_ctrl_c_on_a_terminal_stops_the_answer_and_keeps_what_it_said(serve, start, read_until):
     def script(peer, message):
         if message.get("type") == "cancel":
             peer.eos(message["id"], "cancelled")
@@ -76,9 +81,9 @@ def test_ctrl_c_on_a_terminal_stops_the_answer_and_keeps_what_it_said(serve, sta
     process.send_signal(signal.SIGINT)
     read_until(ours, b"> ")
     os.write(ours, b"next\n")
-    read_until(ours, b"you said next")
-    process.send_signal(signal.SIGINT)  # at the prompt: only the line is dropped
-    read_until(ours, b"> ")
+    if b"> " not in read_until(ours, b"you said next").partition(b"you said next")[2]:
+        read_until(ours, b"> ")
+    interrupt_at_prompt(process, ours, read_until)  # only the line is dropped
     os.write(ours, b"/quit\n")
     assert process.wait(timeout=30) == 0
     os.close(ours)

@@ -138,13 +138,7 @@ def test_without_a_terminal_it_says_what_to_use_instead(ctl):
     assert "status --watch" in done.stderr
 
 
-def read_until(descriptor: int, wanted: bytes) -> None:
-    seen = b""
-    while wanted not in seen:
-        seen += os.read(descriptor, 65536)
-
-
-def test_keys_cancel_and_drain_on_a_terminal(serve, start, environment):
+def test_keys_cancel_and_drain_on_a_terminal(serve, start, environment, read_until):
     def script(peer, message):
         replies = {
             "status": STATUS,

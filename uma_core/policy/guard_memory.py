@@ -16,7 +16,7 @@ from uma_core.policy.state import SchedulerState
 EXCEED = 0.03  # share of everyday gaps that may exceed the cap: with the long ones that leaves p95 below it
 STEP = 0.04  # of solo: how fast the margin follows
 HARD_STEP, HARD_DECAY = 0.1, 0.002  # of solo
-MARGIN_FIRST, MARGIN_MIN, HARD_MIN, HARD_MAX = 0.03, 0.01, 0.06, 0.4  # of solo
+MARGIN_FIRST, MARGIN_MIN, HARD_MIN, HARD_MAX = 0.03, 0.01, 0.14, 0.4  # of solo
 CREDIT_MAX, CREDIT_MIN = 1.0, -2.0
 BACK_OFF, RECOVER = 0.5, 0.1
 
