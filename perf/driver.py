@@ -78,7 +78,7 @@ class Driver:
         self._endpoint = endpoint
         self._phase = phase
         # texts first: making them is not the server's time
-        self._payloads = {a.name: endpoint.encode(a, text_of(seed, a)) for a in phase.asks}
+        self._payloads = {a.name: endpoint.encode(a, text_of(seed, a, phase.name)) for a in phase.asks}
         self._selector = selectors.DefaultSelector()
         self._links: dict[str, _Link] = {}  # of apps
         self._open: list[_Link] = []

@@ -89,7 +89,7 @@ class Harness:
         plan = self._plan
         name = needs.shape or plan.model
         model = Path(name) if name.endswith(".gguf") else ensure(name)
-        return Settings(model, plan.threads, needs.n_seq, needs.n_ctx_seq, plan.n_gpu_layers)
+        return Settings(model, plan.threads, needs.n_seq, needs.n_ctx_seq, plan.n_gpu_layers, needs.has_disk)
 
     def _run_group(self, jobs: list[Job], servers: dict[str, Server]) -> None:
         for server in servers.values():
@@ -132,7 +132,9 @@ class Harness:
         for attempt in range(self._plan.n_retries + 1):
             logs = {}
             for phase in scenario.phases(self._plan.sizing):
-                logs[phase.name] = run_phase(server, phase, f"{seed}/{phase.name}/{attempt}")
+                if phase.is_restarted:
+                    server.restart()
+                logs[phase.name] = run_phase(server, phase, f"{seed}/{attempt}")
             noise = max((log.foreign_cpu_s * 1000.0 / log.makespan_ms for log in logs.values() if log.makespan_ms > 500.0), default=0.0)
             if not noise > self._plan.quiet_cores:
                 break

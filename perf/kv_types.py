@@ -19,6 +19,7 @@ from uma_core.models import default_model_path
 
 KV_TYPES = ("f16", "q8_0", "q4_0")
 TEXTS = ("docs/SYSTEM_DESIGN.md", "docs/PROTOCOL.md", "README.md")
+HEAD = "| model | KV type | perplexity | change | KL mean | KL p99 | same first choice |\n" + 7 * "| --- " + "|"
 N_READ, N_PREDICTED, N_WINDOWS = 500, 400, 4  # tokens read, tokens predicted after them, and how often
 
 
@@ -89,7 +90,7 @@ def main(models: tuple[str, ...]) -> None:
     """Compare KV types on MODELS (default: the embedded one)."""
     root = Path(__file__).parent.parent
     text = "\n".join((root / name).read_text(encoding="utf-8") for name in TEXTS)
-    click.echo("| model | KV type | perplexity | change | KL mean | KL p99 | same first choice |\n| --- | --- | --- | --- | --- | --- | --- |")
+    click.echo(HEAD)
     for path in models or (str(default_model_path()),):
         for row in compare(path, text):
             click.echo(row)

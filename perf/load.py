@@ -33,6 +33,7 @@ class Phase:
     asks: tuple[Ask, ...]
     timeout_s: float = 600.0
     lasts_s: float = 0.0  # at least so long, whatever is asked
+    is_restarted: bool = False  # the server ends and starts anew before it
 
     def __post_init__(self) -> None:
         names = [ask.name for ask in self.asks]
@@ -50,6 +51,7 @@ class Needs:
     n_seq: int = 4
     n_ctx_seq: int = 4096  # cells of each sequence
     shape: str = ""  # "": the run's model
+    has_disk: bool = False  # a cache directory, where the server can have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,10 @@ def composed(name: str, parts: tuple[tuple[str, int], ...], n_tokens: int, after
     return Ask(name, sum(n for _, n in parts), n_tokens, after=after, gate=gate, parts=parts)
 
 
-def text_of(seed: str, ask: Ask) -> str:
-    """The ask's prompt: unique to it, or made of the parts that it shares with others of the same seed."""
+def text_of(seed: str, ask: Ask, phase: str = "") -> str:
+    """The ask's prompt: unique to it in its phase, or made of the parts that it shares with others of the same seed."""
     if not ask.parts:
-        return prompt(f"{seed}/{ask.name}", ask.n_prompt)
+        return prompt(f"{seed}/{phase}/{ask.name}", ask.n_prompt)
     return "".join(prompt(f"{seed}/part/{name}", n) for name, n in ask.parts)
 
 

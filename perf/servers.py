@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,6 +43,7 @@ class Settings:
     n_seq: int
     n_ctx_seq: int
     n_gpu_layers: int = 0
+    has_disk: bool = False  # a cache directory of its own, where it can have one
     start_timeout_s: float = 180.0
 
     @property
@@ -58,6 +60,7 @@ class Server(ABC):
         self.log_path = folder / f"{label.replace(':', '-')}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._is_known = False  # it was started before
 
     @abstractmethod
     def command(self) -> list[str]: ...
@@ -85,7 +88,8 @@ class Server(ABC):
     def start(self) -> None:
         """Blocks until the server answers. Raises: ServerError."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = self.log_path.open("wb")
+        self._log = self.log_path.open("ab" if self._is_known else "wb")  # a restart goes on with its log
+        self._is_known = True
         self._process = subprocess.Popen(
             self.command(), env=self.environ(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -112,6 +116,11 @@ class Server(ABC):
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    def restart(self) -> None:
+        """End it and start it anew, with what it keeps on disk. Raises: ServerError."""
+        self.stop()
+        self.start()
 
     def usage(self) -> Usage:
         """CPU and memory of the process. Raises: ServerError when it has ended."""
@@ -159,13 +168,20 @@ class UmaServer(Server):
         self.socket_path = folder / f"{label.replace(':', '-')}.sock"
         if len(os.fsencode(self.socket_path)) > 100:  # the system's limit on such paths is about 104 bytes
             self.socket_path = Path(os.environ.get("TMPDIR") or "/tmp") / f"uma-perf-{os.getpid()}-{abs(hash(label)) % 10**6}.sock"
+        self._cache_dir = folder / f"{label.replace(':', '-')}-kv"
 
     def command(self) -> list[str]:
         s = self.settings
         command = [sys.executable, "-m", "uma_core", "daemon", "--model", str(s.model), "--socket", str(self.socket_path)]
         command += ["--threads", str(s.threads), "--n-ctx", str(s.n_ctx), "--parallel", str(s.n_seq)]
         command += ["--n-gpu-layers", str(s.n_gpu_layers)] if s.n_gpu_layers else []
+        command += ["--cache-dir", str(self._cache_dir)] if s.has_disk else []
         return command + self._variant_flags()
+
+    def start(self) -> None:
+        if not self._is_known:  # what an earlier run left is not this run's doing
+            shutil.rmtree(self._cache_dir, ignore_errors=True)
+        super().start()
 
     def _variant_flags(self) -> list[str]:
         variant = self._variant

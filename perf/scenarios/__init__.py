@@ -11,7 +11,7 @@ from perf.scenarios.idle import Idle
 from perf.scenarios.ipc import Ipc
 from perf.scenarios.mixed import Mixed
 from perf.scenarios.paste import Paste
-from perf.scenarios.prefix import Agent, Alternating, Fanout, RoundRobin, Snapshots
+from perf.scenarios.prefix import Agent, AgentRestart, Alternating, Fanout, RoundRobin, Snapshots
 from perf.scenarios.solo import Solo
 from perf.scenarios.storms import Storm, TwoChats
 from perf.scenarios.throughput import Throughput
@@ -32,6 +32,7 @@ _ALL: tuple[Scenario, ...] = (
     MoeSweep(),
     Ipc(),
     Agent(),
+    AgentRestart(),
     Fanout(),
     Alternating(),
     RoundRobin(),

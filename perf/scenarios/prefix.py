@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, composed, scaled
@@ -15,6 +15,15 @@ _COMPUTED = "prefill_tokens_total"  # our daemon's count of prompt tokens that w
 
 def _cells(n: int, sizing: Sizing) -> int:
     return -(-(n * sizing.scale + 64) // _ROUND) * _ROUND
+
+
+def _turns(n: int, n_system: int, n_turn: int, n_tokens: int) -> list[Ask]:
+    """Prompts that grow by a part per turn, each asked when the one before has been answered."""
+    asks, parts = [], (("system", n_system),)
+    for i in range(n):
+        asks.append(composed(f"turn{i}", parts, n_tokens, (f"turn{i - 1}",) if i else ()))
+        parts = (*parts, (f"said{i}", n_turn))
+    return asks
 
 
 def _firsts(log: PhaseLog, prefix: str) -> list[float]:
@@ -40,10 +49,7 @@ class Agent:
         return Needs(n_seq=4, n_ctx_seq=_cells(self.n_last + self.n_tokens, sizing))
 
     def phases(self, sizing: Sizing) -> list[Phase]:
-        turns, parts = [], (("system", self.n_system),)
-        for i in range(self.n_turns):
-            turns.append(composed(f"turn{i}", parts, self.n_tokens, (f"turn{i - 1}",) if i else ()))
-            parts = (*parts, (f"said{i}", self.n_turn))
+        turns = _turns(self.n_turns, self.n_system, self.n_turn, self.n_tokens)
         cold = Ask("cold", self.n_last, 1)
         return [Phase("cold", scaled((cold,), sizing.scale)), Phase("agent", scaled(tuple(turns), sizing.scale), timeout_s=1800.0)]
 
@@ -58,6 +64,31 @@ class Agent:
             "warm_share": ratio(turns[-1].ttft_ms, cold.ttft_ms),
             "computed_x_unique": ratio(computed, turns[-1].n_prompt),
             **phase_figures(agent),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRestart(Agent):
+    """The server is restarted before the last turn; ours keeps what it computed in a cache directory."""
+
+    name: ClassVar[str] = "agent-restart"
+    title: ClassVar[str] = "agent whose last turn comes after a restart, with the disk tier"
+
+    def needs(self, sizing: Sizing) -> Needs:
+        return replace(Agent.needs(self, sizing), has_disk=True)
+
+    def phases(self, sizing: Sizing) -> list[Phase]:
+        cold, agent = Agent.phases(self, sizing)
+        *turns, last = agent.asks
+        return [cold, replace(agent, asks=tuple(turns)), Phase("restarted", (replace(last, after=()),), is_restarted=True)]
+
+    def measure(self, logs: Logs) -> Figures:
+        last, cold = logs["restarted"]["turn" + str(self.n_turns - 1)], logs["cold"]["cold"]
+        return {
+            "ttft_ms": last.ttft_ms,
+            "cold_ttft_ms": cold.ttft_ms,
+            "warm_share": ratio(last.ttft_ms, cold.ttft_ms),
+            **phase_figures(logs["restarted"]),
         }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.cache_engine.world import wait_for_index
 from tests.engine.drive import finish, read, step
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import MonotonicClock
@@ -151,12 +152,7 @@ class RealWorld:
         _, self.n_parked, self.n_evictions = self.totals()
         self.engine.close()
         self.open()
-        disk = self.executor.cache.store.disk
-        found: list[object] = []
-        if disk is not None:
-            disk.index(found.append)
-            while not found:
-                disk.poll()
+        wait_for_index(self.executor.cache)
 
     def close(self) -> None:
         self.executor.end_all(FinishReason.CANCELLED)

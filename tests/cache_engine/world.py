@@ -6,9 +6,10 @@ The FakeEngine's next token is a hash of everything before it: one wrong cell an
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 
-from uma_core.cache.manager import PRIVATE
+from uma_core.cache.manager import PRIVATE, PrefixCache
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import ManualClock
 from uma_core.engine.fake import FakeEngine, FakeModel, Faults
@@ -91,12 +92,7 @@ class World:
         self.read_directory()
 
     def read_directory(self) -> None:
-        disk = self.cache.store.disk
-        if disk is not None:
-            done = []
-            disk.index(done.append)
-            while not done:
-                disk.poll()
+        wait_for_index(self.cache)
 
     def submit(self, request_id: str, tokens: list[int], uid: int = 1, conn: int = 1, **fields: object) -> None:
         ends = fields.pop("message_ends", ())
@@ -146,6 +142,16 @@ class World:
     def check(self) -> None:
         """What must always hold between two ticks."""
         check_cache(self)
+
+
+def wait_for_index(cache: PrefixCache) -> None:
+    """Until the directory was looked through; the disk's thread, which has the lowest priority, must be let to it."""
+    disk, found = cache.store.disk, []
+    if disk is not None:
+        disk.index(found.append)
+        while not found:
+            time.sleep(0.0005)
+            disk.poll()
 
 
 def check_cache(world: World) -> None:

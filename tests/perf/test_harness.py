@@ -34,6 +34,11 @@ class Scripted(Server):
     def counters(self) -> dict[str, float]:
         return {"tick_overhead_ms.sum": 1.0}
 
+    def start(self) -> None:
+        self.pids = [*getattr(self, "pids", ()), 0]
+        super().start()
+        self.pids[-1] = self.pid
+
 
 @pytest.fixture
 def made(socket_path: Path) -> Iterator[list[Scripted]]:
@@ -85,6 +90,14 @@ def test_prompts_are_unique_over_repeats_and_equal_for_both_servers(tmp_path: Pa
         run(made, plan_of(tmp_path, Job("solo", ("a", "b"), 2)))
     chats = [r["prompt"] for r in server.requests if r["id"] == "chat"]
     assert chats[0] == chats[1] and chats[2] == chats[3] and chats[0] != chats[2]
+
+
+def test_a_conversation_goes_on_after_a_restart(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+    with uds_server(socket_path) as server:
+        results, _ = run(made, plan_of(tmp_path, Job("agent-restart", ("a",), 1)))
+    prompts = {r["id"]: r["prompt"] for r in server.requests}
+    assert prompts["turn19"].startswith(prompts["turn18"]) and not prompts["cold"].startswith(prompts["turn0"])
+    assert len(set(made[0].pids)) == 2 and results.cells["agent-restart"]["a"].errors == []
 
 
 def test_failed_stream_is_an_error_with_its_place(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:

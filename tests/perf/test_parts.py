@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,11 @@ def test_variants_of_ours_leave_stages_out(tmp_path: Path, variant: str, absent:
 def test_variant_sets_options(tmp_path: Path) -> None:
     command = UmaServer("uma:bmt_budget=auto,guard_cap=1.5", settings(tmp_path), tmp_path).command()
     assert command[-4:] == ["--bmt-budget", "auto", "--guard-cap", "1.5"]
+
+
+def test_ours_gets_a_cache_directory_where_a_scenario_wants_one(tmp_path: Path) -> None:
+    command = UmaServer("uma", replace(settings(tmp_path), has_disk=True), tmp_path).command()
+    assert command[command.index("--cache-dir") + 1] == str(tmp_path / "uma-kv")
 
 
 @pytest.mark.parametrize("label", ["nginx", "uma:no-such_stage", "llama-server:turbo"])

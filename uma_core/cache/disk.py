@@ -43,6 +43,11 @@ PENDING_MOST = 64 << 20  # bytes that may wait to be written; what is beyond is 
 PIECE = 1 << 20
 PAUSE_S = 0.004  # after each piece while streams are running: the disk's work shall not be felt
 NICE = 19
+TEMPORARY = SUFFIX + ".tmp"
+STALE_S = 600.0  # a temporary file that nobody wrote to for so long is left over
+
+
+_writes = itertools.count()  # no two writes of one process share a temporary file
 
 
 class Blob(NamedTuple):
@@ -185,12 +190,18 @@ class DiskTier:
             self._failed("reading", error)
             return found
         for entry in entries:
-            if entry.name.endswith(SUFFIX + ".tmp"):  # a write that did not finish
-                self._remove(entry.name)
+            if entry.name.endswith(TEMPORARY):
+                self._remove_stale(entry)
             elif entry.name.endswith(SUFFIX):
                 each = self._look_at(entry.name)
                 found += [each] if each is not None else []
         return found
+
+    def _remove_stale(self, entry: os.DirEntry[str]) -> None:
+        """A write that did not finish; but a young one may be going on, in another daemon or in the tier that this one replaces."""
+        with contextlib.suppress(OSError):
+            if time.time() - entry.stat().st_mtime > STALE_S:
+                self._remove(entry.name)
 
     def _look_at(self, name: str) -> Found | None:
         try:
@@ -248,7 +259,7 @@ class DiskTier:
         if not self.can_write:
             return False
         path = self._path(blob.name)
-        temporary = path + ".tmp"
+        temporary = f"{path.removesuffix(SUFFIX)}.{os.getpid()}-{next(_writes)}{TEMPORARY}"
         payload = memoryview(blob.payload).cast("B")
         try:
             head = Head(blob.model, blob.tenant, blob.start, blob.tokens, len(payload), payload_digest(payload))

@@ -140,10 +140,22 @@ def test_a_file_under_a_wrong_name_is_removed(bench: Bench) -> None:
 def test_other_models_files_stay_and_strangers_are_left_alone(bench: Bench) -> None:
     bench.write(blob(1, model="f" * 16))
     (bench.folder / "notes.txt").write_text("mine")
-    (bench.folder / ("x" + files.SUFFIX + ".tmp")).write_bytes(b"half")
+    left_over = bench.folder / ("x" + files.SUFFIX + ".tmp")
+    left_over.write_bytes(b"half")
+    os.utime(left_over, (0, 0))
     found = bench.index()
     assert [each.head for each in found.values()] == [None]
     assert sorted(p.name for p in bench.folder.iterdir()) == sorted(["notes.txt", blob(1, model="f" * 16).name])
+
+
+def test_two_daemons_over_one_directory(bench: Bench) -> None:
+    other = Bench(bench.folder)
+    writing = bench.folder / ("x.1-1" + files.SUFFIX + ".tmp")
+    bench.write(blob(1))
+    writing.write_bytes(b"not all yet")
+    assert set(other.index()) == {blob(1).name} and writing.exists()  # the other one's write goes on
+    assert other.write(blob(1)) is True and bench.read(blob(1).name) == PAYLOAD
+    assert other.disk.close(10)
 
 
 def failing(number: int) -> Callable[..., None]:
