@@ -11,6 +11,7 @@ from perf.peers import OURS, PEER, PEER_VARIANTS
 from perf.results import Results
 from perf.stats import median, spread
 
+BETTER = 0.99
 GUARD_OFF = f"{OURS}:guard-off"
 
 
@@ -95,6 +96,15 @@ ON_CPU: tuple[Criterion, ...] = (
     *_context("context-32k"),
     Criterion("moe-sweep", "interactive inter-token p95, worst count", "p95_x", 1.2),
     Criterion("moe-sweep", "aggregate tokens/s, 8 streams", "x8_tok_s", 0.95, Against.PEER, is_floor=True),
+    Criterion("agent", "prompt tokens computed, x unique ones", "computed_x_unique", 1.05),
+    Criterion("agent", "TTFT of turn 20, x uncached", "warm_share", 0.1),
+    Criterion("agent", "TTFT of turns 2 to 20", "ttft_p50_ms", 1.0, Against.PEER),
+    Criterion("agent-restart", "TTFT of turn 20, x uncached", "warm_share", 0.2),
+    Criterion("fanout", "TTFT of 8 branches", "ttft_p50_ms", BETTER, Against.PEER),
+    Criterion("alternating", "TTFT of later turns", "ttft_p50_ms", BETTER, Against.PEER),
+    Criterion("round-robin", "TTFT of later turns", "ttft_p50_ms", BETTER, Against.PEER),
+    Criterion("snapshots", "chat's inter-token p95", "p95_x", 1.2),
+    Criterion("snapshots", "chat's worst pause", "pause_x", 2.0),
 )
 
 ON_GPU: tuple[Criterion, ...] = (

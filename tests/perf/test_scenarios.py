@@ -25,7 +25,7 @@ def played(phase: Phase, step_ms: float = 10.0) -> PhaseLog:
         sent = begin + round(ask.at_ms * MS)
         tokens = tuple(sent + round((i + 1) * step_ms * MS) for i in range(ask.n_tokens))
         ended[ask.name] = StreamLog(ask.name, ask.is_interactive, ask.n_prompt, ask.n_tokens, sent, tokens, tokens[-1], "", ask.n_tokens)
-    own = {"tick_overhead_ms.sum": 1.0, "tick_overhead_ms.count": 10.0, "tick_ms.sum": 100.0}
+    own = {"tick_overhead_ms.sum": 1.0, "tick_overhead_ms.count": 10.0, "tick_ms.sum": 100.0, "prefill_tokens_total": 10.0}
     return PhaseLog(0, tuple(ended.values()), 0.1, 0.01, 0.0, 100.0, round(phase.lasts_s * 1e9), own)
 
 
