@@ -13,3 +13,4 @@ int64_t      uma_accel_count(void) {
     return n;
 }
 const char * uma_accel_isa(void)          { return uma_ggml_isa(); }
+int32_t      uma_accel_wants_plain_weights(void) { return uma_ggml_wants_plain_weights(); }

@@ -5,14 +5,11 @@
 // own stack, half done, until it is entered again. Other contexts compute meanwhile. What a piece costs is
 // learnt by kind of operation (nanoseconds per unit of work), so nothing is assumed about an architecture.
 #include "fiber.h"
+#include "pieces.h"
 #include "uma.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-enum kind { MATMUL, GEMV, EXPERTS, ATTENTION, OTHER, N_KINDS };
-enum { GEMV_ROWS = 4 }; // up to so many rows a matmul costs its weights' bytes, not its arithmetic
-static const double ALMOST = 0.99; // most that a chunk under way can have done: its total is an estimate
 
 struct uma_prefill {
     uma_fiber *             fiber;
@@ -31,14 +28,7 @@ struct uma_prefill {
     int32_t        rc;
     bool           is_done, is_cancelled;
 
-    // what pieces cost
-    double  ns_per_work[N_KINDS];
-    int64_t n_seen[N_KINDS];
-    double  piece[N_KINDS];            // predicted ns by kind since the last cut
-    double  heaviest;                  // predicted ns of the heaviest single node of this chunk
-    double  done_ns, total_ns;         // predicted work of this chunk; total is the previous chunk's, scaled
-    double  last_total_ns;
-    int32_t last_n;
+    uma_pieces     pieces;
 
     // this run
     int64_t   until_ns, quantum_ns, t_piece;
@@ -46,58 +36,9 @@ struct uma_prefill {
     uma_run * run;
 };
 
-static enum kind kind_of(const struct ggml_tensor * t) {
-    switch (t->op) {
-        case GGML_OP_MUL_MAT:        return t->ne[1] <= GEMV_ROWS ? GEMV : MATMUL;
-        case GGML_OP_MUL_MAT_ID:     return EXPERTS;
-        case GGML_OP_FLASH_ATTN_EXT: return ATTENTION;
-        default:                     return OTHER;
-    }
-}
-
-static double work_of(const struct ggml_tensor * t, enum kind kind) {
-    switch (kind) {
-        case MATMUL:
-        case EXPERTS:   return (double) ggml_nelements(t) * t->src[0]->ne[0];
-        case GEMV:      return (double) ggml_nbytes(t->src[0]);
-        case ATTENTION: return (double) ggml_nelements(t->src[0]) * t->src[1]->ne[1] * 2;
-        default:        return (double) ggml_nelements(t);
-    }
-}
-
-static double sum(const double * x) {
-    double s = 0;
-    for (int i = 0; i < N_KINDS; i++) {
-        s += x[i];
-    }
-    return s;
-}
-
-// Spread a piece's error over the kinds it was predicted from, by their shares; bounded, because one
-// preempted piece may take ten times its time.
-static void learn(uma_prefill * p, int64_t elapsed_ns) {
-    const double predicted = sum(p->piece);
-    if (predicted <= 0) {
-        return;
-    }
-    double ratio = elapsed_ns / predicted;
-    for (int i = 0; i < N_KINDS; i++) {
-        const double share = p->piece[i] / predicted;
-        if (share < 0.2) {
-            continue;
-        }
-        const bool is_new = p->n_seen[i]++ < 8;
-        const double low = is_new ? 0.02 : 0.7, high = is_new ? 50.0 : 1.4;
-        const double bounded = ratio < low ? low : ratio > high ? high : ratio;
-        p->ns_per_work[i] *= 1.0 + (is_new ? 0.7 : 0.1) * share * (bounded - 1.0);
-    }
-}
-
 static void end_piece(uma_prefill * p) {
     const int64_t elapsed = uma_now_ns() - p->t_piece;
-    learn(p, elapsed);
-    p->done_ns += sum(p->piece);
-    memset(p->piece, 0, sizeof(p->piece));
+    uma_pieces_end(&p->pieces, elapsed);
     p->run->n_pieces++;
     if (elapsed > p->run->longest_ns) {
         p->run->longest_ns = elapsed;
@@ -124,11 +65,7 @@ bool uma_prefill_cb(struct ggml_tensor * t, bool ask, void * user) {
         p->t_piece = uma_now_ns();
         return !p->is_cancelled;
     }
-    const enum kind kind = kind_of(t);
-    const double ns = work_of(t, kind) * p->ns_per_work[kind];
-    p->piece[kind] += ns;
-    p->heaviest = ns > p->heaviest ? ns : p->heaviest;
-    return sum(p->piece) + p->heaviest > p->quantum_ns && kind != OTHER;
+    return uma_pieces_add(&p->pieces, t, 0, p->quantum_ns);
 }
 
 static void body(void * user) {
@@ -167,10 +104,7 @@ uma_prefill * uma_prefill_new(int32_t n_tokens_max) {
         p->n_seq_id[i] = 1;
         p->seq_id[i]   = &p->zero;
     }
-    // First guesses, soon replaced: 50 G multiply-adds/s, 20 GB/s, 1 element/ns.
-    p->ns_per_work[MATMUL]    = p->ns_per_work[EXPERTS] = p->ns_per_work[ATTENTION] = 0.02;
-    p->ns_per_work[GEMV]      = 0.05;
-    p->ns_per_work[OTHER]     = 1.0;
+    uma_pieces_init(&p->pieces);
     return p;
 }
 
@@ -192,10 +126,7 @@ void uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, ll
     }
     p->is_done      = false;
     p->is_cancelled = false;
-    p->heaviest     = 0;
-    p->done_ns      = 0;
-    p->total_ns     = p->last_n > 0 ? p->last_total_ns * n / p->last_n : 0;
-    memset(p->piece, 0, sizeof(p->piece));
+    uma_pieces_begin(&p->pieces, n);
 }
 
 void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out) {
@@ -209,26 +140,25 @@ void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int3
     uma_fiber_enter(p->fiber);
     if (p->is_done) {
         end_piece(p);
-        p->last_total_ns = p->done_ns;
-        p->last_n        = p->n;
+        uma_pieces_finish(&p->pieces, p->n);
     }
     p->run = NULL;
     out->is_done    = p->is_done;
     out->rc         = p->rc;
     out->elapsed_ns = uma_now_ns() - t0;
-    out->fraction   = p->is_done ? 1.0 : p->done_ns < ALMOST * p->total_ns ? p->done_ns / p->total_ns : ALMOST;
+    out->fraction   = p->is_done ? 1.0 : uma_pieces_fraction(&p->pieces);
 }
 
 void uma_prefill_cancel(uma_prefill * p) {
-    const double  total_ns = p->last_total_ns; // a cancelled chunk's total says nothing
-    const int32_t n        = p->last_n;
+    const double  total_ns = p->pieces.last_total_ns; // a cancelled chunk's total says nothing
+    const int32_t n        = p->pieces.last_n;
     uma_run       ignored;
     p->is_cancelled = true;
     while (!p->is_done) {
         uma_prefill_run(p, 0, 1, 1, &ignored); // tiny quantum: every node is a cut, the first one stops its split
     }
-    p->last_total_ns = total_ns;
-    p->last_n        = n;
+    p->pieces.last_total_ns = total_ns;
+    p->pieces.last_n        = n;
 }
 
 void uma_prefill_free(uma_prefill * p) {

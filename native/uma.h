@@ -68,6 +68,7 @@ int32_t      uma_accel_register(void);      // before the first model is loaded;
 void         uma_accel_enable(uint32_t ops); // bit set: 1 matmul, 2 experts' matmul, 4 attention; 0 none. Not while a graph computes
 int64_t      uma_accel_count(void);         // operations computed so far
 const char * uma_accel_isa(void);           // instruction set in use
+int32_t      uma_accel_wants_plain_weights(void); // nonzero: faster on weights as the file has them than ggml on rearranged copies
 
 // -- prefill.c: llama_decode of one prompt chunk that pauses between pieces of its graph
 typedef struct uma_prefill uma_prefill;
@@ -88,5 +89,49 @@ void          uma_prefill_start(uma_prefill * p, const llama_token * token, int3
 void          uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out);
 void          uma_prefill_cancel(uma_prefill * p);                  // leave the paused chunk; its cells are the caller's to remove
 void          uma_prefill_free(uma_prefill * p);
+
+// -- paged.c, paged_plan.c: attention over KV in pages of 64 cells, as an operation of a ggml graph
+typedef struct uma_paged uma_paged; // the plan of one batch; a graph that computes or is paused has one of its own
+typedef struct uma_paged_shape {
+    int32_t n_head, n_head_kv, dim, n_threads;
+    int64_t cell_bytes;      // K, or V, of one head and position
+    int64_t page_bytes;      // from one page to the next
+    float   scale;
+} uma_paged_shape;
+
+uma_paged * uma_paged_new(const uma_paged_shape * shape, int32_t n_rows_max);
+void        uma_paged_free(uma_paged * p);
+double      uma_paged_work(const uma_paged * p);                    // multiply-adds of one layer of the planned batch
+// Row i sees positions 0..pos[i] of its sequence, whose page j is pages[seq_id[i] * n_pages_seq + j]; pages must live until computed.
+bool        uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq);
+// ggml_custom_op_t. src: q f32 (dim, n_head, rows); K and V of head 0, page 0. dst: f32 (dim * n_head, rows). userdata: uma_paged *
+void        uma_paged_attention(struct ggml_tensor * dst, int ith, int nth, void * paged);
+
+// -- forward.c: one graph of one batch shape: its inputs, one decode call
+typedef struct uma_forward {
+    struct ggml_backend * backend;
+    struct ggml_cgraph  * graph;
+    uma_paged    * paged;
+    const int32_t * pages;   // (sequences, n_pages_seq)
+    int32_t   n_pages_seq;
+    int32_t   n_head_kv;
+    int64_t   page_rows;     // KV rows (one head, one position) from one page to the next
+    int32_t * token;         // (n) inputs of the graph
+    int32_t * pos;           // (n)
+    int64_t * cell;          // (n, n_head_kv) KV rows to write
+    int32_t * out_id;        // (outputs) rows that want logits; NULL: all
+    const float * logits;    // (outputs, n_vocab)
+    int32_t   n_vocab;
+} uma_forward;
+
+bool    uma_forward_fill(uma_forward * f, const uma_rows * rows);   // false: no memory
+int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);       // fills, computes, samples; 0, or a ggml_status
+
+// -- slices.c: a graph computed in pieces, the caller's other work in between
+typedef struct uma_slices uma_slices;
+uma_slices * uma_slices_new(const volatile int32_t * bell);
+void         uma_slices_start(uma_slices * s, uma_forward * f, int32_t n); // a filled one, of n tokens
+void         uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out);
+void         uma_slices_free(uma_slices * s);
 
 /* cdef end */

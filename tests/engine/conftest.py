@@ -12,6 +12,7 @@ from uma_core.clock import ManualClock
 from uma_core.config import EngineOptions
 from uma_core.engine.api import Engine
 from uma_core.engine.fake import FakeEngine, FakeModel
+from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama import LlamaEngine
 from uma_core.models import default_model_path
 
@@ -22,8 +23,10 @@ MOE = str(MODELS / "uma-moe-q8_0.gguf")
 OPTIONS = EngineOptions(n_ctx=4096, n_seq=4, threads=2, n_batch=256, n_ubatch=256)
 
 
-SLICED = ["fake", "llama-draft", "llama-moe", "llama-q8kv"]  # engines whose prefill can pause and whose KV can be copied
-ALL = [*SLICED, "llama-chunked", "llama-unified"]
+LLAMA = ["llama-draft", "llama-moe", "llama-q8kv"]
+GRAPH = ["graph-draft", "graph-moe", "graph-q8kv"]
+SLICED = ["fake", *LLAMA, *GRAPH]  # engines whose prefill can pause and whose KV can be copied
+ALL = [*SLICED, "llama-chunked", "llama-unified", "graph-chunked", "graph-unified"]
 
 
 @pytest.fixture(scope="module", params=ALL)
@@ -35,6 +38,11 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         "llama-q8kv": lambda: LlamaEngine(DRAFT, replace(OPTIONS, kv_type="q8_0")),
         "llama-chunked": lambda: LlamaEngine(DRAFT, replace(OPTIONS, prefill_lanes=0)),
         "llama-unified": lambda: LlamaEngine(DRAFT, replace(OPTIONS, kv_mode="unified")),
+        "graph-draft": lambda: GraphEngine(DRAFT, OPTIONS),
+        "graph-moe": lambda: GraphEngine(MOE, OPTIONS),
+        "graph-q8kv": lambda: GraphEngine(DRAFT, replace(OPTIONS, kv_type="q8_0")),
+        "graph-chunked": lambda: GraphEngine(DRAFT, replace(OPTIONS, prefill_lanes=0)),
+        "graph-unified": lambda: GraphEngine(DRAFT, replace(OPTIONS, kv_mode="unified")),
     }[request.param]()
     yield made
     made.close()

@@ -1,1 +1,1 @@
-"""Engines: what computes. `api` is the contract; `llama`, `fake` and (later) `graph` fulfil it."""
+"""Engines: what computes. `api` is the contract; `llama`, `fake` and `graph` fulfil it."""

@@ -20,11 +20,13 @@ Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loadin
 class LlamaModel:
     """Owns a llama_model. `close` frees it; every context on it must be gone by then."""
 
-    def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None) -> None:
+    def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None, is_vocab_only: bool = False) -> None:
+        """`is_vocab_only`: no weights, for an engine that has its own."""
         check_file(path)
         self.path = path
         self.fingerprint = fingerprint(path)
         params, kept = model_params(options, path)
+        params.vocab_only = is_vocab_only
         callback = ffi.callback("llama_progress_callback", lambda share, _: progress(share)) if progress is not None else ffi.NULL
         params.progress_callback = callback
         mark = tap.pump()

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from uma_core.engine.api import Engine, MemoryUse
-from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
 
 if TYPE_CHECKING:
@@ -27,18 +26,20 @@ def open_engine(options: EngineOptions, path: str = "", progress: Progress | Non
     if options.engine == "fake":
         return importlib.import_module("uma_core.engine.fake_open").open_fake(options, path)  # type: ignore[no-any-return]
     if options.engine == "graph":
-        raise UmaError(ErrorCode.CONFIG_INVALID, "the graph engine does not serve this model; use --engine llama", option="engine.engine")
+        return importlib.import_module("uma_core.engine.graph.engine").GraphEngine(path, options, progress)  # type: ignore[no-any-return]
     return importlib.import_module("uma_core.engine.llama").LlamaEngine(path, options, progress)  # type: ignore[no-any-return]
 
 
 def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
     """What `open_engine` would take, found without taking it; also tells files that cannot be loaded. Blocks: reads the header.
 
-    Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH.
+    Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
     """
     os.environ.update(options.backend_environ())
     if options.engine == "fake":
         return importlib.import_module("uma_core.engine.fake_open").estimate_fake(options)  # type: ignore[no-any-return]
+    if options.engine == "graph":
+        return importlib.import_module("uma_core.engine.graph.estimate").estimate(_path(options, path), options)  # type: ignore[no-any-return]
     return importlib.import_module("uma_core.engine.llama_estimate").estimate(_path(options, path), options)  # type: ignore[no-any-return]
 
 

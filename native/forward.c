@@ -1,0 +1,42 @@
+// A graph's inputs from a batch, and one decode call over it: entered once per call so that the GIL is taken once.
+#include "uma.h"
+
+#include "ggml-backend.h"
+
+enum { PAGE = 64 };
+
+bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
+    int32_t n_out = 0;
+    for (int32_t i = 0; i < rows->n; i++) {
+        const int32_t * pages = f->pages + (int64_t) rows->seq_id[i] * f->n_pages_seq;
+        const int64_t   cell  = pages[rows->pos[i] / PAGE] * f->page_rows + rows->pos[i] % PAGE;
+        f->token[i] = rows->token[i];
+        f->pos[i]   = rows->pos[i];
+        for (int32_t h = 0; h < f->n_head_kv; h++) {
+            f->cell[(int64_t) i * f->n_head_kv + h] = cell + (int64_t) h * PAGE;
+        }
+        if (rows->want[i] && f->out_id) {
+            f->out_id[n_out++] = i;
+        }
+    }
+    return uma_paged_plan(f->paged, rows, f->pages, f->n_pages_seq);
+}
+
+int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
+    const int64_t t0 = uma_now_ns();
+    const enum ggml_status status = uma_forward_fill(f, rows) ? ggml_backend_graph_compute(f->backend, f->graph) : GGML_STATUS_ALLOC_FAILED;
+    const int64_t t1 = uma_now_ns();
+    rows->call_ns   = t1 - t0;
+    rows->sample_ns = 0;
+    if (status != GGML_STATUS_SUCCESS) {
+        return status;
+    }
+    for (int32_t i = 0, row = 0; i < rows->n; i++) {
+        if (rows->want[i]) {
+            rows->out[row] = uma_sample(f->logits + (int64_t) row * f->n_vocab, f->n_vocab, rows->chain[row]);
+            row++;
+        }
+    }
+    rows->sample_ns = uma_now_ns() - t1;
+    return 0;
+}

@@ -1,0 +1,110 @@
+// Attention over paged KV, as a custom operation of ggml's graph: each page of 64 cells is read once per KV head for all rows that see it.
+//
+// A row that several spans contribute to is merged by the thread that finishes the last of them, so no barrier is needed.
+#include "paged.h"
+
+#include <string.h>
+
+typedef struct slot {
+    struct uma_attn_part * parts;
+    float * out;
+} slot;
+
+static char * scratch_of(const uma_paged * p, int ith) { return p->scratch + (size_t) ith * p->scratch_bytes; }
+
+// The two slots of a thread: its span's results, and where the parts of one row are gathered.
+static slot own_slot(const uma_paged * p, int ith, int which) {
+    const size_t parts = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)), out = uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
+    char * at = scratch_of(p, ith) + uma_pad64(uma_kernels()->attn->scratch_bytes(p->shape.dim, p->shape.dim)) + (size_t) which * (parts + out);
+    return (slot) { (struct uma_attn_part *) (void *) at, (float *) (void *) (at + parts) };
+}
+
+// A span's results of one KV head lie together: row by row, the group's query heads in each.
+static slot slot_at(const uma_paged * p, int64_t row_slot, int32_t head) {
+    const size_t query = ((size_t) row_slot * (size_t) p->shape.n_head_kv + (size_t) head) * (size_t) p->group;
+    return (slot) { p->parts + query, p->out + query * p->dim };
+}
+
+static float * result_of(const struct ggml_tensor * dst, const uma_paged * p, int32_t row, int32_t head, int32_t g) {
+    return (float *) (void *) ((char *) dst->data + (size_t) row * dst->nb[1]) + ((size_t) head * (size_t) p->group + (size_t) g) * (size_t) p->shape.dim;
+}
+
+static void compute_span(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
+    const struct ggml_tensor * q = dst->src[0];
+    const size_t cell = p->shape.cell_bytes, in_page = (size_t) head * UMA_PAGE_CELLS * cell;
+    const struct uma_attn attn = {
+        .kv_type = dst->src[1]->type == GGML_TYPE_F16 ? UMA_F16 : UMA_Q8_0, .dim_k = p->shape.dim, .dim_v = p->shape.dim,
+        .n_rows = s->n_rows, .n_group = p->group,
+        .q = (const float *) (const void *) ((const char *) q->data + (size_t) s->first_row * q->nb[2] + (size_t) head * (size_t) p->group * q->nb[1]),
+        .q_row = q->nb[2], .q_head = q->nb[1],
+        .k = { (const char *) dst->src[1]->data + in_page, cell, p->shape.page_bytes, s->pages },
+        .v = { (const char *) dst->src[2]->data + in_page, cell, p->shape.page_bytes, s->pages },
+        .cell_begin = s->begin, .cell_end = s->end, .row_cells = p->cells + s->first_row, .scale = p->shape.scale,
+    };
+    const slot own = own_slot(p, ith, 0);
+    uma_kernels()->attn->run(&attn, own.parts, own.out, p->dim * sizeof(float), scratch_of(p, ith));
+}
+
+// Results of a span whose rows have others too: to where the last of them will look.
+static void keep(const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
+    const slot own = own_slot(p, ith, 0);
+    const size_t group = (size_t) p->group;
+    for (int32_t r = 0; r < s->n_rows; r++) {
+        const slot to = slot_at(p, s->slot + r, head);
+        memcpy(to.parts, own.parts + (size_t) r * group, group * sizeof(*to.parts));
+        memcpy(to.out, own.out + (size_t) r * group * p->dim, group * p->dim * sizeof(float));
+    }
+}
+
+static void write_alone(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
+    const slot own = own_slot(p, ith, 0);
+    for (int32_t i = 0; i < s->n_rows * p->group; i++) {
+        float * y = result_of(dst, p, s->first_row + i / p->group, head, i % p->group);
+        uma_attn_merge(own.parts + i, 0, own.out + (size_t) i * p->dim, 0, 1, p->shape.dim, NULL, y);
+    }
+}
+
+// All parts of a row are there.
+static void merge_row(const struct ggml_tensor * dst, const uma_paged * p, int32_t row, int32_t head, int ith) {
+    const slot all = own_slot(p, ith, 1);
+    const int64_t * slots = p->part_slot + p->first_part[row];
+    const int32_t n_parts = p->first_part[row + 1] - p->first_part[row];
+    for (int32_t g = 0; g < p->group; g++) {
+        for (int32_t i = 0; i < n_parts; i++) {
+            const slot part = slot_at(p, slots[i], head);
+            all.parts[i] = part.parts[g];
+            memcpy(all.out + (size_t) i * p->dim, part.out + (size_t) g * p->dim, p->dim * sizeof(float));
+        }
+        uma_attn_merge(all.parts, sizeof(*all.parts), all.out, p->dim * sizeof(float), n_parts, p->shape.dim, NULL, result_of(dst, p, row, head, g));
+    }
+}
+
+static void run_task(struct ggml_tensor * dst, uma_paged * p, int64_t task, int ith) {
+    const uma_page_span * s = &p->spans[task / p->shape.n_head_kv];
+    const int32_t head = (int32_t) (task % p->shape.n_head_kv);
+    compute_span(dst, p, s, head, ith);
+    if (s->slot < 0) {
+        write_alone(dst, p, s, head, ith);
+        return;
+    }
+    keep(p, s, head, ith);
+    for (int32_t row = s->first_row; row < s->first_row + s->n_rows; row++) {
+        atomic_int * n_missing = &p->n_missing[row * p->shape.n_head_kv + head];
+        if (atomic_fetch_sub_explicit(n_missing, 1, memory_order_acq_rel) == 1) {
+            merge_row(dst, p, row, head, ith);
+            atomic_store_explicit(n_missing, p->first_part[row + 1] - p->first_part[row], memory_order_relaxed);
+        }
+    }
+}
+
+void uma_paged_attention(struct ggml_tensor * dst, int ith, int nth, void * paged) {
+    uma_paged * p = paged;
+    const int64_t n_tasks = (int64_t) p->n_spans * p->shape.n_head_kv;
+    int64_t task;
+    while ((task = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < n_tasks) {
+        run_task(dst, p, task, ith);
+    }
+    if (task == n_tasks + nth - 1) { // every thread has looked: ready for the next layer
+        atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    }
+}

@@ -1,0 +1,48 @@
+// Paged attention: what planning (paged_plan.c) and computing (paged.c) share.
+//
+// A plan of one batch serves every layer: spans (some rows x a range of cells), each computed per KV head by whichever thread is free. Rows
+// of one prompt share their spans; so do rows of different sequences whose first pages are the same ones.
+#pragma once
+
+#include "uma.h"
+
+#include "kernels/kernels.h"
+
+#include <stdatomic.h>
+
+enum { UMA_PARTS_MOST = 16 }; // spans that one range of cells is cut into; a row has two ranges at most: shared and own
+
+typedef struct uma_page_span {
+    int32_t first_row, n_rows;
+    int64_t begin, end;      // cells
+    const int32_t * pages;
+    int64_t slot;            // row slots before this span's; -1: its rows have no other span
+} uma_page_span;
+
+struct uma_paged {
+    uma_paged_shape shape;
+    int32_t   n_rows_max, group, rows_most; // query heads per KV head; rows per span
+    size_t    dim;                          // floats per result, a multiple of 16
+    // the batch
+    int32_t   n_rows;
+    int64_t * cells;                        // (n_rows) how many cells the row sees
+    double    work;                         // multiply-adds of one layer
+    // the plan
+    uma_page_span * spans;
+    int32_t   n_spans, spans_capacity;
+    int32_t * first_part;                   // (n_rows + 1) into part_slot
+    int32_t * next_part;                    // (n_rows) while parts are listed
+    int64_t * part_slot;                    // row slots that hold the parts of each row
+    int64_t   n_slots, slots_capacity, parts_capacity;
+    struct uma_attn_part * parts;           // (slots, KV head, query head of its group)
+    float   * out;                          // as parts, each `dim` floats
+    atomic_int * n_missing;                 // (n_rows, KV head) parts that are not computed yet; whoever brings it to 0 restores it
+    atomic_int   next;                      // the next task; the last thread to look at it restores it
+    // one per thread
+    char    * scratch;
+    size_t    scratch_bytes;
+};
+
+static inline size_t uma_pad64(size_t n) { return (n + 63) & ~(size_t) 63; }
+
+static inline size_t uma_paged_queries_most(const uma_paged * p) { return (size_t) p->rows_most * (size_t) p->group; }

@@ -1,0 +1,93 @@
+// The learned cost of pieces of a graph: see pieces.h.
+#include "pieces.h"
+
+#include <string.h>
+
+static const double ALMOST = 0.99; // most that a chunk under way can have done: its total is an estimate
+enum { GEMV_ROWS = 4 }; // up to so many rows a matmul costs its weights' bytes, not its arithmetic
+
+static enum uma_kind kind_of(const struct ggml_tensor * t) {
+    switch (t->op) {
+        case GGML_OP_MUL_MAT:        return t->ne[1] <= GEMV_ROWS ? UMA_GEMV : UMA_MATMUL;
+        case GGML_OP_MUL_MAT_ID:     return UMA_EXPERTS;
+        case GGML_OP_FLASH_ATTN_EXT:
+        case GGML_OP_CUSTOM:         return UMA_ATTENTION;
+        default:                     return UMA_OTHER;
+    }
+}
+
+static double work_of(const struct ggml_tensor * t, enum uma_kind kind, double attention_work) {
+    switch (kind) {
+        case UMA_MATMUL:
+        case UMA_EXPERTS:   return (double) ggml_nelements(t) * t->src[0]->ne[0];
+        case UMA_GEMV:      return (double) ggml_nbytes(t->src[0]);
+        case UMA_ATTENTION: return t->op == GGML_OP_CUSTOM ? attention_work : (double) ggml_nelements(t->src[0]) * t->src[1]->ne[1] * 2;
+        default:            return (double) ggml_nelements(t);
+    }
+}
+
+static double sum(const double * x) {
+    double s = 0;
+    for (int i = 0; i < UMA_N_KINDS; i++) {
+        s += x[i];
+    }
+    return s;
+}
+
+// Spread a piece's error over the kinds it was predicted from, by their shares; bounded, because one
+// preempted piece may take ten times its time.
+static void learn(uma_pieces * p, int64_t elapsed_ns) {
+    const double predicted = sum(p->piece);
+    if (predicted <= 0) {
+        return;
+    }
+    const double ratio = elapsed_ns / predicted;
+    for (int i = 0; i < UMA_N_KINDS; i++) {
+        const double share = p->piece[i] / predicted;
+        if (share < 0.2) {
+            continue;
+        }
+        const bool is_new = p->n_seen[i]++ < 8;
+        const double low = is_new ? 0.02 : 0.7, high = is_new ? 50.0 : 1.4;
+        const double bounded = ratio < low ? low : ratio > high ? high : ratio;
+        p->ns_per_work[i] *= 1.0 + (is_new ? 0.7 : 0.1) * share * (bounded - 1.0);
+    }
+}
+
+void uma_pieces_init(uma_pieces * p) {
+    memset(p, 0, sizeof(*p));
+    // First guesses, soon replaced: 50 G multiply-adds/s, 20 GB/s, 1 element/ns.
+    p->ns_per_work[UMA_MATMUL] = p->ns_per_work[UMA_EXPERTS] = p->ns_per_work[UMA_ATTENTION] = 0.02;
+    p->ns_per_work[UMA_GEMV]   = 0.05;
+    p->ns_per_work[UMA_OTHER]  = 1.0;
+}
+
+void uma_pieces_begin(uma_pieces * p, int32_t n) {
+    p->heaviest = 0;
+    p->done_ns  = 0;
+    p->total_ns = p->last_n > 0 ? p->last_total_ns * n / p->last_n : 0;
+    memset(p->piece, 0, sizeof(p->piece));
+}
+
+bool uma_pieces_add(uma_pieces * p, const struct ggml_tensor * t, double attention_work, int64_t quantum_ns) {
+    const enum uma_kind kind = kind_of(t);
+    const double ns = work_of(t, kind, attention_work) * p->ns_per_work[kind];
+    p->piece[kind] += ns;
+    p->heaviest = ns > p->heaviest ? ns : p->heaviest;
+    return sum(p->piece) + p->heaviest > quantum_ns && kind != UMA_OTHER;
+}
+
+void uma_pieces_end(uma_pieces * p, int64_t elapsed_ns) {
+    learn(p, elapsed_ns);
+    p->done_ns += sum(p->piece);
+    memset(p->piece, 0, sizeof(p->piece));
+}
+
+void uma_pieces_finish(uma_pieces * p, int32_t n) {
+    p->last_total_ns = p->done_ns;
+    p->last_n        = n;
+}
+
+double uma_pieces_fraction(const uma_pieces * p) {
+    return p->done_ns < ALMOST * p->total_ns ? p->done_ns / p->total_ns : ALMOST;
+}

@@ -1,0 +1,29 @@
+// Where to cut a graph that is computed in pieces, learnt from what earlier pieces took.
+//
+// What a piece costs is learnt by kind of operation (nanoseconds per unit of work), so nothing is assumed about an architecture.
+#pragma once
+
+#include "ggml.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum uma_kind { UMA_MATMUL, UMA_GEMV, UMA_EXPERTS, UMA_ATTENTION, UMA_OTHER, UMA_N_KINDS };
+
+typedef struct uma_pieces {
+    double  ns_per_work[UMA_N_KINDS];
+    int64_t n_seen[UMA_N_KINDS];
+    double  piece[UMA_N_KINDS]; // predicted ns by kind since the last cut
+    double  heaviest;           // predicted ns of the heaviest single node of this chunk
+    double  done_ns, total_ns;  // predicted work of this chunk; total is the previous chunk's, scaled
+    double  last_total_ns;
+    int32_t last_n;
+} uma_pieces;
+
+void   uma_pieces_init(uma_pieces * p);
+void   uma_pieces_begin(uma_pieces * p, int32_t n);                 // a chunk of n tokens
+// Count a node into the piece; true where the piece should end with it. `attention_work`: of an operation that does not show its own.
+bool   uma_pieces_add(uma_pieces * p, const struct ggml_tensor * t, double attention_work, int64_t quantum_ns);
+void   uma_pieces_end(uma_pieces * p, int64_t elapsed_ns);          // the piece was computed
+void   uma_pieces_finish(uma_pieces * p, int32_t n);                // so was the chunk
+double uma_pieces_fraction(const uma_pieces * p);                   // of an unfinished chunk, 0..1

@@ -1,0 +1,77 @@
+// A graph computed in pieces: nothing lives on a stack between two of them, so any other graph may be computed meanwhile.
+#include "pieces.h"
+#include "uma.h"
+
+#include "ggml-backend.h"
+#include "ggml-impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct uma_slices {
+    const volatile int32_t * bell; // nonzero: leave after the piece
+    uma_forward * forward;
+    int32_t       n, node;         // tokens of the chunk; the first node that is not computed
+    uma_pieces    pieces;
+};
+
+uma_slices * uma_slices_new(const volatile int32_t * bell) {
+    uma_slices * s = calloc(1, sizeof(*s));
+    if (s) {
+        s->bell = bell;
+        uma_pieces_init(&s->pieces);
+    }
+    return s;
+}
+
+void uma_slices_free(uma_slices * s) { free(s); }
+
+void uma_slices_start(uma_slices * s, uma_forward * f, int32_t n) {
+    s->forward = f;
+    s->n       = n;
+    s->node    = 0;
+    uma_pieces_begin(&s->pieces, n);
+}
+
+// The node after the piece that begins at `s->node`.
+static int32_t piece_end(uma_slices * s, int64_t quantum_ns) {
+    const struct ggml_cgraph * graph = s->forward->graph;
+    const double attention_work = uma_paged_work(s->forward->paged);
+    int32_t i = s->node;
+    while (i < graph->n_nodes && !uma_pieces_add(&s->pieces, graph->nodes[i++], attention_work, quantum_ns)) {
+    }
+    return i;
+}
+
+static enum ggml_status compute(uma_slices * s, int32_t end) {
+    struct ggml_cgraph view = *s->forward->graph; // its nodes, leaves and use counts stay the graph's
+    view.nodes  += s->node;
+    view.n_nodes = end - s->node;
+    view.uid     = 0;
+    return ggml_backend_graph_compute(s->forward->backend, &view);
+}
+
+void uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out) {
+    const int64_t t0 = uma_now_ns();
+    int64_t t = t0;
+    memset(out, 0, sizeof(*out));
+    while (s->node < s->forward->graph->n_nodes && out->rc == 0) {
+        if (out->n_pieces > 0 && out->n_pieces >= min_pieces && (*s->bell != 0 || t + quantum_ns > until_ns)) {
+            break;
+        }
+        const int32_t end = piece_end(s, quantum_ns);
+        out->rc = compute(s, end);
+        s->node = end;
+        const int64_t now = uma_now_ns();
+        uma_pieces_end(&s->pieces, now - t);
+        out->n_pieces++;
+        out->longest_ns = now - t > out->longest_ns ? now - t : out->longest_ns;
+        t = now;
+    }
+    out->is_done = out->rc != 0 || s->node >= s->forward->graph->n_nodes;
+    if (out->is_done) {
+        uma_pieces_finish(&s->pieces, out->rc == 0 ? s->n : 0);
+    }
+    out->elapsed_ns = uma_now_ns() - t0;
+    out->fraction   = out->is_done ? 1.0 : uma_pieces_fraction(&s->pieces);
+}

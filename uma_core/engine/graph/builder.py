@@ -1,0 +1,148 @@
+"""Nodes that the architecture families put together: norms, products, rotary positions, paged attention, feed-forward blocks.
+
+Rules: a builder makes one graph of one batch shape; every method appends nodes and returns the last. Tensors are ggml's,
+their shapes in ggml's order: (row length, rows, ...). They belong to the graph's context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from uma_core.engine.graph.shape import Shape
+from uma_core.engine.graph.weights import Weights
+from uma_core.engine.lib import ffi, lib
+
+MIN_WEIGHT_SUM = 6.103515625e-5  # llama.cpp's clamp of the chosen experts' weights: the smallest normal f16
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlan:
+    """Where K and V of a layer are in the arena: counted in rows, one head and one position each."""
+
+    arena: Any  # tensor (dim, all rows)
+    page_rows: int  # from one page to the next
+    layer_rows: int  # K of a layer, and as many of its V, in a page
+
+    def view(self, context: Any, layer: int, part: int) -> Any:
+        """(dim, rows) from the K (part 0) or V (part 1) of head 0, page 0 on."""
+        first = (2 * layer + part) * self.layer_rows
+        return lib.ggml_view_2d(context, self.arena, self.arena.ne[0], self.arena.ne[1] - first, self.arena.nb[1], first * self.arena.nb[1])
+
+
+class Builder:
+    """Appends to one graph. Inputs are made by `start`; families call the rest."""
+
+    def __init__(self, context: Any, graph: Any, weights: Weights, shape: Shape) -> None:
+        self.context = context
+        self.graph = graph
+        self.weights = weights
+        self.shape = shape
+
+    def start(self, counts: tuple[int, int], kv: KvPlan, paged: Any, rope_mode: int) -> None:
+        """Make the inputs of a batch of (tokens, rows that want logits)."""
+        self.n, self.n_out = counts
+        self.kv, self.paged, self.rope_mode = kv, paged, rope_mode
+        self.token = self._input(lib.GGML_TYPE_I32, self.n)
+        self.pos = self._input(lib.GGML_TYPE_I32, self.n)
+        self.cell = self._input(lib.GGML_TYPE_I64, self.n * self.shape.n_head_kv)
+        self.out_id = self._input(lib.GGML_TYPE_I32, self.n_out) if 0 < self.n_out < self.n else None
+        factors = "rope_freqs.weight"
+        self.rope_factors = self.weights.vector(factors, self.shape.n_rot // 2) if self.weights.find(factors) else ffi.NULL
+
+    def _input(self, kind: int, n: int) -> Any:
+        tensor = lib.ggml_new_tensor_1d(self.context, kind, n)
+        lib.ggml_set_input(tensor)
+        return tensor
+
+    def embed(self) -> Any:
+        """(n_embd, n)"""
+        return lib.ggml_get_rows(self.context, self.weights.matrix("token_embd.weight", self.shape.n_embd, self.shape.n_vocab), self.token)
+
+    def norm(self, x: Any, name: str) -> Any:
+        weight = self.weights.vector(f"{name}.weight", x.ne[0])
+        return lib.ggml_mul(self.context, lib.ggml_rms_norm(self.context, x, self.shape.eps), weight)
+
+    def product(self, x: Any, name: str, n_out: int) -> Any:
+        """(n_out, rows): a matrix product, with the bias that the file may have."""
+        y = lib.ggml_mul_mat(self.context, self.weights.matrix(f"{name}.weight", x.ne[0], n_out), x)
+        bias = f"{name}.bias"
+        return lib.ggml_add(self.context, y, self.weights.vector(bias, n_out)) if self.weights.find(bias) else y
+
+    def heads(self, x: Any, name: str, n_head: int) -> Any:
+        """(dim, n_head, n)"""
+        return lib.ggml_reshape_3d(self.context, self.product(x, name, n_head * self.shape.dim), self.shape.dim, n_head, self.n)
+
+    def rope(self, x: Any) -> Any:
+        s = self.shape
+        scaling = (s.n_rot, self.rope_mode, s.n_ctx_train, s.rope_base, s.rope_scale, 0.0, 1.0, 32.0, 1.0)
+        return lib.ggml_rope_ext(self.context, x, self.pos, self.rope_factors, *scaling)
+
+    def attention(self, q: Any, k: Any, v: Any, layer: int) -> Any:
+        """Write K and V to their cells, then attend: (dim * n_head, n). None where nobody needs the result."""
+        stored = [self._store(x, layer, part) for part, x in enumerate((k, v))]
+        if self.is_last(layer) and not self.n_out:
+            return None
+        sources = ffi.new("struct ggml_tensor *[]", [q, *stored])
+        width = self.shape.n_embd_q
+        kernel = ffi.addressof(lib, "uma_paged_attention")
+        return lib.ggml_custom_4d(
+            self.context, lib.GGML_TYPE_F32, width, self.n, 1, 1, sources, 3, kernel, lib.GGML_N_TASKS_MAX, self.paged
+        )
+
+    def _store(self, x: Any, layer: int, part: int) -> Any:
+        context, s = self.context, self.shape
+        rows = lib.ggml_reshape_2d(context, x, s.dim, s.n_head_kv * self.n)
+        stored = lib.ggml_set_rows(context, self.kv.view(context, layer, part), rows, self.cell)
+        lib.ggml_build_forward_expand(self.graph, stored)
+        return stored
+
+    def is_last(self, layer: int) -> bool:
+        return layer == self.shape.n_layer - 1
+
+    def wanted(self, x: Any, layer: int) -> Any:
+        """After the last layer's attention only the rows that want logits go on."""
+        return lib.ggml_get_rows(self.context, x, self.out_id) if self.is_last(layer) and self.out_id is not None else x
+
+    def add(self, a: Any, b: Any) -> Any:
+        return lib.ggml_add(self.context, a, b)
+
+    def gated(self, x: Any, prefix: str, gate: Any) -> Any:
+        """A gated feed-forward block; `gate` is ggml's fused activation, ggml_swiglu_split or ggml_geglu_split."""
+        n_ff = self.weights.get(f"{prefix}.ffn_gate.weight").ne[1]
+        gate_up = (self.product(x, f"{prefix}.ffn_{name}", n_ff) for name in ("gate", "up"))
+        return self.product(gate(self.context, *gate_up), f"{prefix}.ffn_down", self.shape.n_embd)
+
+    def experts(self, x: Any, prefix: str) -> Any:
+        """A mixture of gated experts, chosen by softmax; the chosen ones' weights are scaled to a sum of 1."""
+        context, s, n = self.context, self.shape, x.ne[1]
+        chances = lib.ggml_soft_max(context, self.product(x, f"{prefix}.ffn_gate_inp", s.n_expert))
+        chosen = lib.ggml_argsort_top_k(context, chances, s.n_expert_used)
+        shares = lib.ggml_get_rows(context, lib.ggml_reshape_3d(context, chances, 1, s.n_expert, n), chosen)
+        shares = lib.ggml_reshape_2d(context, shares, s.n_expert_used, n)
+        total = lib.ggml_clamp(context, lib.ggml_sum_rows(context, shares), MIN_WEIGHT_SUM, float("inf"))
+        shares = lib.ggml_reshape_3d(context, lib.ggml_div(context, shares, total), 1, s.n_expert_used, n)
+        if s.expert_scale not in (0.0, 1.0):
+            shares = lib.ggml_scale(context, shares, s.expert_scale)
+        x = lib.ggml_reshape_3d(context, x, s.n_embd, 1, n)
+        n_ff = self.weights.get(f"{prefix}.ffn_gate_exps.weight").ne[1]
+        gate, up = (self._expert_product(x, f"{prefix}.ffn_{name}_exps", n_ff, chosen) for name in ("gate", "up"))
+        y = self._expert_product(lib.ggml_swiglu_split(context, gate, up), f"{prefix}.ffn_down_exps", s.n_embd, chosen)
+        return self._sum_experts(lib.ggml_mul(context, y, shares), n)
+
+    def _expert_product(self, x: Any, name: str, n_out: int, chosen: Any) -> Any:
+        return lib.ggml_mul_mat_id(self.context, self.weights.matrix(f"{name}.weight", x.ne[0], n_out, self.shape.n_expert), x, chosen)
+
+    def _sum_experts(self, x: Any, n: int) -> Any:
+        """(n_embd, n_expert_used, n) -> (n_embd, n)"""
+        context, s = self.context, self.shape
+        views = [lib.ggml_view_2d(context, x, s.n_embd, n, x.nb[2], i * x.nb[1]) for i in range(s.n_expert_used)]
+        out = views[0]
+        for view in views[1:]:
+            out = lib.ggml_add(context, out, view)
+        return out if len(views) > 1 else lib.ggml_cont(context, out)
+
+    def logits(self, x: Any) -> Any:
+        """(n_vocab, n_out): the head, or the embedding where the model has none of its own."""
+        x = self.norm(x, "output_norm")
+        return self.product(x, "output" if self.weights.find("output.weight") else "token_embd", self.shape.n_vocab)

@@ -1,0 +1,113 @@
+"""One decode call: rows checked, pages made ready, the graph of their shape computed, tokens sampled in the same C call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
+from uma_core.engine.graph.forward import Forward, Forwards, Network
+from uma_core.engine.graph.pages import Pages
+from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
+
+STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.ABORTED}  # ggml_status: everything else is fatal
+
+
+class Run(NamedTuple):
+    """Consecutive rows of one sequence."""
+
+    seq_id: int
+    pos0: int
+    n: int
+
+
+class Decoder:
+    """Owns the graphs of decode calls. `n_kv[seq]` positions are computed and visible."""
+
+    def __init__(self, network: Network, pages: Pages, compute: tuple[Any, Any], n_batch: int) -> None:
+        """`compute`: the backend, the shape of paged attention."""
+        backend, shape = compute
+        self._pages = pages
+        self._n_vocab = network.shape.n_vocab
+        self._n_batch = n_batch
+        self._paged = lib.uma_paged_new(shape, n_batch)
+        if not self._paged:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for decode calls")
+        self.n_kv = [0] * pages.table.shape[0]
+        self.forwards = Forwards(network, pages, backend, self._paged)
+        self._last: Forward | None = None
+        self._rows = ffi.new("uma_rows *")
+        self._chains = ffi.new("struct llama_sampler *[]", n_batch)
+        self._out = ffi.new("llama_token[]", n_batch)
+        self._rows.chain, self._rows.out = self._chains, self._out
+        self._views: tuple[Batch | None, list[Any]] = (None, [])
+
+    def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        runs = runs_of(batch)
+        status = self._refusal(batch, runs)
+        if status is not DecodeStatus.OK:
+            return DecodeOutcome(status, [], 0, 0)
+        for run in runs:
+            self._pages.reserve(run.seq_id, run.pos0, run.n)
+        for i, sampler in enumerate(samplers):
+            self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
+        self._point_at(batch)
+        rows = self._rows
+        rows.n = batch.n
+        self._last = forward = self.forwards.of(batch.n, batch.n_rows)
+        status = STATUS_OF.get(lib.uma_forward_decode(forward.native, rows), DecodeStatus.FATAL)
+        for run in runs:
+            if status is DecodeStatus.OK:
+                self.n_kv[run.seq_id] = run.pos0 + run.n
+            else:
+                self._pages.truncate(run.seq_id, run.pos0)
+        tokens = ffi.unpack(self._out, batch.n_rows) if status is DecodeStatus.OK and batch.n_rows else []
+        return DecodeOutcome(status, tokens, rows.call_ns, rows.sample_ns)
+
+    def _refusal(self, batch: Batch, runs: list[Run]) -> DecodeStatus:
+        """What C would not survive is our bug; what does not fit is not."""
+        tokens = batch.tokens[: batch.n]
+        if not 0 < batch.n <= self._n_batch or int(tokens.min()) < 0 or int(tokens.max()) >= self._n_vocab:
+            return DecodeStatus.BAD_BATCH
+        if len({run.seq_id for run in runs}) != len(runs):
+            return DecodeStatus.BAD_BATCH
+        for run in runs:
+            if not 0 <= run.seq_id < len(self.n_kv) or run.pos0 != self.n_kv[run.seq_id]:
+                return DecodeStatus.BAD_BATCH
+        return DecodeStatus.OK if self._pages.has_room([*runs]) else DecodeStatus.FULL
+
+    def _point_at(self, batch: Batch) -> None:
+        """Batches are reused tick after tick: their buffers are wrapped once."""
+        if self._views[0] is not batch:
+            rows = self._rows
+            views = [ffi.from_buffer("int32_t *", array) for array in (batch.tokens, batch.pos, batch.seq_id)]
+            rows.token, rows.pos, rows.seq_id = views
+            views.append(ffi.from_buffer("int8_t *", batch.want_logits))
+            rows.want = views[-1]
+            self._views = (batch, views)
+
+    def logits(self, row: int) -> np.ndarray:
+        assert self._last is not None
+        return self._last.logits(row)
+
+    def close(self) -> None:
+        self.forwards.close()
+        if self._paged:
+            lib.uma_paged_free(self._paged)
+            self._paged = None
+
+
+def runs_of(batch: Batch) -> list[Run]:
+    """The batch as runs of one sequence each; positions within a run that do not count up start a new one."""
+    n = batch.n
+    runs: list[Run] = []
+    begin = 0
+    seq_id, pos = batch.seq_id[:n].tolist(), batch.pos[:n].tolist()
+    for i in range(1, n + 1):
+        if i == n or seq_id[i] != seq_id[begin] or pos[i] != pos[i - 1] + 1:
+            runs.append(Run(seq_id[begin], pos[begin], i - begin))
+            begin = i
+    return runs

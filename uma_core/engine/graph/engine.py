@@ -1,0 +1,317 @@
+"""GraphEngine: the Engine contract over our own graph. It wires weights, pages, decoder and lanes; nothing clever.
+
+All sequences' KV is in one arena of pages. A prompt's chunk is written into the sequence's own pages while it is computed;
+handing it over only makes it count. The vocabulary, the chat template and the samplers are llama.cpp's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uma_core.config import EngineOptions
+from uma_core.engine.api import (
+    Batch,
+    Capabilities,
+    DecodeOutcome,
+    DecodeStatus,
+    EngineInfo,
+    Export,
+    MemoryUse,
+    PrefillOutcome,
+    Sampler,
+    Transfer,
+)
+from uma_core.engine.graph.decoder import Decoder
+from uma_core.engine.graph.lane import Lane
+from uma_core.engine.graph.load import Loaded, load
+from uma_core.engine.graph.pages import PAGE
+from uma_core.engine.graph.transfers import HostExport, Steps, cell_bytes, import_moves
+from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama_log import slot_warnings, tap
+from uma_core.engine.llama_model import Progress
+from uma_core.engine.llama_sampler import LlamaSampler
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import SamplingParams, SeqId, TokenId
+
+WARM_UP_TOKENS = 64  # of a chunk: what a row costs there holds for larger ones
+
+
+class GraphEngine:
+    """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
+
+    def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None) -> None:
+        self._bell = ffi.new("int32_t *")
+        self._abort_flag = ffi.new("int32_t *")
+        self._loaded: Loaded | None = load(path, options, progress)
+        self.decoder: Decoder | None = None
+        self.lanes: list[Lane] = []
+        self._backends: list[Any] = []
+        try:
+            self._open(self._loaded, options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, loaded: Loaded, options: EngineOptions) -> None:
+        decode_backend, lane_backend = self._new_backend(loaded.n_threads), self._new_backend(loaded.n_threads)
+        lib.ggml_backend_cpu_set_abort_callback(decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag)
+        shape = loaded.paged_shape()
+        self.decoder = Decoder(loaded.network, loaded.pages, (decode_backend, shape), options.n_batch)
+        for _ in range(loaded.n_lanes):
+            self.lanes.append(Lane(loaded.network, loaded.pages, (lane_backend, shape, self._bell), options.n_ubatch))
+        self._warm_up()
+        self.info = self._describe(loaded, options)
+
+    def _new_backend(self, n_threads: int) -> Any:
+        backend = lib.ggml_backend_cpu_init()
+        lib.ggml_backend_cpu_set_n_threads(backend, n_threads)
+        self._backends.append(backend)
+        return backend
+
+    def _warm_up(self) -> None:
+        """First calls pay for page faults and thread start; pieces are predicted from measurements from the first prompt on."""
+        batch = Batch(1)
+        batch.add(0, 0, 0, True)
+        self.decode(batch, [None])
+        self.kv_truncate(0, 0)
+        assert self._loaded is not None
+        n = min(WARM_UP_TOKENS, self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
+        for _ in self.lanes:
+            for _ in range(2):
+                self.prefill_open(0, np.zeros(n, np.int32), False)
+                self.prefill_run(0, 2**62, 1, 0)
+                self.prefill_close(0)
+            self.lanes.append(self.lanes.pop(0))  # the next one
+
+    def _describe(self, loaded: Loaded, options: EngineOptions) -> EngineInfo:
+        vocab, shape, pages = loaded.vocab, loaded.network.shape, loaded.pages
+        return EngineInfo(
+            engine="graph",
+            model_name=vocab.name,
+            model_path=vocab.path,
+            fingerprint=vocab.fingerprint,
+            arch=shape.arch,
+            backend="cpu",
+            devices=loaded.devices,
+            n_vocab=shape.n_vocab,
+            n_layer=shape.n_layer,
+            n_ctx_train=shape.n_ctx_train,
+            n_ctx=len(pages.n_refs) * PAGE,
+            n_ctx_seq=pages.n_ctx_seq,
+            n_seq_max=options.n_seq,
+            n_batch=options.n_batch,
+            n_ubatch=loaded.n_ubatch,
+            n_threads=loaded.n_threads,
+            is_unified=loaded.is_unified,
+            kv_type=options.kv_type,
+            kv_bytes_per_cell=cell_bytes(pages),
+            weight_bytes=loaded.weights.n_bytes,
+            n_expert=shape.n_expert,
+            n_expert_used=shape.n_expert_used,
+            expert_bytes=loaded.expert_bytes,
+            capabilities=Capabilities(len(self.lanes), True, True, True, True),
+            kernels=loaded.kernels,
+            notes=loaded.notes,
+        )
+
+    # text
+
+    @property
+    def model(self) -> Any:
+        """The vocabulary, as llama.cpp loads it."""
+        assert self._loaded is not None
+        return self._loaded.vocab
+
+    def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
+        return self.model.tokenize(string, add_special, parse_special)  # type: ignore[no-any-return]
+
+    def piece(self, token: TokenId) -> bytes:
+        return self.model.pieces[token]  # type: ignore[no-any-return]
+
+    def is_eog(self, token: TokenId) -> bool:
+        return token in self.model.eog
+
+    def chat_template(self) -> str | None:
+        return self.model.chat_template  # type: ignore[no-any-return]
+
+    def special(self, name: str) -> str:
+        return self.model.special(name)  # type: ignore[no-any-return]
+
+    # decode
+
+    def sampler(self, params: SamplingParams, seed: int) -> Sampler:
+        return LlamaSampler(params, seed, self.model)
+
+    def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        assert self.decoder is not None
+        if any(self._lane(seq_id) for seq_id in set(batch.seq_id[: batch.n].tolist())):
+            return DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
+        outcome = self.decoder.decode(batch, samplers)
+        if outcome.status is DecodeStatus.ABORTED:
+            self._abort_flag[0] = 0  # one abort stops one call
+        return outcome
+
+    def logits(self, row: int) -> np.ndarray:
+        assert self.decoder is not None
+        return self.decoder.logits(row)
+
+    # resumable prefill
+
+    def _lane(self, seq_id: SeqId) -> Lane | None:
+        return next((lane for lane in self.lanes if lane.seq_id == seq_id), None)
+
+    def _busy_lane(self, seq_id: SeqId) -> Lane:
+        lane = self._lane(seq_id)
+        assert lane is not None, "no lane serves this sequence"
+        return lane
+
+    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:
+        assert self._loaded is not None
+        pages = self._loaded.pages
+        lane = self._lane(seq_id) or next((lane for lane in self.lanes if lane.is_free), None)
+        if lane is None:
+            return False
+        n_kv = self.kv_len(seq_id) if lane.is_free else lane.n_kv
+        n = len(tokens)
+        is_fit = 0 < n <= self._loaded.n_ubatch and pages.has_room([(seq_id, n_kv, n)])
+        if lane.n_chunk or not is_fit or tokens.min() < 0 or tokens.max() >= self._loaded.network.shape.n_vocab:
+            raise UmaError(ErrorCode.BAD_BATCH, "a chunk is in progress, or it does not fit")
+        if lane.is_free:
+            lane.take(seq_id, n_kv)
+        pages.reserve(seq_id, n_kv, n)
+        lane.start(tokens, want_logits)
+        return True
+
+    def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
+        return self._busy_lane(seq_id).run(until_ns, quantum_ns, min_pieces)
+
+    def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
+        return self._busy_lane(seq_id).sample(ffi.NULL if sampler is None else sampler.handle)  # type: ignore[attr-defined]
+
+    def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
+        return self._busy_lane(seq_id).logits()
+
+    def handover(self, seq_id: SeqId) -> Transfer:
+        lane = self._busy_lane(seq_id)
+
+        def finish() -> None:
+            assert self.decoder is not None
+            self.decoder.n_kv[seq_id] = lane.n_kv
+            lane.drop()
+
+        return Steps(0, (0, 0), lambda p0, p1: None, finish)
+
+    def prefill_close(self, seq_id: SeqId) -> None:
+        lane = self._lane(seq_id)
+        if lane is not None:
+            lane.drop()
+            self._pages.truncate(seq_id, self.kv_len(seq_id))
+
+    # KV memory
+
+    @property
+    def _pages(self) -> Any:
+        assert self._loaded is not None
+        return self._loaded.pages
+
+    def kv_len(self, seq_id: SeqId) -> int:
+        assert self.decoder is not None
+        return self.decoder.n_kv[seq_id]
+
+    def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
+        assert self.decoder is not None
+        if n < self.kv_len(seq_id):
+            self.prefill_close(seq_id)
+            self.decoder.n_kv[seq_id] = n
+            self._pages.truncate(seq_id, n)
+        return True
+
+    def _append(self, seq_id: SeqId, start: int, n: int) -> None:
+        """Make positions start..n writable. Raises: KV_FULL."""
+        if self._lane(seq_id) or self.kv_len(seq_id) != start:
+            raise UmaError(ErrorCode.BAD_BATCH, f"sequence {seq_id} does not end at position {start}")
+        if not self._pages.has_room([(seq_id, start, n - start)]):
+            raise UmaError(ErrorCode.KV_FULL, "no pages to move KV into")
+        self._pages.reserve(seq_id, start, n - start)
+
+    def _count(self, seq_id: SeqId, n: int) -> None:
+        assert self.decoder is not None
+        self.decoder.n_kv[seq_id] = n
+
+    def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
+        """Whole pages are shared, not copied; positions before the first whole one are."""
+        pages = self._pages
+        first = -(-start // PAGE)
+        own_end = min(n, first * PAGE)
+        if n > self.kv_len(src):
+            raise UmaError(ErrorCode.BAD_BATCH, f"sequence {src} has no position {n}")
+        self._append(dst, start, own_end)
+
+        def move(p0: int, p1: int) -> None:
+            a, b = (pages.data[pages.table[seq, p0 // PAGE]] for seq in (src, dst))
+            b[:, :, :, p0 % PAGE : p0 % PAGE + p1 - p0] = a[:, :, :, p0 % PAGE : p0 % PAGE + p1 - p0]
+
+        def finish() -> None:
+            if n > own_end:
+                pages.share(src, dst, first, n)
+            self._count(dst, n)
+
+        return Steps((own_end - start) * cell_bytes(pages), (start, own_end), move, finish)
+
+    def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
+        return HostExport(self._pages, seq_id, start, n)
+
+    def import_state(self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0) -> Transfer:
+        n_held, rest = divmod(len(blob), cell_bytes(self._pages))
+        if rest or not origin <= start <= n <= origin + n_held:
+            raise UmaError(ErrorCode.STATE_RESTORE_FAILED, f"{len(blob)} bytes do not hold positions {start}..{n} of this model")
+        self._append(seq_id, start, n)
+        move = import_moves(self._pages, seq_id, blob, origin)
+        return Steps((n - start) * cell_bytes(self._pages), (start, n), move, lambda: self._count(seq_id, n))
+
+    # life
+
+    def hush(self) -> None:
+        self._bell[0] = 0
+
+    def ring(self) -> None:
+        self._bell[0] = 1
+
+    def abort(self) -> None:
+        self._abort_flag[0] = 1
+
+    def memory(self) -> MemoryUse:
+        assert self.decoder is not None
+        n_compute = self.decoder.forwards.n_bytes + sum(lane.n_bytes for lane in self.lanes)
+        return MemoryUse(self.info.weight_bytes, self._pages.n_bytes, n_compute)
+
+    def trim(self) -> int:
+        return self._pages.trim()  # type: ignore[no-any-return]
+
+    def pump_log(self) -> None:
+        tap.pump()
+
+    def slot_warnings(self) -> int:
+        return slot_warnings()
+
+    def pretend(self, seq_id: SeqId, n: int) -> None:
+        self._append(seq_id, 0, n)
+        self._pages.touch(seq_id)
+        self._count(seq_id, n)
+
+    def close(self) -> None:
+        for lane in self.lanes:
+            lane.close()
+        self.lanes.clear()
+        if self.decoder is not None:
+            self.decoder.close()
+            self.decoder = None
+        for backend in self._backends:
+            lib.ggml_backend_free(backend)
+        self._backends.clear()
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None

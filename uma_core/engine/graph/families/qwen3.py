@@ -1,0 +1,16 @@
+"""Qwen3 and its mixture of experts: Llama's layers; each head of Q and K has an RMS norm before its position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_core.engine.graph.builder import Builder
+from uma_core.engine.graph.families import llama
+
+
+def build(b: Builder) -> Any:
+    return llama.build(b, _normed_heads)
+
+
+def _normed_heads(b: Builder, x: Any, name: str, n_head: int) -> Any:
+    return b.norm(b.heads(x, name, n_head), f"{name}_norm")

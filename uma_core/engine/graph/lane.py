@@ -1,0 +1,109 @@
+"""A prompt's chunk in progress: its graph is computed in pieces (native/slices.c), straight into the sequence's own pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from uma_core.engine.api import PrefillOutcome, PrefillStatus
+from uma_core.engine.graph.forward import Forward, Network, Workspace
+from uma_core.engine.graph.pages import Pages
+from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
+
+
+class Lane:
+    """Free, or serving one sequence: `n_kv` positions are computed, of which `n_seen` are handed over."""
+
+    def __init__(self, network: Network, pages: Pages, compute: tuple[Any, Any, Any], n_ubatch: int) -> None:
+        """`compute`: the backend, the shape of paged attention, the bell."""
+        backend, shape, bell = compute
+        self._network = network
+        self._pages = pages
+        self._paged = lib.uma_paged_new(shape, n_ubatch)
+        self._slices = lib.uma_slices_new(bell)
+        if not self._paged or not self._slices:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill lane")
+        self._engine = (backend, self._paged)
+        self._space = Workspace()
+        self._forward: Forward | None = None
+        self._run = ffi.new("uma_run *")
+        self._rows = ffi.new("uma_rows *")
+        self._pos = np.zeros(n_ubatch, np.int32)
+        self._seq = np.zeros(n_ubatch, np.int32)
+        self._want = np.zeros(n_ubatch, np.int8)
+        self.drop()
+
+    @property
+    def is_free(self) -> bool:
+        return self.seq_id < 0
+
+    @property
+    def n_bytes(self) -> int:
+        return self._space.n_bytes
+
+    def take(self, seq_id: int, n: int) -> None:
+        self.seq_id = seq_id
+        self.n_kv = self.n_seen = n
+
+    def start(self, tokens: np.ndarray, want_logits: bool) -> None:
+        """Begin a chunk; its pages are reserved. Raises: INSUFFICIENT_MEMORY."""
+        n = len(tokens)
+        forward = self._forward_of((n, int(want_logits)))
+        data = np.ascontiguousarray(tokens, np.int32)
+        self._pos[:n] = np.arange(self.n_kv, self.n_kv + n, dtype=np.int32)
+        self._seq[:n] = self.seq_id
+        self._want[:n] = 0
+        self._want[n - 1] = want_logits
+        rows = self._rows
+        rows.n = n
+        views = [ffi.from_buffer("int32_t *", array) for array in (data, self._pos, self._seq)]
+        rows.token, rows.pos, rows.seq_id = views
+        rows.want = ffi.from_buffer("int8_t *", self._want)
+        if not lib.uma_forward_fill(forward.native, rows):
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a chunk's plan")
+        lib.uma_slices_start(self._slices, forward.native, n)
+        self.n_chunk = n
+
+    def _forward_of(self, counts: tuple[int, int]) -> Forward:
+        if self._forward is None or self._forward.counts != counts:
+            self._close_forward()
+            self._forward = Forward(self._network, self._pages, self._engine, counts, self._space)
+        return self._forward
+
+    def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
+        run = self._run
+        lib.uma_slices_run(self._slices, until_ns, max(1, quantum_ns), min_pieces, run)
+        status = PrefillStatus.PAUSED
+        if run.is_done:
+            status = PrefillStatus.DONE if run.rc == 0 else PrefillStatus.FAILED
+            self.n_kv += self.n_chunk if run.rc == 0 else 0
+            self.n_chunk = 0
+        return PrefillOutcome(status, run.n_pieces, run.fraction, run.elapsed_ns, run.longest_ns)
+
+    def logits(self) -> np.ndarray:
+        assert self._forward is not None
+        return self._forward.logits(0)
+
+    def sample(self, chain: Any) -> int:
+        assert self._forward is not None
+        return int(lib.uma_sample(self._forward.native.logits, self._network.shape.n_vocab, chain))
+
+    def drop(self) -> None:
+        """Become free; a paused chunk needs no more than to be forgotten."""
+        self.seq_id = -1
+        self.n_kv = self.n_seen = self.n_chunk = 0
+
+    def _close_forward(self) -> None:
+        if self._forward is not None:
+            self._forward.close()
+            self._forward = None
+
+    def close(self) -> None:
+        self._close_forward()
+        self._space.close()
+        if self._paged:
+            lib.uma_slices_free(self._slices)
+            lib.uma_paged_free(self._paged)
+            self._paged = None

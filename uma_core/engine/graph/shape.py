@@ -1,0 +1,122 @@
+"""A model's shape from its metadata, or why this engine does not compute it.
+
+Rules: what is not known is refused, never ignored. A metadata key that changes the result and that nobody here reads
+would otherwise give fluent nonsense.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from uma_core.engine.graph.header import Header, Scalar
+
+
+class Unsupported(Exception):
+    """Why the graph engine does not compute a model; the message names what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Counts as the metadata states them."""
+
+    arch: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    dim: int  # of a head, K and V alike
+    n_rot: int
+    n_vocab: int
+    n_ctx_train: int
+    eps: float
+    rope_base: float
+    rope_scale: float  # of positions: 1 / linear scaling factor
+    n_expert: int
+    n_expert_used: int
+    expert_scale: float
+    scale: float  # of attention scores
+
+    @property
+    def n_embd_q(self) -> int:
+        return self.n_head * self.dim
+
+
+KNOWN = {
+    "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
+    "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count", "expert_used_count", "expert_feed_forward_length",
+    "expert_weights_scale", "tensor_data_layout",
+}  # fmt: skip
+MAX_GROUP = 64  # query heads per KV head that the attention kernel takes at once
+MAX_DIM = 256
+
+
+def shape_of(header: Header, moe_top_k: int = 0) -> Shape:
+    """Raises: Unsupported."""
+    meta = header.of_arch()
+    _check_known(header, meta)
+    n_head = _int(meta, "attention.head_count")
+    n_embd = _int(meta, "embedding_length")
+    n_head_kv = _int(meta, "attention.head_count_kv", n_head)
+    dim = _int(meta, "attention.key_length", n_embd // max(1, n_head))
+    if _int(meta, "attention.value_length", n_embd // max(1, n_head)) != dim:
+        raise Unsupported("heads whose K and V differ in length")
+    if n_head_kv < 1 or n_head % n_head_kv or n_head // n_head_kv > MAX_GROUP or not 0 < dim <= MAX_DIM:
+        raise Unsupported(f"{n_head} query heads over {n_head_kv} KV heads of length {dim}")
+    n_expert, n_expert_used = _int(meta, "expert_count", 0), moe_top_k or _int(meta, "expert_used_count", 0)
+    if n_expert and not 0 < n_expert_used <= n_expert:
+        raise Unsupported(f"{n_expert_used} of {n_expert} experts")
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise Unsupported("a file without token_embd.weight")
+    return Shape(
+        arch=header.arch,
+        n_layer=_int(meta, "block_count"),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        dim=dim,
+        n_rot=_int(meta, "rope.dimension_count", dim),
+        n_vocab=embedding.ne[1],
+        n_ctx_train=_int(meta, "context_length"),
+        eps=float(meta.get("attention.layer_norm_rms_epsilon", 0.0)),
+        rope_base=float(meta.get("rope.freq_base", 10_000.0)),
+        rope_scale=_rope_scale(meta),
+        n_expert=n_expert,
+        n_expert_used=n_expert_used if n_expert else 0,
+        expert_scale=float(meta.get("expert_weights_scale", 0.0)),
+        scale=1.0 / math.sqrt(dim),
+    )
+
+
+def _check_known(header: Header, meta: dict[str, Scalar]) -> None:
+    if "split.count" in header.meta and int(header.meta["split.count"]) > 1:
+        raise Unsupported("a model split over several files")
+    prefix = header.arch + "."
+    unknown = sorted({*meta, *(key.removeprefix(prefix) for key in header.arrays() if key.startswith(prefix))} - KNOWN)
+    if unknown:
+        raise Unsupported(f"metadata {prefix}{unknown[0]}")
+    arrays = [key for key in header.arrays() if key.startswith(prefix)]
+    if arrays:
+        raise Unsupported(f"metadata {arrays[0]} that differs by layer")
+    if "attention.layer_norm_rms_epsilon" not in meta:
+        raise Unsupported("a norm other than RMS")
+
+
+def _rope_scale(meta: dict[str, Scalar]) -> float:
+    kind = str(meta.get("rope.scaling.type", "linear"))
+    factor = float(meta.get("rope.scaling.factor", meta.get("rope.scale_linear", 0.0)))
+    if kind == "none" or factor in (0.0, 1.0):
+        return 1.0
+    if kind != "linear":
+        raise Unsupported(f"rope scaling {kind}")
+    return 1.0 / factor
+
+
+def _int(meta: dict[str, Scalar], key: str, default: int | None = None) -> int:
+    value = meta.get(key, default)
+    if not isinstance(value, int):
+        raise Unsupported(f"a file without {key}")
+    return value

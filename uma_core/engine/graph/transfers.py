@@ -1,0 +1,80 @@
+"""KV on its way between sequences and host bytes. What can be shared is not moved; what is moved goes page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from uma_core.engine.graph.pages import PAGE, Pages
+from uma_core.engine.lib import lib
+
+
+class Steps:
+    """A Transfer over positions start..n: `move(p0, p1)` for each stretch within one page, then `finish` once."""
+
+    def __init__(self, n_bytes: int, span: tuple[int, int], move: Callable[[int, int], None], finish: Callable[[], None]) -> None:
+        self.n_bytes = n_bytes
+        self._at, self._end = span
+        self._move = move
+        self._finish = finish
+        self._is_open = True
+
+    def step(self, until_ns: int) -> bool:
+        while self._is_open and self._at < self._end:
+            stop = min(self._end, (self._at // PAGE + 1) * PAGE)
+            self._move(self._at, stop)
+            self._at = stop
+            if stop < self._end and lib.uma_now_ns() >= until_ns:
+                return False
+        if self._is_open:
+            self._is_open = False
+            self._finish()
+        return True
+
+    def close(self) -> None:
+        """A transfer given up leaves what was there: nothing counts before `finish`."""
+        self._is_open = False
+
+
+class HostExport(Steps):
+    """Owns the bytes. They are not zeroed: the first touch of 100 MB would be a pause of its own."""
+
+    def __init__(self, pages: Pages, seq: int, start: int, n: int) -> None:
+        blob = np.empty(blob_bytes(pages, n - start), np.uint8)
+        self.blob: bytearray | memoryview = blob.data
+        view = blob_view(pages, blob, n - start)
+        row = pages.table[seq]
+
+        def move(p0: int, p1: int) -> None:
+            cells = pages.data[row[p0 // PAGE]][:, :, :, p0 % PAGE : p0 % PAGE + p1 - p0]
+            view[:, :, p0 - start : p1 - start] = cells.transpose(0, 1, 3, 2, 4)
+
+        super().__init__(blob.size, (start, n), move, lambda: None)
+
+
+def import_moves(pages: Pages, seq: int, blob: bytes | bytearray | memoryview, origin: int) -> Callable[[int, int], None]:
+    """How positions p0..p1, within one page, get from a blob that begins at `origin` to the sequence."""
+    data = np.frombuffer(blob, np.uint8)
+    view = blob_view(pages, data, data.size // cell_bytes(pages))
+
+    def move(p0: int, p1: int) -> None:
+        cells = view[:, :, p0 - origin : p1 - origin].transpose(0, 1, 3, 2, 4)
+        pages.data[pages.table[seq, p0 // PAGE]][:, :, :, p0 % PAGE : p0 % PAGE + p1 - p0] = cells
+
+    return move
+
+
+def cell_bytes(pages: Pages) -> int:
+    """K and V of one position, all layers."""
+    return pages.page_bytes // PAGE
+
+
+def blob_bytes(pages: Pages, n: int) -> int:
+    return n * cell_bytes(pages)
+
+
+def blob_view(pages: Pages, blob: np.ndarray, n: int) -> np.ndarray:
+    """(layer, K and V, position, KV head, bytes of a row): a snapshot has positions in order, whatever pages they came from."""
+    _, n_layer, _, n_head_kv, _, row = pages.data.shape
+    return blob.reshape(n_layer, 2, n, n_head_kv, row)

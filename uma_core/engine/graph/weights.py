@@ -1,0 +1,105 @@
+"""The tensors of a GGUF, with data where the file has it: mapped, or read into memory of ours."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any
+
+from uma_core.engine.graph.header import Header
+from uma_core.engine.graph.shape import Unsupported
+from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
+
+READ_BYTES = 64 << 20  # between two reports of progress
+LOAD_MODES = {"auto": True, "mmap": True, "none": False}  # whether the file is mapped
+
+Progress = Callable[[float], bool]
+
+
+class Weights:
+    """Owns the memory and a backend buffer over it. `close` only after every graph that reads it is gone."""
+
+    def __init__(self, header: Header, load_mode: str, progress: Progress | None) -> None:
+        """Raises: MODEL_LOAD_FAILED, Unsupported."""
+        if load_mode not in LOAD_MODES:
+            raise Unsupported(f"load mode {load_mode}")
+        self.n_bytes = sum(place.n_bytes for place in header.tensors.values())
+        self.used: set[str] = set()
+        self._header = header
+        self._buffer = None
+        size = os.path.getsize(header.path)
+        if any(place.offset + place.n_bytes > size for place in header.tensors.values()):
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.path}: the file is cut short", path=header.path)
+        self._memory = _memory_of(header.path, size, LOAD_MODES[load_mode], progress)
+        self._base = ffi.from_buffer(self._memory)
+        self._buffer = lib.ggml_backend_cpu_buffer_from_ptr(self._base, size)
+        lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+        for place in header.tensors.values():
+            tensor = lib.ggml_get_tensor(header.context, place.name.encode())
+            lib.ggml_backend_tensor_alloc(self._buffer, tensor, ffi.cast("char *", self._base) + place.offset)
+
+    def get(self, name: str) -> Any:
+        """The tensor of that name. Raises: Unsupported where the file has none."""
+        tensor = self.find(name)
+        if not tensor:
+            raise Unsupported(f"a file without {name}")
+        return tensor
+
+    def find(self, name: str) -> Any:
+        """The tensor, or NULL."""
+        self.used.add(name)
+        return lib.ggml_get_tensor(self._header.context, name.encode())
+
+    def vector(self, name: str, n: int) -> Any:
+        """A tensor of n floats. Raises: Unsupported; a wrong shape would end the process inside ggml."""
+        return self._checked(name, (n, 1, 1), lib.GGML_TYPE_F32)
+
+    def matrix(self, name: str, n_in: int, n_out: int, n: int = 1) -> Any:
+        """n matrices of n_out rows. Raises: Unsupported."""
+        return self._checked(name, (n_in, n_out, n), None)
+
+    def _checked(self, name: str, ne: tuple[int, int, int], kind: int | None) -> Any:
+        tensor = self.get(name)
+        if tuple(ffi.unpack(tensor.ne, 4)) != (*ne, 1) or kind not in (None, tensor.type):
+            raise Unsupported(f"{name} of this shape or type")
+        return tensor
+
+    def unused(self) -> list[str]:
+        """Tensors that nobody asked for: the model has something that its graph lacks."""
+        return sorted(self._header.tensors.keys() - self.used)
+
+    def close(self) -> None:
+        if self._buffer:
+            lib.ggml_backend_buffer_free(self._buffer)
+            self._buffer = None
+            ffi.release(self._base)
+            self._memory.close()
+
+
+def _memory_of(path: str, size: int, is_mapped: bool, progress: Progress | None) -> mmap.mmap:
+    """The whole file, addressable. Raises: MODEL_LOAD_FAILED when `progress` gives the load up."""
+    with open(path, "rb") as file:
+        if is_mapped:
+            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            if hasattr(mmap, "MADV_WILLNEED"):
+                memory.madvise(mmap.MADV_WILLNEED)
+            _report(path, progress, 1.0)
+            return memory
+        memory = mmap.mmap(-1, size)
+        view = memoryview(memory)
+        at = 0
+        while at < size:
+            n = file.readinto(view[at : at + READ_BYTES])
+            if not n:
+                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: the file got shorter", path=path)
+            at += n
+            _report(path, progress, at / size)
+        view.release()
+        return memory
+
+
+def _report(path: str, progress: Progress | None, share: float) -> None:
+    if progress is not None and not progress(share):
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: loading was given up", path=path)
