@@ -1,0 +1,42 @@
+"""Both engines on one model, and a place for small random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.conftest import OPTIONS
+from tests.engine.graph.models import Model, write
+from uma_core.config import EngineOptions
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.engine.llama import LlamaEngine
+
+SMALL = replace(OPTIONS, n_ctx=1024)
+Pair = Callable[[str, EngineOptions], tuple[GraphEngine, LlamaEngine]]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Opens (graph engine, llama engine) on a path with the same options; closes both."""
+    opened: list[GraphEngine | LlamaEngine] = []
+
+    def open_both(path: str, options: EngineOptions) -> tuple[GraphEngine, LlamaEngine]:
+        graph, llama = GraphEngine(path, options), LlamaEngine(path, options)
+        opened.extend((graph, llama))
+        return graph, llama
+
+    yield open_both
+    for engine in opened:
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Model], str]:
+    folder = tmp_path_factory.mktemp("models")
+
+    def make(model: Model) -> str:
+        return write(model, folder / f"{len(list(folder.iterdir()))}.gguf")
+
+    return make

@@ -1,0 +1,132 @@
+"""Small random models of every family that the graph engine computes, and damaged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from perf.gguf_file import EOS_ID, vocabulary
+
+N_VOCAB, N_EMBD, N_LAYER, N_FF = 320, 128, 2, 160
+TYPES = {
+    "f32": gguf.GGMLQuantizationType.F32,
+    "f16": gguf.GGMLQuantizationType.F16,
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A family's tensors and metadata. `extra` metadata and tensors go to the file as they are."""
+
+    arch: str
+    n_head: int = 4
+    n_head_kv: int = 2
+    dim: int = 32
+    n_expert: int = 0
+    is_tied: bool = True
+    has_bias: bool = False
+    has_qk_norm: bool = False
+    quant: str = "q8_0"
+    meta: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # f32, numpy order
+    without: tuple[str, ...] = ()
+
+
+MODELS = {
+    "llama": Model("llama", is_tied=False),
+    "llama-mha": Model("llama", n_head=4, n_head_kv=4),
+    "llama-rope": Model("llama", meta={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, tensors={"rope_freqs.weight": (16,)}),
+    "llama-q4_0": Model("llama", quant="q4_0"),
+    "llama-f16": Model("llama", quant="f16"),
+    "mixtral": Model("llama", n_expert=4),
+    "qwen2": Model("qwen2", n_head=6, n_head_kv=2, has_bias=True),
+    "qwen3": Model("qwen3", dim=64, has_qk_norm=True),
+    "qwen3moe": Model("qwen3moe", dim=64, has_qk_norm=True, n_expert=4),
+    "gemma": Model("gemma", n_head_kv=1, dim=64),
+}
+
+
+def write(model: Model, path: Path, seed: int = 1) -> str:
+    """Write the model; the same seed gives the same weights."""
+    writer = gguf.GGUFWriter(path, model.arch)
+    _metadata(writer, model)
+    draw = np.random.default_rng(seed)
+    for name, dims in _tensors(model).items():
+        if name not in model.without:
+            _add(writer, name, dims, model.quant, draw)
+    for name, dims in model.tensors.items():
+        writer.add_tensor(name, 1 + draw.random(dims, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
+    tokens, types = vocabulary(N_VOCAB)
+    for add, value in (
+        (writer.add_context_length, 512),
+        (writer.add_embedding_length, N_EMBD),
+        (writer.add_block_count, N_LAYER),
+        (writer.add_feed_forward_length, N_FF),
+        (writer.add_head_count, model.n_head),
+        (writer.add_head_count_kv, model.n_head_kv),
+        (writer.add_key_length, model.dim),
+        (writer.add_value_length, model.dim),
+        (writer.add_rope_dimension_count, model.dim),
+        (writer.add_layer_norm_rms_eps, 1e-6),
+        (writer.add_token_list, tokens),
+        (writer.add_token_types, types),
+        (writer.add_token_merges, [f"{tokens[0]} {tokens[0]}"]),
+        (writer.add_eos_token_id, EOS_ID),
+        (writer.add_bos_token_id, EOS_ID),
+        (writer.add_tokenizer_model, "gpt2"),
+        (writer.add_tokenizer_pre, "gpt-2"),
+    ):
+        add(value)  # type: ignore[operator]
+    if model.n_expert:
+        writer.add_expert_count(model.n_expert)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(N_FF)
+    adders: dict[type, Callable[..., None]] = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in model.meta.items():
+        adders[type(value)](f"{model.arch}.{key}", value)
+
+
+def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
+    width, kv = model.n_head * model.dim, model.n_head_kv * model.dim
+    out: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, N_EMBD), "output_norm.weight": (N_EMBD,)}
+    if not model.is_tied:
+        out["output.weight"] = (N_VOCAB, N_EMBD)
+    for i in range(N_LAYER):
+        p = f"blk.{i}."
+        out |= {p + "attn_norm.weight": (N_EMBD,), p + "ffn_norm.weight": (N_EMBD,), p + "attn_output.weight": (N_EMBD, width)}
+        for name, n in (("q", width), ("k", kv), ("v", kv)):
+            out[f"{p}attn_{name}.weight"] = (n, N_EMBD)
+            if model.has_bias:
+                out[f"{p}attn_{name}.bias"] = (n,)
+        if model.has_qk_norm:
+            out |= {p + "attn_q_norm.weight": (model.dim,), p + "attn_k_norm.weight": (model.dim,)}
+        experts = (model.n_expert,) if model.n_expert else ()
+        suffix = "_exps" if experts else ""
+        out |= {f"{p}ffn_{name}{suffix}.weight": (*experts, N_FF, N_EMBD) for name in ("gate", "up")}
+        out[f"{p}ffn_down{suffix}.weight"] = (*experts, N_EMBD, N_FF)
+        if experts:
+            out[p + "ffn_gate_inp.weight"] = (model.n_expert, N_EMBD)
+    return out
+
+
+def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], quant: str, draw: np.random.Generator) -> None:
+    is_matrix = len(dims) > 1 and "gate_inp" not in name
+    scale = dims[-1] ** -0.5 if len(dims) > 1 else 0.2
+    data = (draw.standard_normal(dims) * scale + ("norm" in name)).astype(np.float32)
+    kind = TYPES[quant if is_matrix else "f32"]
+    writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)

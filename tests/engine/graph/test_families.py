@@ -1,0 +1,41 @@
+"""Every architecture family against llama.cpp on small random models: the same logits up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.engine.drive import read, read_plain, step, tokens_of
+from tests.engine.graph.conftest import SMALL, Pair
+from tests.engine.graph.models import MODELS, Model
+
+TOLERANCE = 0.02  # of the logits' standard deviation; a wrong bias, norm or rotation moves them by about 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_llama_cpps(name: str, pair: Pair, written: Callable[[Model], str]) -> None:
+    graph, llama = pair(written(MODELS[name]), SMALL)
+    prompt = tokens_of(graph, 70)
+    for engine in (graph, llama):
+        read(engine, 0, prompt)
+        read_plain(engine, 1, prompt[:33])
+    for row in ([(0, 40)], [(0, 41), (1, 42)]):
+        for engine in (graph, llama):
+            step(engine, row)
+        for i in range(len(row)):
+            ours, theirs = graph.logits(i), llama.logits(i)
+            assert np.abs(ours - theirs).max() < TOLERANCE * theirs.std()
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_with_either_kernels_and_kv_type(kv_type: str, is_ours: bool, pair: Pair, written: Callable[[Model], str]) -> None:
+    graph, llama = pair(written(MODELS["qwen3"]), replace(SMALL, kv_type=kv_type, cpu_kernels=is_ours))
+    prompt = tokens_of(graph, 150)
+    for engine in (graph, llama):
+        read(engine, 2, prompt)
+        step(engine, [(2, 50)])
+    assert np.abs(graph.logits(0) - llama.logits(0)).max() < 2 * TOLERANCE * llama.logits(0).std()

@@ -1,0 +1,133 @@
+"""Random mixtures of what an executor does, against the same tokens read at once by llama.cpp's engine."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.engine.conftest import DRAFT, OPTIONS, TARGET
+from tests.engine.drive import finish, read, step
+from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.engine.llama import LlamaEngine
+
+TOLERANCE = 0.15  # of the logits' standard deviation, as tests/cache_engine/real.py has it for other batch shapes
+
+
+class World:
+    """One graph engine whose sequences' tokens are known, and blobs that were parked."""
+
+    def __init__(self, path: str, seed: int) -> None:
+        self.engine = GraphEngine(path, OPTIONS)
+        self.random = random.Random(seed)
+        self.tokens: list[list[int]] = [[] for _ in range(OPTIONS.n_seq)]
+        self.parked: list[tuple[bytes, list[int]]] = []
+        self.reading: dict[int, list[int]] = {}  # chunks in progress
+
+    def draw(self, n: int) -> list[int]:
+        return [self.random.randrange(32, 8000) for _ in range(n)]
+
+    def idle(self, is_filled: bool = False) -> list[int]:
+        return [s for s in range(OPTIONS.n_seq) if s not in self.reading and (self.tokens[s] or not is_filled)]
+
+    def room(self, seq: int, n: int) -> bool:
+        return len(self.tokens[seq]) + n <= self.engine.info.n_ctx_seq
+
+    # what may happen
+
+    def begin(self) -> None:
+        seq = self.random.choice(self.idle() or [-1])
+        chunk = self.draw(self.random.choice([1, 5, 64, 100, 256]))
+        if seq >= 0 and self.room(seq, len(chunk)) and self.engine.prefill_open(seq, np.array(chunk, np.int32), self.random.random() < 0.5):
+            self.reading[seq] = chunk
+
+    def go_on(self) -> None:
+        for seq in list(self.reading):
+            if self.engine.prefill_run(seq, 0, self.random.choice([1, 10**5, 10**7]), 1).status is PrefillStatus.DONE:
+                finish(self.engine.handover(seq))
+                self.tokens[seq] += self.reading.pop(seq)
+
+    def give_up(self) -> None:
+        if self.reading and self.random.random() < 0.3:
+            seq = self.random.choice(list(self.reading))
+            self.engine.prefill_close(seq)
+            del self.reading[seq]
+
+    def decode(self) -> None:
+        batch = Batch(OPTIONS.n_batch)
+        added = {}
+        for seq in self.random.sample(self.idle(), self.random.randint(0, len(self.idle()))):
+            new = self.draw(self.random.choice([1, 1, 1, 30]))
+            if self.room(seq, len(new)):
+                batch.extend(np.array(new, np.int32), len(self.tokens[seq]), seq, self.random.random() < 0.8)
+                added[seq] = new
+        if batch.n:
+            assert self.engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
+            for seq, new in added.items():
+                self.tokens[seq] += new
+
+    def copy(self) -> None:
+        sources, targets = self.idle(is_filled=True), self.idle()
+        if sources and len(targets) > 1:
+            src = self.random.choice(sources)
+            dst = self.random.choice([s for s in targets if s != src])
+            n = self.random.randint(1, len(self.tokens[src]))
+            start = self.random.randint(0, n) if self.tokens[dst][:n] == self.tokens[src][:n] else 0
+            start = min(start, len(self.tokens[dst]))
+            self.engine.kv_truncate(dst, start)
+            finish(self.engine.copy_prefix(src, dst, n, start), 0)
+            self.tokens[dst] = self.tokens[src][:n]
+
+    def cut(self) -> None:
+        for seq in self.random.sample(self.idle(), min(1, len(self.idle()))):
+            n = self.random.randint(0, len(self.tokens[seq]))
+            self.engine.kv_truncate(seq, n)
+            del self.tokens[seq][n:]
+
+    def park(self) -> None:
+        for seq in self.idle(is_filled=True)[:1]:
+            export = self.engine.export_state(seq, len(self.tokens[seq]))
+            finish(export, 0)
+            self.parked.append((bytes(export.blob), self.tokens[seq]))
+            self.engine.kv_truncate(seq, 0)
+            self.tokens[seq] = []
+            self.engine.trim()
+
+    def restore(self) -> None:
+        empty = [s for s in self.idle() if not self.tokens[s]]
+        if self.parked and empty:
+            blob, tokens = self.parked.pop(self.random.randrange(len(self.parked)))
+            finish(self.engine.import_state(empty[0], blob, len(tokens)), 0)
+            self.tokens[empty[0]] = list(tokens)
+
+    def live(self, n: int) -> None:
+        for _ in range(n):
+            self.random.choice(
+                [self.begin, self.go_on, self.go_on, self.give_up, self.decode, self.decode, self.copy, self.cut, self.park, self.restore]
+            )()
+        while self.reading:
+            self.go_on()
+        assert [self.engine.kv_len(s) for s in range(OPTIONS.n_seq)] == [len(t) for t in self.tokens]
+
+
+@pytest.mark.parametrize("path", [DRAFT, TARGET])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_sequence_continues_as_if_read_at_once(path: str, seed: int) -> None:
+    world, plain = World(path, seed), LlamaEngine(path, OPTIONS)
+    try:
+        for _ in range(3):
+            world.live(25)
+            for seq, tokens in enumerate(world.tokens):
+                if tokens and len(tokens) < world.engine.info.n_ctx_seq:
+                    step(world.engine, [(seq, 100)])
+                    plain.kv_truncate(0, 0)
+                    read(plain, 0, np.array(tokens, np.int32), False)
+                    step(plain, [(0, 100)])
+                    theirs = plain.logits(0)
+                    assert np.abs(world.engine.logits(0) - theirs).max() < TOLERANCE * theirs.std()
+                    tokens.append(100)
+    finally:
+        world.engine.close()
+        plain.close()

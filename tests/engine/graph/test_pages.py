@@ -1,0 +1,107 @@
+"""Pages against a plain model of what each sequence holds: random writes, sharing, truncation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma_core.engine.graph.pages import PAGE, Pages
+from uma_core.engine.graph.shape import Shape
+
+N_SEQ, N_CTX_SEQ = 3, 300
+SHAPE = Shape("llama", 1, 32, 1, 1, 32, 32, 64, 512, 1e-6, 1e4, 1.0, 0, 0, 0.0, 1.0)
+SEQ = st.integers(0, N_SEQ - 1)
+WRITE = st.tuples(st.just("write"), SEQ, st.integers(1, 130))
+CUT = st.tuples(st.just("cut"), SEQ, st.integers(0, N_CTX_SEQ))
+SHARE = st.tuples(st.just("share"), SEQ, SEQ)
+
+
+class World:
+    """Each sequence's positions hold numbers that nobody else writes."""
+
+    def __init__(self, n_pages: int) -> None:
+        self.pages = Pages(SHAPE, "f16", (n_pages, N_SEQ, N_CTX_SEQ))
+        self.content: list[list[int]] = [[] for _ in range(N_SEQ)]
+        self.n_written = 0
+
+    def write(self, seq: int, n: int) -> None:
+        held = self.content[seq]
+        if not self.pages.has_room([(seq, len(held), n)]):
+            return
+        self.pages.reserve(seq, len(held), n)
+        for _ in range(n):
+            self.n_written += 1
+            self._cell(seq, len(held))[:4] = np.frombuffer(self.n_written.to_bytes(4, "little"), np.uint8)
+            held.append(self.n_written)
+
+    def _cell(self, seq: int, pos: int) -> np.ndarray:
+        return self.pages.data[self.pages.table[seq, pos // PAGE], 0, 0, 0, pos % PAGE]  # type: ignore[no-any-return]
+
+    def cut(self, seq: int, n: int) -> None:
+        if n < len(self.content[seq]):
+            self.pages.truncate(seq, n)
+            del self.content[seq][n:]
+
+    def share(self, src: int, dst: int) -> None:
+        if src != dst:
+            self.cut(dst, 0)
+            self.pages.share(src, dst, 0, len(self.content[src]))
+            self.content[dst] = list(self.content[src])
+
+    def check(self) -> None:
+        for seq, held in enumerate(self.content):
+            assert [int.from_bytes(self._cell(seq, p)[:4].tobytes(), "little") for p in range(len(held))] == held
+        listed = [int(p) for seq in range(N_SEQ) for p in self.pages.table[seq, : self.pages.n_pages(seq)]]
+        assert [listed.count(p) for p in range(len(self.pages.n_refs))] == self.pages.n_refs.tolist()
+        assert self.pages.n_free == self.pages.n_refs.tolist().count(0)
+
+
+@given(st.lists(st.one_of(WRITE, CUT, SHARE), max_size=40), st.sampled_from([4, N_SEQ * 5]))
+def test_nobody_sees_what_others_write(operations: list[tuple[str, int, int]], n_pages: int) -> None:
+    world = World(n_pages)
+    for name, seq, arg in operations:
+        getattr(world, name)(seq, arg)
+        world.check()
+    world.pages.close()
+
+
+@given(st.lists(st.one_of(WRITE, CUT, SHARE), max_size=40))
+def test_enough_pages_for_all_at_their_longest_are_always_enough(operations: list[tuple[str, int, int]]) -> None:
+    world = World(N_SEQ * 5)
+    for name, seq, arg in operations:
+        if name == "write":
+            arg = min(arg, N_CTX_SEQ - len(world.content[seq]))
+            assert arg <= 0 or world.pages.has_room([(seq, len(world.content[seq]), arg)])
+        if arg > 0 or name != "write":
+            getattr(world, name)(seq, arg)
+    world.pages.close()
+
+
+def test_memory_of_free_pages_goes_back_and_comes_again() -> None:
+    world = World(N_SEQ * 5)
+    world.write(0, 200)
+    world.write(1, 100)
+    assert world.pages.trim() == 0
+    world.cut(0, 0)
+    assert world.pages.trim() == 4 * world.pages.page_bytes
+    assert world.pages.trim() == 0
+    world.write(2, 300)
+    world.check()
+    world.pages.close()
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 300])
+def test_a_shared_page_is_copied_by_whoever_writes_into_it_first(n: int) -> None:
+    world = World(N_SEQ * 5)
+    world.write(0, n)
+    before = world.pages.n_free
+    world.share(0, 1)
+    assert world.pages.n_free == before
+    if n < N_CTX_SEQ:
+        world.write(1, 1)
+        world.write(0, 1)
+        assert before - world.pages.n_free == (1 if n % PAGE else 2)
+    world.check()
+    world.pages.close()

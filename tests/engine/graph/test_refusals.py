@@ -1,0 +1,79 @@
+"""What the graph engine does not compute is refused with its name, before anything is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.conftest import DRAFT
+from tests.engine.graph.conftest import SMALL
+from tests.engine.graph.models import MODELS, Model
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.engine.open import estimate_engine
+from uma_core.errors import ErrorCode, UmaError
+
+LLAMA = MODELS["llama"]
+CASES = {
+    "architecture phi3": replace(LLAMA, arch="phi3"),
+    "metadata llama.attention.scale": replace(LLAMA, meta={"attention.scale": 0.5}),
+    "rope scaling yarn": replace(LLAMA, meta={"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}),
+    "a file without blk.1.ffn_up.weight": replace(LLAMA, without=("blk.1.ffn_up.weight",)),
+    "a use of blk.0.attn_sinks.weight": replace(LLAMA, tensors={"blk.0.attn_sinks.weight": (4,)}),
+    "blk.0.attn_norm.weight of this shape": replace(LLAMA, without=("blk.0.attn_norm.weight",), tensors={"blk.0.attn_norm.weight": (64,)}),
+    "K and V differ in length": replace(LLAMA, meta={"attention.value_length": 64}),
+}
+
+
+@pytest.mark.parametrize("missing", CASES)
+def test_a_model_that_is_not_understood(missing: str, written: Callable[[Model], str]) -> None:
+    with pytest.raises(UmaError) as caught:
+        GraphEngine(written(CASES[missing]), SMALL)
+    assert caught.value.error is ErrorCode.CONFIG_INVALID
+    assert missing in str(caught.value)
+    assert caught.value.detail["option"] == "engine.engine"
+
+
+@pytest.mark.parametrize(
+    ("missing", "options"),
+    [
+        ("KV type q4_0", {"kv_type": "q4_0"}),
+        ("load mode mlock", {"load_mode": "mlock"}),
+        ("not fused", {"flash_attn": "off"}),
+    ],
+)
+def test_an_option_that_it_lacks(missing: str, options: dict[str, str]) -> None:
+    with pytest.raises(UmaError, match=missing) as caught:
+        GraphEngine(DRAFT, replace(SMALL, **options))  # type: ignore[arg-type]
+    assert caught.value.error is ErrorCode.CONFIG_INVALID
+
+
+@pytest.mark.parametrize("n_kept", [0, 3, 100, 200_000, 3_000_000])
+def test_a_file_cut_short(n_kept: int, tmp_path: object) -> None:
+    path = f"{tmp_path}/cut.gguf"
+    with open(DRAFT, "rb") as whole, open(path, "wb") as cut:
+        cut.write(whole.read(n_kept))
+    with pytest.raises(UmaError) as caught:
+        GraphEngine(path, SMALL)
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+def test_loading_can_be_given_up() -> None:
+    for load_mode in ("mmap", "none"):
+        with pytest.raises(UmaError) as caught:
+            GraphEngine(DRAFT, replace(SMALL, load_mode=load_mode), lambda share: False)
+        assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize("load_mode", ["mmap", "none"])
+def test_the_estimate_is_what_is_taken(load_mode: str) -> None:
+    options = replace(SMALL, engine="graph", load_mode=load_mode)
+    expected = estimate_engine(options, DRAFT)
+    engine = GraphEngine(DRAFT, options)
+    try:
+        used = engine.memory()
+        assert (used.weights, used.kv) == (expected.weights, expected.kv)
+        assert 0 < used.compute <= expected.compute
+    finally:
+        engine.close()
