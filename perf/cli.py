@@ -132,6 +132,40 @@ def tick(model: str, threads: int, repeats: int, out: Path) -> None:
     _write(results, out, TICK_CRITERIA)
 
 
+@main.command()
+@click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
+@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+@click.option("--rounds", default=9, show_default=True, help="Calls of each engine per case; the median is shown.")
+@click.option("--only", multiple=True, help="Only cases whose name contains this. Repeatable.")
+def engines(model: str, threads: int, rounds: int, only: tuple[str, ...]) -> None:
+    """Time decode ticks and prompt chunks of both engines, call by call in turn."""
+    from perf.engines import CASES, Bench  # loads the engine
+
+    cases = tuple(case for case in CASES if not only or any(part in case.name for part in only))
+    bench = Bench(model, threads, cases)
+    for case in cases:
+        rows = list(bench.measure(case, rounds))
+        for row in rows:
+            speed = f"{row.ms:8.1f} ms ({row.p10_ms:.1f} to {row.p90_ms:.1f}), {row.tokens_per_s:7.1f} tokens/s"
+            click.echo(f"{case.name:30} {row.variant:24} {speed}, {rows[0].ms / row.ms:5.2f}x")
+    bench.close()
+
+
+@main.command()
+@click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
+@click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
+@click.option("--tokens", "n_tokens", default=20_000, show_default=True, help="Of the text, most.")
+@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) -> None:
+    """Compare the engines' perplexities over the TEXT files."""
+    from perf.perplexity import perplexities  # loads the engine
+
+    found = perplexities(model, "\n".join(path.read_text(encoding="utf-8") for path in text), n_tokens, threads)
+    base = next(iter(found.values()))[0]
+    for name, (value, n) in found.items():
+        click.echo(f"{name:24} {value:9.4f} over {n} tokens, {100 * (value / base - 1):+.4f} %")
+
+
 @main.command(name="report")
 @click.argument("folder", type=_FOLDER)
 def report_(folder: Path) -> None:

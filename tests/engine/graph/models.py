@@ -46,7 +46,7 @@ MODELS = {
     "llama-q4_0": Model("llama", quant="q4_0"),
     "llama-f16": Model("llama", quant="f16"),
     "mixtral": Model("llama", n_expert=4),
-    "qwen2": Model("qwen2", n_head=6, n_head_kv=2, has_bias=True),
+    "qwen2": Model("qwen2", has_bias=True),
     "qwen3": Model("qwen3", dim=64, has_qk_norm=True),
     "qwen3moe": Model("qwen3moe", dim=64, has_qk_norm=True, n_expert=4),
     "gemma": Model("gemma", n_head_kv=1, dim=64),

@@ -13,6 +13,7 @@ from tests.engine.graph.conftest import SMALL, Pair
 from tests.engine.graph.models import MODELS, Model
 
 TOLERANCE = 0.02  # of the logits' standard deviation; a wrong bias, norm or rotation moves them by about 1
+ROUNDING = 0.05  # the same, root mean square: between other kernels it is 0.02 to 0.03 here and on the trained models
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -33,9 +34,11 @@ def test_logits_are_llama_cpps(name: str, pair: Pair, written: Callable[[Model],
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_with_either_kernels_and_kv_type(kv_type: str, is_ours: bool, pair: Pair, written: Callable[[Model], str]) -> None:
+    """No closer than rounding allows: ggml's attention rounds its queries, and llama.cpp rotates what it stores as q8_0."""
     graph, llama = pair(written(MODELS["qwen3"]), replace(SMALL, kv_type=kv_type, cpu_kernels=is_ours))
     prompt = tokens_of(graph, 150)
     for engine in (graph, llama):
         read(engine, 2, prompt)
         step(engine, [(2, 50)])
-    assert np.abs(graph.logits(0) - llama.logits(0)).max() < 2 * TOLERANCE * llama.logits(0).std()
+    ours, theirs = graph.logits(0), llama.logits(0)
+    assert np.sqrt(np.mean((ours - theirs) ** 2)) < ROUNDING * theirs.std()

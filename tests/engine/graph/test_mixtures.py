@@ -103,10 +103,9 @@ class World:
             self.tokens[empty[0]] = list(tokens)
 
     def live(self, n: int) -> None:
+        often, rarely = [self.go_on, self.decode], [self.begin, self.give_up, self.copy, self.cut, self.park, self.restore]
         for _ in range(n):
-            self.random.choice(
-                [self.begin, self.go_on, self.go_on, self.give_up, self.decode, self.decode, self.copy, self.cut, self.park, self.restore]
-            )()
+            self.random.choice([*often, *often, *rarely])()
         while self.reading:
             self.go_on()
         assert [self.engine.kv_len(s) for s in range(OPTIONS.n_seq)] == [len(t) for t in self.tokens]

@@ -118,7 +118,7 @@ def test_sequences_that_share_pages(heads: tuple[int, int, int], n_shared: int) 
     check(case, [(i, n_shared * PAGE + 7 * i) for i in range(N_SEQ)])
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.data())
 def test_any_mixture(data: st.DataObject) -> None:
     case = Case(data.draw(st.sampled_from(HEADS[:2])), "f16", data.draw(st.integers(0, 1000)))

@@ -9,7 +9,7 @@ from uma_core.config import EngineOptions
 from uma_core.engine.graph.families import family_of
 from uma_core.engine.graph.forward import Network
 from uma_core.engine.graph.header import Header
-from uma_core.engine.graph.pages import PAGE, Pages
+from uma_core.engine.graph.pages import KV_TYPES, PAGE, Pages
 from uma_core.engine.graph.shape import Shape, Unsupported, shape_of
 from uma_core.engine.graph.weights import LOAD_MODES, Weights
 from uma_core.engine.lib import ffi, lib, text
@@ -104,6 +104,8 @@ def check(header: Header, options: EngineOptions) -> Shape:
         raise Unsupported(f"device {backend_name()}")
     if options.load_mode not in LOAD_MODES:
         raise Unsupported(f"load mode {options.load_mode}")
+    if options.kv_type not in KV_TYPES:
+        raise Unsupported(f"KV type {options.kv_type}")
     if options.flash_attn == "off":
         raise Unsupported("attention that is not fused")
     family_of(header.arch)

@@ -24,8 +24,6 @@ class Pages:
     def __init__(self, shape: Shape, kv_type: str, counts: tuple[int, int, int]) -> None:
         """`counts`: pages in all, sequences, positions per sequence. Raises: Unsupported."""
         n_pages, n_seq, self.n_ctx_seq = counts
-        if kv_type not in KV_TYPES:
-            raise Unsupported(f"KV type {kv_type}")
         kind = getattr(lib, KV_TYPES[kv_type])
         if shape.dim % lib.ggml_blck_size(kind):
             raise Unsupported(f"KV type {kv_type} with heads of length {shape.dim}")

@@ -1,0 +1,51 @@
+"""Perplexity of a text by each engine: the same windows, the same tokens, probabilities from every row's logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from uma_core.config import EngineOptions
+from uma_core.engine.api import Batch, DecodeStatus, Engine
+from uma_core.engine.open import open_engine
+
+N_ROWS = 16  # per decode call: llama.cpp's context has memory for so many rows with logits
+WINDOW = 512  # tokens that see each other
+
+ENGINES = {
+    "llama.cpp": EngineOptions(engine="llama", cpu_kernels=False, prefill_lanes=0),
+    "llama.cpp + our kernels": EngineOptions(engine="llama", prefill_lanes=0),
+    "graph": EngineOptions(engine="graph", prefill_lanes=0),
+}
+
+
+def perplexities(model: str, text: str, n_tokens: int, threads: int) -> dict[str, tuple[float, int]]:
+    """(perplexity, tokens predicted) by engine. Blocks: minutes for tens of thousands of tokens."""
+    out = {}
+    for name, options in ENGINES.items():
+        engine = open_engine(replace(options, model=model, threads=threads, n_seq=1, n_ctx=WINDOW, n_batch=N_ROWS, n_ubatch=N_ROWS))
+        try:
+            tokens = np.array(engine.tokenize(text, False, False)[:n_tokens], np.int32)
+            losses = [loss for at in range(0, len(tokens) - 1, WINDOW) for loss in _window(engine, tokens[at : at + WINDOW])]
+            out[name] = (float(np.exp(np.mean(losses))), len(losses))
+        finally:
+            engine.close()
+    return out
+
+
+def _window(engine: Engine, tokens: np.ndarray) -> list[float]:
+    """-log p of each token but the first, given those before it."""
+    engine.kv_truncate(0, 0)
+    batch = Batch(N_ROWS)
+    losses: list[float] = []
+    for at in range(0, len(tokens) - 1, N_ROWS):
+        batch.clear()
+        for i in range(at, min(at + N_ROWS, len(tokens) - 1)):
+            batch.add(int(tokens[i]), i, 0, True)
+        assert engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
+        for i in range(batch.n_rows):
+            logits = engine.logits(i).astype(np.float64)
+            top = logits.max()
+            losses.append(float(top + np.log(np.exp(logits - top).sum()) - logits[tokens[at + i + 1]]))
+    return losses
