@@ -13,7 +13,7 @@ V_INLINE void direct_dots(const uint8_t * w, size_t w_stride, const float * cons
     for (int i = 0; i < DIRECT_OUTS * DIRECT_ROWS; i++) sum[i / DIRECT_ROWS][i % DIRECT_ROWS] = vf_set1(0);
     int64_t c = 0;
     for (; c + V_LANES <= n; c += V_LANES) {
-        for (int b = 0; b < V_LANES * 2 * DIRECT_OUTS; b += 64, ahead += 64) __builtin_prefetch((const void *)ahead);
+        for (int b = 0; b < V_LANES * 2 * DIRECT_OUTS; b += 64, ahead += 64) __builtin_prefetch((const void *)ahead, 0, 2);
         V_UNROLL for (int i = 0; i < DIRECT_OUTS; i++) {
             const vf a = vf_load_f16(w + (size_t)i * w_stride + 2 * (size_t)c);
             V_UNROLL for (int r = 0; r < NX; r++) sum[i][r] = vf_fma(a, vf_load(x[r] + c), sum[i][r]);

@@ -13,8 +13,9 @@ struct panel {
 };
 
 // Fetch the next `bytes` ahead. Reading 16 rows side by side defeats the hardware's prefetchers; the panel after this one is one run of bytes.
+// Into the second-level cache: in the first one a panel would drive out the unpacked one before it is used (2.2 times slower where that has 32 KiB).
 static inline void fetch_ahead(struct panel * p, int bytes) {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const void *)(p->ahead + (uintptr_t)i));
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const void *)(p->ahead + (uintptr_t)i), 0, 2);
     p->ahead += (uintptr_t)bytes;
 }
 
