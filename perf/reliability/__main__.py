@@ -1,7 +1,11 @@
-"""`python -m perf.reliability [--minutes 30] [--reloads 100]`: every trial, then docs/RELIABILITY.md."""
+"""`python -m perf.reliability [--minutes 30] [--reloads 100]`: every trial, then docs/RELIABILITY.md.
+
+On a machine that others use: `--gate 'flock FILE' --segment-s 150 --pause-s 20` takes turns.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -12,7 +16,8 @@ from typing import Any
 
 import click
 
-from perf.reliability import reloads, report, short, soak
+from perf.reliability import promises, reloads, report, short, soak
+from perf.reliability.turns import Turns
 from perf.results import commit_id, machine_facts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "RELIABILITY.md"
@@ -24,14 +29,18 @@ def say(text: str) -> None:
 
 
 @click.command()
-@click.option("--minutes", default=30.0, show_default=True, help="Length of the soak; 0 leaves it out.")
+@click.option("--minutes", default=30.0, show_default=True, help="Active time of the soak; 0 leaves it out.")
 @click.option("--reloads", "n_reloads", default=100, show_default=True)
 @click.option("--drains", "n_drains", default=10, show_default=True)
 @click.option("--seed", default=1, show_default=True, help="Of the soak's chances.")
+@click.option("--segment-s", default=0.0, help="Cut the soak into segments of this length; the daemon stays up between them. 0: one.")
+@click.option("--pause-s", default=0.0, help="Rest between two segments.")
+@click.option("--gate", default="", metavar="COMMAND", help="Each trial and segment waits until COMMAND runs the command after it.")
 @click.option("--only", multiple=True, help="Run only these trials, and keep the other results of the last run. Repeatable.")
 @click.option("--no-page", is_flag=True, help="Do not write docs/RELIABILITY.md.")
-def main(minutes: float, n_reloads: int, n_drains: int, seed: int, only: tuple[str, ...], no_page: bool) -> None:
+def main(n_reloads: int, n_drains: int, only: tuple[str, ...], no_page: bool, **how: Any) -> None:
     """Try to break the daemon; the exit status is 0 when every promise was kept."""
+    turns = Turns(how["gate"], how["segment_s"], how["pause_s"])
     trials: dict[str, Callable[[], dict[str, Any]]] = {
         "second_daemon": lambda: short.second_daemon(say),
         "restarts": lambda: short.restarts(say),
@@ -40,7 +49,9 @@ def main(minutes: float, n_reloads: int, n_drains: int, seed: int, only: tuple[s
         "idle": lambda: short.idle(say),
         "drains": lambda: short.drains(n_drains, say),
         "reloads": lambda: reloads.run(n_reloads, say),
-        "soak": lambda: soak.run(minutes, seed, say),
+        "faults": lambda: promises.run(promises.FAULTS, say),
+        "supervision": lambda: promises.run(promises.SUPERVISION, say),
+        "soak": lambda: soak.run(how["minutes"], how["seed"], turns, say),
     }
     unknown = set(only) - set(trials)
     if unknown:
@@ -48,8 +59,9 @@ def main(minutes: float, n_reloads: int, n_drains: int, seed: int, only: tuple[s
     results = json.loads(OUT.read_text()) if only and OUT.exists() else {}
     results["machine"] = _machine()
     for name, trial in trials.items():
-        if (not only or name in only) and (name != "soak" or minutes > 0):
-            results[name] = trial()
+        if (not only or name in only) and (name != "soak" or how["minutes"] > 0):
+            with contextlib.nullcontext() if name == "soak" else turns.turn():  # the soak takes its turns by itself
+                results[name] = trial()
             OUT.parent.mkdir(parents=True, exist_ok=True)
             OUT.write_text(json.dumps(results, indent=1))
     text = report.page(results)

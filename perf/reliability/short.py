@@ -119,8 +119,8 @@ def restarts(say: Say) -> dict[str, Any]:
 def status_latency(say: Say) -> dict[str, Any]:
     """Ask for `status` while decode calls of seconds run: prompts read in one piece each, on one thread."""
     say("status during long calls")
-    flags = ("--prefill-lanes", "0", "--n-batch", "4096", "--n-ubatch", "4096", "--n-ctx", "17000", "--tick-budget-ms", "10000")
-    flags += ("--prefill-burst", "4096", "--start-target-tokens", "4096", "--no-prefix-cache", "--max-prompt-bytes", "200000")
+    flags = ("--prefill-lanes", "0", "--n-batch", "8192", "--n-ubatch", "8192", "--n-ctx", "36000", "--tick-budget-ms", "10000")
+    flags += ("--prefill-burst", "8192", "--start-target-tokens", "8192", "--no-prefix-cache", "--max-prompt-bytes", "200000")
     times_ms: list[float] = []
     with running(4, *flags) as daemon:
         stop = threading.Event()
@@ -148,7 +148,7 @@ def _read_long(daemon: Daemon, seed: int, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
             with Client(daemon.path, START_S) as client:
-                list(client.generate({"id": "l", "prompt": prompt_of(rng, 3000), "max_tokens": 2, "ignore_eos": True}))
+                list(client.generate({"id": "l", "prompt": prompt_of(rng, 6500), "max_tokens": 2, "ignore_eos": True}))
         except CtlError:
             return  # the trial is over
 

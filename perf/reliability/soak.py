@@ -12,6 +12,7 @@ from typing import Any
 from perf.reliability.clients import visit
 from perf.reliability.daemon import MOE, TINY, Daemon, running
 from perf.reliability.tally import Tally
+from perf.reliability.turns import Turns
 from perf.stats import median
 from uma_ctl.errors import CtlError
 
@@ -33,24 +34,39 @@ class Soak:
         self._say = say
         self._stop = threading.Event()
         self._gate = threading.Event()  # cleared: clients and operator rest
-        self._gate.set()
+        self._active_s = 0.0
         self._resting = threading.Semaphore(0)
         self._threads = [threading.Thread(target=self._client, args=(seed * 1000 + n,), daemon=True) for n in range(N_CLIENTS)]
         self._threads.append(threading.Thread(target=self._operator, args=(seed,), daemon=True))
 
-    def run(self, minutes: float) -> None:
-        t0 = time.monotonic()
+    def run(self, minutes: float, turns: Turns) -> None:
+        """Be active for so long: in segments, each of which ends with everybody at rest and everything checked."""
+        total_s = minutes * 60
+        between_s = min(QUIET_EVERY_S, max(1.0, total_s / 8))
         for thread in self._threads:
             thread.start()
-        while time.monotonic() - t0 < minutes * 60:
-            time.sleep(min(QUIET_EVERY_S, max(1.0, minutes * 60 / 8)))
-            self._quiet_point((time.monotonic() - t0) / 60)
+        self._await_rest()
+        while self._active_s < total_s:
+            with turns.turn():
+                self._segment(min(total_s - self._active_s, turns.segment_s or total_s), between_s)
+            if self._active_s < total_s:
+                time.sleep(turns.pause_s)
         self._stop.set()
         self._gate.set()
         for thread in self._threads:
             thread.join(120)
             if thread.is_alive():
                 self.tally.violate("a client of the soak is stuck")
+
+    def _segment(self, seconds: float, between_s: float) -> None:
+        n_points = max(1, round(seconds / between_s))
+        for _ in range(n_points):
+            self._gate.set()
+            time.sleep(seconds / n_points)
+            self._gate.clear()
+            self._active_s += seconds / n_points
+            self._await_rest()
+            self._quiet_point(self._active_s / 60)
 
     # the parts
 
@@ -73,24 +89,26 @@ class Soak:
             time.sleep(rng.random() * 2)
 
     def _may_go_on(self) -> bool:
-        """Rest at a quiet point. False: the soak is over."""
+        """Rest at a quiet point and between segments. False: the soak is over."""
         if not self._gate.is_set():
             self._resting.release()
             self._gate.wait()
         return not self._stop.is_set()
 
-    def _quiet_point(self, minutes: float) -> None:
-        """Everybody rests; what remains then has leaked."""
-        self._gate.clear()
+    def _await_rest(self) -> None:
         for _ in self._threads:
             if not self._resting.acquire(timeout=180):
                 self.tally.violate("a client of the soak does not come to rest")
+
+    def _quiet_point(self, minutes: float) -> None:
+        """Everybody rests; what remains then has leaked."""
         daemon = self.daemon
         daemon.wait_until(lambda: not daemon.status()["reload"]["is_under_way"])
         daemon.wait_until(lambda: daemon.is_idle() and daemon.status()["sessions"]["connections"] == 1)
         status, metrics = daemon.status(), daemon.metrics()
-        if status["state"] != "ready" or status["kv"]["reserved"]:
-            self.tally.violate(f"at rest the state is {status['state']} and {status['kv']['reserved']} cells are reserved")
+        kv = status["kv"]
+        if status["state"] != "ready" or kv["reserved"] or kv["used"]:
+            self.tally.violate(f"at rest the state is {status['state']}, {kv['reserved']} cells are reserved, {kv['used']} used")
         n_accepted, n_ended = sum(metrics["requests_accepted_total"].values()), sum(metrics["requests_total"].values())
         if n_accepted != n_ended:
             self.tally.violate(f"{n_accepted} requests were accepted, {n_ended} ended")
@@ -99,7 +117,6 @@ class Soak:
         time.sleep(SETTLE_S)
         self.points.append({"minutes": round(minutes, 2), "rss_mb": round(daemon.rss_mb(), 1), "descriptors": daemon.n_descriptors()})
         self._say(f"{minutes:5.1f} min: {n_ended} requests, {self.points[-1]}, {self.tally.n_violations} violations")
-        self._gate.set()
 
     # the operator's deeds
 
@@ -142,10 +159,10 @@ class Soak:
             self.daemon.ask("cancel", request_id=row["request_id"], conn=row["conn"])
 
 
-def run(minutes: float, seed: int, say: Say) -> dict[str, Any]:
+def run(minutes: float, seed: int, turns: Turns, say: Say) -> dict[str, Any]:
     with running() as daemon:
         soak = Soak(daemon, seed, say)
-        soak.run(minutes)
+        soak.run(minutes, turns)
         errors = daemon.log_errors()
         metrics = daemon.metrics()
         generation = daemon.status()["generation"]
@@ -154,6 +171,7 @@ def run(minutes: float, seed: int, say: Say) -> dict[str, Any]:
     early, late = [p["rss_mb"] for p in soak.points[1:half]], [p["rss_mb"] for p in soak.points[half:]]
     return {
         "minutes": minutes,
+        "segment_s": turns.segment_s,
         "n_visits": tally.total("kind/"),
         "visits": tally.under("kind/"),
         "n_accepted": sum(metrics["requests_accepted_total"].values()),

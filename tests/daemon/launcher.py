@@ -17,6 +17,7 @@ from collections import deque
 from typing import Any
 
 from uma_core import cli
+from uma_core.cache import disk
 from uma_core.engine.api import DecodeOutcome, DecodeStatus, PrefillOutcome, PrefillStatus
 from uma_core.engine.open import open_engine
 from uma_core.errors import ErrorCode, UmaError
@@ -39,6 +40,7 @@ class Levers:
         self.load_errors: deque[str] = deque()  # names of error codes that the next loads end with
         self.peer: list[int] | None = None  # who the next connections are
         self.accept_errors: deque[str] = deque()  # names of errno values that the next accepts end with
+        self.disk_ms = 0.0  # every write to the cache's disk takes so much longer
         self.available_mb: float | None = None  # memory of the machine
         self.n_decodes = 0
         self.n_aborts = 0
@@ -155,6 +157,13 @@ def install() -> None:
     relief.watch = NoWatcher  # type: ignore[assignment]
     peer_of, available_bytes, init = app.peer_of, memory.available_bytes, listener.BoundSocket.__init__
     host.open_engine = open_levered
+    write = disk._write_all
+
+    def write_slowly(*args: Any) -> None:
+        time.sleep(LEVERS.disk_ms / 1e3)
+        write(*args)
+
+    disk._write_all = write_slowly
     app.peer_of = lambda sock: peer_of(sock) if LEVERS.peer is None else Peer(*LEVERS.peer)
     memory.available_bytes = lambda: available_bytes() if LEVERS.available_mb is None else int(LEVERS.available_mb * memory.MIB)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
+
+import pytest
 
 from tests.daemon.support import ROOT, eventually, text_of
 
@@ -70,12 +73,38 @@ def test_a_slow_reader_pauses_itself_and_nobody_else(serve):
     daemon = serve("--tx-soft-bytes", "4096", "--tx-hard-bytes", "65536")
     expected = text_of(daemon.generate(PROMPT, max_tokens=300))
     with daemon.connect() as slow:
-        slow.sock.setsockopt(1, 8, 4096)
+        slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.send(id="slow", prompt="dawdle", max_tokens=2000, ignore_eos=True)
         eventually(lambda: any(row["is_held"] for row in daemon.ask("sessions")["sessions"]))
         assert text_of(daemon.generate(PROMPT, max_tokens=300)) == expected
         events = slow.until_final("slow")
     assert (events[-1]["reason"], events[-1]["usage"]["completion_tokens"]) == ("length", 2000)
+
+
+@pytest.mark.parametrize(("end", "reason"), [("cancel", "cancelled"), ("deadline", "timeout"), ("drain", "draining")])
+def test_a_request_that_ends_while_it_is_held_ends_once(serve, end, reason):
+    """Its reader lags behind, the end comes from elsewhere: one final event, after all text so far, and the connection lives."""
+    daemon = serve("--tx-soft-bytes", "4096", "--tx-hard-bytes", "65536")
+    with daemon.connect() as slow:
+        slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        limit = {"timeout_ms": 1500} if end == "deadline" else {}
+        slow.send(id="slow", prompt="dawdle", max_tokens=3500, ignore_eos=True, **limit)
+        (row,) = eventually(lambda: [row for row in daemon.ask("sessions")["sessions"] if row["is_held"]])
+        if end == "cancel":
+            with daemon.connect() as other:
+                other.send(type="cancel", id="slow", conn=row["conn"])
+                assert other.event()["found"]
+        elif end == "drain":
+            daemon.ask("drain", timeout_ms=0)
+        eventually(lambda: not daemon.ask("sessions")["sessions"], "a held request did not end")
+        events = slow.until_final("slow")
+        slow.send(type="health", id="after")
+        assert slow.event()["id"] == "after", "nothing may follow the final event"
+    assert [event["event"] for event in events].count("eos") == 1
+    assert events[-1]["reason"] == reason
+    n_tokens = sum(event["event"] == "token" for event in events)
+    assert 0 < n_tokens <= events[-1]["usage"]["completion_tokens"] < 3500
+    assert daemon.eventually_idle()["kv"]["reserved"] == 0
 
 
 def test_garbage_harms_only_its_sender(serve):

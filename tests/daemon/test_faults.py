@@ -178,3 +178,19 @@ def test_a_cache_directory_in_trouble_is_a_warning(folder, serve_model, trouble)
     assert daemon.stop() == 0
     if trouble == "full":
         assert [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size == 100_000] == []
+
+
+def test_a_slow_disk_delays_nobody_and_the_end_waits_for_it_only_so_long(folder, serve_model):
+    daemon = serve_model("--cache-dir", str(folder / "snapshots"), has_levers=True)
+    expected = references(daemon, PROMPTS[:1], 60)
+    daemon.pull(disk_ms=1000, step_ms=5)
+    stream = daemon.stream(PROMPTS[0], max_tokens=60).begun()
+    for n in range(6):  # more conversations than sequences: snapshots queue up for the disk
+        assert daemon.generate(f"{n} " + "many words of a conversation " * 40, max_tokens=2)[-1]["reason"] == "length"
+    assert stream.end()["reason"] == "length"
+    assert [stream.text] == expected
+    check_clean(daemon)
+    assert daemon.stop() == 0
+    again = serve_model("--cache-dir", str(folder / "snapshots"))
+    check_clean(again)
+    assert "removed" not in again.log, "a file that was half written was taken for a snapshot"

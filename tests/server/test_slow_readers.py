@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
+import pytest
+
 import uma_core.metrics as m
 from uma_core.session.events import HangUp, Hold
 
@@ -68,6 +73,37 @@ def test_above_the_hard_cap_a_reader_is_dropped_even_if_its_sequences_do_not_pau
         server.eventually(lambda: not server.app.clients)
     assert server.value(m.SLOW_CLIENTS) == 1
     assert server.value(m.TX_BUFFERED) == 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
+def test_a_kernel_without_memory_for_a_moment_costs_nobody_a_byte(server, texts, number):
+    with server.connect() as client:
+        client.send(id="first", prompt="x")
+        client.until_final("first")
+        (serving,) = server.on_loop(lambda: list(server.app.clients.values()))
+        serving._sock = Starved(serving._sock, number, n_failures=5)
+        client.send(id="a", prompt="abc", max_tokens=200)
+        assert texts(client.until_final("a"), "a") == ("abc" * 67)[:200]
+        assert serving._sock.n_failures == 0
+    assert server.value(m.SLOW_CLIENTS) == 0
+
+
+class Starved:
+    """A socket whose next writes fail."""
+
+    def __init__(self, sock, number: int, n_failures: int) -> None:
+        self._sock = sock
+        self._number = number
+        self.n_failures = n_failures
+
+    def __getattr__(self, name):
+        return getattr(self._sock, name)
+
+    def send(self, data):
+        if self.n_failures:
+            self.n_failures -= 1
+            raise OSError(self._number, os.strerror(self._number))
+        return self._sock.send(data)
 
 
 def test_a_flood_of_bad_requests_is_not_read_faster_than_its_answers(serve):

@@ -251,7 +251,7 @@ class Store:
 
     def close(self, timeout_s: float) -> None:
         if self.disk is not None:
-            if not self.disk.close(timeout_s):
+            if not self.disk.close(timeout_s) and timeout_s:  # 0: it goes on by itself
                 log.warning("%s: the cache's last snapshots were not written in time", ErrorCode.CACHE_IO.code)
             self.disk.poll()
             self.disk = None

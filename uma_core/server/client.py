@@ -12,6 +12,7 @@ Rules: knows no operations; reports upward through `Owner`.
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -33,6 +34,8 @@ READ_BYTES = 1 << 16
 SETTLE_NS = 50_000_000  # silence after which a line of less than four bytes cannot be a frame header any more
 HANG_UP_CHECK_NS = 250_000_000  # how often to look for a hang-up while nothing is read from a client
 LINGER_NS = 1_000_000_000
+RETRY_NS = 10_000_000  # after the kernel had no memory for a write: it says "writable" all the time then
+NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 REFUSAL_NS = 5_000_000_000  # how long a refused client may take to say which language it speaks
 
 
@@ -111,6 +114,8 @@ class Client:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
+            if error.errno in NO_MEMORY:
+                return  # the selector tells of the same bytes again
             self.drop(f"read failed: {error.strerror}")
             return
         if not data:
@@ -209,6 +214,9 @@ class Client:
         except (BlockingIOError, InterruptedError):
             return True
         except OSError as error:
+            if error.errno in NO_MEMORY:
+                self._arm("retry", RETRY_NS, self.flush)
+                return True
             self.drop(f"write failed: {error.strerror}")
             return False
         del self._tx[:n_sent]
@@ -228,7 +236,8 @@ class Client:
         connection = self.connection
         is_full = connection.n_buffered > connection.limits.frame_cap_bytes + READ_BYTES  # only while lines wait
         wants_read = self._is_lingering or not (self._has_read_eof or self.is_held or is_full)
-        interest = (READ if wants_read else 0) | (WRITE if self._tx else 0)
+        wants_write = bool(self._tx) and "retry" not in self._timers
+        interest = (READ if wants_read else 0) | (WRITE if wants_write else 0)
         if interest != self._interest:
             self._interest = interest
             self._owner.loop.watch(self._sock, interest, self.on_ready)

@@ -7,6 +7,7 @@ Threads: this one runs the I/O loop and gets the signals; `compute` owns the eng
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -101,6 +102,7 @@ class Daemon:
             self.supervision.start()
             self.relief.apply(config)
             self._housekeep()
+            gc.freeze()  # what is imported stays: a full collection looks at the rest only, and takes 1 ms instead of 25
             log.info("uma-core %s listens on %s", __version__, sockets[0].path or "a passed socket")
             if not config.engine.model:
                 log.warning(DEMO_NOTICE)

@@ -7,6 +7,7 @@ and no prompt is being tokenised with it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -211,20 +212,26 @@ class Host:
 
     def _retire(self, executor: Executor) -> None:
         """On the compute thread. Closing a model takes long: nobody's tick shall."""
-        self._spawn(lambda: self._close(executor.engine), "closer")
+        leaving = [executor.engine]
+        self._spawn(lambda: self._close(leaving), "closer")
 
-    def _close(self, engine: Engine) -> None:
+    def _close(self, leaving: list[Engine]) -> None:
+        """Close the engine that is in the list, and see to it that nothing of it stays in memory."""
+        engine = leaving.pop()
         while engine is self.engine or self.is_in_use(engine):
             time.sleep(CLOSE_POLL_S)
         try:
             engine.close()
         except Exception:
             log.exception("closing %s failed", engine.info.model_name)
-        log.info("%s is closed", engine.info.model_name)
-        memory.give_back()
+        name = engine.info.model_name
         with self._closed:
             self._open.remove(engine)
+            del engine
+            gc.collect()  # an executor's parts refer to each other: its vocabulary and buffers would stay for many reloads
+            memory.give_back()
             self._closed.notify_all()
+        log.info("%s is closed", name)
 
     # settings
 

@@ -1,0 +1,37 @@
+"""Turns on a machine that others use too: work waits for its turn, and long work is cut into segments with pauses."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How to share the machine."""
+
+    gate: str = ""  # a command that runs the command after it when its turn has come, such as `flock FILE`; empty: at once
+    segment_s: float = 0.0  # longest turn of work that can be cut; 0: all in one
+    pause_s: float = 0.0  # between two segments
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for a turn, and keep it until the block ends (or this process does)."""
+        if not self.gate:
+            yield
+            return
+        with subprocess.Popen([*shlex.split(self.gate), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdin is not None and holder.stdout is not None
+            holder.stdin.write(b"\n")
+            holder.stdin.flush()
+            if holder.stdout.readline() != b"\n":
+                raise click.ClickException(f"--gate {self.gate}: it did not run the command after it")
+            try:
+                yield
+            finally:
+                holder.stdin.close()  # the end of its input ends `cat`, and with it the turn
