@@ -93,7 +93,7 @@ def version() -> None:
 def main() -> int:
     """Parse, build, run; the console script's entry."""
     try:
-        return cli.main(prog_name=PROGRAM, standalone_mode=False) or 0
+        return cli.main(sys.argv[1:] or ["--help"], prog_name=PROGRAM, standalone_mode=False) or 0
     except UmaError as error:
         return _fail(error)
     except click.UsageError as error:

@@ -168,7 +168,7 @@ def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such socket (is the daemon running? start it with: uma-core daemon)"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there (the daemon that made it is gone)"
+        return "nobody listens there (the daemon that made it is gone, or it is no socket; start one with: uma-core daemon)"
     if isinstance(error, PermissionError):
         return "permission denied (the socket belongs to another user)"
     return getattr(error, "strerror", None) or str(error)

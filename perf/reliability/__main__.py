@@ -61,7 +61,7 @@ def main(n_reloads: int, n_drains: int, only: tuple[str, ...], no_page: bool, **
     for name, trial in trials.items():
         if (not only or name in only) and (name != "soak" or how["minutes"] > 0):
             with contextlib.nullcontext() if name == "soak" else turns.turn():  # the soak takes its turns by itself
-                results[name] = trial()
+                results[name] = {**trial(), "date": f"{datetime.date.today()}", "commit": commit_id()}
             OUT.parent.mkdir(parents=True, exist_ok=True)
             OUT.write_text(json.dumps(results, indent=1))
     text = report.page(results)

@@ -177,6 +177,8 @@ def _details(name: str, r: Mapping[str, Any]) -> str:
             lines.append(f"\n{title}: " + ", ".join(f"{kind.replace('_', ' ')} {n}" for kind, n in r[key].items()) + ".\n")
     if name == "soak":
         lines.append(_POINTS)
+        how = f", in segments of {r['segment_s']:g} s with rests between them" if r["segment_s"] else ""
+        lines.append(f"On {r['date']}, commit {r['commit']}{how}.\n")
         lines += [f"| {p['minutes']} | {p['rss_mb']} | {p['descriptors']} |\n" for p in r["points"]]
     if r.get("names"):
         lines.append(_TESTS + "".join(f"- {sentence}\n" for sentence in r["names"]))

@@ -113,3 +113,13 @@ def test_the_nc_of_this_machine(server, options):
     if b"invalid option" in done.stderr or b"illegal option" in done.stderr:
         pytest.skip("this nc has no such option")
     assert done.stdout == b"Hello\n"
+
+
+def test_a_client_that_does_not_end_its_input_gets_the_answer_and_may_ask_again(server):
+    """OpenBSD's nc without -N: the end of its standard input is not told to us."""
+    with server.connect() as client:
+        for prompt in (b"Hello\n", b"again\n"):
+            client.sock.sendall(prompt)
+            assert client.line() == prompt
+            assert server.on_loop(lambda: len(server.app.clients)) == 1
+    server.eventually(lambda: not server.app.clients)

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import stat
+import sys
 from collections.abc import Callable, Mapping
 
 from uma_core.errors import ErrorCode, UmaError
@@ -21,13 +22,16 @@ log = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64  # then the loop serves its clients
 BACK_OFF_NS = 100_000_000  # while the system has no descriptors or memory
+PATH_BYTES = (104 if sys.platform == "darwin" else 108) - 1
 FIRST_PASSED_FD = 3  # sd_listen_fds(3)
+_ADVICE = "; the socket needs a directory that exists and that the daemon may write to (--socket, UMA_SOCK)"
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 
 
 def bind_unix(path: str, backlog: int) -> BoundSocket:
     """Bind a 0600 socket at `path`. Raises: SOCKET_IN_USE, CONFIG_INVALID."""
+    _check_length(path)
     lock_fd = _lock(path)
     try:
         _remove_stale(path)
@@ -36,6 +40,14 @@ def bind_unix(path: str, backlog: int) -> BoundSocket:
         os.close(lock_fd)
         raise
     return BoundSocket(sock, path, lock_fd)
+
+
+def _check_length(path: str) -> None:
+    """Before anything is made: the system's own refusal does not tell the limit. Source: sun_path in unix(7), <sys/un.h>."""
+    n_bytes = len(os.fsencode(path))
+    if n_bytes > PATH_BYTES:
+        text = f"the socket's path has {n_bytes} bytes, the system allows {PATH_BYTES}: choose a shorter one (--socket, UMA_SOCK)"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text)
 
 
 class BoundSocket:
@@ -91,15 +103,22 @@ def _lock(path: str) -> int:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot open {name}: {error.strerror}") from error
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot make {name}: {error.strerror}{_ADVICE}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(fd)
-            raise UmaError(ErrorCode.SOCKET_IN_USE, f"another daemon holds {name}", path=path) from None
+            if not isinstance(error, BlockingIOError):  # a file system without locks
+                raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot lock {name}: {error.strerror}{_ADVICE}") from error
+            raise _in_use(path, "serves") from None
         if _identity(name) == _identity(fd):
             return fd
         os.close(fd)
+
+
+def _in_use(path: str, how: str) -> UmaError:
+    text = f"another daemon {how} {path}: stop it, or choose another path (--socket, UMA_SOCK)"
+    return UmaError(ErrorCode.SOCKET_IN_USE, text, path=path)
 
 
 def _identity(file: str | int) -> tuple[int, int] | None:
@@ -116,16 +135,18 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot use {path}: {error.strerror}") from error
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot use {path}: {error.strerror}{_ADVICE}") from error
     if not stat.S_ISSOCK(mode):
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} exists and is not a socket")
+        text = f"{path} exists and is not a socket: remove it, or choose another path (--socket, UMA_SOCK)"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         outcome = probe.connect_ex(path)
     if outcome == errno.ENOENT:
         return  # its daemon removed it just now
     if outcome != errno.ECONNREFUSED:  # 0, or EAGAIN: alive with a full backlog; anything else is not ours to judge
-        raise UmaError(ErrorCode.SOCKET_IN_USE, f"somebody answers on {path} ({errno.errorcode.get(outcome, 'connected')})", path=path)
+        how = errno.errorcode.get(outcome, "connected")
+        raise _in_use(path, f"answers ({how}) on")
     log.info("replacing the stale socket %s", path)
     os.unlink(path)
 
@@ -139,7 +160,7 @@ def _bind(path: str, backlog: int) -> socket.socket:
         sock.listen(backlog)
     except OSError as error:  # the path is too long for sockaddr_un, its directory is missing or closed to us
         sock.close()
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot listen on {path}: {error.strerror or error}") from error
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot listen on {path}: {error.strerror or error}{_ADVICE}") from error
     finally:
         os.umask(old_umask)
     return sock

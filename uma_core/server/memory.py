@@ -52,8 +52,9 @@ def choose(need: MemoryUse, live: MemoryUse | None, budget_bytes: int, available
 
 def _refusal(need: int, limit: int, what: str) -> UmaError:
     need_mb, limit_mb = -(-need // MIB), limit // MIB
-    told = f"the budget is {limit_mb} MiB" if what == "budget" else f"{limit_mb} MiB are available"
-    return UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"the load needs about {need_mb} MiB, {told}", need_mb=need_mb, limit_mb=limit_mb)
+    told = f"engine.memory_budget_mb is {limit_mb}" if what == "budget" else f"{limit_mb} MiB are available"
+    text = f"the load needs about {need_mb} MiB, {told}; a smaller engine.n_ctx or another model needs less"
+    return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text, need_mb=need_mb, limit_mb=limit_mb)
 
 
 def resident_bytes() -> int:
