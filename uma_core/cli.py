@@ -90,8 +90,21 @@ def version() -> None:
     click.echo(f"{PROGRAM} {__version__}")
 
 
+def _fill_standard_descriptors() -> None:
+    """Closed ones point to nothing: else the socket could get number 2, and what libraries write to stderr would go to clients."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
+
+
 def main() -> int:
     """Parse, build, run; the console script's entry."""
+    _fill_standard_descriptors()
     try:
         return cli.main(sys.argv[1:] or ["--help"], prog_name=PROGRAM, standalone_mode=False) or 0
     except UmaError as error:

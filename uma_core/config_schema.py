@@ -120,6 +120,8 @@ def parse_text(opt: Option, text: str) -> Any:
 def parse_native(opt: Option, value: Any) -> Any:
     """Turn a YAML value into the option's value. Raises BadValue."""
     words = opt.extra.get("words", {})
+    if value is None:
+        raise BadValue("has no value: give one, or leave the line out")
     if isinstance(value, bool) and ("on" if value else "off") in (*opt.choices, *words):
         value = "on" if value else "off"  # YAML 1.1 reads on and off as booleans
     if isinstance(value, str) and value.strip().lower() in words:

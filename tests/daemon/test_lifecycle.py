@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from tests.daemon.support import eventually
+from tests.daemon.support import ROOT, WAIT_S, Wire, eventually
 
 FOREVER = {"max_tokens": 4000}
 
@@ -154,3 +157,20 @@ def test_the_socket_and_its_lock_are_gone_after_a_clean_end(serve, folder):
     daemon.signal(signal.SIGTERM)
     assert daemon.wait() == 0
     assert sorted(path.name for path in folder.iterdir() if path.name.startswith("uma")) == []
+
+
+def test_closed_standard_descriptors_are_not_taken_by_sockets(folder):
+    """Whoever starts it with `>&- 2>&-` must not get a log, or a library's words, into a client's answer."""
+    path = str(folder / "uma.sock")
+    script = 'exec 0<&- 1>&- 2>&-; exec "$@"'
+    command = ["/bin/sh", "-c", script, "sh", sys.executable, "-m", "uma_core", "daemon", "--engine", "fake", "--socket", path]
+    process = subprocess.Popen([*command, "--log-level", "debug"], cwd=ROOT)
+    try:
+        eventually(lambda: os.path.exists(path) or process.poll() is not None)
+        with Wire(path) as wire:
+            eventually(lambda: wire.ask("health")["is_ready"])
+        links = [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in range(3)]
+        assert links == [os.devnull] * 3
+    finally:
+        process.terminate()
+    assert process.wait(WAIT_S) == 0

@@ -100,7 +100,7 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ("engine: {n_ctx: '4096'}", "engine.n_ctx must be a whole number, not '4096'"),
         ("engine: {n_ctx: 4.5}", "engine.n_ctx must be a whole number, not 4.5"),
         ("engine: {n_ctx: true}", "engine.n_ctx must be a whole number, not True"),
-        ("engine: {n_ctx: null}", "engine.n_ctx must be a whole number, not None"),
+        ("engine: {n_ctx: null}", "engine.n_ctx has no value"),
         ("engine: {n_seq: 0}", "engine.n_seq must be 1 to 256, not 0"),
         ("scheduler: {guard_cap: .nan}", "scheduler.guard_cap must be 1 to 100, not nan"),
         ("scheduler: {guard_cap: .inf}", "scheduler.guard_cap must be 1 to 100, not inf"),

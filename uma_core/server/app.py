@@ -21,6 +21,7 @@ from uma_core.protocol import events as wire
 from uma_core.protocol.connection import Connection, Limits
 from uma_core.protocol.framing import encode_frame
 from uma_core.protocol.messages import Message
+from uma_core.server import journal
 from uma_core.server.access import may_connect
 from uma_core.server.client import Client
 from uma_core.server.handlers import HANDLERS
@@ -162,13 +163,13 @@ class IoApp:
         except UmaError as error:
             self._fail(client, message, error)
         except Exception:  # a handler's bug ends its message, not the thread that serves everybody
-            log.exception("%r: %s failed", client, message.op.name)
+            journal.failed(client, message)
             self._fail(client, message, UmaError(ErrorCode.INTERNAL))
         if client.refusal is not None:
             client.close_when_written()
 
     def _fail(self, client: Client, message: Message, error: UmaError) -> None:
-        log.info("%r: %s %s: %s", client, message.op.name, message.id, error)
+        journal.refused(client, message.op.name, message.id, error)
         if message.op.name == "cancel":
             error.detail["id"] = message.wire_id
         client.send(wire.Error(_own_id(message), error))
@@ -183,6 +184,7 @@ class IoApp:
         config = self.services.config()
         if self.intake.n_jobs >= INTAKE_MAX_PER_SESSION * config.limits.max_sessions:
             raise UmaError(ErrorCode.OVERLOADED, "too many prompts wait to be read", retry_after_ms=config.drain.retry_after_ms)
+        journal.received(job, config.log.prompts)
         self.ledger.open(job.key, job)
         self.intake.put(job)
 
@@ -251,12 +253,13 @@ class IoApp:
 
     def _on_refused(self, client: Client, event: Refused) -> None:
         if self.ledger.end((event.conn_id, event.request_id)):
-            log.info("%r: request %s refused: %s", client, event.request_id, event.error)
+            journal.refused(client, "generate", event.request_id, event.error)
             client.send(wire.Error(event.request_id, event.error))
             client.pump()
 
     def _on_final(self, client: Client, event: Final) -> None:
         if self.ledger.end((event.conn_id, event.request_id)):
+            journal.ended(client, event)
             client.send(wire.Eos(event.request_id, event.reason, event.text, event.usage, event.timing, event.error))
             client.pump()
 

@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import sys
+from typing import Any
 
 from uma_core import __version__
 from uma_core.clock import MonotonicClock
@@ -130,7 +131,14 @@ class Daemon:
 
     def _reload(self, then: object = None) -> None:
         """For SIGHUP and `drain --then reload`: nobody waits for the answer, the log and `status` have it."""
-        self.reloader.reload(lambda outcome: then() if callable(then) else None)
+
+        def answered(outcome: dict[str, Any] | UmaError) -> None:
+            if isinstance(outcome, UmaError) and outcome.error is ErrorCode.RELOAD_BUSY:
+                log.warning("%s", outcome)  # other failures are logged where they happen
+            if callable(then):
+                then()
+
+        self.reloader.reload(answered)
 
     def _applied(self, config: Config) -> None:
         output = installed()

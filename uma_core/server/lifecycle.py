@@ -26,6 +26,12 @@ POLL_NS = 20_000_000
 CUT_GRACE_NS = 2_000_000_000  # for the running decode call to return, once a drain's deadline has passed
 STARTING, READY, DEGRADED, DRAINING, STOPPING = "starting", "ready", "degraded", "draining", "stopping"
 STAY, EXIT, RELOAD, SWAP = "stay", "exit", "reload", "swap"
+AFTER_DRAIN = {
+    STAY: "no new requests until undrain",
+    EXIT: "the daemon ends after the running requests",
+    RELOAD: "a reload follows the running requests",
+    SWAP: "another model, which does not fit beside this one, follows the running requests",
+}
 
 
 @dataclass(slots=True)
@@ -70,7 +76,9 @@ class Lifecycle:
 
     def reason(self) -> str:
         """Why the state is not `ready`."""
-        return {STARTING: "the model is loading", DRAINING: "draining", STOPPING: "stopping"}.get(self._state) or self._fault()
+        if self._state == DRAINING and self._drain is not None:
+            return AFTER_DRAIN[self._drain.then]
+        return {STARTING: "the model is loading", STOPPING: "running requests are told so"}.get(self._state) or self._fault()
 
     def hung_ns(self) -> int:
         """How long the compute thread's turn has taken, once that is too long; 0: it is well."""
