@@ -167,6 +167,10 @@ class DaemonProcess:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
+    def logs(self, text: str) -> None:
+        """Wait for it: whoever logs does not wait for the file."""
+        eventually(lambda: text in self.log, f"{text!r} is not in the log: {self.log[-2000:]}")
+
     def connect(self) -> Wire:
         return Wire(self.path)
 

@@ -137,7 +137,7 @@ def test_a_full_disk_under_log_and_calibration_stops_nothing(folder, serve):
     blocked = folder / "blocked"
     blocked.write_text("a file where a directory should be made")
     daemon = serve("--log-level", "debug", "--calibrate", "force", environ={"UMA_CACHE_DIR": str(blocked)})
-    assert "calibration was not stored" in daemon.log
+    daemon.logs("calibration was not stored")
     check_clean(daemon)
 
 

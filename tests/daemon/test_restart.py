@@ -31,7 +31,7 @@ def test_kill_9_and_restart(serve, folder):
     assert (folder / "uma.sock").is_socket(), "nobody could clean up"
     second = serve()
     assert second.status()["start_ms"] > 0
-    assert "replacing the stale socket" in second.log
+    second.logs("replacing the stale socket")
     assert second.generate("again", max_tokens=3)[-1]["reason"] == "length"
 
 
