@@ -17,6 +17,7 @@ N_STREAMS = 8
 N_TOKENS = 96
 SETTLE_S = 1.0
 WARM_UP_S = 4.0
+N_WARM_UP = 20
 
 Say = Callable[[str], None]
 
@@ -25,28 +26,35 @@ def run(n_reloads: int, say: Say) -> dict[str, Any]:
     """Half of the reloads change live settings, half the model."""
     tally = Tally()
     with running(N_STREAMS) as daemon:
-        for model in (MOE, TINY, MOE, TINY):  # the allocators' pools are filled by now
-            daemon.ask("reload", model=str(model))
+        young = _size_after_load(daemon, tally)
+        early, _ = _reloads_under_load(daemon, N_WARM_UP, tally, say)  # the allocators' pools are filled by then
         before = _size_after_load(daemon, tally)
-        load = Load(daemon.path, N_STREAMS, N_TOKENS, tally)
-        load.start()
-        times_ms = [_reload(daemon, load, n, say) for n in range(n_reloads)]
-        load.stop()
-        daemon.ask("reload", model=str(TINY))
+        taken, times_ms = _reloads_under_load(daemon, n_reloads, tally, say)
         after = _size_after_load(daemon, tally)
         generation, errors = daemon.status()["generation"], daemon.log_errors()
-    facts = _judge(load.taken, tally, say)
+    facts = _judge([*early, *taken], tally, say)
     return {
         "n_reloads": n_reloads,
         "generation": generation,
         "reload_ms": {"p50": percentile(times_ms, 50), "max": max(times_ms)},
-        "rss_mb": [before[0], after[0]],
+        "n_warm_up": N_WARM_UP,
+        "rss_mb": [young[0], before[0], after[0]],
         "descriptors": [before[1], after[1]],
-        "finals": dict(Counter(each.reason for each in load.taken)),
+        "finals": dict(Counter(each.reason for each in [*early, *taken])),
         "n_violations": tally.n_violations + len(errors),
         "violations": [*tally.violations, *errors][:20],
         **facts,
     }
+
+
+def _reloads_under_load(daemon: Daemon, n_reloads: int, tally: Tally, say: Say) -> tuple[list[Taken], list[float]]:
+    """The streams that were taken meanwhile, and how long each reload took, ms. Ends on the model that it began with."""
+    load = Load(daemon.path, N_STREAMS, N_TOKENS, tally)
+    load.start()
+    times_ms = [_reload(daemon, load, n, say) for n in range(n_reloads)]
+    load.stop()
+    daemon.ask("reload", model=str(TINY))
+    return load.taken, times_ms
 
 
 def _reload(daemon: Daemon, load: Load, n: int, say: Say) -> float:

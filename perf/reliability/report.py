@@ -48,12 +48,14 @@ def _clean(r: Mapping[str, Any]) -> Row:
 def _reloads(r: Mapping[str, Any]) -> list[Row]:
     lost = r["n_streams"] - r["finals"].get("length", 0)
     streams = f"{r['n_streams']} streams, {r['n_across']} of them across a reload"
-    growth = r["rss_mb"][1] / r["rss_mb"][0] - 1
+    young, before, after = r["rss_mb"]
+    growth = after / before - 1
+    seen = f"{before:.0f} MiB → {after:.0f} MiB ({growth:+.1%}); {young:.0f} MiB before the {r['n_warm_up']} reloads of warm-up"
     wrong = f"{r['n_wrong_model']} streams with one, {r['n_unjudged']} not judged"
     return [
         Row(f"{r['n_reloads']} reloads under 8 continuous streams: none lost or cut", f"{streams}; {lost} lost or cut", not lost),
         Row("no token of a wrong model within a stream", wrong, not r["n_wrong_model"]),
-        Row("memory back within 5 %", f"{r['rss_mb'][0]:.0f} MiB → {r['rss_mb'][1]:.0f} MiB ({growth:+.1%})", growth <= 0.05),
+        Row("memory back within 5 %", seen, growth <= 0.05),
         Row("descriptors back", " → ".join(map(str, r["descriptors"])), r["descriptors"][0] == r["descriptors"][1]),
         _clean(r),
     ]
