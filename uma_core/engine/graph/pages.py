@@ -6,6 +6,7 @@ A page's bytes lie together: (layer, K and V, KV head, position, row), so that c
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -32,7 +33,7 @@ class Pages:
         page_rows = 2 * shape.n_layer * layer_rows
         self.page_bytes = page_rows * self.cell_bytes
         self.n_bytes = n_pages * self.page_bytes
-        self._memory = mmap.mmap(-1, self.n_bytes + mmap.PAGESIZE)  # the kernel's vectors may look past the last row
+        self._memory = _memory(self.n_bytes + mmap.PAGESIZE)  # the kernel's vectors may look past the last row
         self._base = ffi.from_buffer(self._memory)
         self._buffer = lib.ggml_backend_cpu_buffer_from_ptr(self._base, len(self._memory))
         params = ffi.new("struct ggml_init_params *", {"mem_size": 2 * lib.ggml_tensor_overhead(), "no_alloc": True})
@@ -132,3 +133,13 @@ class Pages:
             self._buffer = None
             ffi.release(self._base)
             del self.data, self._memory  # views of exports that are still being written keep it until they go
+
+
+def _memory(n_bytes: int) -> mmap.mmap:
+    """Private memory, zero until it is touched; in large pages of the system where it has them: a KV page is read in many places."""
+    flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    memory = mmap.mmap(-1, n_bytes, flags=flags) if flags else mmap.mmap(-1, n_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
