@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import mmap
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -105,3 +109,22 @@ def test_a_shared_page_is_copied_by_whoever_writes_into_it_first(n: int) -> None
         assert before - world.pages.n_free == (1 if n % PAGE else 2)
     world.check()
     world.pages.close()
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_returned_memory_is_really_returned() -> None:
+    pages = Pages(dataclasses.replace(SHAPE, n_layer=16, n_head_kv=8, n_head=8), "f16", (64, 1, 64 * PAGE))
+    pages.reserve(0, 0, 64 * PAGE)
+    before = resident_bytes()
+    pages.touch(0)
+    held = resident_bytes()
+    pages.truncate(0, 0)
+    pages.trim()
+    assert held - before > 0.9 * pages.n_bytes
+    assert held - resident_bytes() > 0.9 * pages.n_bytes
+    pages.close()
