@@ -35,7 +35,11 @@ typedef struct uma_rows {
 } uma_rows;
 
 int32_t     uma_decode(struct llama_context * ctx, uma_rows * rows); // llama_decode's return code
+
+// -- sample.c: one token from one row of logits; chain NULL: the best one; -1 where a logit is NaN or none is finite
 llama_token uma_sample(const float * logits, int32_t n_vocab, struct llama_sampler * chain);
+// A chain's first link: what follows uses only the n candidates of largest logit. Owned by the chain like any other.
+struct llama_sampler * uma_sampler_keep(int32_t n);
 
 // -- gate.c: the eval callback of a decode context: finds the KV tensors, marks cells without computing
 typedef struct uma_gate {

@@ -15,6 +15,9 @@ class LlamaSampler:
     def __init__(self, params: SamplingParams, seed: int, model: LlamaModel) -> None:
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         self.handle = chain
+        n_keep = _n_keep(params, model)
+        if n_keep:
+            lib.llama_sampler_chain_add(chain, lib.uma_sampler_keep(n_keep))
         if params.ban_eog:
             bans = ffi.new("llama_logit_bias[]", [(token, float("-inf")) for token in sorted(model.eog)])
             lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_logit_bias(model.n_vocab, len(bans), bans))
@@ -40,3 +43,10 @@ class LlamaSampler:
         if self.handle:
             lib.llama_sampler_free(self.handle)
             self.handle = ffi.NULL
+
+
+def _n_keep(params: SamplingParams, model: LlamaModel) -> int:
+    """How many of the best candidates a chain can use; 0: any number. Those that it lowers before its cut come on top."""
+    if params.temperature <= 0.0 or params.top_k <= 0 or params.repeat_penalty < 1.0:
+        return 0
+    return int(params.top_k + len(model.eog) * params.ban_eog + params.repeat_last_n * (params.repeat_penalty > 1.0))

@@ -1,0 +1,82 @@
+"""Tokens drawn from the few candidates that matter are those that the whole chain over the whole vocabulary draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from uma_core.config import EngineOptions
+from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama import LlamaEngine
+from uma_core.types import SamplingParams
+
+N_VOCAB = 20_011  # not a multiple of any block
+TOP_K = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02)
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[LlamaEngine]:
+    """Chains need a model to hang on; the rows below are not its own."""
+    engine = LlamaEngine(str(Path(__file__).parent.parent / "data" / "models" / "uma-draft-q8_0.gguf"), EngineOptions(n_ctx=256, n_seq=1))
+    yield engine
+    engine.close()
+
+
+def row(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, 3.0, N_VOCAB).astype(np.float32)
+
+
+def draw(logits: np.ndarray, chain) -> int:
+    return int(lib.uma_sample(ffi.cast("float *", logits.ctypes.data), len(logits), chain))
+
+
+def draw_from_all(logits: np.ndarray, params: SamplingParams, seed: int) -> int:
+    """llama.h's own samplers over all candidates."""
+    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+    for link in (
+        lib.llama_sampler_init_top_k(params.top_k),
+        lib.llama_sampler_init_top_p(params.top_p, 1),
+        lib.llama_sampler_init_min_p(params.min_p, 1),
+        lib.llama_sampler_init_temp(params.temperature),
+        lib.llama_sampler_init_dist(seed),
+    ):
+        lib.llama_sampler_chain_add(chain, link)
+    data = ffi.new("llama_token_data[]", [(i, float(x), 0.0) for i, x in enumerate(logits)])
+    candidates = ffi.new("llama_token_data_array *", {"data": data, "size": len(logits), "selected": -1, "sorted": False})
+    lib.llama_sampler_apply(chain, candidates)
+    token = int(candidates.data[candidates.selected].id)
+    lib.llama_sampler_free(chain)
+    return token
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_top_k_draws_what_the_whole_vocabulary_gives(small: LlamaEngine, seed: int) -> None:
+    sampler = small.sampler(TOP_K, seed)
+    assert draw(row(seed), sampler.handle) == draw_from_all(row(seed), TOP_K, seed)
+    sampler.close()
+
+
+@pytest.mark.parametrize("n", [1, 31, 255, 256, 257, 4000])
+def test_greedy_is_the_first_of_the_largest(n: int) -> None:
+    logits = np.round(row(n)[:n])
+    assert draw(logits, ffi.NULL) == int(logits.argmax())
+
+
+@pytest.mark.parametrize("at", [0, 300, N_VOCAB - 1])
+def test_a_row_that_is_no_number_gives_no_token(at: int) -> None:
+    logits = row(1)
+    logits[at] = np.nan
+    assert draw(logits, ffi.NULL) == -1
+    assert draw(np.full(N_VOCAB, -np.inf, np.float32), ffi.NULL) == -1
+
+
+def test_candidates_that_penalties_push_down_leave_room_for_others(small: LlamaEngine) -> None:
+    """top_k 1 with a penalty on the best: the next best must be among the candidates."""
+    logits = np.zeros(N_VOCAB, np.float32)
+    logits[300], logits[301], logits[5000] = 9.0, 8.5, 8.0
+    sampler = small.sampler(SamplingParams(temperature=0.7, top_k=1, repeat_penalty=4.0, repeat_last_n=8), 1)
+    assert [draw(logits, sampler.handle) for _ in range(3)] == [300, 301, 5000]
+    sampler.close()
