@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,7 +122,7 @@ def test_copied_cells_are_what_llama_cpp_would_save() -> None:
 
 
 def test_bad_files_are_coded_errors(tmp_path: pytest.TempPathFactory) -> None:
-    good = open(DRAFT, "rb").read()
+    good = Path(DRAFT).read_bytes()
     cases = {"absent.gguf": None, "text.gguf": b"hello", "cut.gguf": good[: len(good) // 2], "empty.gguf": b"", "magic.gguf": b"GGUF" + b"\xff" * 64}
     for name, data in cases.items():
         path = os.path.join(str(tmp_path), name)

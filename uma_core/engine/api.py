@@ -12,9 +12,10 @@ pieces of the graph, decode calls running in the pauses. Its KV becomes visible 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, Protocol, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -140,7 +141,7 @@ class Batch:
     Shapes: all (capacity,); the first `n` are in use. Reused tick after tick: `clear`, `add`, `extend`.
     """
 
-    __slots__ = ("tokens", "pos", "seq_id", "want_logits", "n", "n_rows")
+    __slots__ = ("n", "n_rows", "pos", "seq_id", "tokens", "want_logits")
 
     def __init__(self, capacity: int) -> None:
         self.tokens = np.zeros(capacity, np.int32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from typing import Callable
+from collections.abc import Callable
 
 from uma_core.engine.api import Engine, Transfer
 from uma_core.errors import ErrorCode, UmaError

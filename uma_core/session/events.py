@@ -6,7 +6,8 @@ Commands go to the compute thread, events come back; both through lock-free dequ
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Union
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from uma_core.errors import UmaError
 from uma_core.types import FinishReason, Peer, Request, TokenId
@@ -49,7 +50,7 @@ class Call(NamedTuple):
     reply: Callable[[Any, BaseException | None], None]
 
 
-Command = Union[Submit, Cancel, HangUp, Hold, Call]
+Command = Submit | Cancel | HangUp | Hold | Call
 
 
 class Accepted(NamedTuple):
@@ -96,4 +97,4 @@ class Final(NamedTuple):
     error: UmaError | None  # with reason ERROR
 
 
-Event = Union[Accepted, Refused, Stale, Token, Final]
+Event = Accepted | Refused | Stale | Token | Final

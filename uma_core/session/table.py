@@ -7,7 +7,7 @@ that a decode call finds its cells by construction.
 from __future__ import annotations
 
 import bisect
-from typing import Iterator
+from collections.abc import Iterator
 
 from uma_core.engine.api import EngineInfo
 from uma_core.policy.state import SessionView
@@ -28,7 +28,7 @@ class SessionTable:
         self._by_key: dict[Key, Session] = {}
         self._clients: dict[tuple[int, int], int] = {}
         self._n_clients = 0  # ever: numbers are not used twice
-        self.n_queued = {lane: 0 for lane in Lane}
+        self.n_queued = dict.fromkeys(Lane, 0)
 
     def __len__(self) -> int:
         return len(self._by_sid)

@@ -147,7 +147,7 @@ def test_a_copy_from_a_sequence_that_shifts_is_still_right() -> None:
         w.check()
         if len(w.texts.get("a", "")) >= 12 + asked and asked < 12:  # around the moment of the shift
             asked += 1
-            w.submit(f"b{asked}", text(238) + [asked + 1], max_tokens=3, lane=Lane.INTERACTIVE)
+            w.submit(f"b{asked}", [*text(238), asked + 1], max_tokens=3, lane=Lane.INTERACTIVE)
     w.run()
     for i in range(1, asked + 1):
         assert w.texts[f"b{i}"].encode() == bytes(answer([*text(238), i + 1], 3))

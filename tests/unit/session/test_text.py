@@ -1,5 +1,7 @@
 """Whole characters and stop strings, whatever the pieces."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,7 +10,7 @@ from uma_core.session.text import TextStream
 
 def cut(data: bytes, cuts: list[int]) -> list[bytes]:
     marks = sorted({0, len(data), *(c % (len(data) + 1) for c in cuts)})
-    return [data[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(marks)]
 
 
 @given(st.text(max_size=60), st.lists(st.integers(0, 300), max_size=20))
