@@ -6,6 +6,7 @@ retried by construction (FULL, ABORTED) or ends exactly the sessions that it con
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 
 from uma_core.clock import Clock
@@ -23,6 +24,7 @@ N_FULL_MOST = 1000  # ticks that a session waits for cells that were reserved fo
 
 RECENT_NS = 20_000_000_000  # of engine time: what a client's share is taken of
 FORGET_NS = 1_000_000
+CLIENTS_MOST = 512
 
 
 class Calls:
@@ -47,6 +49,8 @@ class Calls:
         if self._charged_ns > RECENT_NS:  # halving makes old time fade, and forgets clients that left
             self._charged_ns //= 2
             self.client_ns = {client: half for client, n in self.client_ns.items() if (half := n // 2) >= FORGET_NS}
+        if len(self.client_ns) > CLIENTS_MOST:  # a process for each request: those that had least are forgotten
+            self.client_ns = dict(heapq.nlargest(CLIENTS_MOST // 2, self.client_ns.items(), key=lambda item: item[1]))
 
     # decode calls
 

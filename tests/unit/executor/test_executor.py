@@ -8,9 +8,10 @@ from tests.unit.executor.rig import Rig
 from uma_core.engine.api import DecodeStatus
 from uma_core.engine.fake import FakeModel
 from uma_core.errors import ErrorCode
+from uma_core.executor.calls import CLIENTS_MOST
 from uma_core.executor.intake import Limits
 from uma_core.session.events import Accepted, Token
-from uma_core.types import FinishReason, Lane
+from uma_core.types import FinishReason, Lane, Peer
 
 
 def solo_text(prompt: str, n: int, model: FakeModel | None = None) -> str:
@@ -297,3 +298,18 @@ def test_a_trace_holds_the_ticks_between_start_and_stop() -> None:
     rig.submit("b", max_tokens=5)
     rig.run()
     assert n_events > len(rig.executor.stop_trace()["traceEvents"]) >= 2
+
+
+def test_a_process_for_each_request_does_not_grow_the_shares() -> None:
+    rig = Rig()
+    rig.submit("heavy", "hello", peer=Peer(1, 1, 1), max_tokens=2000)
+    for n in range(3 * CLIENTS_MOST):
+        rig.submit(f"r{n}", "x", peer=Peer(1, 1, 100 + n), conn_id=2, max_tokens=1)
+        rig.tick()
+    heavy = next(s.client for s in rig.executor.table if s.id == "heavy")
+    shares = rig.executor.client_ns
+    assert len(shares) <= CLIENTS_MOST
+    assert shares[heavy] == max(shares.values())
+    rig.executor.cancel(1, "heavy")
+    rig.run()
+    rig.check_all_free()
