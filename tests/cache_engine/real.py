@@ -143,16 +143,18 @@ class RealWorld:
             self.n_evictions + sum(int(counter.value) for counter in evictions),
         )
 
-    def restart(self) -> None:
+    def restart(self) -> list[Turn]:
+        """Running requests are cancelled: they are returned."""
         self.n_restarts += 1
         self.was_parked.clear()
         self.executor.end_all(FinishReason.CANCELLED)
-        self.collect()
+        ended = self.collect()
         self.executor.close(30.0)
         _, self.n_parked, self.n_evictions = self.totals()
         self.engine.close()
         self.open()
         wait_for_index(self.executor.cache)
+        return ended
 
     def close(self) -> None:
         self.executor.end_all(FinishReason.CANCELLED)
@@ -276,8 +278,8 @@ class RealCrowd:
         self.running[turn.request_id] = chat
         self.world.submit(turn, n, rng.choice([None, Lane.INTERACTIVE, Lane.BACKGROUND]))
 
-    def collect(self) -> None:
-        for turn in self.world.collect():
+    def collect(self, turns: list[Turn]) -> None:
+        for turn in turns:
             chat = self.running.pop(turn.request_id)
             self.chats[chat] = turn.prompt + self.world.tokens.get(turn.request_id, [])
             assert turn.reason in (FinishReason.LENGTH, FinishReason.CANCELLED), turn.reason
@@ -310,8 +312,8 @@ class RealCrowd:
             if self.running and rng.random() < 0.003:
                 world.executor.cancel(1, rng.choice(list(self.running)))
             if rng.random() < 0.0005:
-                world.restart()
+                self.collect(world.restart())
             world.tick()
-            self.collect()
+            self.collect(world.collect())
         self.tally.n_restarts, self.tally.n_parked, self.tally.n_evictions = world.totals()
         return self.tally
