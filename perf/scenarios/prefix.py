@@ -163,10 +163,10 @@ class RoundRobin:
     name: ClassVar[str] = "round-robin"
     title: ClassVar[str] = "100 chats round-robin over 4 sequences"
     n_chats: int = 100
-    n_rounds: int = 3
-    n_system: int = 60
-    n_prompt: int = 60
-    n_turn: int = 30
+    n_rounds: int = 2
+    n_system: int = 40
+    n_prompt: int = 40
+    n_turn: int = 20
     n_tokens: int = 4
     n_at_once: int = 4
 

@@ -165,7 +165,9 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptu
     assert any("E_IO_002" in r.getMessage() for r in caplog.records)
 
 
-def test_a_read_only_directory_serves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_directory_serves_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     w = world(tmp_path)
     w.ask("a", text(300))
     w.restart()
@@ -184,6 +186,7 @@ def test_a_read_only_directory_serves_what_it_has(tmp_path: Path, monkeypatch: p
         w.ask(f"c{i}", text(300, i + 1))
     w.restart()
     assert names(tmp_path) == before
+    assert any("E_IO_002" in r.getMessage() and os.strerror(errno.EROFS) in r.getMessage() for r in caplog.records)
 
 
 def test_a_changed_directory_takes_effect_between_ticks(tmp_path: Path) -> None:
