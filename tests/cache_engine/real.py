@@ -309,9 +309,9 @@ class RealCrowd:
         while self.tally.n_conversations < n_conversations or self.running:
             if self.tally.n_conversations < n_conversations and len(self.running) < 6 and rng.random() < 0.3:
                 self.turn()
-            if self.running and rng.random() < 0.003:
+            if self.running and rng.random() < 0.02:
                 world.executor.cancel(1, rng.choice(list(self.running)))
-            if rng.random() < 0.0005:
+            if rng.random() < 0.004:
                 self.collect(world.restart())
             world.tick()
             self.collect(world.collect())
