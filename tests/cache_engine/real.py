@@ -26,7 +26,7 @@ from uma_core.types import FinishReason, Lane, Peer, Phase, Request
 
 N_SEQ, N_CTX_SEQ = 3, 1024
 # Of the logits' standard deviation. Other batch shapes take other kernels: `RealWorld.noise` measures how far that alone
-# moves them, and docs/MEMORY.md tells what a thousand conversations gave. In a mixture of experts that noise can make a
+# moves them, and docs/MEMORY.md tells what 1,200 conversations gave. In a mixture of experts that noise can make a
 # token choose another expert, which moves its logits by about 1: then a full read in another batch shape has to agree.
 TOLERANCE = 0.15
 # A wrong token far back moves the logits no further than that, so the cells themselves are compared: the first layer's

@@ -1,6 +1,6 @@
 """After a restored beginning the real engine's logits are those of a full read, as far as batch shapes allow.
 
-A few conversations per model and KV type by default; `make conversations` makes it a thousand each and tells the worst.
+A few conversations per model and KV type by default; `make conversations` makes it 200 each and tells the worst.
 """
 
 from __future__ import annotations
