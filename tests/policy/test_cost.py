@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.build import CPU, DEVICE, GPU, MS, report
-from uma_core.policy.calibrate import CHUNK, DECODE, Sample, calibration_shapes, fit, guess
+from uma_core.policy.calibrate import CHUNK, DECODE, TRANSFER, Sample, calibration_shapes, fit, guess
 from uma_core.policy.cost import CostModel, regime_of
 from uma_core.policy.curve import Curve
 from uma_core.types import Phase
@@ -142,6 +142,9 @@ def test_calibration_shapes_fit_the_device_and_begin_with_one_row():
     assert all(s.n_rows <= 2 for s in shapes if s.kind == DECODE)
     assert all(s.n_rows <= 96 and s.n_kv + s.n_rows <= 512 for s in shapes if s.kind == CHUNK)
     assert any(s.n_rows == 96 for s in shapes if s.kind == CHUNK), "the device's own largest chunk"
+    tiny = DEVICE._replace(n_ctx_seq=256)
+    moved = [s.n_rows // tiny.kv_bytes_per_cell for s in calibration_shapes(tiny) if s.kind == TRANSFER]
+    assert moved and max(moved) <= 256, "what a sequence can hold"
 
 
 def test_fit_of_part_of_the_shapes_still_predicts_everything():

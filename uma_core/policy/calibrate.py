@@ -49,7 +49,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     long_kv = min(LONG, device.n_ctx_seq // 2)
     shapes = [Shape(DECODE, 1, SHORT)] * 3 + [Shape(DECODE, n, SHORT) for n in rows[:4]]
     shapes += [Shape(CHUNK, n, 0) for n in sizes[:5]]
-    shapes += [Shape(TRANSFER, 64 * device.kv_bytes_per_cell, 0), Shape(TRANSFER, 512 * device.kv_bytes_per_cell, 0)]
+    shapes += [Shape(TRANSFER, min(n, device.n_ctx_seq) * device.kv_bytes_per_cell, 0) for n in (64, 512)]
     shapes += [Shape(DECODE, n, SHORT) for n in rows[4:]] + [Shape(CHUNK, n, 0) for n in sizes[5:]]
     shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, device.n_seq_max), long_kv)]
     shapes.append(Shape(CHUNK, min(512, device.n_ubatch), long_kv))
