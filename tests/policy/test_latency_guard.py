@@ -76,6 +76,13 @@ class TestPromptBesideAChat:
         assert 1.2 * SOLO < SOLO + plan.run_ns <= 2.0 * SOLO
         assert plan.carry["latency_guard"].credit < 0.1, "one long gap is spent"
 
+    def test_a_lane_fills_with_a_restored_beginning_while_no_piece_fits(self):
+        restored = reading(1, BACK, n_prompt=1200, n_past=900, n_cached=900, n_chunk=256)
+        plan = run(state_of(talking(0), restored))
+        assert prefill_item(plan).sid == 1 and plan.min_pieces == 0
+        assert plan.run_ns <= 0.2 * SOLO < plan.quantum_ns, "copies in slices, no piece of the chunk"
+        assert run(state_of(talking(0), restored._replace(t_progress_ns=NOW - 2 * STARVED))).min_pieces == 1
+
     def test_a_starved_prompt_is_forced_one_piece(self):
         paused = reading(1, BACK, n_prompt=1200, n_chunk=256, chunk_fraction=0.2, t_progress_ns=NOW - STARVED)
         plan = run(state_of(talking(0), paused))

@@ -149,7 +149,9 @@ class Calls:
         self._meters.piece.observe(outcome.longest_ns)
         self._charge([session], outcome.elapsed_ns)
         session.chunk_fraction = outcome.fraction
-        session.progress(0, now)
+        session.touch()
+        if outcome.n_pieces:  # a lane that only fills must not hide that its prompt starves
+            session.progress(0, now)
         if outcome.status is PrefillStatus.DONE:
             self._end_chunk(item, session, now)
         elif outcome.status is PrefillStatus.FAILED:

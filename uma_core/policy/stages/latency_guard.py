@@ -194,8 +194,11 @@ def _prefill(state: SchedulerState, item: PlanItem | None, view: SessionView | N
         return Grant([], item, room.normal_ns, 0, 0, Kind.URGENT if is_urgent else Kind.NORMAL, ())
     if room.has_credit and piece <= room.long_ns:
         return Grant([], item, room.long_ns, 0, 0, Kind.LONG, ("latency_guard: long gap on credit",))
-    if is_starved(state, view, 1 if piece <= room.forced_ns else RARELY):
+    fills = view.n_cached > 0 and view.n_past > 0 and not view.chunk_fraction  # its lane may lack what was restored
+    if is_starved(state, view, (1 if piece <= room.forced_ns else RARELY) + fills):
         return Grant([], item, 0, 1, 0, Kind.FORCED, ("latency_guard: one piece against starvation",))
+    if fills:  # no time for a piece, but for the copies that come before the first one
+        return Grant([], item, room.normal_ns, 0, 0, Kind.NORMAL, ("latency_guard: no piece fits, a lane may fill",))
     return Grant([], None, 0, 0, 0, Kind.NOTHING, ("latency_guard: no piece fits",))
 
 
