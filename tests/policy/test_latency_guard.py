@@ -189,6 +189,13 @@ class TestTransfers:
         back = run(state_of(talking(0), reading(2, BACK, is_ready=False, is_transferring=True), **big)).transfer_ns
         assert back == pytest.approx(chat / 2, rel=0.01)
 
+    def test_a_restored_document_gets_more_than_a_chunk_that_is_handed_over(self):
+        known = {"is_ready": False, "is_transferring": True, "n_prompt": 8000}
+        chunk, document = (
+            run(state_of(talking(0), reading(2, BACK, n_past=n_past, **known), kv_bytes_per_cell=10_000)).transfer_ns for n_past in (4000, 0)
+        )
+        assert chunk < document <= 0.1 * SOLO
+
 
 class TestLearning:
     def after(self, start, gaps, kind):

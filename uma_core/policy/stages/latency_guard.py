@@ -105,11 +105,11 @@ def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
 
 
 def _transfer_time(state: SchedulerState, parts: Parts, room: Room) -> int:
-    """Time for KV under way: what a chunk each would need, half of the room unless a chat waits for it."""
+    """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, half of the room unless a chat waits for it."""
     if not parts.moving:
         return 0
-    n_bytes = len(parts.moving) * state.device.n_ubatch * state.device.kv_bytes_per_cell
-    need = max(SLICE_NS, state.cost.transfer_ns(n_bytes))
+    n_cells = sum(state.device.n_ubatch if v.n_past else max(v.n_prompt, state.device.n_ubatch) for v in parts.moving)
+    need = max(SLICE_NS, state.cost.transfer_ns(n_cells * state.device.kv_bytes_per_cell))
     if not parts.talkers:
         return min(room.long_ns, need)
     is_awaited = parts.arriving or any(v.lane is Lane.INTERACTIVE for v in parts.moving)
@@ -190,15 +190,16 @@ def _prefill(state: SchedulerState, item: PlanItem | None, view: SessionView | N
         gaps = (int(room.normal_ns * HEADROOM), room.long_ns, state.knobs.long_tick_share)
         item = resize(item, view, best_in_gaps(state.cost, view.n_left, view.n_past, chunk_limit(state), gaps))
     piece = state.cost.piece_ns(item.n_tokens, view.n_past)
+    everyday = Kind.URGENT if is_urgent else Kind.NORMAL
     if piece <= room.normal_ns:
-        return Grant([], item, room.normal_ns, 0, 0, Kind.URGENT if is_urgent else Kind.NORMAL, ())
+        return Grant([], item, room.normal_ns, 0, 0, everyday, ())
     if room.has_credit and piece <= room.long_ns:
         return Grant([], item, room.long_ns, 0, 0, Kind.LONG, ("latency_guard: long gap on credit",))
     fills = view.n_cached > 0 and view.n_past > 0 and not view.chunk_fraction  # its lane may lack what was restored
     if is_starved(state, view, (1 if piece <= room.forced_ns else RARELY) + fills):
         return Grant([], item, 0, 1, 0, Kind.FORCED, ("latency_guard: one piece against starvation",))
     if fills:  # no time for a piece, but for the copies that come before the first one
-        return Grant([], item, room.normal_ns, 0, 0, Kind.NORMAL, ("latency_guard: no piece fits, a lane may fill",))
+        return Grant([], item, room.normal_ns, 0, 0, everyday, ("latency_guard: no piece fits, a lane may fill",))
     return Grant([], None, 0, 0, 0, Kind.NOTHING, ("latency_guard: no piece fits",))
 
 
