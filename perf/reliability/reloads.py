@@ -15,7 +15,7 @@ from perf.stats import percentile
 
 N_STREAMS = 8
 N_TOKENS = 96
-SETTLE_S = 1.0
+SETTLE_S = 5.0  # an idle daemon gives memory back after some seconds
 WARM_UP_S = 4.0
 N_WARM_UP = 20
 

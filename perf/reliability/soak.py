@@ -19,7 +19,7 @@ from uma_ctl.errors import CtlError
 N_CLIENTS = 8
 PAUSE_S = 0.25  # between two visits of a client, at most: the soak shall be light on the machine
 QUIET_EVERY_S = 60.0
-SETTLE_S = 1.0
+SETTLE_S = 5.0  # an idle daemon gives memory back after some seconds
 
 Say = Callable[[str], None]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from uma_core.config import ns
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.server import memory
 from uma_core.server.host import Host
 from uma_core.server.lifecycle import Lifecycle
 from uma_core.server.loop import Loop
@@ -49,7 +50,16 @@ class Admin:
         self._reloader.reload(answer, args["check"], args.get("model"))
 
     def _cache(self, args: dict[str, Any], answer: Answer) -> None:
+        if args["action"] == "clear":  # what it frees lies between what stays: the C library keeps it unless told
+            answer = self._giving_back(answer)
         self._host.ask(lambda executor: executor.cache_admin(args), answer)
+
+    def _giving_back(self, answer: Answer) -> Answer:
+        def give_back(outcome: dict[str, Any] | UmaError) -> None:
+            memory.give_back()
+            answer(outcome)
+
+        return lambda outcome: self._loop.call_soon(lambda: give_back(outcome))
 
     def _trace(self, args: dict[str, Any], answer: Answer) -> None:
         """Record, wait, answer. A second recording joins the first one's buffer and ends at its own time."""

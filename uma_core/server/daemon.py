@@ -36,6 +36,7 @@ from uma_core.server.relief import Relief
 from uma_core.server.reload import Reloader, check_stages
 from uma_core.server.status import Status
 from uma_core.server.supervise import Supervision
+from uma_core.server.tidy import Tidy
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Daemon:
         self.notifier = Notifier(os.environ, os.getpid())
         self.supervision = Supervision(self.notifier, self.loop, self.compute, self.host, self.lifecycle)
         self.relief = Relief(self.loop, self.compute, self.registry)
+        self.tidy = Tidy(self.registry, lambda: self.reloader.generation)
         self.exit_status = 0
         self._join()
 
@@ -152,6 +154,7 @@ class Daemon:
         self.loop.call_later(ns(self._config().metrics.tick_interval_ms), self._housekeep)
         self.registry.rotate(self.clock.now_ns())
         self.lifecycle.check()
+        self.tidy.beat()
         if self.host.engine is not None:
             self.host.engine.pump_log()
 
