@@ -25,10 +25,10 @@ class Turns:
         if not self.gate:
             yield
             return
-        with subprocess.Popen([*shlex.split(self.gate), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        with subprocess.Popen([*shlex.split(self.gate), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as holder:
             assert holder.stdin is not None and holder.stdout is not None
-            holder.stdin.write(b"\n")
-            holder.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it has ended already: the next line tells
+                holder.stdin.write(b"\n")
             if holder.stdout.readline() != b"\n":
                 raise click.ClickException(f"--gate {self.gate}: it did not run the command after it")
             try:
