@@ -174,6 +174,7 @@ class Calls:
 
     def transfers(self, sessions: Sequence[Session], budget_ns: int) -> None:
         """Move KV for the planned time, oldest session first; at least one slice."""
+        self.announce()
         until = self._clock.now_ns() + budget_ns
         for session in sessions:
             if session.transfer is None:

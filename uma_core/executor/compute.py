@@ -128,7 +128,6 @@ class ComputeThread:
                 self._do(command)
             except Exception:  # one command's bug must not end the thread that everybody shares
                 log.exception("command %s failed", type(command).__name__)
-        self._announce()
 
     def _do(self, command: Command) -> None:
         if isinstance(command, Submit):

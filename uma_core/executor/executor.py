@@ -66,6 +66,7 @@ class Executor:
         self.n_ticks = 0
         self._n_repeats = 0  # times that the last plan may be carried out again ...
         self._n_changes = 0  # ... while the table stays at this
+        self._groups: list[list[tuple[PlanItem, Session]]] = []  # its decode calls
         self.last_tick_ns = 0
         self.ewma_tick_ns = 0.0
         self._clock = clock
@@ -153,7 +154,7 @@ class Executor:
         """The last plan once more, as the policy allowed: only its decode calls, for it had nothing else."""
         self._n_repeats -= 1
         self.calls.reports = []
-        for group in self._resolve(self.last_plan)[0]:
+        for group in self._groups:
             self.calls.decode(group, self.cost)
         self._observe(now)
         return True
@@ -200,6 +201,7 @@ class Executor:
         self._admit(plan)
         self.places.take(plan)
         groups, sliced = self._resolve(plan)
+        self._groups = groups
         for group in groups:
             live = [(item, session) for item, session in group if session.phase is not Phase.DONE]
             if live:

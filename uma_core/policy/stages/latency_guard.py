@@ -76,10 +76,11 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
     is_urgent = view is not None and view.lane is Lane.INTERACTIVE and not view.t_first_ns
     room = _room(limits, memory, limits.cap_ns)
     transfer = _transfer_time(state, parts, room)
+    moved = Kind.LONG if transfer > room.normal_ns else Kind.NORMAL if transfer else Kind.NOTHING
     room = room.less(transfer)
     wanted = _planned_workers(parts, plan)
     if item is None and not wanted:
-        return Grant([], None, 0, 0, transfer, Kind.NORMAL if transfer else Kind.NOTHING, ())
+        return Grant([], None, 0, 0, transfer, moved, ())
     are_first = (not is_urgent and memory.debt_ns <= 0) or item is None or (bool(wanted) and _rows_starved(state, parts, wanted, memory, 1))
     if wanted and are_first:
         workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
@@ -93,7 +94,7 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
     if grant.prefill is None and wanted and not are_first:
         workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
         return Grant(workers, None, 0, 0, transfer, kind, _notes(kind, len(workers), len(wanted)))
-    return grant._replace(transfer_ns=transfer)
+    return grant._replace(transfer_ns=transfer, kind=max(grant.kind, moved))
 
 
 def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
@@ -105,14 +106,17 @@ def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
 
 
 def _transfer_time(state: SchedulerState, parts: Parts, room: Room) -> int:
-    """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, half of the room unless a chat waits for it."""
+    """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, half of the room unless a chat waits for it.
+
+    A chat that streams already and waits for its KV may have a long gap of the others: its own next token is late with every tick.
+    """
     if not parts.moving:
         return 0
     n_cells = sum(state.device.n_ubatch if v.n_past else max(v.n_prompt, state.device.n_ubatch) for v in parts.moving)
     need = max(SLICE_NS, state.cost.transfer_ns(n_cells * state.device.kv_bytes_per_cell))
-    if not parts.talkers:
+    if not parts.talkers or parts.arriving:
         return min(room.long_ns, need)
-    is_awaited = parts.arriving or any(v.lane is Lane.INTERACTIVE for v in parts.moving)
+    is_awaited = any(v.lane is Lane.INTERACTIVE for v in parts.moving)
     return min(room.normal_ns if is_awaited else room.normal_ns // 2, need)
 
 
