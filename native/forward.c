@@ -5,6 +5,16 @@
 
 enum { PAGE = 64 };
 
+// ggml would end the process on a token that has no embedding.
+static bool are_tokens_known(const uma_forward * f, const uma_rows * rows) {
+    for (int32_t i = 0; i < rows->n; i++) {
+        if (rows->token[i] < 0 || rows->token[i] >= f->n_vocab) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
     int32_t n_out = 0;
     for (int32_t i = 0; i < rows->n; i++) {
@@ -24,6 +34,10 @@ bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
 
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
     const int64_t t0 = uma_now_ns();
+    if (!are_tokens_known(f, rows)) {
+        rows->call_ns = rows->sample_ns = 0;
+        return UMA_FORWARD_BAD_TOKEN;
+    }
     const enum ggml_status status = uma_forward_fill(f, rows) ? ggml_backend_graph_compute(f->backend, f->graph) : GGML_STATUS_ALLOC_FAILED;
     const int64_t t1 = uma_now_ns();
     rows->call_ns   = t1 - t0;

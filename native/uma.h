@@ -129,7 +129,8 @@ typedef struct uma_forward {
 } uma_forward;
 
 bool    uma_forward_fill(uma_forward * f, const uma_rows * rows);   // false: no memory
-int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);       // fills, computes, samples; 0, or a ggml_status
+enum uma_forward_status { UMA_FORWARD_BAD_TOKEN = 2 };
+int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);       // fills, computes, samples; 0, a ggml_status (1: aborted), or the above
 
 // -- slices.c: a graph computed in pieces, the caller's other work in between
 typedef struct uma_slices uma_slices;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,15 +13,9 @@ from uma_core.engine.graph.pages import Pages
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
-STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.ABORTED}  # ggml_status: everything else is fatal
-
-
-class Run(NamedTuple):
-    """Consecutive rows of one sequence."""
-
-    seq_id: int
-    pos0: int
-    n: int
+Run = tuple[int, int, int]  # consecutive rows of one sequence: its number, the first position, how many
+STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.ABORTED, 2: DecodeStatus.BAD_BATCH}  # of uma_forward_decode: everything else is fatal
+REFUSED = {status: DecodeOutcome(status, [], 0, 0) for status in (DecodeStatus.FULL, DecodeStatus.BAD_BATCH)}
 
 
 class Decoder:
@@ -31,7 +25,6 @@ class Decoder:
         """`compute`: the backend, the shape of paged attention."""
         backend, shape = compute
         self._pages = pages
-        self._n_vocab = network.shape.n_vocab
         self._n_batch = n_batch
         self._paged = lib.uma_paged_new(shape, n_batch)
         if not self._paged:
@@ -45,13 +38,14 @@ class Decoder:
         self._rows.chain, self._rows.out = self._chains, self._out
         self._views: tuple[Batch | None, list[Any]] = (None, [])
 
-    def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+    def decode(self, batch: Batch, samplers: Sequence[Sampler | None], reading: set[int]) -> DecodeOutcome:
+        """`reading`: sequences whose prompts are in progress; they cannot be in a batch."""
         runs = runs_of(batch)
-        status = self._refusal(batch, runs)
+        status = self._refusal(batch, runs, reading)
         if status is not DecodeStatus.OK:
-            return DecodeOutcome(status, [], 0, 0)
+            return REFUSED[status]
         for run in runs:
-            self._pages.reserve(run.seq_id, run.pos0, run.n)
+            self._pages.reserve(*run)
         for i, sampler in enumerate(samplers):
             self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         self._point_at(batch)
@@ -59,25 +53,22 @@ class Decoder:
         rows.n = batch.n
         self._last = forward = self.forwards.of(batch.n, batch.n_rows)
         status = STATUS_OF.get(lib.uma_forward_decode(forward.native, rows), DecodeStatus.FATAL)
-        for run in runs:
+        for seq_id, pos0, n in runs:
             if status is DecodeStatus.OK:
-                self.n_kv[run.seq_id] = run.pos0 + run.n
+                self.n_kv[seq_id] = pos0 + n
             else:
-                self._pages.truncate(run.seq_id, run.pos0)
+                self._pages.truncate(seq_id, pos0)
         tokens = ffi.unpack(self._out, batch.n_rows) if status is DecodeStatus.OK and batch.n_rows else []
         return DecodeOutcome(status, tokens, rows.call_ns, rows.sample_ns)
 
-    def _refusal(self, batch: Batch, runs: list[Run]) -> DecodeStatus:
-        """What C would not survive is our bug; what does not fit is not."""
-        tokens = batch.tokens[: batch.n]
-        if not 0 < batch.n <= self._n_batch or int(tokens.min()) < 0 or int(tokens.max()) >= self._n_vocab:
+    def _refusal(self, batch: Batch, runs: list[Run], reading: set[int]) -> DecodeStatus:
+        """What C would not survive is our bug; what does not fit is not. C itself looks at the tokens."""
+        if not 0 < batch.n <= self._n_batch or len({seq_id for seq_id, _, _ in runs}) != len(runs):
             return DecodeStatus.BAD_BATCH
-        if len({run.seq_id for run in runs}) != len(runs):
-            return DecodeStatus.BAD_BATCH
-        for run in runs:
-            if not 0 <= run.seq_id < len(self.n_kv) or run.pos0 != self.n_kv[run.seq_id]:
+        for seq_id, pos0, _ in runs:
+            if not 0 <= seq_id < len(self.n_kv) or pos0 != self.n_kv[seq_id] or seq_id in reading:
                 return DecodeStatus.BAD_BATCH
-        return DecodeStatus.OK if self._pages.has_room([*runs]) else DecodeStatus.FULL
+        return DecodeStatus.OK if self._pages.has_room(runs) else DecodeStatus.FULL
 
     def _point_at(self, batch: Batch) -> None:
         """Batches are reused tick after tick: their buffers are wrapped once."""
@@ -108,6 +99,6 @@ def runs_of(batch: Batch) -> list[Run]:
     seq_id, pos = batch.seq_id[:n].tolist(), batch.pos[:n].tolist()
     for i in range(1, n + 1):
         if i == n or seq_id[i] != seq_id[begin] or pos[i] != pos[i - 1] + 1:
-            runs.append(Run(seq_id[begin], pos[begin], i - begin))
+            runs.append((seq_id[begin], pos[begin], i - begin))
             begin = i
     return runs

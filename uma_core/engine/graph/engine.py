@@ -25,6 +25,7 @@ from uma_core.engine.api import (
     Transfer,
 )
 from uma_core.engine.graph.decoder import Decoder
+from uma_core.engine.graph.forward import N_SMALL
 from uma_core.engine.graph.lane import Lane
 from uma_core.engine.graph.load import Loaded, load
 from uma_core.engine.graph.pages import PAGE
@@ -77,7 +78,9 @@ class GraphEngine:
         batch.add(0, 0, 0, True)
         self.decode(batch, [None])
         self.kv_truncate(0, 0)
-        assert self._loaded is not None
+        assert self._loaded is not None and self.decoder is not None
+        for n in range(1, min(len(self.decoder.n_kv), N_SMALL) + 1):
+            self.decoder.forwards.of(n, n)  # no tick waits for its graph to be built
         n = min(WARM_UP_TOKENS, self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         for _ in self.lanes:
             for _ in range(2):
@@ -147,9 +150,8 @@ class GraphEngine:
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         assert self.decoder is not None
-        if any(self._lane(seq_id) for seq_id in set(batch.seq_id[: batch.n].tolist())):
-            return DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
-        outcome = self.decoder.decode(batch, samplers)
+        reading = {lane.seq_id for lane in self.lanes if not lane.is_free}
+        outcome = self.decoder.decode(batch, samplers, reading)
         if outcome.status is DecodeStatus.ABORTED:
             self._abort_flag[0] = 0  # one abort stops one call
         return outcome
@@ -182,7 +184,11 @@ class GraphEngine:
         if lane.is_free:
             lane.take(seq_id, n_kv)
         pages.reserve(seq_id, n_kv, n)
-        lane.start(tokens, want_logits)
+        try:
+            lane.start(tokens, want_logits)
+        except UmaError:
+            self.prefill_close(seq_id)
+            raise
         return True
 
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:

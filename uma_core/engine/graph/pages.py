@@ -70,9 +70,11 @@ class Pages:
 
     def _n_needed(self, seq: int, n: int, n_more: int) -> int:
         """Free pages that writing positions n .. n + n_more - 1 takes; a shared page that would be written counts."""
-        n_whole = -(-(n + n_more) // PAGE)
-        is_shared = bool(n % PAGE) and self.n_refs[self.table[seq, n // PAGE]] > 1
-        return max(0, n_whole - self.n_pages(seq)) + is_shared
+        n_new = max(0, -(-(n + n_more) // PAGE) - self.n_pages(seq))
+        return n_new + (1 if n % PAGE and self._is_shared(seq, n) else 0)
+
+    def _is_shared(self, seq: int, pos: int) -> bool:
+        return self.n_refs[self.table[seq, pos // PAGE]] > 1  # type: ignore[no-any-return]
 
     def has_room(self, wanted: list[tuple[int, int, int]]) -> bool:
         """Whether all of (sequence, first position, how many) can be written together."""
@@ -83,7 +85,7 @@ class Pages:
     def reserve(self, seq: int, n: int, n_more: int) -> None:
         """Make positions n .. n + n_more - 1 writable, where `has_room` said so. Blocks for the copy of one shared page at most."""
         row = self.table[seq]
-        if n % PAGE and self.n_refs[row[n // PAGE]] > 1:
+        if n % PAGE and self._is_shared(seq, n):
             shared = int(row[n // PAGE])
             own = self._take()
             self.data[own] = self.data[shared]

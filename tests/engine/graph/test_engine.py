@@ -1,0 +1,122 @@
+"""What the graph engine refuses or promises beyond what every engine does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.engine.conftest import DRAFT, empty
+from tests.engine.drive import FOREVER, finish, generate, read, step, tokens_of
+from tests.engine.graph.conftest import SMALL
+from uma_core.engine.api import Batch, DecodeStatus
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.errors import ErrorCode, UmaError
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[GraphEngine]:
+    made = GraphEngine(DRAFT, SMALL)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(opened: GraphEngine) -> Iterator[GraphEngine]:
+    empty(opened)
+    yield opened
+    empty(opened)
+
+
+def batch_of(*rows: tuple[int, int, int]) -> Batch:
+    batch = Batch(SMALL.n_batch)
+    for token, pos, seq_id in rows:
+        batch.add(token, pos, seq_id, True)
+    return batch
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [(-1, 0, 0)],
+        [(8192, 0, 0)],
+        [(1, 1, 0)],  # a gap
+        [(1, 0, 4)],
+        [(1, 0, -1)],
+        [(1, 0, 0), (1, 0, 1), (1, 1, 0)],  # a sequence in two places
+        [(1, 0, 0), (1, 2, 0)],
+    ],
+)
+def test_a_batch_that_would_end_the_process_is_refused(engine: GraphEngine, rows: list[tuple[int, int, int]]) -> None:
+    batch = batch_of(*rows)
+    assert engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.BAD_BATCH
+    assert [engine.kv_len(seq) for seq in range(4)] == [0] * 4
+    assert len(generate(engine, 0, 5, 3)) == 4
+
+
+def test_a_sequence_whose_prompt_is_in_progress_cannot_decode(engine: GraphEngine) -> None:
+    engine.prefill_open(1, tokens_of(engine, 50), False)
+    assert engine.decode(batch_of((1, 0, 1)), [None]).status is DecodeStatus.BAD_BATCH
+    step(engine, [(0, 7)])
+    with pytest.raises(UmaError) as caught:
+        engine.copy_prefix(0, 1, 1)
+    assert caught.value.error is ErrorCode.BAD_BATCH
+
+
+@pytest.mark.parametrize("tokens", [[], [-1], [8192], [1] * 257])
+def test_a_chunk_that_cannot_be_read_is_refused(engine: GraphEngine, tokens: list[int]) -> None:
+    with pytest.raises(UmaError):
+        engine.prefill_open(0, np.array(tokens, np.int32), True)
+    assert read(engine, 0, tokens_of(engine, 30)) >= 0, "no lane is lost"
+    assert engine.prefill_open(1, tokens_of(engine, 9), True) and engine.prefill_open(2, tokens_of(engine, 9), True)
+
+
+def test_an_abort_stops_the_next_call_and_only_that(engine: GraphEngine) -> None:
+    step(engine, [(0, 5)])
+    engine.abort()
+    assert engine.decode(batch_of((6, 1, 0)), [None]).status is DecodeStatus.ABORTED
+    assert engine.kv_len(0) == 1
+    assert engine.decode(batch_of((6, 1, 0)), [None]).status is DecodeStatus.OK
+
+
+def test_an_abort_leaves_prompts_alone(engine: GraphEngine) -> None:
+    engine.abort()
+    engine.prefill_open(0, tokens_of(engine, 100), True)
+    assert engine.prefill_run(0, FOREVER, 1, 1).fraction == 1.0
+    assert engine.decode(batch_of((6, 0, 1)), [None]).status is DecodeStatus.ABORTED
+
+
+def test_a_shared_prefix_takes_no_pages(engine: GraphEngine) -> None:
+    read(engine, 0, tokens_of(engine, 192), False)
+    pages = engine._pages
+    before = pages.n_free
+    for seq_id in (1, 2, 3):
+        finish(engine.copy_prefix(0, seq_id, 192))
+    assert pages.n_free == before
+    firsts = step(engine, [(seq_id, 50) for seq_id in range(4)])
+    assert before - pages.n_free == 4, "one page each for what they do not share"
+    assert len(set(firsts)) == 1
+
+
+def test_pages_of_a_given_up_chunk_come_back(engine: GraphEngine) -> None:
+    read(engine, 0, tokens_of(engine, 40), False)
+    before = engine._pages.n_free
+    engine.prefill_open(0, tokens_of(engine, 200), False)
+    engine.prefill_run(0, 0, 1, 1)
+    engine.prefill_close(0)
+    assert (engine._pages.n_free, engine.kv_len(0)) == (before, 40)
+
+
+def test_many_batch_shapes_in_turn(engine: GraphEngine) -> None:
+    """More shapes than are kept: graphs are freed and built again, large ones take turns in one memory."""
+    for n in [*range(1, 17), 40, 17, 40, 200, 3]:
+        for n_out in {0, 1, n}:
+            batch = Batch(SMALL.n_batch)
+            batch.extend(tokens_of(engine, n, n), 0, 0, False)
+            batch.want_logits[n - n_out : n] = 1
+            batch.n_rows = n_out
+            outcome = engine.decode(batch, [None] * n_out)
+            assert outcome.status is DecodeStatus.OK and len(outcome.tokens) == n_out
+            engine.kv_truncate(0, 0)
