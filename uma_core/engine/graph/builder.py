@@ -86,9 +86,7 @@ class Builder:
         sources = ffi.new("struct ggml_tensor *[]", [q, *stored])
         width = self.shape.n_embd_q
         kernel = ffi.addressof(lib, "uma_paged_attention")
-        return lib.ggml_custom_4d(
-            self.context, lib.GGML_TYPE_F32, width, self.n, 1, 1, sources, 3, kernel, lib.GGML_N_TASKS_MAX, self.paged
-        )
+        return lib.ggml_custom_4d(self.context, lib.GGML_TYPE_F32, width, self.n, 1, 1, sources, 3, kernel, lib.GGML_N_TASKS_MAX, self.paged)
 
     def _store(self, x: Any, layer: int, part: int) -> Any:
         context, s = self.context, self.shape

@@ -47,6 +47,7 @@ class Pages:
         self.table_pointer = ffi.from_buffer("int32_t *", self.table)
         self.n_refs = np.zeros(n_pages, np.int32)
         self.n_held = [0] * n_seq  # positions that a sequence has pages for
+        self._ready = [0] * n_seq  # positions below are in pages that may be written; 0: to be looked at
         self._free = list(range(n_pages - 1, -1, -1))
         self._is_dirty = np.zeros(n_pages, bool)
 
@@ -80,10 +81,14 @@ class Pages:
         """Whether all of (sequence, first position, how many) can be written together."""
         if any(n + n_more > self.n_ctx_seq for _, n, n_more in wanted):
             return False
-        return sum(self._n_needed(*each) for each in wanted) <= len(self._free)
+        return sum(self._n_needed(*each) for each in wanted if each[1] + each[2] > self._ready[each[0]]) <= len(self._free)
 
     def reserve(self, seq: int, n: int, n_more: int) -> None:
         """Make positions n .. n + n_more - 1 writable, where `has_room` said so. Blocks for the copy of one shared page at most."""
+        n_pages = self.n_pages(seq)
+        self.n_held[seq] = max(self.n_held[seq], n + n_more)
+        if n + n_more <= self._ready[seq]:
+            return
         row = self.table[seq]
         if n % PAGE and self._is_shared(seq, n):
             shared = int(row[n // PAGE])
@@ -91,15 +96,16 @@ class Pages:
             self.data[own] = self.data[shared]
             self._give(shared)
             row[n // PAGE] = own
-        for i in range(self.n_pages(seq), -(-(n + n_more) // PAGE)):
+        for i in range(n_pages, -(-(n + n_more) // PAGE)):
             row[i] = self._take()
-        self.n_held[seq] = max(self.n_held[seq], n + n_more)
+        self._ready[seq] = self.n_pages(seq) * PAGE
 
     def truncate(self, seq: int, n: int) -> None:
         """Give back the pages beyond the first n positions."""
         for i in range(-(-n // PAGE), self.n_pages(seq)):
             self._give(int(self.table[seq, i]))
         self.n_held[seq] = min(self.n_held[seq], n)
+        self._ready[seq] = 0
 
     def share(self, src: int, dst: int, first: int, n: int) -> None:
         """`dst` holds pages first .. of `src` too, up to position n. Both end within what `src` holds."""
@@ -108,6 +114,7 @@ class Pages:
             self.n_refs[page] += 1
             self.table[dst, i] = page
         self.n_held[dst] = n
+        self._ready[src] = self._ready[dst] = 0
 
     def touch(self, seq: int) -> None:
         """Make the system give real memory to a sequence's pages, so that reading them costs what it costs with content."""
