@@ -73,6 +73,16 @@ def test_a_row_that_is_no_number_gives_no_token(at: int) -> None:
     assert draw(np.full(N_VOCAB, -np.inf, np.float32), ffi.NULL) == -1
 
 
+def test_greedy_with_a_penalty_and_banned_ends_takes_the_best_that_is_left(small: LlamaEngine) -> None:
+    logits = np.zeros(small.info.n_vocab, np.float32)
+    ends = [token for token in range(small.info.n_vocab) if small.is_eog(token)]
+    logits[ends] = 20.0
+    logits[300], logits[301] = 9.0, 8.5
+    sampler = small.sampler(SamplingParams(repeat_penalty=4.0, repeat_last_n=8, ban_eog=True), 1)
+    assert ends and [draw(logits, sampler.handle) for _ in range(2)] == [300, 301]
+    sampler.close()
+
+
 def test_candidates_that_penalties_push_down_leave_room_for_others(small: LlamaEngine) -> None:
     """top_k 1 with a penalty on the best: the next best must be among the candidates."""
     logits = np.zeros(N_VOCAB, np.float32)

@@ -47,6 +47,7 @@ class LlamaSampler:
 
 def _n_keep(params: SamplingParams, model: LlamaModel) -> int:
     """How many of the best candidates a chain can use; 0: any number. Those that it lowers before its cut come on top."""
-    if params.temperature <= 0.0 or params.top_k <= 0 or params.repeat_penalty < 1.0:
+    n_cut = 1 if params.temperature <= 0.0 else params.top_k
+    if not n_cut or params.repeat_penalty < 1.0:
         return 0
-    return int(params.top_k + len(model.eog) * params.ban_eog + params.repeat_last_n * (params.repeat_penalty > 1.0))
+    return int(n_cut + len(model.eog) * params.ban_eog + params.repeat_last_n * (params.repeat_penalty > 1.0))
