@@ -202,7 +202,7 @@ class Snapshots:
     title: ClassVar[str] = "a chat beside 100 MB snapshots"
     n_document: int = 8_000
     n_swaps: int = 6
-    chat: tuple[int, int] = (32, 640)
+    chat: tuple[int, int] = (32, 900)
 
     def needs(self, sizing: Sizing) -> Needs:
         return Needs(n_seq=2, n_ctx_seq=_cells(self.n_document + 20 * self.n_swaps, sizing))
