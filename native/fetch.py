@@ -116,7 +116,7 @@ def pack(sdist: Path, pin: Pin, target: Path) -> None:
 
 
 def _unpack(sdist: Path, pin: Pin, folder: Path) -> None:
-    with tarfile.open(sdist, "r:gz") as archive:
+    with tarfile.open(sdist, "r:*") as archive:
         for member in archive:
             inside = _inside_source_root(member.name, pin)
             if inside is None or not (member.isfile() or member.isdir()):

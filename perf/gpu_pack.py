@@ -17,7 +17,7 @@ from native.progress import Progress
 from perf.peer_build import pack
 from perf.results import commit_id
 
-SOURCE = "llama.cpp.tar.gz"
+SOURCE = "llama.cpp.tar.xz"
 # what a machine with a usual scientific Python still lacks
 _PACKAGES = ("gguf", "cffi", "pycparser", "pcpp")
 

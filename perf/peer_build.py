@@ -73,14 +73,14 @@ def pack(sdist: Path, pin: Pin, target: Path) -> None:
     """Write the part of a source archive that libraries and programs are built from: a tenth of it, for a machine without network."""
     with tempfile.TemporaryDirectory() as scratch:
         unpack(sdist, pin, Path(scratch))
-        with tarfile.open(target, "w:gz") as archive:
+        with tarfile.open(target, "w:xz") as archive:
             archive.add(scratch, arcname=f"{pin.package}-{pin.version}/{pin.source_root}")
 
 
 def unpack(sdist: Path, pin: Pin, folder: Path) -> None:
     """Unpack llama.cpp's libraries, verified, and its programs."""
     extract(sdist, pin, folder)
-    with tarfile.open(sdist, "r:gz") as archive:
+    with tarfile.open(sdist, "r:*") as archive:
         for member in archive:
             below = member.name.partition("/")[2].removeprefix(pin.source_root + "/")
             if not member.isfile() or not below.startswith(_TOOL_SOURCES) or ".." in Path(below).parts:
