@@ -40,6 +40,8 @@ int32_t     uma_decode(struct llama_context * ctx, uma_rows * rows); // llama_de
 llama_token uma_sample(const float * logits, int32_t n_vocab, struct llama_sampler * chain);
 // A chain's first link: what follows uses only the n candidates of largest logit. Owned by the chain like any other.
 struct llama_sampler * uma_sampler_keep(int32_t n);
+// -- top_p.c: llama_sampler_init_top_p(p, 1) for many candidates
+struct llama_sampler * uma_sampler_top_p(float p);
 
 // -- gate.c: the eval callback of a decode context: finds the KV tensors, marks cells without computing
 typedef struct uma_gate {

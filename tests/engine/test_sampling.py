@@ -15,6 +15,8 @@ from uma_core.types import SamplingParams
 
 N_VOCAB = 20_011  # not a multiple of any block
 TOP_K = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02)
+TOP_P = SamplingParams(temperature=0.9, top_k=0, top_p=0.95)
+NARROW = SamplingParams(temperature=0.9, top_k=0, top_p=0.05, min_p=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def draw_from_all(logits: np.ndarray, params: SamplingParams, seed: int) -> int:
     """llama.h's own samplers over all candidates."""
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
     for link in (
-        lib.llama_sampler_init_top_k(params.top_k),
+        lib.llama_sampler_init_top_k(params.top_k),  # 0 keeps all
         lib.llama_sampler_init_top_p(params.top_p, 1),
         lib.llama_sampler_init_min_p(params.min_p, 1),
         lib.llama_sampler_init_temp(params.temperature),
@@ -53,10 +55,23 @@ def draw_from_all(logits: np.ndarray, params: SamplingParams, seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_top_k_draws_what_the_whole_vocabulary_gives(small: LlamaEngine, seed: int) -> None:
-    sampler = small.sampler(TOP_K, seed)
-    assert draw(row(seed), sampler.handle) == draw_from_all(row(seed), TOP_K, seed)
+@pytest.mark.parametrize("params", [TOP_K, TOP_P, NARROW], ids=["top-k", "top-p", "narrow top-p"])
+def test_a_draw_is_what_the_whole_vocabulary_gives(small: LlamaEngine, params: SamplingParams, seed: int) -> None:
+    sampler = small.sampler(params, seed)
+    assert draw(row(seed), sampler.handle) == draw_from_all(row(seed), params, seed)
     sampler.close()
+
+
+def test_top_p_keeps_the_likeliest_until_they_add_up(small: LlamaEngine) -> None:
+    """Shares 0.5, 0.3, 0.15 and little else: p 0.7 needs two of them, whatever the seed."""
+    logits = np.full(N_VOCAB, -40.0, np.float32)
+    logits[[70, 7000, 9000]] = np.log([0.5, 0.3, 0.15])
+    drawn = set()
+    for seed in range(40):
+        sampler = small.sampler(SamplingParams(temperature=1.0, top_k=0, top_p=0.7), seed)
+        drawn.add(draw(logits, sampler.handle))
+        sampler.close()
+    assert drawn == {70, 7000}
 
 
 @pytest.mark.parametrize("n", [1, 31, 255, 256, 257, 4000])

@@ -30,7 +30,7 @@ class LlamaSampler:
         if params.top_k > 0:
             lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_top_k(params.top_k))
         if params.top_p < 1.0:
-            lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_top_p(params.top_p, 1))
+            lib.llama_sampler_chain_add(chain, lib.uma_sampler_top_p(params.top_p))
         if params.min_p > 0.0:
             lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_min_p(params.min_p, 1))
         lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_temp(params.temperature))

@@ -1,0 +1,86 @@
+// Top-p over a whole vocabulary: llama.cpp sorts all candidates first, 9 to 22 ms a row at 152k; here only those near the cut are sorted.
+#include "uma.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_BINS = 256 };
+static const float BINS_PER_NAT = 8.0f; // the last bin takes everything e^-32 and less of the best
+
+static int bin_of(float logit, float best) {
+    const float below = (best - logit) * BINS_PER_NAT;
+    return below < N_BINS - 1 ? (int) below : N_BINS - 1;
+}
+
+static float largest_logit(const llama_token_data_array * c) {
+    float best = -INFINITY;
+    for (size_t i = 0; i < c->size; i++) {
+        best = c->data[i].logit > best ? c->data[i].logit : best;
+    }
+    return best;
+}
+
+static int is_less_likely(const void * a, const void * b) {
+    const llama_token_data * x = a, * y = b;
+    return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit) : (x->id > y->id) - (x->id < y->id);
+}
+
+// Move the candidates of bins 0..last to the front; how many they are.
+static size_t gather(llama_token_data_array * c, float best, int last) {
+    size_t n = 0;
+    for (size_t i = 0; i < c->size; i++) {
+        if (bin_of(c->data[i].logit, best) <= last) {
+            c->data[n++] = c->data[i];
+        }
+    }
+    return n;
+}
+
+static float p_of(const struct llama_sampler * s) {
+    float p;
+    const uintptr_t bits = (uintptr_t) s->ctx;
+    const uint32_t low = (uint32_t) bits;
+    memcpy(&p, &low, sizeof(p));
+    return p;
+}
+
+// The likeliest candidates whose probabilities add up to p, likeliest first; at least one.
+static void top_p_apply(struct llama_sampler * s, llama_token_data_array * c) {
+    const float best = largest_logit(c);
+    if (c->size < 2 || !isfinite(best)) {
+        return;
+    }
+    double mass_of[N_BINS] = { 0 }; // sums of exp(logit - best)
+    double total = 0;
+    for (size_t i = 0; i < c->size; i++) {
+        const float mass = expf(c->data[i].logit - best);
+        mass_of[bin_of(c->data[i].logit, best)] += mass;
+        total += mass;
+    }
+    const double wanted = total * p_of(s);
+    int    last = 0;
+    double seen = mass_of[0];
+    while (seen < wanted && last < N_BINS - 1) {
+        seen += mass_of[++last];
+    }
+    const size_t n = gather(c, best, last);
+    qsort(c->data, n, sizeof(*c->data), is_less_likely);
+    size_t kept = 0;
+    for (double sum = 0; kept < n && (kept == 0 || sum < wanted); kept++) {
+        sum += expf(c->data[kept].logit - best);
+    }
+    c->size   = kept;
+    c->sorted = true;
+}
+
+static const char * top_p_name(const struct llama_sampler * s) { (void) s; return "uma-top-p"; }
+static struct llama_sampler * top_p_clone(const struct llama_sampler * s) { return uma_sampler_top_p(p_of(s)); }
+
+static struct llama_sampler_i TOP_P = { .name = top_p_name, .apply = top_p_apply, .clone = top_p_clone };
+
+struct llama_sampler * uma_sampler_top_p(float p) {
+    uint32_t bits;
+    memcpy(&bits, &p, sizeof(bits));
+    return llama_sampler_init(&TOP_P, (llama_sampler_context_t) (uintptr_t) bits);
+}
