@@ -76,9 +76,10 @@ def test_a_hang_that_nothing_ends_still_ends_with_final_events(serve):
 
 
 def test_sigint_leaves_a_hung_engine(serve):
-    daemon = serve()
+    daemon = serve(*HANG_MS)
     stream = daemon.stream(max_tokens=4000).begun()
     daemon.pull(is_hanging=True, is_deaf=True)
+    daemon.reach("degraded")
     daemon.signal(signal.SIGINT)
     assert stream.end()["error"]["name"] == "engine_hung"
     assert daemon.wait() == 1

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +73,16 @@ class FakeServer:
                 sock.makefile("rb").readline()
                 sock.sendall(self._lines)
                 return
-            for request in self._http(sock) if self._is_http else self._frames(sock):
-                self.requests.append(request)
-                for part in self._script(request):
-                    if not part:  # hang up
-                        return
-                    try:
-                        sock.sendall(part)
-                    except OSError:
-                        return
+            with suppress(OSError):  # the client left
+                self._answer(sock)
+
+    def _answer(self, sock: socket.socket) -> None:
+        for request in self._http(sock) if self._is_http else self._frames(sock):
+            self.requests.append(request)
+            for part in self._script(request):
+                if not part:  # hang up
+                    return
+                sock.sendall(part)
 
     @staticmethod
     def _frames(sock: socket.socket) -> Iterator[dict[str, Any]]:

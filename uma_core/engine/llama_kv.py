@@ -88,5 +88,5 @@ class HostExport(Move):
     """A move into bytes that it owns. They are not zeroed: the first touch of 100 MB would be a pause of its own."""
 
     def __init__(self, source: Span, start: int, n: int) -> None:
-        self.blob = np.empty(int(lib.uma_kv_bytes(source.gate, n - start)), np.uint8).data
+        self.blob: bytearray | memoryview[int] = np.empty(int(lib.uma_kv_bytes(source.gate, n - start)), np.uint8).data
         super().__init__(source, Span(None, start, n - start, self.blob), start, n, None)
