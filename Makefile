@@ -32,6 +32,7 @@ test: ext ## run the whole test suite
 
 check: ext ## lint, types, import rules, generated files up to date
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
 	$(PY) -m pytest -q tests/arch
 	$(PY) -m bindings.generate --check
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assert would otherwise fork a debugger out of the daemon
 
-from uma_core import _llama
+import uma_core._llama as _llama
 from uma_core.engine.selftest import check_bindings
 
 ffi = _llama.ffi
@@ -22,7 +22,7 @@ lib.uma_log_install(lib.GGML_LOG_LEVEL_INFO)
 
 def text(pointer: object) -> str:
     """A C string as str; "" for NULL. Borrowed bytes are copied."""
-    return ffi.string(pointer).decode("utf-8", "replace") if pointer else ""  # type: ignore[no-any-return]
+    return ffi.string(pointer).decode("utf-8", "replace") if pointer else ""
 
 
 def take_log() -> Iterator[tuple[int, str]]:
