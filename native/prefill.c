@@ -140,7 +140,9 @@ void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int3
     uma_fiber_enter(p->fiber);
     if (p->is_done) {
         end_piece(p);
-        uma_pieces_finish(&p->pieces, p->n);
+        if (!p->is_cancelled) { // a cancelled chunk's total says nothing
+            uma_pieces_finish(&p->pieces, p->n);
+        }
     }
     p->run = NULL;
     out->is_done    = p->is_done;
@@ -150,15 +152,11 @@ void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int3
 }
 
 void uma_prefill_cancel(uma_prefill * p) {
-    const double  total_ns = p->pieces.last_total_ns; // a cancelled chunk's total says nothing
-    const int32_t n        = p->pieces.last_n;
-    uma_run       ignored;
+    uma_run ignored;
     p->is_cancelled = true;
     while (!p->is_done) {
         uma_prefill_run(p, 0, 1, 1, &ignored); // tiny quantum: every node is a cut, the first one stops its split
     }
-    p->pieces.last_total_ns = total_ns;
-    p->pieces.last_n        = n;
 }
 
 void uma_prefill_free(uma_prefill * p) {
