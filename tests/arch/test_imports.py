@@ -22,6 +22,7 @@ ALLOWED = {
     "uma_core.types": set(),
     "uma_core.errors": set(),
     "uma_core.clock": set(),
+    "uma_core.measured": set(),
     "uma_core.config_schema": set(),
     "uma_core.config": {"uma_core.config_schema", "uma_core.policy.knobs", "uma_core.protocol.framing", "uma_core.types"},
     "uma_core.config_load": {"uma_core.config", "uma_core.config_schema", "uma_core.errors"},
@@ -50,6 +51,7 @@ ALLOWED = {
         "uma_core.errors",
         "uma_core.clock",
         "uma_core.config",
+        "uma_core.measured",
         "uma_core.models",
     },
     "uma_core.cache": {
@@ -66,6 +68,7 @@ ALLOWED = {
         "uma_core",
         "uma_core.executor",
         "uma_core.cache",
+        "uma_core.measured",
         "uma_core.types",
         "uma_core.errors",
         "uma_core.clock",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from uma_core import measured
 from uma_core.config import EngineOptions
 from uma_core.engine.api import Batch, Engine
 from uma_core.engine.fingerprint import fingerprint
@@ -53,7 +53,7 @@ def choose(path: str, options: EngineOptions, open_as: Open | None = None) -> Ch
     missing = missing_in_graph(path, options)
     if missing:
         return Choice("llama", f"the graph engine lacks {missing}")
-    stored = _store() / f"engine-{_key(path, options)}.json"
+    stored = measured.folder() / f"engine-{_key(path, options)}.json"
     if options.calibrate == "force" and open_as is not None:
         return _compare(open_as, stored)
     if options.calibrate == "off":
@@ -142,12 +142,6 @@ def _chunks(engine: Engine, n: int) -> tuple[float, ...]:
     return tuple(calls[1:])
 
 
-def _store() -> Path:
-    """Beside the calibrations (executor/calibration.py)."""
-    base = os.environ.get("UMA_CACHE_DIR") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "uma-serve")
-    return Path(base) / "calibration"
-
-
 def _key(path: str, options: EngineOptions) -> str:
     cpu = text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_by_type(lib.GGML_BACKEND_DEVICE_TYPE_CPU)))
     shape = (options.n_ctx, options.n_seq, options.n_batch, options.n_ubatch, options.kv_mode, options.kv_type, options.prefill_lanes)
@@ -157,10 +151,7 @@ def _key(path: str, options: EngineOptions) -> str:
 
 def _save(stored: Path, choice: Choice) -> None:
     """Losing it costs no more than another comparison: a failure to store it is only worth a warning."""
-    temporary = stored.with_suffix(f".{os.getpid()}.tmp")
     try:
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(choice._asdict()))
-        temporary.replace(stored)
+        measured.save(stored, choice._asdict())
     except OSError as error:
         log.warning("the comparison of the engines was not stored: %s", error)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 
 import numpy as np
 
+from uma_core import measured
 from uma_core.clock import Clock
 from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.errors import ErrorCode, UmaError
@@ -31,7 +31,7 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
     """A cost model: stored, measured now, or guessed. `mode` is engine.calibrate (auto, off, force), or "stored": never measure."""
     if mode == "off":
         return guess(device)
-    path = _store() / f"{_key(engine)}.json"
+    path = measured.folder() / f"{_key(engine)}.json"
     if mode in ("auto", "stored") and (stored := _load(path)) is not None:
         return stored
     if mode == "stored":
@@ -137,11 +137,6 @@ def _transfer(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) ->
     return ns, ns
 
 
-def _store() -> Path:
-    base = os.environ.get("UMA_CACHE_DIR") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "uma-serve")
-    return Path(base) / "calibration"
-
-
 def _key(engine: Engine) -> str:
     info = engine.info
     parts: tuple[object, ...] = (VERSION, info.engine, info.fingerprint, info.backend, info.devices)
@@ -162,10 +157,7 @@ def _load(path: Path) -> CostModel | None:
 
 def _save(path: Path, model: CostModel) -> None:
     """Losing a calibration costs seconds at the next start: a failure to store it is only worth a warning."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(model.to_dict()))
-        temporary.replace(path)
+        measured.save(path, model.to_dict())
     except OSError as error:
         log.warning("calibration was not stored: %s", error)

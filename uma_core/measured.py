@@ -1,0 +1,22 @@
+"""Where measurements of this machine outlive the daemon that made them: calibrations, comparisons of engines."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def folder() -> Path:
+    """`calibration` below UMA_CACHE_DIR, else below the user's cache. It need not exist."""
+    base = os.environ.get("UMA_CACHE_DIR") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "uma-serve")
+    return Path(base) / "calibration"
+
+
+def save(path: Path, values: dict[str, Any]) -> None:
+    """Replace the file whole. Raises: OSError; losing a measurement costs no more than making it again."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_text(json.dumps(values))
+    temporary.replace(path)
