@@ -26,7 +26,7 @@ struct uma_prefill {
     llama_seq_id ** seq_id;
     int8_t       * want;
     int32_t        rc;
-    bool           is_done, is_cancelled;
+    bool           is_begun, is_done, is_cancelled;
 
     uma_pieces     pieces;
 
@@ -124,6 +124,7 @@ void uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, ll
         p->pos[i]   = pos0 + i;
         p->want[i]  = want_last && i == n - 1;
     }
+    p->is_begun     = false;
     p->is_done      = false;
     p->is_cancelled = false;
     uma_pieces_begin(&p->pieces, n);
@@ -137,6 +138,7 @@ void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int3
     p->quantum_ns = quantum_ns;
     p->min_pieces = min_pieces;
     p->t_piece    = t0;
+    p->is_begun   = true;
     uma_fiber_enter(p->fiber);
     if (p->is_done) {
         end_piece(p);
@@ -154,6 +156,7 @@ void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int3
 void uma_prefill_cancel(uma_prefill * p) {
     uma_run ignored;
     p->is_cancelled = true;
+    p->is_done |= !p->is_begun; // its prompt's beginning may not even be in the cache yet
     while (!p->is_done) {
         uma_prefill_run(p, 0, 1, 1, &ignored); // tiny quantum: every node is a cut, the first one stops its split
     }

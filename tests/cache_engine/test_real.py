@@ -38,6 +38,5 @@ def test_logits_after_a_cached_beginning(path: str, kv_type: str, piece: int, tm
     finally:
         world.close()
     tallies.setdefault(f"{Path(path).stem}, {kv_type} KV", Tally()).add(tally)
-    assert len(tally.cached) > min(PIECE, N_CONVERSATIONS) / 3
     assert max(tally.cached + tally.resumed) <= TOLERANCE, tally.line
     assert max(tally.cells) <= CELL_TOLERANCE, tally.line

@@ -1,6 +1,7 @@
 """LlamaEngine against llama.cpp itself: greedy text from a plain llama.h loop, token for token."""
 
 import dataclasses
+import logging
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.engine.conftest import DRAFT, MOE, OPTIONS, TARGET
-from tests.engine.drive import generate, read, read_sliced, step
+from tests.engine.drive import generate, read, read_sliced, step, tokens_of
 from uma_core.config import EngineOptions
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama import ALL_KERNELS, LlamaEngine
@@ -98,6 +99,25 @@ def test_other_memory_modes_generate_the_same_beginning(options: dict[str, objec
     finally:
         plain.close()
         other.close()
+
+
+def test_a_chunk_that_never_began_is_cancelled_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """Its lane lacks the prompt's beginning as yet: llama.cpp would complain about the positions."""
+    engine = LlamaEngine(DRAFT, OPTIONS)
+    try:
+        tokens = tokens_of(engine, 150)
+        read(engine, 0, tokens[:120])
+        for lane in engine.lanes:
+            lane.drop()
+        assert engine.prefill_open(0, tokens[120:], True)
+        assert engine.prefill_run(0, 0, 1, 1).n_pieces == 0
+        engine.prefill_close(0)
+        engine.pump_log()
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+        expected = read(engine, 1, tokens)
+        assert read(engine, 0, tokens[120:]) == expected
+    finally:
+        engine.close()
 
 
 def test_copied_cells_are_what_llama_cpp_would_save() -> None:
