@@ -2,6 +2,7 @@
 #include "uma.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,26 +13,39 @@ enum { LANES = 32, BLOCK = 256 };
 static const float KEEP_WITHIN = 32.0f;
 
 static _Thread_local struct {
-    llama_token_data * candidates; // (n_vocab)
+    llama_token_data * candidates; // (n_vocab), the start of one block of memory that holds all three
     float * best;                  // (blocks) the largest logit of each
     float * sorted;                // (blocks)
     int32_t n_vocab;
 } scratch;
 
+// A thread's scratch goes with it: every model is opened on a thread of its own, which samples to warm up.
+static pthread_key_t  freed_at_exit;
+static pthread_once_t is_key_made = PTHREAD_ONCE_INIT;
+static bool           has_key;
+
+static void make_key(void) { has_key = pthread_key_create(&freed_at_exit, free) == 0; }
+
 static bool reserve(int32_t n_vocab) {
     if (scratch.n_vocab >= n_vocab) {
         return true;
     }
-    const size_t n_blocks = (size_t) n_vocab / BLOCK + 1;
+    pthread_once(&is_key_made, make_key);
     free(scratch.candidates);
-    free(scratch.best);
-    free(scratch.sorted);
-    scratch.candidates = malloc(sizeof(*scratch.candidates) * (size_t) n_vocab);
-    scratch.best       = malloc(sizeof(*scratch.best) * n_blocks);
-    scratch.sorted     = malloc(sizeof(*scratch.sorted) * n_blocks);
-    const bool is_ok   = scratch.candidates && scratch.best && scratch.sorted;
-    scratch.n_vocab    = is_ok ? n_vocab : 0;
-    return is_ok;
+    const size_t n_blocks = (size_t) n_vocab / BLOCK + 1;
+    scratch.n_vocab    = 0;
+    scratch.candidates = malloc(sizeof(*scratch.candidates) * (size_t) n_vocab + 2 * sizeof(float) * n_blocks);
+    if (!has_key || pthread_setspecific(freed_at_exit, scratch.candidates) != 0) {
+        free(scratch.candidates);
+        scratch.candidates = NULL;
+    }
+    if (!scratch.candidates) {
+        return false;
+    }
+    scratch.best    = (float *) (scratch.candidates + n_vocab);
+    scratch.sorted  = scratch.best + n_blocks;
+    scratch.n_vocab = n_vocab;
+    return true;
 }
 
 // The largest of n logits, NaN when any of them is. Written lane-wise so that compilers vectorise it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from uma_core.config import EngineOptions
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama import LlamaEngine
+from uma_core.server.memory import resident_bytes
 from uma_core.types import SamplingParams
 
 N_VOCAB = 20_011  # not a multiple of any block
@@ -105,3 +107,23 @@ def test_candidates_that_penalties_push_down_leave_room_for_others(small: LlamaE
     sampler = small.sampler(SamplingParams(temperature=0.7, top_k=1, repeat_penalty=4.0, repeat_last_n=8), 1)
     assert [draw(logits, sampler.handle) for _ in range(3)] == [300, 301, 5000]
     sampler.close()
+
+
+def test_a_thread_that_ends_leaves_no_scratch_behind(small: LlamaEngine) -> None:
+    """Every load of a model samples on a thread of its own; each of these would leave 3 MiB."""
+    logits = np.zeros(1 << 18, np.float32)  # all the same: all are candidates, so that the scratch is written
+    sampler = small.sampler(SamplingParams(temperature=1.0, top_k=0, top_p=1.0), 1)
+    drawn = []
+
+    def draw_on_a_thread(n: int) -> None:
+        for _ in range(n):
+            thread = threading.Thread(target=lambda: drawn.append(draw(logits, sampler.handle)))
+            thread.start()
+            thread.join()
+
+    draw_on_a_thread(4)
+    before = resident_bytes()
+    draw_on_a_thread(20)
+    sampler.close()
+    assert len(drawn) == 24 and -1 not in drawn
+    assert resident_bytes() - before < 20 << 20
