@@ -166,6 +166,26 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
         click.echo(f"{name:24} {value:9.4f} over {n} tokens, {100 * (value / base - 1):+.4f} %")
 
 
+@main.command()
+@click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
+@click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
+@click.option("--prompts", "n_prompts", default=200, show_default=True, help="Pieces of the text, of 5 to 400 tokens.")
+@click.option("--tokens", "n_new", default=32, show_default=True, help="That each prompt is continued by.")
+@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threads: int) -> None:
+    """Compare greedy continuations of pieces of the TEXT files with llama.cpp's, and partings with its kernels' noise."""
+    from perf.greedy import compare, noise  # loads the engine
+
+    found = compare(model, "\n".join(path.read_text(encoding="utf-8") for path in text), (n_prompts, n_new), threads)
+    bound = noise(found)
+    click.echo(f"noise: llama.cpp's own modes move the difference of two logits by up to {bound:.3f}")
+    for name, tally in found.items():
+        gaps = tally.partings
+        near = sum(gap < bound for gap in gaps)
+        parted = f"; {near} of {len(gaps)} partings in {len(tally.choices)} tokens within the noise, widest {gaps[0]:.3f}" if gaps else ""
+        click.echo(f"{name:34} {tally.n_same} of {n_prompts} the same{parted}; moved {tally.rms_moved:.4f} rms, {tally.most_moved:.3f} most")
+
+
 @main.command(name="report")
 @click.argument("folder", type=_FOLDER)
 def report_(folder: Path) -> None:
