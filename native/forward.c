@@ -29,7 +29,7 @@ bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
             f->out_id[n_out++] = i;
         }
     }
-    return uma_paged_plan(f->paged, rows, f->pages, f->n_pages_seq);
+    return uma_paged_plan(f->paged, rows, f->pages, f->n_pages_seq) && (!f->window || uma_paged_plan(f->window, rows, f->pages, f->n_pages_seq));
 }
 
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {

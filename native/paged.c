@@ -39,7 +39,8 @@ static void compute_span(const struct ggml_tensor * dst, const uma_paged * p, co
         .q_row = q->nb[2], .q_head = q->nb[1],
         .k = { (const char *) dst->src[1]->data + in_page, cell, p->shape.page_bytes, s->pages },
         .v = { (const char *) dst->src[2]->data + in_page, cell, p->shape.page_bytes, s->pages },
-        .cell_begin = s->begin, .cell_end = s->end, .row_cells = p->cells + s->first_row, .scale = p->shape.scale,
+        .cell_begin = s->begin, .cell_end = s->end, .row_cells = p->cells + s->first_row, .row_begin = p->shape.window ? p->begin + s->first_row : NULL,
+        .scale = p->shape.scale, .softcap = p->shape.softcap,
     };
     const slot own = own_slot(p, ith, 0);
     uma_kernels()->attn->run(&attn, own.parts, own.out, p->dim * sizeof(float), scratch_of(p, ith));

@@ -25,7 +25,8 @@ struct uma_paged {
     size_t    dim;                          // floats per result, a multiple of 16
     // the batch
     int32_t   n_rows;
-    int64_t * cells;                        // (n_rows) how many cells the row sees
+    int64_t * begin;                        // (n_rows) the first cell that the row sees: 0 without a window
+    int64_t * cells;                        // (n_rows) the cell after the last one that it sees
     double    work;                         // multiply-adds of one layer
     // the plan
     uma_page_span * spans;

@@ -23,12 +23,13 @@ uma_paged * uma_paged_new(const uma_paged_shape * shape, int32_t n_rows_max) {
     const size_t kernel = uma_pad64(uma_kernels()->attn->scratch_bytes(shape->dim, shape->dim));
     const size_t slot   = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)) + uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
     p->scratch_bytes = kernel + 2 * slot; // the second one gathers the parts of a row
+    p->begin      = calloc((size_t) n_rows_max, sizeof(*p->begin));
     p->cells      = calloc((size_t) n_rows_max, sizeof(*p->cells));
     p->first_part = calloc((size_t) n_rows_max + 1, sizeof(*p->first_part));
     p->next_part  = calloc((size_t) n_rows_max, sizeof(*p->next_part));
     p->n_missing  = calloc((size_t) n_rows_max * (size_t) shape->n_head_kv, sizeof(*p->n_missing));
     p->scratch    = aligned_alloc(64, p->scratch_bytes * (size_t) shape->n_threads);
-    if (!p->cells || !p->first_part || !p->next_part || !p->n_missing || !p->scratch) {
+    if (!p->begin || !p->cells || !p->first_part || !p->next_part || !p->n_missing || !p->scratch) {
         uma_paged_free(p);
         return NULL;
     }
@@ -37,6 +38,7 @@ uma_paged * uma_paged_new(const uma_paged_shape * shape, int32_t n_rows_max) {
 
 void uma_paged_free(uma_paged * p) {
     if (p) {
+        free(p->begin);
         free(p->cells);
         free(p->spans);
         free(p->first_part);
@@ -81,6 +83,9 @@ static bool add_spans(uma_paged * p, uma_page_span s, int64_t most) {
 
 static int64_t whole_pages(int64_t n_cells) { return n_cells / UMA_PAGE_CELLS; }
 
+// The first cell of the first page that rows from `row` on see any of: rows of a sequence are in the order of their positions.
+static int64_t first_cell(const uma_paged * p, int32_t row) { return whole_pages(p->begin[row]) * UMA_PAGE_CELLS; }
+
 static int64_t common_pages(const int32_t * a, const int32_t * b, int64_t most) {
     int64_t n = 0;
     while (n < most && a[n] == b[n]) {
@@ -106,11 +111,11 @@ static int32_t run_of(const uma_paged * p, const table * t, int32_t row) {
     return n;
 }
 
-// Single rows from `row` on whose sequences begin with the same pages, while reading those once saves more than it leaves apart.
+// Single rows from `row` on that see the same first pages, while reading those once saves more than it leaves apart.
 static int32_t sharers_of(const uma_paged * p, const table * t, int32_t row, int64_t * n_shared) {
     int32_t n = 1;
     *n_shared = whole_pages(p->cells[row]);
-    while (n < p->rows_most && row + n < p->n_rows && run_of(p, t, row + n) == 1) {
+    while (n < p->rows_most && row + n < p->n_rows && p->begin[row + n] == 0 && run_of(p, t, row + n) == 1) {
         const int64_t own = whole_pages(p->cells[row + n]);
         const int64_t common = common_pages(pages_of(t, row), pages_of(t, row + n), own < *n_shared ? own : *n_shared);
         if (common < MIN_SHARED_PAGES || common * n < *n_shared * (n - 1)) {
@@ -137,7 +142,7 @@ static bool plan_run(uma_paged * p, const table * t, int32_t row, int32_t n, int
     bool is_ok = true;
     for (int32_t i = row; i < row + n && is_ok; i += p->rows_most) {
         const int32_t rows = row + n - i < p->rows_most ? row + n - i : p->rows_most;
-        is_ok = add_spans(p, (uma_page_span) { i, rows, 0, p->cells[i + rows - 1], pages_of(t, i), 0 }, most);
+        is_ok = add_spans(p, (uma_page_span) { i, rows, first_cell(p, i), p->cells[i + rows - 1], pages_of(t, i), 0 }, most);
     }
     return is_ok;
 }
@@ -149,7 +154,7 @@ static int64_t part_cells(const uma_paged * p, const table * t) {
         const int32_t n = run_of(p, t, row);
         for (int32_t i = row; i < row + n; i += p->rows_most) {
             const int32_t last = i + p->rows_most < row + n ? i + p->rows_most - 1 : row + n - 1;
-            n_cells += p->cells[last];
+            n_cells += p->cells[last] - first_cell(p, i);
         }
         row += n;
     }
@@ -230,14 +235,15 @@ bool uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t * pages,
     p->work    = 0;
     for (int32_t i = 0; i < rows->n; i++) {
         p->cells[i] = (int64_t) rows->pos[i] + 1;
-        p->work += (double) p->cells[i] * p->shape.n_head * p->shape.dim * 2;
+        p->begin[i] = p->shape.window && p->cells[i] > p->shape.window ? p->cells[i] - p->shape.window : 0;
+        p->work += (double) (p->cells[i] - p->begin[i]) * p->shape.n_head * p->shape.dim * 2;
     }
     const int64_t most = part_cells(p, &t);
     bool is_ok = true;
     for (int32_t row = 0; row < p->n_rows && is_ok;) {
         int32_t n = run_of(p, &t, row);
         int64_t n_shared = 0;
-        const int32_t n_sharers = n == 1 ? sharers_of(p, &t, row, &n_shared) : 1;
+        const int32_t n_sharers = n == 1 && p->begin[row] == 0 ? sharers_of(p, &t, row, &n_shared) : 1;
         if (n_sharers > 1) {
             n     = n_sharers;
             is_ok = plan_shared(p, &t, row, n, n_shared, most);

@@ -33,14 +33,19 @@ void uma_slices_start(uma_slices * s, uma_forward * f, int32_t n) {
     uma_pieces_begin(&s->pieces, n);
 }
 
+// Multiply-adds of a node that is attention: layers with a window have less.
+static double attention_work(const struct ggml_tensor * t) {
+    return t->op == GGML_OP_CUSTOM ? uma_paged_work(((const struct ggml_custom_op_params *) (const void *) t->op_params)->userdata) : 0;
+}
+
 // The node after the piece that begins at `s->node`.
 static int32_t piece_end(uma_slices * s, int64_t quantum_ns) {
     const struct ggml_cgraph * graph = s->forward->graph;
-    const double attention_work = uma_paged_work(s->forward->paged);
     int32_t i = s->node;
-    while (i < graph->n_nodes && !uma_pieces_add(&s->pieces, graph->nodes[i++], attention_work, quantum_ns)) {
+    while (i < graph->n_nodes && !uma_pieces_add(&s->pieces, graph->nodes[i], attention_work(graph->nodes[i]), quantum_ns)) {
+        i++;
     }
-    return i;
+    return i < graph->n_nodes ? i + 1 : i;
 }
 
 static enum ggml_status compute(uma_slices * s, int32_t end) {

@@ -102,13 +102,15 @@ typedef struct uma_paged_shape {
     int32_t n_head, n_head_kv, dim, n_threads;
     int64_t cell_bytes;      // K, or V, of one head and position
     int64_t page_bytes;      // from one page to the next
-    float   scale;
+    float   scale, softcap;  // of the scores; softcap 0: none
+    int32_t window;          // positions that a row sees, its own the last of them; 0: all
 } uma_paged_shape;
 
 uma_paged * uma_paged_new(const uma_paged_shape * shape, int32_t n_rows_max);
 void        uma_paged_free(uma_paged * p);
 double      uma_paged_work(const uma_paged * p);                    // multiply-adds of one layer of the planned batch
-// Row i sees positions 0..pos[i] of its sequence, whose page j is pages[seq_id[i] * n_pages_seq + j]; pages must live until computed.
+// Row i sees positions 0..pos[i] of its sequence, or the last of them where there is a window. The sequence's page j is
+// pages[seq_id[i] * n_pages_seq + j]; pages must live until computed.
 bool        uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq);
 // ggml_custom_op_t. src: q f32 (dim, n_head, rows); K and V of head 0, page 0. dst: f32 (dim * n_head, rows). userdata: uma_paged *
 void        uma_paged_attention(struct ggml_tensor * dst, int ith, int nth, void * paged);
@@ -118,6 +120,7 @@ typedef struct uma_forward {
     struct ggml_backend * backend;
     struct ggml_cgraph  * graph;
     uma_paged    * paged;
+    uma_paged    * window;   // of the layers that have one; NULL: none has
     const int32_t * pages;   // (sequences, n_pages_seq)
     int32_t   n_pages_seq;
     int32_t   n_head_kv;

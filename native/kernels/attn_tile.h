@@ -119,8 +119,10 @@ static void scores_by_product(const struct attn_work * w, const int * queries, i
 // The f16 mask of one row, as f32; cells that the row does not see get -INFINITY. False: it sees none of them.
 static bool row_mask(const struct uma_attn * at, int row, int64_t cell, int n, float * mask) {
     int64_t limit = at->row_cells ? at->row_cells[row] - cell : n;
-    if (limit <= 0) return false;
+    int64_t first = at->row_begin ? at->row_begin[row] - cell : 0;
     if (limit > n) limit = n;
+    if (first < 0) first = 0;
+    if (limit <= first) return false;
     bool any = at->mask == NULL;
     int c = 0;
     if (at->mask) {
@@ -139,6 +141,7 @@ static bool row_mask(const struct uma_attn * at, int row, int64_t cell, int n, f
     }
     for (; c < limit; c++) mask[c] = 0;
     for (; c < CELLS; c++) mask[c] = -INFINITY;
+    for (c = 0; c < first; c++) mask[c] = -INFINITY;
     return any;
 }
 

@@ -52,6 +52,7 @@ struct uma_attn {
     const uint16_t * mask;        // f16, added to the scores: row r at (char *)mask + r * mask_row; NULL: none
     size_t mask_row;
     const int64_t * row_cells; // row r sees only cells below row_cells[r]; NULL: all
+    const int64_t * row_begin; // row r sees only cells from row_begin[r] on; NULL: all
     float scale, softcap;      // softcap 0: none
     const float * slopes;      // per query head, multiplies the mask (ALiBi); NULL: 1
 };

@@ -5,7 +5,7 @@ struct shape {
     enum uma_type type;
     int dim_k, dim_v, n_rows, n_group;
     int64_t n_cells;
-    int is_paged, has_mask, has_limits, has_sink, n_parts;
+    int is_paged, has_mask, has_limits, has_begins, has_sink, n_parts;
     float softcap;
     int has_slopes;
 };
@@ -64,7 +64,7 @@ static void free_store(struct store * s) { free(s->bytes), free(s->pages), free(
 struct inputs {
     float * q, * slopes, sink;
     uint16_t * mask;
-    int64_t * limits;
+    int64_t * limits, * begins;
 };
 
 static struct inputs new_inputs(const struct shape * s) {
@@ -77,8 +77,10 @@ static struct inputs new_inputs(const struct shape * s) {
     in.sink = rand_float();
     in.mask = new_bytes((size_t)s->n_rows * (size_t)s->n_cells * 2);
     in.limits = new_bytes((size_t)s->n_rows * 8);
+    in.begins = new_bytes((size_t)s->n_rows * 8);
     for (int r = 0; r < s->n_rows; r++) {
         in.limits[r] = rand_below((int)s->n_cells + 1);
+        in.begins[r] = rand_below((int)s->n_cells + 1);
         const int kind = rand_below(4); // nothing, a window, a random sample, everything with values
         for (int64_t c = 0; c < s->n_cells; c++) {
             const int is_visible = kind == 1 ? c >= s->n_cells / 3 && c < s->n_cells / 2 + 1 : kind == 2 ? rand_below(3) == 0 : kind == 3;
@@ -88,11 +90,11 @@ static struct inputs new_inputs(const struct shape * s) {
     return in;
 }
 
-static void free_inputs(struct inputs * in) { free(in->q), free(in->slopes), free(in->mask), free(in->limits); }
+static void free_inputs(struct inputs * in) { free(in->q), free(in->slopes), free(in->mask), free(in->limits), free(in->begins); }
 
 static double score(const struct shape * s, const struct inputs * in, const struct store * k, int q, int64_t c) {
     const int row = q / s->n_group;
-    if (s->has_limits && c >= in->limits[row]) return -INFINITY;
+    if ((s->has_limits && c >= in->limits[row]) || (s->has_begins && c < in->begins[row])) return -INFINITY;
     double dot = 0;
     for (int d = 0; d < s->dim_k; d++) dot += (double)in->q[q * s->dim_k + d] * k->values[c * s->dim_k + d];
     dot *= 0.125;
@@ -160,7 +162,7 @@ static void one_case(const struct uma_kernels * k, const struct shape * s, struc
         .kv_type = s->type, .dim_k = s->dim_k, .dim_v = s->dim_v, .n_rows = s->n_rows, .n_group = s->n_group, .q = in.q,
         .q_row = (size_t)(s->n_group * s->dim_k) * 4, .q_head = (size_t)s->dim_k * 4, .k = keys.kv, .v = values.kv,
         .mask = s->has_mask ? in.mask : NULL, .mask_row = (size_t)s->n_cells * 2, .row_cells = s->has_limits ? in.limits : NULL,
-        .scale = 0.125f, .softcap = s->softcap, .slopes = s->has_slopes ? in.slopes : NULL,
+        .row_begin = s->has_begins ? in.begins : NULL, .scale = 0.125f, .softcap = s->softcap, .slopes = s->has_slopes ? in.slopes : NULL,
     };
     run_parts(k, s, at, s->has_sink ? &in.sink : NULL, y);
     for (int q = 0; q < n_q; q++) judge_query(s, &in, &keys, &values, q, y + q * s->dim_v, t);
@@ -178,7 +180,7 @@ void check_attn(const struct uma_kernels * k, struct tally * t) {
         const enum uma_type type = i % 2 ? UMA_F16 : UMA_Q8_0;
         struct shape s = { .type = type, .dim_k = DIMS[i / 2 % (type == UMA_F16 ? 9 : 5)], .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],
                            .n_cells = CELLS[rand_below(8)], .is_paged = rand_below(2), .has_mask = rand_below(2), .has_limits = rand_below(3) == 0,
-                           .has_sink = rand_below(4) == 0, .n_parts = 1 + rand_below(3), .softcap = rand_below(4) == 0 ? 5.0f : 0,
+                           .has_begins = rand_below(3) == 0, .has_sink = rand_below(4) == 0, .n_parts = 1 + rand_below(3), .softcap = rand_below(4) == 0 ? 5.0f : 0,
                            .has_slopes = rand_below(4) == 0 };
         s.dim_v = rand_below(4) == 0 ? (type == UMA_F16 ? 40 : 32) : s.dim_k;
         if (s.n_rows * s.n_group > UMA_ATTN_MAX_Q) s.n_rows = 1;

@@ -13,6 +13,8 @@ import numpy as np
 from perf.gguf_file import EOS_ID, vocabulary
 
 N_VOCAB, N_EMBD, N_LAYER, N_FF = 320, 128, 2, 160
+WINDOW = {"attention.sliding_window": 24}
+ROPES = {"rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}  # of the layers that see everything
 TYPES = {
     "f32": gguf.GGMLQuantizationType.F32,
     "f16": gguf.GGMLQuantizationType.F16,
@@ -33,6 +35,7 @@ class Model:
     is_tied: bool = True
     has_bias: bool = False
     has_qk_norm: bool = False
+    has_post_norms: bool = False
     quant: str = "q8_0"
     meta: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # f32, numpy order
@@ -50,6 +53,11 @@ MODELS = {
     "qwen3": Model("qwen3", dim=64, has_qk_norm=True),
     "qwen3moe": Model("qwen3moe", dim=64, has_qk_norm=True, n_expert=4),
     "gemma": Model("gemma", n_head_kv=1, dim=64),
+    "gemma2": Model("gemma2", has_post_norms=True, meta={**WINDOW, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0}),
+    "gemma2-plain": Model("gemma2", has_post_norms=True),
+    "gemma3": Model("gemma3", has_post_norms=True, has_qk_norm=True, meta={**WINDOW, "attention.sliding_window_pattern": 2} | ROPES),
+    "gemma3-windows": Model("gemma3", has_post_norms=True, has_qk_norm=True, is_tied=False, meta={**WINDOW, "rope.freq_base_swa": 500.0}),
+    "gemma3-plain": Model("gemma3", has_post_norms=True, has_qk_norm=True, meta={"final_logit_softcapping": 2.0}),
 }
 
 
@@ -113,6 +121,8 @@ def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
             out[f"{p}attn_{name}.weight"] = (n, N_EMBD)
             if model.has_bias:
                 out[f"{p}attn_{name}.bias"] = (n,)
+        if model.has_post_norms:
+            out |= {p + "post_attention_norm.weight": (N_EMBD,), p + "post_ffw_norm.weight": (N_EMBD,)}
         if model.has_qk_norm:
             out |= {p + "attn_q_norm.weight": (model.dim,), p + "attn_k_norm.weight": (model.dim,)}
         experts = (model.n_expert,) if model.n_expert else ()

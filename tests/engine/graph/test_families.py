@@ -31,6 +31,21 @@ def test_logits_are_llama_cpps(name: str, pair: Pair, written: Callable[[Model],
             assert np.abs(ours - theirs).max() < TOLERANCE * theirs.std()
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("window", [1, 64, 65, 100, 200])
+def test_windows_that_end_anywhere_in_a_page(name: str, window: int, pair: Pair, written: Callable[[Model], str]) -> None:
+    model = MODELS[name]
+    graph, llama = pair(written(replace(model, meta=model.meta | {"attention.sliding_window": window})), SMALL)
+    prompt = tokens_of(graph, 220)
+    for engine in (graph, llama):
+        read(engine, 0, prompt)
+        read_plain(engine, 1, prompt[:90])
+        step(engine, [(0, 40), (1, 41)])
+    for i in range(2):
+        ours, theirs = graph.logits(i), llama.logits(i)
+        assert np.abs(ours - theirs).max() < TOLERANCE * theirs.std()
+
+
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_with_either_kernels_and_kv_type(kv_type: str, is_ours: bool, pair: Pair, written: Callable[[Model], str]) -> None:

@@ -18,7 +18,8 @@ HEADS = [(4, 4, 64), (14, 2, 64), (8, 1, 128), (6, 2, 80), (40, 1, 32)]
 class Case:
     """Random K and V in pages, and the operation on them as a graph of one node."""
 
-    def __init__(self, heads: tuple[int, int, int], kind: str, seed: int) -> None:
+    def __init__(self, heads: tuple[int, int, int], kind: str, seed: int, window: int = 0, softcap: float = 0.0) -> None:
+        self.window, self.softcap = window, softcap
         self.n_head, self.n_head_kv, self.dim = heads
         self.draw = np.random.default_rng(seed)
         self.kind = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}[kind]
@@ -41,7 +42,8 @@ class Case:
         q = self.draw.standard_normal((n, self.n_head, self.dim)).astype(np.float32)
         page_rows = 2 * self.n_head_kv * PAGE
         sizes = {"n_head": self.n_head, "n_head_kv": self.n_head_kv, "dim": self.dim, "n_threads": n_threads, "cell_bytes": self.cell_bytes}
-        shape = ffi.new("uma_paged_shape *", {**sizes, "page_bytes": page_rows * self.cell_bytes, "scale": scale})
+        caps = {"softcap": self.softcap, "window": self.window}
+        shape = ffi.new("uma_paged_shape *", {**sizes, **caps, "page_bytes": page_rows * self.cell_bytes, "scale": scale})
         paged = lib.uma_paged_new(shape, n)
         out = np.full((n, self.n_head * self.dim), np.nan, np.float32)
         seq, pos = (np.array(x, np.int32) for x in zip(*rows, strict=True))
@@ -79,10 +81,13 @@ class Case:
     def _expected(self, q: np.ndarray, seq: int, pos: int, scale: float) -> np.ndarray:
         """(n_head, dim) in float64."""
         pages = self.values[self.table[seq, : pos // PAGE + 1]]  # (pages, K and V, heads, positions, dim)
-        k, v = (pages[:, part].transpose(1, 0, 2, 3).reshape(self.n_head_kv, -1, self.dim)[:, : pos + 1] for part in range(2))
+        seen = slice(max(0, pos + 1 - self.window) if self.window else 0, pos + 1)
+        k, v = (pages[:, part].transpose(1, 0, 2, 3).reshape(self.n_head_kv, -1, self.dim)[:, seen] for part in range(2))
         out = []
         for h in range(self.n_head):
             scores = k[h * self.n_head_kv // self.n_head] @ q[h].astype(np.float64) * scale
+            if self.softcap:
+                scores = self.softcap * np.tanh(scores / self.softcap)
             weights = np.exp(scores - scores.max())
             out.append(weights @ v[h * self.n_head_kv // self.n_head] / weights.sum())
         return np.stack(out)
@@ -118,10 +123,22 @@ def test_sequences_that_share_pages(heads: tuple[int, int, int], n_shared: int) 
     check(case, [(i, n_shared * PAGE + 7 * i) for i in range(N_SEQ)])
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("window", [1, 63, 64, 65, 300])
+def test_windows(window: int, kind: str) -> None:
+    """Alone, within prompts, and where sequences share pages that only some of them see."""
+    case = Case((6, 2, 96), kind, 4, window, softcap=2.0)
+    check(case, [(0, 0), (1, window - 1), (2, window), (3, 63), (4, 64), (5, 2555)])
+    check(case, [(1, 1000), *((3, 40 + i) for i in range(90)), (7, 700), (8, 5)], 3)
+    case.table[1:, :6] = case.table[0, :6]
+    check(case, [(i, 6 * PAGE + 40 * i - 100) for i in range(N_SEQ)])
+
+
 @settings(max_examples=20)
 @given(st.data())
 def test_any_mixture(data: st.DataObject) -> None:
-    case = Case(data.draw(st.sampled_from(HEADS[:2])), "f16", data.draw(st.integers(0, 1000)))
+    window = data.draw(st.sampled_from([0, 0, 1, 100, 400]))
+    case = Case(data.draw(st.sampled_from(HEADS[:2])), "f16", data.draw(st.integers(0, 1000)), window)
     groups = data.draw(st.lists(st.tuples(st.integers(1, N_SEQ - 1), st.integers(0, N_PAGES_SEQ)), max_size=4))
     for seq, n in groups:
         case.table[seq, :n] = case.table[seq - 1, :n]

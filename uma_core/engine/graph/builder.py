@@ -16,6 +16,9 @@ from uma_core.engine.lib import ffi, lib
 MIN_WEIGHT_SUM = 6.103515625e-5  # llama.cpp's clamp of the chosen experts' weights: the smallest normal f16
 
 
+PagedPair = tuple[Any, Any]  # uma_paged * of layers that see everything, and of those with a window; NULL: there are none
+
+
 @dataclass(frozen=True, slots=True)
 class KvPlan:
     """Where K and V of a layer are in the arena: counted in rows, one head and one position each."""
@@ -39,7 +42,7 @@ class Builder:
         self.weights = weights
         self.shape = shape
 
-    def start(self, counts: tuple[int, int], kv: KvPlan, paged: Any, rope_mode: int) -> None:
+    def start(self, counts: tuple[int, int], kv: KvPlan, paged: PagedPair, rope_mode: int) -> None:
         """Make the inputs of a batch of (tokens, rows that want logits)."""
         self.n, self.n_out = counts
         self.kv, self.paged, self.rope_mode = kv, paged, rope_mode
@@ -73,9 +76,13 @@ class Builder:
         """(dim, n_head, n)"""
         return lib.ggml_reshape_3d(self.context, self.product(x, name, n_head * self.shape.dim), self.shape.dim, n_head, self.n)
 
-    def rope(self, x: Any) -> Any:
+    def normed_heads(self, x: Any, name: str, n_head: int) -> Any:
+        """`heads`, each with an RMS norm of its own."""
+        return self.norm(self.heads(x, name, n_head), f"{name}_norm")
+
+    def rope(self, x: Any, layer: int) -> Any:
         s = self.shape
-        scaling = (s.n_rot, self.rope_mode, s.n_ctx_train, s.rope_base, s.rope_scale, 0.0, 1.0, 32.0, 1.0)
+        scaling = (s.n_rot, self.rope_mode, s.n_ctx_train, *s.rope(layer), 0.0, 1.0, 32.0, 1.0)
         return lib.ggml_rope_ext(self.context, x, self.pos, self.rope_factors, *scaling)
 
     def attention(self, q: Any, k: Any, v: Any, layer: int) -> Any:
@@ -85,8 +92,8 @@ class Builder:
             return None
         sources = ffi.new("struct ggml_tensor *[]", [q, *stored])
         width = self.shape.n_embd_q
-        kernel = ffi.addressof(lib, "uma_paged_attention")
-        return lib.ggml_custom_4d(self.context, lib.GGML_TYPE_F32, width, self.n, 1, 1, sources, 3, kernel, lib.GGML_N_TASKS_MAX, self.paged)
+        kernel, paged = ffi.addressof(lib, "uma_paged_attention"), self.paged[self.shape.is_windowed(layer)]
+        return lib.ggml_custom_4d(self.context, lib.GGML_TYPE_F32, width, self.n, 1, 1, sources, 3, kernel, lib.GGML_N_TASKS_MAX, paged)
 
     def _store(self, x: Any, layer: int, part: int) -> Any:
         context, s = self.context, self.shape
@@ -143,4 +150,6 @@ class Builder:
     def logits(self, x: Any) -> Any:
         """(n_vocab, n_out): the head, or the embedding where the model has none of its own."""
         x = self.norm(x, "output_norm")
-        return self.product(x, "output" if self.weights.find("output.weight") else "token_embd", self.shape.n_vocab)
+        y = self.product(x, "output" if self.weights.find("output.weight") else "token_embd", self.shape.n_vocab)
+        cap = self.shape.final_softcap
+        return lib.ggml_scale(self.context, lib.ggml_tanh(self.context, lib.ggml_scale(self.context, y, 1.0 / cap)), cap) if cap else y

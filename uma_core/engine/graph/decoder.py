@@ -9,9 +9,9 @@ import numpy as np
 
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.engine.graph.forward import Forward, Forwards, Network
+from uma_core.engine.graph.paged import Paged
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.lib import ffi, lib
-from uma_core.errors import ErrorCode, UmaError
 
 Run = tuple[int, int, int]  # consecutive rows of one sequence: its number, the first position, how many
 STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.ABORTED, 2: DecodeStatus.BAD_BATCH}  # of uma_forward_decode: everything else is fatal
@@ -26,11 +26,9 @@ class Decoder:
         backend, shape = compute
         self._pages = pages
         self._n_batch = n_batch
-        self._paged = lib.uma_paged_new(shape, n_batch)
-        if not self._paged:
-            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for decode calls")
+        self._paged = Paged(shape, network.shape.window, n_batch)
         self.n_kv = [0] * pages.table.shape[0]
-        self.forwards = Forwards(network, pages, backend, self._paged)
+        self.forwards = Forwards(network, pages, backend, self._paged.pair)
         self._last: Forward | None = None
         self._rows = ffi.new("uma_rows *")
         self._chains = ffi.new("struct llama_sampler *[]", n_batch)
@@ -86,9 +84,7 @@ class Decoder:
 
     def close(self) -> None:
         self.forwards.close()
-        if self._paged:
-            lib.uma_paged_free(self._paged)
-            self._paged = None
+        self._paged.close()
 
 
 def runs_of(batch: Batch) -> list[Run]:

@@ -8,6 +8,7 @@ from uma_core.config import EngineOptions
 from uma_core.engine.api import MemoryUse
 from uma_core.engine.graph.forward import N_SMALL
 from uma_core.engine.graph.load import Loaded, load
+from uma_core.engine.graph.paged import NO_PLANS
 from uma_core.engine.graph.weights import LOAD_MODES
 from uma_core.engine.lib import ffi, lib
 
@@ -32,7 +33,7 @@ def graph_bytes(loaded: Loaded, n: int, n_out: int) -> int:
     context = network.new_context()
     allocator = lib.ggml_gallocr_new(lib.ggml_backend_cpu_buffer_type())
     try:
-        builder, _ = network.build(context, (n, n_out), loaded.pages.plan, ffi.NULL)
+        builder, _ = network.build(context, (n, n_out), loaded.pages.plan, NO_PLANS)
         sizes = ffi.new("size_t[1]")
         lib.ggml_gallocr_reserve_n_size(allocator, builder.graph, ffi.NULL, ffi.NULL, sizes)
         return int(sizes[0])

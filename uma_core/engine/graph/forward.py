@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from uma_core.engine.graph.builder import Builder, KvPlan
+from uma_core.engine.graph.builder import Builder, KvPlan, PagedPair
 from uma_core.engine.graph.families import Family
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.shape import Shape
@@ -34,7 +34,7 @@ class Network:
     def n_nodes(self) -> int:
         return self.shape.n_layer * (NODES_PER_LAYER + 2 * self.shape.n_expert_used) + NODES_BESIDE
 
-    def build(self, context: Any, counts: tuple[int, int], kv: KvPlan, paged: Any) -> tuple[Builder, Any]:
+    def build(self, context: Any, counts: tuple[int, int], kv: KvPlan, paged: PagedPair) -> tuple[Builder, Any]:
         """Append a batch of (tokens, wanted rows) to a new graph. Returns the builder with its inputs, and the logits or None."""
         graph = lib.ggml_new_graph_custom(context, self.n_nodes, False)
         builder = Builder(context, graph, self.weights, self.shape)
@@ -81,7 +81,7 @@ class Forward:
     It is computed any number of times, as long as its workspace places no other graph.
     """
 
-    def __init__(self, network: Network, pages: Pages, engine: tuple[Any, Any], counts: tuple[int, int], workspace: Workspace) -> None:
+    def __init__(self, network: Network, pages: Pages, engine: tuple[Any, PagedPair], counts: tuple[int, int], workspace: Workspace) -> None:
         backend, paged = engine
         self.counts = counts
         self.workspace = workspace
@@ -90,7 +90,8 @@ class Forward:
         workspace.place(builder.graph)
         self.native = ffi.new("uma_forward *")
         n = self.native
-        n.backend, n.graph, n.paged = backend, builder.graph, paged
+        n.backend, n.graph = backend, builder.graph
+        n.paged, n.window = paged
         n.pages, n.n_pages_seq = pages.table_pointer, pages.table.shape[1]
         n.n_head_kv, n.page_rows, n.n_vocab = network.shape.n_head_kv, pages.plan.page_rows, network.shape.n_vocab
         n.token, n.pos, n.cell = (ffi.cast(f"{kind} *", lib.ggml_get_data(t)) for kind, t in _inputs(builder))
@@ -117,7 +118,7 @@ def _inputs(builder: Builder) -> list[tuple[str, Any]]:
 class Forwards:
     """Graphs by batch shape. Small batches, the decode ticks, keep theirs; of the large ones only the last is kept."""
 
-    def __init__(self, network: Network, pages: Pages, backend: Any, paged: Any) -> None:
+    def __init__(self, network: Network, pages: Pages, backend: Any, paged: PagedPair) -> None:
         self._network = network
         self._pages = pages
         self._engine = (backend, paged)

@@ -8,6 +8,7 @@ import numpy as np
 
 from uma_core.engine.api import PrefillOutcome, PrefillStatus
 from uma_core.engine.graph.forward import Forward, Network, Workspace
+from uma_core.engine.graph.paged import Paged
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
@@ -21,11 +22,11 @@ class Lane:
         backend, shape, bell = compute
         self._network = network
         self._pages = pages
-        self._paged = lib.uma_paged_new(shape, n_ubatch)
+        self._paged = Paged(shape, network.shape.window, n_ubatch)
         self._slices = lib.uma_slices_new(bell)
-        if not self._paged or not self._slices:
+        if not self._slices:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill lane")
-        self._engine = (backend, self._paged)
+        self._engine = (backend, self._paged.pair)
         self._space = Workspace()
         self._forward: Forward | None = None
         self._run = ffi.new("uma_run *")
@@ -103,7 +104,7 @@ class Lane:
     def close(self) -> None:
         self._close_forward()
         self._space.close()
-        if self._paged:
+        self._paged.close()
+        if self._slices:
             lib.uma_slices_free(self._slices)
-            lib.uma_paged_free(self._paged)
-            self._paged = None
+            self._slices = None

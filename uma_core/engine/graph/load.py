@@ -9,6 +9,7 @@ from uma_core.config import EngineOptions
 from uma_core.engine.graph.families import family_of
 from uma_core.engine.graph.forward import Network
 from uma_core.engine.graph.header import Header
+from uma_core.engine.graph.paged import NO_PLANS
 from uma_core.engine.graph.pages import KV_TYPES, PAGE, Pages
 from uma_core.engine.graph.shape import Shape, Unsupported, shape_of
 from uma_core.engine.graph.weights import LOAD_MODES, Weights
@@ -37,10 +38,11 @@ class Loaded:
     notes: tuple[str, ...]
 
     def paged_shape(self) -> Any:
-        """uma_paged_shape * of this model's attention."""
+        """uma_paged_shape * of this model's attention, in layers that see everything."""
         shape, pages = self.network.shape, self.pages
         sizes = {"n_head": shape.n_head, "n_head_kv": shape.n_head_kv, "dim": shape.dim, "n_threads": self.n_threads}
-        return ffi.new("uma_paged_shape *", {**sizes, "cell_bytes": pages.cell_bytes, "page_bytes": pages.page_bytes, "scale": shape.scale})
+        sizes |= {"cell_bytes": pages.cell_bytes, "page_bytes": pages.page_bytes}
+        return ffi.new("uma_paged_shape *", {**sizes, "scale": shape.scale, "softcap": shape.softcap})
 
     @property
     def expert_bytes(self) -> int:
@@ -126,7 +128,7 @@ def _check_complete(network: Network, pages: Pages) -> None:
     """Build one graph: every tensor it wants is there in its shape, and the file has none that it does not want."""
     context = network.new_context()
     try:
-        network.build(context, (2, 1), pages.plan, ffi.NULL)
+        network.build(context, (2, 1), pages.plan, NO_PLANS)
     finally:
         lib.ggml_free(context)
     unused = network.weights.unused()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from uma_core.engine.graph.header import Header, Scalar
 
@@ -36,10 +37,22 @@ class Shape:
     n_expert_used: int
     expert_scale: float
     scale: float  # of attention scores
+    softcap: float  # of attention scores; 0: none
+    final_softcap: float  # of logits; 0: none
+    window: int  # positions that a row of a windowed layer sees; 0: every layer sees all
+    window_pattern: int  # layers of which the last one sees all; 0: none does
+    window_rope: tuple[float, float]  # base and scale of windowed layers' positions
 
     @property
     def n_embd_q(self) -> int:
         return self.n_head * self.dim
+
+    def is_windowed(self, layer: int) -> bool:
+        return self.window > 0 and (self.window_pattern == 0 or layer % self.window_pattern < self.window_pattern - 1)
+
+    def rope(self, layer: int) -> tuple[float, float]:
+        """Base and scale of the layer's positions."""
+        return self.window_rope if self.is_windowed(layer) else (self.rope_base, self.rope_scale)
 
 
 KNOWN = {
@@ -49,6 +62,9 @@ KNOWN = {
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count", "expert_used_count", "expert_feed_forward_length",
     "expert_weights_scale", "tensor_data_layout",
 }  # fmt: skip
+GEMMA = {"attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa", "final_logit_softcapping"}
+KNOWN_OF = {"gemma2": GEMMA | {"attn_logit_softcapping"}, "gemma3": GEMMA}  # beside those, by architecture
+WIDEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B: its scores are scaled by n_embd / n_head
 MAX_GROUP = 64  # query heads per KV head that the attention kernel takes at once
 MAX_DIM = 256
 
@@ -87,7 +103,8 @@ def shape_of(header: Header, moe_top_k: int = 0) -> Shape:
         n_expert=n_expert,
         n_expert_used=n_expert_used if n_expert else 0,
         expert_scale=float(meta.get("expert_weights_scale", 0.0)),
-        scale=1.0 / math.sqrt(dim),
+        scale=1.0 / math.sqrt(n_embd // n_head if _int(meta, "block_count") == WIDEST.get(header.arch) else dim),
+        **_gemma(header.arch, meta),
     )
 
 
@@ -95,7 +112,7 @@ def _check_known(header: Header, meta: dict[str, Scalar]) -> None:
     if "split.count" in header.meta and int(header.meta["split.count"]) > 1:
         raise Unsupported("a model split over several files")
     prefix = header.arch + "."
-    unknown = sorted({*meta, *(key.removeprefix(prefix) for key in header.arrays() if key.startswith(prefix))} - KNOWN)
+    unknown = sorted({*meta, *(key.removeprefix(prefix) for key in header.arrays() if key.startswith(prefix))} - KNOWN - KNOWN_OF.get(header.arch, set()))
     if unknown:
         raise Unsupported(f"metadata {prefix}{unknown[0]}")
     arrays = [key for key in header.arrays() if key.startswith(prefix)]
@@ -103,6 +120,19 @@ def _check_known(header: Header, meta: dict[str, Scalar]) -> None:
         raise Unsupported(f"metadata {arrays[0]} that differs by layer")
     if "attention.layer_norm_rms_epsilon" not in meta:
         raise Unsupported("a norm other than RMS")
+
+
+def _gemma(arch: str, meta: dict[str, Scalar]) -> dict[str, Any]:
+    """Soft caps and windows, with the defaults that llama.cpp has by architecture."""
+    is_2, is_either = arch == "gemma2", arch in KNOWN_OF
+    rope = (float(meta.get("rope.freq_base", 10_000.0)), _rope_scale(meta)) if is_2 else (10_000.0, 1.0)
+    return {
+        "softcap": float(meta.get("attn_logit_softcapping", 50.0)) if is_2 else 0.0,
+        "final_softcap": float(meta.get("final_logit_softcapping", 30.0 if is_2 else 0.0)),
+        "window": _int(meta, "attention.sliding_window", 4096 if is_2 else 0) if is_either else 0,
+        "window_pattern": _int(meta, "attention.sliding_window_pattern", 2 if is_2 else 6),
+        "window_rope": (float(meta.get("rope.freq_base_swa", rope[0])), rope[1]),
+    }
 
 
 def _rope_scale(meta: dict[str, Scalar]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uma_core.engine.graph.builder import Builder
-from uma_core.engine.graph.families import gemma, llama, qwen2, qwen3
+from uma_core.engine.graph.families import gemma, gemma2, gemma3, llama, qwen2, qwen3
 from uma_core.engine.graph.shape import Unsupported
 
 Family = Callable[[Builder], Any]  # the logits (n_vocab, n_out), or None for a batch in which no row wants them
@@ -17,6 +17,8 @@ FAMILIES: dict[str, Family] = {
     "qwen3": qwen3.build,
     "qwen3moe": qwen3.build,
     "gemma": gemma.build,
+    "gemma2": gemma2.build,
+    "gemma3": gemma3.build,
 }
 
 

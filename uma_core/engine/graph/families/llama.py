@@ -25,8 +25,8 @@ def block(b: Builder, x: Any, layer: int, project: Query) -> Any:
     """One layer; None where only its K and V were wanted."""
     p, s = f"blk.{layer}", b.shape
     normed = b.norm(x, f"{p}.attn_norm")
-    q = b.rope(project(b, normed, f"{p}.attn_q", s.n_head))
-    k = b.rope(project(b, normed, f"{p}.attn_k", s.n_head_kv))
+    q = b.rope(project(b, normed, f"{p}.attn_q", s.n_head), layer)
+    k = b.rope(project(b, normed, f"{p}.attn_k", s.n_head_kv), layer)
     y = b.attention(q, k, b.heads(normed, f"{p}.attn_v", s.n_head_kv), layer)
     if y is None:
         return None

@@ -9,8 +9,4 @@ from uma_core.engine.graph.families import llama
 
 
 def build(b: Builder) -> Any:
-    return llama.build(b, _normed_heads)
-
-
-def _normed_heads(b: Builder, x: Any, name: str, n_head: int) -> Any:
-    return b.norm(b.heads(x, name, n_head), f"{name}_norm")
+    return llama.build(b, Builder.normed_heads)
