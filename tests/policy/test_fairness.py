@@ -25,15 +25,16 @@ def test_one_client_alone_keeps_nothing():
 
 
 def test_measured_time_is_shared_out_by_rows_and_chunks():
-    ledger = Ledger({1: 0, 2: 0}, decoded=((1, 3), (2, 1)), prefilled=((2, 64),), tick=999)
+    ledger = Ledger({1: 0, 2: 0}, decoded=((1, 3), (2, 1)), prefilled=((2, 64),))
     reports = (report(Phase.DECODE, 4, 1, 40 * MS), report(Phase.PREFILL, 64, 1, 100 * MS))
     state = state_of(talking(0, client=1), talking(1, client=2), carry={"fairness": ledger}, reports=reports)
     assert counters(state) == {1: 30 * MS, 2: 110 * MS}
 
 
 def test_repeats_of_a_steady_plan_are_charged_too():
-    ledger = Ledger({1: 0, 2: 0}, decoded=((1, 1), (2, 1)), tick=990)
-    state = state_of(talking(0, client=1), talking(1, client=2), carry={"fairness": ledger}, reports=(report(Phase.DECODE, 2, 1, 40 * MS),))
+    ledger = Ledger({1: 0, 2: 0}, decoded=((1, 1), (2, 1)))
+    reports = (report(Phase.DECODE, 2, 1, 40 * MS),) * 10
+    state = state_of(talking(0, client=1), talking(1, client=2), carry={"fairness": ledger}, reports=reports)
     assert counters(state) == {1: 200 * MS, 2: 200 * MS}
 
 

@@ -138,10 +138,10 @@ class Export(Transfer, Protocol):
 class Batch:
     """Tokens for one decode call, in numpy arrays that engines read without copying.
 
-    Shapes: all (capacity,); the first `n` are in use. Reused tick after tick: `clear`, `add`, `extend`.
+    Shapes: all (capacity,); the first `n` are in use. Reused tick after tick: `clear`, `add`, `extend`, or `advance`.
     """
 
-    __slots__ = ("n", "n_rows", "pos", "seq_id", "tokens", "want_logits")
+    __slots__ = ("_cells", "n", "n_rows", "pos", "seq_id", "tokens", "want_logits")
 
     def __init__(self, capacity: int) -> None:
         self.tokens = np.zeros(capacity, np.int32)
@@ -150,6 +150,8 @@ class Batch:
         self.want_logits = np.zeros(capacity, np.int8)
         self.n = 0
         self.n_rows = 0
+        # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the caches
+        self._cells = self.tokens.data, self.pos.data, self.seq_id.data, self.want_logits.data
 
     def clear(self) -> None:
         self.n = 0
@@ -157,10 +159,11 @@ class Batch:
 
     def add(self, token: TokenId, pos: int, seq_id: SeqId, want_logits: bool) -> None:
         i = self.n
-        self.tokens[i] = token
-        self.pos[i] = pos
-        self.seq_id[i] = seq_id
-        self.want_logits[i] = want_logits
+        tokens, positions, seq_ids, wanted = self._cells
+        tokens[i] = token
+        positions[i] = pos
+        seq_ids[i] = seq_id
+        wanted[i] = want_logits
         self.n = i + 1
         self.n_rows += want_logits
 
@@ -174,6 +177,13 @@ class Batch:
         self.want_logits[i + k - 1] = want_last
         self.n = i + k
         self.n_rows += want_last
+
+    def advance(self, tokens: Sequence[TokenId]) -> None:
+        """The same rows one position later: (n,) tokens that followed. Every row must have wanted logits."""
+        cells, positions, _, _ = self._cells
+        for i, token in enumerate(tokens):
+            cells[i] = token
+            positions[i] += 1
 
 
 class Engine(Protocol):
@@ -198,7 +208,8 @@ class Engine(Protocol):
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         """One decode call, then one token per row with logits, in batch order. None samples greedily.
 
-        Rows of one sequence must be consecutive and continue at kv_len. Blocks; releases the GIL.
+        Rows of one sequence must be consecutive and continue at kv_len. A sequence of samplers that was passed before
+        still holds the same ones. Blocks; releases the GIL.
         """
 
     def logits(self, row: int) -> np.ndarray:

@@ -36,8 +36,7 @@ class DecodeContext:
         self._views: tuple[Batch | None, list[Any]] = (None, [])
         self._chains = ffi.new("struct llama_sampler *[]", max(1, params.n_outputs_max))
         self._out = ffi.new("llama_token[]", max(1, params.n_outputs_max))
-        self._row_index: list[int] = []
-        self._want: np.ndarray | None = None
+        self._samplers: Sequence[Sampler | None] | None = None  # whose chains are set
 
     def _point_at(self, batch: Batch) -> None:
         """Batches are reused tick after tick: their buffers are wrapped once."""
@@ -52,17 +51,19 @@ class DecodeContext:
         self._point_at(batch)
         rows = self._rows
         rows.n = batch.n
-        for i, sampler in enumerate(samplers):
-            self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
+        if samplers is not self._samplers:
+            self._samplers = samplers
+            for i, sampler in enumerate(samplers):
+                self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         rc = lib.uma_decode(self.handle, rows)
-        self._want = batch.want_logits[: batch.n]
         tokens: list[TokenId] = ffi.unpack(self._out, batch.n_rows) if rc == 0 and batch.n_rows else []
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), tokens, rows.call_ns, rows.sample_ns)
 
     def logits(self, row: int) -> np.ndarray:
         """The row-th wanted row: llama.h addresses logits by position in the batch."""
-        assert self._want is not None
-        index = int(np.flatnonzero(self._want)[row])
+        batch, _ = self._views
+        assert batch is not None
+        index = int(np.flatnonzero(batch.want_logits[: self._rows.n])[row])
         return view_logits(self.handle, index, self.n_vocab)
 
     def kv_len(self, seq_id: int) -> int:

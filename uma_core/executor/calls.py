@@ -6,25 +6,23 @@ retried by construction (FULL, ABORTED) or ends exactly the sessions that it con
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 
 from uma_core.clock import Clock
-from uma_core.engine.api import Batch, DecodeStatus, Engine, PrefillStatus
+from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Engine, PrefillStatus, Sampler
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.books import Books
 from uma_core.executor.endings import Deliveries
 from uma_core.executor.meters import Meters
 from uma_core.policy.cost import CostModel
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport
 from uma_core.session.session import Session
-from uma_core.types import Phase
+from uma_core.types import Phase, TokenId
 
 N_FULL_MOST = 1000  # ticks that a session waits for cells that were reserved for it, before it fails
-
-RECENT_NS = 20_000_000_000  # of engine time: what a client's share is taken of
-FORGET_NS = 1_000_000
-CLIENTS_MOST = 512
+OK = DecodeStatus.OK  # looking a member up runs code of the enum
+Items = Sequence[tuple[PlanItem, Session]]
 
 
 class Calls:
@@ -33,36 +31,50 @@ class Calls:
         self._deliveries = deliveries
         self._meters = meters
         self._clock = clock
-        self._batch = Batch(engine.info.n_batch)
-        self.reports: list[CallReport] = []
+        self.books = Books(meters)
         self.t_returned_ns = 0
-        self.client_ns: dict[int, int] = {}  # engine time by fairness account, recent time counting more
-        self._charged_ns = 0
+        self._batch = Batch(engine.info.n_batch)
+        self._last: Items | None = None  # what the batch holds, one token each; its rows and what followed them:
+        self._rows: list[Session] = []
+        self._samplers: list[Sampler | None] = []
+        self._tokens: Sequence[TokenId] = ()
+        self._n_kv = 0
+        self._t_now_ns = 0  # when the last call had returned
         self.announce: Callable[[], None] = lambda: None  # events wait; called before the engine is entered, when the GIL comes free
         self.on_read: Callable[[Session], None] = lambda session: None  # more of a prompt is in the session's sequence
 
-    def _charge(self, sessions: Sequence[Session], ns: int) -> None:
-        share = ns // len(sessions)
-        for session in sessions:
-            self.client_ns[session.client] = self.client_ns.get(session.client, 0) + share
-        self._charged_ns += ns
-        if self._charged_ns > RECENT_NS:  # halving makes old time fade, and forgets clients that left
-            self._charged_ns //= 2
-            self.client_ns = {client: half for client, n in self.client_ns.items() if (half := n // 2) >= FORGET_NS}
-        if len(self.client_ns) > CLIENTS_MOST:  # a process for each request: those that had least are forgotten
-            self.client_ns = dict(heapq.nlargest(CLIENTS_MOST // 2, self.client_ns.items(), key=lambda item: item[1]))
-
     # decode calls
 
-    def decode(self, items: Sequence[tuple[PlanItem, Session]], cost: CostModel) -> None:
+    def decode(self, items: Items) -> None:
         """One decode call for all items, in ascending sequence order so that KV streams stay neighbours."""
-        items = sorted(items, key=lambda pair: pair[0].seq_id)
-        status = self._call(items, cost)
+        ordered = sorted(items, key=lambda pair: pair[0].seq_id)
+        status = self._call(ordered)
         if status is DecodeStatus.FULL and len(items) > 1:
-            for pair in items:  # one by one: those that fit go on, the others wait
-                self._call([pair], cost)
+            for pair in ordered:  # one by one: those that fit go on, the others wait
+                self._call([pair])
+        elif status is OK and self._batch.n_rows == len(items) == self._batch.n:
+            self._last = items
 
-    def _call(self, items: Sequence[tuple[PlanItem, Session]], cost: CostModel) -> DecodeStatus:
+    def again(self, items: Items) -> None:
+        """`decode` for the same items, each one token on: what the last call left in the batch is moved on where it can be."""
+        if items is not self._last:
+            self.decode(items)
+            return
+        self._batch.advance(self._tokens)
+        self._n_kv += len(items)
+        rows = self._rows
+        outcome = self._compute(rows, 0)
+        now, deliver = self._t_now_ns, self._deliveries.deliver
+        if outcome.status is OK:
+            for session, token in zip(rows, outcome.tokens):  # noqa: B905 -- as long as each other
+                session.n_past += 1
+                deliver(session, token, now)
+        else:
+            self._last = None
+            self._recover(items, outcome.status, now)
+
+    def _call(self, items: Items) -> DecodeStatus:
+        self._last = None
         batch = self._batch
         batch.clear()
         rows: list[Session] = []
@@ -77,29 +89,28 @@ class Calls:
             if item.want_logits:
                 rows.append(session)
             n_kv += session.n_past + item.n_tokens
-        self.announce()
-        t0 = self._clock.now_ns()
-        outcome = self._engine.decode(batch, [None if session.is_rereading else session.sampler for session in rows])
-        now = self._clock.now_ns()
-        n_rows = batch.n
-        is_full = outcome.status is DecodeStatus.FULL
-        predicted = cost.decode_ns(n_rows, n_kv) if not n_prefill else cost.prefill_ns(n_prefill, n_kv)
-        phase = Phase.PREFILL if n_prefill else Phase.DECODE
-        self.reports.append(CallReport(phase, n_rows, n_kv, predicted, outcome.call_ns, 0, is_full))
-        self._meters.on_call(n_rows, outcome.call_ns, outcome.sample_ns)
-        self._charge([session for _, session in items], outcome.call_ns)
-        if self.t_returned_ns:
-            self._meters.overhead.observe(t0 - self.t_returned_ns)
-        self.t_returned_ns = now - outcome.sample_ns
-        if outcome.status is DecodeStatus.OK:
-            self._meters.on_prediction(predicted, outcome.call_ns)
+        self._rows, self._n_kv = rows, n_kv
+        self._samplers = [None if session.is_rereading else session.sampler for session in rows]
+        outcome = self._compute([session for _, session in items], n_prefill)
+        now = self._t_now_ns
+        if outcome.status is OK:
             self._advance(items, rows, outcome.tokens, now)
-            self._meters.to_chunk.set(self._clock.now_ns() - self.t_returned_ns)
         else:
             self._recover(items, outcome.status, now)
         return outcome.status
 
-    def _advance(self, items: Sequence[tuple[PlanItem, Session]], rows: list[Session], tokens: Sequence[int], now: int) -> None:
+    def _compute(self, sessions: Sequence[Session], n_prefill: int) -> DecodeOutcome:
+        """The engine's call for what is in the batch, and a note of what it took."""
+        self.announce()
+        t0 = self._clock.now_ns()
+        outcome = self._engine.decode(self._batch, self._samplers)
+        self._t_now_ns = now = self._clock.now_ns()
+        since, self.t_returned_ns = self.t_returned_ns, now - outcome.sample_ns
+        self.books.notes.append((sessions, self._batch.n, self._n_kv, n_prefill, t0 - since if since else 0, outcome))
+        self._tokens = outcome.tokens
+        return outcome
+
+    def _advance(self, items: Items, rows: list[Session], tokens: Sequence[int], now: int) -> None:
         known = {session.sid for session in rows if session.is_rereading}  # their next token was sent before
         for item, session in items:
             session.n_full = 0
@@ -113,7 +124,7 @@ class Calls:
             if session.sid not in known:
                 self._deliveries.deliver(session, token, now)
 
-    def _recover(self, items: Sequence[tuple[PlanItem, Session]], status: DecodeStatus, now: int) -> None:
+    def _recover(self, items: Items, status: DecodeStatus, now: int) -> None:
         """After FULL nothing changed. Otherwise some ubatches may stand: roll every sequence back to what we know."""
         for _, session in items:
             if status is DecodeStatus.FULL:
@@ -145,9 +156,8 @@ class Calls:
         share = outcome.fraction - session.chunk_fraction
         predicted = round(cost.prefill_ns(item.n_tokens, session.n_past) * share)
         n_done = round(item.n_tokens * share)
-        self.reports.append(CallReport(Phase.PREFILL, n_done, session.n_past, predicted, outcome.elapsed_ns, outcome.longest_ns, False))
-        self._meters.piece.observe(outcome.longest_ns)
-        self._charge([session], outcome.elapsed_ns)
+        report = CallReport(Phase.PREFILL, n_done, session.n_past, predicted, outcome.elapsed_ns, outcome.longest_ns, False)
+        self.books.add(report, session)
         session.chunk_fraction = outcome.fraction
         session.touch()
         if outcome.n_pieces:  # a lane that only fills must not hide that its prompt starves

@@ -40,8 +40,7 @@ from uma_core.types import FinishReason, Lane, Phase
 log = logging.getLogger(__name__)
 
 SETTLE_NS = 200_000  # per tick for the last chunk of sessions that have ended: a sequence is free when it has arrived
-
-
+SETTLE_MOST_NS = 250_000_000  # that metrics may be late while a plan is repeated
 
 class Executor:
     """Owns one engine's sessions. `events` is read by the I/O thread, which `wake` tells of new ones."""
@@ -67,6 +66,8 @@ class Executor:
         self._n_repeats = 0  # times that the last plan may be carried out again ...
         self._n_changes = 0  # ... while the table stays at this
         self._groups: list[list[tuple[PlanItem, Session]]] = []  # its decode calls
+        self._tick_ns: list[int] = []  # durations that are not booked yet
+        self._t_end_ns = self._t_settled_ns = 0  # of the last tick; when it was booked
         self.last_tick_ns = 0
         self.ewma_tick_ns = 0.0
         self._clock = clock
@@ -131,14 +132,17 @@ class Executor:
         """True when something was done. False: nothing can be done before something else happens."""
         if not len(self.table):
             self.calls.t_returned_ns = 0
+            self.settle()
             return False
         now = self._clock.now_ns()
         self._expire(now)
         if self._n_repeats and self._n_changes == self.table.n_changes and self.recorder is None:
             return self._repeat(now)
+        self.settle()
         self.places.shift()
         n_changes = self.table.n_changes
         state = self._snapshot(now)
+        self._reports = ()
         plan = self._plan(state)
         self.allowance = allowance(state, plan)
         self.meters.gap_limit_ns = self.allowance.gap_ns
@@ -153,10 +157,11 @@ class Executor:
     def _repeat(self, now: int) -> bool:
         """The last plan once more, as the policy allowed: only its decode calls, for it had nothing else."""
         self._n_repeats -= 1
-        self.calls.reports = []
         for group in self._groups:
-            self.calls.decode(group, self.cost)
-        self._observe(now)
+            self.calls.again(group)
+        self._end_tick(now)
+        if now - self._t_settled_ns > SETTLE_MOST_NS:
+            self.settle()
         return True
 
     def _expire(self, now: int) -> None:
@@ -196,16 +201,16 @@ class Executor:
         return plan
 
     def _carry_out(self, plan: Plan) -> bool:
-        self.calls.reports = []
         self.places.park(plan)
         self._admit(plan)
         self.places.take(plan)
         groups, sliced = self._resolve(plan)
         self._groups = groups
         for group in groups:
-            live = [(item, session) for item, session in group if session.phase is not Phase.DONE]
+            is_whole = all(session.phase is not Phase.DONE for _, session in group)
+            live = group if is_whole else [pair for pair in group if pair[1].phase is not Phase.DONE]
             if live:
-                self.calls.decode(live, self.cost)
+                self.calls.decode(live)
         if sliced is not None:
             self.calls.prefill(*sliced, plan, self.cost)
         moving = [s for s in self.table if s.transfer is not None]
@@ -239,30 +244,40 @@ class Executor:
         """What this tick taught the policy, the metrics and the recorder."""
         self._carry = dict(plan.carry)
         self.last_plan = plan
-        self._observe(state.now_ns)
+        self._end_tick(state.now_ns)
+        reports = self.settle()
+        if reports:
+            decoded = sum(r.n_rows for r in reports if r.phase is Phase.DECODE)
+            self.meters.tokens_decode.set(decoded)
+            self.meters.tokens_prefill.set(sum(r.n_rows for r in reports) - decoded)
+            self.meters.served.set(decoded)
         if self.recorder is not None:
-            self.recorder(state, plan, self._reports)
+            self.recorder(state, plan, reports)
 
-    def _observe(self, t_tick_ns: int) -> None:
-        """Correct the cost model, count the tick."""
-        reports = self._reports = tuple(self.calls.reports)
-        for report in reports:
-            self.cost = self.cost.observe(report)
+    def _end_tick(self, t_tick_ns: int) -> None:
         self.n_ticks += 1
-        meters = self.meters
+        self._t_end_ns = now = self._clock.now_ns()
+        self._tick_ns.append(now - t_tick_ns)
+
+    def settle(self) -> tuple[CallReport, ...]:
+        """Correct the cost model, bring the metrics up to date; returns what was measured since the last time."""
+        self._t_settled_ns = self._clock.now_ns()
+        ticks, self._tick_ns = self._tick_ns, []
+        if not ticks:
+            return ()
+        reports = self.calls.books.settle(self.cost)
+        self._reports += reports
+        self.cost = self.cost.observe_all(reports)
+        self.meters.settle()
         if reports:
             self.cache.measure()
-            meters.ticks.add()
-            decoded = [r for r in reports if r.phase is Phase.DECODE]
-            n_decoded = sum(r.n_rows for r in decoded)
-            meters.tokens_decode.set(n_decoded)
-            meters.tokens_prefill.set(sum(r.n_rows for r in reports) - n_decoded)
-            meters.served.set(n_decoded)
-            self.last_tick_ns = self._clock.now_ns() - t_tick_ns
-            self.ewma_tick_ns += 0.1 * (self.last_tick_ns - self.ewma_tick_ns)
-            meters.tick_time.observe(self.last_tick_ns)
-            if 0 < self.allowance.tick_ns < self.last_tick_ns:
-                meters.over_budget.add()
+            if self.calls.t_returned_ns:
+                self.meters.to_chunk.set(self._t_end_ns - self.calls.t_returned_ns)
+            for ns in ticks:
+                self.last_tick_ns = ns
+                self.ewma_tick_ns += 0.1 * (ns - self.ewma_tick_ns)
+                self.meters.on_tick(ns, self.allowance.tick_ns)
+        return reports
 
     # when nothing is to be done
 
@@ -304,7 +319,7 @@ class Executor:
     @property
     def client_ns(self) -> dict[int, int]:
         """Measured engine time by fairness account."""
-        return self.calls.client_ns
+        return self.calls.books.client_ns
 
     def guard_state(self) -> str:
         """off, idle (nobody interactive streams), open (prefill fits), active (holds work back)."""

@@ -41,6 +41,7 @@ class Meters:
         self.ttf5 = {lane: registry.histogram(m.TTF5, lane=name) for lane, name in lanes.items()}
         self.inter_token = {lane: registry.histogram(m.INTER_TOKEN, lane=name) for lane, name in lanes.items()}
         self.stretch = registry.histogram(m.GAP_STRETCH)
+        self._gaps: list[tuple[Session, int, int]] = []  # not booked yet: gap, and what it is judged by
         self.gap_limit_ns = 0  # of an interactive gap that ends now; 0: nothing to judge by
         self.worst_pause = {lane: registry.histogram(m.WORST_PAUSE, lane=name) for lane, name in lanes.items()}
         self.slo = {(kind, lane): registry.counter(m.SLO_VIOLATIONS, kind=kind, lane=name) for kind in ("ttft", "tbt") for lane, name in lanes.items()}
@@ -63,26 +64,40 @@ class Meters:
         if predicted_ns > 0:
             self.prediction.observe(abs(measured_ns / predicted_ns - 1.0))
 
+    def on_tick(self, ns: int, budget_ns: int) -> None:
+        self.ticks.add()
+        self.tick_time.observe(ns)
+        if 0 < budget_ns < ns:
+            self.over_budget.add()
+
     def on_token(self, session: Session, last_ns: int, now_ns: int) -> None:
-        """After `session` counted the token; `last_ns` is the one before it, 0 for the first."""
-        self.tokens.add()
-        lane = session.lane
-        if not last_ns:
+        """After `session` counted the token; `last_ns` is the one before it, 0 for the first. Gaps are booked by `settle`."""
+        if last_ns:
+            self._gaps.append((session, now_ns - last_ns, self.gap_limit_ns))
+            if len(session.generated) == 5:
+                self.ttf5[session.lane].observe(now_ns - session.t_received_ns)
+        else:
+            lane = session.lane
+            self.tokens.add()
             ttft = now_ns - session.t_received_ns
             self.ttft[lane].observe(ttft)
             if 0 < session.request.slo.ttft_ns < ttft:
                 self.slo["ttft", lane].add()
-            return
-        gap = now_ns - last_ns
-        self.inter_token[lane].observe(gap)
-        if self.gap_limit_ns and lane is Lane.INTERACTIVE:
-            self.stretch.observe(gap / self.gap_limit_ns)
-        if 0 < session.request.slo.tbt_ns < gap:
-            self.slo["tbt", lane].add()
-        if len(session.generated) == 5:
-            self.ttf5[lane].observe(now_ns - session.t_received_ns)
+
+    def settle(self) -> None:
+        """Book the gaps between tokens."""
+        gaps, self._gaps = self._gaps, []
+        self.tokens.add(len(gaps))
+        for session, gap, limit in gaps:
+            lane = session.lane
+            self.inter_token[lane].observe(gap)
+            if limit and lane is Lane.INTERACTIVE:
+                self.stretch.observe(gap / limit)
+            if 0 < session.request.slo.tbt_ns < gap:
+                self.slo["tbt", lane].add()
 
     def on_end(self, session: Session, reason: FinishReason) -> None:
+        self.settle()
         self.ended[reason].add()
         elapsed, worst = 0, 0
         for gap in session.gaps_ns:

@@ -92,7 +92,7 @@ class SchedulerState(NamedTuple):
     device: DeviceView
     knobs: Knobs
     cost: CostModel
-    reports: tuple[CallReport, ...]  # of the previous tick
+    reports: tuple[CallReport, ...]  # since the last plan: of one tick, or of all that repeated it
     carry: Mapping[str, object]  # each stage's memory under its own name; values immutable
 
 

@@ -12,23 +12,23 @@ class TextStream:
     of a stop string. Invalid bytes become U+FFFD, as browsers show them (Unicode 3.9, maximal subparts).
     """
 
-    __slots__ = ("_decode", "_held", "_stops", "is_stopped")
+    __slots__ = ("_decoder", "_held", "_stops", "is_stopped")
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(s for s in stops if s)
         self._held = ""
         self.is_stopped = False
 
     def push(self, data: bytes) -> str:
-        text = self._decode(data)
+        text = data.decode("ascii") if data.isascii() and not self._decoder.buffer else self._decoder.decode(data)
         return self._filter(text) if self._stops else text
 
     def finish(self) -> str:
         """The rest, when no more tokens come: an unfinished character becomes U+FFFD."""
         if self.is_stopped:
             return ""
-        text = self._held + self._decode(b"", True)
+        text = self._held + self._decoder.decode(b"", True)
         self._held = ""
         return text
 

@@ -8,7 +8,7 @@ from tests.unit.executor.rig import Rig
 from uma_core.engine.api import DecodeStatus
 from uma_core.engine.fake import FakeModel
 from uma_core.errors import ErrorCode
-from uma_core.executor.calls import CLIENTS_MOST
+from uma_core.executor.books import CLIENTS_MOST
 from uma_core.executor.intake import Limits
 from uma_core.session.events import Accepted, Token
 from uma_core.types import FinishReason, Lane, Peer

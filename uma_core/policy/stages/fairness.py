@@ -28,7 +28,6 @@ class Ledger(NamedTuple):
     counters: Mapping[int, int]
     decoded: tuple[tuple[int, int], ...] = ()
     prefilled: tuple[tuple[int, int], ...] = ()
-    tick: int = 0  # when that was planned; a steady plan may have been repeated since
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -46,7 +45,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         counters = {c: max(counters.get(c, floor), floor) for c in clients}
         least = min(counters.values())
         counters = {c: ns - least for c, ns in counters.items()}
-    return remember(plan, NAME, Ledger(counters, tick=state.tick))
+    return remember(plan, NAME, Ledger(counters))
 
 
 def seal(state: SchedulerState, plan: Plan) -> Plan:
@@ -62,15 +61,14 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
         rows = decoded if item.phase is Phase.DECODE else prefilled
         client = client_of[item.sid]
         rows[client] = rows.get(client, 0) + item.n_tokens
-    return remember(plan, NAME, Ledger(ledger.counters, tuple(decoded.items()), tuple(prefilled.items()), state.tick))
+    return remember(plan, NAME, Ledger(ledger.counters, tuple(decoded.items()), tuple(prefilled.items())))
 
 
 def _charge(state: SchedulerState, ledger: Ledger) -> dict[int, int]:
-    """Counters with the measured time of the last tick shared out by rows; repeats of its decode calls took as long."""
+    """Counters with what was measured since the last plan shared out by that plan's rows."""
     counters = dict(ledger.counters)
-    n_ticks = max(1, state.tick - ledger.tick)
-    for phase, rows, times in ((Phase.DECODE, ledger.decoded, n_ticks), (Phase.PREFILL, ledger.prefilled, 1)):
-        spent = times * sum(r.elapsed_ns for r in state.reports if r.phase is phase)
+    for phase, rows in ((Phase.DECODE, ledger.decoded), (Phase.PREFILL, ledger.prefilled)):
+        spent = sum(r.elapsed_ns for r in state.reports if r.phase is phase)
         n = sum(k for _, k in rows)
         if spent and n:
             for client, k in rows:

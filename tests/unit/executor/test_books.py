@@ -1,0 +1,73 @@
+"""What is noted while a plan is repeated is booked in the end, and repeating changes nothing else."""
+
+import pytest
+
+from tests.unit.executor.rig import Rig
+from uma_core import metrics as m
+from uma_core.engine.api import DecodeStatus
+from uma_core.types import FinishReason, Lane, Peer
+
+N = 60
+
+
+def streams(rig: Rig, n: int = 3) -> Rig:
+    for i in range(n):
+        rig.submit(f"r{i}", f"prompt {i}", conn_id=i, peer=Peer(1, 1, i), max_tokens=N, lane=Lane.INTERACTIVE)
+    return rig
+
+
+def test_every_call_and_token_is_counted_once() -> None:
+    rig = streams(Rig())
+    rig.run()
+    rig.tick()
+    meters, snapshot = rig.executor.meters, rig.registry.snapshot()
+    calls = snapshot.merged(m.DECODE_CALL)
+    assert meters.tokens.value == 3 * N
+    assert calls.n_values == meters.calls.value
+    assert snapshot.merged(m.INTER_TOKEN).n_values == 3 * (N - 1)
+    assert meters.ticks.value >= calls.n_values
+    assert sum(rig.executor.client_ns.values()) > 0.99 * calls.total
+
+
+def test_repeated_ticks_give_the_text_of_planned_ones() -> None:
+    repeated, planned = streams(Rig()), streams(Rig())
+    planned.executor.start_trace()  # a recorded tick is never a repeat
+    repeated.run()
+    planned.run()
+    assert repeated.executor.n_ticks == planned.executor.n_ticks
+    assert [repeated.text(f"r{i}") for i in range(3)] == [planned.text(f"r{i}") for i in range(3)]
+
+
+@pytest.mark.parametrize("status", [DecodeStatus.FULL, DecodeStatus.ABORTED])
+def test_a_repeat_that_did_not_work_is_done_again(status: DecodeStatus) -> None:
+    alone = streams(Rig())
+    alone.run()
+    rig = streams(Rig())
+    for _ in range(20):
+        rig.tick()
+    for _ in range(5):
+        rig.faults.statuses.append(status)
+        rig.tick()
+        rig.tick()
+    rig.run()
+    assert [rig.text(f"r{i}") for i in range(3)] == [alone.text(f"r{i}") for i in range(3)]
+
+
+def test_a_fatal_repeat_ends_its_sessions() -> None:
+    rig = streams(Rig())
+    for _ in range(20):
+        rig.tick()
+    rig.faults.statuses.append(DecodeStatus.FATAL)
+    rig.run()
+    assert {rig.finals(f"r{i}")[0].reason for i in range(3)} == {FinishReason.ERROR}
+    rig.check_all_free()
+
+
+def test_metrics_are_late_by_a_moment_at_most() -> None:
+    rig = streams(Rig(), 1)
+    for _ in range(10):
+        rig.tick()
+    for _ in range(2):
+        rig.clock.advance(300_000_000)
+        rig.tick()
+    assert rig.executor.meters.tokens.value >= len(next(iter(rig.executor.table)).generated) - 1
