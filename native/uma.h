@@ -74,6 +74,9 @@ int32_t      uma_accel_register(void);      // before the first model is loaded;
 void         uma_accel_enable(uint32_t ops); // bit set: 1 matmul, 2 experts' matmul, 4 attention; 0 none. Not while a graph computes
 int64_t      uma_accel_count(void);         // operations computed so far
 const char * uma_accel_isa(void);           // instruction set in use
+// Weights laid out for our products: the bytes that a matrix then takes (0: it stays as the file has it), and the buffer type that arranges them.
+size_t       uma_accel_arranged_bytes(const struct ggml_tensor * weights);
+ggml_backend_buffer_type_t uma_accel_arranged_type(void);
 int32_t      uma_accel_wants_plain_weights(void); // nonzero: faster on weights as the file has them than ggml on rearranged copies
 
 // -- prefill.c: llama_decode of one prompt chunk that pauses between pieces of its graph

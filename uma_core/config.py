@@ -70,7 +70,10 @@ class EngineOptions:
         True, "small-batch matmul and attention kernels of ours inside ggml's CPU backend; off: ggml's own", env="UMA_CPU_KERNELS"
     )
     moe_top_k: int = option(0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256)
-    load_mode: str = option("auto", "how the weights get into memory", choices=("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io"))
+    load_mode: str = option(
+        "auto", "how the weights get into memory; auto lets the graph engine arrange copies of its own",
+        choices=("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io"),
+    )  # fmt: skip
     metal_residency: bool = option(True, "keep Metal buffers resident (off sets GGML_METAL_NO_RESIDENCY)", reload="restart")
     metal_keep_alive_s: int = option(
         180,

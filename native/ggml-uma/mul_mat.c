@@ -10,8 +10,8 @@ bool uma_mul_mat_is_ours(const struct ggml_tensor * op) {
     const struct ggml_tensor * x = op->src[1];
     if (uma_type_of(w->type) == UMA_N_TYPES || x->type != GGML_TYPE_F32 || op->type != GGML_TYPE_F32) return false;
     if (ggml_get_op_params_i32(op, 1) == GGML_HINT_SRC0_IS_HADAMARD) return false;
-    if (n_rows_of(op) < uma_kernels()->mm->min_rows) return false;
-    if (w->ne[2] != 1 || w->ne[3] != 1 || !uma_is_plain(w) || !uma_is_plain(x)) return false;
+    if (w->ne[2] != 1 || w->ne[3] != 1 || !uma_is_plain(x)) return false;
+    if (!uma_is_arranged(w) && (n_rows_of(op) < uma_kernels()->mm->min_rows || !uma_is_plain(w))) return false;
     const bool is_one_batch = x->ne[2] * x->ne[3] == 1;
     return is_one_batch || (ggml_is_contiguous(x) && ggml_is_contiguous(op));
 }
@@ -32,7 +32,7 @@ void uma_mul_mat_compute(const struct ggml_compute_params * params, struct ggml_
         .w = w->data, .w_stride = w->nb[1],
         .x = (const float *)x->data, .x_stride = x->nb[1],
         .y = (float *)op->data, .y_stride = op->nb[1],
-        .acts = work,
+        .acts = work, .is_arranged = uma_is_arranged(w),
     };
     char * scratch = work + uma_pad(table->acts_bytes(mm.type, mm.n_in, mm.n_rows)) + (size_t)params->ith * uma_pad(table->scratch_bytes(mm.n_rows));
     if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);

@@ -31,6 +31,9 @@ static inline bool uma_is_plain(const struct ggml_tensor * t) {
     return t->nb[0] == ggml_type_size(t->type) && (buffer == NULL || ggml_backend_buft_is_host(buffer->buft));
 }
 
+// Weights in the buffer of uma_ggml_arranged_type: laid out for our products, which nothing else can read.
+bool uma_is_arranged(const struct ggml_tensor * t);
+
 static inline char * uma_align(void * p) { return (char *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
 static inline size_t uma_pad(size_t n) { return (n + 63) & ~(size_t)63; }
 

@@ -1,6 +1,7 @@
-// The extra buffer type that owns no buffers. The only C++ here: ggml's CPU backend asks through these two classes.
+// Our operations as an extra buffer type, which holds arranged weights where somebody asks for them (arranged.cpp). The only C++ here: ggml's CPU backend asks through these two classes.
 #include "uma_ggml.h"
 
+#include "arranged.h"
 #include "ggml-cpu.h"
 #include "op.h"
 #include "traits.h"
@@ -23,7 +24,10 @@ class traits final : public ggml::cpu::tensor_traits {
   public:
     traits(uma_ggml_op kind, op_functions functions) : kind(kind), functions(functions) {}
 
-    bool is_ours(const ggml_tensor * op) const { return (enabled.load(std::memory_order_relaxed) >> kind & 1) && functions.is_ours(op); }
+    bool is_ours(const ggml_tensor * op) const {
+        const bool is_enabled = enabled.load(std::memory_order_relaxed) >> kind & 1;
+        return (is_enabled || (kind == UMA_GGML_MUL_MAT && uma_is_arranged(op->src[0]))) && functions.is_ours(op);
+    }
 
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
         size = functions.work_size(n_threads, op);
@@ -55,7 +59,7 @@ traits * traits_of(const ggml_tensor * op) {
 }
 
 class operations final : public ggml::cpu::extra_buffer_type {
-    // Asked while weights are being placed: none may be, since no memory comes from here.
+    // Asked while llama.cpp places weights: it places none here.
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
@@ -64,11 +68,7 @@ class operations final : public ggml::cpu::extra_buffer_type {
     }
 };
 
-const char * name(ggml_backend_buffer_type_t) { return "UMA"; }
-ggml_backend_buffer_t no_buffer(ggml_backend_buffer_type_t, size_t) { return nullptr; }
-size_t alignment(ggml_backend_buffer_type_t) { return 64; }
-
-ggml_backend_buffer_type buffer_type = { { name, no_buffer, alignment, nullptr, nullptr, nullptr }, nullptr, nullptr };
+ggml_backend_buffer_type buffer_type = { uma_arranged_interface, nullptr, nullptr };
 
 }  // namespace
 
@@ -84,6 +84,12 @@ int uma_ggml_register(void) {
     }();
     return is_registered ? 0 : -1;
 }
+
+bool uma_is_arranged(const ggml_tensor * t) { return t->buffer && t->buffer->buft == &buffer_type; }
+
+size_t uma_ggml_arranged_bytes(const ggml_tensor * weights) { return buffer_type.context ? uma_arranged_bytes(weights) : 0; }
+
+ggml_backend_buffer_type * uma_ggml_arranged_type(void) { return &buffer_type; }
 
 void uma_ggml_enable(uint32_t ops) { enabled = ops; }
 

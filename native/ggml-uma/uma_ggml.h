@@ -6,7 +6,11 @@
 #ifndef UMA_GGML_H
 #define UMA_GGML_H
 
+#include <stddef.h>
 #include <stdint.h>
+
+struct ggml_backend_buffer_type;
+struct ggml_tensor;
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,6 +29,13 @@ void uma_ggml_enable(uint32_t ops);
 // Whether models load best without ggml's rearranged copies of weights (llama_model_params.use_extra_bufts = false): our products then read
 // every weight where the file has it. Otherwise keep the copies; operations on them stay ggml's.
 int uma_ggml_wants_plain_weights(void);
+
+// Bytes that a weight matrix takes when it is arranged for our products; 0: it is read as the file has it (its type or shape, or not registered).
+size_t uma_ggml_arranged_bytes(const struct ggml_tensor * weights);
+
+// A buffer type that arranges weights when they are set. Its tensors may only be the matrix of a MUL_MAT by f32 rows, which is then always
+// ours, whatever is enabled. Memory is asked for in large pages. After registration, and only for what uma_ggml_arranged_bytes gave bytes for.
+struct ggml_backend_buffer_type * uma_ggml_arranged_type(void);
 
 // How often an operation was computed here, since the process started.
 uint64_t uma_ggml_count(enum uma_ggml_op op);

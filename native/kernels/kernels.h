@@ -28,6 +28,7 @@ struct uma_mm {
     const int32_t * y_index; // row r is written to y_index[r] and read from x_index[r]; NULL: to r, from r
     const int32_t * x_index;
     void * acts; // `mm_acts_bytes` bytes, 64-byte aligned, shared by the team
+    int is_arranged; // w is what `arrange` made of the weights; w_stride is not used
 };
 
 enum { UMA_PAGE_CELLS = 64 }; // cells in one page of paged KV, and in one tile of every attention loop
@@ -74,6 +75,10 @@ struct uma_mm_table {
     void (*pack)(const struct uma_mm * mm, int ith, int nth);
     // Compute y for weight rows out_begin..out_end-1 (out_begin a multiple of `panel`). scratch: 64-byte aligned.
     void (*rows)(const struct uma_mm * mm, int64_t out_begin, int64_t out_end, void * scratch);
+    // How many bytes weights take when they are arranged for this table; 0: it reads this type as the file has it only.
+    size_t (*arranged_bytes)(enum uma_type type, int64_t n_out, int64_t n_in);
+    // Arrange weights. Only this table's `rows` understands the result. arranged: 64-byte aligned.
+    void (*arrange)(enum uma_type type, int64_t n_out, int64_t n_in, const void * w, size_t w_stride, void * arranged);
 };
 
 struct uma_attn_table {

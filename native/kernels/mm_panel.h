@@ -6,10 +6,12 @@
 #define UMA_MM_PANEL_H
 
 struct panel {
-    uint8_t * q;
+    const uint8_t * q; // what is multiplied: `unpacked`, or arranged weights where they are
+    uint8_t * unpacked;
     float * scale;
     float * min;
     uintptr_t ahead; // where reading will be in a panel's time
+    int is_fetching; // the product fetches ahead: unpacking did not read the weights
 };
 
 // Fetch the next `bytes` ahead. Reading 16 rows side by side defeats the hardware's prefetchers; the panel after this one is one run of bytes.
@@ -19,7 +21,7 @@ static inline void fetch_ahead(struct panel * p, int bytes) {
     p->ahead += (uintptr_t)bytes;
 }
 
-static inline void put4(struct panel * p, int64_t group, vi v) { vi_store(p->q + group * V_LANES * 4, v); }
+static inline void put4(struct panel * p, int64_t group, vi v) { vi_store(p->unpacked + group * V_LANES * 4, v); }
 
 static inline void unpack_q8_0(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
     for (int64_t b = 0; b < n / 32; b++, w += Q8_0_BYTES) {
@@ -118,7 +120,7 @@ static inline void unpack_q6_k(struct panel * p, const uint8_t * w, size_t strid
 
 // f32 [columns][lane]. Reads whole groups of 8 columns.
 static inline void unpack_f16(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
-    float * out = (float *)(void *)p->q;
+    float * out = (float *)(void *)p->unpacked;
     for (int64_t c = 0; c < n; c += 8, w += 16, out += 8 * V_LANES) {
         vi v[4];
         fetch_ahead(p, V_LANES * 16);

@@ -4,6 +4,7 @@
 #ifndef UMA_MM_TABLE_H
 #define UMA_MM_TABLE_H
 
+#include "mm_arranged.h"
 #include "mm_direct.h"
 #include "mm_tile.h"
 
@@ -26,7 +27,7 @@ static struct scratch scratch_at(void * at) {
     uint8_t * p = at;
     struct scratch s;
     for (int i = 0; i < V_PANELS; i++, p += PANEL_BYTES) {
-        s.panels[i] = (struct panel){ p, (float *)(void *)(p + Q_BYTES), (float *)(void *)(p + Q_BYTES + SCALE_BYTES), 0 };
+        s.panels[i] = (struct panel){ p, p, (float *)(void *)(p + Q_BYTES), (float *)(void *)(p + Q_BYTES + SCALE_BYTES), 0, 0 };
     }
     s.copy = p;
     s.acc = (float *)(void *)(p + COPY_BYTES);
@@ -42,6 +43,10 @@ static const uint8_t * copy_rows(const uint8_t * w, size_t stride, int lanes, si
 
 // Columns col..col+n-1 of the panel that starts at weight row `out`.
 static void unpack_panel(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, struct panel * p, uint8_t * copy) {
+    if (mm->is_arranged) {
+        open_arranged(mm, out, col, n, p);
+        return;
+    }
     const struct uma_type_info info = uma_type_info(mm->type);
     const int lanes = mm->n_out - out < V_LANES ? (int)(mm->n_out - out) : V_LANES;
     const size_t bytes = (size_t)(n / info.block * info.block_bytes), padded = mm->type == UMA_F16 ? (bytes + 15) & ~(size_t)15 : bytes;
@@ -59,19 +64,28 @@ static void write_rows(const struct uma_mm * mm, int64_t out, int n, const float
     }
 }
 
+static void start_fetching(const struct uma_mm * mm, int64_t out, int n_panels, struct panel * p) {
+    if (mm->is_arranged) {
+        start_arranged(mm, out, n_panels, p);
+        return;
+    }
+    for (int i = 0; i < n_panels; i++) p[i].ahead = (uintptr_t)mm->w + (size_t)(out + (n_panels + i) * V_LANES) * mm->w_stride;
+}
+
 // y for the n weight rows (at most V_LANES a panel) from `out`.
 static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct scratch * s) {
     const int n_panels = (n + V_LANES - 1) / V_LANES;
     const int64_t chunk = mm->type == UMA_F16 ? CHUNK / 4 : CHUNK;
     tile_fn * product = TILES[n_panels - 1][kind_of(mm->type)];
     memset(s->acc, 0, (size_t)mm->n_rows * ACC_ROW * 4);
-    for (int i = 0; i < n_panels; i++) s->panels[i].ahead = (uintptr_t)mm->w + (size_t)(out + (n_panels + i) * V_LANES) * mm->w_stride;
+    start_fetching(mm, out, n_panels, s->panels);
     for (int64_t col = 0; col < mm->n_in; col += chunk) {
         const int64_t width = mm->n_in - col < chunk ? mm->n_in - col : chunk;
         for (int i = 0; i < n_panels; i++) unpack_panel(mm, out + i * V_LANES, col, width, s->panels + i, s->copy);
         for (int64_t t = 0; t < n_tiles(mm); t++) {
             const struct part x = from_column(tile_at(mm, t), col, mm->type);
             product(s->panels, &x, s->acc + x.row * ACC_ROW, width);
+            for (int i = 0; i < n_panels; i++) s->panels[i].is_fetching = 0; // once per chunk
         }
     }
     write_rows(mm, out, n, s->acc);
@@ -97,6 +111,6 @@ static void mm_rows(const struct uma_mm * mm, int64_t out_begin, int64_t out_end
     }
 }
 
-#define MM_TABLE { V_PANELS * V_LANES, V_MIN_ROWS, V_BEATS_REPACKED, mm_acts_bytes, mm_scratch_bytes, pack, mm_rows }
+#define MM_TABLE { V_PANELS * V_LANES, V_MIN_ROWS, V_BEATS_REPACKED, mm_acts_bytes, mm_scratch_bytes, pack, mm_rows, mm_arranged_bytes, mm_arrange }
 
 #endif

@@ -36,13 +36,16 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const struct panel * p, in
 #endif
 
 // sum[panel][row] += the scaled products of n quantised columns.
-V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], const struct panel * p, const struct part * x, int64_t n, const int R, const int NP,
+V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const struct part * x, int64_t n, const int R, const int NP,
                          const enum kind kind) {
     const int sub = kind == KIND_U6_SUB16 ? 16 : 32;
     const int8_t * q = x->q;
     const float * dc = x->dc;
     for (int64_t s = 0; s < n / sub; s++, dc += 2 * R, q += sub * R) {
         vi dot[V_PANELS][V_TILE_ROWS];
+        if (kind == KIND_S8 && p->is_fetching) {
+            V_UNROLL for (int i = 0; i < NP; i++) fetch_ahead(p + i, V_LANES * Q8_0_BYTES);
+        }
         V_UNROLL for (int r = 0; r < R; r++) {
             const vi start = kind == KIND_U6_MIN ? vi_set1(0) : vi_bcast(dc + R + r);
             V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = start;
@@ -71,7 +74,7 @@ V_INLINE void float_sums(vf sum[V_PANELS][V_TILE_ROWS], const struct panel * p, 
 }
 
 // acc[row][V_PANELS * V_LANES] += the product of NP panels and R rows over n columns.
-V_INLINE void tile_product(const struct panel * p, const struct part * x, float * acc, int64_t n, const int R, const int NP, const enum kind kind) {
+V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc, int64_t n, const int R, const int NP, const enum kind kind) {
     vf sum[V_PANELS][V_TILE_ROWS];
     V_UNROLL for (int r = 0; r < R; r++) {
         V_UNROLL for (int i = 0; i < NP; i++) sum[i][r] = vf_load(acc + (r * V_PANELS + i) * V_LANES);
@@ -88,7 +91,7 @@ V_INLINE void tile_product(const struct panel * p, const struct part * x, float 
     case R:                                                                                                                 \
         if (R <= (kind != KIND_F32 && NP == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS)) tile_product(p, x, acc, n, R, NP, kind); \
         break;
-V_INLINE void any_tile(const struct panel * p, const struct part * x, float * acc, int64_t n, const int NP, const enum kind kind) {
+V_INLINE void any_tile(struct panel * p, const struct part * x, float * acc, int64_t n, const int NP, const enum kind kind) {
     switch (x->n_rows) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4)
 #if V_TILE_ROWS == 8
@@ -98,10 +101,10 @@ V_INLINE void any_tile(const struct panel * p, const struct part * x, float * ac
 }
 #undef ROWS
 
-typedef void tile_fn(const struct panel * p, const struct part * x, float * acc, int64_t n);
+typedef void tile_fn(struct panel * p, const struct part * x, float * acc, int64_t n);
 
 #define TILE(name, NP, kind)                                                                                 \
-    static void name(const struct panel * p, const struct part * x, float * acc, int64_t n) { any_tile(p, x, acc, n, NP, kind); }
+    static void name(struct panel * p, const struct part * x, float * acc, int64_t n) { any_tile(p, x, acc, n, NP, kind); }
 TILE(one_s8, 1, KIND_S8)
 TILE(one_u6, 1, KIND_U6)
 TILE(one_u6_sub16, 1, KIND_U6_SUB16)

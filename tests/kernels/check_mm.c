@@ -106,6 +106,21 @@ static void run_split(const struct uma_kernels * k, const struct uma_mm * mm, in
     free(scratch);
 }
 
+// The same product once more, on arranged weights where the table arranges this type.
+static void check_arranged(const struct uma_kernels * k, const struct format * f, const struct uma_mm * mm, size_t y_bytes, const double * x, struct tally * t) {
+    const size_t bytes = k->mm->arranged_bytes(f->type, mm->n_out, mm->n_in);
+    if (bytes == 0) return;
+    void * arranged = new_aligned(bytes);
+    struct uma_mm other = *mm;
+    k->mm->arrange(f->type, mm->n_out, mm->n_in, mm->w, mm->w_stride, arranged);
+    other.w = arranged, other.w_stride = 0, other.is_arranged = 1;
+    memset(mm->y, 0xff, y_bytes); // NaN
+    run_split(k, &other, 1 + rand_below(3));
+    judge_all(f, mm, 0, x, t);
+    t->n_cases++;
+    free(arranged);
+}
+
 static void one_case(const struct uma_kernels * k, const struct format * f, int64_t n_out, int64_t n_in, int64_t n_rows, int has_index, struct tally * t) {
     const size_t row_bytes = (size_t)(n_in / f->block * f->bytes), w_stride = row_bytes + (size_t)(rand_below(2) * 6);
     const int64_t n_held = has_index ? n_rows * 2 : n_rows, y_stride = n_out + rand_below(3);
@@ -129,6 +144,7 @@ static void one_case(const struct uma_kernels * k, const struct format * f, int6
     run_split(k, &mm, 1 + rand_below(3));
     judge_all(f, &mm, n_held, quantised, t);
     t->n_cases++;
+    check_arranged(k, f, &mm, (size_t)((n_held - 1) * y_stride + n_out) * 4, quantised, t);
     free(mm.acts);
     free(w), free(x), free(y), free(quantised), free(index);
 }

@@ -30,6 +30,7 @@ class Product(ctypes.Structure):
     _fields_ = [
         ("type", ctypes.c_int), ("n_out", INT64), ("n_in", INT64), ("n_rows", INT64), ("w", POINTER), ("w_stride", SIZE), ("x", POINTER),
         ("x_stride", SIZE), ("y", POINTER), ("y_stride", SIZE), ("y_index", POINTER), ("x_index", POINTER), ("acts", POINTER),
+        ("is_arranged", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -44,6 +45,8 @@ class Table(ctypes.Structure):
         ("scratch_bytes", ctypes.CFUNCTYPE(SIZE, INT64)),
         ("pack", ctypes.CFUNCTYPE(None, ctypes.POINTER(Product), ctypes.c_int, ctypes.c_int)),
         ("rows", ctypes.CFUNCTYPE(None, ctypes.POINTER(Product), INT64, INT64, POINTER)),
+        ("arranged_bytes", ctypes.CFUNCTYPE(SIZE, ctypes.c_int, INT64, INT64)),
+        ("arrange", ctypes.CFUNCTYPE(None, ctypes.c_int, INT64, INT64, POINTER, SIZE, POINTER)),
     ]
 
 
@@ -91,14 +94,18 @@ def quantised(x: np.ndarray, name: str) -> np.ndarray:
     return (d * np.rint(blocks * inverse).astype(np.float64)).reshape(x.shape)
 
 
-def product(table: Table, name: str, weights: np.ndarray, x: np.ndarray) -> np.ndarray:
+def product(table: Table, name: str, weights: np.ndarray, x: np.ndarray, is_arranged: bool) -> np.ndarray:
     code, _, block, block_bytes = TYPES[name]
     n_out, n_in = len(weights), weights.shape[1] // block_bytes * block
+    read = weights
+    if is_arranged:
+        read = aligned(table.arranged_bytes(code, n_out, n_in))
+        table.arrange(code, n_out, n_in, weights.ctypes.data, weights.strides[0], read.ctypes.data)
     y = np.full((len(x), n_out), np.nan, np.float32)
     acts, scratch = aligned(table.acts_bytes(code, n_in, len(x)) or 1), aligned(table.scratch_bytes(len(x)))
     call = Product(
-        code, n_out, n_in, len(x), weights.ctypes.data, weights.strides[0], x.ctypes.data, x.strides[0], y.ctypes.data, y.strides[0],
-        None, None, acts.ctypes.data,
+        code, n_out, n_in, len(x), read.ctypes.data, weights.strides[0], x.ctypes.data, x.strides[0], y.ctypes.data, y.strides[0],
+        None, None, acts.ctypes.data, is_arranged,
     )  # fmt: skip
     table.pack(ctypes.byref(call), 0, 1)
     table.rows(ctypes.byref(call), 0, n_out, scratch.ctypes.data)
@@ -117,5 +124,6 @@ def test_products_agree_with_the_gguf_packages_reading_of_the_format(table, name
     if name == "F16":
         exact_weights = weights.view(np.float16).astype(np.float64)
     acts = quantised(x, name)
-    error = np.abs(product(table, name, weights, x) - acts @ exact_weights.T)
-    assert (error <= 1e-6 * (np.abs(acts) @ np.abs(exact_weights).T) + 1e-30).all()
+    for is_arranged in [False, True][: 1 + bool(table.arranged_bytes(TYPES[name][0], 1, TYPES[name][2]))]:
+        error = np.abs(product(table, name, weights, x, is_arranged) - acts @ exact_weights.T)
+        assert (error <= 1e-6 * (np.abs(acts) @ np.abs(exact_weights).T) + 1e-30).all()

@@ -62,13 +62,13 @@ def test_a_file_cut_short(n_kept: int, tmp_path: object) -> None:
 
 
 def test_loading_can_be_given_up() -> None:
-    for load_mode in ("mmap", "none"):
+    for load_mode in ("auto", "mmap", "none"):
         with pytest.raises(UmaError) as caught:
             GraphEngine(DRAFT, replace(SMALL, load_mode=load_mode), lambda share: False)
         assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
 
 
-@pytest.mark.parametrize("load_mode", ["mmap", "none"])
+@pytest.mark.parametrize("load_mode", ["auto", "mmap", "none"])
 def test_the_estimate_is_what_is_taken(load_mode: str) -> None:
     options = replace(SMALL, engine="graph", load_mode=load_mode)
     expected = estimate_engine(options, DRAFT)

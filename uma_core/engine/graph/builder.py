@@ -68,7 +68,7 @@ class Builder:
 
     def product(self, x: Any, name: str, n_out: int) -> Any:
         """(n_out, rows): a matrix product, with the bias that the file may have."""
-        y = lib.ggml_mul_mat(self.context, self.weights.matrix(f"{name}.weight", x.ne[0], n_out), x)
+        y = lib.ggml_mul_mat(self.context, self.weights.factor(f"{name}.weight", x.ne[0], n_out), x)
         bias = f"{name}.bias"
         return lib.ggml_add(self.context, y, self.weights.vector(bias, n_out)) if self.weights.find(bias) else y
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from uma_core.config import EngineOptions
 from uma_core.engine.api import MemoryUse
+from uma_core.engine.graph.arranged import arrangeable, bytes_with
 from uma_core.engine.graph.forward import N_SMALL
-from uma_core.engine.graph.load import Loaded, load
+from uma_core.engine.graph.load import Loaded, is_arranging, load
 from uma_core.engine.graph.paged import NO_PLANS
 from uma_core.engine.graph.weights import LOAD_MODES
 from uma_core.engine.lib import ffi, lib
@@ -22,7 +23,8 @@ def estimate(path: str, options: EngineOptions) -> MemoryUse:
     try:
         n_compute = loaded.n_lanes * graph_bytes(loaded, loaded.n_ubatch, 1)
         n_compute += sum(graph_bytes(loaded, n, n) for n in range(1, min(options.n_seq, N_SMALL) + 1))
-        return MemoryUse(loaded.weights.n_bytes, loaded.pages.n_bytes, n_compute)
+        sizes = arrangeable(loaded.header) if is_arranging(options, loaded.kernels) else {}
+        return MemoryUse(bytes_with(loaded.header, sizes), loaded.pages.n_bytes, n_compute)
     finally:
         loaded.close()
 

@@ -81,7 +81,7 @@ def _load(header: Header, options: EngineOptions, progress: Progress | None, kep
     kept.append(vocab)
     if vocab.n_vocab != shape.n_vocab:
         raise Unsupported(f"{shape.n_vocab} embeddings for {vocab.n_vocab} tokens")
-    weights = Weights(header, options.load_mode, progress)
+    weights = Weights(header, options.load_mode, is_arranging(options, kernels), progress)
     kept.append(weights)
     network = Network(shape, weights, family_of(shape.arch), int(lib.llama_model_rope_type(vocab.handle)))
     pages = Pages(shape, options.kv_type, page_counts(options, shape))
@@ -98,6 +98,11 @@ def _load(header: Header, options: EngineOptions, progress: Progress | None, kep
         devices=tuple(text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i))) for i in range(lib.ggml_backend_dev_count())),
         notes=("unified KV: prompts are read in sized chunks",) if unified else (),
     )  # fmt: skip
+
+
+def is_arranging(options: EngineOptions, kernels: str) -> bool:
+    """Whether products get copies of the weights that are laid out for them: where our kernels are in use, and nobody asked for the file's."""
+    return options.load_mode == "auto" and kernels != ""
 
 
 def check(header: Header, options: EngineOptions) -> Shape:

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF, with data where the file has it: mapped, or read into memory of ours."""
+"""The tensors of a GGUF, with data where the file has it: mapped, or read into memory of ours. Matrices may be arranged beside it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from uma_core.engine.graph.arranged import EMBEDDING, Arranged, arrangeable, bytes_with
 from uma_core.engine.graph.header import Header
 from uma_core.engine.graph.shape import Unsupported
 from uma_core.engine.lib import ffi, lib
@@ -21,24 +22,46 @@ Progress = Callable[[float], bool]
 class Weights:
     """Owns the memory and a backend buffer over it. `close` only after every graph that reads it is gone."""
 
-    def __init__(self, header: Header, load_mode: str, progress: Progress | None) -> None:
-        """Raises: MODEL_LOAD_FAILED, Unsupported."""
+    def __init__(self, header: Header, load_mode: str, is_arranging: bool, progress: Progress | None) -> None:
+        """`is_arranging`: products read copies that are laid out for them. Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, Unsupported."""
         if load_mode not in LOAD_MODES:
             raise Unsupported(f"load mode {load_mode}")
-        self.n_bytes = sum(place.n_bytes for place in header.tensors.values())
+        sizes = arrangeable(header) if is_arranging else {}
+        self.n_bytes = bytes_with(header, sizes)
         self.used: set[str] = set()
         self._header = header
         self._buffer = None
+        self._arranged: Arranged | None = None
         size = os.path.getsize(header.path)
         if any(place.offset + place.n_bytes > size for place in header.tensors.values()):
             raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.path}: the file is cut short", path=header.path)
-        self._memory = _memory_of(header.path, size, LOAD_MODES[load_mode], progress)
+        self._memory = _memory_of(header.path, size, LOAD_MODES[load_mode], None if sizes else progress)
         self._base = ffi.from_buffer(self._memory)
         self._buffer = lib.ggml_backend_cpu_buffer_from_ptr(self._base, size)
         lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         for place in header.tensors.values():
             tensor = lib.ggml_get_tensor(header.context, place.name.encode())
             lib.ggml_backend_tensor_alloc(self._buffer, tensor, ffi.cast("char *", self._base) + place.offset)
+        if sizes:
+            try:
+                self._arrange(header, list(sizes), progress)
+            except BaseException:
+                self.close()
+                raise
+
+    def _arrange(self, header: Header, names: list[str], progress: Progress | None) -> None:
+        self._arranged = Arranged(header, names)
+        total, n_done = sum(header.tensors[name].n_bytes for name in names), 0
+
+        def done(name: str) -> None:
+            nonlocal n_done
+            place = header.tensors[name]
+            n_done += place.n_bytes
+            if name != EMBEDDING:
+                _forget(self._memory, place.offset, place.n_bytes)
+            _report(header.path, progress, n_done / total)
+
+        self._arranged.fill(done)
 
     def get(self, name: str) -> Any:
         """The tensor of that name. Raises: Unsupported where the file has none."""
@@ -60,6 +83,11 @@ class Weights:
         """n matrices of n_out rows. Raises: Unsupported."""
         return self._checked(name, (n_in, n_out, n), None)
 
+    def factor(self, name: str, n_in: int, n_out: int) -> Any:
+        """A matrix that only a product reads: arranged, where there is such a copy. Raises: Unsupported."""
+        matrix = self.matrix(name, n_in, n_out)
+        return self._arranged.tensors.get(name, matrix) if self._arranged else matrix
+
     def _checked(self, name: str, ne: tuple[int, int, int], kind: int | None) -> Any:
         tensor = self.get(name)
         if tuple(ffi.unpack(tensor.ne, 4)) != (*ne, 1) or kind not in (None, tensor.type):
@@ -71,6 +99,9 @@ class Weights:
         return sorted(self._header.tensors.keys() - self.used)
 
     def close(self) -> None:
+        if self._arranged:
+            self._arranged.close()
+            self._arranged = None
         if self._buffer:
             lib.ggml_backend_buffer_free(self._buffer)
             self._buffer = None
@@ -98,6 +129,13 @@ def _memory_of(path: str, size: int, is_mapped: bool, progress: Progress | None)
             _report(path, progress, at / size)
         view.release()
         return memory
+
+
+def _forget(memory: mmap.mmap, offset: int, n_bytes: int) -> None:
+    """Give the whole pages of a mapped range back; whoever reads them again gets them from the file."""
+    begin, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if hasattr(mmap, "MADV_DONTNEED") and begin < end:
+        memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def _report(path: str, progress: Progress | None, share: float) -> None:

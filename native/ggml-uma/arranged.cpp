@@ -1,0 +1,53 @@
+// Memory for arranged weights: setting a tensor arranges it, reading one back is not possible.
+#include "arranged.h"
+
+#include <cstdlib>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace {
+
+constexpr size_t LARGE_PAGE = size_t(2) << 20;
+
+void free_buffer(ggml_backend_buffer_t buffer) { std::free(buffer->context); }
+
+void * base(ggml_backend_buffer_t buffer) { return buffer->context; }
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
+    uma_kernels()->mm->arrange(uma_type_of(tensor->type), tensor->ne[1], tensor->ne[0], data, tensor->nb[1], tensor->data);
+}
+
+void clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
+
+constexpr ggml_backend_buffer_i BUFFER = { free_buffer, base, nullptr, nullptr, set_tensor, nullptr, nullptr, nullptr, nullptr, clear, nullptr };
+
+const char * name(ggml_backend_buffer_type_t) { return "UMA"; }
+
+// In large pages where the system has them: every call reads all weights, more than the addresses of 4 KiB pages that a core remembers.
+ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
+    const size_t padded = (size + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    void * memory = std::aligned_alloc(LARGE_PAGE, padded);
+    if (!memory) return nullptr;
+#if defined(__linux__)
+    madvise(memory, padded, MADV_HUGEPAGE); // a kernel without them goes on with small ones
+#endif
+    return ggml_backend_buffer_init(type, BUFFER, memory, size);
+}
+
+size_t alignment(ggml_backend_buffer_type_t) { return 64; }
+
+size_t allocated_bytes(ggml_backend_buffer_type_t, const ggml_tensor * tensor) { return uma_arranged_bytes(tensor); }
+
+}  // namespace
+
+const ggml_backend_buffer_type_i uma_arranged_interface = { name, allocate, alignment, nullptr, allocated_bytes, nullptr };
+
+size_t uma_arranged_bytes(const ggml_tensor * weights) {
+    const uma_type type = uma_type_of(weights->type);
+    if (uma_kernels()->mm->min_rows > 1) return 0; // where ggml is as fast with a single row, arranging has not been found to pay
+    if (type == UMA_N_TYPES || weights->ne[2] != 1 || weights->ne[3] != 1) return 0;
+    return uma_kernels()->mm->arranged_bytes(type, weights->ne[1], weights->ne[0]);
+}

@@ -1,0 +1,93 @@
+"""Weights arranged for our products compute what the file's own weights compute, and memory counts them as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.engine.conftest import DRAFT
+from tests.engine.drive import read, step
+from tests.engine.graph.conftest import SMALL
+from tests.engine.graph.models import MODELS
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.engine.graph.header import Header
+from uma_core.engine.lib import lib
+from uma_core.engine.llama import use_kernels
+
+PROMPT = np.arange(40, 80, dtype=np.int32)
+KERNEL_NOISE = 1e-4  # of the logits' standard deviation: sums in another order where a processor's table leaves single rows to ggml
+
+
+@contextmanager
+def opened(path: str, load_mode: str, **options: object) -> Iterator[GraphEngine]:
+    engine = GraphEngine(path, replace(SMALL, load_mode=load_mode, **options))  # type: ignore[arg-type]
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def logits_of(engine: GraphEngine) -> np.ndarray:
+    """After a prompt of several rows, then of one row and of four."""
+    rows = []
+    for seq in range(4):
+        read(engine, seq, PROMPT + seq)
+    step(engine, [(0, 50)])
+    rows.append(engine.logits(0).copy())
+    step(engine, [(seq, 60 + seq) for seq in range(4)])
+    rows.extend(engine.logits(i).copy() for i in range(4))
+    return np.array(rows)
+
+
+def has_arranged() -> bool:
+    header = Header(DRAFT)
+    try:
+        return use_kernels(True) != "" and int(lib.uma_accel_arranged_bytes(lib.ggml_get_tensor(header.context, b"token_embd.weight"))) > 0
+    finally:
+        header.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-q4_0", "qwen2", "gemma", "mixtral", "llama-f16"])
+def test_logits_are_those_of_the_files_weights(name: str, written) -> None:
+    path = written(MODELS[name])
+    with opened(path, "mmap") as mapped, opened(path, "auto") as arranged:
+        expected, found = logits_of(mapped), logits_of(arranged)
+    assert np.abs(found - expected).max() <= KERNEL_NOISE * expected.std()
+
+
+def test_a_tied_embedding_is_in_memory_twice_and_other_weights_once(written) -> None:
+    if not has_arranged():
+        pytest.skip("this processor's kernels arrange nothing")
+    for name, is_tied in (("llama", False), ("qwen2", True)):
+        path = written(MODELS[name])
+        header = Header(path)
+        n_file, embedding = sum(place.n_bytes for place in header.tensors.values()), header.tensors["token_embd.weight"].n_bytes
+        header.close()
+        with opened(path, "auto") as engine:
+            extra = engine.info.weight_bytes - n_file - (embedding if is_tied else 0)
+            assert 0 <= extra < 0.1 * n_file  # panels are padded
+
+
+def test_without_our_kernels_the_files_weights_are_read(written) -> None:
+    path = written(MODELS["llama"])
+    with opened(path, "auto", cpu_kernels=False) as engine, opened(path, "mmap", cpu_kernels=False) as mapped:
+        assert engine.info.weight_bytes == mapped.info.weight_bytes
+        assert np.array_equal(logits_of(engine), logits_of(mapped))
+
+
+def test_arranged_weights_stay_readable_when_another_engine_switches_the_kernels_off(written) -> None:
+    path = written(MODELS["llama"])
+    with opened(path, "auto") as engine:
+        expected = logits_of(engine)
+        try:
+            use_kernels(False)
+            for seq in range(4):
+                engine.kv_truncate(seq, 0)
+            found = logits_of(engine)
+        finally:
+            use_kernels(True)
+    assert np.abs(found - expected).max() <= 0.05 * expected.std()

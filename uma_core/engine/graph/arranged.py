@@ -1,0 +1,54 @@
+"""Matrices laid out in the order in which our products read them, in large pages of memory of their own.
+
+Rules: only a product may read an arranged matrix; rows of the embedding are looked up where the file has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uma_core.engine.graph.header import Header
+from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
+
+EMBEDDING = "token_embd.weight"
+
+
+def arrangeable(header: Header) -> dict[str, int]:
+    """Tensors that products read and that our kernels arrange on this processor, with the bytes that they then take."""
+    sizes = {name: int(lib.uma_accel_arranged_bytes(lib.ggml_get_tensor(header.context, name.encode()))) for name in header.tensors}
+    is_tied = "output.weight" not in header.tensors
+    return {name: size for name, size in sizes.items() if size and (name != EMBEDDING or is_tied)}
+
+
+def bytes_with(header: Header, sizes: dict[str, int]) -> int:
+    """All weights in memory when these are arranged; a tied embedding is there twice."""
+    return sum(sizes.values()) + sum(place.n_bytes for name, place in header.tensors.items() if name not in sizes or name == EMBEDDING)
+
+
+class Arranged:
+    """Owns the copies. `close` only after every graph that reads them is gone."""
+
+    def __init__(self, header: Header, names: list[str]) -> None:
+        """Raises: INSUFFICIENT_MEMORY."""
+        size = max(1, len(names)) * lib.ggml_tensor_overhead()
+        self._context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": size, "no_alloc": True})[0])
+        self._sources = {name: lib.ggml_get_tensor(header.context, name.encode()) for name in names}
+        self.tensors = {name: lib.ggml_new_tensor_2d(self._context, t.type, t.ne[0], t.ne[1]) for name, t in self._sources.items()}
+        self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, lib.uma_accel_arranged_type())
+        if not self._buffer:
+            lib.ggml_free(self._context)
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to arrange the weights in")
+        lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+
+    def fill(self, done: Callable[[str], None]) -> None:
+        """Arrange every matrix; `done` hears of each whose bytes in the file are not needed any more, and may raise. Blocks: reads them all."""
+        for name, source in self._sources.items():
+            lib.ggml_backend_tensor_set(self.tensors[name], source.data, 0, lib.ggml_nbytes(source))
+            done(name)
+
+    def close(self) -> None:
+        if self._buffer:
+            lib.ggml_backend_buffer_free(self._buffer)
+            lib.ggml_free(self._context)
+            self._buffer = None
