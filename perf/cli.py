@@ -12,7 +12,7 @@ import click
 
 from native.pin import BuildError
 from perf import plots, report, scorecard
-from perf.criteria import ON_CPU, ON_GPU, TICK_CRITERIA, Criterion, clean_rows, judge_all, labels_for
+from perf.criteria import ON_CPU, ON_GPU, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, labels_for
 from perf.gguf_file import ensure
 from perf.harness import Harness, Job, Plan
 from perf.load import Sizing
@@ -23,6 +23,7 @@ from perf.servers import ServerError
 from perf.shapes import SHAPES
 
 _OUT = Path("perf/out")
+ENGINES = ("auto", "llama", "graph")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -83,15 +84,17 @@ def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, .
 @click.option("--quick", is_flag=True, help="One repeat, without the 16k and 32k contexts: a look, not evidence.")
 @click.option("--long-repeats", default=2, show_default=True, help="Repeats of the 16k and 32k contexts, which take minutes each.")
 @click.option("--only", multiple=True, help="Judge only these scenarios. Repeatable.")
+@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Of our daemon; graph: beside --engine llama too.")
 @_shared
-def accept(quick: bool, long_repeats: int, only: tuple[str, ...], **options: Any) -> None:
+def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, **options: Any) -> None:
     """Run the acceptance table and print a verdict per row; exit status 1 when a row is missed."""
     repeats = 1 if quick else options["repeats"]
-    names = [name for name in dict.fromkeys(c.scenario for c in ON_CPU) if not only or name in only]
+    criteria = for_engine(engine)
+    names = [name for name in dict.fromkeys(c.scenario for c in criteria) if not only or name in only]
     slow = {"context-16k", "context-32k"}
-    jobs = [Job(n, labels_for(n), min(repeats, long_repeats) if n in slow else repeats) for n in names if not (quick and n in slow)]
-    results = _execute(_plan(tuple(jobs), options, quick), ON_CPU)
-    verdicts = [v for v in judge_all(results, ON_CPU) if v.criterion.scenario in names]
+    jobs = [Job(n, labels_for(n, criteria), min(repeats, long_repeats) if n in slow else repeats) for n in names if not (quick and n in slow)]
+    results = _execute(_plan(tuple(jobs), options, quick), criteria, {} if engine == "auto" else {"engine": engine})
+    verdicts = [v for v in judge_all(results, criteria) if v.criterion.scenario in names]
     is_clean = all(ok for _, ok in clean_rows(results))
     sys.exit(0 if is_clean and all(v.is_met for v in verdicts if not (quick and v.is_met is None)) else 1)
 
@@ -208,10 +211,11 @@ def _plan(jobs: tuple[Job, ...], options: dict[str, Any], quick: bool = False) -
     return Plan(jobs, options["model"], options["threads"], options["out"], sizing, options["gpu_layers"], options["max_minutes"])
 
 
-def _execute(plan: Plan, criteria: tuple[Criterion, ...]) -> Results:
+def _execute(plan: Plan, criteria: tuple[Criterion, ...], more: dict[str, Any] | None = None) -> Results:
     name = Path(plan.model).stem if plan.model.endswith(".gguf") else plan.model
     settings = {"model": name, "threads": plan.threads, "scale": plan.sizing.scale, "seed": plan.sizing.seed}
     settings |= {"gpu_layers": plan.n_gpu_layers} if plan.n_gpu_layers else {}
+    settings |= more or {}
     results = _results(settings)
     try:
         Harness(plan, make_server, results, click.echo).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from perf.peers import OURS, PEER, PEER_VARIANTS
@@ -13,6 +13,7 @@ from perf.stats import median, spread
 
 BETTER = 0.99
 GUARD_OFF = f"{OURS}:guard-off"
+LLAMA_ENGINE = f"{OURS}:engine=llama"
 
 
 class Against(Enum):
@@ -21,6 +22,7 @@ class Against(Enum):
     LIMIT = "limit"  # the figure itself
     PEER = "peer"  # its ratio to llama-server's default configuration
     BEST_PEER = "best peer"  # its ratio to the best of llama-server's configurations
+    LLAMA_ENGINE = "llama engine"  # its ratio to our daemon with the other engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Criterion:
 
     @property
     def target(self) -> str:
-        unit = {"LIMIT": "", "PEER": "x llama-server", "BEST_PEER": "x llama-server's best"}[self.against.name]
+        unit = {"LIMIT": "", "PEER": "x llama-server", "BEST_PEER": "x llama-server's best", "LLAMA_ENGINE": "x --engine llama"}[self.against.name]
         if self.against is Against.LIMIT and self.figure.endswith("_x"):
             unit = "x solo"
         return f"{'≥' if self.is_floor else '≤'} {self.limit:g}{unit}"
@@ -128,10 +130,21 @@ TICK_CRITERIA: tuple[Criterion, ...] = tuple(
 )
 
 
+def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Criterion, ...]:
+    """The same promises, of our daemon with `--engine ENGINE`, which besides has to be faster than the other engine."""
+    if engine == "auto":
+        return tuple(criteria)
+    held = [replace(c, ours=f"{c.ours}{',' if ':' in c.ours else ':'}engine={engine}") for c in criteria]
+    faster = [replace(c, what=f"{c.what}, beside --engine llama", against=Against.LLAMA_ENGINE, limit=1.0) for c in held if c.figure == "tok_s"]
+    return (*held, *faster[-1:])
+
+
 def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[str, ...]:
     """The servers that a scenario must meet so that each of its rows can be judged."""
     rows = [c for c in criteria if c.scenario == scenario]
-    labels = dict.fromkeys((OURS, *(c.ours for c in rows), PEER))
+    labels = dict.fromkeys((*sorted({c.ours for c in rows}, key=len), PEER))
+    if any(c.against is Against.LLAMA_ENGINE for c in rows):
+        labels[LLAMA_ENGINE] = None
     if any(c.against is Against.BEST_PEER for c in rows):
         labels |= dict.fromkeys(PEER_VARIANTS)
     return tuple(labels)
@@ -144,7 +157,8 @@ def judge(results: Results, criterion: Criterion) -> Verdict:
         cell = results.cells.get(c.scenario, {}).get(c.ours)
         values = cell.values(c.figure) if cell else []
     else:
-        peer = PEER if c.against is Against.PEER else best_peer(results, c.scenario, c.figure)
+        fixed = {Against.PEER: PEER, Against.LLAMA_ENGINE: LLAMA_ENGINE}
+        peer = fixed.get(c.against) or best_peer(results, c.scenario, c.figure)
         values = results.ratios(c.scenario, c.figure, c.ours, peer)
     s = spread(values)
     met = None if math.isnan(s.median) else (s.median >= c.limit if c.is_floor else s.median <= c.limit)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf import findings, report
-from perf.criteria import ON_CPU, ON_GPU, TICK_CRITERIA, Criterion, clean_rows, judge_all
+from perf.criteria import ON_GPU, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all
 from perf.results import Results, merge
 from perf.scenarios import SCENARIOS
 
@@ -27,7 +27,7 @@ def write(runs: Sequence[Results], docs: Path) -> list[Path]:
 def criteria_of(results: Results) -> tuple[Criterion, ...]:
     if set(results.cells) == {"tick"}:
         return TICK_CRITERIA
-    return ON_GPU if results.settings.get("gpu_layers") else ON_CPU
+    return ON_GPU if results.settings.get("gpu_layers") else for_engine(results.settings.get("engine", "auto"))
 
 
 def run_name(results: Results) -> str:
@@ -99,5 +99,5 @@ All figures are the client's: one process with one selector, a monotonic time st
 - x solo: against the same stream alone on the same server in the same repeat; pauses against its median gap.
 - Makespan: from the phase's start until everything in it has ended. Aggregate: generated tokens over the makespan.
 - Variants: `uma:no-STAGE` leaves one policy stage out, `uma:guard-off` the latency guard; `llama-server:b64` is
-  `-b 64 -ub 64`, `llama-server:kvu` is `-kvu`.
+  `-b 64 -ub 64`, `llama-server:kvu` is `-kvu`. `python -m perf accept --engine graph` holds the other engine to the same table.
 """

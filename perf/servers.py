@@ -184,14 +184,8 @@ class UmaServer(Server):
         super().start()
 
     def _variant_flags(self) -> list[str]:
-        variant = self._variant
-        if not variant or variant == "default":
-            return []
-        if variant == "guard-off":
-            variant = "no-latency_guard"
-        if variant.startswith("no-"):
-            return ["--stages", ",".join(_stages_without(variant[3:]))]
-        return [flag for pair in variant.split(",") for flag in _flag(pair)]
+        parts = [part for part in self._variant.split(",") if part not in ("", "default")]
+        return [flag for part in parts for flag in _flag(part)]
 
     def endpoint(self) -> Endpoint:
         return frames_endpoint(str(self.socket_path))
@@ -243,10 +237,14 @@ def _stages_without(stage: str) -> list[str]:
     return [name for name in DEFAULT_STAGES if name != stage]
 
 
-def _flag(pair: str) -> list[str]:
-    name, equals, value = pair.partition("=")
+def _flag(part: str) -> list[str]:
+    if part == "guard-off":
+        part = "no-latency_guard"
+    if part.startswith("no-"):
+        return ["--stages", ",".join(_stages_without(part[3:]))]
+    name, equals, value = part.partition("=")
     if not equals:
-        raise ServerError(f"variant {pair!r}: expected OPTION=VALUE")
+        raise ServerError(f"variant {part!r}: expected OPTION=VALUE")
     return ["--" + name.replace("_", "-"), value.replace("+", ",")]
 
 

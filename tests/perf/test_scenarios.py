@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from perf.criteria import ON_CPU, ON_GPU, labels_for
+from perf.criteria import ON_CPU, ON_GPU, for_engine, labels_for
 from perf.load import Ask, Phase, Sizing, prompt, scaled
 from perf.peers import PEER_VARIANTS
 from perf.scenarios import SCENARIOS
@@ -106,3 +106,11 @@ def test_acceptance_meets_the_servers_it_judges_by() -> None:
 
 def test_every_acceptance_row_has_its_scenario() -> None:
     assert {c.scenario for c in (*ON_CPU, *ON_GPU)} <= set(SCENARIOS)
+
+
+def test_another_engine_keeps_the_same_promises_and_is_faster() -> None:
+    held = for_engine("graph")
+    assert [(c.scenario, c.figure, c.limit) for c in held[:-1]] == [(c.scenario, c.figure, c.limit) for c in ON_CPU]
+    assert set(labels_for("storm", held)) == {"uma:engine=graph", *PEER_VARIANTS}
+    assert labels_for("throughput", held) == ("uma:engine=graph", "uma:guard-off,engine=graph", "llama-server", "uma:engine=llama")
+    assert for_engine("auto") == ON_CPU
