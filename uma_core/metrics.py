@@ -86,7 +86,7 @@ LOGITS_TO_CHUNK = _gauge(
     "seconds",
     json="time_logits_to_first_chunk",
 )
-OVERLAP_ACTIVE = _gauge("overlap_active", "1 while tokens are sent during the next decode call")
+OVERLAP_ACTIVE = _gauge("overlap_active", "1 where the last tokens were sent while the next decode call ran")
 PREDICTION_ERROR = Metric(
     "prediction_error_ratio",
     Kind.HISTOGRAM,
@@ -122,8 +122,6 @@ PREEMPTIONS = _counter("preemptions_total", "background sessions that lost their
 PLAN_VIOLATIONS = _counter("plan_violations_total", "plans that broke their contract and were replaced")
 BMT_ESTIMATE = _gauge("bmt_estimate_bytes", "bytes that the last tick moved, as estimated", "bytes", json="bmt_estimate_last")
 BMT_BUDGET = _gauge("bmt_budget_bytes", "bytes that a tick may move; 0: no budget", "bytes", json="bmt_budget")
-DRAFT_TOKENS = _counter("draft_tokens_total", "tokens proposed by the draft model", "tokens")
-DRAFT_ACCEPTED = _counter("draft_accepted_total", "proposed tokens that the model accepted", "tokens")
 
 # KV memory
 KV_CELLS_USED = _gauge("kv_cells_used", "KV cells that hold a token", "cells")

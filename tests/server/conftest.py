@@ -78,6 +78,7 @@ class FakeCompute(threading.Thread):
         super().__init__(daemon=True)
         self.events: deque = deque()
         self.seen: list = []
+        self.is_in_call = False
         self.sessions: dict[tuple[int, str], FakeSession] = {}
         self.refuse: UmaError | None = None
         self.stale_for: Any = None  # a text port whose prompts are stale

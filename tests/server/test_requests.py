@@ -9,6 +9,7 @@ import struct
 
 import pytest
 
+from uma_core import metrics
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.session.events import HangUp, Submit
 from uma_core.types import Lane
@@ -42,6 +43,15 @@ def test_requests_of_one_connection_interleave(server, texts):
         events = client.until_final(1, 2, 3)
     assert [texts(events, id) for id in (1, 2, 3)] == ["abcdefgh", "ABCDEFGH", "12345678"]
     assert {event["id"] for event in events[:3]} == {1, 2, 3}, "each gets its first token in the first tick"
+
+
+@pytest.mark.parametrize("is_in_call", [True, False])
+def test_sending_beside_a_decode_call_shows(server, is_in_call):
+    server.compute.is_in_call = is_in_call
+    with server.connect() as client:
+        client.send(id="a", prompt="four")
+        client.until_final("a")
+    assert server.registry.snapshot().value(metrics.OVERLAP_ACTIVE) == is_in_call
 
 
 def test_many_clients_at_once(server, texts):

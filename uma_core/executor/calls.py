@@ -33,6 +33,7 @@ class Calls:
         self._clock = clock
         self.books = Books(meters)
         self.t_returned_ns = 0
+        self.is_in_call = False  # other threads may look
         self._batch = Batch(engine.info.n_batch)
         self._last: Items | None = None  # what the batch holds, one token each; its rows and what followed them:
         self._rows: list[Session] = []
@@ -103,7 +104,9 @@ class Calls:
         """The engine's call for what is in the batch, and a note of what it took."""
         self.announce()
         t0 = self._clock.now_ns()
+        self.is_in_call = True
         outcome = self._engine.decode(self._batch, self._samplers)
+        self.is_in_call = False
         self._t_now_ns = now = self._clock.now_ns()
         since, self.t_returned_ns = self.t_returned_ns, now - outcome.sample_ns
         self.books.notes.append((sessions, self._batch.n, self._n_kv, n_prefill, t0 - since if since else 0, outcome))

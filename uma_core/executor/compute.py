@@ -74,6 +74,11 @@ class ComputeThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a decode call runs. Any thread."""
+        return any(executor.calls.is_in_call for executor in self.executors)
+
     def _run(self) -> None:
         while not self._is_stopping:
             self._signal.clear()

@@ -32,7 +32,6 @@ class Meters:
         self.piece = registry.histogram(m.PREFILL_PIECE)
         self.sampling = registry.gauge(m.SAMPLING_LAST)
         self.to_chunk = registry.gauge(m.LOGITS_TO_CHUNK)
-        self.overlap = registry.gauge(m.OVERLAP_ACTIVE)
         self.prediction = registry.histogram(m.PREDICTION_ERROR)
         self.accepted = {lane: registry.counter(m.REQUESTS_ACCEPTED, lane=name) for lane, name in lanes.items()}
         self.ended = {reason: registry.counter(m.REQUESTS, reason=reason.value) for reason in FinishReason}

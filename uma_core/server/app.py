@@ -228,6 +228,8 @@ class IoApp:
         for queue in (self._posted, self._compute.events):
             while queue:
                 self._deliver(queue.popleft())
+        if self._dirty:
+            self.meters.overlap.set(self._compute.is_in_call)
         while self._dirty:
             self._dirty.popitem()[0].flush()
 

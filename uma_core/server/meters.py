@@ -15,6 +15,7 @@ class IoMeters:
         self.rx_bytes = registry.counter(metrics.RX_BYTES)
         self.tx_bytes = registry.counter(metrics.TX_BYTES)
         self.tx_buffered = registry.gauge(metrics.TX_BUFFERED)
+        self.overlap = registry.gauge(metrics.OVERLAP_ACTIVE)
         self.slow_clients = registry.counter(metrics.SLOW_CLIENTS)
         self._errors = {code: registry.counter(metrics.ERRORS, code=code.code) for code in ErrorCode}
 

@@ -18,6 +18,10 @@ class ComputePort(Protocol):
 
     events: deque[Event]
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a decode call runs. Any thread."""
+
     def submit(self, command: Command) -> None:
         """Any thread; never blocks."""
 
