@@ -2,7 +2,7 @@
 #ifndef UMA_ATTN_TABLE_H
 #define UMA_ATTN_TABLE_H
 
-#include "attn_tile.h"
+#include "attn_direct.h"
 
 static size_t attn_scratch_bytes(int dim_k, int dim_v) {
     const size_t dk = pad_dim(dim_k), dv = pad_dim(dim_v);
@@ -44,9 +44,12 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     int queries[MAX_Q];
     const int n_q = visible_queries(at, cell, n, masks, queries);
     if (n_q == 0) return;
-    load_cells(&at->k, at->kv_type, cell, n, at->dim_k, w->kv);
     struct ahead next = ahead_of(&at->k, at->kv_type, cell + CELLS, at->cell_end, at->dim_k);
-    if (n_q < TRANSPOSE_FROM) {
+    const bool is_direct_k = is_direct_attn(at->kv_type, at->dim_k, n_q), is_direct_v = is_direct_attn(at->kv_type, at->dim_v, n_q);
+    if (!is_direct_k) load_cells(&at->k, at->kv_type, cell, n, at->dim_k, w->kv);
+    if (is_direct_k) {
+        scores_directly(at, w, cell, n, queries, n_q, &next);
+    } else if (n_q < TRANSPOSE_FROM) {
         scores_by_dots(w, queries, n_q, &next);
     } else {
         scores_by_product(w, queries, n_q);
@@ -58,13 +61,17 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     next = ahead_of(&at->v, at->kv_type, cell + CELLS, at->cell_end, at->dim_v);
     for (int i = 0; i < n_q; i++) {
         const int q = queries[i];
-        fetch_rows(&next, (CELLS + n_q - 1) / n_q);
+        if (!is_direct_v) fetch_rows(&next, (CELLS + n_q - 1) / n_q);
         float * s = w->scores + (size_t)q * CELLS;
         float * y = (float *)(void *)((char *)out + (size_t)q * out_stride);
         const float slope = at->slopes ? at->slopes[q % at->n_group] : 1.0f;
         if (!softmax_row(s, masks + q / at->n_group * CELLS, slope, at->softcap, parts + q, y, w->dv)) continue;
         p[n_live] = s;
         o[n_live++] = y;
+    }
+    if (is_direct_v) {
+        values_directly(at, cell, n, p, o, n_live, &next);
+        return;
     }
     load_cells(&at->v, at->kv_type, cell, n, at->dim_v, w->kv);
     rows_product(p, n_live, w->kv, w->dv, o, n, (int)w->dv);

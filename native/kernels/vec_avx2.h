@@ -15,6 +15,7 @@
 #define V_MIN_ROWS 2
 #define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 2
+#define V_DIRECT_QUERIES 0
 
 typedef __m256 vf;
 typedef __m256i vi;

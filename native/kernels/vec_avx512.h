@@ -14,6 +14,7 @@
 #define V_QUANT_PANELS 2
 #define V_MIN_ROWS 1
 #define V_BLOCK_COLS 4 // vectors per row in a register block of f32 products
+#define V_DIRECT_QUERIES 7 // with 4 vectors of keys each, and the keys: all 32 registers
 
 typedef __m512 vf;
 typedef __m512i vi;
@@ -47,6 +48,16 @@ static inline vf vf_sums(const vf v[16]) {
     }
     for (int i = 0; i < 2; i++) c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd));
     return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+}
+
+// The sums of four vectors.
+static inline void vf_store_sums4(float * out, const vf v[4]) {
+    const vf a = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    const vf b = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    const vf c = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    const __m256 d = _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1)));
 }
 
 static inline vi vi_load(const void * p) { return _mm512_loadu_si512(p); }

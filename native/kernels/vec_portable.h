@@ -15,6 +15,7 @@
 #define V_MIN_ROWS 2     // fewer are computed no faster here than by ggml
 #define V_BEATS_REPACKED 0 // see kernels.h
 #define V_BLOCK_COLS 1 // vectors per row in a register block of f32 products
+#define V_DIRECT_QUERIES 0 // queries of a register block over f16 rows that are not stored as f32; 0: they are
 
 typedef struct { float f[V_LANES]; } vf;
 typedef union { int32_t i[V_LANES]; uint32_t u[V_LANES]; uint8_t b[V_LANES * 4]; int8_t s[V_LANES * 4]; } vi;

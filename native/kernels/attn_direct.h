@@ -1,0 +1,116 @@
+// Attention of few queries over f16 rows that are converted on their way into the products: for instruction sets with 32 registers.
+//
+// Each block of queries converts the tile again, which costs less than to store it as f32 and read it back.
+#ifndef UMA_ATTN_DIRECT_H
+#define UMA_ATTN_DIRECT_H
+
+#include "attn_tile.h"
+
+enum { DIRECT_CELLS = 4, DIRECT_COLS = 2 }; // cells, and vectors of columns, of a register block
+
+static inline bool is_direct_attn(enum uma_type type, int dim, int n_queries) {
+    return V_DIRECT_QUERIES > 0 && type == UMA_F16 && dim % (DIRECT_COLS * V_LANES) == 0 && n_queries < TRANSPOSE_FROM;
+}
+
+#if V_DIRECT_QUERIES > 0
+
+// Scores of NA queries and n cells, a multiple of DIRECT_CELLS. Cells beyond the rows that there are get any row's scores: the mask drops them.
+V_INLINE void direct_scores(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s, int dim, struct ahead * next, const int NA) {
+    const int n_fetch = (CELLS / DIRECT_CELLS + CELLS - 1) / (CELLS / DIRECT_CELLS);
+    for (int c = 0; c < CELLS; c += DIRECT_CELLS) {
+        const uint8_t * rows[DIRECT_CELLS];
+        vf sum[V_DIRECT_QUERIES][DIRECT_CELLS];
+        V_UNROLL for (int l = 0; l < DIRECT_CELLS; l++) rows[l] = k + (size_t)(c + l < n_rows ? c + l : n_rows - 1) * stride;
+        V_UNROLL for (int i = 0; i < NA; i++) {
+            V_UNROLL for (int l = 0; l < DIRECT_CELLS; l++) sum[i][l] = vf_set1(0);
+        }
+        fetch_rows(next, n_fetch);
+        for (int d = 0; d < dim; d += V_LANES) {
+            vf x[DIRECT_CELLS];
+            V_UNROLL for (int l = 0; l < DIRECT_CELLS; l++) x[l] = vf_load_f16(rows[l] + 2 * d);
+            V_UNROLL for (int i = 0; i < NA; i++) {
+                V_UNROLL for (int l = 0; l < DIRECT_CELLS; l++) sum[i][l] = vf_fma(x[l], vf_load(q[i] + d), sum[i][l]);
+            }
+        }
+        V_UNROLL for (int i = 0; i < NA; i++) vf_store_sums4(s[i] + c, sum[i]);
+    }
+}
+
+// o[i] += p[i] * v over n rows, for NA queries.
+V_INLINE void direct_values(const float * const * p, const uint8_t * v, size_t stride, int n, float * const * o, int dim, struct ahead * next, const int NA) {
+    const int n_passes = dim / (DIRECT_COLS * V_LANES); // fetching is spread over all of them
+    for (int d = 0, pass = 0; d < dim; d += DIRECT_COLS * V_LANES, pass++) {
+        int at_fetch = pass;
+        const uint8_t * row = v + 2 * d;
+        vf sum[V_DIRECT_QUERIES][DIRECT_COLS];
+        V_UNROLL for (int i = 0; i < NA; i++) {
+            V_UNROLL for (int j = 0; j < DIRECT_COLS; j++) sum[i][j] = vf_load(o[i] + d + j * V_LANES);
+        }
+        for (int c = 0; c < n; c++, row += stride) {
+            vf x[DIRECT_COLS];
+            if (c == at_fetch) {
+                fetch_rows(next, 1);
+                at_fetch += n_passes;
+            }
+            V_UNROLL for (int j = 0; j < DIRECT_COLS; j++) x[j] = vf_load_f16(row + 2 * j * V_LANES);
+            V_UNROLL for (int i = 0; i < NA; i++) {
+                V_UNROLL for (int j = 0; j < DIRECT_COLS; j++) sum[i][j] = vf_fma(vf_bcast(p[i] + c), x[j], sum[i][j]);
+            }
+        }
+        V_UNROLL for (int i = 0; i < NA; i++) {
+            V_UNROLL for (int j = 0; j < DIRECT_COLS; j++) vf_store(o[i] + d + j * V_LANES, sum[i][j]);
+        }
+    }
+}
+
+// As few blocks of queries as there can be, of as even sizes as there can be.
+static inline int next_block(int n) {
+    const int n_blocks = (n + V_DIRECT_QUERIES - 1) / V_DIRECT_QUERIES;
+    return (n + n_blocks - 1) / n_blocks;
+}
+
+#define BLOCKS(CALL) CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6) CALL(7)
+
+static void scores_directly(const struct uma_attn * at, const struct attn_work * w, int64_t cell, int n_cells, const int * queries, int n, struct ahead * next) {
+    const uint8_t * k = cell_at(&at->k, cell);
+    const float * q[MAX_Q];
+    float * s[MAX_Q];
+    for (int i = 0; i < n; i++) {
+        q[i] = w->q + (size_t)queries[i] * w->dk;
+        s[i] = w->scores + (size_t)queries[i] * CELLS;
+    }
+    for (int i = 0, size; i < n; i += size) {
+        size = next_block(n - i);
+        switch (size) {
+#define CALL(NA) case NA: direct_scores(q + i, k, at->k.cell_stride, n_cells, s + i, at->dim_k, next, NA); break;
+            BLOCKS(CALL)
+#undef CALL
+        }
+    }
+}
+
+static void values_directly(const struct uma_attn * at, int64_t cell, int n_cells, const float * const * p, float * const * o, int n, struct ahead * next) {
+    const uint8_t * v = cell_at(&at->v, cell);
+    for (int i = 0, size; i < n; i += size) {
+        size = next_block(n - i);
+        switch (size) {
+#define CALL(NA) case NA: direct_values(p + i, v, at->v.cell_stride, n_cells, o + i, at->dim_v, next, NA); break;
+            BLOCKS(CALL)
+#undef CALL
+        }
+    }
+}
+
+#else
+
+static void scores_directly(const struct uma_attn * at, const struct attn_work * w, int64_t cell, int n_cells, const int * queries, int n, struct ahead * next) {
+    (void)at, (void)w, (void)cell, (void)n_cells, (void)queries, (void)n, (void)next;
+}
+
+static void values_directly(const struct uma_attn * at, int64_t cell, int n_cells, const float * const * p, float * const * o, int n, struct ahead * next) {
+    (void)at, (void)cell, (void)n_cells, (void)p, (void)o, (void)n, (void)next;
+}
+
+#endif
+
+#endif
