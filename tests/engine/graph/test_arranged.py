@@ -13,6 +13,7 @@ from tests.engine.conftest import DRAFT
 from tests.engine.drive import read, step
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import MODELS
+from uma_core.engine.graph import load
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.header import Header
 from uma_core.engine.lib import lib
@@ -70,6 +71,14 @@ def test_a_tied_embedding_is_in_memory_twice_and_other_weights_once(written) -> 
         with opened(path, "auto") as engine:
             extra = engine.info.weight_bytes - n_file - (embedding if is_tied else 0)
             assert 0 <= extra < 0.1 * n_file  # panels are padded
+
+
+def test_without_room_for_copies_the_file_stays_mapped(written, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(MODELS["llama"])
+    monkeypatch.setattr(load, "available_bytes", lambda: 1000)
+    with opened(path, "auto") as engine, opened(path, "mmap") as mapped:
+        assert engine.info.weight_bytes == mapped.info.weight_bytes
+        assert np.array_equal(logits_of(engine), logits_of(mapped))
 
 
 def test_without_our_kernels_the_files_weights_are_read(written) -> None:

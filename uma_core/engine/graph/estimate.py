@@ -23,7 +23,7 @@ def estimate(path: str, options: EngineOptions) -> MemoryUse:
     try:
         n_compute = loaded.n_lanes * graph_bytes(loaded, loaded.n_ubatch, 1)
         n_compute += sum(graph_bytes(loaded, n, n) for n in range(1, min(options.n_seq, N_SMALL) + 1))
-        sizes = arrangeable(loaded.header) if is_arranging(options, loaded.kernels) else {}
+        sizes = arrangeable(loaded.header) if is_arranging(loaded.header, options, loaded.kernels) else {}
         return MemoryUse(bytes_with(loaded.header, sizes), loaded.pages.n_bytes, n_compute)
     finally:
         loaded.close()

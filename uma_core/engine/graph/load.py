@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uma_core.config import EngineOptions
+from uma_core.engine.graph.arranged import arrangeable, bytes_with
 from uma_core.engine.graph.families import family_of
 from uma_core.engine.graph.forward import Network
 from uma_core.engine.graph.header import Header
@@ -18,6 +19,9 @@ from uma_core.engine.llama import backend_name, use_kernels
 from uma_core.engine.llama_model import LlamaModel, Progress
 from uma_core.engine.llama_params import is_unified, n_threads_of
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.machine import available_bytes
+
+ARRANGED_SHARE = 0.75  # of the available memory, at most; the rest is for KV, graphs and others
 
 
 @dataclass
@@ -81,7 +85,7 @@ def _load(header: Header, options: EngineOptions, progress: Progress | None, kep
     kept.append(vocab)
     if vocab.n_vocab != shape.n_vocab:
         raise Unsupported(f"{shape.n_vocab} embeddings for {vocab.n_vocab} tokens")
-    weights = Weights(header, options.load_mode, is_arranging(options, kernels), progress)
+    weights = Weights(header, options.load_mode, is_arranging(header, options, kernels), progress)
     kept.append(weights)
     network = Network(shape, weights, family_of(shape.arch), int(lib.llama_model_rope_type(vocab.handle)))
     pages = Pages(shape, options.kv_type, page_counts(options, shape))
@@ -100,9 +104,15 @@ def _load(header: Header, options: EngineOptions, progress: Progress | None, kep
     )  # fmt: skip
 
 
-def is_arranging(options: EngineOptions, kernels: str) -> bool:
-    """Whether products get copies of the weights that are laid out for them: where our kernels are in use, and nobody asked for the file's."""
-    return options.load_mode == "auto" and kernels != ""
+def is_arranging(header: Header, options: EngineOptions, kernels: str) -> bool:
+    """Whether products get copies of the weights that are laid out for them.
+
+    Where our kernels are in use and nobody asked for the file's own; and where there is room, as copies do not come and go like a mapped file.
+    """
+    if options.load_mode != "auto" or not kernels:
+        return False
+    available = available_bytes()
+    return available is None or bytes_with(header, arrangeable(header)) <= ARRANGED_SHARE * available
 
 
 def check(header: Header, options: EngineOptions) -> Shape:
