@@ -198,3 +198,13 @@ def test_tokens_and_pieces_agree(clean: Engine) -> None:
     tokens = clean.tokenize(text, False, False)
     assert b"".join(clean.piece(t) for t in tokens).decode() == text
     assert clean.tokenize("", False, False) == []
+
+
+def test_pages_cover_the_positions(clean: Engine) -> None:
+    size = clean.info.kv_page
+    n = 2 * size + 1 if size > 1 else 20
+    read_plain(clean, 1, tokens_of(clean, n))
+    assert len(clean.kv_pages(1, n)) == (3 if size > 1 else 0)
+    assert len(clean.kv_pages(1, size)) == (1 if size > 1 else 0)
+    assert len(set(clean.kv_pages(1, n).tolist())) == len(clean.kv_pages(1, n))
+    assert len(clean.kv_pages(0, n)) == 0

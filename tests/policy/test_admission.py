@@ -103,6 +103,14 @@ class TestParking:
         state = state_of(few, many, waiting(9, n_prompt=400, n_max=100), is_unified=True, n_cells_free=0, free_seqs=(5,))
         assert admission.run(state, Plan()).park == (2,)
 
+    def test_what_others_hold_too_is_not_freed(self):
+        few, many = talking(1, BACK, n_past=100, n_cells=300), talking(2, BACK, n_past=200, n_cells=300)
+        wanted = {"is_unified": True, "n_cells_free": 0, "free_seqs": (5,)}
+        blocked = waiting(9, n_prompt=200, n_max=50)
+        assert admission.run(state_of(few, many, blocked, **wanted), Plan()).park == (1,)
+        shared = (0, 64, 0, 64, 0, 0, 0, 0)
+        assert admission.run(state_of(few, many, blocked, seq_shared=shared, **wanted), Plan()).park == (2,)
+
     def test_a_parked_session_comes_back_in_order(self):
         parked = waiting(1, BACK, phase=Phase.PARKED, n_past=100)
         assert admitted(state_of(parked, free_seqs=(0,))) == [1]

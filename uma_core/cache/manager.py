@@ -295,10 +295,11 @@ class PrefixCache:
         if n and is_good and self._truncate(seq_id, n):
             self._hold(session, holding, n)
         else:
-            self._empty(holding)
+            self.empty(holding)
         holding.owner = 0
 
-    def _empty(self, holding: Holding) -> None:
+    def empty(self, holding: Holding) -> None:
+        """Its cells go; whoever copies from it does without."""
         for reader in list(holding.readers):
             reader.lose_source()
         holding.cut(0)
@@ -355,18 +356,6 @@ class PrefixCache:
         self.meters.bytes[RAM].set(self.store.ram.n_bytes)
         self.meters.bytes[DISK].set(self.store.disk_bytes)
 
-    def make_cells(self, n_free: int) -> None:
-        """One pool of cells: idle sequences may hold no more than `n_free` of it."""
-        idle = [h for h in self.holdings if h.n and not h.owner and not h.is_claimed]
-        idle.sort(key=lambda h: h.t_used)
-        n_held = sum(h.n for h in idle)
-        for holding in idle:
-            if n_held <= n_free:
-                return
-            n_held -= holding.n
-            self.meters.evictions[RESIDENT].add()
-            self._empty(holding)
-
     def drop_idle(self, holding: Holding, n: int = 0) -> bool:
         """Cut a sequence that nobody uses back. False: somebody does, or a parked session would have to read it again."""
         end = holding.end
@@ -377,7 +366,7 @@ class PrefixCache:
         if n and self._truncate(holding.seq_id, n):
             holding.cut(n)
         else:
-            self._empty(holding)
+            self.empty(holding)
         self.store.touch(end)
         return True
 

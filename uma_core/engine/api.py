@@ -21,6 +21,8 @@ import numpy as np
 
 from uma_core.types import SamplingParams, SeqId, TokenId
 
+NO_PAGES = np.zeros(0, np.int32)
+
 
 class DecodeStatus(IntEnum):
     OK = 0
@@ -88,6 +90,7 @@ class EngineInfo:
     kv_type: str  # "f16", "q8_0", "q4_0"
     kv_bytes_per_cell: int
     weight_bytes: int
+    kv_page: int = 1  # cells that a sequence takes at a time; more than 1: whole pages can be several sequences' at once
     n_expert: int = 0
     n_expert_used: int = 0
     expert_bytes: int = 0  # of weight_bytes: in expert tensors
@@ -240,6 +243,12 @@ class Engine(Protocol):
     # KV memory
     def kv_len(self, seq_id: SeqId) -> int:
         """Positions that `decode` sees; a lane's KV counts once it is handed over."""
+
+    def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
+        """(pages,) int32: numbers of the pages that hold the first n positions; empty where `kv_page` is 1.
+
+        The same number with two sequences is memory that they share.
+        """
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         """Keep the first n positions. False where the memory cannot roll back (then nothing changed)."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from uma_core.clock import Clock, ManualClock
 from uma_core.engine.api import (
+    NO_PAGES,
     Batch,
     Capabilities,
     DecodeOutcome,
@@ -279,6 +280,9 @@ class FakeEngine:
     # KV memory
     def kv_len(self, seq_id: SeqId) -> int:
         return self._kv.n(seq_id)
+
+    def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
+        return NO_PAGES
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         if n and n < self._kv.n(seq_id) and not self.model.can_rollback:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from uma_core.engine.api import (
+    NO_PAGES,
     Batch,
     Capabilities,
     DecodeOutcome,
@@ -222,6 +223,9 @@ class LlamaEngine:
     def kv_len(self, seq_id: SeqId) -> int:
         assert self.decoder is not None
         return self.decoder.kv_len(seq_id)
+
+    def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
+        return NO_PAGES
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         assert self.decoder is not None

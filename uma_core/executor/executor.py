@@ -24,6 +24,7 @@ from uma_core.executor.endings import Deliveries
 from uma_core.executor.intake import Admittance
 from uma_core.executor.meters import Meters
 from uma_core.executor.places import Places
+from uma_core.executor.residency import Residency, residency
 from uma_core.metrics import Registry
 from uma_core.policy.cost import CostModel
 from uma_core.policy.knobs import Knobs
@@ -177,11 +178,13 @@ class Executor:
         cache.offer(sessions)
         is_awaited = any(s.phase in (Phase.QUEUED, Phase.PARKED) for s in sessions)
         held, loss = cache.losses(table.free_seqs, now) if is_awaited else ((), ())
+        there = residency(self.engine, sessions) if is_awaited else Residency()
         device = self._device._replace(
             free_seqs=tuple(table.free_seqs),
-            n_cells_free=table.n_cells_total - table.n_cells_reserved,
+            n_cells_free=table.n_cells_total - table.n_cells_reserved + there.n_saved,
             seq_held=held,
             seq_loss_ns=loss,
+            seq_shared=there.shared,
         )
         state = SchedulerState(self.n_ticks, now, table.views(), device, self.knobs, self.cost, self._reports, self._carry)
         return index(state)

@@ -66,6 +66,7 @@ class Admittance:
             raise UmaError(ErrorCode.DUPLICATE_ID)
         self._check_prompt(command, info)
         session = self._fitted(command, info.n_ctx_seq)
+        session.n_cells = -(-session.n_cells // info.kv_page) * info.kv_page
         if request.lane is None and session.n_prompt - n_cached(session) > limits.auto_lane_tokens:
             session.lane = Lane.BACKGROUND
         if table.n_queued[session.lane] >= limits.queue[session.lane]:

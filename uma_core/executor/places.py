@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from uma_core.cache.manager import PrefixCache
+from uma_core.cache.room import make_cells
 from uma_core.engine.api import Engine
 from uma_core.executor import overflow
 from uma_core.executor.meters import Meters
+from uma_core.executor.residency import residency
 from uma_core.policy.plan import Plan
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
@@ -47,7 +49,15 @@ class Places:
             if session.phase is Phase.PREFILL and session.transfer is None and not session.n_chunk:
                 self._cache.begin(session, True)
         if plan.admit and self._engine.info.is_unified:
-            self._cache.make_cells(self._table.n_cells_total - self._table.n_cells_reserved)
+            self._make_cells()
+
+    def _make_cells(self) -> None:
+        """Idle sequences leave what running ones may need; what a newcomer's sequence held before counts until it is saved."""
+        table, holdings = self._table, self._cache.holdings
+        there = residency(self._engine, table)
+        taken = [(session, holdings[session.seq_id]) for session in table if session.seq_id >= 0]
+        n_leaving = sum(max(0, holding.n - session.n_cells) for session, holding in taken if holding.is_claimed)
+        make_cells(self._cache, table.n_cells_total - table.n_cells_reserved + there.n_saved - n_leaving, there.pages)
 
     def shift(self) -> None:
         """Sessions that reached the context's end and may go on past it."""

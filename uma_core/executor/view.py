@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from uma_core.cache.holding import n_shared
 from uma_core.executor.executor import Executor
+from uma_core.executor.residency import residency
 from uma_core.session.session import Session
 from uma_core.types import Lane, Phase
 
@@ -34,6 +35,7 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
     sessions = list(executor.table)
     info, table = executor.engine.info, executor.table
     memory = executor.engine.memory()
+    n_saved = residency(executor.engine, sessions).n_saved
     return ExecutorView(
         at_ns=now_ns,
         engine={
@@ -56,8 +58,8 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
         clients=_clients(executor, sessions),
         kv={
             "cells_total": table.n_cells_total,
-            "used": sum(s.n_past for s in sessions if s.seq_id >= 0),
-            "reserved": table.n_cells_reserved,
+            "used": sum(s.n_past for s in sessions if s.seq_id >= 0) - n_saved,
+            "reserved": table.n_cells_reserved - n_saved,
             "shared": n_shared(executor.cache.holdings),
             "cached": sum(h.n for h in executor.cache.holdings if not h.owner),
         },

@@ -28,7 +28,7 @@ from uma_core.engine.graph.decoder import Decoder
 from uma_core.engine.graph.forward import N_SMALL
 from uma_core.engine.graph.lane import Lane
 from uma_core.engine.graph.load import Loaded, load
-from uma_core.engine.graph.pages import PAGE
+from uma_core.engine.graph.pages import PAGE, Pages
 from uma_core.engine.graph.transfers import HostExport, Steps, cell_bytes, import_moves
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_log import slot_warnings, tap
@@ -111,6 +111,7 @@ class GraphEngine:
             is_unified=loaded.is_unified,
             kv_type=options.kv_type,
             kv_bytes_per_cell=cell_bytes(pages),
+            kv_page=PAGE,
             weight_bytes=loaded.weights.n_bytes,
             n_expert=shape.n_expert,
             n_expert_used=shape.n_expert_used,
@@ -226,6 +227,10 @@ class GraphEngine:
     def kv_len(self, seq_id: SeqId) -> int:
         assert self.decoder is not None
         return self.decoder.n_kv[seq_id]
+
+    def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
+        pages: Pages = self._pages
+        return np.array(pages.table[seq_id, : min(-(-n // PAGE), pages.n_pages(seq_id))])
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         assert self.decoder is not None

@@ -86,5 +86,6 @@ def _victims(state: SchedulerState, parts: Parts, blocked: SessionView) -> tuple
     if not residents:
         return ()
     short = cells_needed(blocked, device) - device.n_cells_free if device.is_unified else 0
-    enough = [v for v in residents if v.n_cells >= short]
+    shared = device.seq_shared
+    enough = [v for v in residents if v.n_cells - (shared[v.seq_id] if shared else 0) >= short]
     return (min(enough or residents, key=lambda v: (v.n_past, v.sid)).sid,)
