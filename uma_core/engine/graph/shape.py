@@ -37,11 +37,11 @@ class Shape:
     n_expert_used: int
     expert_scale: float
     scale: float  # of attention scores
-    softcap: float  # of attention scores; 0: none
-    final_softcap: float  # of logits; 0: none
-    window: int  # positions that a row of a windowed layer sees; 0: every layer sees all
-    window_pattern: int  # layers of which the last one sees all; 0: none does
-    window_rope: tuple[float, float]  # base and scale of windowed layers' positions
+    softcap: float = 0.0  # of attention scores; 0: none
+    final_softcap: float = 0.0  # of logits; 0: none
+    window: int = 0  # positions that a row of a windowed layer sees; 0: every layer sees all
+    window_pattern: int = 0  # layers of which the last one sees all; 0: none does
+    window_rope: tuple[float, float] = (10_000.0, 1.0)  # base and scale of windowed layers' positions
 
     @property
     def n_embd_q(self) -> int:
