@@ -48,6 +48,7 @@ class RamTier:
         self.reserve(tenant, -n_bytes)
         if not self.by_tenant[tenant]:
             del self.by_tenant[tenant]
+            self._heaps.pop(tenant, None)  # stale entries only; a tenant may have been a single request
 
     def put(self, seg: Segment, blob: bytes | bytearray | memoryview) -> None:
         """Take bytes whose room is reserved."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -126,6 +129,17 @@ def test_too_large_is_refused_and_drops_nothing() -> None:
     bench.put([1, 1, 1])
     assert not bench.ram.make_room(61)
     assert not bench.evicted
+
+
+def test_nothing_remains_of_a_tenant_whose_last_bytes_went() -> None:
+    """Every request that wants no cache is a tenant of its own."""
+    bench = Bench(100)
+    (seg,) = bench.put([1, 2, 3], tenant=-11)
+    tree = weakref.ref(bench.trees.pop(-11))
+    bench.ram.drop(seg)
+    del seg
+    gc.collect()
+    assert tree() is None
 
 
 @pytest.mark.parametrize("budget", [0, 30, 200])
