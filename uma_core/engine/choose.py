@@ -28,7 +28,7 @@ from uma_core.engine.llama_params import n_threads_of
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of what is measured; stored verdicts of another version do not count
+VERSION = 2  # of what is measured; stored verdicts of another version do not count
 N_CALLS = 5
 CONTEXTS = (256, 2048)
 N_CHUNK = 128
@@ -145,7 +145,8 @@ def _chunks(engine: Engine, n: int) -> tuple[float, ...]:
 def _key(path: str, options: EngineOptions) -> str:
     cpu = text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_by_type(lib.GGML_BACKEND_DEVICE_TYPE_CPU)))
     shape = (options.n_ctx, options.n_seq, options.n_batch, options.n_ubatch, options.kv_mode, options.kv_type, options.prefill_lanes)
-    facts = (VERSION, fingerprint(path), cpu, n_threads_of(options), text(lib.ggml_commit()), options.cpu_kernels, options.moe_top_k, shape)
+    kernels = (options.cpu_kernels, options.load_mode, options.moe_top_k)
+    facts = (VERSION, fingerprint(path), cpu, n_threads_of(options), text(lib.ggml_commit()), *kernels, shape)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 
