@@ -123,7 +123,7 @@ def test_a_thread_that_ends_leaves_no_scratch_behind(small: LlamaEngine) -> None
 
     draw_on_a_thread(4)
     before = resident_bytes()
-    draw_on_a_thread(20)
+    draw_on_a_thread(60)
     sampler.close()
-    assert len(drawn) == 24 and -1 not in drawn
-    assert resident_bytes() - before < 20 << 20
+    assert len(drawn) == 64 and -1 not in drawn
+    assert resident_bytes() - before < 90 << 20  # half of what 60 of them hold; the C heap keeps some of any

@@ -258,3 +258,13 @@ class TestNeighbours:
         n = prefill_item(run(state)).n_tokens
         tight = run(state._replace(carry=memory(margin=0.06)))
         assert CPU.piece_ns(n, 0) <= tight.run_ns
+
+
+def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
+    """However the rest of the gap is shared out, the next long one has to wait for its credit."""
+    arriving = talking(2, is_ready=False, is_transferring=True)
+    prompt = reading(3, Lane.INTERACTIVE, n_prompt=1, t_queued_ns=NOW, t_progress_ns=NOW, slo_ttft_ns=50 * MS)
+    views = (talking(0, slo_tbt_ns=SOLO // 2), talking(1, BACK), arriving, prompt)  # so fast that there is no everyday room
+    plan = run(state_of(*views, carry=memory(credit=-1.0), n_prefill_lanes=0))
+    assert sids(plan, Phase.DECODE) == [0] and plan.transfer_ns > 0
+    assert plan.carry["latency_guard"].last_kind == Kind.LONG

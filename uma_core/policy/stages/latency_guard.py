@@ -87,13 +87,13 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
         if workers:
             left = room.normal_ns - _extra_time(state, parts, workers) if kind is Kind.NORMAL else 0
             item, run_ns, pieces = _piece_that_fits(state, item, view, left)
-            return Grant(workers, item, run_ns, pieces, transfer, kind, _notes(kind, len(workers), len(wanted)))
+            return Grant(workers, item, run_ns, pieces, transfer, max(kind, moved), _notes(kind, len(workers), len(wanted)))
     cap = urgent_cap(state, view, limits) if is_urgent and view else limits.cap_ns
     is_raised = cap > limits.cap_ns
     grant = _prefill(state, item, view, _room(limits, memory, cap).less(transfer) if is_raised else room, is_raised)
     if grant.prefill is None and wanted and not are_first:
         workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
-        return Grant(workers, None, 0, 0, transfer, kind, _notes(kind, len(workers), len(wanted)))
+        return Grant(workers, None, 0, 0, transfer, max(kind, moved), _notes(kind, len(workers), len(wanted)))
     return grant._replace(transfer_ns=transfer, kind=max(grant.kind, moved))
 
 
