@@ -97,6 +97,23 @@ def test_a_restart_without_a_clean_end_keeps_what_was_written(tmp_path: Path) ->
     assert sorted(hits) == [0, 0, 0, 299, 299, 299]
 
 
+def test_files_that_are_cleared_before_they_are_known_go(tmp_path: Path) -> None:
+    """A clear may come while the directory of a model that was just loaded is still being looked through."""
+    w = world(tmp_path)
+    w.ask("a", text(700), n=20)
+    w.restart()
+    assert names(tmp_path)
+    w.open()
+    cache_admin(w.cache, {"action": "clear"})
+    w.read_directory()
+    assert not w.cache.store.files
+    eventually_empty(tmp_path)
+    w.ask("b", text(700), n=5)
+    assert w.cached("b") == 0
+    w.restart()
+    assert names(tmp_path)  # what came after is kept
+
+
 def test_growing_chats_are_written_turn_by_turn(tmp_path: Path) -> None:
     w = world(tmp_path)
     tokens = text(200)

@@ -374,4 +374,4 @@ class PrefixCache:
 def clear(cache: PrefixCache) -> int:
     """Forget all that no session needs and nobody pinned; returns how many sequences and snapshots that were."""
     idle = [h for h in cache.holdings if h.end is not None and not h.end.n_kept]
-    return sum(cache.drop_idle(holding) for holding in idle) + cache.store.clear(list(cache.trees.values()))
+    return sum(cache.drop_idle(holding) for holding in idle) + cache.store.clear_all(list(cache.trees.values()))

@@ -42,6 +42,8 @@ class Store:
         self.disk_budget = 0
         self.files: OrderedDict[str, tuple[int, Segment | None]] = OrderedDict()  # least recently used first
         self.disk_bytes = 0
+        self._is_indexing = False  # the directory is being looked through: its files are not known yet
+        self._is_found_unwanted = False  # they were cleared before they were known
         self.wake: Callable[[], None] = lambda: None
         self._engine = engine
         self._finder = finder
@@ -59,8 +61,10 @@ class Store:
             self._forget_files()
             self.disk.close(0.0)
             self.disk = None
+            self._is_indexing = self._is_found_unwanted = False
         if folder and self.disk is None:
             self.disk = DiskTier(folder, self._model, self._clock, lambda: self.wake())
+            self._is_indexing = True
             self.disk.index(self._index)
 
     def poll(self, is_busy: bool) -> None:
@@ -199,6 +203,10 @@ class Store:
 
     def _index(self, found: list[Found]) -> None:
         """Take the directory's files in: parents before what builds upon them."""
+        if self._is_found_unwanted:
+            self._discard([f for f in found if f.head is not None])
+            found = [f for f in found if f.head is None]
+        self._is_indexing = self._is_found_unwanted = False
         n_taken = 0
         for each in sorted((f for f in found if f.head is None), key=lambda f: f.t_used):
             self._add_file(each.name, each.n_bytes, None)
@@ -210,6 +218,11 @@ class Store:
         if ours:
             log.info("cache directory: %d snapshots, %d MiB", n_taken, self.disk_bytes >> 20)
         self._make_disk_room(0)
+
+    def _discard(self, found: list[Found]) -> None:
+        for each in found:
+            if self.disk is not None and each.name not in self.files:
+                self.disk.remove(each.name)
 
     def _take_file(self, each: Found) -> bool:
         head = each.head
@@ -234,6 +247,11 @@ class Store:
         for seg in segs.values():
             self.forget(seg)
         return len(segs)
+
+    def clear_all(self, trees: list[Tree]) -> int:
+        """Like `clear`, and the files of a directory that is still being looked through go as soon as they are known."""
+        self._is_found_unwanted = self._is_indexing
+        return self.clear(trees)
 
     def forget(self, seg: Segment) -> None:
         """Drop the bytes everywhere."""
