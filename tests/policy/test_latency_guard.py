@@ -268,3 +268,13 @@ def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
     plan = run(state_of(*views, carry=memory(credit=-1.0), n_prefill_lanes=0))
     assert sids(plan, Phase.DECODE) == [0] and plan.transfer_ns > 0
     assert plan.carry["latency_guard"].last_kind == Kind.LONG
+
+
+@pytest.mark.parametrize(("lane", "fraction", "is_granted"), [(Lane.INTERACTIVE, 0.95, True), (Lane.INTERACTIVE, 0.0, False), (BACK, 0.95, False)])
+def test_a_chat_whose_prompt_ends_now_gets_its_cells_in_the_same_gap(lane, fraction, is_granted):
+    """Otherwise its second token waits for one more tick of the others."""
+    prompt = reading(1, lane, n_prompt=64, n_chunk=64, chunk_fraction=fraction)
+    cost = CPU._replace(transfer_fixed_ns=200_000.0)
+    plan = run(state_of(talking(0), prompt, cost=cost))
+    assert prefill_item(plan).want_logits
+    assert (plan.transfer_ns > cost.transfer_ns(64 * state_of().device.kv_bytes_per_cell)) is is_granted

@@ -40,6 +40,7 @@ class Calls:
         self._samplers: list[Sampler | None] = []
         self._tokens: Sequence[TokenId] = ()
         self._n_kv = 0
+        self._t_run_end_ns = 0  # of this tick's prefill run, as planned
         self._t_now_ns = 0  # when the last call had returned
         self.announce: Callable[[], None] = lambda: None  # events wait; called before the engine is entered, when the GIL comes free
         self.on_read: Callable[[Session], None] = lambda session: None  # more of a prompt is in the session's sequence
@@ -154,7 +155,8 @@ class Calls:
         self.announce()
         t0 = self._clock.now_ns()
         self.t_returned_ns = 0  # what follows is no overhead between two decode calls
-        outcome = engine.prefill_run(session.seq_id, t0 + plan.run_ns, plan.quantum_ns, plan.min_pieces)
+        self._t_run_end_ns = t0 + plan.run_ns
+        outcome = engine.prefill_run(session.seq_id, self._t_run_end_ns, plan.quantum_ns, plan.min_pieces)
         now = self._clock.now_ns()
         share = outcome.fraction - session.chunk_fraction
         predicted = round(cost.prefill_ns(item.n_tokens, session.n_past) * share)
@@ -186,9 +188,10 @@ class Calls:
     # transfers
 
     def transfers(self, sessions: Sequence[Session], budget_ns: int) -> None:
-        """Move KV for the planned time, oldest session first; at least one slice."""
+        """Move KV for the planned time and what a chunk that ended left of its own, oldest session first; at least one slice."""
         self.announce()
-        until = self._clock.now_ns() + budget_ns
+        until = max(self._clock.now_ns() + budget_ns, self._t_run_end_ns)
+        self._t_run_end_ns = 0
         for session in sessions:
             if session.transfer is None:
                 continue

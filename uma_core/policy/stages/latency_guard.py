@@ -28,6 +28,8 @@ PIECES_PER_GAP = 4
 MAX_TRIED = 16  # background streams among which neighbours are looked for
 HEADROOM = 0.7  # of an everyday gap, for which a new chunk's pieces are chosen: margins may grow before its end
 RARELY = 4  # work that exceeds the pause limit by itself is forced so many times more rarely
+ARRIVAL_MARGIN = 4  # times the predicted copy: cells are marked before they are copied
+ARRIVAL_SHARE = 10  # of the streams' own round that this may take
 SLICE_NS = 100_000  # a transfer that is under way gets at least this
 
 
@@ -77,6 +79,8 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
     room = _room(limits, memory, limits.cap_ns)
     transfer = _transfer_time(state, parts, room)
     moved = Kind.LONG if transfer > room.normal_ns else Kind.NORMAL if transfer else Kind.NOTHING
+    if is_urgent and item and view:
+        transfer = max(transfer, _arrival_time(state, item, view, limits, room))
     room = room.less(transfer)
     wanted = _planned_workers(parts, plan)
     if item is None and not wanted:
@@ -118,6 +122,15 @@ def _transfer_time(state: SchedulerState, parts: Parts, room: Room) -> int:
         return min(room.long_ns, need)
     is_awaited = any(v.lane is Lane.INTERACTIVE for v in parts.moving)
     return min(room.normal_ns if is_awaited else room.normal_ns // 2, need)
+
+
+def _arrival_time(state: SchedulerState, item: PlanItem, view: SessionView, limits: GapLimits, room: Room) -> int:
+    """Time for the KV of a chat whose last chunk may end in this run: its second token need not wait for a tick of the others then."""
+    left = state.cost.prefill_ns(item.n_tokens, view.n_past) * (1.0 - view.chunk_fraction)
+    if item.call != SLICED or not item.want_logits or left > room.long_ns:
+        return 0
+    need = state.cost.transfer_ns(item.n_tokens * state.device.kv_bytes_per_cell)
+    return min(max(SLICE_NS, ARRIVAL_MARGIN * need), limits.solo_ns // ARRIVAL_SHARE, room.long_ns)
 
 
 def _planned_workers(parts: Parts, plan: Plan) -> list[SessionView]:
