@@ -69,7 +69,7 @@ class Daemon:
     def _is_ready(self) -> bool:
         """It is this process that answers."""
         status = self.status()
-        return status["state"] == "ready" and status["pid"] == self.pid
+        return bool(status["state"] == "ready" and status["pid"] == self.pid)
 
     @property
     def log_path(self) -> Path:

@@ -119,7 +119,7 @@ def restarts(say: Say) -> dict[str, Any]:
 def status_latency(say: Say) -> dict[str, Any]:
     """Ask for `status` while decode calls of seconds run: prompts read in one piece each, on one thread."""
     say("status during long calls")
-    flags = ("--prefill-lanes", "0", "--n-batch", "8192", "--n-ubatch", "8192", "--n-ctx", "36000", "--tick-budget-ms", "10000")
+    flags: tuple[str, ...] = ("--prefill-lanes", "0", "--n-batch", "8192", "--n-ubatch", "8192", "--n-ctx", "36000", "--tick-budget-ms", "10000")
     flags += ("--prefill-burst", "8192", "--start-target-tokens", "8192", "--no-prefix-cache", "--max-prompt-bytes", "200000")
     times_ms: list[float] = []
     with running(4, *flags) as daemon:

@@ -19,7 +19,8 @@ def _cells(n: int, sizing: Sizing) -> int:
 
 def _turns(n: int, n_system: int, n_turn: int, n_tokens: int) -> list[Ask]:
     """Prompts that grow by a part per turn, each asked when the one before has been answered."""
-    asks, parts = [], (("system", n_system),)
+    asks: list[Ask] = []
+    parts: tuple[tuple[str, int], ...] = (("system", n_system),)
     for i in range(n):
         asks.append(composed(f"turn{i}", parts, n_tokens, (f"turn{i - 1}",) if i else ()))
         parts = (*parts, (f"said{i}", n_turn))
