@@ -30,6 +30,14 @@ def test_text_streams_to_standard_output_and_the_status_is_zero(serve, module, r
     assert (done.returncode, done.stdout, done.stderr) == (0, "Hello wörld\n", "")
 
 
+def test_the_prompt_may_stand_alone(serve, ctl):
+    server = serve(hello)
+    assert ctl("generate", "Once upon a time").stdout == "Hello wörld\n"
+    assert server.received[0]["prompt"] == "Once upon a time"
+    both = ctl("generate", "a", "--prompt", "b")
+    assert both.returncode == 1 and "two prompts" in both.stderr
+
+
 def test_options_become_request_fields_and_absent_ones_are_left_to_the_daemon(serve, cli):
     server = serve(hello)
     given = "--max-tokens 7 --temp 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --seed 3 --repeat-penalty 1.1 --priority background --timeout 2.5"

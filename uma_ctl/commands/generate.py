@@ -14,14 +14,17 @@ from uma_ctl.options import Target, generation_options, prompt_options, read_pro
 
 @click.command()
 @with_target
+@click.argument("text", required=False)
 @prompt_options
 @generation_options
-def command(target: Target, prompt: str | None, **options: Any) -> int:
-    """Generate text from --prompt or standard input.
+def command(target: Target, text: str | None, prompt: str | None, **options: Any) -> int:
+    """Generate what follows TEXT, or --prompt, or standard input.
 
     Text goes to standard output as it comes; --json prints every event as a line. Ctrl-C cancels the request.
     """
-    return generate(target, prompt, options)
+    if text is not None and prompt is not None:
+        raise click.UsageError("two prompts: give TEXT or --prompt")
+    return generate(target, prompt if text is None else text, options)
 
 
 def generate(target: Target, prompt: str | None, options: Mapping[str, Any]) -> int:
