@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from perf.criteria import ON_CPU, ON_GPU, for_engine, labels_for
+from perf.criteria import ON_CPU, ON_GPU, Against, for_engine, labels_for
 from perf.load import Ask, Phase, Sizing, prompt, scaled
 from perf.peers import PEER_VARIANTS
 from perf.scenarios import SCENARIOS
@@ -114,3 +114,5 @@ def test_another_engine_keeps_the_same_promises_and_is_faster() -> None:
     assert set(labels_for("storm", held)) == {"uma:engine=graph", *PEER_VARIANTS}
     assert labels_for("throughput", held) == ("uma:engine=graph", "uma:guard-off,engine=graph", "llama-server", "uma:engine=llama")
     assert for_engine("auto") == ON_CPU
+    assert {c.ours for c in for_engine("llama") if c.scenario == "storm"} == {"uma:engine=llama"}
+    assert not any(c.against is Against.LLAMA_ENGINE for c in for_engine("llama"))
