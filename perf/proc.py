@@ -25,6 +25,20 @@ def usage(pid: int) -> Usage:
     return Usage((int(fields[11]) + int(fields[12])) / _TICKS, resident * os.sysconf("SC_PAGE_SIZE") / 2**20)
 
 
+class Resident(NamedTuple):
+    """RSS in MiB, by what it is."""
+
+    own_mb: float  # heaps, stacks, buffers: only this can leak
+    file_mb: float  # pages of mapped files, such as weights: the system takes them back when it wants
+
+
+def resident(pid: int) -> Resident:
+    """What a process's RSS consists of. Raises FileNotFoundError when it is gone, and where there is no /proc (Linux only)."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Rss"))
+    mb = {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines}
+    return Resident(mb["RssAnon"] + mb["RssShmem"], mb["RssFile"])
+
+
 def _from_ps(pid: int) -> Usage:
     """Where there is no /proc."""
     done = subprocess.run(["ps", "-o", "time=,rss=", "-p", str(pid)], capture_output=True, text=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from perf.proc import usage
+from perf.proc import Resident, resident, usage
 from uma_ctl.client import Client, Event
 from uma_ctl.errors import CtlError
 
@@ -112,6 +112,9 @@ class Daemon:
 
     def rss_mb(self) -> float:
         return usage(self.pid).rss_mb
+
+    def resident(self) -> Resident:
+        return resident(self.pid)
 
     def cpu_s(self) -> float:
         return usage(self.pid).cpu_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perf.stats import median
@@ -123,6 +123,8 @@ def _soak(r: Mapping[str, Any]) -> list[Row]:
     counts = [p["descriptors"] for p in r["points"]]
     few, many = median(counts[:half]), median(counts[half:])
     grown = f"{early:.1f} → {late:.1f} MiB ({late / early - 1:+.1%})"
+    if "own_mb" in r:
+        grown += ", of which not of mapped files {:.1f} → {:.1f} MiB".format(*r["own_mb"])
     n_broken = r["plan_violations"] + r["alloc_warnings"]
     return [
         Row(
@@ -162,15 +164,21 @@ _TESTS = """These need levers inside the process; the tests of `tests/daemon` pu
 _POINTS = """
 At rest, every minute or so (all clients paused, the same model loaded anew, caches cleared):
 
-| minutes | MiB | descriptors |
-| --- | --- | --- |
 """
+_COLUMNS = {"minutes": "minutes", "rss_mb": "MiB", "own_mb": "its own", "file_mb": "of mapped files", "descriptors": "descriptors"}
 _LISTS = {
     "finals": "Final events",
     "errors": "Refusals and errors",
     "visits": "Visits by kind",
     "operator": "Deeds of the operator",
 }
+
+
+def _points(points: Sequence[Mapping[str, float]]) -> str:
+    """The curve, as a table of what was recorded."""
+    names = [name for name in _COLUMNS if name in points[0]]
+    rows = [[_COLUMNS[name] for name in names], ["---"] * len(names), *([str(p[name]) for name in names] for p in points)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _details(name: str, r: Mapping[str, Any]) -> str:
@@ -182,10 +190,10 @@ def _details(name: str, r: Mapping[str, Any]) -> str:
         if r.get(key):
             lines.append(f"\n{title}: " + ", ".join(f"{kind.replace('_', ' ')} {n}" for kind, n in r[key].items()) + ".\n")
     if name == "soak":
-        lines.append(_POINTS)
         how = f", in segments of {r['segment_s']:g} s with rests between them" if r["segment_s"] else ""
-        lines.append(f"On {r['date']}, commit {r['commit']}{how}.\n")
-        lines += [f"| {p['minutes']} | {p['rss_mb']} | {p['descriptors']} |\n" for p in r["points"]]
+        lines.append(f"\nOn {r['date']}, commit {r['commit']}{how}.\n")
+        lines.append(_POINTS)
+        lines.append(_points(r["points"]))
     if r.get("names"):
         lines.append(_TESTS + "".join(f"- {sentence}\n" for sentence in r["names"]))
     if r["violations"]:

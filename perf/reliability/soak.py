@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perf.reliability.clients import visit
@@ -30,7 +30,7 @@ class Soak:
     def __init__(self, daemon: Daemon, seed: int, say: Say) -> None:
         self.daemon = daemon
         self.tally = Tally()
-        self.points: list[dict[str, float]] = []  # at rest: minutes, MiB, descriptors
+        self.points: list[dict[str, float]] = []  # at rest: minutes, MiB (its own and of mapped files), descriptors
         self._say = say
         self._stop = threading.Event()
         self._gate = threading.Event()  # cleared: clients and operator rest
@@ -115,7 +115,9 @@ class Soak:
         daemon.ask("reload", model=str(TINY))  # always the same model: sizes shall compare
         daemon.ask("cache", action="clear")
         time.sleep(SETTLE_S)
-        self.points.append({"minutes": round(minutes, 2), "rss_mb": round(daemon.rss_mb(), 1), "descriptors": daemon.n_descriptors()})
+        own_mb, file_mb = (round(mb, 1) for mb in daemon.resident())
+        memory = {"rss_mb": round(daemon.rss_mb(), 1), "own_mb": own_mb, "file_mb": file_mb}
+        self.points.append({"minutes": round(minutes, 2), **memory, "descriptors": daemon.n_descriptors()})
         self._say(f"{minutes:5.1f} min: {n_ended} requests, {self.points[-1]}, {self.tally.n_violations} violations")
 
     # the operator's deeds
@@ -159,6 +161,12 @@ class Soak:
             self.daemon.ask("cancel", request_id=row["request_id"], conn=row["conn"])
 
 
+def halves(points: Sequence[Mapping[str, float]], name: str) -> list[float]:
+    """Medians of a figure over the first half of the points, without the first one (caches are still empty there), and the second."""
+    half = len(points) // 2
+    return [median([p[name] for p in points[1:half]]), median([p[name] for p in points[half:]])]
+
+
 def run(minutes: float, seed: int, turns: Turns, say: Say) -> dict[str, Any]:
     with running() as daemon:
         soak = Soak(daemon, seed, say)
@@ -167,8 +175,6 @@ def run(minutes: float, seed: int, turns: Turns, say: Say) -> dict[str, Any]:
         metrics = daemon.metrics()
         generation = daemon.status()["generation"]
     tally = soak.tally
-    half = len(soak.points) // 2
-    early, late = [p["rss_mb"] for p in soak.points[1:half]], [p["rss_mb"] for p in soak.points[half:]]
     return {
         "minutes": minutes,
         "segment_s": turns.segment_s,
@@ -182,7 +188,8 @@ def run(minutes: float, seed: int, turns: Turns, say: Say) -> dict[str, Any]:
         "n_slow_dropped": tally.counts["visit/slow dropped"],
         "generation": generation,
         "points": soak.points,
-        "rss_mb": [median(early), median(late)],
+        "rss_mb": halves(soak.points, "rss_mb"),
+        "own_mb": halves(soak.points, "own_mb"),
         "plan_violations": metrics["plan_violations_total"],
         "alloc_warnings": metrics["alloc_warnings_total"],
         "n_violations": tally.n_violations + len(errors),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
-
+from uma_core.engine.blob import new_blob
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
@@ -88,5 +87,5 @@ class HostExport(Move):
     """A move into bytes that it owns. They are not zeroed: the first touch of 100 MB would be a pause of its own."""
 
     def __init__(self, source: Span, start: int, n: int) -> None:
-        self.blob: bytearray | memoryview[int] = np.empty(int(lib.uma_kv_bytes(source.gate, n - start)), np.uint8).data
+        self.blob: bytearray | memoryview[int] = new_blob(int(lib.uma_kv_bytes(source.gate, n - start)))
         super().__init__(source, Span(None, start, n - start, self.blob), start, n, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from uma_core.engine.blob import new_blob
 from uma_core.engine.graph.pages import PAGE, Pages
 from uma_core.engine.lib import lib
 
@@ -41,16 +42,15 @@ class HostExport(Steps):
     """Owns the bytes. They are not zeroed: the first touch of 100 MB would be a pause of its own."""
 
     def __init__(self, pages: Pages, seq: int, start: int, n: int) -> None:
-        blob = np.empty(blob_bytes(pages, n - start), np.uint8)
-        self.blob: bytearray | memoryview = blob.data
-        view = blob_view(pages, blob, n - start)
+        self.blob: bytearray | memoryview = new_blob(blob_bytes(pages, n - start))
+        view = blob_view(pages, np.frombuffer(self.blob, np.uint8), n - start)
         row = pages.table[seq]
 
         def move(p0: int, p1: int) -> None:
             cells = pages.data[row[p0 // PAGE]][:, :, :, p0 % PAGE : p0 % PAGE + p1 - p0]
             view[:, :, p0 - start : p1 - start] = cells.transpose(0, 1, 3, 2, 4)
 
-        super().__init__(blob.size, (start, n), move, lambda: None)
+        super().__init__(len(self.blob), (start, n), move, lambda: None)
 
 
 def import_moves(pages: Pages, seq: int, blob: bytes | bytearray | memoryview, origin: int) -> Callable[[int, int], None]:

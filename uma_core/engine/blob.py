@@ -1,0 +1,24 @@
+"""Bytes for snapshots. A large one is a mapping of its own, and not numpy's memory.
+
+numpy asks the system for large pages for arrays of 4 MiB and more. Where such an array lay in a hole of the C library's
+heap, the wish stays with those addresses when the array is gone, and later the kernel fills them with pages of 2 MiB
+for a few bytes in use: RSS grows without an allocation. A mapping goes, with what was asked for it, when it is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+import numpy as np
+
+MAP_FROM_BYTES = 1 << 20  # below, a mapping would cost more than it is worth, and numpy asks for nothing
+
+
+def new_blob(n_bytes: int) -> memoryview:
+    """Room for `n_bytes`, freed with its last view. Large ones are zero, without being touched; small ones hold anything."""
+    flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+    if n_bytes >= MAP_FROM_BYTES and flags:
+        with contextlib.suppress(OSError):  # as many mappings as the system allows: the heap goes on
+            return memoryview(mmap.mmap(-1, n_bytes, flags=flags))
+    return np.empty(n_bytes, np.uint8).data
