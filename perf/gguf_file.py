@@ -49,7 +49,9 @@ def write(shape: Shape, path: Path) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     writer = gguf.GGUFWriter(part, shape.arch)
     _add_metadata(writer, shape)
-    _add_tokenizer(writer, shape)
+    add_vocabulary(writer, shape.n_vocab)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(_TEMPLATE)
     specs = tensors(shape)
     for spec in specs:
         _declare(writer, spec)
@@ -93,8 +95,9 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
         writer.add_expert_used_count(shape.n_expert_used)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    tokens, types = vocabulary(shape.n_vocab)
+def add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    """A tokenizer of `vocabulary`, for any model that is written."""
+    tokens, types = vocabulary(n_vocab)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -103,8 +106,6 @@ def _add_tokenizer(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_token_merges([f"{tokens[0]} {tokens[0]}"])
     writer.add_bos_token_id(EOS_ID)
     writer.add_eos_token_id(EOS_ID)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(_TEMPLATE)
 
 
 def cache_dir() -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from perf.gguf_file import EOS_ID, vocabulary
+from perf.gguf_file import add_vocabulary
 
 N_VOCAB, N_EMBD, N_FF, N_LAYER, N_HEAD = 320, 64, 128, 2, 2
 D_CONV, D_INNER, D_STATE, DT_RANK = 4, 2 * N_EMBD, 16, 8
@@ -97,11 +97,4 @@ def _add_metadata(writer: gguf.GGUFWriter, arch: str) -> None:
         writer.add_ssm_inner_size(D_INNER)
         writer.add_ssm_state_size(D_STATE)
         writer.add_ssm_time_step_rank(DT_RANK)
-    tokens, types = vocabulary(N_VOCAB)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges([f"{tokens[0]} {tokens[0]}"])
-    writer.add_bos_token_id(EOS_ID)
-    writer.add_eos_token_id(EOS_ID)
+    add_vocabulary(writer, N_VOCAB)

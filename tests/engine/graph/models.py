@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from perf.gguf_file import EOS_ID, vocabulary
+from perf.gguf_file import add_vocabulary
 
 N_VOCAB, N_EMBD, N_LAYER, N_FF = 320, 128, 2, 160
 WINDOW = {"attention.sliding_window": 24}
@@ -79,7 +79,7 @@ def write(model: Model, path: Path, seed: int = 1) -> str:
 
 
 def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
-    tokens, types = vocabulary(N_VOCAB)
+    add_vocabulary(writer, N_VOCAB)
     for add, value in (
         (writer.add_context_length, 512),
         (writer.add_embedding_length, N_EMBD),
@@ -91,13 +91,6 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
         (writer.add_value_length, model.dim),
         (writer.add_rope_dimension_count, model.dim),
         (writer.add_layer_norm_rms_eps, 1e-6),
-        (writer.add_token_list, tokens),
-        (writer.add_token_types, types),
-        (writer.add_token_merges, [f"{tokens[0]} {tokens[0]}"]),
-        (writer.add_eos_token_id, EOS_ID),
-        (writer.add_bos_token_id, EOS_ID),
-        (writer.add_tokenizer_model, "gpt2"),
-        (writer.add_tokenizer_pre, "gpt-2"),
     ):
         add(value)  # type: ignore[operator]
     if model.n_expert:
