@@ -33,6 +33,7 @@ bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
 }
 
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
+    uma_wake(rows->wake_fd);
     const int64_t t0 = uma_now_ns();
     if (!are_tokens_known(f, rows)) {
         rows->call_ns = rows->sample_ns = 0;

@@ -9,7 +9,11 @@
 #include <unistd.h>
 #endif
 
-enum { SLICE_BYTES = 512 * 1024 };
+enum {
+    SLICE_BYTES  = 512 * 1024,
+    DEVICE_SLICE = 16 * 1024 * 1024, // a device copies it faster than it is told to
+    QUEUED_MOST  = 256 * 1024 * 1024, // bytes under way before somebody looks at the clock with them done
+};
 
 static const struct ggml_tensor * tensor_of(const uma_gate * gate, int32_t i) {
     return i % 2 == 0 ? gate->k[i / 2] : gate->v[i / 2];
@@ -43,14 +47,21 @@ typedef struct place { // where a slice lies: in a tensor or in host bytes
     int64_t offset;
 } place;
 
-static void move_bytes(place from, place to, int64_t size) {
+static bool is_host(const struct ggml_tensor * t) { return ggml_backend_buffer_is_host(t->buffer); }
+
+// With a copier, a copy within its device is only queued: ggml_backend_synchronize ends it.
+static void move_bytes(place from, place to, int64_t size, struct ggml_backend * copier) {
     if (from.tensor && to.tensor) {
-        if (ggml_backend_buffer_is_host(from.tensor->buffer) && ggml_backend_buffer_is_host(to.tensor->buffer)) {
+        if (is_host(from.tensor) && is_host(to.tensor)) {
             memcpy((char *) to.tensor->data + to.offset, (const char *) from.tensor->data + from.offset, size);
         } else {
             struct ggml_tensor a = byte_view(from.tensor, from.offset, size);
             struct ggml_tensor b = byte_view(to.tensor, to.offset, size);
-            ggml_backend_tensor_copy(&a, &b);
+            if (copier) {
+                ggml_backend_tensor_copy_async(copier, copier, &a, &b);
+            } else {
+                ggml_backend_tensor_copy(&a, &b);
+            }
         }
     } else if (from.tensor) {
         struct ggml_tensor a = byte_view(from.tensor, from.offset, size);
@@ -77,26 +88,49 @@ static place place_of(const uma_span * span, const uma_gate * shape, int32_t i, 
     return at;
 }
 
-int32_t uma_kv_move(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor, int64_t until_ns) {
+// Moves slices from *cursor on. They are numbered through all tensors; *cursor is the next one to move.
+static int32_t move_slices(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor, int64_t until_ns) {
     const uma_gate * shape = from->gate ? from->gate : to->gate;
+    struct ggml_backend * copier = from->gate && to->gate ? to->gate->copier : NULL;
     const int32_t n_tensors = 2 * shape->n_layer;
-    int32_t unit = 0; // slices are numbered through all tensors; *cursor is the next one to move
+    const int64_t slice_bytes = copier ? DEVICE_SLICE : SLICE_BYTES;
+    int64_t queued = 0;
+    int32_t unit = 0;
     for (int32_t i = 0; i < n_tensors; i++) {
         const int64_t row = tensor_of(shape, i)->nb[1];
-        const int32_t step = row >= SLICE_BYTES ? 1 : (int32_t) (SLICE_BYTES / row);
+        const int32_t step = row >= slice_bytes ? 1 : (int32_t) (slice_bytes / row);
         for (int32_t p = p0; p < p1; p += step, unit++) {
             if (unit < *cursor) {
                 continue;
             }
             const int32_t end = p + step < p1 ? p + step : p1;
-            move_bytes(place_of(from, shape, i, p), place_of(to, shape, i, p), row * (end - p));
+            move_bytes(place_of(from, shape, i, p), place_of(to, shape, i, p), row * (end - p), copier);
             *cursor = unit + 1;
+            queued += row * (end - p);
+            if (copier && queued >= QUEUED_MOST) {
+                ggml_backend_synchronize(copier);
+                queued = 0;
+            }
             if (uma_now_ns() >= until_ns) {
                 return i == n_tensors - 1 && end == p1;
             }
         }
     }
     return 1;
+}
+
+int32_t uma_kv_move(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor, int64_t until_ns) {
+    const int32_t is_all = move_slices(from, to, p0, p1, cursor, until_ns);
+    if (to->gate && to->gate->copier) {
+        ggml_backend_synchronize(to->gate->copier);
+    }
+    return is_all;
+}
+
+void uma_kv_open_copier(uma_gate * gate) {
+    ggml_backend_buffer_t buffer = gate->n_layer > 0 ? gate->k[0]->buffer : NULL;
+    ggml_backend_dev_t device = buffer && !ggml_backend_buffer_is_host(buffer) ? ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)) : NULL;
+    gate->copier = device ? ggml_backend_dev_init(device, NULL) : NULL;
 }
 
 void uma_kv_release_pages(const uma_gate * gate) {

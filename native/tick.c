@@ -1,7 +1,18 @@
 // One decode call and one token per wanted row: the hot path, entered once per call so that the GIL is taken once.
 #include "uma.h"
 
+#include <unistd.h>
+
+// To wake a thread costs the waker tens of microseconds; one that needs the GIL would then wait for it, and be woken again.
+void uma_wake(int32_t fd) {
+    static const uint64_t one = 1; // what eventfd(2) wants; a socket takes it as well
+    if (fd >= 0 && write(fd, &one, sizeof(one)) < 0) {
+        return; // full: its reader has enough to wake up for
+    }
+}
+
 int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
+    uma_wake(rows->wake_fd);
     const int64_t t0 = uma_now_ns();
     int32_t       n_seq_id[rows->n];
     llama_seq_id * seq_id[rows->n];

@@ -24,6 +24,7 @@ bool uma_abort_cb(void * flag);                                    // flag: int3
 // -- tick.c: one decode call and one token per wanted row, in one release of the GIL
 typedef struct uma_rows {
     int32_t         n;       // tokens in the batch
+    int32_t         wake_fd; // written to before the call, for a reader that the GIL has to be free for; -1: none
     llama_token   * token;   // (n)
     llama_pos     * pos;     // (n)
     llama_seq_id  * seq_id;  // (n)
@@ -35,6 +36,7 @@ typedef struct uma_rows {
 } uma_rows;
 
 int32_t     uma_decode(struct llama_context * ctx, uma_rows * rows); // llama_decode's return code
+void        uma_wake(int32_t fd);            // an eventfd or a socket that does not block; -1: nothing happens
 
 // -- sample.c: one token from one row of logits; chain NULL: the best one; -1 where a logit is NaN or none is finite
 llama_token uma_sample(const float * logits, int32_t n_vocab, struct llama_sampler * chain);
@@ -48,6 +50,7 @@ typedef struct uma_gate {
     int32_t mode;            // 0 open, 1 mark, 2 discover
     int32_t n_layer;         // layers whose K and V were found
     int32_t is_foreign;      // a cache write that is not a plain K or V row write was seen (recurrent, transposed V)
+    struct ggml_backend * copier; // a stream of the device that holds K and V; NULL: host memory. The engine's
     struct ggml_tensor * k[512];
     struct ggml_tensor * v[512];
 } uma_gate;
@@ -67,6 +70,8 @@ typedef struct uma_span {
 int64_t uma_kv_bytes(const uma_gate * gate, int32_t n);             // of n positions, all layers, K and V
 // Move positions p0..p1 in slices from *cursor on until the clock passes until_ns (at least one). 1: all is moved.
 int32_t uma_kv_move(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor, int64_t until_ns);
+// Where K and V are on a device: queue copies within it instead of waiting for each. The caller frees gate->copier, and may share it.
+void    uma_kv_open_copier(uma_gate * gate);
 void    uma_kv_release_pages(const uma_gate * gate);                // give zeroed, untouched cache pages back to the system
 
 // -- accel.c: our kernels inside ggml's CPU backend (native/ggml-uma), for every model and context of the process

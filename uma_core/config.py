@@ -89,6 +89,12 @@ class EngineOptions:
         choices=("auto", "on", "off"),
         reload="restart",
     )
+    cuda_graphs: bool = option(
+        False,
+        "let ggml record CUDA graphs: steps get up to 4 % shorter, and one takes twice as long whenever a batch changes"
+        " (off sets GGML_CUDA_DISABLE_GRAPHS)",
+        reload="restart",
+    )
     memory_budget_mb: int = option(0, "refuse to load what would need more memory; 0: no budget", unit="MiB", min=0, max=1 << 30)
     calibrate: str = option(
         "auto",
@@ -100,12 +106,14 @@ class EngineOptions:
     )
 
     def backend_environ(self) -> dict[str, str]:
-        """Return the variables that ggml's Metal backend reads when it loads; it tests some for presence only."""
+        """Return the variables that ggml's backends read when they load; they test some for presence only."""
         environ = {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": str(self.metal_keep_alive_s)}
         if not self.metal_residency:
             environ["GGML_METAL_NO_RESIDENCY"] = "1"
         if self.metal_shared_buffers != "auto":
             environ["GGML_METAL_SHARED_BUFFERS_" + ("ENABLE" if self.metal_shared_buffers == "on" else "DISABLE")] = "1"
+        if not self.cuda_graphs:
+            environ["GGML_CUDA_DISABLE_GRAPHS"] = "1"
         return environ
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.policy.build import CPU, GPU, MS, NOW, S, prefill_item, reading, sids, state_of, talking
-from uma_core.policy.gaps import OVERDUE_CAP, TTFT_STRETCH, gap_limits, urgent_cap
+from uma_core.policy.gaps import OVERDUE_CAP, PAUSE_ROUNDS, TTFT_STRETCH, gap_limits, urgent_cap
 from uma_core.policy.guard_memory import GuardMemory, Kind, earn, learn
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.parts import parts_of
@@ -55,6 +55,13 @@ class TestLimits:
     def test_solo_of_several_streams_is_their_own_round(self):
         state = state_of(*[talking(i) for i in range(4)])
         assert gap_limits(state, parts_of(state)).solo_ns == CPU.rows_ns(4, 440)
+
+
+    def test_each_of_several_streams_pauses_as_long_as_one_alone_would(self):
+        for n in (2, 8):
+            state = state_of(*[talking(i) for i in range(n)], cost=GPU)
+            limits, alone = gap_limits(state, parts_of(state)), GPU.solo_step_ns(talking(0).n_past)
+            assert limits.pause_ns == max(int(2 * alone), int(PAUSE_ROUNDS * limits.solo_ns)) < 2 * limits.solo_ns
 
 
 class TestPromptBesideAChat:

@@ -88,9 +88,9 @@ def test_ms_become_ns_once():
     assert ns(1.5) == 1_500_000
 
 
-def test_metal_settings_reach_the_variables_that_ggml_reads():
-    assert EngineOptions().backend_environ() == {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": "180"}
-    chosen = EngineOptions(metal_residency=False, metal_keep_alive_s=7, metal_shared_buffers="off").backend_environ()
+def test_backend_settings_reach_the_variables_that_ggml_reads():
+    assert EngineOptions().backend_environ() == {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": "180", "GGML_CUDA_DISABLE_GRAPHS": "1"}
+    chosen = EngineOptions(metal_residency=False, metal_keep_alive_s=7, metal_shared_buffers="off", cuda_graphs=True).backend_environ()
     assert chosen == {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": "7", "GGML_METAL_NO_RESIDENCY": "1", "GGML_METAL_SHARED_BUFFERS_DISABLE": "1"}
     assert "GGML_METAL_SHARED_BUFFERS_ENABLE" in EngineOptions(metal_shared_buffers="on").backend_environ()
 

@@ -144,7 +144,7 @@ class Batch:
     Shapes: all (capacity,); the first `n` are in use. Reused tick after tick: `clear`, `add`, `extend`, or `advance`.
     """
 
-    __slots__ = ("_cells", "n", "n_rows", "pos", "seq_id", "tokens", "want_logits")
+    __slots__ = ("_cells", "n", "n_rows", "pos", "seq_id", "tokens", "wake_fd", "want_logits")
 
     def __init__(self, capacity: int) -> None:
         self.tokens = np.zeros(capacity, np.int32)
@@ -153,6 +153,7 @@ class Batch:
         self.want_logits = np.zeros(capacity, np.int8)
         self.n = 0
         self.n_rows = 0
+        self.wake_fd = -1  # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing
         # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the caches
         self._cells = self.tokens.data, self.pos.data, self.seq_id.data, self.want_logits.data
 

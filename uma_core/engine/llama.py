@@ -77,12 +77,15 @@ class LlamaEngine:
         self.info = self._describe(options, tuple(notes))
 
     def _open_lanes(self, options: Any) -> None:
+        assert self.decoder is not None
+        lib.uma_kv_open_copier(self.decoder.gate)
         for _ in range(options.prefill_lanes):
             with tap.quiet():  # the decode context has warned of the same
                 lane = PrefillLane(self.model, lane_params(options, self.n_ctx_seq), self._bell)
             self.lanes.append(lane)
             warm_up(lane)
             discover(lane, self.model)
+            lane.gate.copier = self.decoder.gate.copier
             lane.learn()
             lib.uma_kv_release_pages(lane.gate)
 

@@ -50,7 +50,7 @@ class DecodeContext:
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         self._point_at(batch)
         rows = self._rows
-        rows.n = batch.n
+        rows.n, rows.wake_fd = batch.n, batch.wake_fd
         if samplers is not self._samplers:
             self._samplers = samplers
             for i, sampler in enumerate(samplers):
@@ -73,6 +73,9 @@ class DecodeContext:
         return bool(lib.llama_memory_seq_rm(self.memory, seq_id, n, -1))
 
     def close(self) -> None:
+        if self.gate.copier:
+            lib.ggml_backend_free(self.gate.copier)
+            self.gate.copier = ffi.NULL
         if self.handle:
             lib.llama_free(self.handle)
             self.handle = None

@@ -18,7 +18,7 @@ from uma_core.policy.cost import CostModel
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport
 from uma_core.session.session import Session
-from uma_core.types import Phase, TokenId
+from uma_core.types import Lane, Phase, TokenId
 
 N_FULL_MOST = 1000  # ticks that a session waits for cells that were reserved for it, before it fails
 OK = DecodeStatus.OK  # looking a member up runs code of the enum
@@ -43,6 +43,7 @@ class Calls:
         self._t_run_end_ns = 0  # of this tick's prefill run, as planned
         self._t_now_ns = 0  # when the last call had returned
         self.announce: Callable[[], None] = lambda: None  # events wait; called before the engine is entered, when the GIL comes free
+        self.wake_fd: Callable[[], int] = lambda: -1  # the same for decode calls: what the engine writes to when the GIL is free
         self.on_read: Callable[[Session], None] = lambda session: None  # more of a prompt is in the session's sequence
 
     # decode calls
@@ -103,7 +104,7 @@ class Calls:
 
     def _compute(self, sessions: Sequence[Session], n_prefill: int) -> DecodeOutcome:
         """The engine's call for what is in the batch, and a note of what it took."""
-        self.announce()
+        self._batch.wake_fd = self.wake_fd()
         t0 = self._clock.now_ns()
         self.is_in_call = True
         outcome = self._engine.decode(self._batch, self._samplers)
@@ -182,7 +183,9 @@ class Calls:
         session.touch()
         if item.want_logits:
             session.become(Phase.DECODE)
-        if is_first:
+        if is_first and session.lane is Lane.INTERACTIVE and session.n_max > 1:
+            session.first_token = token  # a reader's first gap begins when the second token can follow
+        elif is_first:
             self._deliveries.deliver(session, token, self._clock.now_ns())
 
     # transfers
@@ -205,5 +208,8 @@ class Calls:
                 session.transfer = None
                 session.progress(0, self._clock.now_ns())
                 self.on_read(session)
+                token, session.first_token = session.first_token, None
+                if token is not None:
+                    self._deliveries.deliver(session, token, self._clock.now_ns())
             if self._clock.now_ns() >= until:
                 return

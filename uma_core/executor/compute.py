@@ -22,7 +22,8 @@ RETRY_S = 0.005  # sessions wait, but no plan could serve them: time (aging, hys
 class ComputeThread:
     """Owns executors: the current one takes new requests, older ones finish what they have (reload)."""
 
-    def __init__(self, wake: Callable[[], None], clock: Clock | None = None) -> None:
+    def __init__(self, wake: Callable[[], None], clock: Clock | None = None, wake_fd: Callable[[], int] | None = None) -> None:
+        """`wake` ends the I/O thread's sleep; `wake_fd`: so does writing 8 bytes to it, -1: no need."""
         self.events: deque[Event] = deque()
         self.executors: tuple[Executor, ...] = ()  # replaced whole: other threads iterate over it
         self.current: Executor | None = None
@@ -31,6 +32,7 @@ class ComputeThread:
         self.between_ticks: Callable[[bool], None] = lambda is_busy: None
         self._clock = clock or MonotonicClock()
         self._wake_io = wake
+        self._wake_fd = wake_fd
         self._commands: deque[Command] = deque()
         self._signal = threading.Event()
         self._is_stopping = False
@@ -40,6 +42,7 @@ class ComputeThread:
         """Make it the current one. On the compute thread, or before `start`."""
         executor.events = executor.deliveries._events = self.events
         executor.calls.announce = self._announce
+        executor.calls.wake_fd = self._fd_to_wake
         executor.cache.store.wake = self._signal.set
         self.executors = (*self.executors, executor)
         self.current = executor
@@ -125,6 +128,15 @@ class ComputeThread:
         """Wake the I/O thread if events wait. Where the GIL is about to come free: earlier, both would contend for it."""
         if self.events:
             self._wake_io()
+
+    def _fd_to_wake(self) -> int:
+        """What the engine shall write to as it is entered. Nothing is lost if it does not: events that stay are announced again."""
+        if not self.events:
+            return -1
+        if self._wake_fd is None:
+            self._wake_io()
+            return -1
+        return self._wake_fd()
 
     def _obey(self) -> None:
         while self._commands:

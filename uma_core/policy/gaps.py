@@ -1,7 +1,8 @@
 """What a stream's gap may be: the limits that the latency guard keeps.
 
-solo: predicted decode round of the interactive streams alone. cap: the everyday limit of a gap; pause: the
-limit of the few long ones. A `target_tbt_ms` replaces cap x solo for its stream.
+solo: predicted decode round of the interactive streams alone. cap: the everyday limit of a gap, from that round;
+pause: the limit of the few long ones, from the step of one stream alone, which is what each chat is promised.
+A `target_tbt_ms` replaces cap x solo for its stream.
 An interactive prompt without its first token raises the cap as its deadline comes near (`urgent_cap`).
 """
 
@@ -12,7 +13,8 @@ from typing import NamedTuple
 from uma_core.policy.parts import Parts
 from uma_core.policy.state import SchedulerState, SessionView
 
-TTFT_STRETCH = 2.0  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
+TTFT_STRETCH = 2.3  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
+PAUSE_ROUNDS = 1.75  # long gaps of many streams, whose own round takes as long as the pause of one: at least x that round
 OVERDUE_CAP = 8.0  # longest gap, x solo, for the sake of interactive prompts that are overdue
 
 
@@ -34,7 +36,9 @@ def gap_limits(state: SchedulerState, parts: Parts) -> GapLimits:
         target = view.slo_tbt_ns or knobs.slo_tbt_ns
         wanted = max(target, solo) if target else plain
         cap = min(cap, wanted) if cap else wanted
-    return GapLimits(solo, cap, max(cap, int(knobs.pause_cap * solo)))
+    alone = max((state.cost.solo_step_ns(view.n_past) for view in parts.talkers + parts.arriving), default=0)
+    pause = min(knobs.pause_cap * solo, max(knobs.pause_cap * alone, PAUSE_ROUNDS * solo))
+    return GapLimits(solo, cap, max(cap, int(pause)))
 
 
 def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits) -> int:

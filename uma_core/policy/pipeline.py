@@ -28,7 +28,8 @@ from uma_core.policy.stages import (
 from uma_core.policy.state import SchedulerState
 from uma_core.types import Phase
 
-STEADY_TICKS = 15  # repeats of a plan while nothing changes: planning then costs a sixteenth
+STEADY_NS = 250_000_000  # for so long, or so many ticks, a plan is repeated while nothing changes: planning costs as much as three ticks of overhead
+STEADY_TICKS = (15, 63)
 
 
 class Stage(Protocol):
@@ -67,7 +68,7 @@ class Pipeline(NamedTuple):
         for stage in self.stages:
             if stage.seal is not None:
                 plan = stage.seal(state, plan)
-        return plan._replace(n_repeats=STEADY_TICKS) if _is_steady(state, plan) else plan
+        return plan._replace(n_repeats=_steady_ticks(state)) if _is_steady(state, plan) else plan
 
 
 def _is_steady(state: SchedulerState, plan: Plan) -> bool:
@@ -75,6 +76,11 @@ def _is_steady(state: SchedulerState, plan: Plan) -> bool:
     parts = parts_of(state)
     others = (parts.waiting, parts.prompts, parts.workers, parts.arriving, parts.moving, plan.admit, plan.park)
     return bool(parts.talkers) and not any(others) and len(plan.items) == len(parts.talkers)
+
+
+def _steady_ticks(state: SchedulerState) -> int:
+    least, most = STEADY_TICKS
+    return min(most, max(least, STEADY_NS // parts_of(state).talk_ns))
 
 
 def compose(names: Iterable[str], extra: dict[str, StageSpec] | None = None) -> Pipeline:

@@ -52,7 +52,7 @@ class Daemon:
         self.clock = MonotonicClock()
         self.registry = new_registry()
         self.loop = Loop(self.clock)
-        self.compute = ComputeThread(self.loop.wake, self.clock)
+        self.compute = ComputeThread(self.loop.wake, self.clock, self.loop.wake_fd)
         self.host = Host(config, self.loop, self.compute, self.registry, self.clock)
         self.lifecycle = Lifecycle(self._config, self.loop, self.compute, self.host, self.clock)
         self.reloader = Reloader(config, sources, self.host, self.lifecycle, self.registry)

@@ -32,7 +32,7 @@ from uma_core.session.events import Call
 
 log = logging.getLogger(__name__)
 
-PUBLISH_NS = 100_000_000  # between two views while work is done: a view costs tens of microseconds
+PUBLISH_NS = 250_000_000  # between two views while work is done: a view costs hundreds of microseconds between two ticks
 CLOSE_POLL_S = 0.01
 UNLOAD_TIMEOUT_S = 60.0
 

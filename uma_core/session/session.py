@@ -70,6 +70,7 @@ class Session:
         self.n_full = 0  # decode calls in a row that found no cells for it
         self.is_held = False
         self.transfer: Transfer | None = None
+        self.first_token: TokenId | None = None  # sampled, and handed out when the transfer is done
         self.sampler: Sampler | None = None
         self.text = TextStream(request.stop)
         self.parts: list[str] = []  # text kept for a request that does not stream

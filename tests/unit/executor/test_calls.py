@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,9 @@ from tests.unit.executor.rig import Rig
 from uma_core.engine.fake_cost import INSTANT
 from uma_core.engine.fake_kv import SLICE_NS
 from uma_core.policy.plan import SLICED, Plan, PlanItem
+from uma_core.session.events import Final
 from uma_core.session.session import Grant, Session
-from uma_core.types import Lane, Phase, Request
+from uma_core.types import FinishReason, Lane, Peer, Phase, Request
 
 MS = 1_000_000
 RUN_NS = 10 * MS
@@ -22,20 +24,22 @@ CHUNK_NS = 4 * MS
 class Prompt:
     """A session whose one chunk is read within RUN_NS and leaves `copy_ns` of copying behind."""
 
-    def __init__(self, copy_ns: float) -> None:
+    def __init__(self, copy_ns: float, lane: Lane = Lane.BACKGROUND, n_max: int = 5) -> None:
         self.rig = Rig()
         n_bytes = CHUNK * self.rig.engine.model.kv_bytes_per_cell
         cost = replace(INSTANT, prefill=((CHUNK, CHUNK_NS),), copy_ns_per_byte=copy_ns / n_bytes)
         self.rig.engine.cost = cost
         self.calls, self.clock = self.rig.executor.calls, self.rig.clock
-        self.session = Session(1, 1, Request("r"), list(range(1, CHUNK + 1)), Grant(Lane.BACKGROUND, 5, 0))
-        self.session.phase, self.session.seq_id = Phase.PREFILL, 0
+        self.session = Session(1, 1, Request("r"), list(range(1, CHUNK + 1)), Grant(lane, n_max, 0))
+        table = self.rig.executor.table
+        table.add(self.session, Peer())
+        table.admit(self.session, 0, 0)
         self.t0 = self.clock.now_ns()
 
     def read(self) -> None:
         item = PlanItem(1, 0, Phase.PREFILL, CHUNK, True, SLICED, "test")
         self.calls.prefill(item, self.session, Plan(run_ns=RUN_NS, min_pieces=1), self.rig.executor.cost)
-        assert self.session.transfer is not None
+        assert self.session.transfer is not None or self.session.phase is Phase.DONE
         assert CHUNK_NS <= self.passed_ns() < RUN_NS
 
     def move(self, budget_ns: int = 0) -> None:
@@ -77,3 +81,38 @@ def test_a_longer_budget_counts_instead(budget_ns: int) -> None:
     end = max(prompt.passed_ns() + budget_ns, RUN_NS)
     prompt.move(budget_ns)
     assert end <= prompt.passed_ns() <= end + SLICE_NS
+
+
+@pytest.mark.parametrize(
+    ("lane", "n_max", "is_held_back"), [(Lane.INTERACTIVE, 5, True), (Lane.INTERACTIVE, 1, False), (Lane.BACKGROUND, 5, False)]
+)
+def test_a_chats_first_token_comes_when_the_second_can_follow(lane: Lane, n_max: int, is_held_back: bool) -> None:
+    prompt = Prompt(copy_ns=50 * MS, lane=lane, n_max=n_max)
+    prompt.read()
+    assert bool(prompt.session.generated) is not is_held_back
+    prompt.move(budget_ns=60 * MS)
+    assert len(prompt.session.generated) == 1
+    assert prompt.session.t_first_ns >= prompt.t0 + (50 * MS if is_held_back else CHUNK_NS)
+
+
+def test_what_ends_before_its_first_token_went_out_ends_once() -> None:
+    prompt = Prompt(copy_ns=50 * MS, lane=Lane.INTERACTIVE)
+    prompt.read()
+    prompt.rig.executor.deliveries.finish(prompt.session, FinishReason.CANCELLED, prompt.clock.now_ns())
+    assert [type(event) for event in prompt.rig.executor.events] == [Final]
+
+
+def test_the_engine_wakes_the_reader_where_events_wait() -> None:
+    prompt, fd = Prompt(copy_ns=0), os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        prompt.read()
+        prompt.move()
+        prompt.calls.wake_fd = lambda: fd
+        prompt.calls.decode([(PlanItem(1, 0, Phase.DECODE, 1, True, 0, "test"), prompt.session)])
+        assert os.eventfd_read(fd) == 1
+        prompt.calls.wake_fd = lambda: -1
+        prompt.calls.decode([(PlanItem(1, 0, Phase.DECODE, 1, True, 0, "test"), prompt.session)])
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(fd)
+    finally:
+        os.close(fd)

@@ -48,7 +48,7 @@ class Decoder:
             self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         self._point_at(batch)
         rows = self._rows
-        rows.n = batch.n
+        rows.n, rows.wake_fd = batch.n, batch.wake_fd
         self._last = forward = self.forwards.of(batch.n, batch.n_rows)
         status = STATUS_OF.get(lib.uma_forward_decode(forward.native, rows), DecodeStatus.FATAL)
         for seq_id, pos0, n in runs:

@@ -58,7 +58,7 @@ class Lane:
         self._want[:n] = 0
         self._want[n - 1] = want_logits
         rows = self._rows
-        rows.n = n
+        rows.n, rows.wake_fd = n, -1
         views = [ffi.from_buffer("int32_t *", array) for array in (data, self._pos, self._seq)]
         rows.token, rows.pos, rows.seq_id = views
         rows.want = ffi.from_buffer("int8_t *", self._want)
