@@ -15,8 +15,19 @@ static bool are_tokens_known(const uma_forward * f, const uma_rows * rows) {
     return true;
 }
 
+static bool plan(uma_forward * f, const uma_rows * rows) {
+    if (f->mask) {
+        uma_mask_fill(f->mask, rows, f->pages, f->n_pages_seq);
+        return true;
+    }
+    return uma_paged_plan(f->paged, rows, f->pages, f->n_pages_seq) && (!f->window || uma_paged_plan(f->window, rows, f->pages, f->n_pages_seq));
+}
+
 bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
     int32_t n_out = 0;
+    if (f->n_inputs) {
+        ggml_backend_synchronize(f->backend); // a chunk that was given up may still be on its way
+    }
     for (int32_t i = 0; i < rows->n; i++) {
         const int32_t * pages = f->pages + (int64_t) rows->seq_id[i] * f->n_pages_seq;
         const int64_t   cell  = pages[rows->pos[i] / PAGE] * f->page_rows + rows->pos[i] % PAGE;
@@ -29,7 +40,30 @@ bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
             f->out_id[n_out++] = i;
         }
     }
-    return uma_paged_plan(f->paged, rows, f->pages, f->n_pages_seq) && (!f->window || uma_paged_plan(f->window, rows, f->pages, f->n_pages_seq));
+    if (!plan(f, rows)) {
+        return false;
+    }
+    for (int32_t i = 0; i < f->n_inputs; i++) {
+        const uma_input * in = &f->inputs[i];
+        ggml_backend_tensor_set_async(f->backend, in->tensor, in->data, 0, ggml_nbytes(in->tensor));
+    }
+    return true;
+}
+
+void uma_forward_fetch(uma_forward * f) {
+    if (f->result) {
+        ggml_backend_tensor_get_async(f->backend, f->result, f->logits, 0, ggml_nbytes(f->result));
+        ggml_backend_synchronize(f->backend);
+    }
+}
+
+static enum ggml_status compute(uma_forward * f) {
+    const enum ggml_status status = ggml_backend_graph_compute_async(f->backend, f->graph);
+    if (status == GGML_STATUS_SUCCESS) {
+        uma_forward_fetch(f);
+    }
+    ggml_backend_synchronize(f->backend);
+    return status;
 }
 
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
@@ -39,7 +73,7 @@ int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
         rows->call_ns = rows->sample_ns = 0;
         return UMA_FORWARD_BAD_TOKEN;
     }
-    const enum ggml_status status = uma_forward_fill(f, rows) ? ggml_backend_graph_compute(f->backend, f->graph) : GGML_STATUS_ALLOC_FAILED;
+    const enum ggml_status status = uma_forward_fill(f, rows) ? compute(f) : GGML_STATUS_ALLOC_FAILED;
     const int64_t t1 = uma_now_ns();
     rows->call_ns   = t1 - t0;
     rows->sample_ns = 0;

@@ -75,6 +75,9 @@ void uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_
     }
     out->is_done = out->rc != 0 || s->node >= s->forward->graph->n_nodes;
     if (out->is_done) {
+        if (out->rc == 0) {
+            uma_forward_fetch(s->forward);
+        }
         uma_pieces_finish(&s->pieces, out->rc == 0 ? s->n : 0);
     }
     out->elapsed_ns = uma_now_ns() - t0;

@@ -123,12 +123,30 @@ bool        uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t *
 // ggml_custom_op_t. src: q f32 (dim, n_head, rows); K and V of head 0, page 0. dst: f32 (dim * n_head, rows). userdata: uma_paged *
 void        uma_paged_attention(struct ggml_tensor * dst, int ith, int nth, void * paged);
 
+// -- masked.c: attention by ggml's own operation over a span of cells, each row's own ones told by a mask
+typedef struct uma_mask {
+    uint16_t * full;         // f16 (n, n_cells): 0 where a row sees a cell, else -inf; NULL: every layer has a window
+    uint16_t * window;       // the same in layers with a window; NULL: none has
+    int64_t    first, n_cells; // the span
+    int32_t    n_window;     // positions that a row sees in layers with a window
+} uma_mask;
+
+// The cells (first, how many) among which is all that the rows see, in steps of 256. Rows of a sequence are in the order of their positions.
+void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq, int64_t * span);
+void uma_mask_fill(const uma_mask * m, const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq);
+
 // -- forward.c: one graph of one batch shape: its inputs, one decode call
+typedef struct uma_input {
+    struct ggml_tensor * tensor; // of the graph, in a device's memory
+    const void * data;           // what it is to hold
+} uma_input;
+
 typedef struct uma_forward {
     struct ggml_backend * backend;
     struct ggml_cgraph  * graph;
     uma_paged    * paged;
     uma_paged    * window;   // of the layers that have one; NULL: none has
+    const uma_mask * mask;   // instead of both; NULL: attention goes by pages
     const int32_t * pages;   // (sequences, n_pages_seq)
     int32_t   n_pages_seq;
     int32_t   n_head_kv;
@@ -137,11 +155,16 @@ typedef struct uma_forward {
     int32_t * pos;           // (n)
     int64_t * cell;          // (n, n_head_kv) KV rows to write
     int32_t * out_id;        // (outputs) rows that want logits; NULL: all
-    const float * logits;    // (outputs, n_vocab)
+    float   * logits;        // (outputs, n_vocab)
     int32_t   n_vocab;
+    // A device with memory of its own: the pointers above are to host memory, which is copied. Else the graph's own memory is theirs.
+    const uma_input * inputs;
+    int32_t   n_inputs;
+    struct ggml_tensor * result; // the logits over there; NULL: none, or here
 } uma_forward;
 
 bool    uma_forward_fill(uma_forward * f, const uma_rows * rows);   // false: no memory
+void    uma_forward_fetch(uma_forward * f);                         // after the graph was computed: its logits, where they are elsewhere
 enum uma_forward_status { UMA_FORWARD_BAD_TOKEN = 2 };
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);       // fills, computes, samples; 0, a ggml_status (1: aborted), or the above
 

@@ -24,9 +24,9 @@ OPTIONS = EngineOptions(n_ctx=4096, n_seq=4, threads=2, n_batch=256, n_ubatch=25
 
 
 LLAMA = ["llama-draft", "llama-moe", "llama-q8kv"]
-GRAPH = ["graph-draft", "graph-moe", "graph-q8kv"]
+GRAPH = ["graph-draft", "graph-moe", "graph-q8kv", "stock-draft", "stock-moe", "stock-q8kv"]
 SLICED = ["fake", *LLAMA, *GRAPH]  # engines whose prefill can pause and whose KV can be copied
-ALL = [*SLICED, "llama-chunked", "llama-unified", "graph-chunked", "graph-unified"]
+ALL = [*SLICED, "llama-chunked", "llama-unified", "graph-chunked", "graph-unified", "stock-chunked", "stock-unified"]
 
 
 @pytest.fixture(scope="module", params=ALL)
@@ -43,6 +43,11 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         "graph-q8kv": lambda: GraphEngine(DRAFT, replace(OPTIONS, kv_type="q8_0")),
         "graph-chunked": lambda: GraphEngine(DRAFT, replace(OPTIONS, prefill_lanes=0)),
         "graph-unified": lambda: GraphEngine(DRAFT, replace(OPTIONS, kv_mode="unified")),
+        "stock-draft": lambda: GraphEngine(DRAFT, OPTIONS, is_stock=True),
+        "stock-moe": lambda: GraphEngine(MOE, OPTIONS, is_stock=True),
+        "stock-q8kv": lambda: GraphEngine(DRAFT, replace(OPTIONS, kv_type="q8_0"), is_stock=True),
+        "stock-chunked": lambda: GraphEngine(DRAFT, replace(OPTIONS, prefill_lanes=0), is_stock=True),
+        "stock-unified": lambda: GraphEngine(DRAFT, replace(OPTIONS, kv_mode="unified"), is_stock=True),
     }[request.param]()
     yield made
     made.close()

@@ -15,6 +15,7 @@ from uma_core.engine.api import Engine
 from uma_core.engine.choose import N_CALLS, Choice, choose, measure, verdict
 from uma_core.engine.fake import FakeEngine, FakeModel
 from uma_core.engine.open import estimate_engine, open_engine
+from uma_core.errors import ErrorCode, UmaError
 
 AUTO = replace(OPTIONS, model=DRAFT, engine="auto")
 SHAPES = ("1 streams at 256", "4 streams at 256")
@@ -96,3 +97,14 @@ def test_a_stored_choice_that_no_longer_holds_falls_back(monkeypatch: pytest.Mon
     assert engine.info.engine == "llama"
     assert any("KV type q4_0" in note for note in engine.info.notes)
     engine.close()
+
+
+def test_what_only_loading_shows_is_a_reason_too(tmp_path: Path) -> None:
+    def open_as(name: str) -> Engine:
+        if name == "graph":
+            raise UmaError(ErrorCode.CONFIG_INVALID, "it lacks a use of blk.0.attn_sinks.weight")
+        return FakeEngine(FakeModel(n_ctx=16384))
+
+    found = choose(DRAFT, replace(AUTO, calibrate="force"), open_as)
+    assert found.engine == "llama" and "attn_sinks" in found.reason
+    assert not list(tmp_path.rglob("engine-*.json")), "nothing was measured, nothing is stored"

@@ -20,11 +20,13 @@ from uma_core import measured
 from uma_core.config import EngineOptions
 from uma_core.engine.api import Batch, Engine
 from uma_core.engine.fingerprint import fingerprint
+from uma_core.engine.graph.device import device_of
 from uma_core.engine.graph.header import Header
 from uma_core.engine.graph.load import check
 from uma_core.engine.graph.shape import Unsupported
 from uma_core.engine.lib import lib, text
 from uma_core.engine.llama_params import n_threads_of
+from uma_core.errors import ErrorCode, UmaError
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,12 @@ def missing_in_graph(path: str, options: EngineOptions) -> str:
 def _compare(open_as: Open, stored: Path) -> Choice:
     times = {}
     for name in ("llama", "graph"):
-        engine = open_as(name)
+        try:
+            engine = open_as(name)
+        except UmaError as error:
+            if name == "graph" and error.error is ErrorCode.CONFIG_INVALID:  # what only loading shows: a tensor, an operation of the device
+                return Choice("llama", error.message)
+            raise
         try:
             times[name] = measure(engine)
         finally:
@@ -143,10 +150,9 @@ def _chunks(engine: Engine, n: int) -> tuple[float, ...]:
 
 
 def _key(path: str, options: EngineOptions) -> str:
-    cpu = text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_by_type(lib.GGML_BACKEND_DEVICE_TYPE_CPU)))
     shape = (options.n_ctx, options.n_seq, options.n_batch, options.n_ubatch, options.kv_mode, options.kv_type, options.prefill_lanes)
     kernels = (options.cpu_kernels, options.load_mode, options.moe_top_k)
-    facts = (VERSION, fingerprint(path), cpu, n_threads_of(options), text(lib.ggml_commit()), *kernels, shape)
+    facts = (VERSION, fingerprint(path), device_of(options).description, n_threads_of(options), text(lib.ggml_commit()), *kernels, shape)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 

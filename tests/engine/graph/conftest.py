@@ -17,13 +17,19 @@ SMALL = replace(OPTIONS, n_ctx=1024)
 Pair = Callable[[str, EngineOptions], tuple[GraphEngine, LlamaEngine]]
 
 
+@pytest.fixture(params=[False, True], ids=["ours", "stock"])
+def is_stock(request: pytest.FixtureRequest) -> bool:
+    """Whether the graph engine computes with ggml's own operations only, as on a GPU."""
+    return bool(request.param)
+
+
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair(is_stock: bool) -> Iterator[Pair]:
     """Opens (graph engine, llama engine) on a path with the same options; closes both."""
     opened: list[GraphEngine | LlamaEngine] = []
 
     def open_both(path: str, options: EngineOptions) -> tuple[GraphEngine, LlamaEngine]:
-        graph, llama = GraphEngine(path, options), LlamaEngine(path, options)
+        graph, llama = GraphEngine(path, options, is_stock=is_stock), LlamaEngine(path, options)
         opened.extend((graph, llama))
         return graph, llama
 

@@ -15,9 +15,9 @@ from uma_core.engine.graph.engine import GraphEngine
 from uma_core.errors import ErrorCode, UmaError
 
 
-@pytest.fixture(scope="module")
-def opened() -> Iterator[GraphEngine]:
-    made = GraphEngine(DRAFT, SMALL)
+@pytest.fixture(scope="module", params=[False, True], ids=["ours", "stock"])
+def opened(request: pytest.FixtureRequest) -> Iterator[GraphEngine]:
+    made = GraphEngine(DRAFT, SMALL, is_stock=request.param)
     yield made
     made.close()
 

@@ -19,8 +19,8 @@ TOLERANCE = 0.15  # of the logits' standard deviation, as tests/cache_engine/rea
 class World:
     """One graph engine whose sequences' tokens are known, and blobs that were parked."""
 
-    def __init__(self, path: str, seed: int) -> None:
-        self.engine = GraphEngine(path, OPTIONS)
+    def __init__(self, path: str, seed: int, is_stock: bool) -> None:
+        self.engine = GraphEngine(path, OPTIONS, is_stock=is_stock)
         self.random = random.Random(seed)
         self.tokens: list[list[int]] = [[] for _ in range(OPTIONS.n_seq)]
         self.parked: list[tuple[bytes, list[int]]] = []
@@ -113,8 +113,8 @@ class World:
 
 @pytest.mark.parametrize("path", [DRAFT, TARGET])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_sequence_continues_as_if_read_at_once(path: str, seed: int) -> None:
-    world, plain = World(path, seed), LlamaEngine(path, OPTIONS)
+def test_every_sequence_continues_as_if_read_at_once(path: str, seed: int, is_stock: bool) -> None:
+    world, plain = World(path, seed, is_stock), LlamaEngine(path, OPTIONS)
     try:
         for _ in range(3):
             world.live(25)

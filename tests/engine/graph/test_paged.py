@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uma_core.engine.graph.pages import PAGE
+from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
 
 N_PAGES, N_SEQ, N_PAGES_SEQ = 96, 9, 40

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_core.engine.graph.pages import PAGE, Pages
+from uma_core.engine.graph.arena import Arena
+from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.shape import Shape
+from uma_core.engine.graph.store import PAGE
 
 N_SEQ, N_CTX_SEQ = 3, 300
 SHAPE = Shape("llama", 1, 32, 1, 1, 32, 32, 64, 512, 1e-6, 1e4, 1.0, 0, 0, 0.0, 1.0)
@@ -26,7 +28,7 @@ class World:
     """Each sequence's positions hold numbers that nobody else writes."""
 
     def __init__(self, n_pages: int) -> None:
-        self.pages = Pages(SHAPE, "f16", (n_pages, N_SEQ, N_CTX_SEQ))
+        self.pages = Pages(Arena(SHAPE, "f16", n_pages), (n_pages, N_SEQ, N_CTX_SEQ))
         self.content: list[list[int]] = [[] for _ in range(N_SEQ)]
         self.n_written = 0
 
@@ -41,7 +43,7 @@ class World:
             held.append(self.n_written)
 
     def _cell(self, seq: int, pos: int) -> np.ndarray:
-        return self.pages.data[self.pages.table[seq, pos // PAGE], 0, 0, 0, pos % PAGE]  # type: ignore[no-any-return]
+        return self.pages.store.data[self.pages.table[seq, pos // PAGE], 0, 0, 0, pos % PAGE]  # type: ignore[no-any-return]
 
     def cut(self, seq: int, n: int) -> None:
         if n < len(self.content[seq]):
@@ -89,7 +91,7 @@ def test_memory_of_free_pages_goes_back_and_comes_again() -> None:
     world.write(1, 100)
     assert world.pages.trim() == 0
     world.cut(0, 0)
-    assert world.pages.trim() == 4 * world.pages.page_bytes
+    assert world.pages.trim() == 4 * world.pages.store.page_bytes
     assert world.pages.trim() == 0
     world.write(2, 300)
     world.check()
@@ -118,13 +120,13 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_returned_memory_is_really_returned() -> None:
-    pages = Pages(dataclasses.replace(SHAPE, n_layer=16, n_head_kv=8, n_head=8), "f16", (64, 1, 64 * PAGE))
+    pages = Pages(Arena(dataclasses.replace(SHAPE, n_layer=16, n_head_kv=8, n_head=8), "f16", 64), (64, 1, 64 * PAGE))
     pages.reserve(0, 0, 64 * PAGE)
     before = resident_bytes()
     pages.touch(0)
     held = resident_bytes()
     pages.truncate(0, 0)
     pages.trim()
-    assert held - before > 0.9 * pages.n_bytes
-    assert held - resident_bytes() > 0.9 * pages.n_bytes
+    assert held - before > 0.9 * pages.store.n_bytes
+    assert held - resident_bytes() > 0.9 * pages.store.n_bytes
     pages.close()

@@ -11,7 +11,7 @@ from tests.engine.conftest import DRAFT
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import MODELS, Model
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.open import estimate_engine
+from uma_core.engine.graph.estimate import estimate
 from uma_core.errors import ErrorCode, UmaError
 
 LLAMA = MODELS["llama"]
@@ -61,18 +61,18 @@ def test_a_file_cut_short(n_kept: int, tmp_path: object) -> None:
     assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
 
 
-def test_loading_can_be_given_up() -> None:
+def test_loading_can_be_given_up(is_stock: bool) -> None:
     for load_mode in ("auto", "mmap", "none"):
         with pytest.raises(UmaError) as caught:
-            GraphEngine(DRAFT, replace(SMALL, load_mode=load_mode), lambda share: False)
+            GraphEngine(DRAFT, replace(SMALL, load_mode=load_mode), lambda share: False, is_stock)
         assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
 
 
 @pytest.mark.parametrize("load_mode", ["auto", "mmap", "none"])
-def test_the_estimate_is_what_is_taken(load_mode: str) -> None:
+def test_the_estimate_is_what_is_taken(load_mode: str, is_stock: bool) -> None:
     options = replace(SMALL, engine="graph", load_mode=load_mode)
-    expected = estimate_engine(options, DRAFT)
-    engine = GraphEngine(DRAFT, options)
+    expected = estimate(DRAFT, options, is_stock)
+    engine = GraphEngine(DRAFT, options, is_stock=is_stock)
     try:
         used = engine.memory()
         assert (used.weights, used.kv) == (expected.weights, expected.kv)

@@ -14,7 +14,7 @@ from tests.engine.graph.conftest import SMALL
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import MonotonicClock
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.graph.pages import PAGE
+from uma_core.engine.graph.store import PAGE
 from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.intake import Admittance, Limits
 from uma_core.executor.residency import residency

@@ -1,4 +1,4 @@
-"""Nodes that the architecture families put together: norms, products, rotary positions, paged attention, feed-forward blocks.
+"""Nodes that the architecture families put together: norms, products, rotary positions, attention, feed-forward blocks.
 
 Rules: a builder makes one graph of one batch shape; every method appends nodes and returns the last. Tensors are ggml's,
 their shapes in ggml's order: (row length, rows, ...). They belong to the graph's context.
@@ -6,31 +6,14 @@ their shapes in ggml's order: (row length, rows, ...). They belong to the graph'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from uma_core.engine.graph.attention import Attention, BatchShape
 from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.lib import ffi, lib
 
 MIN_WEIGHT_SUM = 6.103515625e-5  # llama.cpp's clamp of the chosen experts' weights: the smallest normal f16
-
-
-PagedPair = tuple[Any, Any]  # uma_paged * of layers that see everything, and of those with a window; NULL: there are none
-
-
-@dataclass(frozen=True, slots=True)
-class KvPlan:
-    """Where K and V of a layer are in the arena: counted in rows, one head and one position each."""
-
-    arena: Any  # tensor (dim, all rows)
-    page_rows: int  # from one page to the next
-    layer_rows: int  # K of a layer, and as many of its V, in a page
-
-    def view(self, context: Any, layer: int, part: int) -> Any:
-        """(dim, rows) from the K (part 0) or V (part 1) of head 0, page 0 on."""
-        first = (2 * layer + part) * self.layer_rows
-        return lib.ggml_view_2d(context, self.arena, self.arena.ne[0], self.arena.ne[1] - first, self.arena.nb[1], first * self.arena.nb[1])
 
 
 class Builder:
@@ -42,19 +25,24 @@ class Builder:
         self.weights = weights
         self.shape = shape
 
-    def start(self, counts: tuple[int, int], kv: KvPlan, paged: PagedPair, rope_mode: int) -> None:
-        """Make the inputs of a batch of (tokens, rows that want logits)."""
-        self.n, self.n_out = counts
-        self.kv, self.paged, self.rope_mode = kv, paged, rope_mode
-        self.token = self._input(lib.GGML_TYPE_I32, self.n)
-        self.pos = self._input(lib.GGML_TYPE_I32, self.n)
-        self.cell = self._input(lib.GGML_TYPE_I64, self.n * self.shape.n_head_kv)
-        self.out_id = self._input(lib.GGML_TYPE_I32, self.n_out) if 0 < self.n_out < self.n else None
+    def start(self, batch: BatchShape, attention: Attention, rope_mode: int) -> None:
+        """Make the inputs."""
+        self.n, self.n_out, self.span = batch
+        self._attention, self.rope_mode = attention, rope_mode
+        self.token = self.input(lib.GGML_TYPE_I32, self.n)
+        self.pos = self.input(lib.GGML_TYPE_I32, self.n)
+        self.cell = self.input(lib.GGML_TYPE_I64, self.n * attention.n_ids)
+        self.out_id = self.input(lib.GGML_TYPE_I32, self.n_out) if 0 < self.n_out < self.n else None
+        self.masks = attention.masks(self, batch.span)
         factors = "rope_freqs.weight"
         self.rope_factors = self.weights.vector(factors, self.shape.n_rot // 2) if self.weights.find(factors) else ffi.NULL
 
-    def _input(self, kind: int, n: int) -> Any:
-        tensor = lib.ggml_new_tensor_1d(self.context, kind, n)
+    def inputs(self) -> list[Any]:
+        """In the order of forward.INPUTS, the masks last; None where there is none."""
+        return [self.token, self.pos, self.cell, self.out_id, *self.masks]
+
+    def input(self, kind: int, n: int, n_rows: int = 1) -> Any:
+        tensor = lib.ggml_new_tensor_2d(self.context, kind, n, n_rows)
         lib.ggml_set_input(tensor)
         return tensor
 
@@ -87,20 +75,15 @@ class Builder:
 
     def attention(self, q: Any, k: Any, v: Any, layer: int) -> Any:
         """Write K and V to their cells, then attend: (dim * n_head, n). None where nobody needs the result."""
-        stored = [self._store(x, layer, part) for part, x in enumerate((k, v))]
+        stored = self._stored(k, layer, 0), self._stored(v, layer, 1)
         if self.is_last(layer) and not self.n_out:
             return None
-        sources = ffi.new("struct ggml_tensor *[]", [q, *stored])
-        width = self.shape.n_embd_q
-        kernel, paged = ffi.addressof(lib, "uma_paged_attention"), self.paged[self.shape.is_windowed(layer)]
-        return lib.ggml_custom_4d(self.context, lib.GGML_TYPE_F32, width, self.n, 1, 1, sources, 3, kernel, lib.GGML_N_TASKS_MAX, paged)
+        return self._attention.attend(self, q, stored, layer)
 
-    def _store(self, x: Any, layer: int, part: int) -> Any:
-        context, s = self.context, self.shape
-        rows = lib.ggml_reshape_2d(context, x, s.dim, s.n_head_kv * self.n)
-        stored = lib.ggml_set_rows(context, self.kv.view(context, layer, part), rows, self.cell)
-        lib.ggml_build_forward_expand(self.graph, stored)
-        return stored
+    def _stored(self, x: Any, layer: int, part: int) -> Any:
+        node = self._attention.store(self, x, layer, part)
+        lib.ggml_build_forward_expand(self.graph, node)
+        return node
 
     def is_last(self, layer: int) -> bool:
         return layer == self.shape.n_layer - 1

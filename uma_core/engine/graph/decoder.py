@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
-from uma_core.engine.graph.forward import Forward, Forwards, Network
-from uma_core.engine.graph.paged import Paged
+from uma_core.engine.graph.attention import BatchShape
+from uma_core.engine.graph.forward import Compute, Forward, Forwards, Network
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.lib import ffi, lib
 
@@ -21,14 +21,13 @@ REFUSED = {status: DecodeOutcome(status, [], 0, 0) for status in (DecodeStatus.F
 class Decoder:
     """Owns the graphs of decode calls. `n_kv[seq]` positions are computed and visible."""
 
-    def __init__(self, network: Network, pages: Pages, compute: tuple[Any, Any], n_batch: int) -> None:
-        """`compute`: the backend, the shape of paged attention."""
-        backend, shape = compute
+    def __init__(self, network: Network, pages: Pages, compute: Compute, n_batch: int) -> None:
+        """Owns the attention of `compute`, not its backend."""
         self._pages = pages
         self._n_batch = n_batch
-        self._paged = Paged(shape, network.shape.window, n_batch)
+        self._attention = compute.attention
         self.n_kv = [0] * pages.table.shape[0]
-        self.forwards = Forwards(network, pages, backend, self._paged.pair)
+        self.forwards = Forwards(network, pages, compute)
         self._last: Forward | None = None
         self._rows = ffi.new("uma_rows *")
         self._chains = ffi.new("struct llama_sampler *[]", n_batch)
@@ -49,7 +48,7 @@ class Decoder:
         self._point_at(batch)
         rows = self._rows
         rows.n, rows.wake_fd = batch.n, batch.wake_fd
-        self._last = forward = self.forwards.of(batch.n, batch.n_rows)
+        self._last = forward = self.forwards.of(BatchShape(batch.n, batch.n_rows, self._attention.span(rows, self._pages)))
         status = STATUS_OF.get(lib.uma_forward_decode(forward.native, rows), DecodeStatus.FATAL)
         for seq_id, pos0, n in runs:
             if status is DecodeStatus.OK:
@@ -78,13 +77,19 @@ class Decoder:
             rows.want = views[-1]
             self._views = (batch, views)
 
+    def warm_up(self, n_most: int) -> None:
+        """Build the graphs of ticks of up to so many sequences over the last call's span. Raises: INSUFFICIENT_MEMORY."""
+        assert self._last is not None
+        for n in range(1, n_most + 1):
+            self.forwards.of(BatchShape(n, n, self._last.batch.span))
+
     def logits(self, row: int) -> np.ndarray:
         assert self._last is not None
         return self._last.logits(row)
 
     def close(self) -> None:
         self.forwards.close()
-        self._paged.close()
+        self._attention.close()
 
 
 def runs_of(batch: Batch) -> list[Run]:

@@ -25,10 +25,11 @@ from uma_core.engine.api import (
     Transfer,
 )
 from uma_core.engine.graph.decoder import Decoder
-from uma_core.engine.graph.forward import N_SMALL
+from uma_core.engine.graph.forward import N_SMALL, Compute
 from uma_core.engine.graph.lane import Lane
-from uma_core.engine.graph.load import Loaded, load
-from uma_core.engine.graph.pages import PAGE, Pages
+from uma_core.engine.graph.load import Loaded, Wish, load
+from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.store import PAGE
 from uma_core.engine.graph.transfers import HostExport, Steps, cell_bytes, import_moves
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_log import slot_warnings, tap
@@ -43,10 +44,11 @@ WARM_UP_TOKENS = 64  # of a chunk: what a row costs there holds for larger ones
 class GraphEngine:
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
-    def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None) -> None:
+    def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None, is_stock: bool = False) -> None:
+        """`is_stock`: on the CPU too compute as on a GPU, with ggml's own operations and memory apart from the host's."""
         self._bell = ffi.new("int32_t *")
         self._abort_flag = ffi.new("int32_t *")
-        self._loaded: Loaded | None = load(path, options, progress)
+        self._loaded: Loaded | None = load(path, options, Wish(progress, is_stock))
         self.decoder: Decoder | None = None
         self.lanes: list[Lane] = []
         self._backends: list[Any] = []
@@ -57,20 +59,19 @@ class GraphEngine:
             raise
 
     def _open(self, loaded: Loaded, options: EngineOptions) -> None:
-        decode_backend, lane_backend = self._new_backend(loaded.n_threads), self._new_backend(loaded.n_threads)
-        lib.ggml_backend_cpu_set_abort_callback(decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag)
-        shape = loaded.paged_shape()
-        self.decoder = Decoder(loaded.network, loaded.pages, (decode_backend, shape), options.n_batch)
+        decode_backend, lane_backend = self._new_backend(loaded), self._new_backend(loaded)
+        if loaded.device.is_cpu:
+            lib.ggml_backend_cpu_set_abort_callback(decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag)
+        self.decoder = Decoder(loaded.network, loaded.pages, Compute(decode_backend, loaded.attention(options.n_batch)), options.n_batch)
         for _ in range(loaded.n_lanes):
-            self.lanes.append(Lane(loaded.network, loaded.pages, (lane_backend, shape, self._bell), options.n_ubatch))
+            compute = Compute(lane_backend, loaded.attention(options.n_ubatch))
+            self.lanes.append(Lane(loaded.network, loaded.pages, compute, self._bell, options.n_ubatch))
         self._warm_up()
         self.info = self._describe(loaded, options)
 
-    def _new_backend(self, n_threads: int) -> Any:
-        backend = lib.ggml_backend_cpu_init()
-        lib.ggml_backend_cpu_set_n_threads(backend, n_threads)
-        self._backends.append(backend)
-        return backend
+    def _new_backend(self, loaded: Loaded) -> Any:
+        self._backends.append(loaded.device.new_backend(loaded.n_threads))
+        return self._backends[-1]
 
     def _warm_up(self) -> None:
         """First calls pay for page faults and thread start; pieces are predicted from measurements from the first prompt on."""
@@ -79,8 +80,7 @@ class GraphEngine:
         self.decode(batch, [None])
         self.kv_truncate(0, 0)
         assert self._loaded is not None and self.decoder is not None
-        for n in range(1, min(len(self.decoder.n_kv), N_SMALL) + 1):
-            self.decoder.forwards.of(n, n)  # no tick waits for its graph to be built
+        self.decoder.warm_up(min(len(self.decoder.n_kv), N_SMALL))  # no tick waits for its graph to be built
         n = min(WARM_UP_TOKENS, self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         for _ in self.lanes:
             for _ in range(2):
@@ -97,8 +97,8 @@ class GraphEngine:
             model_path=vocab.path,
             fingerprint=vocab.fingerprint,
             arch=shape.arch,
-            backend="cpu",
-            devices=loaded.devices,
+            backend=loaded.device.name,
+            devices=(loaded.device.description,),
             n_vocab=shape.n_vocab,
             n_layer=shape.n_layer,
             n_ctx_train=shape.n_ctx_train,
@@ -116,7 +116,7 @@ class GraphEngine:
             n_expert=shape.n_expert,
             n_expert_used=shape.n_expert_used,
             expert_bytes=loaded.expert_bytes,
-            capabilities=Capabilities(len(self.lanes), True, True, True, True),
+            capabilities=Capabilities(len(self.lanes), True, True, True, can_abort=loaded.device.is_cpu),
             kernels=loaded.kernels,
             notes=loaded.notes,
         )
@@ -262,8 +262,8 @@ class GraphEngine:
         self._append(dst, start, own_end)
 
         def move(p0: int, p1: int) -> None:
-            a, b = (pages.data[pages.table[seq, p0 // PAGE]] for seq in (src, dst))
-            b[:, :, :, p0 % PAGE : p0 % PAGE + p1 - p0] = a[:, :, :, p0 % PAGE : p0 % PAGE + p1 - p0]
+            own, new = (int(pages.table[seq, p0 // PAGE]) for seq in (src, dst))
+            pages.store.copy(own, new, p0 % PAGE, p0 % PAGE + p1 - p0)
 
         def finish() -> None:
             if n > own_end:
@@ -297,7 +297,7 @@ class GraphEngine:
     def memory(self) -> MemoryUse:
         assert self.decoder is not None
         n_compute = self.decoder.forwards.n_bytes + sum(lane.n_bytes for lane in self.lanes)
-        return MemoryUse(self.info.weight_bytes, self._pages.n_bytes, n_compute)
+        return MemoryUse(self.info.weight_bytes, self._pages.store.n_bytes, n_compute)
 
     def trim(self) -> int:
         return self._pages.trim()  # type: ignore[no-any-return]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from uma_core.engine.graph.builder import Builder, KvPlan, PagedPair
+from uma_core.engine.graph.attention import Attention, BatchShape
+from uma_core.engine.graph.builder import Builder
+from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.families import Family
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.weights import Weights
+from uma_core.engine.graph.workspace import Workspace
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
@@ -24,7 +27,8 @@ N_KEPT = 32  # small ones
 class Network:
     """What every graph of one loaded model has in common."""
 
-    def __init__(self, shape: Shape, weights: Weights, family: Family, rope_mode: int) -> None:
+    def __init__(self, shape: Shape, weights: Weights, family: Family, rope_mode: int, device: Device) -> None:
+        self.device = device
         self.shape = shape
         self.weights = weights
         self.family = family
@@ -34,11 +38,11 @@ class Network:
     def n_nodes(self) -> int:
         return self.shape.n_layer * (NODES_PER_LAYER + 2 * self.shape.n_expert_used) + NODES_BESIDE
 
-    def build(self, context: Any, counts: tuple[int, int], kv: KvPlan, paged: PagedPair) -> tuple[Builder, Any]:
-        """Append a batch of (tokens, wanted rows) to a new graph. Returns the builder with its inputs, and the logits or None."""
+    def build(self, context: Any, batch: BatchShape, attention: Attention) -> tuple[Builder, Any]:
+        """Append a batch of this shape to a new graph. Returns the builder with its inputs, and the logits or None."""
         graph = lib.ggml_new_graph_custom(context, self.n_nodes, False)
         builder = Builder(context, graph, self.weights, self.shape)
-        builder.start(counts, kv, paged, self.rope_mode)
+        builder.start(batch, attention, self.rope_mode)
         logits = self.family(builder)
         if logits is not None:
             lib.ggml_set_output(logits)
@@ -54,25 +58,14 @@ class Network:
         return context
 
 
-class Workspace:
-    """Memory for the data of one graph's nodes; it grows to what the largest graph needed."""
+INPUTS = ("int32_t", "int32_t", "int64_t", "int32_t")  # of builder.inputs(): tokens, positions, cells, wanted rows; masks follow
 
-    def __init__(self) -> None:
-        self._allocator = lib.ggml_gallocr_new(lib.ggml_backend_cpu_buffer_type())
 
-    def place(self, graph: Any) -> None:
-        """Give every node of `graph` its memory. Raises: INSUFFICIENT_MEMORY."""
-        if not lib.ggml_gallocr_alloc_graph(self._allocator, graph):
-            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a graph's data")
+class Compute(NamedTuple):
+    """What a decoder or a lane computes with."""
 
-    @property
-    def n_bytes(self) -> int:
-        return int(lib.ggml_gallocr_get_buffer_size(self._allocator, 0))
-
-    def close(self) -> None:
-        if self._allocator:
-            lib.ggml_gallocr_free(self._allocator)
-            self._allocator = None
+    backend: Any
+    attention: Attention
 
 
 class Forward:
@@ -81,26 +74,30 @@ class Forward:
     It is computed any number of times, as long as its workspace places no other graph.
     """
 
-    def __init__(self, network: Network, pages: Pages, engine: tuple[Any, PagedPair], counts: tuple[int, int], workspace: Workspace) -> None:
-        backend, paged = engine
-        self.counts = counts
+    def __init__(self, network: Network, pages: Pages, compute: Compute, batch: BatchShape, workspace: Workspace) -> None:
+        self.batch = batch
         self.workspace = workspace
         self._context = network.new_context()
-        builder, logits = network.build(self._context, counts, pages.plan, paged)
+        builder, logits = network.build(self._context, batch, compute.attention)
         workspace.place(builder.graph)
-        self.native = ffi.new("uma_forward *")
-        n = self.native
-        n.backend, n.graph = backend, builder.graph
-        n.paged, n.window = paged
+        self.native = n = ffi.new("uma_forward *")
+        n.backend, n.graph = compute.backend, builder.graph
         n.pages, n.n_pages_seq = pages.table_pointer, pages.table.shape[1]
-        n.n_head_kv, n.page_rows, n.n_vocab = network.shape.n_head_kv, pages.plan.page_rows, network.shape.n_vocab
-        n.token, n.pos, n.cell = (ffi.cast(f"{kind} *", lib.ggml_get_data(t)) for kind, t in _inputs(builder))
-        n.out_id = ffi.NULL if builder.out_id is None else ffi.cast("int32_t *", lib.ggml_get_data(builder.out_id))
-        n.logits = ffi.NULL if logits is None else ffi.cast("float *", lib.ggml_get_data(logits))
+        n.n_head_kv, n.page_rows, n.n_vocab = compute.attention.n_ids, compute.attention.page_rows, network.shape.n_vocab
+        tensors = [*builder.inputs(), logits]
+        addresses = workspace.addresses(tensors)
+        n.token, n.pos, n.cell, n.out_id = (ffi.cast(f"{kind} *", at) for kind, at in zip(INPUTS, addresses, strict=False))
+        n.logits = ffi.cast("float *", addresses[-1])
+        self._kept = [compute.attention.bind(n, batch.span, (addresses[-3], addresses[-2]))]
+        if workspace.is_staged:
+            used = [(tensor, at) for tensor, at in zip(tensors[:-1], addresses, strict=False) if tensor is not None and tensor.buffer]
+            self._kept.append(ffi.new("uma_input[]", used))
+            n.inputs, n.n_inputs = self._kept[-1], len(used)
+            n.result = logits or ffi.NULL
 
     def logits(self, row: int) -> np.ndarray:
         """(n_vocab,) float32 view, borrowed until the graph is computed again."""
-        if not 0 <= row < self.counts[1]:
+        if not 0 <= row < self.batch.n_out:
             raise IndexError(f"row {row} has no logits")
         n_vocab = self.native.n_vocab
         return np.frombuffer(ffi.buffer(self.native.logits + row * n_vocab, 4 * n_vocab), np.float32)
@@ -111,47 +108,42 @@ class Forward:
             self._context = None
 
 
-def _inputs(builder: Builder) -> list[tuple[str, Any]]:
-    return [("int32_t", builder.token), ("int32_t", builder.pos), ("int64_t", builder.cell)]
-
-
 class Forwards:
     """Graphs by batch shape. Small batches, the decode ticks, keep theirs; of the large ones only the last is kept."""
 
-    def __init__(self, network: Network, pages: Pages, backend: Any, paged: PagedPair) -> None:
+    def __init__(self, network: Network, pages: Pages, compute: Compute) -> None:
         self._network = network
         self._pages = pages
-        self._engine = (backend, paged)
-        self._small: OrderedDict[tuple[int, int], Forward] = OrderedDict()
+        self._compute = compute
+        self._small: OrderedDict[BatchShape, Forward] = OrderedDict()
         self._large: Forward | None = None
-        self._space = Workspace()
+        self._space = Workspace(network.device)
 
-    def of(self, n: int, n_out: int) -> Forward:
-        """The graph of n tokens of which n_out want logits. Raises: INSUFFICIENT_MEMORY."""
-        key = (n, n_out)
-        found = self._small.get(key)
+    def of(self, batch: BatchShape) -> Forward:
+        """The graph of a batch. Raises: INSUFFICIENT_MEMORY."""
+        found = self._small.get(batch)
         if found is not None:
-            self._small.move_to_end(key)
+            self._small.move_to_end(batch)
             return found
-        if n <= N_SMALL:
-            return self._new_small(key)
-        if self._large is None or self._large.counts != key:
+        if batch.n <= N_SMALL:
+            return self._new_small(batch)
+        if self._large is None or self._large.batch != batch:
             if self._large is not None:
                 self._large.close()
                 self._large = None
-            self._large = self._new(key, self._space)
+            self._large = self._new(batch, self._space)
         return self._large
 
-    def _new_small(self, key: tuple[int, int]) -> Forward:
+    def _new_small(self, batch: BatchShape) -> Forward:
         while len(self._small) >= N_KEPT:
             _, oldest = self._small.popitem(last=False)
             oldest.close()
             oldest.workspace.close()
-        self._small[key] = self._new(key, Workspace())
-        return self._small[key]
+        self._small[batch] = self._new(batch, Workspace(self._network.device))
+        return self._small[batch]
 
-    def _new(self, key: tuple[int, int], workspace: Workspace) -> Forward:
-        return Forward(self._network, self._pages, self._engine, key, workspace)
+    def _new(self, batch: BatchShape, workspace: Workspace) -> Forward:
+        return Forward(self._network, self._pages, self._compute, batch, workspace)
 
     @property
     def n_bytes(self) -> int:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from uma_core.engine.api import PrefillOutcome, PrefillStatus
-from uma_core.engine.graph.forward import Forward, Network, Workspace
-from uma_core.engine.graph.paged import Paged
+from uma_core.engine.graph.attention import BatchShape
+from uma_core.engine.graph.forward import Compute, Forward, Network
 from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.workspace import Workspace
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
@@ -17,17 +18,15 @@ from uma_core.errors import ErrorCode, UmaError
 class Lane:
     """Free, or serving one sequence: `n_kv` positions are computed, of which `n_seen` are handed over."""
 
-    def __init__(self, network: Network, pages: Pages, compute: tuple[Any, Any, Any], n_ubatch: int) -> None:
-        """`compute`: the backend, the shape of paged attention, the bell."""
-        backend, shape, bell = compute
+    def __init__(self, network: Network, pages: Pages, compute: Compute, bell: Any, n_ubatch: int) -> None:
+        """Owns the attention of `compute`, not its backend."""
         self._network = network
         self._pages = pages
-        self._paged = Paged(shape, network.shape.window, n_ubatch)
         self._slices = lib.uma_slices_new(bell)
         if not self._slices:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill lane")
-        self._engine = (backend, self._paged.pair)
-        self._space = Workspace()
+        self._compute = compute
+        self._space = Workspace(network.device)
         self._forward: Forward | None = None
         self._run = ffi.new("uma_run *")
         self._rows = ffi.new("uma_rows *")
@@ -51,7 +50,6 @@ class Lane:
     def start(self, tokens: np.ndarray, want_logits: bool) -> None:
         """Begin a chunk; its pages are reserved. Raises: INSUFFICIENT_MEMORY."""
         n = len(tokens)
-        forward = self._forward_of((n, int(want_logits)))
         data = np.ascontiguousarray(tokens, np.int32)
         self._pos[:n] = np.arange(self.n_kv, self.n_kv + n, dtype=np.int32)
         self._seq[:n] = self.seq_id
@@ -62,15 +60,17 @@ class Lane:
         views = [ffi.from_buffer("int32_t *", array) for array in (data, self._pos, self._seq)]
         rows.token, rows.pos, rows.seq_id = views
         rows.want = ffi.from_buffer("int8_t *", self._want)
+        span = self._compute.attention.span(rows, self._pages)
+        forward = self._forward_of(BatchShape(n, int(want_logits), span))
         if not lib.uma_forward_fill(forward.native, rows):
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a chunk's plan")
         lib.uma_slices_start(self._slices, forward.native, n)
         self.n_chunk = n
 
-    def _forward_of(self, counts: tuple[int, int]) -> Forward:
-        if self._forward is None or self._forward.counts != counts:
+    def _forward_of(self, batch: BatchShape) -> Forward:
+        if self._forward is None or self._forward.batch != batch:
             self._close_forward()
-            self._forward = Forward(self._network, self._pages, self._engine, counts, self._space)
+            self._forward = Forward(self._network, self._pages, self._compute, batch, self._space)
         return self._forward
 
     def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
@@ -104,7 +104,7 @@ class Lane:
     def close(self) -> None:
         self._close_forward()
         self._space.close()
-        self._paged.close()
+        self._compute.attention.close()
         if self._slices:
             lib.uma_slices_free(self._slices)
             self._slices = None

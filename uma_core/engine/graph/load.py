@@ -6,16 +6,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from uma_core.config import EngineOptions
+from uma_core.engine.graph.arena import Arena
 from uma_core.engine.graph.arranged import arrangeable, bytes_with
+from uma_core.engine.graph.attention import Attention, BatchShape
+from uma_core.engine.graph.cells import Cells
+from uma_core.engine.graph.device import Device, device_of
 from uma_core.engine.graph.families import family_of
 from uma_core.engine.graph.forward import Network
 from uma_core.engine.graph.header import Header
-from uma_core.engine.graph.paged import NO_PLANS
-from uma_core.engine.graph.pages import KV_TYPES, PAGE, Pages
+from uma_core.engine.graph.mapped import LOAD_MODES, Mapped
+from uma_core.engine.graph.masked import Masked
+from uma_core.engine.graph.paged import Paged
+from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.shape import Shape, Unsupported, shape_of
-from uma_core.engine.graph.weights import LOAD_MODES, Weights
-from uma_core.engine.lib import ffi, lib, text
-from uma_core.engine.llama import backend_name, use_kernels
+from uma_core.engine.graph.store import KV_TYPES, PAGE
+from uma_core.engine.graph.uploaded import Uploaded
+from uma_core.engine.graph.weights import Weights
+from uma_core.engine.lib import lib
+from uma_core.engine.llama import use_kernels
 from uma_core.engine.llama_model import LlamaModel, Progress
 from uma_core.engine.llama_params import is_unified, n_threads_of
 from uma_core.errors import ErrorCode, UmaError
@@ -38,15 +46,15 @@ class Loaded:
     n_lanes: int
     is_unified: bool
     kernels: str
-    devices: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def paged_shape(self) -> Any:
-        """uma_paged_shape * of this model's attention, in layers that see everything."""
-        shape, pages = self.network.shape, self.pages
-        sizes = {"n_head": shape.n_head, "n_head_kv": shape.n_head_kv, "dim": shape.dim, "n_threads": self.n_threads}
-        sizes |= {"cell_bytes": pages.cell_bytes, "page_bytes": pages.page_bytes}
-        return ffi.new("uma_paged_shape *", {**sizes, "scale": shape.scale, "softcap": shape.softcap})
+    @property
+    def device(self) -> Device:
+        return self.network.device
+
+    def attention(self, n_rows: int) -> Attention:
+        """For graphs of batches of up to so many rows; 0: for graphs that are never computed. The caller's to close."""
+        return attention_over(self.pages, self.network.shape, n_rows, self.n_threads)
 
     @property
     def expert_bytes(self) -> int:
@@ -64,12 +72,21 @@ def refuse(missing: Unsupported) -> UmaError:
     return UmaError(ErrorCode.CONFIG_INVALID, message, option="engine.engine", missing=str(missing))
 
 
-def load(path: str, options: EngineOptions, progress: Progress | None = None) -> Loaded:
+@dataclass(frozen=True)
+class Wish:
+    """How to load, beside the options."""
+
+    progress: Progress | None = None
+    is_stock: bool = False  # ggml's own operations only, on the CPU too
+    is_dry: bool = False  # a device's memory is not taken: for graphs that are only laid out
+
+
+def load(path: str, options: EngineOptions, wish: Wish = Wish()) -> Loaded:
     """Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, CONFIG_INVALID (names what the engine lacks)."""
     header = Header(path)
     kept: list[Any] = [header]
     try:
-        return _load(header, options, progress, kept)
+        return _load(header, options, wish, kept)
     except BaseException as error:
         for part in reversed(kept):
             part.close()
@@ -78,19 +95,26 @@ def load(path: str, options: EngineOptions, progress: Progress | None = None) ->
         raise
 
 
-def _load(header: Header, options: EngineOptions, progress: Progress | None, kept: list[Any]) -> Loaded:
+def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -> Loaded:
     shape = check(header, options)
-    kernels = use_kernels(options.cpu_kernels)
+    device = device_of(options, wish.is_stock)
+    kernels = use_kernels(options.cpu_kernels) if device.is_cpu else ""
     vocab = LlamaModel(header.path, options, None, is_vocab_only=True)
     kept.append(vocab)
     if vocab.n_vocab != shape.n_vocab:
         raise Unsupported(f"{shape.n_vocab} embeddings for {vocab.n_vocab} tokens")
-    weights = Weights(header, options.load_mode, is_arranging(header, options, kernels), progress)
+    weights: Weights
+    if device.is_stock:
+        weights = Uploaded(header, device, wish.progress, wish.is_dry)
+    else:
+        weights = Mapped(header, options.load_mode, is_arranging(header, options, kernels), wish.progress)
     kept.append(weights)
-    network = Network(shape, weights, family_of(shape.arch), int(lib.llama_model_rope_type(vocab.handle)))
-    pages = Pages(shape, options.kv_type, page_counts(options, shape))
+    network = Network(shape, weights, family_of(shape.arch), int(lib.llama_model_rope_type(vocab.handle)), device)
+    counts = page_counts(options, shape)
+    stock = Cells(shape, options.kv_type, counts[0], device, wish.is_dry) if device.is_stock else None
+    pages = Pages(stock or Arena(shape, options.kv_type, counts[0]), counts)
     kept.append(pages)
-    _check_complete(network, pages)
+    _check_complete(network, pages, options.n_ubatch)
     unified = is_unified(options)
     return Loaded(
         header, vocab, weights, pages, network,
@@ -99,9 +123,24 @@ def _load(header: Header, options: EngineOptions, progress: Progress | None, kep
         n_lanes=0 if unified else options.prefill_lanes,
         is_unified=unified,
         kernels=kernels,
-        devices=tuple(text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i))) for i in range(lib.ggml_backend_dev_count())),
-        notes=("unified KV: prompts are read in sized chunks",) if unified else (),
+        notes=_notes(device, unified),
     )  # fmt: skip
+
+
+def _notes(device: Device, is_unified: bool) -> tuple[str, ...]:
+    notes = ["unified KV: prompts are read in sized chunks"] if is_unified else []
+    if device.is_stock:
+        notes.append(f"the graph is computed with ggml's operations on {device.description}")
+    return tuple(notes)
+
+
+def attention_over(pages: Pages, shape: Shape, n_rows: int, n_threads: int) -> Attention:
+    """As the memory of KV wants it."""
+    store = pages.store
+    if isinstance(store, Cells):
+        return Masked(store, shape)
+    assert isinstance(store, Arena)
+    return Paged(store, shape, n_rows, n_threads)
 
 
 def is_arranging(header: Header, options: EngineOptions, kernels: str) -> bool:
@@ -117,8 +156,6 @@ def is_arranging(header: Header, options: EngineOptions, kernels: str) -> bool:
 
 def check(header: Header, options: EngineOptions) -> Shape:
     """What can be known before weights are read. Raises: Unsupported."""
-    if backend_name() != "cpu" and options.n_gpu_layers:
-        raise Unsupported(f"device {backend_name()}")
     if options.load_mode not in LOAD_MODES:
         raise Unsupported(f"load mode {options.load_mode}")
     if options.kv_type not in KV_TYPES:
@@ -126,7 +163,11 @@ def check(header: Header, options: EngineOptions) -> Shape:
     if options.flash_attn == "off":
         raise Unsupported("attention that is not fused")
     family_of(header.arch)
-    return shape_of(header, options.moe_top_k)
+    shape = shape_of(header, options.moe_top_k)
+    device = device_of(options)
+    if not device.is_cpu and 0 <= options.n_gpu_layers <= shape.n_layer:
+        raise Unsupported(f"some layers on {device.name} and some on the CPU")
+    return shape
 
 
 def page_counts(options: EngineOptions, shape: Shape) -> tuple[int, int, int]:
@@ -139,13 +180,18 @@ def page_counts(options: EngineOptions, shape: Shape) -> tuple[int, int, int]:
     return n_each * options.n_seq, options.n_seq, n_each * PAGE
 
 
-def _check_complete(network: Network, pages: Pages) -> None:
-    """Build one graph: every tensor it wants is there in its shape, and the file has none that it does not want."""
-    context = network.new_context()
-    try:
-        network.build(context, (2, 1), pages.plan, NO_PLANS)
-    finally:
-        lib.ggml_free(context)
+def _check_complete(network: Network, pages: Pages, n_ubatch: int) -> None:
+    """Lay out a tick and a chunk: all tensors that they want are there in their shapes, the file has no others, the device has the operations."""
+    attention = attention_over(pages, network.shape, 0, 1)
+    for n in (2, n_ubatch):
+        context = network.new_context()
+        try:
+            builder, _ = network.build(context, BatchShape(n, 1, attention.largest()), attention)
+            missing = network.device.missing_for(builder.graph) if network.device.is_stock else ""
+        finally:
+            lib.ggml_free(context)
+        if missing:
+            raise Unsupported(missing)
     unused = network.weights.unused()
     if unused:
         raise Unsupported(f"a use of {unused[0]}")

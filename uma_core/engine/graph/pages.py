@@ -1,55 +1,31 @@
-"""KV in pages of 64 positions with reference counts: who has which, and the memory that they are in.
+"""KV in pages of 64 positions with reference counts: who has which. The memory that they are in is a Store's.
 
 Rules: a page that several sequences hold is never written; whoever is about to write into one gets a copy of it first.
-A page's bytes lie together: (layer, K and V, KV head, position, row), so that copies and returns to the system are of whole pages.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
+from heapq import heappop, heappush
 
 import numpy as np
 
-from uma_core.engine.graph.builder import KvPlan
-from uma_core.engine.graph.shape import Shape, Unsupported
-from uma_core.engine.lib import ffi, lib
-
-PAGE = 64  # positions
-KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0"}  # what the attention kernel reads
+from uma_core.engine.graph.store import PAGE, Store
+from uma_core.engine.lib import ffi
 
 
 class Pages:
-    """Owns the arena. `table[seq, i]` is the page of positions 64 i .. 64 i + 63; only the first `n_pages(seq)` entries count."""
+    """Owns the store. `table[seq, i]` is the page of positions 64 i .. 64 i + 63; only the first `n_pages(seq)` entries count."""
 
-    def __init__(self, shape: Shape, kv_type: str, counts: tuple[int, int, int]) -> None:
-        """`counts`: pages in all, sequences, positions per sequence. Raises: Unsupported."""
+    def __init__(self, store: Store, counts: tuple[int, int, int]) -> None:
+        """`counts`: pages in all, sequences, positions per sequence."""
         n_pages, n_seq, self.n_ctx_seq = counts
-        kind = getattr(lib, KV_TYPES[kv_type])
-        if shape.dim % lib.ggml_blck_size(kind):
-            raise Unsupported(f"KV type {kv_type} with heads of length {shape.dim}")
-        self.cell_bytes = int(lib.ggml_row_size(kind, shape.dim))
-        layer_rows = shape.n_head_kv * PAGE
-        page_rows = 2 * shape.n_layer * layer_rows
-        self.page_bytes = page_rows * self.cell_bytes
-        self.n_bytes = n_pages * self.page_bytes
-        self._memory = _memory(self.n_bytes + mmap.PAGESIZE)  # the kernel's vectors may look past the last row
-        self._base = ffi.from_buffer(self._memory)
-        self._buffer = lib.ggml_backend_cpu_buffer_from_ptr(self._base, len(self._memory))
-        params = ffi.new("struct ggml_init_params *", {"mem_size": 2 * lib.ggml_tensor_overhead(), "no_alloc": True})
-        self._context = lib.ggml_init(params[0])
-        arena = lib.ggml_new_tensor_2d(self._context, kind, shape.dim, n_pages * page_rows)
-        lib.ggml_backend_tensor_alloc(self._buffer, arena, self._base)
-        self.plan = KvPlan(arena, page_rows, layer_rows)
-        # (page, layer, K and V, KV head, position, bytes of a row)
-        self.data = np.frombuffer(self._memory, np.uint8, self.n_bytes).reshape(n_pages, shape.n_layer, 2, shape.n_head_kv, PAGE, -1)
+        self.store = store
         self.table = np.zeros((n_seq, -(-self.n_ctx_seq // PAGE)), np.int32)
         self.table_pointer = ffi.from_buffer("int32_t *", self.table)
         self.n_refs = np.zeros(n_pages, np.int32)
         self.n_held = [0] * n_seq  # positions that a sequence has pages for
         self._ready = [0] * n_seq  # positions below are in pages that may be written; 0: to be looked at
-        self._free = list(range(n_pages - 1, -1, -1))
-        self._is_dirty = np.zeros(n_pages, bool)
+        self._free = list(range(n_pages))  # a heap: the first ones are taken first, so that those in use lie together
 
     @property
     def n_free(self) -> int:
@@ -59,15 +35,15 @@ class Pages:
         return -(-self.n_held[seq] // PAGE)
 
     def _take(self) -> int:
-        page = self._free.pop()
+        page = heappop(self._free)
         self.n_refs[page] = 1
-        self._is_dirty[page] = True
+        self.store.taken(page)
         return page
 
     def _give(self, page: int) -> None:
         self.n_refs[page] -= 1
         if self.n_refs[page] == 0:
-            self._free.append(page)
+            heappush(self._free, page)
 
     def _n_needed(self, seq: int, n: int, n_more: int) -> int:
         """Free pages that writing positions n .. n + n_more - 1 takes; a shared page that would be written counts."""
@@ -93,7 +69,7 @@ class Pages:
         if n % PAGE and self._is_shared(seq, n):
             shared = int(row[n // PAGE])
             own = self._take()
-            self.data[own] = self.data[shared]
+            self.store.copy(shared, own, 0, PAGE)
             self._give(shared)
             row[n // PAGE] = own
         for i in range(n_pages, -(-(n + n_more) // PAGE)):
@@ -117,38 +93,13 @@ class Pages:
         self._ready[src] = self._ready[dst] = 0
 
     def touch(self, seq: int) -> None:
-        """Make the system give real memory to a sequence's pages, so that reading them costs what it costs with content."""
+        """Make a sequence's pages cost what they cost with content."""
         for page in self.table[seq, : self.n_pages(seq)]:
-            self.data[page].reshape(-1)[:: mmap.PAGESIZE] = 0
+            self.store.touch(int(page))
 
     def trim(self) -> int:
         """Give the memory of free pages back to the system; returns bytes."""
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return 0
-        n_bytes = 0
-        for page in self._free:
-            begin = -(-page * self.page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = (page + 1) * self.page_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-            if self._is_dirty[page] and begin < end:
-                self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
-                n_bytes += end - begin
-                self._is_dirty[page] = False
-        return n_bytes
+        return sum(self.store.release(page) for page in self._free)
 
     def close(self) -> None:
-        if self._buffer:
-            lib.ggml_backend_buffer_free(self._buffer)
-            lib.ggml_free(self._context)
-            self._buffer = None
-            ffi.release(self._base)
-            del self.data, self._memory  # views of exports that are still being written keep it until they go
-
-
-def _memory(n_bytes: int) -> mmap.mmap:
-    """Private memory, zero until it is touched; in large pages of the system where it has them: a KV page is read in many places."""
-    flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
-    memory = mmap.mmap(-1, n_bytes, flags=flags) if flags else mmap.mmap(-1, n_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+        self.store.close()

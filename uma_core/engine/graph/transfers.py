@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from uma_core.engine.blob import new_blob
-from uma_core.engine.graph.pages import PAGE, Pages
+from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import lib
 
 
@@ -47,8 +48,8 @@ class HostExport(Steps):
         row = pages.table[seq]
 
         def move(p0: int, p1: int) -> None:
-            cells = pages.data[row[p0 // PAGE]][:, :, :, p0 % PAGE : p0 % PAGE + p1 - p0]
-            view[:, :, p0 - start : p1 - start] = cells.transpose(0, 1, 3, 2, 4)
+            begin = p0 % PAGE
+            pages.store.read(int(row[p0 // PAGE]), begin, begin + p1 - p0, view[:, :, p0 - start : p1 - start])
 
         super().__init__(len(self.blob), (start, n), move, lambda: None)
 
@@ -59,15 +60,15 @@ def import_moves(pages: Pages, seq: int, blob: bytes | bytearray | memoryview, o
     view = blob_view(pages, data, data.size // cell_bytes(pages))
 
     def move(p0: int, p1: int) -> None:
-        cells = view[:, :, p0 - origin : p1 - origin].transpose(0, 1, 3, 2, 4)
-        pages.data[pages.table[seq, p0 // PAGE]][:, :, :, p0 % PAGE : p0 % PAGE + p1 - p0] = cells
+        begin = p0 % PAGE
+        pages.store.write(int(pages.table[seq, p0 // PAGE]), begin, begin + p1 - p0, view[:, :, p0 - origin : p1 - origin])
 
     return move
 
 
 def cell_bytes(pages: Pages) -> int:
     """K and V of one position, all layers."""
-    return pages.page_bytes // PAGE
+    return pages.store.page_bytes // PAGE
 
 
 def blob_bytes(pages: Pages, n: int) -> int:
@@ -76,5 +77,5 @@ def blob_bytes(pages: Pages, n: int) -> int:
 
 def blob_view(pages: Pages, blob: np.ndarray, n: int) -> np.ndarray:
     """(layer, K and V, position, KV head, bytes of a row): a snapshot has positions in order, whatever pages they came from."""
-    _, n_layer, _, n_head_kv, _, row = pages.data.shape
+    n_layer, n_head_kv, row = pages.store.blob_shape
     return blob.reshape(n_layer, 2, n, n_head_kv, row)

@@ -1,67 +1,22 @@
-"""The tensors of a GGUF, with data where the file has it: mapped, or read into memory of ours. Matrices may be arranged beside it."""
+"""The tensors of a GGUF by name, each checked for its shape when it is asked for. Where their data is, the subclasses say."""
 
 from __future__ import annotations
 
-import mmap
-import os
-from collections.abc import Callable
 from typing import Any
 
-from uma_core.engine.graph.arranged import EMBEDDING, Arranged, arrangeable, bytes_with
 from uma_core.engine.graph.header import Header
 from uma_core.engine.graph.shape import Unsupported
 from uma_core.engine.lib import ffi, lib
-from uma_core.errors import ErrorCode, UmaError
-
-READ_BYTES = 64 << 20  # between two reports of progress
-LOAD_MODES = {"auto": True, "mmap": True, "none": False}  # whether the file is mapped
-
-Progress = Callable[[float], bool]
 
 
 class Weights:
-    """Owns the memory and a backend buffer over it. `close` only after every graph that reads it is gone."""
+    """`used` are the names that were asked for. `close` only after every graph that reads them is gone."""
 
-    def __init__(self, header: Header, load_mode: str, is_arranging: bool, progress: Progress | None) -> None:
-        """`is_arranging`: products read copies that are laid out for them. Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, Unsupported."""
-        if load_mode not in LOAD_MODES:
-            raise Unsupported(f"load mode {load_mode}")
-        sizes = arrangeable(header) if is_arranging else {}
-        self.n_bytes = bytes_with(header, sizes)
+    n_bytes: int  # in memory
+
+    def __init__(self, header: Header) -> None:
         self.used: set[str] = set()
         self._header = header
-        self._buffer = None
-        self._arranged: Arranged | None = None
-        size = os.path.getsize(header.path)
-        if any(place.offset + place.n_bytes > size for place in header.tensors.values()):
-            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.path}: the file is cut short", path=header.path)
-        self._memory = _memory_of(header.path, size, LOAD_MODES[load_mode], None if sizes else progress)
-        self._base = ffi.from_buffer(self._memory)
-        self._buffer = lib.ggml_backend_cpu_buffer_from_ptr(self._base, size)
-        lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-        for place in header.tensors.values():
-            tensor = lib.ggml_get_tensor(header.context, place.name.encode())
-            lib.ggml_backend_tensor_alloc(self._buffer, tensor, ffi.cast("char *", self._base) + place.offset)
-        if sizes:
-            try:
-                self._arrange(header, list(sizes), progress)
-            except BaseException:
-                self.close()
-                raise
-
-    def _arrange(self, header: Header, names: list[str], progress: Progress | None) -> None:
-        self._arranged = Arranged(header, names)
-        total, n_done = sum(header.tensors[name].n_bytes for name in names), 0
-
-        def done(name: str) -> None:
-            nonlocal n_done
-            place = header.tensors[name]
-            n_done += place.n_bytes
-            if name != EMBEDDING:
-                _forget(self._memory, place.offset, place.n_bytes)
-            _report(header.path, progress, n_done / total)
-
-        self._arranged.fill(done)
 
     def get(self, name: str) -> Any:
         """The tensor of that name. Raises: Unsupported where the file has none."""
@@ -84,9 +39,8 @@ class Weights:
         return self._checked(name, (n_in, n_out, n), None)
 
     def factor(self, name: str, n_in: int, n_out: int) -> Any:
-        """A matrix that only a product reads: arranged, where there is such a copy. Raises: Unsupported."""
-        matrix = self.matrix(name, n_in, n_out)
-        return self._arranged.tensors.get(name, matrix) if self._arranged else matrix
+        """A matrix that only a product reads. Raises: Unsupported."""
+        return self.matrix(name, n_in, n_out)
 
     def _checked(self, name: str, ne: tuple[int, int, int], kind: int | None) -> Any:
         tensor = self.get(name)
@@ -99,45 +53,5 @@ class Weights:
         return sorted(self._header.tensors.keys() - self.used)
 
     def close(self) -> None:
-        if self._arranged:
-            self._arranged.close()
-            self._arranged = None
-        if self._buffer:
-            lib.ggml_backend_buffer_free(self._buffer)
-            self._buffer = None
-            ffi.release(self._base)
-            self._memory.close()
-
-
-def _memory_of(path: str, size: int, is_mapped: bool, progress: Progress | None) -> mmap.mmap:
-    """The whole file, addressable. Raises: MODEL_LOAD_FAILED when `progress` gives the load up."""
-    with open(path, "rb") as file:
-        if is_mapped:
-            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-            if hasattr(mmap, "MADV_WILLNEED"):
-                memory.madvise(mmap.MADV_WILLNEED)
-            _report(path, progress, 1.0)
-            return memory
-        memory = mmap.mmap(-1, size)
-        view = memoryview(memory)
-        at = 0
-        while at < size:
-            n = file.readinto(view[at : at + READ_BYTES])
-            if not n:
-                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: the file got shorter", path=path)
-            at += n
-            _report(path, progress, at / size)
-        view.release()
-        return memory
-
-
-def _forget(memory: mmap.mmap, offset: int, n_bytes: int) -> None:
-    """Give the whole pages of a mapped range back; whoever reads them again gets them from the file."""
-    begin, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if hasattr(mmap, "MADV_DONTNEED") and begin < end:
-        memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
-
-
-def _report(path: str, progress: Progress | None, share: float) -> None:
-    if progress is not None and not progress(share):
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: loading was given up", path=path)
+        """Free the data. Idempotent."""
+        raise NotImplementedError

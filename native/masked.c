@@ -1,0 +1,74 @@
+// Attention by ggml's own operation: the span of cells that a batch reads, and the mask that says which of them each row sees.
+#include "uma.h"
+
+#include <string.h>
+
+enum { PAGE = 64, STEP = 256 }; // ggml's CUDA kernels want the cells in steps of 256
+
+static const uint16_t UNSEEN = 0xFC00; // -inf as f16; 0 is seen
+
+typedef struct table {
+    const int32_t * pages; // (sequences, n_pages_seq)
+    int32_t n_pages_seq;
+} table;
+
+static const int32_t * pages_of(const table * t, int32_t seq_id) { return t->pages + (int64_t) seq_id * t->n_pages_seq; }
+
+void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq, int64_t * span) {
+    const table t = { pages, n_pages_seq };
+    int64_t low = INT64_MAX, high = 0;
+    for (int32_t i = 0; i < rows->n; i++) {
+        if (i + 1 < rows->n && rows->seq_id[i + 1] == rows->seq_id[i]) {
+            continue; // a later row of the sequence sees all that this one sees
+        }
+        const int32_t * own = pages_of(&t, rows->seq_id[i]);
+        for (int32_t j = 0; j <= rows->pos[i] / PAGE; j++) {
+            low  = own[j] < low ? own[j] : low;
+            high = own[j] >= high ? own[j] + 1 : high;
+        }
+    }
+    span[0] = low * PAGE / STEP * STEP;
+    span[1] = (high * PAGE + STEP - 1) / STEP * STEP - span[0];
+}
+
+// Positions begin..end of a sequence, seen or unseen.
+static void paint(const uma_mask * m, uint16_t * row, const int32_t * pages, int64_t begin, int64_t end, uint16_t value) {
+    while (begin < end) {
+        const int64_t next = begin / PAGE * PAGE + PAGE, stop = next < end ? next : end;
+        uint16_t * cells = row + pages[begin / PAGE] * (int64_t) PAGE - m->first;
+        for (int64_t pos = begin; pos < stop; pos++) {
+            cells[pos % PAGE] = value;
+        }
+        begin = stop;
+    }
+}
+
+static int64_t first_seen(int64_t pos, int32_t n_window) { return n_window && pos >= n_window ? pos + 1 - n_window : 0; }
+
+static void fill(const uma_mask * m, uint16_t * mask, int32_t n_window, const uma_rows * rows, const table * t) {
+    for (int32_t i = 0; i < rows->n; i++) {
+        uint16_t * row = mask + i * m->n_cells;
+        const int32_t * pages = pages_of(t, rows->seq_id[i]);
+        const int64_t pos = rows->pos[i], begin = first_seen(pos, n_window);
+        if (i > 0 && rows->seq_id[i - 1] == rows->seq_id[i] && rows->pos[i - 1] == pos - 1) {
+            memcpy(row, row - m->n_cells, sizeof(*row) * (size_t) m->n_cells);
+            paint(m, row, pages, first_seen(pos - 1, n_window), begin, UNSEEN);
+            paint(m, row, pages, pos, pos + 1, 0);
+            continue;
+        }
+        for (int64_t c = 0; c < m->n_cells; c++) {
+            row[c] = UNSEEN;
+        }
+        paint(m, row, pages, begin, pos + 1, 0);
+    }
+}
+
+void uma_mask_fill(const uma_mask * m, const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq) {
+    const table t = { pages, n_pages_seq };
+    if (m->full) {
+        fill(m, m->full, 0, rows, &t);
+    }
+    if (m->window) {
+        fill(m, m->window, m->n_window, rows, &t);
+    }
+}

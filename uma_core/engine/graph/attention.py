@@ -1,0 +1,54 @@
+"""How a graph stores K and V and attends to them: by pages (paged.py), or by a mask over a span of cells (masked.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from uma_core.engine.graph.builder import Builder
+    from uma_core.engine.graph.pages import Pages
+
+
+class Span(NamedTuple):
+    """Cells that a graph's attention reads; none where pages say what is read."""
+
+    first: int
+    n: int
+
+
+NO_SPAN = Span(0, 0)
+
+
+class BatchShape(NamedTuple):
+    """What a graph is built for."""
+
+    n: int  # tokens
+    n_out: int  # rows that want logits
+    span: Span = NO_SPAN
+
+
+class Attention(Protocol):
+    """What one graph that computes, or is paused, has of its own: owned by a decoder or a lane."""
+
+    n_ids: int  # KV rows that a position of a layer is written to
+    page_rows: int  # KV rows from one page to the next
+
+    def span(self, rows: Any, pages: Pages) -> Span:
+        """Of the batch in `rows`, a uma_rows *."""
+
+    def largest(self) -> Span:
+        """That any batch may have."""
+
+    def masks(self, b: Builder, span: Span) -> tuple[Any, Any]:
+        """Inputs beside the builder's own: for layers that see everything, and for those with a window; None where there is none."""
+
+    def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
+        """The node that writes K (part 0) or V (part 1): (dim, heads, n)."""
+
+    def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int) -> Any:
+        """(dim * n_head, n)"""
+
+    def bind(self, native: Any, span: Span, masks: tuple[Any, Any]) -> Any:
+        """Tell a uma_forward what attention needs, `masks` being addresses. Returns what must live as long as `native`."""
+
+    def close(self) -> None: ...

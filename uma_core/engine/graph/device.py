@@ -1,0 +1,69 @@
+"""Where graphs are computed: ggml's CPU backend with our own operations, or any backend with ggml's operations only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_core.config import EngineOptions
+from uma_core.engine.lib import ffi, lib, text
+from uma_core.errors import ErrorCode, UmaError
+
+GPUS = (lib.GGML_BACKEND_DEVICE_TYPE_GPU, lib.GGML_BACKEND_DEVICE_TYPE_IGPU)
+
+
+class Device:
+    """A device of ggml's registry, which owns it."""
+
+    def __init__(self, handle: Any, is_stock: bool) -> None:
+        """`is_stock`: ggml's operations only, and memory of its own that host memory is copied to and from."""
+        self.handle = handle
+        self.is_stock = is_stock
+        self.is_cpu = lib.ggml_backend_dev_type(handle) == lib.GGML_BACKEND_DEVICE_TYPE_CPU
+        self.name = "cpu" if self.is_cpu else text(lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(handle))).lower()
+        self.description = text(lib.ggml_backend_dev_description(handle))
+        self.buffer_type = lib.ggml_backend_dev_buffer_type(handle)
+        self.host_type = lib.ggml_backend_dev_host_buffer_type(handle) or lib.ggml_backend_cpu_buffer_type()  # what it copies from fastest
+
+    def new_backend(self, n_threads: int) -> Any:
+        """A stream of computations; the caller's to free. Raises: INSUFFICIENT_MEMORY."""
+        backend = lib.ggml_backend_dev_init(self.handle, ffi.NULL)
+        if not backend:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{self.description} cannot be used")
+        if self.is_cpu:
+            lib.ggml_backend_cpu_set_n_threads(backend, n_threads)
+        return backend
+
+    def place(self, context: Any, is_dry: bool) -> Any:
+        """A buffer with memory for all tensors of `context`, the caller's to free; `is_dry`: an empty one, for graphs that are only laid out.
+
+        Raises: INSUFFICIENT_MEMORY.
+        """
+        if not is_dry:
+            buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(context, self.buffer_type)
+            if not buffer:
+                raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{self.description} has no memory for the model")
+            return buffer
+        buffer = lib.ggml_backend_buft_alloc_buffer(self.buffer_type, 0)
+        tensor = lib.ggml_get_first_tensor(context)
+        while tensor:
+            tensor.buffer = buffer
+            tensor = lib.ggml_get_next_tensor(context, tensor)
+        return buffer
+
+    def missing_for(self, graph: Any) -> str:
+        """The first operation of `graph` that it does not compute, or ""."""
+        for i in range(lib.ggml_graph_n_nodes(graph)):
+            node = lib.ggml_graph_node(graph, i)
+            if not lib.ggml_backend_dev_supports_op(self.handle, node):
+                kinds = " x ".join(text(lib.ggml_type_name(source.type)) for source in node.src if source)
+                return f"{text(lib.ggml_op_desc(node))} of {kinds} on {self.description}"
+        return ""
+
+
+def device_of(options: EngineOptions, is_stock: bool = False) -> Device:
+    """The first GPU where layers are wanted on one, else the CPU; there with our operations unless `is_stock`."""
+    devices = [lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count())]
+    gpus = [handle for handle in devices if lib.ggml_backend_dev_type(handle) in GPUS]
+    if gpus and options.n_gpu_layers:
+        return Device(gpus[0], True)
+    return Device(lib.ggml_backend_dev_by_type(lib.GGML_BACKEND_DEVICE_TYPE_CPU), is_stock)

@@ -1,0 +1,64 @@
+"""Attention by ggml's own operation: over all cells from the first to the last page of a batch, a mask telling each row its own.
+
+Each cell is read once for all rows, also those that no row sees. A prefix that sequences share is in it once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_core.engine.graph.attention import Span
+from uma_core.engine.graph.builder import Builder
+from uma_core.engine.graph.cells import Cells
+from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.shape import Shape
+from uma_core.engine.graph.store import PAGE
+from uma_core.engine.lib import ffi, lib
+
+
+class Masked:
+    """Owns nothing: masks are inputs of the graphs. See attention.Attention."""
+
+    def __init__(self, cells: Cells, shape: Shape) -> None:
+        self.n_ids, self.page_rows = 1, PAGE
+        self._cells = cells
+        self._shape = shape
+        self._found = ffi.new("int64_t[2]")
+
+    def span(self, rows: Any, pages: Pages) -> Span:
+        lib.uma_mask_span(rows, pages.table_pointer, pages.table.shape[1], self._found)
+        return Span(self._found[0], self._found[1])
+
+    def largest(self) -> Span:
+        return Span(0, self._cells.n_cells)
+
+    def masks(self, b: Builder, span: Span) -> tuple[Any, Any]:
+        windows = {self._shape.is_windowed(layer) for layer in range(self._shape.n_layer)}
+        full, window = (b.input(lib.GGML_TYPE_F16, span.n, b.n) if kind in windows else None for kind in (False, True))
+        return full, window
+
+    def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
+        rows = lib.ggml_reshape_2d(b.context, x, b.shape.dim * b.shape.n_head_kv, b.n)
+        return lib.ggml_set_rows(b.context, self._cells.tensors[layer][part], rows, b.cell)
+
+    def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int) -> Any:
+        s, context = b.shape, b.context
+        q = lib.ggml_permute(context, q, 0, 2, 1, 3)  # (dim, n, n_head)
+        k, v = (self._heads(b, tensor) for tensor in stored)
+        out = lib.ggml_flash_attn_ext(context, q, k, v, b.masks[s.is_windowed(layer)], s.scale, 0.0, s.softcap)
+        lib.ggml_prec_set_acc(out, lib.GGML_PREC_F32)
+        return lib.ggml_reshape_2d(context, out, s.n_embd_q, b.n)
+
+    def _heads(self, b: Builder, cells: Any) -> Any:
+        """(dim, cells of the span, n_head_kv)"""
+        row, head = cells.nb[1], lib.ggml_row_size(cells.type, b.shape.dim)
+        return lib.ggml_view_3d(b.context, cells, b.shape.dim, b.span.n, b.shape.n_head_kv, row, head, b.span.first * row)
+
+    def bind(self, native: Any, span: Span, masks: tuple[Any, Any]) -> Any:
+        full, window = (ffi.cast("uint16_t *", mask) for mask in masks)
+        values = {"full": full, "window": window, "first": span.first, "n_cells": span.n, "n_window": self._shape.window}
+        native.mask = mask = ffi.new("uma_mask *", values)
+        return mask
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,56 @@
+"""Weights on a device: copied there from the file, piece by piece."""
+
+from __future__ import annotations
+
+from uma_core.engine.graph.device import Device
+from uma_core.engine.graph.header import Header
+from uma_core.engine.graph.mapped import READ_BYTES, Progress, check_whole, report
+from uma_core.engine.graph.weights import Weights
+from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
+
+
+class Uploaded(Weights):
+    """Owns the device's buffer."""
+
+    def __init__(self, header: Header, device: Device, progress: Progress | None, is_dry: bool) -> None:
+        """`is_dry`: nothing is read, for graphs that are only laid out. Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY."""
+        super().__init__(header)
+        self.n_bytes = sum(place.n_bytes for place in header.tensors.values())
+        check_whole(header)
+        self._buffer = device.place(header.context, is_dry)
+        if is_dry:
+            return
+        lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+        staging = lib.ggml_backend_buft_alloc_buffer(device.host_type, READ_BYTES)
+        try:
+            if not staging:
+                raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to copy weights from")
+            self._fill(header, ffi.buffer(lib.ggml_backend_buffer_get_base(staging), READ_BYTES), progress)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if staging:
+                lib.ggml_backend_buffer_free(staging)
+
+    def _fill(self, header: Header, staging: ffi.buffer, progress: Progress | None) -> None:
+        view, n_done = memoryview(staging), 0
+        with open(header.path, "rb", buffering=0) as file:
+            for place in header.tensors.values():
+                tensor = lib.ggml_get_tensor(header.context, place.name.encode())
+                file.seek(place.offset)
+                at = 0
+                while at < place.n_bytes:
+                    n = file.readinto(view[: min(READ_BYTES, place.n_bytes - at)])
+                    if not n:
+                        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.path}: the file got shorter", path=header.path)
+                    lib.ggml_backend_tensor_set(tensor, ffi.from_buffer(staging), at, n)
+                    at += n
+                n_done += place.n_bytes
+                report(header.path, progress, n_done / self.n_bytes)
+
+    def close(self) -> None:
+        if self._buffer:
+            lib.ggml_backend_buffer_free(self._buffer)
+            self._buffer = None

@@ -1,0 +1,71 @@
+"""Memory for the data of one graph's nodes, and the host's side of its inputs and logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_core.engine.graph.device import Device
+from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
+
+ALIGNMENT = 64
+
+
+class Workspace:
+    """Grows to what the largest graph needed. One graph at a time has its place in it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._allocator = lib.ggml_gallocr_new(device.buffer_type)
+        self._host: Any = None
+        self._n_host = 0
+
+    @property
+    def is_staged(self) -> bool:
+        """Inputs and logits are copied between host and device."""
+        return self._device.is_stock
+
+    def place(self, graph: Any) -> None:
+        """Give every node of `graph` its memory. Raises: INSUFFICIENT_MEMORY."""
+        if not lib.ggml_gallocr_alloc_graph(self._allocator, graph):
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a graph's data")
+
+    def addresses(self, tensors: list[Any]) -> list[Any]:
+        """Where the host writes or reads what placed tensors hold; NULL for None. Raises: INSUFFICIENT_MEMORY."""
+        if not self.is_staged:
+            return [ffi.NULL if tensor is None else lib.ggml_get_data(tensor) for tensor in tensors]
+        at = self._host_bytes(staged_bytes(tensors))
+        out = []
+        for tensor in tensors:
+            out.append(ffi.NULL if tensor is None else at)
+            at += staged_bytes([tensor])
+        return out
+
+    def _host_bytes(self, n: int) -> Any:
+        if n > self._n_host:
+            self._free_host()
+            self._host = lib.ggml_backend_buft_alloc_buffer(self._device.host_type, n)
+            if not self._host:
+                raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a graph's inputs")
+            self._n_host = n
+        return ffi.cast("char *", lib.ggml_backend_buffer_get_base(self._host))
+
+    def _free_host(self) -> None:
+        if self._host:
+            lib.ggml_backend_buffer_free(self._host)
+        self._host, self._n_host = None, 0
+
+    @property
+    def n_bytes(self) -> int:
+        return int(lib.ggml_gallocr_get_buffer_size(self._allocator, 0)) + self._n_host
+
+    def close(self) -> None:
+        if self._allocator:
+            lib.ggml_gallocr_free(self._allocator)
+            self._allocator = None
+            self._free_host()
+
+
+def staged_bytes(tensors: list[Any]) -> int:
+    """What the host's side of these takes."""
+    return sum(-(-lib.ggml_nbytes(tensor) // ALIGNMENT) * ALIGNMENT for tensor in tensors if tensor is not None)
