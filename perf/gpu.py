@@ -96,6 +96,12 @@ def measure(arguments: argparse.Namespace) -> Results:
     return results
 
 
+def graph(arguments: argparse.Namespace) -> int:
+    """The graph engine beside llama_decode, in processes of their own: this one does not load the bindings, which `build` may have made anew."""
+    command = [sys.executable, "-m", "perf.gpu_graph", "all", "--model", arguments.model, "--threads", str(arguments.threads)]
+    return subprocess.run(command, cwd=ROOT).returncode
+
+
 def publish(results: Results) -> None:
     """Print the tables; leave results.json, summary.md and one archive of the rest in UMA_GPU_OUT."""
     out = Path(os.environ.get("UMA_GPU_OUT") or HOME / "out")
@@ -112,7 +118,7 @@ def publish(results: Results) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build and measure on a machine with CUDA.")
-    parser.add_argument("phase", choices=("build", "measure", "all"))
+    parser.add_argument("phase", choices=("build", "measure", "all", "graph"))
     parser.add_argument("--model", default="8b-q8_0")
     parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS))
     parser.add_argument("--repeats", type=int, default=5)
@@ -125,6 +131,8 @@ def main() -> int:
             build(arguments.model)
         if arguments.phase in ("measure", "all"):
             publish(measure(arguments))
+        if arguments.phase == "graph":
+            return graph(arguments)
     except (BuildError, ServerError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 #   sh perf/gpu.sh all                 build, make the model, measure: fits in 9 to 10 minutes on 16 cores
 #   sh perf/gpu.sh build               the first half: libraries, peer, bindings, model
 #   sh perf/gpu.sh measure [OPTIONS]   the second half, any number of times
+#   sh perf/gpu.sh graph               after build: is the graph engine right there, and how fast beside llama_decode; 3 minutes
 # Environment: UMA_GPU_DIR (keeps builds and models between commands), UMA_GPU_PACK (default perf/out/gpu),
 # UMA_GPU_OUT (where results go; default $UMA_GPU_DIR/out), PYTHON.
 set -eu

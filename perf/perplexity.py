@@ -20,10 +20,12 @@ ENGINES = {
 }
 
 
-def perplexities(model: str, text: str, n_tokens: int, threads: int) -> dict[str, tuple[float, int]]:
-    """(perplexity, tokens predicted) by engine. Blocks: minutes for tens of thousands of tokens."""
+def perplexities(
+    model: str, text: str, n_tokens: int, threads: int, engines: dict[str, EngineOptions] = ENGINES
+) -> dict[str, tuple[float, int]]:
+    """(perplexity, tokens predicted) by engine. Blocks: on a CPU minutes for tens of thousands of tokens."""
     out = {}
-    for name, options in ENGINES.items():
+    for name, options in engines.items():
         engine = open_engine(replace(options, model=model, threads=threads, n_seq=1, n_ctx=WINDOW, n_batch=N_ROWS, n_ubatch=N_ROWS))
         try:
             tokens = np.array(engine.tokenize(text, False, False)[:n_tokens], np.int32)
