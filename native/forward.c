@@ -2,6 +2,7 @@
 #include "uma.h"
 
 #include "ggml-backend.h"
+#include "ggml-impl.h"
 
 enum { PAGE = 64 };
 
@@ -57,7 +58,16 @@ void uma_forward_fetch(uma_forward * f) {
     }
 }
 
+// A graph that is computed again is the same one: ggml's CUDA backend, which records graphs, then need not compare it node by node.
+static void name_graph(struct ggml_cgraph * graph) {
+    static uint64_t n_named = 0; // one thread computes
+    if (!graph->uid) {
+        graph->uid = ++n_named;
+    }
+}
+
 static enum ggml_status compute(uma_forward * f) {
+    name_graph(f->graph);
     const enum ggml_status status = ggml_backend_graph_compute_async(f->backend, f->graph);
     if (status == GGML_STATUS_SUCCESS) {
         uma_forward_fetch(f);

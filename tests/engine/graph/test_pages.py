@@ -11,13 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uma_core.config import EngineOptions
 from uma_core.engine.graph.arena import Arena
+from uma_core.engine.graph.cells import Cells
+from uma_core.engine.graph.device import device_of
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.store import PAGE
 
 N_SEQ, N_CTX_SEQ = 3, 300
-SHAPE = Shape("llama", 1, 32, 1, 1, 32, 32, 64, 512, 1e-6, 1e4, 1.0, 0, 0, 0.0, 1.0)
+SHAPE = Shape("llama", 2, 32, 1, 1, 32, 32, 64, 512, 1e-6, 1e4, 1.0, 0, 0, 0.0, 1.0)
+CELL = (2, 2, 1, 1, 64)  # layers, K and V, positions, KV heads, bytes of 32 f16
 SEQ = st.integers(0, N_SEQ - 1)
 WRITE = st.tuples(st.just("write"), SEQ, st.integers(1, 130))
 CUT = st.tuples(st.just("cut"), SEQ, st.integers(0, N_CTX_SEQ))
@@ -27,8 +31,9 @@ SHARE = st.tuples(st.just("share"), SEQ, SEQ)
 class World:
     """Each sequence's positions hold numbers that nobody else writes."""
 
-    def __init__(self, n_pages: int) -> None:
-        self.pages = Pages(Arena(SHAPE, "f16", n_pages), (n_pages, N_SEQ, N_CTX_SEQ))
+    def __init__(self, n_pages: int, is_stock: bool = False) -> None:
+        store = Cells(SHAPE, "f16", n_pages, device_of(EngineOptions(n_gpu_layers=0), is_stock=True), False) if is_stock else Arena(SHAPE, "f16", n_pages)
+        self.pages = Pages(store, (n_pages, N_SEQ, N_CTX_SEQ))
         self.content: list[list[int]] = [[] for _ in range(N_SEQ)]
         self.n_written = 0
 
@@ -39,11 +44,20 @@ class World:
         self.pages.reserve(seq, len(held), n)
         for _ in range(n):
             self.n_written += 1
-            self._cell(seq, len(held))[:4] = np.frombuffer(self.n_written.to_bytes(4, "little"), np.uint8)
+            cells = np.zeros(CELL, np.uint8)
+            cells[:, :, 0, :, :4] = np.frombuffer(self.n_written.to_bytes(4, "little"), np.uint8)
+            self.pages.store.write(*self._place(seq, len(held)), cells)
             held.append(self.n_written)
 
-    def _cell(self, seq: int, pos: int) -> np.ndarray:
-        return self.pages.store.data[self.pages.table[seq, pos // PAGE], 0, 0, 0, pos % PAGE]  # type: ignore[no-any-return]
+    def _place(self, seq: int, pos: int) -> tuple[int, int, int]:
+        return int(self.pages.table[seq, pos // PAGE]), pos % PAGE, pos % PAGE + 1
+
+    def _read(self, seq: int, pos: int) -> int:
+        """The number at a position, the same in K and V of every layer."""
+        cells = np.empty(CELL, np.uint8)
+        self.pages.store.read(*self._place(seq, pos), cells)
+        (number,) = {cell[0, 0, :4].tobytes() for layer in cells for cell in layer}
+        return int.from_bytes(number, "little")
 
     def cut(self, seq: int, n: int) -> None:
         if n < len(self.content[seq]):
@@ -58,15 +72,15 @@ class World:
 
     def check(self) -> None:
         for seq, held in enumerate(self.content):
-            assert [int.from_bytes(self._cell(seq, p)[:4].tobytes(), "little") for p in range(len(held))] == held
+            assert [self._read(seq, p) for p in range(len(held))] == held
         listed = [int(p) for seq in range(N_SEQ) for p in self.pages.table[seq, : self.pages.n_pages(seq)]]
         assert [listed.count(p) for p in range(len(self.pages.n_refs))] == self.pages.n_refs.tolist()
         assert self.pages.n_free == self.pages.n_refs.tolist().count(0)
 
 
-@given(st.lists(st.one_of(WRITE, CUT, SHARE), max_size=40), st.sampled_from([4, N_SEQ * 5]))
-def test_nobody_sees_what_others_write(operations: list[tuple[str, int, int]], n_pages: int) -> None:
-    world = World(n_pages)
+@given(st.lists(st.one_of(WRITE, CUT, SHARE), max_size=40), st.sampled_from([4, N_SEQ * 5]), st.booleans())
+def test_nobody_sees_what_others_write(operations: list[tuple[str, int, int]], n_pages: int, is_stock: bool) -> None:
+    world = World(n_pages, is_stock)
     for name, seq, arg in operations:
         getattr(world, name)(seq, arg)
         world.check()
@@ -85,6 +99,17 @@ def test_enough_pages_for_all_at_their_longest_are_always_enough(operations: lis
     world.pages.close()
 
 
+def test_pages_in_use_lie_together() -> None:
+    world = World(N_SEQ * 5)
+    for seq in range(N_SEQ):
+        world.write(seq, 130)
+    world.cut(0, 64)
+    world.cut(1, 0)
+    world.write(2, 100)
+    assert max(world.pages.table[2, :4]) < 9, "what came free first is taken first"
+    world.pages.close()
+
+
 def test_memory_of_free_pages_goes_back_and_comes_again() -> None:
     world = World(N_SEQ * 5)
     world.write(0, 200)
@@ -99,8 +124,8 @@ def test_memory_of_free_pages_goes_back_and_comes_again() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 300])
-def test_a_shared_page_is_copied_by_whoever_writes_into_it_first(n: int) -> None:
-    world = World(N_SEQ * 5)
+def test_a_shared_page_is_copied_by_whoever_writes_into_it_first(n: int, is_stock: bool) -> None:
+    world = World(N_SEQ * 5, is_stock)
     world.write(0, n)
     before = world.pages.n_free
     world.share(0, 1)

@@ -38,7 +38,7 @@ class Masked:
         return full, window
 
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
-        rows = lib.ggml_reshape_2d(b.context, x, b.shape.dim * b.shape.n_head_kv, b.n)
+        rows = lib.ggml_view_2d(b.context, x, b.shape.dim * b.shape.n_head_kv, b.n, x.nb[2], 0)  # a view: ggml's CUDA backend fuses it with rope
         return lib.ggml_set_rows(b.context, self._cells.tensors[layer][part], rows, b.cell)
 
     def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int) -> Any:

@@ -1,0 +1,57 @@
+"""Spans and masks of attention on a device against what each row may see by its positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma_core.engine.graph.store import PAGE
+from uma_core.engine.lib import ffi, lib
+
+N_PAGES, N_SEQ, N_PAGES_SEQ, STEP = 40, 5, 12, 256
+RUN = st.tuples(st.integers(0, N_SEQ - 1), st.integers(0, 700), st.integers(1, 68))  # sequence, first position, how many
+RUNS = st.lists(RUN, min_size=1, max_size=4, unique_by=lambda run: run[0])
+
+
+def painted(runs: list[tuple[int, int, int]], table: np.ndarray, window: int) -> tuple[tuple[int, int], list[np.ndarray]]:
+    """(first cell, cells) and the masks as C makes them, each (rows, cells): whether a row sees a cell."""
+    seq, pos = (np.array(x, np.int32) for x in zip(*[(s, p) for s, p0, n in runs for p in range(p0, min(p0 + n, N_PAGES_SEQ * PAGE))], strict=True))
+    rows = ffi.new("uma_rows *", {"n": len(pos), "pos": ffi.from_buffer("int32_t *", pos), "seq_id": ffi.from_buffer("int32_t *", seq)})
+    pages, span = ffi.from_buffer("int32_t *", table), ffi.new("int64_t[2]")
+    lib.uma_mask_span(rows, pages, N_PAGES_SEQ, span)
+    masks = [np.full((len(pos), span[1]), 7, np.uint16) for _ in range(2)]
+    full, windowed = (ffi.from_buffer("uint16_t *", mask) for mask in masks)
+    sizes = {"first": span[0], "n_cells": span[1], "n_window": window}
+    lib.uma_mask_fill(ffi.new("uma_mask *", {"full": full, "window": windowed, **sizes}), rows, pages, N_PAGES_SEQ)
+    assert set(np.unique(masks)) <= {0, 0xFC00}, "seen, or minus infinity"
+    return (span[0], span[1]), [mask == 0 for mask in masks]
+
+
+@given(RUNS, st.integers(1, 300), st.integers(0, 2**32))
+def test_a_row_sees_its_own_positions_and_no_other_cell(runs: list[tuple[int, int, int]], window: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    table = np.stack([draw.permutation(N_PAGES)[:N_PAGES_SEQ] for _ in range(N_SEQ)]).astype(np.int32)
+    (first, n), (full, windowed) = painted(runs, table, window)
+    assert first % STEP == 0 and n % STEP == 0
+    row = 0
+    for seq, p0, n_run in runs:
+        for pos in range(p0, min(p0 + n_run, N_PAGES_SEQ * PAGE)):
+            cells = [int(table[seq, p // PAGE]) * PAGE + p % PAGE - first for p in range(pos + 1)]
+            assert sorted(cells) == np.flatnonzero(full[row]).tolist()
+            assert sorted(cells[-window:]) == np.flatnonzero(windowed[row]).tolist()
+            row += 1
+
+
+@pytest.mark.parametrize(("pages", "span"), [([0], (0, 256)), ([3, 4], (0, 512)), ([4, 7], (256, 256)), ([9, 5], (256, 512))])
+def test_a_span_begins_and_ends_at_steps_around_the_pages(pages: list[int], span: tuple[int, int]) -> None:
+    table = np.zeros((N_SEQ, N_PAGES_SEQ), np.int32)
+    table[2, : len(pages)] = pages
+    assert painted([(2, len(pages) * PAGE - 1, 1)], table, 1)[0] == span
+
+
+def test_a_window_as_long_as_the_sequence_hides_nothing() -> None:
+    table = np.arange(N_SEQ * N_PAGES_SEQ, dtype=np.int32).reshape(N_SEQ, -1) % N_PAGES
+    _, (full, windowed) = painted([(1, 0, 130)], table, 130)
+    assert (full == windowed).all()
