@@ -37,6 +37,7 @@ FOREVER = 2**62
 N_TOKENS = 10_000
 N_PROMPTS, N_NEW = 60, 24
 ROUNDS = 15
+PART_S = 150  # a part that takes longer hangs
 CASES = (
     *(Case("decode", n, n_kv) for n_kv in (256, 2048) for n in (1, 4, 8)),
     *(Case("prefill", 512, n_kv) for n_kv in (0, 2048)),
@@ -132,7 +133,7 @@ def speed(arguments: argparse.Namespace) -> Rows:
     return rows
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {f.__name__: f for f in (facts, moves, perplexity, greedy, speed)}
+PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {f.__name__: f for f in (facts, moves, perplexity, speed, greedy)}
 
 
 def _read(engine: Engine, seq_id: int, tokens: np.ndarray) -> int:
@@ -198,10 +199,14 @@ def run_all(arguments: list[str]) -> int:
     failed = []
     for part in PARTS:
         print(f"== {part}", flush=True)
-        status = subprocess.run([sys.executable, "-m", "perf.gpu_graph", part, *arguments], cwd=ROOT).returncode
-        if status:
+        command = [sys.executable, "-m", "perf.gpu_graph", part, *arguments]
+        try:
+            end = f"status {status}" if (status := subprocess.run(command, cwd=ROOT, timeout=PART_S).returncode) else ""
+        except subprocess.TimeoutExpired:
+            end = f"no result in {PART_S} s"
+        if end:
             failed.append(part)
-            print(f"== {part} ended with status {status}", flush=True)
+            print(f"== {part} ended with {end}", flush=True)
     print(f"failed: {', '.join(failed)}" if failed else "every part ended well", flush=True)
     return len(failed)
 
