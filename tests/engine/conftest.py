@@ -43,7 +43,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         "graph-q8kv": lambda: GraphEngine(DRAFT, replace(OPTIONS, kv_type="q8_0")),
         "graph-chunked": lambda: GraphEngine(DRAFT, replace(OPTIONS, prefill_lanes=0)),
         "graph-unified": lambda: GraphEngine(DRAFT, replace(OPTIONS, kv_mode="unified")),
-        "stock-draft": lambda: GraphEngine(DRAFT, OPTIONS, is_stock=True),
+        "stock-draft": lambda: GraphEngine(DRAFT, replace(OPTIONS, load_mode="none"), is_stock=True),
         "stock-moe": lambda: GraphEngine(MOE, OPTIONS, is_stock=True),
         "stock-q8kv": lambda: GraphEngine(DRAFT, replace(OPTIONS, kv_type="q8_0"), is_stock=True),
         "stock-chunked": lambda: GraphEngine(DRAFT, replace(OPTIONS, prefill_lanes=0), is_stock=True),

@@ -21,6 +21,9 @@ class Device:
         self.is_cpu = lib.ggml_backend_dev_type(handle) == lib.GGML_BACKEND_DEVICE_TYPE_CPU
         self.name = "cpu" if self.is_cpu else text(lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(handle))).lower()
         self.description = text(lib.ggml_backend_dev_description(handle))
+        props = ffi.new("struct ggml_backend_dev_props *")
+        lib.ggml_backend_dev_get_props(handle, props)
+        self.reads_host = bool(props.caps.buffer_from_host_ptr)  # it computes with a mapped file where that is: the CPU, Metal
         self.buffer_type = lib.ggml_backend_dev_buffer_type(handle)
         self.host_type = lib.ggml_backend_dev_host_buffer_type(handle) or lib.ggml_backend_cpu_buffer_type()  # what it copies from fastest
 
@@ -32,6 +35,13 @@ class Device:
         if self.is_cpu:
             lib.ggml_backend_cpu_set_n_threads(backend, n_threads)
         return backend
+
+    def buffer_over(self, base: Any, size: int, longest: int) -> Any:
+        """A buffer that is host memory from `base` on, whose longest tensor has so many bytes; the caller's to free. Raises: INSUFFICIENT_MEMORY."""
+        buffer = lib.ggml_backend_dev_buffer_from_host_ptr(self.handle, base, size, longest)
+        if not buffer:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{self.description} cannot read the mapped file")
+        return buffer
 
     def place(self, context: Any, is_dry: bool) -> Any:
         """A buffer with memory for all tensors of `context`, the caller's to free; `is_dry`: an empty one, for graphs that are only laid out.

@@ -104,10 +104,12 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     if vocab.n_vocab != shape.n_vocab:
         raise Unsupported(f"{shape.n_vocab} embeddings for {vocab.n_vocab} tokens")
     weights: Weights
-    if device.is_stock:
+    is_mapped = LOAD_MODES[options.load_mode]
+    if device.is_stock and not (is_mapped and device.reads_host):
         weights = Uploaded(header, device, wish.progress, wish.is_dry)
     else:
-        weights = Mapped(header, options.load_mode, is_arranging(header, options, kernels), wish.progress)
+        modes = (is_mapped, not device.is_stock and is_arranging(header, options, kernels))
+        weights = Mapped(header, device, modes, wish.progress)
     kept.append(weights)
     network = Network(shape, weights, family_of(shape.arch), int(lib.llama_model_rope_type(vocab.handle)), device)
     counts = page_counts(options, shape)

@@ -1,4 +1,4 @@
-"""Weights on the CPU: data where the file has it, mapped or read into memory of ours. Matrices may be arranged beside it."""
+"""Weights for the CPU, or a device that reads its memory: where the file has them, mapped or read. Matrices may be arranged beside it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from uma_core.engine.graph.arranged import EMBEDDING, Arranged, arrangeable, bytes_with
+from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.header import Header
-from uma_core.engine.graph.shape import Unsupported
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
@@ -23,19 +23,21 @@ Progress = Callable[[float], bool]
 class Mapped(Weights):
     """Owns the memory and a backend buffer over it."""
 
-    def __init__(self, header: Header, load_mode: str, is_arranging: bool, progress: Progress | None) -> None:
-        """`is_arranging`: products read copies that are laid out for them. Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, Unsupported."""
-        if load_mode not in LOAD_MODES:
-            raise Unsupported(f"load mode {load_mode}")
+    def __init__(self, header: Header, device: Device, modes: tuple[bool, bool], progress: Progress | None) -> None:
+        """`modes`: whether the file is mapped, whether products read copies that are laid out for them.
+
+        Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
+        """
+        is_mapped, is_arranging = modes
         super().__init__(header)
         sizes = arrangeable(header) if is_arranging else {}
         self.n_bytes = bytes_with(header, sizes)
         self._buffer = None
         self._arranged: Arranged | None = None
         size = check_whole(header)
-        self._memory = _memory_of(header.path, size, LOAD_MODES[load_mode], None if sizes else progress)
+        self._memory = _memory_of(header.path, size, is_mapped, None if sizes else progress)
         self._base = ffi.from_buffer(self._memory)
-        self._buffer = lib.ggml_backend_cpu_buffer_from_ptr(self._base, size)
+        self._buffer = device.buffer_over(self._base, size, max(place.n_bytes for place in header.tensors.values()))
         lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         for place in header.tensors.values():
             tensor = lib.ggml_get_tensor(header.context, place.name.encode())
