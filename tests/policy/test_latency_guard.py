@@ -153,6 +153,14 @@ class TestBackgroundStreams:
         starved = worker._replace(t_last_ns=NOW - STARVED)
         assert sorted(sids(run(state_of(talking(0), starved)), Phase.DECODE)) == [0, 1]
 
+    def test_what_is_forced_uses_up_the_allowance_of_long_gaps(self):
+        starved = talking(1, BACK, n_past=100, t_last_ns=NOW - STARVED)
+        share = Knobs().long_tick_share
+        assert [run(state_of(talking(0), starved, carry=memory(credit=c))).carry["latency_guard"].credit for c in (0.5, -2.0)] == [
+            pytest.approx(share - 0.5),
+            pytest.approx(-2.0),
+        ]
+
     def test_forced_rows_keep_their_distance(self):
         starved = [talking(i, BACK, n_past=100, t_last_ns=NOW - 2 * STARVED) for i in (1, 2)]
         state = state_of(talking(0), *starved, carry=memory(forced_tick=1000 - 63))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uma_core.policy.carry import remember
 from uma_core.policy.chunks import best_in_gaps
 from uma_core.policy.gaps import GapLimits, gap_limits, urgent_cap
-from uma_core.policy.guard_memory import GuardMemory, Kind, earn, learn
+from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, earn, learn
 from uma_core.policy.parts import Parts, parts_of, prompt_view, rows_time
 from uma_core.policy.plan import SLICED, Plan, PlanItem
 from uma_core.policy.stages.decode_first import JOIN_GAIN, TALKERS, decode_items, in_turn
@@ -277,7 +277,7 @@ def _remember(state: SchedulerState, parts: Parts, memory: GuardMemory, grant: G
     if grant.workers:
         debt += _extra_time(state, parts, grant.workers)
     limit = state.knobs.tick_budget_ns * 4
-    credit = memory.credit - (1.0 if grant.kind is Kind.LONG else 0.0)
+    credit = max(CREDIT_MIN, memory.credit - 1.0) if grant.kind in (Kind.LONG, Kind.FORCED) else memory.credit
     forced = state.tick if grant.workers and grant.kind is Kind.FORCED else memory.forced_tick
     cursor = grant.workers[-1].sid if grant.workers else memory.cursor
     return memory._replace(
