@@ -6,7 +6,7 @@ Every sequence holds the same made-up K and V in each engine, so that reading th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from uma_core.engine.open import open_engine
 VARIANTS = ("llama.cpp", "llama.cpp + our kernels", "graph")
 FOREVER = 2**62
 N_UBATCH = 256
+BASE = EngineOptions(n_ubatch=N_UBATCH)
 N_WARM = 3  # the first call builds its graph; ggml's CUDA backend records it in the ones after
 
 
@@ -69,17 +70,17 @@ class Timing:
 class Bench:
     """Owns one engine of each kind over the same file."""
 
-    def __init__(self, model: str, threads: int, cases: tuple[Case, ...], variants: tuple[str, ...] = VARIANTS, n_ubatch: int = N_UBATCH) -> None:
+    def __init__(self, model: str, threads: int, cases: tuple[Case, ...], variants: tuple[str, ...] = VARIANTS, base: EngineOptions = BASE) -> None:
         self._variants = variants
         self._blob: tuple[int, memoryview] = (0, memoryview(b""))
-        self._batch = Batch(n_ubatch)
+        self._batch = Batch(base.n_ubatch)
         path = Path(model) if model.endswith(".gguf") else ensure(model)
         n_seq = max((case.n for case in cases if case.kind != "prefill"), default=1)
         n_each = max(case.n_kv + (case.n if case.kind == "prefill" else 64) for case in cases)
         options = {"model": str(path), "threads": threads, "n_seq": n_seq, "n_ctx": n_seq * (n_each + 64)}
-        sizes = {"n_batch": n_ubatch, "n_ubatch": n_ubatch, "prefill_lanes": 1}
+        sizes = {"n_batch": base.n_ubatch, "prefill_lanes": 1}
         self.engines: dict[str, Engine] = {
-            name: open_engine(EngineOptions(engine=name, **options, **sizes))  # type: ignore[arg-type]
+            name: open_engine(replace(base, engine=name, **options, **sizes))  # type: ignore[arg-type]
             for name in ("llama", "graph")
         }
         self._n_vocab = self.engines["graph"].info.n_vocab
