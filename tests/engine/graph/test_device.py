@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
+import numpy as np
+
+from tests.engine.conftest import DRAFT
+from tests.engine.drive import finish, read, step, tokens_of
+from tests.engine.graph.conftest import SMALL
 from uma_core.config import EngineOptions
 from uma_core.engine.graph.device import Device, device_of
+from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.lib import ffi, lib
 
 ON_CPU = EngineOptions(n_gpu_layers=0)
@@ -41,3 +49,22 @@ def test_laying_out_takes_no_memory() -> None:
     assert all(tensor.buffer == buffer and not tensor.data for tensor in tensors)
     lib.ggml_backend_buffer_free(buffer)
     lib.ggml_free(context)
+
+
+def test_a_snapshot_is_the_same_wherever_it_was_made() -> None:
+    """Positions in order, K and V of a layer each together: what a device wrote the CPU reads, and the other way round."""
+    with closing(GraphEngine(DRAFT, SMALL)) as ours, closing(GraphEngine(DRAFT, SMALL, is_stock=True)) as stock:
+        blobs, logits = [], []
+        for engine in (ours, stock):
+            read(engine, 0, tokens_of(engine, 150))
+            export = engine.export_state(0, 150)
+            finish(export)
+            blobs.append(bytes(export.blob))
+            step(engine, [(0, 50)])
+            logits.append(engine.logits(0).copy())
+        a, b = (np.frombuffer(blob, np.float16).astype(np.float32) for blob in blobs)
+        assert np.abs(a - b).max() < 0.1 * a.std(), "rounding"
+        for engine, blob in ((ours, blobs[1]), (stock, blobs[0])):
+            finish(engine.import_state(2, blob, 150))
+            step(engine, [(2, 50)])
+            assert np.abs(engine.logits(0) - logits[0]).max() < 0.1 * logits[0].std()
