@@ -100,6 +100,18 @@ def test_a_guess_learns_within_a_few_calls():
     assert model.decode_ns(1, 0) == pytest.approx(truth, rel=0.1)
 
 
+@pytest.mark.parametrize("error", [0.9, 1.1])
+def test_many_calls_booked_at_once_teach_what_they_teach_one_by_one(error):
+    """A plan is repeated many times before its calls are booked: all of them were predicted by the model of its beginning."""
+    truth = int(CPU.decode_ns(4, 0) * error)
+    at_once = CPU.observe_all([report(Phase.DECODE, 4, CPU.decode_ns(4, 0), truth)] * 64)
+    one_by_one = CPU
+    for _ in range(64):
+        one_by_one = one_by_one.observe(report(Phase.DECODE, 4, one_by_one.decode_ns(4, 0), truth))
+    assert at_once.decode_ns(4, 0) == pytest.approx(one_by_one.decode_ns(4, 0), rel=1e-3)
+    assert at_once.decode_ns(4, 0) == pytest.approx(truth, rel=0.01)
+
+
 def test_splits_follow_corrections():
     model = GPU
     for _ in range(80):  # two rows turn out to be dear on this device

@@ -115,9 +115,12 @@ class CostModel(NamedTuple):
         return with_splits(model) if drift > STALE else model
 
     def observe_all(self, reports: Iterable[CallReport]) -> CostModel:
+        """Reports that this model predicted: what it learns from the first of them, it would have predicted for the next."""
         model = self
         for report in reports:
-            model = model.observe(report)
+            i = PREFILL if report.phase is Phase.PREFILL else regime_of(report.n_rows)
+            moved = model.factors[i] / self.factors[i]
+            model = model.observe(report._replace(predicted_ns=round(report.predicted_ns * moved)))
         return model
 
     def best_groups(self, seq_ids: Sequence[int], is_unified: bool, n_batch: int) -> list[list[int]]:
