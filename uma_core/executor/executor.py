@@ -41,7 +41,8 @@ from uma_core.types import FinishReason, Lane, Phase
 log = logging.getLogger(__name__)
 
 SETTLE_NS = 200_000  # per tick for the last chunk of sessions that have ended: a sequence is free when it has arrived
-SETTLE_MOST_NS = 250_000_000  # that metrics may be late while a plan is repeated
+SETTLE_MOST_NS = 250_000_000  # that metrics may be late while a plan is repeated ...
+SETTLE_TICKS = 16  # ... and ticks: booking many at once would be a pause by itself
 
 class Executor:
     """Owns one engine's sessions. `events` is read by the I/O thread, which `wake` tells of new ones."""
@@ -161,7 +162,7 @@ class Executor:
         for group in self._groups:
             self.calls.again(group)
         self._end_tick(now)
-        if now - self._t_settled_ns > SETTLE_MOST_NS:
+        if len(self._tick_ns) >= SETTLE_TICKS or now - self._t_settled_ns > SETTLE_MOST_NS:
             self.settle()
         return True
 

@@ -7,6 +7,7 @@ regime is corrected online by `observe`. Nothing here knows a vendor: cliffs are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 from uma_core.policy.curve import Curve
@@ -101,27 +102,33 @@ class CostModel(NamedTuple):
 
     def observe(self, report: CallReport) -> CostModel:
         """Correct the report's regime by its error, clipped so that one outlier moves little."""
-        if report.is_full or report.predicted_ns <= 0 or report.elapsed_ns <= 0:
-            return self
-        i = PREFILL if report.phase is Phase.PREFILL else regime_of(report.n_rows)
-        is_wild = not self.is_measured and self.counts[i] < WILD_COUNT
-        low, high = WILD_CLIP if is_wild else CLIP
-        error = min(high, max(low, report.elapsed_ns / report.predicted_ns))
-        gain = max(GAIN, 1.0 / (self.counts[i] + 1)) if is_wild else GAIN
-        factor = min(100.0, max(0.01, self.factors[i] * (1.0 + gain * (error - 1.0))))
-        counts = (*self.counts[:i], min(self.counts[i] + 1, 1_000_000), *self.counts[i + 1 :])
-        model = self._replace(factors=_spread(self.factors, counts, i, factor, self.is_measured), counts=counts)
+        return self.observe_all((report,))
+
+    def observe_all(self, reports: Iterable[CallReport]) -> CostModel:
+        """Reports that this model predicted, of which each teaches only what those before it left to learn."""
+        errors: dict[int, list[float]] = {}
+        for report in reports:
+            if report.is_full or report.predicted_ns <= 0 or report.elapsed_ns <= 0:
+                continue
+            i = PREFILL if report.phase is Phase.PREFILL else regime_of(report.n_rows)
+            errors.setdefault(i, []).append(report.elapsed_ns / report.predicted_ns)
+        model = self
+        for i, lot in errors.items():
+            while lot and not model.is_measured and model.counts[i] < WILD_COUNT:
+                model = model._learn(i, lot.pop(0) * self.factors[i] / model.factors[i], 1)
+            if lot:
+                model = model._learn(i, median(lot) * self.factors[i] / model.factors[i], len(lot))
         drift = max(abs(a / b - 1.0) for a, b in zip(model.factors[:PREFILL], self.split_factors, strict=True))
         return with_splits(model) if drift > STALE else model
 
-    def observe_all(self, reports: Iterable[CallReport]) -> CostModel:
-        """Reports that this model predicted: what it learns from the first of them, it would have predicted for the next."""
-        model = self
-        for report in reports:
-            i = PREFILL if report.phase is Phase.PREFILL else regime_of(report.n_rows)
-            moved = model.factors[i] / self.factors[i]
-            model = model.observe(report._replace(predicted_ns=round(report.predicted_ns * moved)))
-        return model
+    def _learn(self, i: int, error: float, n: int) -> CostModel:
+        """Move regime `i` towards what n calls measured: their median error, so that only one call alone needs the narrow clip."""
+        is_wild = not self.is_measured and self.counts[i] < WILD_COUNT
+        low, high = WILD_CLIP if is_wild else (CLIP[0] ** n, CLIP[1] ** n)
+        gain = max(GAIN, 1.0 / (self.counts[i] + 1)) if is_wild else 1.0 - (1.0 - GAIN) ** n
+        factor = min(100.0, max(0.01, self.factors[i] * (1.0 + gain * (min(high, max(low, error)) - 1.0))))
+        counts = (*self.counts[:i], min(self.counts[i] + n, 1_000_000), *self.counts[i + 1 :])
+        return self._replace(factors=_spread(self.factors, counts, i, factor, self.is_measured), counts=counts)
 
     def best_groups(self, seq_ids: Sequence[int], is_unified: bool, n_batch: int) -> list[list[int]]:
         """Split one-token rows into decode calls with the least total predicted time.
