@@ -15,6 +15,7 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama import ALL_KERNELS, LlamaEngine
 from uma_core.engine.llama_params import context_params
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.memory import resident_bytes
 
 PROMPT = "The Debian project is an association of individuals who have made common cause to"
 
@@ -180,3 +181,13 @@ def test_fewer_experts_per_token_reach_the_model() -> None:
     finally:
         engine.close()
         plain.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what is resident")
+def test_a_pretended_context_lies_in_real_memory() -> None:
+    """Cells that were never written read from one page that stays in the cache: what is timed over them would be too fast."""
+    engine = LlamaEngine(DRAFT, dataclasses.replace(OPTIONS, n_ctx=32768, n_seq=2))
+    before = resident_bytes()
+    engine.pretend(1, 16000)
+    assert resident_bytes() - before > 0.9 * 16000 * engine.info.kv_bytes_per_cell
+    engine.close()

@@ -32,7 +32,7 @@ from uma_core.engine.llama_estimate import compute_bytes
 from uma_core.engine.llama_kv import HostExport, Move, Span
 from uma_core.engine.llama_log import slot_warnings, tap
 from uma_core.engine.llama_model import LlamaModel, Progress
-from uma_core.engine.llama_pages import release_stream
+from uma_core.engine.llama_pages import release_stream, touch_stream
 from uma_core.engine.llama_params import decode_params, is_unified, lane_params, n_threads_of
 from uma_core.engine.llama_prefill import PrefillLane
 from uma_core.engine.llama_probe import discover, proves_direct_kv, warm_up
@@ -294,6 +294,8 @@ class LlamaEngine:
         assert self.decoder is not None
         for p0 in range(0, n, self.info.n_batch):
             lib.uma_kv_mark(self.decoder.handle, self.decoder.gate, seq_id, p0, min(self.info.n_batch, n - p0))
+        if self._has_direct_kv:  # else the cells were cleared at load, one by one
+            touch_stream(self.decoder.gate, seq_id, n)
 
     def close(self) -> None:
         self._close_lanes()
