@@ -98,7 +98,7 @@ class EngineOptions:
     memory_budget_mb: int = option(0, "refuse to load what would need more memory; 0: no budget", unit="MiB", min=0, max=1 << 30)
     calibrate: str = option(
         "auto",
-        "measure the cost model at start: auto reuses a stored one for the same model, device and threads",
+        "measure the cost model, and compare the engines, at start: auto reuses what is stored for the same model, device and options",
         choices=("auto", "off", "force"),
     )
     hang_timeout_ms: float = option(

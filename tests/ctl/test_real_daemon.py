@@ -24,7 +24,7 @@ def daemon(tmp_path_factory):
     folder = tmp_path_factory.mktemp("d")
     path = str(folder / "s")
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "uma_core", "daemon", "--socket", path], stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, "-m", "uma_core", "daemon", "--socket", path, "--calibrate", "off"], stdout=log, stderr=log)
     try:
         command = [sys.executable, "-m", "uma_ctl", "--socket", path, "status", "--wait", "ready", "--timeout", "60"]
         ready = subprocess.run(command, capture_output=True, text=True, timeout=90)

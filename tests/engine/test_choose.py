@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +10,17 @@ import pytest
 
 from tests.engine.conftest import DRAFT, OPTIONS
 from tests.engine.drive import generate
+from tests.engine.graph.models import MODELS, write
 from uma_core.engine import choose as module
+from uma_core.engine import compare
 from uma_core.engine.api import Engine
-from uma_core.engine.choose import N_CALLS, Choice, choose, measure, verdict
-from uma_core.engine.fake import FakeEngine, FakeModel
+from uma_core.engine.choose import Choice, choose, store, stored_in
+from uma_core.engine.compare import N_AGREE, Shape, Times
 from uma_core.engine.open import estimate_engine, open_engine
-from uma_core.errors import ErrorCode, UmaError
+from uma_core.engine.trial import Trial
 
 AUTO = replace(OPTIONS, model=DRAFT, engine="auto")
-SHAPES = ("1 streams at 256", "4 streams at 256")
+FASTER = Choice("graph", "it is faster")
 
 
 @pytest.fixture(autouse=True)
@@ -27,32 +29,17 @@ def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
 
 
-def times(*ms: float) -> dict[str, tuple[float, ...]]:
-    return {shape: (value * 1e6,) * N_CALLS for shape, value in zip(SHAPES, ms, strict=True)}
+class Clocked:
+    """Stands in for `measure`: says what each engine's calls took, and remembers who was asked beside whom."""
 
+    def __init__(self, **ms: float) -> None:
+        self.ms = ms
+        self.asked: list[list[str]] = []
 
-@pytest.mark.parametrize(
-    ("graph", "expected"),
-    [((10, 10), "llama"), ((9, 9), "graph"), ((10.2, 5), "graph"), ((11, 5), "llama"), ((20, 20), "llama")],
-)
-def test_it_has_to_be_faster_and_nowhere_slower(graph: tuple[float, float], expected: str) -> None:
-    choice, is_calm = verdict(times(10, 10), times(*graph))
-    assert (choice.engine, is_calm) == (expected, True)
-    assert "times llama.cpp's speed" in choice.reason
-
-
-def test_a_disturbed_comparison_says_nothing() -> None:
-    graph = times(1, 1)
-    graph[SHAPES[0]] = (1e6, 2e6, *graph[SHAPES[0]][2:])
-    assert verdict(times(10, 10), graph) == (Choice("llama", "comparing the engines was disturbed"), False)
-
-
-def test_measuring_leaves_every_sequence_empty() -> None:
-    engine = FakeEngine(FakeModel(n_ctx=16384))
-    found = measure(engine)
-    assert {"1 streams at 256", "4 streams at 256", "1 streams at 2048", "4 streams at 2048"} < found.keys()
-    assert all(len(calls) == N_CALLS for calls in found.values())
-    assert [engine.kv_len(s) for s in range(4)] == [0] * 4
+    def __call__(self, engines: Sequence[Engine], shapes: Sequence[Shape], trial: Trial) -> list[Times]:
+        names = [engine.info.engine for engine in engines]
+        self.asked.append(names)
+        return [{shape.name: [round(self.ms[name] * 1e6)] * N_AGREE for shape in shapes} for name in names]
 
 
 def test_without_a_comparison_llama_cpp_computes_and_says_why() -> None:
@@ -63,32 +50,61 @@ def test_without_a_comparison_llama_cpp_computes_and_says_why() -> None:
         engine.close()
 
 
+def test_what_is_due_is_compared_only_where_somebody_lets_it() -> None:
+    assert choose(DRAFT, AUTO).is_due
+    assert choose(DRAFT, replace(AUTO, calibrate="force")).is_due
+    assert not choose(DRAFT, replace(AUTO, calibrate="off")).is_due
+
+
 def test_what_the_graph_engine_lacks_is_the_reason() -> None:
-    choice = choose(DRAFT, replace(AUTO, kv_type="q4_0", calibrate="force"), lambda name: pytest.fail("nothing to compare"))
-    assert choice == Choice("llama", "the graph engine lacks KV type q4_0")
+    for calibrate in ("auto", "force"):
+        choice = choose(DRAFT, replace(AUTO, kv_type="q4_0", calibrate=calibrate))
+        assert choice == Choice("llama", "the graph engine lacks KV type q4_0")
 
 
-def compared(monkeypatch: pytest.MonkeyPatch, graph_ms: float) -> Callable[[Engine], dict[str, tuple[float, ...]]]:
-    measured: list[str] = []
-
-    def fake(engine: Engine) -> dict[str, tuple[float, ...]]:
-        measured.append(engine.info.engine)
-        return times(10, 10) if engine.info.engine == "llama" else times(graph_ms, graph_ms)
-
-    monkeypatch.setattr(module, "measure", fake)
-    return fake
+def test_a_stored_choice_holds_for_its_options_only() -> None:
+    store(DRAFT, AUTO, FASTER)
+    assert choose(DRAFT, AUTO) == FASTER
+    assert choose(DRAFT, replace(AUTO, calibrate="force")) == FASTER._replace(is_due=True)
+    assert choose(DRAFT, replace(AUTO, calibrate="off")).engine == "llama"
+    for other in (replace(AUTO, threads=1), replace(AUTO, n_seq=2), replace(AUTO, kv_type="q8_0")):
+        assert choose(DRAFT, other).is_due
 
 
-def test_a_comparison_is_kept_for_later_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared(monkeypatch, 5)
-    for calibrate in ("force", "auto"):
-        engine = open_engine(replace(AUTO, calibrate=calibrate))
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"engine": "graph"}'])
+def test_a_damaged_store_is_no_choice(content: str) -> None:
+    store(DRAFT, AUTO, FASTER)
+    stored_in(DRAFT, AUTO).write_text(content)
+    assert choose(DRAFT, AUTO).is_due
+
+
+def test_the_first_start_compares_and_later_ones_remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocked = Clocked(llama=10, graph=5)
+    monkeypatch.setattr(compare, "measure", clocked)
+    for n_asked in (2, 2):
+        engine = open_engine(AUTO, trial=Trial())
         assert engine.info.engine == "graph"
-        assert any("engine auto took graph: the graph engine has 2.00 times" in note for note in engine.info.notes)
+        assert any("engine auto took graph: the graph engine has 2.00 times llama.cpp's speed" in note for note in engine.info.notes)
         assert len(generate(engine, 0, 50, 3)) == 4
         engine.close()
+        assert len(clocked.asked) == n_asked
     assert estimate_engine(AUTO) == estimate_engine(replace(AUTO, engine="graph"))
-    assert choose(DRAFT, replace(AUTO, threads=1)).engine == "llama", "other options, another comparison"
+    open_engine(AUTO).close()
+    open_engine(replace(AUTO, calibrate="force")).close()
+    assert len(clocked.asked) == 2, "nobody let them"
+    open_engine(replace(AUTO, calibrate="force"), trial=Trial()).close()
+    assert len(clocked.asked) == 4
+
+
+def test_what_is_missing_shows_when_the_weights_are_looked_at(tmp_path: Path) -> None:
+    model = replace(MODELS["llama"], tensors={"blk.0.ffn_down.scale": (1,)})
+    options = replace(AUTO, model=write(model, tmp_path / "scaled.gguf"), n_ctx=2048)
+    assert choose(options.model, options).is_due, "the header is that of a model it serves"
+    engine = open_engine(options, trial=Trial())
+    assert engine.info.engine == "llama"
+    assert any("a use of blk.0.ffn_down.scale" in note for note in engine.info.notes)
+    engine.close()
+    assert not choose(options.model, options).is_due, "that will not change"
 
 
 def test_a_stored_choice_that_no_longer_holds_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,12 +115,13 @@ def test_a_stored_choice_that_no_longer_holds_falls_back(monkeypatch: pytest.Mon
     engine.close()
 
 
-def test_what_only_loading_shows_is_a_reason_too(tmp_path: Path) -> None:
-    def open_as(name: str) -> Engine:
-        if name == "graph":
-            raise UmaError(ErrorCode.CONFIG_INVALID, "it lacks a use of blk.0.attn_sinks.weight")
-        return FakeEngine(FakeModel(n_ctx=16384))
+def test_on_a_gpu_the_engines_are_compared_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gpu:
+        is_cpu, description = False, "a GPU"
 
-    found = choose(DRAFT, replace(AUTO, calibrate="force"), open_as)
-    assert found.engine == "llama" and "attn_sinks" in found.reason
-    assert not list(tmp_path.rglob("engine-*.json")), "nothing was measured, nothing is stored"
+    monkeypatch.setattr(module, "device_of", lambda options: Gpu)
+    found = choose(DRAFT, AUTO)
+    assert (found.engine, found.is_due) == ("llama", False) and "on this GPU" in found.reason
+    assert choose(DRAFT, replace(AUTO, calibrate="force")).is_due
+    store(DRAFT, AUTO, FASTER)
+    assert choose(DRAFT, AUTO) == FASTER

@@ -7,7 +7,7 @@ import pytest
 from uma_core.engine.api import MemoryUse
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server import memory
-from uma_core.server.memory import MIB, Fit, choose
+from uma_core.server.memory import MIB, SPARE_BYTES, Fit, choose, holds
 
 
 def use(weights: int, kv: int, compute: int = 0) -> MemoryUse:
@@ -48,6 +48,13 @@ def test_what_cannot_fit_is_refused(need, live, budget_mb, available_mb):
         choose(need, live, budget_mb * MIB, available)
     assert caught.value.error is ErrorCode.INSUFFICIENT_MEMORY
     assert caught.value.detail["need_mb"] > caught.value.detail["limit_mb"]
+
+
+def test_to_be_compared_an_engine_has_to_fit_with_its_weights():
+    need = use(100, 50, 10)
+    assert holds(need, 0, None)
+    assert holds(need, 0, 160 * MIB + SPARE_BYTES) and not holds(need, 0, 160 * MIB + SPARE_BYTES - 1)
+    assert holds(need, 160 * MIB, None) and not holds(need, 160 * MIB - 1, None)
 
 
 def test_resident_memory_is_a_size():

@@ -9,17 +9,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from uma_core.engine.api import Engine, MemoryUse
+from uma_core.engine.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
 
 if TYPE_CHECKING:
     from uma_core.config import EngineOptions
+    from uma_core.engine.choose import Choice
 
 Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
 
 
-def open_engine(options: EngineOptions, path: str = "", progress: Progress | None = None) -> Engine:
+def open_engine(options: EngineOptions, path: str = "", progress: Progress | None = None, trial: Trial | None = None) -> Engine:
     """Load `path` (default: the configured model, else the embedded one). Blocks for seconds; releases the GIL.
+
+    With a `trial`, `auto` compares the engines where that is due; without one it goes by what is known.
 
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
     """
@@ -28,7 +32,7 @@ def open_engine(options: EngineOptions, path: str = "", progress: Progress | Non
     if options.engine == "fake":
         return importlib.import_module("uma_core.engine.fake_open").open_fake(options, path)  # type: ignore[no-any-return]
     if options.engine == "auto":
-        return _open_chosen(options, path, progress)
+        return _open_chosen(options, path, progress, trial)
     return _open(options.engine, options, path, progress)
 
 
@@ -38,12 +42,15 @@ def _open(name: str, options: EngineOptions, path: str, progress: Progress | Non
     return importlib.import_module("uma_core.engine.llama").LlamaEngine(path, options, progress)  # type: ignore[no-any-return]
 
 
-def _open_chosen(options: EngineOptions, path: str, progress: Progress | None) -> Engine:
+def _open_chosen(options: EngineOptions, path: str, progress: Progress | None, trial: Trial | None) -> Engine:
     """The faster engine that serves the model, with the reason among its notes."""
-    choice = importlib.import_module("uma_core.engine.choose").choose(path, options, lambda name: _open(name, options, path, progress))
-    name, reason = choice
+    choice = importlib.import_module("uma_core.engine.choose").choose(path, options)
+    engine = None
+    if choice.is_due and trial is not None:
+        choice, engine = _compared(options, path, progress, trial)
+    name, reason = choice.engine, choice.reason
     try:
-        engine = _open(name, options, path, progress)
+        engine = engine or _open(name, options, path, progress)
     except UmaError as error:
         if name != "graph" or error.error is not ErrorCode.CONFIG_INVALID:
             raise
@@ -51,6 +58,24 @@ def _open_chosen(options: EngineOptions, path: str, progress: Progress | None) -
         engine = _open(name, options, path, progress)
     engine.info = replace(engine.info, notes=(*engine.info.notes, f"engine auto took {name}: {reason}"))
     return engine
+
+
+def _compared(options: EngineOptions, path: str, progress: Progress | None, trial: Trial) -> tuple[Choice, Engine | None]:
+    """The choice after measuring, kept for later starts, and its engine where it is open already."""
+    choosing = importlib.import_module("uma_core.engine.choose")
+    compare = importlib.import_module("uma_core.engine.compare").compare
+    need = _estimate("llama", options, path)
+    try:
+        needs = (need, _estimate("graph", options, path))
+    except UmaError as error:  # what the header does not show
+        if error.error is not ErrorCode.CONFIG_INVALID:
+            raise
+        choice, engine, is_lasting = choosing.Choice("llama", error.message), None, True
+    else:
+        choice, engine, is_lasting = compare(lambda name: _open(name, options, path, progress), options, needs, trial)
+    if is_lasting:
+        choosing.store(path, options, choice)
+    return choice, engine
 
 
 def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
@@ -64,6 +89,10 @@ def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
         return importlib.import_module("uma_core.engine.fake_open").estimate_fake(options)  # type: ignore[no-any-return]
     if name == "auto":
         name = importlib.import_module("uma_core.engine.choose").choose(path, options).engine
+    return _estimate(name, options, path)
+
+
+def _estimate(name: str, options: EngineOptions, path: str) -> MemoryUse:
     if name == "graph":
         return importlib.import_module("uma_core.engine.graph.estimate").estimate(path, options)  # type: ignore[no-any-return]
     return importlib.import_module("uma_core.engine.llama_estimate").estimate(path, options)  # type: ignore[no-any-return]

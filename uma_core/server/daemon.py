@@ -84,6 +84,7 @@ class Daemon:
     def _join(self) -> None:
         """Who hears of what."""
         self.host.is_in_use = self.app.intake.is_using
+        self.host.on_doing = self.supervision.on_doing
         self.status.n_connections = lambda: len(self.app.clients)
         self.lifecycle.n_in_flight = lambda: len(self.app.ledger)
         self.lifecycle.has_unsent = self.app.has_unsent
@@ -109,7 +110,7 @@ class Daemon:
             log.info("uma-core %s listens on %s", __version__, sockets[0].path or "a passed socket")
             if not config.engine.model:
                 log.warning(DEMO_NOTICE)
-            self.host.load(config, self._loaded)
+            self.host.load(config, self._loaded, is_start=True)
             self.loop.run()
         finally:
             self._take_down()
@@ -124,8 +125,6 @@ class Daemon:
         engine = self.host.engine
         assert engine is not None
         info = engine.info
-        for note in info.notes:
-            log.info("%s", note)
         self.status.on_ready()
         self.lifecycle.loaded()
         what = f"{info.model_name} ({info.engine}) on {info.backend}, {info.n_seq_max} sequences of {info.n_ctx_seq} cells"

@@ -19,6 +19,7 @@ from uma_core.clock import Clock
 from uma_core.config import Config, ns
 from uma_core.engine.api import Engine, MemoryUse
 from uma_core.engine.open import estimate_engine, open_engine
+from uma_core.engine.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor import view
 from uma_core.executor.calibration import calibrate, warm_up
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 PUBLISH_NS = 250_000_000  # between two views while work is done: a view costs hundreds of microseconds between two ticks
 CLOSE_POLL_S = 0.01
 UNLOAD_TIMEOUT_S = 60.0
+LOADING = "the model is loading"
 
 Done = Callable[[UmaError | None], None]
 
@@ -76,6 +78,8 @@ class Host:
         self.retiring: list[dict[str, Any]] = []  # models that finish their last streams
         self.is_loading = False
         self.progress = 0.0  # share of the weights that is read
+        self.doing = LOADING  # while it is
+        self.on_doing: Callable[[], None] = lambda: None  # it changed
         self.is_in_use: Callable[[Engine], bool] = lambda engine: False
         self.admittance = Admittance(limits_of(config), clock)
         self._is_given_up = False
@@ -95,10 +99,11 @@ class Host:
         """Tell on the I/O thread how the engine of `config` could be loaded, or why not. Touches nothing."""
         self._start(lambda: self._fit(config), answer, lambda error: answer(error))
 
-    def load(self, config: Config, done: Done) -> None:
+    def load(self, config: Config, done: Done, is_start: bool = False) -> None:
         """Open the engine of `config` and make it the current one; `done` is called on the I/O thread.
 
-        Running streams finish on the engine that they began on.
+        Running streams finish on the engine that they began on. Only at the daemon's start are engines compared: later that
+        would slow streams down, or keep those out who wait for the new model.
         """
 
         def opened(executor: Executor) -> None:
@@ -106,7 +111,7 @@ class Host:
             install = Call(lambda: self._install(executor), lambda _, failure: self._tell(lambda: self._installed(executor, failure, done)))
             self._compute.submit(install)
 
-        self._start(lambda: self._build(config), opened, done)
+        self._start(lambda: self._build(config, is_start), opened, done)
 
     def unload(self, done: Done) -> None:
         """Close all engines. No session may be left; `done` is called on the I/O thread when the memory is free."""
@@ -122,7 +127,7 @@ class Host:
         """Run `work` on a thread of its own, then one of the two others on the I/O thread."""
         assert not self.is_loading
         self.is_loading = True
-        self.progress = 0.0
+        self.progress, self.doing = 0.0, LOADING
 
         def end(function: Callable[[Any], None], argument: Any) -> None:
             self.is_loading = False
@@ -166,10 +171,12 @@ class Host:
         budget_bytes = config.engine.memory_budget_mb * memory.MIB
         return memory.choose(need, held, budget_bytes, memory.available_bytes())
 
-    def _build(self, config: Config) -> Executor:
+    def _build(self, config: Config, is_start: bool) -> Executor:
         if not self._open:
             self._fit(config)
-        engine = open_engine(config.engine, "", self._on_progress)
+        engine = open_engine(config.engine, "", self._on_progress, self._trial(config) if is_start else None)
+        if is_start:
+            memory.give_back()  # of an engine that was only opened to be compared
         try:
             if self._is_given_up:
                 raise UmaError(ErrorCode.SHUTTING_DOWN)
@@ -183,6 +190,16 @@ class Host:
         except BaseException:
             engine.close()
             raise
+
+    def _trial(self, config: Config) -> Trial:
+        def fits(need: MemoryUse) -> bool:
+            return memory.holds(need, config.engine.memory_budget_mb * memory.MIB, memory.available_bytes())
+
+        def tell(doing: str) -> None:
+            self.doing = doing
+            self._tell(self.on_doing)
+
+        return Trial(fits, lambda: not self._is_given_up, tell)
 
     def _on_progress(self, share: float) -> bool:
         self.progress = share
@@ -208,6 +225,8 @@ class Host:
             done(UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}"))
             return
         self.engine = executor.engine
+        for note in executor.engine.info.notes:
+            log.info("%s", note)
         done(None)
 
     def _retire(self, executor: Executor) -> None:

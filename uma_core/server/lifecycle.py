@@ -78,7 +78,7 @@ class Lifecycle:
         """Why the state is not `ready`."""
         if self._state == DRAINING and self._drain is not None:
             return AFTER_DRAIN[self._drain.then]
-        return {STARTING: "the model is loading", STOPPING: "running requests are told so"}.get(self._state) or self._fault()
+        return {STARTING: self._host.doing, STOPPING: "running requests are told so"}.get(self._state) or self._fault()
 
     def hung_ns(self) -> int:
         """How long the compute thread's turn has taken, once that is too long; 0: it is well."""
@@ -106,7 +106,7 @@ class Lifecycle:
         if self._state == DRAINING:
             return UmaError(ErrorCode.DRAINING, retry_after_ms=retry_ms)
         if self._state == STARTING:
-            return UmaError(ErrorCode.MODEL_NOT_LOADED, "the model is loading", retry_after_ms=retry_ms)
+            return UmaError(ErrorCode.MODEL_NOT_LOADED, self._host.doing, retry_after_ms=retry_ms)
         if self.lost is not None:
             return UmaError(ErrorCode.MODEL_NOT_LOADED, str(self.lost), retry_after_ms=retry_ms)
         return None

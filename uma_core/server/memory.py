@@ -50,6 +50,12 @@ def choose(need: MemoryUse, live: MemoryUse | None, budget_bytes: int, available
     return Fit.BESIDE if not live or (fits_budget and fits_machine) else Fit.SWAP
 
 
+def holds(need: MemoryUse, budget_bytes: int, available: int | None) -> bool:
+    """Whether all of an engine fits, weights included, so that loading it pushes nothing out. Pure."""
+    total = sum(need)
+    return (not budget_bytes or total <= budget_bytes) and (available is None or total <= available - SPARE_BYTES)
+
+
 def _refusal(need: int, limit: int, what: str) -> UmaError:
     need_mb, limit_mb = -(-need // MIB), limit // MIB
     told = f"engine.memory_budget_mb is {limit_mb}" if what == "budget" else f"{limit_mb} MiB are available"

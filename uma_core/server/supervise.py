@@ -54,6 +54,11 @@ class Supervision:
         else:
             self._notifier.send(STATUS=self._status())
 
+    def on_doing(self) -> None:
+        """The load goes on with something else."""
+        self._notifier.extend(ASK_FOR_NS)
+        self._notifier.send(STATUS=self._status())
+
     def on_reload(self) -> None:
         self._notifier.reloading("reloading")
 
@@ -64,7 +69,7 @@ class Supervision:
     def _status(self) -> str:
         state = self._lifecycle.state
         if state == STARTING:
-            return f"loading the model: {self._host.progress:.0%}"
+            return f"{self._host.doing}: {self._host.progress:.0%}"
         if state == DRAINING:
             return f"draining: {self._lifecycle.n_remaining()} requests still run"
         if state == DEGRADED:

@@ -1,0 +1,61 @@
+"""`--engine auto` in the daemon: a first start compares the engines, a reload does not, a later start remembers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.daemon.supervisor import Supervisor
+from tests.daemon.support import DRAFT, TINY
+
+MEASURED = re.compile(r"engine auto took (\w+): the graph engine has [\d.]+ times llama.cpp's speed \(.*128 tokens of a prompt\)")
+DISTURBED = re.compile(r"engine auto took (llama): comparing the engines was disturbed by other work")
+COMPARED = "the engines were compared"
+
+
+@pytest.fixture
+def supervisor(folder):
+    supervisor = Supervisor(folder)
+    yield supervisor
+    supervisor.close()
+
+
+def note_of(daemon):
+    """What `status` says about the choice, and that it is true and logged."""
+    engine = daemon.status()["engine"]
+    (note,) = [note for note in engine["notes"] if note.startswith("engine auto took")]
+    assert note.startswith(f"engine auto took {engine['engine']}: ")
+    daemon.logs(note)
+    return note
+
+
+def test_a_first_start_compares_a_reload_does_not_and_a_later_start_remembers(serve_model, supervisor):
+    first = serve_model("--calibrate", "auto", model=DRAFT, environ=supervisor.environ())
+    at, _ = supervisor.hear("STATUS", "the engines are compared")
+    assert at < supervisor.hear("READY", "1")[0]
+    assert "EXTEND_TIMEOUT_USEC" in supervisor.messages[at - 1]
+    note = note_of(first)
+    assert MEASURED.match(note) or DISTURBED.match(note)
+    assert first.generate("The shell is", max_tokens=8)[-1]["reason"] == "length"
+    assert first.ask("reload", model=str(TINY))["event"] == "reply"
+    assert "not compared yet" in note_of(first)
+    assert first.log.count(COMPARED) == 1
+    assert first.stop() == 0
+    second = serve_model("--calibrate", "auto", model=DRAFT)
+    if MEASURED.match(note):
+        assert note_of(second) == note
+        assert COMPARED not in second.log
+    else:
+        assert second.log.count(COMPARED) == 1
+
+
+def test_without_calibration_nothing_is_compared(serve_model):
+    daemon = serve_model("--calibrate", "off", model=DRAFT)
+    assert "not compared while the calibration is off" in note_of(daemon)
+    assert COMPARED not in daemon.log
+
+
+def test_without_room_nothing_is_compared(serve_model):
+    daemon = serve_model("--calibrate", "auto", model=TINY, has_levers=True, environ={"TEST_LEVERS": '{"available_mb": 105}'})
+    assert "barely fits into memory" in note_of(daemon)
