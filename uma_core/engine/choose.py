@@ -21,7 +21,6 @@ from uma_core.engine.graph.load import check
 from uma_core.engine.graph.shape import Unsupported
 from uma_core.engine.lib import lib, text
 from uma_core.engine.llama_params import n_threads_of
-from uma_core.errors import ErrorCode, UmaError
 
 log = logging.getLogger(__name__)
 
