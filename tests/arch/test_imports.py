@@ -22,6 +22,7 @@ ALLOWED = {
     "uma_core.types": set(),
     "uma_core.errors": set(),
     "uma_core.clock": set(),
+    "uma_core.waking": set(),
     "uma_core.machine": set(),
     "uma_core.measured": set(),
     "uma_core.config_schema": set(),
@@ -55,6 +56,7 @@ ALLOWED = {
         "uma_core.machine",
         "uma_core.measured",
         "uma_core.models",
+        "uma_core.waking",
     },
     "uma_core.cache": {
         "uma_core.cache",

@@ -7,9 +7,6 @@ tests), any other is waited for (`realtime`: daemon tests). Failures are injecte
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,8 +33,7 @@ from uma_core.engine.fake_kv import FakeExport, FakeKV, FakeTransfer, blob_of, t
 from uma_core.engine.fake_text import BOS, EOG, N_VOCAB, TEMPLATE, FakeSampler, encode, next_token, piece_of, row_logits
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
-
-WAKING = (1).to_bytes(8, sys.byteorder)  # native/tick.c writes the same
+from uma_core.waking import wake
 
 
 @dataclass
@@ -144,9 +140,7 @@ class FakeEngine:
         return FakeSampler(params, seed)
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
-        if batch.wake_fd >= 0:
-            with contextlib.suppress(BlockingIOError):
-                os.write(batch.wake_fd, WAKING)
+        wake(batch.wake_fd)
         start = self.clock.now_ns()
         runs = _runs(batch)
         status = self._refusal(batch, runs)

@@ -7,10 +7,9 @@ regime is corrected online by `observe`. Nothing here knows a vendor: cliffs are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
-from uma_core.policy.curve import Curve
+from uma_core.policy.curve import Curve, median
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 

@@ -45,7 +45,7 @@ def fit_curve(points: dict[int, list[tuple[int, float]]], slope_guess: float, is
         if own is None:
             near = min(slopes, key=lambda m: abs(m - n), default=0)
             own = slopes[near] * (1 if is_per_row else n / near) if near else slope_guess * (1 if is_per_row else n)
-        base.append(max(1.0, _median([ns - own * n_kv for n_kv, ns in points[n]])))
+        base.append(max(1.0, median([ns - own * n_kv for n_kv, ns in points[n]])))
         slope.append(own)
     return Curve(tuple(sizes), tuple(base), tuple(slope))
 
@@ -55,11 +55,11 @@ def _slope(at: list[tuple[int, float]]) -> float | None:
     low, high = min(kv for kv, _ in at), max(kv for kv, _ in at)
     if high == low:
         return None
-    rise = _median([ns for kv, ns in at if kv == high]) - _median([ns for kv, ns in at if kv == low])
+    rise = median([ns for kv, ns in at if kv == high]) - median([ns for kv, ns in at if kv == low])
     return max(0.0, rise / (high - low))
 
 
-def _median(values: list[float]) -> float:
+def median(values: list[float]) -> float:
     ordered = sorted(values)
     mid = len(ordered) // 2
     return ordered[mid] if len(ordered) % 2 else (ordered[mid - 1] + ordered[mid]) / 2

@@ -14,12 +14,12 @@ import logging
 import os
 import selectors
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from uma_core.clock import Clock, MonotonicClock
+from uma_core.waking import WAKING
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ SWEEP_TIMERS_AT = 256  # live and cancelled ones together
 _write = ctypes.PyDLL(None).write
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
-_ONE = (1).to_bytes(8, sys.byteorder)  # what eventfd(2) wants; a socket takes it as well
 
 
 class Timer:
@@ -71,7 +70,7 @@ class Wakeup:
         fd = self.far_fd()
         self._is_set = True
         if fd >= 0:
-            _write(fd, _ONE, len(_ONE))
+            _write(fd, WAKING, len(WAKING))
 
     def far_fd(self) -> int:
         """Where 8 bytes do what `set` does; -1: it is set, or closed (another thread still had news after the end)."""

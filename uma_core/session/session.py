@@ -70,14 +70,13 @@ class Session:
         self.n_full = 0  # decode calls in a row that found no cells for it
         self.is_held = False
         self.transfer: Transfer | None = None
-        self.first_token: TokenId | None = None  # sampled, and handed out when the transfer is done
+        self.first_token: TokenId | None = None  # handed out when the transfer is done
         self.sampler: Sampler | None = None
         self.text = TextStream(request.stop)
         self.parts: list[str] = []  # text kept for a request that does not stream
         self.seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(32)
         self.message_ends: tuple[int, ...] = ()
-        self.t_received_ns = grant.now_ns
-        self.t_queued_ns = grant.now_ns
+        self.t_received_ns = self.t_queued_ns = grant.now_ns
         self.t_admitted_ns = 0
         self.t_back_ns = 0  # when it came back after parking
         self.t_first_ns = 0
