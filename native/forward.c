@@ -4,6 +4,8 @@
 #include "ggml-backend.h"
 #include "ggml-impl.h"
 
+#include <math.h>
+
 enum { PAGE = 64 };
 
 // ggml would end the process on a token that has no embedding.
@@ -56,6 +58,21 @@ void uma_forward_fetch(uma_forward * f) {
         ggml_backend_tensor_get_async(f->backend, f->result, f->logits, 0, ggml_nbytes(f->result));
         ggml_backend_synchronize(f->backend);
     }
+    f->has_logits = 1;
+}
+
+// Each output's best token, and its logit into its place among `logits`: bytes instead of megabytes, which somebody would have to read.
+static void fetch_best(uma_forward * f) {
+    const int32_t n_out = (int32_t) f->best->ne[0];
+    ggml_backend_tensor_get_async(f->backend, f->best, f->best_id, 0, ggml_nbytes(f->best));
+    ggml_backend_synchronize(f->backend);
+    for (int32_t row = 0; row < n_out; row++) {
+        const int32_t id = f->best_id[row];
+        if (id >= 0 && id < f->n_vocab) {
+            const size_t at = (size_t) row * f->n_vocab + id;
+            ggml_backend_tensor_get_async(f->backend, f->result, f->logits + at, at * sizeof(float), sizeof(float));
+        }
+    }
 }
 
 // A graph that is computed again is the same one: ggml's CUDA backend, which records graphs, then need not compare it node by node.
@@ -66,14 +83,35 @@ static void name_graph(struct ggml_cgraph * graph) {
     }
 }
 
-static enum ggml_status compute(uma_forward * f) {
+static enum ggml_status compute(uma_forward * f, bool is_greedy) {
     name_graph(f->graph);
+    f->has_logits = 0;
     const enum ggml_status status = ggml_backend_graph_compute_async(f->backend, f->graph);
-    if (status == GGML_STATUS_SUCCESS) {
+    if (status == GGML_STATUS_SUCCESS && is_greedy && f->best) {
+        fetch_best(f);
+    } else if (status == GGML_STATUS_SUCCESS) {
         uma_forward_fetch(f);
     }
     ggml_backend_synchronize(f->backend);
     return status;
+}
+
+static bool are_greedy(const uma_rows * rows) {
+    for (int32_t i = 0, row = 0; i < rows->n; i++) {
+        if (rows->want[i] && rows->chain[row++]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static llama_token sample(const uma_forward * f, int32_t row, struct llama_sampler * chain) {
+    const float * logits = f->logits + (int64_t) row * f->n_vocab;
+    if (f->has_logits) {
+        return uma_sample(logits, f->n_vocab, chain);
+    }
+    const int32_t id = f->best_id[row];
+    return id >= 0 && id < f->n_vocab && isfinite(logits[id]) ? id : -1;
 }
 
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
@@ -83,7 +121,7 @@ int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
         rows->call_ns = rows->sample_ns = 0;
         return UMA_FORWARD_BAD_TOKEN;
     }
-    const enum ggml_status status = uma_forward_fill(f, rows) ? compute(f) : GGML_STATUS_ALLOC_FAILED;
+    const enum ggml_status status = uma_forward_fill(f, rows) ? compute(f, are_greedy(rows)) : GGML_STATUS_ALLOC_FAILED;
     const int64_t t1 = uma_now_ns();
     rows->call_ns   = t1 - t0;
     rows->sample_ns = 0;
@@ -92,7 +130,7 @@ int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
     }
     for (int32_t i = 0, row = 0; i < rows->n; i++) {
         if (rows->want[i]) {
-            rows->out[row] = uma_sample(f->logits + (int64_t) row * f->n_vocab, f->n_vocab, rows->chain[row]);
+            rows->out[row] = sample(f, row, rows->chain[row]);
             row++;
         }
     }

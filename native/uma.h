@@ -161,6 +161,9 @@ typedef struct uma_forward {
     const uma_input * inputs;
     int32_t   n_inputs;
     struct ggml_tensor * result; // the logits over there; NULL: none, or here
+    struct ggml_tensor * best;   // each output's best token over there: greedy rows need no more; NULL: found here
+    int32_t * best_id;           // (outputs)
+    int32_t   has_logits;        // `logits` holds all that the last computation gave
 } uma_forward;
 
 bool    uma_forward_fill(uma_forward * f, const uma_rows * rows);   // false: no memory

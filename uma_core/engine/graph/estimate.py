@@ -38,10 +38,10 @@ def graph_bytes(loaded: Loaded, n: int, n_out: int) -> int:
     context = network.new_context()
     allocator = lib.ggml_gallocr_new(loaded.device.buffer_type)
     try:
-        builder, logits = network.build(context, BatchShape(n, n_out, attention.largest()), attention)
+        builder, logits, best = network.build(context, BatchShape(n, n_out, attention.largest()), attention)
         sizes = ffi.new("size_t[1]")
         lib.ggml_gallocr_reserve_n_size(allocator, builder.graph, ffi.NULL, ffi.NULL, sizes)
-        return int(sizes[0]) + (staged_bytes([*builder.inputs(), logits]) if loaded.device.is_stock else 0)
+        return int(sizes[0]) + (staged_bytes([*builder.inputs(), logits, best]) if loaded.device.is_stock else 0)
     finally:
         lib.ggml_gallocr_free(allocator)
         lib.ggml_free(context)

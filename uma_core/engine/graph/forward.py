@@ -38,8 +38,8 @@ class Network:
     def n_nodes(self) -> int:
         return self.shape.n_layer * (NODES_PER_LAYER + 2 * self.shape.n_expert_used) + NODES_BESIDE
 
-    def build(self, context: Any, batch: BatchShape, attention: Attention) -> tuple[Builder, Any]:
-        """Append a batch of this shape to a new graph. Returns the builder with its inputs, and the logits or None."""
+    def build(self, context: Any, batch: BatchShape, attention: Attention) -> tuple[Builder, Any, Any]:
+        """Append a batch of this shape to a new graph. Returns the builder with its inputs, and the logits and best tokens, or None."""
         graph = lib.ggml_new_graph_custom(context, self.n_nodes, False)
         builder = Builder(context, graph, self.weights, self.shape)
         builder.start(batch, attention, self.rope_mode)
@@ -47,7 +47,18 @@ class Network:
         if logits is not None:
             lib.ggml_set_output(logits)
             lib.ggml_build_forward_expand(graph, logits)
-        return builder, logits
+        return builder, logits, self._best(context, graph, logits)
+
+    def _best(self, context: Any, graph: Any, logits: Any) -> Any:
+        """Each row's best token, where logits would have to be copied to find it."""
+        if logits is None or not self.device.is_stock:
+            return None
+        best = lib.ggml_argmax(context, logits)
+        if not lib.ggml_backend_dev_supports_op(self.device.handle, best):
+            return None
+        lib.ggml_set_output(best)
+        lib.ggml_build_forward_expand(graph, best)
+        return best
 
     def new_context(self) -> Any:
         """A ggml_context that holds a graph's nodes, not their data. Raises: INSUFFICIENT_MEMORY."""
@@ -78,27 +89,29 @@ class Forward:
         self.batch = batch
         self.workspace = workspace
         self._context = network.new_context()
-        builder, logits = network.build(self._context, batch, compute.attention)
+        builder, logits, best = network.build(self._context, batch, compute.attention)
         workspace.place(builder.graph)
         self.native = n = ffi.new("uma_forward *")
         n.backend, n.graph = compute.backend, builder.graph
         n.pages, n.n_pages_seq = pages.table_pointer, pages.table.shape[1]
         n.n_head_kv, n.page_rows, n.n_vocab = compute.attention.n_ids, compute.attention.page_rows, network.shape.n_vocab
-        tensors = [*builder.inputs(), logits]
-        addresses = workspace.addresses(tensors)
+        inputs = builder.inputs()
+        *addresses, at_logits, at_best = workspace.addresses([*inputs, logits, best])
         n.token, n.pos, n.cell, n.out_id = (ffi.cast(f"{kind} *", at) for kind, at in zip(INPUTS, addresses, strict=False))
-        n.logits = ffi.cast("float *", addresses[-1])
-        self._kept = [compute.attention.bind(n, batch.span, (addresses[-3], addresses[-2]))]
+        n.logits, n.best_id = ffi.cast("float *", at_logits), ffi.cast("int32_t *", at_best)
+        self._kept = [compute.attention.bind(n, batch.span, (addresses[-2], addresses[-1]))]
         if workspace.is_staged:
-            used = [(tensor, at) for tensor, at in zip(tensors[:-1], addresses, strict=False) if tensor is not None and tensor.buffer]
+            used = [(tensor, at) for tensor, at in zip(inputs, addresses, strict=True) if tensor is not None and tensor.buffer]
             self._kept.append(ffi.new("uma_input[]", used))
             n.inputs, n.n_inputs = self._kept[-1], len(used)
-            n.result = logits or ffi.NULL
+            n.result, n.best = logits or ffi.NULL, best or ffi.NULL
 
     def logits(self, row: int) -> np.ndarray:
         """(n_vocab,) float32 view, borrowed until the graph is computed again."""
         if not 0 <= row < self.batch.n_out:
             raise IndexError(f"row {row} has no logits")
+        if self.native.best and not self.native.has_logits:
+            lib.uma_forward_fetch(self.native)
         n_vocab = self.native.n_vocab
         return np.frombuffer(ffi.buffer(self.native.logits + row * n_vocab, 4 * n_vocab), np.float32)
 

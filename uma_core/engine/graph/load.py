@@ -188,7 +188,7 @@ def _check_complete(network: Network, pages: Pages, n_ubatch: int) -> None:
     for n in (2, n_ubatch):
         context = network.new_context()
         try:
-            builder, _ = network.build(context, BatchShape(n, 1, attention.largest()), attention)
+            builder, _, _ = network.build(context, BatchShape(n, 1, attention.largest()), attention)
             missing = network.device.missing_for(builder.graph) if network.device.is_stock else ""
         finally:
             lib.ggml_free(context)
