@@ -71,16 +71,30 @@ void uma_pieces_begin(uma_pieces * p, int32_t n) {
 
 bool uma_pieces_add(uma_pieces * p, const struct ggml_tensor * t, double attention_work, int64_t quantum_ns) {
     const enum uma_kind kind = kind_of(t);
-    const double ns = work_of(t, kind, attention_work) * p->ns_per_work[kind];
+    const double work = work_of(t, kind, attention_work);
+    const double ns   = work * p->ns_per_work[kind];
     p->piece[kind] += ns;
+    if (kind == UMA_GEMV && work > p->head_bytes) {
+        p->head_bytes = work;
+    }
     p->heaviest = ns > p->heaviest ? ns : p->heaviest;
     return sum(p->piece) + p->heaviest > quantum_ns && kind != UMA_OTHER;
 }
 
+bool uma_pieces_is_too_much(const uma_pieces * p, const struct ggml_tensor * t, int64_t quantum_ns) {
+    return kind_of(t) == UMA_GEMV && sum(p->piece) + work_of(t, UMA_GEMV, 0) * p->ns_per_work[UMA_GEMV] > quantum_ns;
+}
+
+double uma_pieces_planned_ns(const uma_pieces * p) { return sum(p->piece); }
+
+double uma_pieces_head_ns(const uma_pieces * p) { return p->head_bytes * p->ns_per_work[UMA_GEMV]; }
+
+void uma_pieces_drop(uma_pieces * p) { memset(p->piece, 0, sizeof(p->piece)); }
+
 void uma_pieces_end(uma_pieces * p, int64_t elapsed_ns) {
     learn(p, elapsed_ns);
     p->done_ns += sum(p->piece);
-    memset(p->piece, 0, sizeof(p->piece));
+    uma_pieces_drop(p);
 }
 
 void uma_pieces_finish(uma_pieces * p, int32_t n) {

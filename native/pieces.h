@@ -15,6 +15,7 @@ typedef struct uma_pieces {
     int64_t n_seen[UMA_N_KINDS];
     double  piece[UMA_N_KINDS]; // predicted ns by kind since the last cut
     double  heaviest;           // predicted ns of the heaviest single node of this chunk
+    double  head_bytes;         // of the largest matrix that few rows were multiplied with: the output's, read at the end of a prompt
     double  done_ns, total_ns;  // predicted work of this chunk; total is the previous chunk's, scaled
     double  last_total_ns;
     int32_t last_n;
@@ -24,6 +25,11 @@ void   uma_pieces_init(uma_pieces * p);
 void   uma_pieces_begin(uma_pieces * p, int32_t n);                 // a chunk of n tokens
 // Count a node into the piece; true where the piece should end with it. `attention_work`: of an operation that does not show its own.
 bool   uma_pieces_add(uma_pieces * p, const struct ggml_tensor * t, double attention_work, int64_t quantum_ns);
+// True where the piece should end before this node: the output's matrix can take longer than all that a piece may.
+bool   uma_pieces_is_too_much(const uma_pieces * p, const struct ggml_tensor * t, int64_t quantum_ns);
+double uma_pieces_planned_ns(const uma_pieces * p);                 // of the nodes that are counted since the last cut
+double uma_pieces_head_ns(const uma_pieces * p);                    // of that matrix
+void   uma_pieces_drop(uma_pieces * p);                             // the counted nodes are not computed now
 void   uma_pieces_end(uma_pieces * p, int64_t elapsed_ns);          // the piece was computed
 void   uma_pieces_finish(uma_pieces * p, int32_t n);                // so was the chunk
 double uma_pieces_fraction(const uma_pieces * p);                   // of an unfinished chunk, 0..1

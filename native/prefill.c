@@ -26,7 +26,7 @@ struct uma_prefill {
     llama_seq_id ** seq_id;
     int8_t       * want;
     int32_t        rc;
-    bool           is_begun, is_done, is_cancelled;
+    bool           is_begun, is_done, is_cancelled, is_at_head;
 
     uma_pieces     pieces;
 
@@ -49,7 +49,8 @@ static bool must_leave(const uma_prefill * p) {
     if (p->run->n_pieces < p->min_pieces) {
         return false;
     }
-    return *p->bell != 0 || uma_now_ns() + p->quantum_ns > p->until_ns;
+    const int64_t head = p->is_at_head ? (int64_t) uma_pieces_head_ns(&p->pieces) : 0;
+    return *p->bell != 0 || uma_now_ns() + (head > p->quantum_ns ? head : p->quantum_ns) > p->until_ns;
 }
 
 bool uma_prefill_cb(struct ggml_tensor * t, bool ask, void * user) {
@@ -65,7 +66,9 @@ bool uma_prefill_cb(struct ggml_tensor * t, bool ask, void * user) {
         p->t_piece = uma_now_ns();
         return !p->is_cancelled;
     }
-    return uma_pieces_add(&p->pieces, t, 0, p->quantum_ns);
+    // llama.cpp's name of the node before the output's matrix, which may take longer than all other pieces
+    p->is_at_head = p->want[p->n - 1] && strcmp(t->name, "result_norm") == 0;
+    return uma_pieces_add(&p->pieces, t, 0, p->quantum_ns) || p->is_at_head;
 }
 
 static void body(void * user) {

@@ -44,6 +44,9 @@ static int32_t piece_end(uma_slices * s, int64_t quantum_ns) {
     int32_t i = s->node;
     while (i < graph->n_nodes && !uma_pieces_add(&s->pieces, graph->nodes[i], attention_work(graph->nodes[i]), quantum_ns)) {
         i++;
+        if (i < graph->n_nodes && uma_pieces_is_too_much(&s->pieces, graph->nodes[i], quantum_ns)) {
+            return i;
+        }
     }
     return i < graph->n_nodes ? i + 1 : i;
 }
@@ -61,10 +64,15 @@ void uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_
     int64_t t = t0;
     memset(out, 0, sizeof(*out));
     while (s->node < s->forward->graph->n_nodes && out->rc == 0) {
-        if (out->n_pieces > 0 && out->n_pieces >= min_pieces && (*s->bell != 0 || t + quantum_ns > until_ns)) {
+        const bool may_leave = out->n_pieces > 0 && out->n_pieces >= min_pieces;
+        if (may_leave && (*s->bell != 0 || t + quantum_ns > until_ns)) {
             break;
         }
         const int32_t end = piece_end(s, quantum_ns);
+        if (may_leave && t + (int64_t) uma_pieces_planned_ns(&s->pieces) > until_ns) {
+            uma_pieces_drop(&s->pieces);
+            break;
+        }
         out->rc = compute(s, end);
         s->node = end;
         const int64_t now = uma_now_ns();
