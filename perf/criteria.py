@@ -141,6 +141,12 @@ def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Cri
     return (*held, *faster[-1:])
 
 
+def on_gpu(engine: str) -> tuple[Criterion, ...]:
+    """The rows of a GPU; with an engine by name, those of our daemon with it too."""
+    named = [] if engine == "auto" else [c for c in for_engine(engine, ON_GPU) if c.against is not Against.LLAMA_ENGINE]
+    return (*ON_GPU, *[replace(c, what=f"{c.what}, --engine {engine}") for c in named])
+
+
 def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[str, ...]:
     """The servers that a scenario must meet so that each of its rows can be judged."""
     rows = [c for c in criteria if c.scenario == scenario]

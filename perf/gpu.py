@@ -23,7 +23,7 @@ from native.progress import Progress
 from native.toolchain import find_toolchain
 from perf import plots, report
 from perf.bare import bare_rates, model_settings
-from perf.criteria import ON_GPU, labels_for
+from perf.criteria import labels_for, on_gpu
 from perf.gguf_file import ensure
 from perf.harness import Harness, Job, Plan
 from perf.load import Sizing
@@ -80,10 +80,12 @@ def measure(arguments: argparse.Namespace) -> Results:
     out = Path(os.environ.get("UMA_GPU_OUT") or HOME / "out") / "run"
     scale = arguments.scale
     settings = {"model": arguments.model, "threads": arguments.threads, "scale": scale, "seed": 1, "gpu_layers": GPU_LAYERS}
+    settings |= {} if arguments.engine == "auto" else {"engine": arguments.engine}
+    criteria = on_gpu(arguments.engine)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     results = Results(machine_facts(), commit_id(), today, settings)
     minutes = arguments.minutes - (time.monotonic() - _T0) / 60
-    jobs = tuple(Job(name, labels_for(name, ON_GPU), arguments.repeats) for name in arguments.scenarios)
+    jobs = tuple(Job(name, labels_for(name, criteria), arguments.repeats) for name in arguments.scenarios)
     rates = bare_rates(model_settings(ensure(arguments.model), arguments.threads, GPU_LAYERS))
     results.settings["bare_decode_tok_s"] = ", ".join(f"{n} streams {rate:.0f}" for n, rate in rates.items())
     say(f"bare decode calls: {results.settings['bare_decode_tok_s']} tokens/s")
@@ -105,7 +107,7 @@ def graph(arguments: argparse.Namespace) -> int:
 def publish(results: Results) -> None:
     """Print the tables; leave results.json, summary.md and one archive of the rest in UMA_GPU_OUT."""
     out = Path(os.environ.get("UMA_GPU_OUT") or HOME / "out")
-    text = report.summary(results, ON_GPU)
+    text = report.summary(results, on_gpu(results.settings.get("engine", "auto")))
     (out / "summary.md").write_text(text)
     shutil.copyfile(out / "run" / "results.json", out / "results.json")
     if plots.can_plot():
@@ -121,6 +123,7 @@ def main() -> int:
     parser.add_argument("phase", choices=("build", "measure", "all", "graph"))
     parser.add_argument("--model", default="8b-q8_0")
     parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS))
+    parser.add_argument("--engine", choices=("auto", "graph"), default="auto", help="graph: our daemon with that engine beside the default one")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scale", type=int, default=4)
     parser.add_argument("--threads", type=int, default=4)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf import findings, report
-from perf.criteria import ON_GPU, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all
+from perf.criteria import TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, on_gpu
 from perf.results import Results, merge
 from perf.scenarios import SCENARIOS
 
@@ -27,7 +27,8 @@ def write(runs: Sequence[Results], docs: Path) -> list[Path]:
 def criteria_of(results: Results) -> tuple[Criterion, ...]:
     if set(results.cells) == {"tick"}:
         return TICK_CRITERIA
-    return ON_GPU if results.settings.get("gpu_layers") else for_engine(results.settings.get("engine", "auto"))
+    engine = results.settings.get("engine", "auto")
+    return on_gpu(engine) if results.settings.get("gpu_layers") else for_engine(engine)
 
 
 def run_name(results: Results) -> str:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from perf.criteria import ON_CPU, ON_GPU, Against, for_engine, labels_for
+from perf.criteria import ON_CPU, ON_GPU, Against, for_engine, labels_for, on_gpu
 from perf.load import Ask, Phase, Sizing, prompt, scaled
 from perf.peers import PEER_VARIANTS
 from perf.scenarios import SCENARIOS
@@ -116,3 +116,11 @@ def test_another_engine_keeps_the_same_promises_and_is_faster() -> None:
     assert for_engine("auto") == ON_CPU
     assert {c.ours for c in for_engine("llama") if c.scenario == "storm"} == {"uma:engine=llama"}
     assert not any(c.against is Against.LLAMA_ENGINE for c in for_engine("llama"))
+
+
+def test_on_a_gpu_an_engine_by_name_is_held_to_the_same_rows_beside_the_default():
+    assert on_gpu("auto") == ON_GPU
+    rows = on_gpu("graph")
+    assert [(c.ours, c.figure, c.limit) for c in rows[len(ON_GPU) :]] == [("uma:engine=graph", c.figure, c.limit) for c in ON_GPU]
+    assert len({(c.scenario, c.what) for c in rows}) == len(rows)
+    assert {"uma", "uma:engine=graph", "llama-server:kvu"} <= set(labels_for("storm", rows))
