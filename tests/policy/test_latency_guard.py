@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.policy.build import CPU, GPU, MS, NOW, S, prefill_item, reading, sids, state_of, talking
-from uma_core.policy.gaps import OVERDUE_CAP, PAUSE_ROUNDS, TTFT_STRETCH, gap_limits, urgent_cap
+from uma_core.policy.gaps import OVERDUE_CAP, PAUSE_ROUNDS, TTFT_STEPS, TTFT_STRETCH, gap_limits, urgent_cap
 from uma_core.policy.guard_memory import GuardMemory, Kind, earn, learn
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.parts import parts_of
@@ -128,6 +128,13 @@ class TestInteractivePromptBesideAChat:
         assert self.cap(fresh) == pytest.approx(1 / (1 - 1 / TTFT_STRETCH), rel=0.01)
         relaxed = fresh._replace(slo_ttft_ns=100 * CPU.prompt_ns(100, 0))
         assert self.cap(relaxed) == pytest.approx(1.2, rel=0.01), "time enough within everyday gaps"
+
+    def test_a_short_one_waits_a_little_longer_and_is_hardly_felt(self):
+        own = CPU.prompt_ns(8, 0)
+        assert TTFT_STRETCH * own < TTFT_STEPS * SOLO
+        assert self.cap(reading(1, n_prompt=8)) < self.cap(reading(1, n_prompt=100))
+        late = reading(1, n_prompt=8, t_queued_ns=int(NOW - 1.5 * TTFT_STRETCH * own))
+        assert self.cap(late) <= 2.0, "not overdue yet"
 
     def test_overdue_it_grows_with_the_wait_up_to_a_limit(self):
         target = TTFT_STRETCH * CPU.prompt_ns(100, 0)

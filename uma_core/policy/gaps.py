@@ -15,6 +15,8 @@ from uma_core.policy.state import SchedulerState, SessionView
 
 TTFT_STRETCH = 2.3  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
 PAUSE_ROUNDS = 1.75  # long gaps of many streams, whose own round takes as long as the pause of one: at least x that round
+TTFT_STEPS = 16  # ... or, where that is sooner, within so many steps of the streams: nobody notices a wait that short,
+TTFT_MOST = 6.0  # but at most so many times its prefill time
 OVERDUE_CAP = 8.0  # longest gap, x solo, for the sake of interactive prompts that are overdue
 
 
@@ -45,12 +47,12 @@ def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits) -> i
     """Cap while this interactive prompt waits for its first token.
 
     It needs the share (remaining prefill time) / (time to its deadline) of the device; a gap of
-    solo / (1 - share) gives it that, up to the pause limit. The deadline is its TTFT target, else TTFT_STRETCH
-    times its own prefill time after it was queued. Once overdue, chats are in each other's way: the gap grows
-    on with the time waited, in units of that target, up to OVERDUE_CAP x solo.
+    solo / (1 - share) gives it that, up to the pause limit. The deadline is its TTFT target, else `_patience` after it
+    was queued. Once overdue, chats are in each other's way: the gap grows on with the time waited, in units of that target, up to
+    OVERDUE_CAP x solo.
     """
     cost = state.cost
-    target = view.slo_ttft_ns or state.knobs.slo_ttft_ns or int(TTFT_STRETCH * cost.prompt_ns(view.n_prompt, 0))
+    target = view.slo_ttft_ns or state.knobs.slo_ttft_ns or _patience(cost.prompt_ns(view.n_prompt, 0), limits.solo_ns)
     left = view.t_queued_ns + target - state.now_ns
     if left <= 0:
         return min(limits.pause_ns - limits.pause_ns * left // max(1, target), max(limits.pause_ns, int(OVERDUE_CAP * limits.solo_ns)))
@@ -60,3 +62,8 @@ def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits) -> i
     share = min(1.0, max(0, work) / left)
     gap = limits.pause_ns if share >= 1.0 else int(limits.solo_ns / (1.0 - share))
     return max(limits.cap_ns, min(gap, limits.pause_ns))
+
+
+def _patience(prefill_ns: int, solo_ns: int) -> int:
+    """How long a prompt may wait for its first token where nobody said."""
+    return max(int(TTFT_STRETCH * prefill_ns), min(int(TTFT_MOST * prefill_ns), TTFT_STEPS * solo_ns))
