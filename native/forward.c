@@ -77,7 +77,7 @@ static void fetch_best(uma_forward * f) {
 
 // A graph that is computed again is the same one: ggml's CUDA backend, which records graphs, then need not compare it node by node.
 static void name_graph(struct ggml_cgraph * graph) {
-    static uint64_t n_named = 0; // one thread computes
+    static _Atomic uint64_t n_named = 0; // a model that is loaded computes beside the one that serves
     if (!graph->uid) {
         graph->uid = ++n_named;
     }

@@ -134,16 +134,20 @@ def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Cri
     """The same promises, of our daemon with `--engine ENGINE`; any other than llama's has to be faster than that besides."""
     if engine == "auto":
         return tuple(criteria)
-    held = [replace(c, ours=f"{c.ours}{',' if ':' in c.ours else ':'}engine={engine}") for c in criteria]
+    held = _held(engine, criteria)
     if engine == "llama":  # beside itself it would be neither faster nor slower
         return tuple(held)
     faster = [replace(c, what=f"{c.what}, beside --engine llama", against=Against.LLAMA_ENGINE, limit=1.0) for c in held if c.figure == "tok_s"]
     return (*held, *faster[-1:])
 
 
+def _held(engine: str, criteria: Sequence[Criterion]) -> list[Criterion]:
+    return [replace(c, ours=f"{c.ours}{',' if ':' in c.ours else ':'}engine={engine}") for c in criteria]
+
+
 def on_gpu(engine: str) -> tuple[Criterion, ...]:
     """The rows of a GPU; with an engine by name, those of our daemon with it too."""
-    named = [] if engine == "auto" else [c for c in for_engine(engine, ON_GPU) if c.against is not Against.LLAMA_ENGINE]
+    named = [] if engine == "auto" else _held(engine, ON_GPU)
     return (*ON_GPU, *[replace(c, what=f"{c.what}, --engine {engine}") for c in named])
 
 

@@ -69,8 +69,7 @@ def compare(open_as: Open, options: EngineOptions, needs: Sequence[MemoryUse], t
     try:
         choice, is_lasting = _compare(engines, open_as, options, trial, trial.fits(MemoryUse(*map(sum, zip(*needs, strict=True)))))
     except BaseException:
-        for engine in engines.values():
-            engine.close()
+        _close(engines)
         raise
     chosen = engines.pop(choice.engine, None)
     _close(engines)

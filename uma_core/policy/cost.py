@@ -113,16 +113,20 @@ class CostModel(NamedTuple):
             errors.setdefault(i, []).append(report.elapsed_ns / report.predicted_ns)
         model = self
         for i, lot in errors.items():
-            while lot and not model.is_measured and model.counts[i] < WILD_COUNT:
+            while lot and model._is_wild(i):
                 model = model._learn(i, lot.pop(0) * self.factors[i] / model.factors[i], 1)
             if lot:
                 model = model._learn(i, median(lot) * self.factors[i] / model.factors[i], len(lot))
         drift = max(abs(a / b - 1.0) for a, b in zip(model.factors[:PREFILL], self.split_factors, strict=True))
         return with_splits(model) if drift > STALE else model
 
+    def _is_wild(self, i: int) -> bool:
+        """Whether regime `i` is hardly more than a guess."""
+        return not self.is_measured and self.counts[i] < WILD_COUNT
+
     def _learn(self, i: int, error: float, n: int) -> CostModel:
         """Move regime `i` towards what n calls measured: their median error, so that only one call alone needs the narrow clip."""
-        is_wild = not self.is_measured and self.counts[i] < WILD_COUNT
+        is_wild = self._is_wild(i)
         low, high = WILD_CLIP if is_wild else (CLIP[0] ** n, CLIP[1] ** n)
         gain = max(GAIN, 1.0 / (self.counts[i] + 1)) if is_wild else 1.0 - (1.0 - GAIN) ** n
         factor = min(100.0, max(0.01, self.factors[i] * (1.0 + gain * (min(high, max(low, error)) - 1.0))))
