@@ -13,10 +13,10 @@ from typing import NamedTuple
 from uma_core.policy.parts import Parts
 from uma_core.policy.state import SchedulerState, SessionView
 
-TTFT_STRETCH = 2.3  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
+TTFT_STRETCH = 2.0  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
 PAUSE_ROUNDS = 1.75  # long gaps of many streams, whose own round takes as long as the pause of one: at least x that round
-TTFT_STEPS = 16  # ... or, where that is sooner, within so many steps of the streams: nobody notices a wait that short,
-TTFT_MOST = 6.0  # but at most so many times its prefill time
+TTFT_STEPS = 20  # ... or, where that is sooner, within so many steps of the streams: nobody notices a wait that short,
+TTFT_MOST = 8.0  # but at most so many times its prefill time
 OVERDUE_CAP = 8.0  # longest gap, x solo, for the sake of interactive prompts that are overdue
 
 
@@ -43,12 +43,12 @@ def gap_limits(state: SchedulerState, parts: Parts) -> GapLimits:
     return GapLimits(solo, cap, max(cap, int(pause)))
 
 
-def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits) -> int:
-    """Cap while this interactive prompt waits for its first token.
+def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits, usual_ns: int) -> int:
+    """Limit of the next gap while this interactive prompt waits for its first token. `usual_ns`: what it gets of an everyday gap.
 
-    It needs the share (remaining prefill time) / (time to its deadline) of the device; a gap of
-    solo / (1 - share) gives it that, up to the pause limit. The deadline is its TTFT target, else `_patience` after it
-    was queued. Once overdue, chats are in each other's way: the gap grows on with the time waited, in units of that target, up to
+    Its deadline is its TTFT target, else `_patience` after it was queued. As long as everyday gaps will not do until then, the
+    next gap is a long one: few long gaps and many short ones keep the streams' p95 where as many gaps of middling length would not.
+    Once overdue, chats are in each other's way: the gap grows on with the time waited, in units of that target, up to
     OVERDUE_CAP x solo.
     """
     cost = state.cost
@@ -59,9 +59,8 @@ def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits) -> i
     work = cost.prompt_ns(view.n_left, view.n_past)
     if view.n_chunk:
         work -= int(view.chunk_fraction * cost.prefill_ns(view.n_chunk, view.n_past))
-    share = min(1.0, max(0, work) / left)
-    gap = limits.pause_ns if share >= 1.0 else int(limits.solo_ns / (1.0 - share))
-    return max(limits.cap_ns, min(gap, limits.pause_ns))
+    n_gaps = left // max(1, limits.solo_ns + usual_ns)
+    return limits.cap_ns if work <= n_gaps * usual_ns else limits.pause_ns
 
 
 def _patience(prefill_ns: int, solo_ns: int) -> int:

@@ -92,13 +92,19 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
             left = room.normal_ns - _extra_time(state, parts, workers) if kind is Kind.NORMAL else 0
             item, run_ns, pieces = _piece_that_fits(state, item, view, left)
             return Grant(workers, item, run_ns, pieces, transfer, max(kind, moved), _notes(kind, len(workers), len(wanted)))
-    cap = urgent_cap(state, view, limits) if is_urgent and view else limits.cap_ns
+    cap = urgent_cap(state, view, limits, _usual_ns(state, item, view, room)) if is_urgent and view and item else limits.cap_ns
     is_raised = cap > limits.cap_ns
     grant = _prefill(state, item, view, _room(limits, memory, cap).less(transfer) if is_raised else room, is_raised)
     if grant.prefill is None and wanted and not are_first:
         workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
         return Grant(workers, None, 0, 0, transfer, max(kind, moved), _notes(kind, len(workers), len(wanted)))
     return grant._replace(transfer_ns=transfer, kind=max(grant.kind, moved))
+
+
+def _usual_ns(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) -> int:
+    """Prefill time that an everyday gap gives this prompt: whole pieces."""
+    piece = max(1, state.cost.piece_ns(item.n_tokens, view.n_past))
+    return room.normal_ns // piece * piece
 
 
 def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
@@ -277,7 +283,7 @@ def _remember(state: SchedulerState, parts: Parts, memory: GuardMemory, grant: G
     if grant.workers:
         debt += _extra_time(state, parts, grant.workers)
     limit = state.knobs.tick_budget_ns * 4
-    credit = max(CREDIT_MIN, memory.credit - 1.0) if grant.kind in (Kind.LONG, Kind.FORCED) else memory.credit
+    credit = max(CREDIT_MIN, memory.credit - 1.0) if grant.kind in (Kind.LONG, Kind.FORCED, Kind.URGENT) else memory.credit
     forced = state.tick if grant.workers and grant.kind is Kind.FORCED else memory.forced_tick
     cursor = grant.workers[-1].sid if grant.workers else memory.cursor
     return memory._replace(
