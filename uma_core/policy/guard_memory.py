@@ -1,4 +1,4 @@
-"""What the latency guard learns from the gaps it sees: margins, long-gap credit, back-off.
+"""What the latency guard learns from the gaps it sees: margins, the machine's own noise, long-gap credit, back-off.
 
 Rules: pure; one frozen value in `carry`. The gap is measured where the user feels it, from one token of a
 stream to the next, so that everything in it counts: predictions that were wrong, copies, Python, the machine.
@@ -14,7 +14,8 @@ from uma_core.policy.parts import Parts
 from uma_core.policy.state import SchedulerState
 
 EXCEED = 0.03  # share of everyday gaps that may exceed the cap: with the long ones that leaves p95 below it
-STEP = 0.04  # of solo: how fast the margin follows
+STEP = 0.04  # of solo: how fast the margin and the noise follow
+NOISE_MAX = 0.25  # of solo
 HARD_STEP, HARD_DECAY = 0.1, 0.002  # of solo
 MARGIN_FIRST, MARGIN_MIN, HARD_MIN, HARD_MAX = 0.03, 0.01, 0.14, 0.4  # of solo
 CREDIT_MAX, CREDIT_MIN = 1.0, -2.0
@@ -33,6 +34,7 @@ class Kind(IntEnum):
 
 class GuardMemory(NamedTuple):
     margin: float = MARGIN_FIRST  # of solo, kept free below the cap
+    noise: float = 0.0  # of solo: all but EXCEED of the gaps that hold nothing else are no longer than solo and this
     hard_margin: float = HARD_MIN  # of solo, kept free below the pause limit
     credit: float = 0.0  # long gaps that may be spent
     throttle: float = 1.0  # part of the spare time that is used; halves after a gap beyond the pause limit
@@ -63,10 +65,13 @@ def learn(memory: GuardMemory, state: SchedulerState, parts: Parts, limits: GapL
 
 def _with_gap(memory: GuardMemory, gap: int, limits: GapLimits) -> GuardMemory:
     kind = memory.watch_kind
-    is_over_cap, is_over_pause = gap > limits.cap_ns, gap > limits.pause_ns
+    cap_ns = int(limits.cap_ns * (1.0 + memory.noise))  # the cap is a multiple of what the stream would see alone, on this machine
+    is_over_cap, is_over_pause = gap > cap_ns, gap > limits.pause_ns
     margin, hard, credit, throttle = memory.margin, memory.hard_margin, memory.credit, memory.throttle
-    if kind <= Kind.NORMAL:
-        margin += STEP * (1 - EXCEED) if is_over_cap and kind else 0.0 if is_over_cap else -STEP * EXCEED
+    if kind == Kind.NORMAL:
+        margin += STEP * (1 - EXCEED) if is_over_cap else -STEP * EXCEED
+    elif not kind and not is_over_cap:
+        margin -= STEP * EXCEED
     if kind in (Kind.LONG, Kind.URGENT) and is_over_pause:
         hard += HARD_STEP
     elif kind:
@@ -77,10 +82,17 @@ def _with_gap(memory: GuardMemory, gap: int, limits: GapLimits) -> GuardMemory:
     widest = max(MARGIN_MIN, limits.cap_ns / max(1, limits.solo_ns) - 1.0)
     return memory._replace(
         margin=min(widest, max(MARGIN_MIN, margin)),
+        noise=memory.noise if kind else _noise(memory.noise, gap, limits.solo_ns),
         hard_margin=min(HARD_MAX, max(HARD_MIN, hard)),
         credit=max(CREDIT_MIN, credit),
         throttle=throttle,
     )
+
+
+def _noise(noise: float, gap: int, solo_ns: int) -> float:
+    """Follow the quantile of the gaps that hold nothing but the stream's own decode."""
+    noise += STEP * (1 - EXCEED) if gap > solo_ns * (1.0 + noise) else -STEP * EXCEED
+    return min(NOISE_MAX, max(0.0, noise))
 
 
 def earn(memory: GuardMemory, share: float) -> GuardMemory:
