@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from uma_core.policy.gaps import GapLimits
 from uma_core.policy.parts import Parts
-from uma_core.policy.state import SchedulerState
+from uma_core.policy.state import CallReport, SchedulerState
+from uma_core.types import Phase
 
 EXCEED = 0.03  # share of everyday gaps that may exceed the cap: with the long ones that leaves p95 below it
 STEP = 0.04  # of solo: how fast the margin and the noise follow
-NOISE_MAX = 0.25  # of solo
+NOISE_MAX = 0.25  # of a call
 HARD_STEP, HARD_DECAY = 0.1, 0.002  # of solo
 MARGIN_FIRST, MARGIN_MIN, HARD_MIN, HARD_MAX = 0.03, 0.01, 0.14, 0.4  # of solo
 CREDIT_MAX, CREDIT_MIN = 1.0, -2.0
@@ -34,7 +35,7 @@ class Kind(IntEnum):
 
 class GuardMemory(NamedTuple):
     margin: float = MARGIN_FIRST  # of solo, kept free below the cap
-    noise: float = 0.0  # of solo: all but EXCEED of the gaps that hold nothing else are no longer than solo and this
+    noise: float = 0.0  # all but EXCEED of the decode calls take no longer than predicted, and this part more
     hard_margin: float = HARD_MIN  # of solo, kept free below the pause limit
     credit: float = 0.0  # long gaps that may be spent
     throttle: float = 1.0  # part of the spare time that is used; halves after a gap beyond the pause limit
@@ -49,7 +50,8 @@ class GuardMemory(NamedTuple):
 
 
 def learn(memory: GuardMemory, state: SchedulerState, parts: Parts, limits: GapLimits) -> GuardMemory:
-    """Take in the gap that ended with the last tick, if one did."""
+    """Take in the decode calls that were booked, and the gap that ended with the last tick, if one did."""
+    memory = memory._replace(noise=_noise(memory.noise, state.reports)) if state.reports else memory
     view = next((v for v in parts.talkers if v.sid == memory.watch_sid), None)
     if view is None:
         first = parts.talkers[0] if parts.talkers else None
@@ -61,6 +63,15 @@ def learn(memory: GuardMemory, state: SchedulerState, parts: Parts, limits: GapL
     is_next = view.n_generated == memory.watch_n + 1
     learned = _with_gap(memory, gap, limits) if memory.watch_ns and is_next else memory
     return learned._replace(watch_ns=view.t_last_ns, watch_n=view.n_generated, watch_kind=memory.last_kind)
+
+
+def _noise(noise: float, reports: tuple[CallReport, ...]) -> float:
+    """Follow the quantile of what decode calls take, over what they were predicted to take."""
+    for report in reports:
+        if report.phase is Phase.DECODE and report.predicted_ns > 0 and not report.is_full:
+            noise += STEP * (1 - EXCEED) if report.elapsed_ns > report.predicted_ns * (1.0 + noise) else -STEP * EXCEED
+            noise = min(NOISE_MAX, max(0.0, noise))
+    return noise
 
 
 def _with_gap(memory: GuardMemory, gap: int, limits: GapLimits) -> GuardMemory:
@@ -82,17 +93,10 @@ def _with_gap(memory: GuardMemory, gap: int, limits: GapLimits) -> GuardMemory:
     widest = max(MARGIN_MIN, limits.cap_ns / max(1, limits.solo_ns) - 1.0)
     return memory._replace(
         margin=min(widest, max(MARGIN_MIN, margin)),
-        noise=memory.noise if kind else _noise(memory.noise, gap, limits.solo_ns),
         hard_margin=min(HARD_MAX, max(HARD_MIN, hard)),
         credit=max(CREDIT_MIN, credit),
         throttle=throttle,
     )
-
-
-def _noise(noise: float, gap: int, solo_ns: int) -> float:
-    """Follow the quantile of the gaps that hold nothing but the stream's own decode."""
-    noise += STEP * (1 - EXCEED) if gap > solo_ns * (1.0 + noise) else -STEP * EXCEED
-    return min(NOISE_MAX, max(0.0, noise))
 
 
 def earn(memory: GuardMemory, share: float) -> GuardMemory:
