@@ -1,7 +1,8 @@
 """What a stream's gap may be: the limits that the latency guard keeps.
 
-solo: predicted decode round of the interactive streams alone. cap: the everyday limit of a gap, from that round;
-pause: the limit of the few long ones, from the step of one stream alone, which is what each chat is promised.
+solo: predicted decode round of the interactive streams alone. cap: the everyday limit of a gap; pause: the limit of the few long
+ones. Both are multiples of the step of one stream alone, which is what each chat is promised, as long as many streams' own round
+leaves room for that.
 A `target_tbt_ms` replaces cap x solo for its stream.
 An interactive prompt without its first token raises the cap as its deadline comes near (`urgent_cap`).
 """
@@ -14,8 +15,9 @@ from uma_core.policy.parts import Parts
 from uma_core.policy.state import SchedulerState, SessionView
 
 TTFT_STRETCH = 2.0  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
+CAP_ROUNDS = 1.1  # everyday gaps of many streams, whose own round takes longer than the cap of one: at least x that round
 PAUSE_ROUNDS = 1.75  # long gaps of many streams, whose own round takes as long as the pause of one: at least x that round
-TTFT_STEPS = 20  # ... or, where that is sooner, within so many steps of the streams: nobody notices a wait that short,
+TTFT_STEPS = 24  # ... or, where that is sooner, within so many steps of the streams: nobody notices a wait that short,
 TTFT_MOST = 8.0  # but at most so many times its prefill time
 OVERDUE_CAP = 8.0  # longest gap, x solo, for the sake of interactive prompts that are overdue
 
@@ -32,15 +34,19 @@ def gap_limits(state: SchedulerState, parts: Parts) -> GapLimits:
     """Limits for the streams that decode now: the strictest stream's."""
     knobs = state.knobs
     solo = parts.talk_ns
-    plain = max(int(knobs.guard_cap * solo), knobs.guard_floor_ns)
+    alone = max((state.cost.solo_step_ns(view.n_past) for view in parts.talkers + parts.arriving), default=0)
+    plain = max(_limit(knobs.guard_cap, CAP_ROUNDS, alone, solo), knobs.guard_floor_ns)
     cap = 0
     for view in parts.talkers + parts.arriving:
         target = view.slo_tbt_ns or knobs.slo_tbt_ns
         wanted = max(target, solo) if target else plain
         cap = min(cap, wanted) if cap else wanted
-    alone = max((state.cost.solo_step_ns(view.n_past) for view in parts.talkers + parts.arriving), default=0)
-    pause = min(knobs.pause_cap * solo, max(knobs.pause_cap * alone, PAUSE_ROUNDS * solo))
-    return GapLimits(solo, cap, max(cap, int(pause)))
+    return GapLimits(solo, cap, max(cap, _limit(knobs.pause_cap, PAUSE_ROUNDS, alone, solo)))
+
+
+def _limit(steps: float, rounds: float, alone_ns: int, solo_ns: int) -> int:
+    """So many steps of one stream alone, but at least `rounds` and at most `steps` of the streams' own round."""
+    return int(min(steps * solo_ns, max(steps * alone_ns, rounds * solo_ns)))
 
 
 def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits, usual_ns: int) -> int:
