@@ -1,8 +1,8 @@
 """What a stream's gap may be: the limits that the latency guard keeps.
 
-solo: predicted decode round of the interactive streams alone. cap: the everyday limit of a gap; pause: the limit of the few long
-ones. Both are multiples of the step of one stream alone, which is what each chat is promised, as long as many streams' own round
-leaves room for that.
+solo: predicted decode round of the interactive streams alone; alone: the step of one of them without the others. cap: the
+everyday limit of a gap; pause: the limit of the few long ones. Both are multiples of the step of one stream alone, which is what
+each chat is promised, as long as many streams' own round leaves room for that.
 A `target_tbt_ms` replaces cap x solo for its stream.
 An interactive prompt without its first token raises the cap as its deadline comes near (`urgent_cap`).
 """
@@ -17,7 +17,7 @@ from uma_core.policy.state import SchedulerState, SessionView
 TTFT_STRETCH = 2.0  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
 CAP_ROUNDS = 1.1  # everyday gaps of many streams, whose own round takes longer than the cap of one: at least x that round
 PAUSE_ROUNDS = 1.75  # long gaps of many streams, whose own round takes as long as the pause of one: at least x that round
-TTFT_STEPS = 24  # ... or, where that is sooner, within so many steps of the streams: nobody notices a wait that short,
+TTFT_STEPS = 24  # ... or, where that is sooner, within so many steps of one stream: nobody notices a wait that short,
 TTFT_MOST = 8.0  # but at most so many times its prefill time
 OVERDUE_CAP = 8.0  # longest gap, x solo, for the sake of interactive prompts that are overdue
 
@@ -28,6 +28,7 @@ class GapLimits(NamedTuple):
     solo_ns: int
     cap_ns: int
     pause_ns: int
+    alone_ns: int
 
 
 def gap_limits(state: SchedulerState, parts: Parts) -> GapLimits:
@@ -41,7 +42,7 @@ def gap_limits(state: SchedulerState, parts: Parts) -> GapLimits:
         target = view.slo_tbt_ns or knobs.slo_tbt_ns
         wanted = max(target, solo) if target else plain
         cap = min(cap, wanted) if cap else wanted
-    return GapLimits(solo, cap, max(cap, _limit(knobs.pause_cap, PAUSE_ROUNDS, alone, solo)))
+    return GapLimits(solo, cap, max(cap, _limit(knobs.pause_cap, PAUSE_ROUNDS, alone, solo)), alone)
 
 
 def _limit(steps: float, rounds: float, alone_ns: int, solo_ns: int) -> int:
@@ -58,7 +59,7 @@ def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits, usua
     OVERDUE_CAP x solo.
     """
     cost = state.cost
-    target = view.slo_ttft_ns or state.knobs.slo_ttft_ns or _patience(cost.prompt_ns(view.n_prompt, 0), limits.solo_ns)
+    target = view.slo_ttft_ns or state.knobs.slo_ttft_ns or _patience(cost.prompt_ns(view.n_prompt, 0), limits.alone_ns)
     left = view.t_queued_ns + target - state.now_ns
     if left <= 0:
         return min(limits.pause_ns - limits.pause_ns * left // max(1, target), max(limits.pause_ns, int(OVERDUE_CAP * limits.solo_ns)))
@@ -69,6 +70,6 @@ def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits, usua
     return limits.cap_ns if work <= n_gaps * usual_ns else limits.pause_ns
 
 
-def _patience(prefill_ns: int, solo_ns: int) -> int:
+def _patience(prefill_ns: int, step_ns: int) -> int:
     """How long a prompt may wait for its first token where nobody said."""
-    return max(int(TTFT_STRETCH * prefill_ns), min(int(TTFT_MOST * prefill_ns), TTFT_STEPS * solo_ns))
+    return max(int(TTFT_STRETCH * prefill_ns), min(int(TTFT_MOST * prefill_ns), TTFT_STEPS * step_ns))

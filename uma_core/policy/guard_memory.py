@@ -16,9 +16,9 @@ from uma_core.types import Phase
 
 EXCEED = 0.03  # share of everyday gaps that may exceed the cap: with the long ones that leaves p95 below it
 STEP = 0.04  # of solo: how fast the margin and the noise follow
-NOISE_MAX = 0.25  # of a call
+NOISY, NOISE_MAX = 0.05, 0.25  # share of the decode calls that are beyond the noise, which makes the rest of a stream's p95; most, of a call
 HARD_STEP, HARD_DECAY = 0.1, 0.002  # of solo
-MARGIN_FIRST, MARGIN_MIN, HARD_MIN, HARD_MAX = 0.03, 0.01, 0.14, 0.4  # of solo
+MARGIN_MIN, HARD_MIN, HARD_MAX = 0.03, 0.14, 0.4  # of solo
 CREDIT_MAX, CREDIT_MIN = 1.0, -2.0
 BACK_OFF, RECOVER = 0.5, 0.1
 
@@ -34,8 +34,8 @@ class Kind(IntEnum):
 
 
 class GuardMemory(NamedTuple):
-    margin: float = MARGIN_FIRST  # of solo, kept free below the cap
-    noise: float = 0.0  # all but EXCEED of the decode calls take no longer than predicted, and this part more
+    margin: float = MARGIN_MIN  # of solo, kept free below the cap
+    noise: float = 0.0  # the p95 of decode calls over what they were predicted to take, less 1
     hard_margin: float = HARD_MIN  # of solo, kept free below the pause limit
     credit: float = 0.0  # long gaps that may be spent
     throttle: float = 1.0  # part of the spare time that is used; halves after a gap beyond the pause limit
@@ -69,7 +69,7 @@ def _noise(noise: float, reports: tuple[CallReport, ...]) -> float:
     """Follow the quantile of what decode calls take, over what they were predicted to take."""
     for report in reports:
         if report.phase is Phase.DECODE and report.predicted_ns > 0 and not report.is_full:
-            noise += STEP * (1 - EXCEED) if report.elapsed_ns > report.predicted_ns * (1.0 + noise) else -STEP * EXCEED
+            noise += STEP * (1 - NOISY) if report.elapsed_ns > report.predicted_ns * (1.0 + noise) else -STEP * NOISY
             noise = min(NOISE_MAX, max(0.0, noise))
     return noise
 
