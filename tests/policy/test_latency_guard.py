@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.policy.build import CPU, GPU, MS, NOW, S, prefill_item, reading, sids, state_of, talking
-from uma_core.policy.gaps import OVERDUE_CAP, PAUSE_ROUNDS, TTFT_STEPS, TTFT_STRETCH, gap_limits, urgent_cap
-from uma_core.policy.guard_memory import GuardMemory, Kind, earn, learn
+from tests.policy.build import CPU, GPU, MS, NOW, S, prefill_item, reading, report, sids, state_of, talking
+from uma_core.policy.gaps import CAP_ROUNDS, OVERDUE_CAP, PAUSE_ROUNDS, TTFT_STEPS, TTFT_STRETCH, gap_limits, urgent_cap
+from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, earn, learn
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.parts import parts_of
 from uma_core.policy.pipeline import compose
@@ -56,12 +56,12 @@ class TestLimits:
         state = state_of(*[talking(i) for i in range(4)])
         assert gap_limits(state, parts_of(state)).solo_ns == CPU.rows_ns(4, 440)
 
-
-    def test_each_of_several_streams_pauses_as_long_as_one_alone_would(self):
+    def test_each_of_several_streams_has_the_limits_that_it_would_have_alone(self):
         for n in (2, 8):
             state = state_of(*[talking(i) for i in range(n)], cost=GPU)
             limits, alone = gap_limits(state, parts_of(state)), GPU.solo_step_ns(talking(0).n_past)
             assert limits.pause_ns == max(int(2 * alone), int(PAUSE_ROUNDS * limits.solo_ns)) < 2 * limits.solo_ns
+            assert limits.cap_ns == max(int(1.2 * alone), int(CAP_ROUNDS * limits.solo_ns)) < 1.2 * limits.solo_ns
 
 
 class TestPromptBesideAChat:
@@ -172,9 +172,9 @@ class TestBackgroundStreams:
     def test_what_is_forced_uses_up_the_allowance_of_long_gaps(self):
         starved = talking(1, BACK, n_past=100, t_last_ns=NOW - STARVED)
         share = Knobs().long_tick_share
-        assert [run(state_of(talking(0), starved, carry=memory(credit=c))).carry["latency_guard"].credit for c in (0.5, -2.0)] == [
+        assert [run(state_of(talking(0), starved, carry=memory(credit=c))).carry["latency_guard"].credit for c in (0.5, CREDIT_MIN)] == [
             pytest.approx(share - 0.5),
-            pytest.approx(-2.0),
+            pytest.approx(CREDIT_MIN),
         ]
 
     def test_forced_rows_keep_their_distance(self):
@@ -253,6 +253,22 @@ class TestLearning:
     def test_gaps_of_the_chat_alone_move_no_margin_but_use_up_credit(self):
         noisy = self.after(GuardMemory(credit=1.0), [1.4], Kind.NOTHING)
         assert noisy.margin == GuardMemory().margin and noisy.credit == 0.0
+
+    def test_noise_is_the_p95_of_decode_calls_over_their_prediction(self):
+        def noise(slow, others=GuardMemory(), phase=Phase.DECODE):
+            calls = [report(phase, 1, SOLO, int(x * SOLO)) for x in [1.0] * 9 + [slow]] * 30
+            state = state_of(talking(0), reports=tuple(calls))
+            return learn(others, state, parts_of(state), gap_limits(state, parts_of(state))).noise
+
+        assert noise(1.0) == 0.0
+        assert noise(1.15) == pytest.approx(0.15, abs=0.05)
+        assert noise(9.0) <= 0.25, "a machine that busy is no excuse"
+        assert noise(1.15, phase=Phase.PREFILL) == 0.0
+
+    def test_a_gap_that_noise_explains_moves_no_margin(self):
+        quiet, noisy = (self.after(GuardMemory(noise=noise), [1.25] * 3, Kind.NORMAL) for noise in (0.0, 0.1))
+        assert quiet.margin > 0.1 and noisy.margin == GuardMemory().margin
+        assert quiet.credit < noisy.credit
 
     def test_a_gap_beyond_the_pause_limit_backs_off_and_recovers(self):
         hit = self.after(GuardMemory(), [2.5], Kind.LONG)
