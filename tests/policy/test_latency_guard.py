@@ -255,10 +255,10 @@ class TestLearning:
         assert noisy.margin == GuardMemory().margin and noisy.credit == 0.0
 
     def test_noise_is_the_p95_of_decode_calls_over_their_prediction(self):
-        def noise(slow, others=GuardMemory(), phase=Phase.DECODE):
+        def noise(slow, phase=Phase.DECODE):
             calls = [report(phase, 1, SOLO, int(x * SOLO)) for x in [1.0] * 9 + [slow]] * 30
             state = state_of(talking(0), reports=tuple(calls))
-            return learn(others, state, parts_of(state), gap_limits(state, parts_of(state))).noise
+            return learn(GuardMemory(), state, parts_of(state), gap_limits(state, parts_of(state))).noise
 
         assert noise(1.0) == 0.0
         assert noise(1.15) == pytest.approx(0.15, abs=0.05)
