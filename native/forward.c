@@ -83,17 +83,48 @@ static void name_graph(struct ggml_cgraph * graph) {
     }
 }
 
-static enum ggml_status compute(uma_forward * f, bool is_greedy) {
+static enum ggml_status begin(uma_forward * f, const uma_rows * rows) {
+    if (!uma_forward_fill(f, rows)) {
+        return GGML_STATUS_ALLOC_FAILED;
+    }
     name_graph(f->graph);
     f->has_logits = 0;
-    const enum ggml_status status = ggml_backend_graph_compute_async(f->backend, f->graph);
-    if (status == GGML_STATUS_SUCCESS && is_greedy && f->best) {
+    return ggml_backend_graph_compute_async(f->backend, f->graph);
+}
+
+static void collect(uma_forward * f, bool is_greedy) {
+    if (is_greedy && f->best) {
         fetch_best(f);
-    } else if (status == GGML_STATUS_SUCCESS) {
+    } else {
         uma_forward_fetch(f);
     }
     ggml_backend_synchronize(f->backend);
-    return status;
+}
+
+void uma_forward_settle(uma_ahead * ahead) {
+    if (ahead && ahead->rows.n) {
+        ggml_backend_synchronize(((const uma_forward *) ahead->of)->backend);
+        ahead->rows.n = 0;
+    }
+}
+
+// The graph is of one span: the rows that follow may need another.
+static bool is_within(const uma_forward * f, const uma_rows * rows) {
+    int64_t span[2];
+    uma_mask_span(rows, f->pages, f->n_pages_seq, span);
+    return span[0] == f->mask->first && span[1] == f->mask->n_cells;
+}
+
+static void begin_next(uma_forward * f, uma_rows * rows) {
+    uma_ahead * ahead = rows->ahead;
+    if (f->mask && uma_ahead_next(ahead, rows)) {
+        ahead->of = f;
+        if (!is_within(f, &ahead->rows)) {
+            ahead->rows.n = 0;
+        } else if (begin(f, &ahead->rows) != GGML_STATUS_SUCCESS) {
+            uma_forward_settle(ahead);
+        }
+    }
 }
 
 static bool are_greedy(const uma_rows * rows) {
@@ -116,15 +147,24 @@ static llama_token sample(const uma_forward * f, int32_t row, struct llama_sampl
 
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
     uma_wake(rows->wake_fd);
-    const int64_t t0 = uma_now_ns();
+    rows->call_ns = rows->sample_ns = 0;
+    const bool is_begun = uma_ahead_is(rows->ahead, f, rows);
+    if (is_begun) {
+        rows->ahead->rows.n = 0;
+    } else {
+        uma_forward_settle(rows->ahead);
+    }
+    const int64_t t0 = is_begun ? rows->ahead->rows.begun_ns : uma_now_ns();
+    rows->begun_ns = t0;
     if (!are_tokens_known(f, rows)) {
-        rows->call_ns = rows->sample_ns = 0;
         return UMA_FORWARD_BAD_TOKEN;
     }
-    const enum ggml_status status = uma_forward_fill(f, rows) ? compute(f, are_greedy(rows)) : GGML_STATUS_ALLOC_FAILED;
+    const enum ggml_status status = is_begun ? GGML_STATUS_SUCCESS : begin(f, rows);
+    if (status == GGML_STATUS_SUCCESS) {
+        collect(f, are_greedy(rows));
+    }
     const int64_t t1 = uma_now_ns();
-    rows->call_ns   = t1 - t0;
-    rows->sample_ns = 0;
+    rows->call_ns = t1 - t0;
     if (status != GGML_STATUS_SUCCESS) {
         return status;
     }
@@ -135,5 +175,6 @@ int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
         }
     }
     rows->sample_ns = uma_now_ns() - t1;
+    begin_next(f, rows);
     return 0;
 }

@@ -22,21 +22,38 @@ int64_t uma_log_slot_warnings(void);                               // "failed to
 bool uma_abort_cb(void * flag);                                    // flag: int32_t *, nonzero aborts
 
 // -- tick.c: one decode call and one token per wanted row, in one release of the GIL
+typedef struct uma_ahead uma_ahead;
 typedef struct uma_rows {
     int32_t         n;       // tokens in the batch
     int32_t         wake_fd; // written to before the call, for a reader that the GIL has to be free for; -1: none
+    int32_t         goes_on; // the next call is for the same rows, each one token on, unless something happens
+    uma_ahead     * ahead;   // where that call is kept if it is begun at once; NULL: it is not
     llama_token   * token;   // (n)
     llama_pos     * pos;     // (n)
     llama_seq_id  * seq_id;  // (n)
     int8_t        * want;    // (n)
     struct llama_sampler ** chain; // (rows) NULL samples greedily; owned by the caller
     llama_token   * out;     // (rows) the tokens; -1 where a logit is not finite
-    int64_t         call_ns;
+    int64_t         begun_ns;  // when the call was; before it was asked for, maybe
+    int64_t         call_ns;   // from then until its logits were there
     int64_t         sample_ns;
 } uma_rows;
 
 int32_t     uma_decode(struct llama_context * ctx, uma_rows * rows); // llama_decode's return code
+void        uma_decode_settle(struct llama_context * ctx, uma_ahead * ahead); // take back what was begun; nothing, or NULL: as it was
 void        uma_wake(int32_t fd);            // an eventfd or a socket that does not block; -1: nothing happens
+
+// -- ahead.c: a decode call that was begun before anybody asked for it
+struct uma_ahead {
+    const volatile int32_t * bell; // nonzero: something has happened, nothing is begun
+    const void * of;         // the context or graph that computes it
+    uma_rows     rows;       // n 0: nothing is begun
+};
+
+uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * bell); // of up to so many rows; NULL: no memory
+void        uma_ahead_free(uma_ahead * a);
+bool        uma_ahead_is(const uma_ahead * a, const void * of, const uma_rows * rows); // whether these rows were begun
+bool        uma_ahead_next(uma_ahead * a, const uma_rows * rows);     // take the rows that follow; false: none shall be begun
 
 // -- sample.c: one token from one row of logits; chain NULL: the best one; -1 where a logit is NaN or none is finite
 llama_token uma_sample(const float * logits, int32_t n_vocab, struct llama_sampler * chain);
@@ -170,6 +187,7 @@ bool    uma_forward_fill(uma_forward * f, const uma_rows * rows);   // false: no
 void    uma_forward_fetch(uma_forward * f);                         // after the graph was computed: its logits, where they are elsewhere
 enum uma_forward_status { UMA_FORWARD_BAD_TOKEN = 2 };
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);       // fills, computes, samples; 0, a ggml_status (1: aborted), or the above
+void    uma_forward_settle(uma_ahead * ahead);                      // wait for what was begun, and forget it
 
 // -- slices.c: a graph computed in pieces, the caller's other work in between
 typedef struct uma_slices uma_slices;

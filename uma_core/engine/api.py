@@ -39,6 +39,7 @@ class DecodeOutcome(NamedTuple):
     tokens: Sequence[TokenId]
     call_ns: int  # decode call until the logits are readable
     sample_ns: int  # sampling of all rows
+    begun_ns: int = 0  # when it was, on the monotonic clock, if that was before it was asked for: the batch before it went on
 
 
 class PrefillStatus(IntEnum):
@@ -144,7 +145,7 @@ class Batch:
     Shapes: all (capacity,); the first `n` are in use. Reused tick after tick: `clear`, `add`, `extend`, or `advance`.
     """
 
-    __slots__ = ("_cells", "n", "n_rows", "pos", "seq_id", "tokens", "wake_fd", "want_logits")
+    __slots__ = ("_cells", "goes_on", "n", "n_rows", "pos", "seq_id", "tokens", "wake_fd", "want_logits")
 
     def __init__(self, capacity: int) -> None:
         self.tokens = np.zeros(capacity, np.int32)
@@ -153,6 +154,7 @@ class Batch:
         self.want_logits = np.zeros(capacity, np.int8)
         self.n = 0
         self.n_rows = 0
+        self.goes_on = False  # the next call is for the same rows, each one token on, unless something happens: it may be begun at once
         self.wake_fd = -1  # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing
         # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the caches
         self._cells = self.tokens.data, self.pos.data, self.seq_id.data, self.want_logits.data
@@ -181,6 +183,10 @@ class Batch:
         self.want_logits[i + k - 1] = want_last
         self.n = i + k
         self.n_rows += want_last
+
+    def has_room(self, n_most: int) -> bool:
+        """Whether no sequence would exceed `n_most` positions with one more token each."""
+        return int(self.pos[: self.n].max()) + 2 <= n_most
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
         """The same rows one position later: (n,) tokens that followed. Every row must have wanted logits."""
@@ -216,8 +222,13 @@ class Engine(Protocol):
         still holds the same ones. Blocks; releases the GIL.
         """
 
+    def settle(self) -> None:
+        """Take back what `decode` began for a batch that goes on. Other methods here do so where it matters to them; `decode` itself
+        goes on with it if that is what it is asked for.
+        """
+
     def logits(self, row: int) -> np.ndarray:
-        """(n_vocab,) float32 view of the last decode's row-th logits, borrowed until the next decode."""
+        """(n_vocab,) float32 view of the last decode's row-th logits, borrowed until the next decode. None of a batch that goes on."""
 
     # resumable prefill; a sequence has at most one chunk in progress
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:

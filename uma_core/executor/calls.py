@@ -58,12 +58,16 @@ class Calls:
         elif status is OK and self._batch.n_rows == len(items) == self._batch.n:
             self._last = items
 
-    def again(self, items: Items) -> None:
-        """`decode` for the same items, each one token on: what the last call left in the batch is moved on where it can be."""
+    def again(self, items: Items, goes_on: bool) -> None:
+        """`decode` for the same items, each one token on: what the last call left in the batch is moved on where it can be.
+
+        `goes_on`: the next call will be the same again, unless something happens.
+        """
         if items is not self._last:
             self.decode(items)
             return
         self._batch.advance(self._tokens)
+        self._batch.goes_on = goes_on
         self._n_kv += len(items)
         rows = self._rows
         outcome = self._compute(rows, 0)
@@ -80,6 +84,7 @@ class Calls:
         self._last = None
         batch = self._batch
         batch.clear()
+        batch.goes_on = False
         rows: list[Session] = []
         n_kv = n_prefill = 0
         for item, session in items:
@@ -109,8 +114,9 @@ class Calls:
         self.is_in_call = True
         outcome = self._engine.decode(self._batch, self._samplers)
         self.is_in_call = False
-        self._t_now_ns = now = self._clock.now_ns()
-        since, self.t_returned_ns = self.t_returned_ns, now - outcome.sample_ns
+        self._t_now_ns = self._clock.now_ns()
+        t0 = outcome.begun_ns or t0
+        since, self.t_returned_ns = self.t_returned_ns, t0 + outcome.call_ns
         self.books.notes.append((sessions, self._batch.n, self._n_kv, n_prefill, t0 - since if since else 0, outcome))
         self._tokens = outcome.tokens
         return outcome

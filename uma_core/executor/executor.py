@@ -159,8 +159,9 @@ class Executor:
     def _repeat(self, now: int) -> bool:
         """The last plan once more, as the policy allowed: only its decode calls, for it had nothing else."""
         self._n_repeats -= 1
+        goes_on = self._n_repeats > 0 and len(self._groups) == 1 and not any(session.is_at_its_last for _, session in self._groups[0])
         for group in self._groups:
-            self.calls.again(group)
+            self.calls.again(group, goes_on)
         self._end_tick(now)
         if len(self._tick_ns) >= SETTLE_TICKS or now - self._t_settled_ns > SETTLE_MOST_NS:
             self.settle()

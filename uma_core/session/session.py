@@ -102,6 +102,11 @@ class Session:
         return self.generated[-1]
 
     @property
+    def is_at_its_last(self) -> bool:
+        """The next token is the last one that it may have."""
+        return len(self.generated) + 1 >= self.n_max
+
+    @property
     def is_prompt_done(self) -> bool:
         return self.n_past >= self.n_prompt
 

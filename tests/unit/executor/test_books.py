@@ -1,13 +1,17 @@
 """What is noted while a plan is repeated is booked in the end, and repeating changes nothing else."""
 
+import itertools
+from collections.abc import Sequence
+
 import pytest
 
 from tests.unit.executor.rig import Rig
 from uma_core import metrics as m
-from uma_core.engine.api import DecodeStatus
+from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.types import FinishReason, Lane, Peer
 
 N = 60
+MS, SAMPLE_NS = 1_000_000, 1000
 
 
 def streams(rig: Rig, n: int = 3) -> Rig:
@@ -36,6 +40,44 @@ def test_repeated_ticks_give_the_text_of_planned_ones() -> None:
     planned.run()
     assert repeated.executor.n_ticks == planned.executor.n_ticks
     assert [repeated.text(f"r{i}") for i in range(3)] == [planned.text(f"r{i}") for i in range(3)]
+
+
+def test_a_repeated_batch_goes_on_until_somebody_ends() -> None:
+    rig = streams(Rig())
+    seen: list[tuple[bool, int]] = []
+    decode = rig.engine.decode
+
+    def watched(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        seen.append((batch.goes_on, batch.n))
+        return decode(batch, samplers)
+
+    rig.engine.decode = watched  # type: ignore[method-assign]
+    rig.run()
+    assert sum(goes_on for goes_on, _ in seen) > len(seen) / 2
+    assert all(n == n_next for (goes_on, n), (_, n_next) in itertools.pairwise(seen) if goes_on)
+    assert not seen[-1][0]
+
+
+def test_time_between_calls_ends_when_the_next_one_was_begun() -> None:
+    rig = streams(Rig())
+    for _ in range(20):
+        rig.tick()
+    rig.executor.settle()
+    decode, begun = rig.engine.decode, [rig.clock.now_ns()]
+
+    def begun_ahead(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        rig.clock.advance(5_000_000)
+        begun[0] += 6_000_000
+        return decode(batch, samplers)._replace(begun_ns=begun[0] - 6_000_000, call_ns=6_000_000 - SAMPLE_NS)
+
+    rig.engine.decode = begun_ahead  # type: ignore[method-assign]
+    before = rig.registry.snapshot().merged(m.TICK_OVERHEAD)
+    for _ in range(4):
+        rig.tick()
+    rig.executor.settle()
+    after = rig.registry.snapshot().merged(m.TICK_OVERHEAD)
+    assert after.n_values == before.n_values + 4
+    assert after.total - before.total <= MS + 3 * SAMPLE_NS, "not the time that Python took while the device computed"
 
 
 @pytest.mark.parametrize("status", [DecodeStatus.FULL, DecodeStatus.ABORTED])

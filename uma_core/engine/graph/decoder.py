@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from uma_core.engine.ahead import Ahead
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.engine.graph.attention import BatchShape
 from uma_core.engine.graph.forward import Compute, Forward, Forwards, Network
@@ -21,8 +22,8 @@ REFUSED = {status: DecodeOutcome(status, [], 0, 0) for status in (DecodeStatus.F
 class Decoder:
     """Owns the graphs of decode calls. `n_kv[seq]` positions are computed and visible."""
 
-    def __init__(self, network: Network, pages: Pages, compute: Compute, n_batch: int) -> None:
-        """Owns the attention of `compute`, not its backend."""
+    def __init__(self, network: Network, pages: Pages, compute: Compute, n_batch: int, ahead: Ahead) -> None:
+        """Owns the attention of `compute`, not its backend, and `ahead`."""
         self._pages = pages
         self._n_batch = n_batch
         self._attention = compute.attention
@@ -32,7 +33,8 @@ class Decoder:
         self._rows = ffi.new("uma_rows *")
         self._chains = ffi.new("struct llama_sampler *[]", n_batch)
         self._out = ffi.new("llama_token[]", n_batch)
-        self._rows.chain, self._rows.out = self._chains, self._out
+        self._ahead = ahead
+        self._rows.chain, self._rows.out, self._rows.ahead = self._chains, self._out, ahead.handle
         self._views: tuple[Batch | None, list[Any]] = (None, [])
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None], reading: set[int]) -> DecodeOutcome:
@@ -41,22 +43,36 @@ class Decoder:
         status = self._refusal(batch, runs, reading)
         if status is not DecodeStatus.OK:
             return REFUSED[status]
+        runs, goes_on = self._with_next(runs) if batch.goes_on and self._ahead.handle else (runs, False)
         for run in runs:
             self._pages.reserve(*run)
         for i, sampler in enumerate(samplers):
             self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         self._point_at(batch)
         rows = self._rows
-        rows.n, rows.wake_fd = batch.n, batch.wake_fd
-        self._last = forward = self.forwards.of(BatchShape(batch.n, batch.n_rows, self._attention.span(rows, self._pages)))
+        rows.n, rows.wake_fd, rows.goes_on = batch.n, batch.wake_fd, goes_on
+        shape = BatchShape(batch.n, batch.n_rows, self._attention.span(rows, self._pages))
+        if self._last is None or shape != self._last.batch:
+            self.settle()  # what was begun is of another graph, which may have to make room
+        self._last = forward = self.forwards.of(shape)
         status = STATUS_OF.get(lib.uma_forward_decode(forward.native, rows), DecodeStatus.FATAL)
         for seq_id, pos0, n in runs:
             if status is DecodeStatus.OK:
-                self.n_kv[seq_id] = pos0 + n
+                self.n_kv[seq_id] = pos0 + n - goes_on
             else:
                 self._pages.truncate(seq_id, pos0)
         tokens = ffi.unpack(self._out, batch.n_rows) if status is DecodeStatus.OK and batch.n_rows else []
-        return DecodeOutcome(status, tokens, rows.call_ns, rows.sample_ns)
+        return DecodeOutcome(status, tokens, rows.call_ns, rows.sample_ns, rows.begun_ns)
+
+    def _with_next(self, runs: list[Run]) -> tuple[list[Run], bool]:
+        """The runs and the position after each, whose pages the next call will need, where there is room for that."""
+        longer = [(seq_id, pos0, n + 1) for seq_id, pos0, n in runs]
+        return (longer, True) if self._pages.has_room(longer) else (runs, False)
+
+    def settle(self) -> None:
+        """Wait for what was begun ahead, and forget it. Its pages stay with their sequences, which do not count it."""
+        if self._ahead.is_begun:
+            lib.uma_forward_settle(self._ahead.handle)
 
     def _refusal(self, batch: Batch, runs: list[Run], reading: set[int]) -> DecodeStatus:
         """What C would not survive is our bug; what does not fit is not. C itself looks at the tokens."""
@@ -85,9 +101,12 @@ class Decoder:
 
     def logits(self, row: int) -> np.ndarray:
         assert self._last is not None
+        self.settle()
         return self._last.logits(row)
 
     def close(self) -> None:
+        self.settle()
+        self._ahead.close()
         self.forwards.close()
         self._attention.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from uma_core.config import EngineOptions
+from uma_core.engine.ahead import Ahead, pays
 from uma_core.engine.api import (
     Batch,
     Capabilities,
@@ -62,7 +63,9 @@ class GraphEngine:
         decode_backend, lane_backend = self._new_backend(loaded), self._new_backend(loaded)
         if loaded.device.is_cpu:
             lib.ggml_backend_cpu_set_abort_callback(decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag)
-        self.decoder = Decoder(loaded.network, loaded.pages, Compute(decode_backend, loaded.attention(options.n_batch)), options.n_batch)
+        ahead = Ahead(options.n_batch if loaded.device.is_stock and pays(options.decode_ahead, not loaded.device.is_cpu) else 0, self._bell)
+        compute = Compute(decode_backend, loaded.attention(options.n_batch))
+        self.decoder = Decoder(loaded.network, loaded.pages, compute, options.n_batch, ahead)
         for _ in range(loaded.n_lanes):
             compute = Compute(lane_backend, loaded.attention(options.n_ubatch))
             self.lanes.append(Lane(loaded.network, loaded.pages, compute, self._bell, options.n_ubatch))
@@ -157,6 +160,10 @@ class GraphEngine:
             self._abort_flag[0] = 0  # one abort stops one call
         return outcome
 
+    def settle(self) -> None:
+        assert self.decoder is not None
+        self.decoder.settle()
+
     def logits(self, row: int) -> np.ndarray:
         assert self.decoder is not None
         return self.decoder.logits(row)
@@ -173,6 +180,7 @@ class GraphEngine:
 
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:
         assert self._loaded is not None
+        self.settle()
         pages = self._loaded.pages
         lane = self._lane(seq_id) or next((lane for lane in self.lanes if lane.is_free), None)
         if lane is None:
@@ -234,6 +242,7 @@ class GraphEngine:
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         assert self.decoder is not None
+        self.settle()
         if n < self.kv_len(seq_id):
             self.prefill_close(seq_id)
             self.decoder.n_kv[seq_id] = n
@@ -242,6 +251,7 @@ class GraphEngine:
 
     def _append(self, seq_id: SeqId, start: int, n: int) -> None:
         """Make positions start..n writable. Raises: KV_FULL."""
+        self.settle()
         if self._lane(seq_id) or self.kv_len(seq_id) != start:
             raise UmaError(ErrorCode.BAD_BATCH, f"sequence {seq_id} does not end at position {start}")
         if not self._pages.has_room([(seq_id, start, n - start)]):
@@ -266,6 +276,7 @@ class GraphEngine:
             pages.store.copy(own, new, p0 % PAGE, p0 % PAGE + p1 - p0)
 
         def finish() -> None:
+            self.settle()  # it writes into a page that is shared from now on
             if n > own_end:
                 pages.share(src, dst, first, n)
             self._count(dst, n)
@@ -300,6 +311,7 @@ class GraphEngine:
         return MemoryUse(self.info.weight_bytes, self._pages.store.n_bytes, n_compute)
 
     def trim(self) -> int:
+        self.settle()
         return self._pages.trim()  # type: ignore[no-any-return]
 
     def pump_log(self) -> None:

@@ -1,0 +1,174 @@
+"""A call that is begun ahead changes nothing but when it is computed: any history gives the tokens of an engine that never does so."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.conftest import DRAFT, OPTIONS, empty
+from tests.engine.drive import finish, read, tokens_of
+from uma_core.engine.ahead import pays
+from uma_core.engine.api import Batch, DecodeStatus, Engine
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.engine.llama import LlamaEngine
+from uma_core.types import SamplingParams
+
+AHEAD = replace(OPTIONS, decode_ahead="on")
+N_SEQ = 3
+
+
+@pytest.fixture(scope="module", params=["llama", "stock"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    """An engine that never begins a call ahead, and one that does."""
+    with ExitStack() as stack:
+        made = []
+        for options in (OPTIONS, AHEAD):
+            engine = LlamaEngine(DRAFT, options) if request.param == "llama" else GraphEngine(DRAFT, options, is_stock=True)
+            stack.callback(engine.close)
+            made.append(engine)
+        yield made[0], made[1]
+
+
+class World:
+    """One history of `N_SEQ` sequences: everything that happens is decided by the seed and the tokens alone."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        empty(engine)
+        self.engine = engine
+        self.chance = random.Random(seed)
+        self.batch = Batch(engine.info.n_batch)
+        self.samplers = [None if i else engine.sampler(SamplingParams(temperature=0.9), 7) for i in range(N_SEQ)]
+        self.tokens = [read(engine, i, tokens_of(engine, 50 + 9 * i, i)) for i in range(N_SEQ)]
+        self.said: list[Any] = []
+        self.n_begun = 0
+
+    def step(self, seqs: list[int], goes_on: bool) -> None:
+        batch = self.batch
+        batch.clear()
+        batch.goes_on = goes_on
+        for seq in seqs:
+            batch.add(self.tokens[seq], self.lengths[seq], seq, True)
+        self.decode([self.samplers[seq] for seq in seqs], seqs)
+
+    def decode(self, samplers: list[Any], seqs: list[int]) -> None:
+        t0 = time.monotonic_ns()
+        outcome = self.engine.decode(self.batch, samplers)
+        assert outcome.status is DecodeStatus.OK
+        self.n_begun += 0 < outcome.begun_ns < t0
+        for seq, token in zip(seqs, outcome.tokens, strict=True):
+            self.tokens[seq] = token
+            self.lengths[seq] += 1
+        self.said.append(tuple(outcome.tokens))
+
+    def go_on(self, n: int) -> None:
+        """Steps of all sequences, as the executor repeats a plan; sometimes something happens before the last."""
+        seqs = list(range(N_SEQ))
+        self.step(seqs, True)
+        for i in range(n):
+            self.batch.advance(self.said[-1])
+            self.batch.goes_on = i + 1 < n or self.chance.random() < 0.5
+            self.decode(list(self.samplers), seqs)
+
+    def happen(self) -> None:
+        engine, seq = self.engine, self.chance.randrange(N_SEQ)
+        what = self.chance.choice(["subset", "truncate", "read", "copy", "export", "ring", "lengths", "settle"])
+        if what == "subset":
+            self.step(sorted(self.chance.sample(range(N_SEQ), 2)), self.chance.random() < 0.5)
+        elif what == "truncate":
+            self.lengths[seq] -= self.chance.randrange(1, 20)
+            assert engine.kv_truncate(seq, self.lengths[seq])
+        elif what == "read":
+            assert engine.kv_truncate(seq, 0)
+            tokens = tokens_of(engine, self.chance.randrange(20, 90), self.chance.randrange(99))
+            self.tokens[seq], self.lengths[seq] = read(engine, seq, tokens), len(tokens)
+        elif what == "copy":
+            other = (seq + 1) % N_SEQ
+            assert engine.kv_truncate(other, 0)
+            finish(engine.copy_prefix(seq, other, self.lengths[seq]))
+            self.tokens[other], self.lengths[other] = self.tokens[seq], self.lengths[seq]
+        elif what == "export":
+            export = engine.export_state(seq, self.lengths[seq])
+            finish(export)
+        elif what == "ring":
+            engine.ring()
+        elif what == "settle":
+            engine.settle()
+        else:
+            self.said.append([engine.kv_len(i) for i in range(N_SEQ)])
+            assert self.said[-1] == self.lengths
+
+    def run(self, n: int) -> list[Any]:
+        self.lengths = [self.engine.kv_len(i) for i in range(N_SEQ)]
+        for _ in range(n):
+            self.engine.hush()
+            self.go_on(self.chance.randrange(1, 12))
+            self.happen()
+        return self.said
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_gives_the_same_tokens(pair: tuple[Engine, Engine], seed: int) -> None:
+    plain, ahead = (World(engine, seed) for engine in pair)
+    assert plain.run(14) == ahead.run(14)
+    assert plain.n_begun == 0 and ahead.n_begun > 20, "or the test says nothing"
+
+
+def test_nothing_is_begun_after_something_has_happened(pair: tuple[Engine, Engine]) -> None:
+    world = World(pair[1], 1)
+    world.lengths = [pair[1].kv_len(i) for i in range(N_SEQ)]
+    pair[1].ring()
+    world.go_on(3)
+    assert world.n_begun == 0
+    pair[1].hush()
+    world.go_on(3)
+    assert world.n_begun > 0
+
+
+def test_nothing_is_begun_beyond_the_context(pair: tuple[Engine, Engine]) -> None:
+    engine = pair[1]
+    empty(engine)
+    engine.hush()
+    n = engine.info.n_ctx_seq
+    token = read(engine, 0, tokens_of(engine, n - 3))
+    batch = Batch(4)
+    batch.add(token, n - 3, 0, True)
+    were_begun = []
+    warnings = engine.slot_warnings()
+    for _ in range(3):
+        batch.goes_on = True
+        t0 = time.monotonic_ns()
+        outcome = engine.decode(batch, [None])
+        were_begun.append(outcome.begun_ns < t0)
+        batch.advance(outcome.tokens)
+    assert were_begun == [False, True, True]
+    assert engine.slot_warnings() == warnings and engine.kv_len(0) == n
+
+
+def test_closing_waits_for_what_was_begun() -> None:
+    engine = GraphEngine(DRAFT, AHEAD, is_stock=True)
+    batch = Batch(1)
+    batch.add(5, 0, 0, True)
+    batch.goes_on = True
+    engine.decode(batch, [None])
+    assert engine.decoder is not None and engine.decoder._ahead.is_begun
+    engine.close()
+
+
+def test_our_own_kernels_on_the_cpu_never_begin_ahead() -> None:
+    assert [pays("auto", is_gpu) for is_gpu in (False, True)] == [False, True]
+    assert pays("on", False) and not pays("off", True)
+    engine = GraphEngine(DRAFT, AHEAD)
+    batch = Batch(1)
+    batch.add(5, 0, 0, True)
+    batch.goes_on = True
+    engine.decode(batch, [None])
+    assert engine.decoder is not None and not engine.decoder._ahead.is_begun
+    assert np.isfinite(engine.logits(0)).all()
+    engine.close()

@@ -1,0 +1,32 @@
+"""The decode call that was begun before anybody asked for it (native/ahead.c)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
+
+
+class Ahead:
+    """Owns the C side's note of it. `handle`: a uma_ahead *, NULL where nothing is ever begun."""
+
+    def __init__(self, n_most: int, bell: Any) -> None:
+        """Of up to `n_most` rows; 0: never. `bell`: an int32_t * that says when something has happened. Raises: INSUFFICIENT_MEMORY."""
+        self.handle = lib.uma_ahead_new(n_most, bell) if n_most else ffi.NULL
+        if n_most and not self.handle:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a batch")
+
+    @property
+    def is_begun(self) -> bool:
+        return bool(self.handle) and self.handle.rows.n > 0
+
+    def close(self) -> None:
+        if self.handle:
+            lib.uma_ahead_free(self.handle)
+            self.handle = ffi.NULL
+
+
+def pays(wanted: str, is_gpu: bool) -> bool:
+    """Whether calls shall be begun ahead. On a CPU beginning is computing: tokens would leave a step later."""
+    return wanted == "on" or (wanted == "auto" and is_gpu)
