@@ -11,55 +11,24 @@ void uma_wake(int32_t fd) {
     }
 }
 
-static int32_t decode(struct llama_context * ctx, uma_rows * rows) {
-    int32_t        n_seq_id[rows->n];
+int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
+    uma_wake(rows->wake_fd);
+    const int64_t t0 = uma_now_ns();
+    int32_t       n_seq_id[rows->n];
     llama_seq_id * seq_id[rows->n];
     for (int32_t i = 0; i < rows->n; i++) {
         n_seq_id[i] = 1;
         seq_id[i]   = rows->seq_id + i;
     }
-    const struct llama_batch batch = {
+    struct llama_batch batch = {
         .n_tokens = rows->n, .token = rows->token, .pos = rows->pos,
         .n_seq_id = n_seq_id, .seq_id = seq_id, .logits = rows->want,
     };
-    return llama_decode(ctx, batch);
-}
-
-void uma_decode_settle(struct llama_context * ctx, uma_ahead * ahead) {
-    if (!ahead || !ahead->rows.n) {
-        return;
-    }
-    llama_synchronize(ctx);
-    for (int32_t i = 0; i < ahead->rows.n; i++) {
-        llama_memory_seq_rm(llama_get_memory(ctx), ahead->rows.seq_id[i], ahead->rows.pos[i], -1);
-    }
-    ahead->rows.n = 0;
-}
-
-static void begin_next(struct llama_context * ctx, uma_rows * rows) {
-    if (uma_ahead_next(rows->ahead, rows)) {
-        rows->ahead->of = ctx;
-        if (decode(ctx, &rows->ahead->rows) != 0) {
-            uma_decode_settle(ctx, rows->ahead);
-        }
-    }
-}
-
-int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
-    uma_wake(rows->wake_fd);
-    const bool is_begun = uma_ahead_is(rows->ahead, ctx, rows);
-    if (is_begun) {
-        rows->ahead->rows.n = 0;
-    } else {
-        uma_decode_settle(ctx, rows->ahead);
-    }
-    const int64_t t0 = is_begun ? rows->ahead->rows.begun_ns : uma_now_ns();
-    const int32_t rc = is_begun ? 0 : decode(ctx, rows);
+    const int32_t rc = llama_decode(ctx, batch);
     if (rc == 0) {
         llama_synchronize(ctx);
     }
     const int64_t t1 = uma_now_ns();
-    rows->begun_ns  = t0;
     rows->call_ns   = t1 - t0;
     rows->sample_ns = 0;
     if (rc != 0) {
@@ -75,6 +44,5 @@ int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
         }
     }
     rows->sample_ns = uma_now_ns() - t1;
-    begin_next(ctx, rows);
     return 0;
 }

@@ -22,6 +22,7 @@ int64_t uma_log_slot_warnings(void);                               // "failed to
 bool uma_abort_cb(void * flag);                                    // flag: int32_t *, nonzero aborts
 
 // -- tick.c: one decode call and one token per wanted row, in one release of the GIL
+// Nothing is begun ahead here: a llama_context with an eval callback returns when all is computed.
 typedef struct uma_ahead uma_ahead;
 typedef struct uma_rows {
     int32_t         n;       // tokens in the batch
@@ -40,13 +41,12 @@ typedef struct uma_rows {
 } uma_rows;
 
 int32_t     uma_decode(struct llama_context * ctx, uma_rows * rows); // llama_decode's return code
-void        uma_decode_settle(struct llama_context * ctx, uma_ahead * ahead); // take back what was begun; nothing, or NULL: as it was
 void        uma_wake(int32_t fd);            // an eventfd or a socket that does not block; -1: nothing happens
 
 // -- ahead.c: a decode call that was begun before anybody asked for it
 struct uma_ahead {
     const volatile int32_t * bell; // nonzero: something has happened, nothing is begun
-    const void * of;         // the context or graph that computes it
+    const void * of;         // the uma_forward that computes it
     uma_rows     rows;       // n 0: nothing is begun
 };
 

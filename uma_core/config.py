@@ -96,7 +96,7 @@ class EngineOptions:
         reload="restart",
     )
     decode_ahead: str = option(
-        "auto", "begin a step while the last one's tokens are handled, when nothing else is to be done; auto: on GPUs", choices=("auto", "on", "off")
+        "auto", "the graph engine begins a step while the last one's tokens are handled; auto: on GPUs", choices=("auto", "on", "off")
     )
     memory_budget_mb: int = option(0, "refuse to load what would need more memory; 0: no budget", unit="MiB", min=0, max=1 << 30)
     calibrate: str = option(

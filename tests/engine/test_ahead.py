@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -17,23 +17,17 @@ from tests.engine.drive import finish, read, tokens_of
 from uma_core.engine.ahead import pays
 from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.llama import LlamaEngine
 from uma_core.types import SamplingParams
 
 AHEAD = replace(OPTIONS, decode_ahead="on")
 N_SEQ = 3
 
 
-@pytest.fixture(scope="module", params=["llama", "stock"])
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Engine, Engine]]:
     """An engine that never begins a call ahead, and one that does."""
-    with ExitStack() as stack:
-        made = []
-        for options in (OPTIONS, AHEAD):
-            engine = LlamaEngine(DRAFT, options) if request.param == "llama" else GraphEngine(DRAFT, options, is_stock=True)
-            stack.callback(engine.close)
-            made.append(engine)
-        yield made[0], made[1]
+    with closing(GraphEngine(DRAFT, OPTIONS, is_stock=True)) as plain, closing(GraphEngine(DRAFT, AHEAD, is_stock=True)) as ahead:
+        yield plain, ahead
 
 
 class World:
@@ -94,8 +88,7 @@ class World:
             finish(engine.copy_prefix(seq, other, self.lengths[seq]))
             self.tokens[other], self.lengths[other] = self.tokens[seq], self.lengths[seq]
         elif what == "export":
-            export = engine.export_state(seq, self.lengths[seq])
-            finish(export)
+            finish(engine.export_state(seq, self.lengths[seq]))
         elif what == "ring":
             engine.ring()
         elif what == "settle":

@@ -215,9 +215,7 @@ class FakeEngine:
         token = next_token(state, self.model.eog_every)
         return sampler.choose(state, token) if isinstance(sampler, FakeSampler) else token
 
-    def settle(self) -> None:
-        """Nothing is begun ahead."""
-
+    def settle(self) -> None: ...
     def logits(self, row: int) -> np.ndarray:
         return row_logits(next_token(self._rows[row], self.model.eog_every))
 

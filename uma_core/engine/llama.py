@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from uma_core.engine.ahead import Ahead, pays
 from uma_core.engine.api import (
     NO_PAGES,
     Batch,
@@ -60,7 +59,7 @@ class LlamaEngine:
     def _open(self, options: Any) -> None:
         mark = tap.pump()
         params = decode_params(options, int(lib.llama_model_n_ctx_train(self.model.handle)))
-        self.decoder = DecodeContext(self.model, params, self._ahead(options))
+        self.decoder = DecodeContext(self.model, params)
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(self.decoder.handle))
         warm_up(self.decoder)
         notes = discover(self.decoder, self.model)
@@ -76,11 +75,6 @@ class LlamaEngine:
             lib.uma_kv_release_pages(self.decoder.gate)
         self._compute_bytes = compute_bytes(mark)
         self.info = self._describe(options, tuple(notes))
-
-    def _ahead(self, options: Any) -> Ahead:
-        """What is begun ahead may have to be taken back."""
-        is_gpu = options.n_gpu_layers != 0 and backend_name() != "cpu"
-        return Ahead(options.n_seq if can_roll_back(self.model) and pays(options.decode_ahead, is_gpu) else 0, self._bell)
 
     def _open_lanes(self, options: Any) -> None:
         assert self.decoder is not None
@@ -104,6 +98,7 @@ class LlamaEngine:
         model, context = self.model, self.decoder
         assert context is not None
         n_layer = int(lib.llama_model_n_layer(model.handle))
+        is_rollback = not model.is_recurrent and int(lib.llama_model_n_swa(model.handle)) == 0
         devices = tuple(text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i))) for i in range(lib.ggml_backend_dev_count()))
         n_ctx = int(lib.llama_n_ctx(context.handle))
         kv_bytes = int(lib.uma_kv_bytes(context.gate, 1)) if self._has_direct_kv else _estimate_kv_bytes(model, options.kv_type)
@@ -133,7 +128,7 @@ class LlamaEngine:
             expert_bytes=expert_bytes(model.path) if model.meta_int("expert_count") else 0,
             capabilities=Capabilities(
                 n_prefill_lanes=len(self.lanes),
-                can_rollback=can_roll_back(model),
+                can_rollback=is_rollback,
                 can_copy_prefix=self._has_direct_kv,
                 can_slice_transfers=self._has_direct_kv,
                 can_abort=backend_name() == "cpu",
@@ -172,8 +167,7 @@ class LlamaEngine:
         return outcome
 
     def settle(self) -> None:
-        assert self.decoder is not None
-        self.decoder.settle()
+        """Nothing is begun ahead: with an eval callback llama_decode returns when all is computed."""
 
     def logits(self, row: int) -> np.ndarray:
         assert self.decoder is not None
@@ -301,7 +295,6 @@ class LlamaEngine:
 
     def pretend(self, seq_id: SeqId, n: int) -> None:
         assert self.decoder is not None
-        self.settle()
         for p0 in range(0, n, self.info.n_batch):
             lib.uma_kv_mark(self.decoder.handle, self.decoder.gate, seq_id, p0, min(self.info.n_batch, n - p0))
         if self._has_direct_kv:  # else the cells were cleared at load, one by one
@@ -328,11 +321,6 @@ def use_kernels(is_wanted: bool) -> str:
         return text(lib.uma_accel_isa())
     lib.uma_accel_enable(0)
     return ""
-
-
-def can_roll_back(model: LlamaModel) -> bool:
-    """Whether a sequence's last positions can be removed again."""
-    return not model.is_recurrent and int(lib.llama_model_n_swa(model.handle)) == 0
 
 
 def backend_name() -> str:

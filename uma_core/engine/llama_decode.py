@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from uma_core.engine.ahead import Ahead
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_model import LlamaModel, new_context
@@ -22,7 +21,7 @@ class DecodeContext:
     The gate's struct and the abort flag are memory that C reads during compute: both live as long as this.
     """
 
-    def __init__(self, model: LlamaModel, params: Any, ahead: Ahead) -> None:
+    def __init__(self, model: LlamaModel, params: Any) -> None:
         self.gate = ffi.new("uma_gate *")
         self.abort_flag = ffi.new("int32_t *")
         params.cb_eval = ffi.addressof(lib, "uma_gate_cb")
@@ -33,8 +32,6 @@ class DecodeContext:
         self.memory = lib.llama_get_memory(self.handle)
         self.n_vocab = model.n_vocab
         self.n_batch = int(lib.llama_n_batch(self.handle))
-        self._n_ctx_seq = int(lib.llama_n_ctx_seq(self.handle))
-        self._ahead = ahead
         self._rows = ffi.new("uma_rows *")
         self._views: tuple[Batch | None, list[Any]] = (None, [])
         self._chains = ffi.new("struct llama_sampler *[]", max(1, params.n_outputs_max))
@@ -47,40 +44,32 @@ class DecodeContext:
             rows = self._rows
             views = [ffi.from_buffer(f"{t} *", a) for t, a in _fields(batch)]
             rows.token, rows.pos, rows.seq_id, rows.want = views
-            rows.chain, rows.out, rows.ahead = self._chains, self._out, self._ahead.handle
+            rows.chain, rows.out = self._chains, self._out
             self._views = (batch, views)
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         self._point_at(batch)
         rows = self._rows
         rows.n, rows.wake_fd = batch.n, batch.wake_fd
-        rows.goes_on = batch.goes_on and batch.has_room(self._n_ctx_seq)
         if samplers is not self._samplers:
             self._samplers = samplers
             for i, sampler in enumerate(samplers):
                 self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         rc = lib.uma_decode(self.handle, rows)
         tokens: list[TokenId] = ffi.unpack(self._out, batch.n_rows) if rc == 0 and batch.n_rows else []
-        return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), tokens, rows.call_ns, rows.sample_ns, rows.begun_ns)
-
-    def settle(self) -> None:
-        if self._ahead.is_begun:
-            lib.uma_decode_settle(self.handle, self._ahead.handle)
+        return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), tokens, rows.call_ns, rows.sample_ns)
 
     def logits(self, row: int) -> np.ndarray:
         """The row-th wanted row: llama.h addresses logits by position in the batch."""
-        self.settle()
         batch, _ = self._views
         assert batch is not None
         index = int(np.flatnonzero(batch.want_logits[: self._rows.n])[row])
         return view_logits(self.handle, index, self.n_vocab)
 
     def kv_len(self, seq_id: int) -> int:
-        self.settle()
         return int(lib.llama_memory_seq_pos_max(self.memory, seq_id)) + 1
 
     def kv_truncate(self, seq_id: int, n: int) -> bool:
-        self.settle()
         return bool(lib.llama_memory_seq_rm(self.memory, seq_id, n, -1))
 
     def close(self) -> None:
@@ -88,10 +77,8 @@ class DecodeContext:
             lib.ggml_backend_free(self.gate.copier)
             self.gate.copier = ffi.NULL
         if self.handle:
-            self.settle()
             lib.llama_free(self.handle)
             self.handle = None
-        self._ahead.close()
 
 
 def _fields(batch: Batch) -> list[tuple[str, np.ndarray]]:

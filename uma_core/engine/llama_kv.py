@@ -30,7 +30,6 @@ class Cells(Protocol):
     gate: Any
     n_batch: int
 
-    def settle(self) -> None: ...
     def kv_truncate(self, seq_id: int, n: int) -> bool: ...
 
 
@@ -70,7 +69,6 @@ class Move:
     def _mark(self, n_most: int) -> None:
         assert self._into is not None
         context, seq_id = self._into
-        context.settle()
         n = min(n_most, context.n_batch, self._p1 - self._n_marked)
         rc = lib.uma_kv_mark(context.handle, context.gate, seq_id, self._n_marked, n)
         if rc != 0:

@@ -72,9 +72,6 @@ class PrefillLane:
             self._fill = Move(Span(source.gate, seq_id, n_cells), Span(self.gate, 0, self.n_cells), n_warm, n, (self, 0))
         self.n_kv = self.n_shared = n
 
-    def settle(self) -> None:
-        """Lanes begin nothing ahead."""
-
     def kv_truncate(self, seq_id: int, n: int) -> bool:
         return bool(lib.llama_memory_seq_rm(self.memory, seq_id, n, -1))
 

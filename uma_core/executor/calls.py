@@ -48,10 +48,13 @@ class Calls:
 
     # decode calls
 
-    def decode(self, items: Items) -> None:
-        """One decode call for all items, in ascending sequence order so that KV streams stay neighbours."""
+    def decode(self, items: Items, goes_on: bool = False) -> None:
+        """One decode call for all items, in ascending sequence order so that KV streams stay neighbours.
+
+        `goes_on`: the next call will be for the same items, each one token on, unless something happens.
+        """
         ordered = sorted(items, key=lambda pair: pair[0].seq_id)
-        status = self._call(ordered)
+        status = self._call(ordered, goes_on)
         if status is DecodeStatus.FULL and len(items) > 1:
             for pair in ordered:  # one by one: those that fit go on, the others wait
                 self._call([pair])
@@ -59,12 +62,9 @@ class Calls:
             self._last = items
 
     def again(self, items: Items, goes_on: bool) -> None:
-        """`decode` for the same items, each one token on: what the last call left in the batch is moved on where it can be.
-
-        `goes_on`: the next call will be the same again, unless something happens.
-        """
+        """`decode` for the same items, each one token on: what the last call left in the batch is moved on where it can be."""
         if items is not self._last:
-            self.decode(items)
+            self.decode(items, goes_on)
             return
         self._batch.advance(self._tokens)
         self._batch.goes_on = goes_on
@@ -80,11 +80,11 @@ class Calls:
             self._last = None
             self._recover(items, outcome.status, now)
 
-    def _call(self, items: Items) -> DecodeStatus:
+    def _call(self, items: Items, goes_on: bool = False) -> DecodeStatus:
         self._last = None
         batch = self._batch
         batch.clear()
-        batch.goes_on = False
+        batch.goes_on = goes_on
         rows: list[Session] = []
         n_kv = n_prefill = 0
         for item, session in items:

@@ -159,13 +159,17 @@ class Executor:
     def _repeat(self, now: int) -> bool:
         """The last plan once more, as the policy allowed: only its decode calls, for it had nothing else."""
         self._n_repeats -= 1
-        goes_on = self._n_repeats > 0 and len(self._groups) == 1 and not any(session.is_at_its_last for _, session in self._groups[0])
+        goes_on = self._goes_on()
         for group in self._groups:
             self.calls.again(group, goes_on)
         self._end_tick(now)
         if len(self._tick_ns) >= SETTLE_TICKS or now - self._t_settled_ns > SETTLE_MOST_NS:
             self.settle()
         return True
+
+    def _goes_on(self) -> bool:
+        """Whether the next call is the same one token on. Where a plan may be repeated, the next plan is most likely the same too."""
+        return len(self._groups) == 1 and not any(session.is_at_its_last for _, session in self._groups[0])
 
     def _expire(self, now: int) -> None:
         for session in self.table:
@@ -215,7 +219,7 @@ class Executor:
             is_whole = all(session.phase is not Phase.DONE for _, session in group)
             live = group if is_whole else [pair for pair in group if pair[1].phase is not Phase.DONE]
             if live:
-                self.calls.decode(live)
+                self.calls.decode(live, plan.n_repeats > 0 and self._goes_on())
         if sliced is not None:
             self.calls.prefill(*sliced, plan, self.cost)
         moving = [s for s in self.table if s.transfer is not None]
