@@ -34,6 +34,7 @@ typedef struct uma_rows {
     llama_seq_id  * seq_id;  // (n)
     int8_t        * want;    // (n)
     struct llama_sampler ** chain; // (rows) NULL samples greedily; owned by the caller
+    const int8_t  * greedy;  // (rows) nonzero: a chain that takes the best token that it does not ban; NULL: none is known to
     llama_token   * out;     // (rows) the tokens; -1 where a logit is not finite
     int64_t         begun_ns;  // when the call was; before it was asked for, maybe
     int64_t         call_ns;   // from then until its logits were there

@@ -8,13 +8,17 @@ from uma_core.types import SamplingParams, TokenId
 
 
 class LlamaSampler:
-    """Owns a llama_sampler chain; penalties first, then cuts, then the draw (llama.cpp's usual order)."""
+    """Owns a llama_sampler chain; penalties first, then cuts, then the draw (llama.cpp's usual order).
 
-    __slots__ = ("handle",)
+    `is_greedy`: it takes the best token that it does not ban.
+    """
+
+    __slots__ = ("handle", "is_greedy")
 
     def __init__(self, params: SamplingParams, seed: int, model: LlamaModel) -> None:
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         self.handle = chain
+        self.is_greedy = params.temperature <= 0.0 and params.repeat_penalty == 1.0
         n_keep = _n_keep(params, model)
         if n_keep:
             lib.llama_sampler_chain_add(chain, lib.uma_sampler_keep(n_keep))
