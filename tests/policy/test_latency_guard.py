@@ -146,8 +146,8 @@ class TestInteractivePromptBesideAChat:
         assert self.cap(late) <= 2.0, "not overdue yet"
 
     def test_overdue_it_grows_with_the_wait_up_to_a_limit(self):
-        target = TTFT_STRETCH * CPU.prompt_ns(100, 0)
-        caps = [self.cap(reading(1, n_prompt=100, t_queued_ns=int(NOW - k * target))) for k in (1, 2, 3, 50)]
+        target = TTFT_STRETCH * CPU.prompt_ns(200, 0)
+        caps = [self.cap(reading(1, n_prompt=200, t_queued_ns=int(NOW - k * target))) for k in (1, 2, 3, 50)]
         assert caps == sorted(caps)
         assert caps[0] == pytest.approx(2.0, rel=0.01) and caps[1] == pytest.approx(4.0, rel=0.01)
         assert caps[-1] == pytest.approx(OVERDUE_CAP, rel=0.01)
