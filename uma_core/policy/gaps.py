@@ -17,8 +17,8 @@ from uma_core.policy.state import SchedulerState, SessionView
 TTFT_STRETCH = 2.0  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
 CAP_ROUNDS = 1.1  # everyday gaps of many streams, whose own round takes longer than the cap of one: at least x that round
 PAUSE_ROUNDS = 1.75  # long gaps of many streams, whose own round takes as long as the pause of one: at least x that round
-TTFT_STEPS = 32  # ... or, where that is sooner, within so many steps of one stream: nobody notices a wait that short,
-TTFT_MOST = 10.0  # but at most so many times its prefill time
+TTFT_STEPS = 24  # ... or, where that is sooner, within so many steps of one stream: nobody notices a wait that short,
+TTFT_MOST = 8.0  # but at most so many times its prefill time
 OVERDUE_CAP = 8.0  # longest gap, x solo, for the sake of interactive prompts that are overdue
 
 
