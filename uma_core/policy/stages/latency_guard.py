@@ -24,7 +24,7 @@ from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
 NAME = "latency_guard"
-PIECES_PER_GAP = 4
+PIECES_PER_GAP = 8
 MAX_TRIED = 16  # background streams among which neighbours are looked for
 HEADROOM = 0.7  # of an everyday gap, for which a new chunk's pieces are chosen: margins may grow before its end
 RARELY = 4  # work that exceeds the pause limit by itself is forced so many times more rarely
