@@ -184,10 +184,6 @@ class Batch:
         self.n = i + k
         self.n_rows += want_last
 
-    def has_room(self, n_most: int) -> bool:
-        """Whether no sequence would exceed `n_most` positions with one more token each."""
-        return int(self.pos[: self.n].max()) + 2 <= n_most
-
     def advance(self, tokens: Sequence[TokenId]) -> None:
         """The same rows one position later: (n,) tokens that followed. Every row must have wanted logits."""
         cells, positions, _, _ = self._cells

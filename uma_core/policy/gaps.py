@@ -4,7 +4,7 @@ solo: predicted decode round of the interactive streams alone; alone: the step o
 everyday limit of a gap; pause: the limit of the few long ones. Both are multiples of the step of one stream alone, which is what
 each chat is promised, as long as many streams' own round leaves room for that.
 A `target_tbt_ms` replaces cap x solo for its stream.
-An interactive prompt without its first token raises the cap as its deadline comes near (`urgent_cap`).
+An interactive prompt without its first token has long gaps as far as its deadline needs them (`urgent_cap`).
 """
 
 from __future__ import annotations

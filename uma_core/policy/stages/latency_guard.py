@@ -1,8 +1,8 @@
 """Latency guard: beside an interactive stream, add only what its next gap can hold.
 
 Rules (docs/POLICY.md has the bounds): everyday gaps stay below the cap minus a learned margin; a share of
-`long_tick_share` may use the pause limit, for work that does not fit otherwise; an interactive prompt may
-raise the cap as its deadline nears; a prompt (or background stream) that saw no progress for
+`long_tick_share` may use the pause limit, for work that does not fit otherwise; an interactive prompt may have
+long gaps as its deadline needs them; a prompt (or background stream) that saw no progress for
 `starvation_ticks` decode rounds is forced one piece (one row). Transfers come first, then interactive
 prompts, then background rows and prompts, whoever had less time.
 """
