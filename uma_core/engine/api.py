@@ -39,7 +39,7 @@ class DecodeOutcome(NamedTuple):
     tokens: Sequence[TokenId]
     call_ns: int  # decode call until the logits are readable
     sample_ns: int  # sampling of all rows
-    begun_ns: int = 0  # when it was, on the monotonic clock, if that was before it was asked for: the batch before it went on
+    begun_ns: int = 0  # when it was, on the monotonic clock: before it was asked for, if the batch before it went on; 0: when it was asked for
 
 
 class PrefillStatus(IntEnum):

@@ -64,11 +64,11 @@ class GraphEngine:
         if loaded.device.is_cpu:
             lib.ggml_backend_cpu_set_abort_callback(decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag)
         ahead = Ahead(options.n_batch if loaded.device.is_stock and pays(options.decode_ahead, not loaded.device.is_cpu) else 0, self._bell)
-        compute = Compute(decode_backend, loaded.attention(options.n_batch))
-        self.decoder = Decoder(loaded.network, loaded.pages, compute, options.n_batch, ahead)
+        decoding = Compute(decode_backend, loaded.attention(options.n_batch))
+        self.decoder = Decoder(loaded.network, loaded.pages, decoding, options.n_batch, ahead)
         for _ in range(loaded.n_lanes):
-            compute = Compute(lane_backend, loaded.attention(options.n_ubatch))
-            self.lanes.append(Lane(loaded.network, loaded.pages, compute, self._bell, options.n_ubatch))
+            reading = Compute(lane_backend, loaded.attention(options.n_ubatch))
+            self.lanes.append(Lane(loaded.network, loaded.pages, reading, self._bell, options.n_ubatch))
         self._warm_up()
         self.info = self._describe(loaded, options)
 
