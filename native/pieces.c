@@ -69,20 +69,25 @@ void uma_pieces_begin(uma_pieces * p, int32_t n) {
     memset(p->piece, 0, sizeof(p->piece));
 }
 
-bool uma_pieces_add(uma_pieces * p, const struct ggml_tensor * t, double attention_work, int64_t quantum_ns) {
+double uma_pieces_count(uma_pieces * p, const struct ggml_tensor * t, double attention_work) {
     const enum uma_kind kind = kind_of(t);
-    const double work = work_of(t, kind, attention_work);
-    const double ns   = work * p->ns_per_work[kind];
+    const double ns = work_of(t, kind, attention_work) * p->ns_per_work[kind];
     p->piece[kind] += ns;
-    if (kind == UMA_GEMV && work > p->head_bytes) {
-        p->head_bytes = work;
-    }
-    p->heaviest = ns > p->heaviest ? ns : p->heaviest;
-    return sum(p->piece) + p->heaviest > quantum_ns && kind != UMA_OTHER;
+    return ns;
 }
 
-bool uma_pieces_is_too_much(const uma_pieces * p, const struct ggml_tensor * t, int64_t quantum_ns) {
-    return kind_of(t) == UMA_GEMV && sum(p->piece) + work_of(t, UMA_GEMV, 0) * p->ns_per_work[UMA_GEMV] > quantum_ns;
+bool uma_pieces_fits(const uma_pieces * p, const struct ggml_tensor * t, double attention_work, int64_t limit_ns) {
+    const enum uma_kind kind = kind_of(t);
+    return sum(p->piece) + work_of(t, kind, attention_work) * p->ns_per_work[kind] <= limit_ns;
+}
+
+bool uma_pieces_add(uma_pieces * p, const struct ggml_tensor * t, int64_t quantum_ns) {
+    const enum uma_kind kind = kind_of(t);
+    const double ns = uma_pieces_count(p, t, 0);
+    const double bytes = kind == UMA_GEMV ? work_of(t, kind, 0) : 0;
+    p->head_bytes = bytes > p->head_bytes ? bytes : p->head_bytes;
+    p->heaviest   = ns > p->heaviest ? ns : p->heaviest;
+    return sum(p->piece) + p->heaviest > quantum_ns && kind != UMA_OTHER;
 }
 
 double uma_pieces_planned_ns(const uma_pieces * p) { return sum(p->piece); }

@@ -23,10 +23,12 @@ typedef struct uma_pieces {
 
 void   uma_pieces_init(uma_pieces * p);
 void   uma_pieces_begin(uma_pieces * p, int32_t n);                 // a chunk of n tokens
-// Count a node into the piece; true where the piece should end with it. `attention_work`: of an operation that does not show its own.
-bool   uma_pieces_add(uma_pieces * p, const struct ggml_tensor * t, double attention_work, int64_t quantum_ns);
-// True where the piece should end before this node: the output's matrix can take longer than all that a piece may.
-bool   uma_pieces_is_too_much(const uma_pieces * p, const struct ggml_tensor * t, int64_t quantum_ns);
+// Count a node into the piece; its predicted ns. `attention_work`: of an operation that does not show its own.
+double uma_pieces_count(uma_pieces * p, const struct ggml_tensor * t, double attention_work);
+// Whether the piece takes no longer than that with this node too.
+bool   uma_pieces_fits(const uma_pieces * p, const struct ggml_tensor * t, double attention_work, int64_t limit_ns);
+// Count a node where the nodes to come are not known; true where the piece should end with it.
+bool   uma_pieces_add(uma_pieces * p, const struct ggml_tensor * t, int64_t quantum_ns);
 double uma_pieces_planned_ns(const uma_pieces * p);                 // of the nodes that are counted since the last cut
 double uma_pieces_head_ns(const uma_pieces * p);                    // of that matrix
 void   uma_pieces_drop(uma_pieces * p);                             // the counted nodes are not computed now

@@ -68,7 +68,7 @@ bool uma_prefill_cb(struct ggml_tensor * t, bool ask, void * user) {
     }
     // llama.cpp's name of the node before the output's matrix, which may take longer than all other pieces
     p->is_at_head = p->want[p->n - 1] && strcmp(t->name, "result_norm") == 0;
-    return uma_pieces_add(&p->pieces, t, 0, p->quantum_ns) || p->is_at_head;
+    return uma_pieces_add(&p->pieces, t, p->quantum_ns) || p->is_at_head;
 }
 
 static void body(void * user) {

@@ -38,17 +38,15 @@ static double attention_work(const struct ggml_tensor * t) {
     return t->op == GGML_OP_CUSTOM ? uma_paged_work(((const struct ggml_custom_op_params *) (const void *) t->op_params)->userdata) : 0;
 }
 
-// The node after the piece that begins at `s->node`.
-static int32_t piece_end(uma_slices * s, int64_t quantum_ns) {
+// The node after the piece that begins at `s->node`: as many as are predicted to fit, at least one.
+static int32_t piece_end(uma_slices * s, int64_t limit_ns) {
     const struct ggml_cgraph * graph = s->forward->graph;
     int32_t i = s->node;
-    while (i < graph->n_nodes && !uma_pieces_add(&s->pieces, graph->nodes[i], attention_work(graph->nodes[i]), quantum_ns)) {
+    do {
+        uma_pieces_count(&s->pieces, graph->nodes[i], attention_work(graph->nodes[i]));
         i++;
-        if (i < graph->n_nodes && uma_pieces_is_too_much(&s->pieces, graph->nodes[i], quantum_ns)) {
-            return i;
-        }
-    }
-    return i < graph->n_nodes ? i + 1 : i;
+    } while (i < graph->n_nodes && uma_pieces_fits(&s->pieces, graph->nodes[i], attention_work(graph->nodes[i]), limit_ns));
+    return i;
 }
 
 static enum ggml_status compute(uma_slices * s, int32_t end) {
@@ -65,11 +63,12 @@ void uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_
     memset(out, 0, sizeof(*out));
     while (s->node < s->forward->graph->n_nodes && out->rc == 0) {
         const bool may_leave = out->n_pieces > 0 && out->n_pieces >= min_pieces;
-        if (may_leave && (*s->bell != 0 || t + quantum_ns > until_ns)) {
+        const int64_t left = until_ns - t;
+        if (may_leave && *s->bell != 0) {
             break;
         }
-        const int32_t end = piece_end(s, quantum_ns);
-        if (may_leave && t + (int64_t) uma_pieces_planned_ns(&s->pieces) > until_ns) {
+        const int32_t end = piece_end(s, left > 0 && left < quantum_ns ? left : quantum_ns);
+        if (may_leave && (int64_t) uma_pieces_planned_ns(&s->pieces) > left) {
             uma_pieces_drop(&s->pieces);
             break;
         }

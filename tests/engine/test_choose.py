@@ -113,15 +113,3 @@ def test_a_stored_choice_that_no_longer_holds_falls_back(monkeypatch: pytest.Mon
     assert engine.info.engine == "llama"
     assert any("KV type q4_0" in note for note in engine.info.notes)
     engine.close()
-
-
-def test_on_a_gpu_the_engines_are_compared_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gpu:
-        is_cpu, description = False, "a GPU"
-
-    monkeypatch.setattr(module, "device_of", lambda options: Gpu)
-    found = choose(DRAFT, AUTO)
-    assert (found.engine, found.is_due) == ("llama", False) and "on this GPU" in found.reason
-    assert choose(DRAFT, replace(AUTO, calibrate="force")).is_due
-    store(DRAFT, AUTO, FASTER)
-    assert choose(DRAFT, AUTO) == FASTER

@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.conftest import DRAFT, OPTIONS
 from uma_core.config import EngineOptions
+from uma_core.engine import compare as module
 from uma_core.engine.api import DecodeStatus, MemoryUse
 from uma_core.engine.choose import Choice
 from uma_core.engine.compare import N_AGREE, N_MOST, SLOWEST_NS, Outcome, Shape, Times, compare, measure, shapes_of, verdict
@@ -133,7 +134,7 @@ class Bench:
         return engine
 
     def compare(self, room: int = 1000, calibrate: str = "auto") -> Outcome:
-        trial = Trial(lambda need: sum(need) <= room, tell=self.told.append)
+        trial = Trial(lambda need, free: sum(need) <= room, tell=self.told.append)
         outcome = compare(self, EngineOptions(engine="auto", calibrate=calibrate), (NEED, NEED), trial)
         assert self.open == ([] if outcome.engine is None else [outcome.choice.engine])
         return outcome
@@ -162,6 +163,23 @@ def test_without_room_nothing_is_opened() -> None:
     choice, engine, is_lasting = bench.compare(room=sum(NEED) - 1)
     assert (choice.engine, engine, is_lasting, bench.history) == ("llama", None, False, [])
     assert "memory" in choice.reason
+
+
+def test_a_device_with_memory_of_its_own_is_asked_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gpu:
+        @staticmethod
+        def free_bytes() -> int:
+            return 12345
+
+    asked: list[int | None] = []
+    trial = Trial(lambda need, free: asked.append(free) is None)
+    for device, free in ((Gpu, 12345), (None, None)):
+        if device:
+            monkeypatch.setattr(module, "device_of", lambda options, device=device: device)
+        outcome = compare(Bench(1000, 500), EngineOptions(engine="auto", n_gpu_layers=0), (NEED, NEED), trial)
+        assert outcome.choice.engine == "graph" and asked == [free] * 3
+        monkeypatch.undo()
+        asked.clear()
 
 
 def test_a_slow_model_is_compared_only_when_forced() -> None:

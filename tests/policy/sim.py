@@ -55,6 +55,7 @@ class Job:
     last_token: int = 0
     blob: bytearray | None = None
     pending_prompt: int = 0  # tokens of a chunk on its way to the decode memory
+    first_token: int | None = None  # goes out when the second one is about to be computed
 
     @property
     def gaps(self) -> list[int]:
@@ -213,6 +214,9 @@ class Sim:
         kv = 0
         for i in items:
             job = by_sid[i.sid]
+            if job.first_token is not None:
+                token, job.first_token = job.first_token, None
+                self._token(job, token)
             kv += job.n_past
             if i.phase is Phase.DECODE:
                 batch.add(job.last_token, job.n_past, i.seq_id, True)
@@ -281,8 +285,12 @@ class Sim:
                     self.free.append(job.seq)
 
             self.transfers.append((move, landed))
-            if token is not None:
+            if token is not None and job.lane is Lane.INTERACTIVE and job.n_max > 1:
+                job.phase, job.first_token = Phase.DECODE, token
+            elif token is not None:
                 self._token(job, token)
+            elif job.n_past + n == job.n_prompt - 1:
+                job.phase, job.last_token = Phase.DECODE, 7
 
     def _move(self, transfer_ns: int) -> None:
         until = self.clock.now_ns() + transfer_ns

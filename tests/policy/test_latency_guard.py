@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.policy.build import CPU, GPU, MS, NOW, S, prefill_item, reading, report, sids, state_of, talking
-from uma_core.policy.gaps import CAP_ROUNDS, OVERDUE_CAP, PAUSE_ROUNDS, TTFT_STEPS, TTFT_STRETCH, gap_limits, urgent_cap
+from uma_core.policy.gaps import CAP_ROUNDS, OVERDUE_CAP, PAUSE_ROUNDS, gap_limits, urgent_cap
 from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, earn, learn
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.parts import parts_of
+from uma_core.policy.patience import TTFT_STEPS, TTFT_STRETCH
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
+from uma_core.policy.stages.latency_guard import BACKGROUND_SHARE
 from uma_core.types import Lane, Phase
 
 BACK = Lane.BACKGROUND
@@ -151,6 +153,27 @@ class TestInteractivePromptBesideAChat:
         assert caps == sorted(caps)
         assert caps[0] == pytest.approx(2.0, rel=0.01) and caps[1] == pytest.approx(4.0, rel=0.01)
         assert caps[-1] == pytest.approx(OVERDUE_CAP, rel=0.01)
+
+    def test_its_last_token_becomes_a_row_of_the_chats_step_where_rows_are_cheap(self):
+        new = reading(1, n_prompt=16)
+        item = prefill_item(run(state_of(talking(0), new, cost=GPU)))
+        assert (item.n_tokens, item.want_logits) == (15, False)
+        assert CPU.rows_ns(2, 200) - CPU.rows_ns(1, 100) > 0.2 * SOLO
+        item = prefill_item(run(state_of(talking(0), new)))
+        assert (item.n_tokens, item.want_logits) == (16, True)
+        again = new._replace(n_generated=5, t_first_ns=NOW - S)
+        assert prefill_item(run(state_of(talking(0), again, cost=GPU))).n_tokens == 16, "what comes next is known already"
+
+    def test_noise_is_left_free_by_background_prompts_and_used_by_those_of_chats(self):
+        def everyday(view, noise):
+            return run(state_of(talking(0), view, carry=memory(noise=noise))).run_ns
+
+        background = reading(1, BACK, n_prompt=1200)
+        mine = reading(1, n_prompt=16, slo_ttft_ns=600 * CPU.prompt_ns(16, 0))
+        assert everyday(background, 0.05) < everyday(background, 0.0) == everyday(mine, 0.0) < everyday(mine, 0.05)
+        assert everyday(background, 0.05) == pytest.approx(everyday(background, 0.0) - 0.05 * 1.2 * SOLO, rel=0.01)
+        least = BACKGROUND_SHARE * 0.2 * SOLO
+        assert everyday(background, 0.25) == pytest.approx(least, rel=0.01), "noise alone does not stop it"
 
     def test_background_prompts_have_no_such_right(self):
         late = reading(1, BACK, n_prompt=1200, t_queued_ns=NOW - 60 * S, t_progress_ns=NOW - MS)

@@ -224,7 +224,7 @@ class PrefixCache:
         self.unpark(session)
         session.cached_hint, session.restore_ns, session.cached_seq, session.cached_own = 0, 0, -1, 0
         session.touch()
-        if session.generated and n >= session.n_prompt:
+        if n and session.can_decode:
             session.become(Phase.DECODE)
 
     def _count(self, session: Session, pieces: list[Piece], n_gained: int, n: int, t0: int) -> None:

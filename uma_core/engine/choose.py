@@ -44,8 +44,6 @@ def choose(path: str, options: EngineOptions) -> Choice:
         values = json.loads(stored_in(path, options).read_text())
         known = Choice(values["engine"], values["reason"])
     except (OSError, ValueError, TypeError, KeyError):
-        if options.calibrate != "force" and not device_of(options).is_cpu:  # what fits is known of the host's memory only
-            return Choice("llama", "the engines were not compared on this GPU; --calibrate force compares them")
         return Choice("llama", "the engines were not compared yet; the daemon's next start with this model compares them", True)
     return known._replace(is_due=options.calibrate == "force")
 

@@ -18,6 +18,7 @@ import numpy as np
 from uma_core.config import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, Engine, MemoryUse
 from uma_core.engine.choose import Choice
+from uma_core.engine.graph.device import device_of
 from uma_core.engine.llama_params import is_unified
 from uma_core.engine.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
@@ -62,12 +63,13 @@ def compare(open_as: Open, options: EngineOptions, needs: Sequence[MemoryUse], t
 
     Raises: what opening the llama engine raises; SHUTTING_DOWN when the trial was given up.
     """
-    if not all(map(trial.fits, needs)):
+    free = device_of(options).free_bytes()
+    if not all(trial.fits(need, free) for need in needs):
         return Outcome(Choice("llama", "the engines are not compared: the model barely fits into memory"), None, False)
     engines: dict[str, Engine] = {}
     t0 = time.monotonic()
     try:
-        choice, is_lasting = _compare(engines, open_as, options, trial, trial.fits(MemoryUse(*map(sum, zip(*needs, strict=True)))))
+        choice, is_lasting = _compare(engines, open_as, options, trial, trial.fits(MemoryUse(*map(sum, zip(*needs, strict=True))), free))
     except BaseException:
         _close(engines)
         raise

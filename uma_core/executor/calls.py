@@ -89,7 +89,7 @@ class Calls:
         n_kv = n_prefill = 0
         for item, session in items:
             if item.phase is Phase.DECODE:
-                batch.add(session.generated[-1], session.n_past, session.seq_id, True)
+                batch.add(session.next_token, session.n_past, session.seq_id, True)
             else:
                 tokens = session.token_at(session.n_past, session.n_past + item.n_tokens)
                 batch.extend(tokens, session.n_past, session.seq_id, item.want_logits)
@@ -125,10 +125,11 @@ class Calls:
         known = {session.sid for session in rows if session.is_rereading}  # their next token was sent before
         for item, session in items:
             session.n_full = 0
+            was_reading = session.n_past < session.n_prompt
             session.progress(item.n_tokens, now)
-            if item.phase is Phase.PREFILL:
+            if was_reading:
                 self._meters.prefill_tokens.add(item.n_tokens)
-                if item.want_logits:
+                if item.phase is Phase.PREFILL and session.can_decode:
                     session.become(Phase.DECODE)
                 self.on_read(session)
         for session, token in zip(rows, tokens, strict=True):
@@ -187,11 +188,17 @@ class Calls:
         token = self._engine.prefill_sample(session.seq_id, session.sampler) if is_first else -1
         session.transfer = self._engine.handover(session.seq_id)  # before its end: the cache wants the last chunk too
         session.touch()
-        if item.want_logits:
+        if session.can_decode:
             session.become(Phase.DECODE)
         if is_first and session.lane is Lane.INTERACTIVE and session.n_max > 1:
-            session.first_token = token  # a reader's first gap begins when the second token can follow
+            session.first_token = token
         elif is_first:
+            self._deliveries.deliver(session, token, self._clock.now_ns())
+
+    def deliver_first(self, session: Session) -> None:
+        """Hand out the first token that its prompt's end left: a reader's first gap begins when the second one is about to follow."""
+        token, session.first_token = session.first_token, None
+        if token is not None:
             self._deliveries.deliver(session, token, self._clock.now_ns())
 
     # transfers
@@ -214,8 +221,5 @@ class Calls:
                 session.transfer = None
                 session.progress(0, self._clock.now_ns())
                 self.on_read(session)
-                token, session.first_token = session.first_token, None
-                if token is not None:
-                    self._deliveries.deliver(session, token, self._clock.now_ns())
             if self._clock.now_ns() >= until:
                 return

@@ -216,6 +216,8 @@ class Executor:
         groups, sliced = self._resolve(plan)
         self._groups = groups
         for group in groups:
+            for _, session in group:
+                self.calls.deliver_first(session)
             is_whole = all(session.phase is not Phase.DONE for _, session in group)
             live = group if is_whole else [pair for pair in group if pair[1].phase is not Phase.DONE]
             if live:

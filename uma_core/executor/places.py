@@ -29,7 +29,7 @@ class Places:
         """Free the sequences of these sessions. Nothing is copied before the sequence is needed."""
         for sid in plan.park:
             session = self._table.get(sid)
-            if session.seq_id < 0 or session.transfer is not None or session.n_chunk:
+            if session.seq_id < 0 or session.transfer is not None or session.n_chunk or session.first_token is not None:
                 continue
             seq_id = self._table.detach(session)
             self._engine.prefill_close(seq_id)

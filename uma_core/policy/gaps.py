@@ -12,13 +12,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from uma_core.policy.parts import Parts
+from uma_core.policy.patience import left_to_read_ns, target_ns
 from uma_core.policy.state import SchedulerState, SessionView
 
-TTFT_STRETCH = 2.0  # beside streams, a prompt without a TTFT target shall be answered within so many solo prefill times
 CAP_ROUNDS = 1.1  # everyday gaps of many streams, whose own round takes longer than the cap of one: at least x that round
 PAUSE_ROUNDS = 1.75  # long gaps of many streams, whose own round takes as long as the pause of one: at least x that round
-TTFT_STEPS = 24  # ... or, where that is sooner, within so many steps of one stream: nobody notices a wait that short,
-TTFT_MOST = 8.0  # but at most so many times its prefill time
 OVERDUE_CAP = 8.0  # longest gap, x solo, for the sake of interactive prompts that are overdue
 
 
@@ -53,23 +51,14 @@ def _limit(steps: float, rounds: float, alone_ns: int, solo_ns: int) -> int:
 def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits, usual_ns: int) -> int:
     """Limit of the next gap while this interactive prompt waits for its first token. `usual_ns`: what it gets of an everyday gap.
 
-    Its deadline is its TTFT target, else `_patience` after it was queued. As long as everyday gaps will not do until then, the
-    next gap is a long one: few long gaps and many short ones keep the streams' p95 where as many gaps of middling length would not.
+    As long as everyday gaps will not do until its deadline (patience.py), the next gap is a long one: few long gaps and many short
+    ones keep the streams' p95 where as many gaps of middling length would not.
     Once overdue, chats are in each other's way: the gap grows on with the time waited, in units of that target, up to
     OVERDUE_CAP x solo.
     """
-    cost = state.cost
-    target = view.slo_ttft_ns or state.knobs.slo_ttft_ns or _patience(cost.prompt_ns(view.n_prompt, 0), limits.alone_ns)
+    target = target_ns(state, view, limits.alone_ns)
     left = view.t_queued_ns + target - state.now_ns
     if left <= 0:
         return min(limits.pause_ns - limits.pause_ns * left // max(1, target), max(limits.pause_ns, int(OVERDUE_CAP * limits.solo_ns)))
-    work = cost.prompt_ns(view.n_left, view.n_past)
-    if view.n_chunk:
-        work -= int(view.chunk_fraction * cost.prefill_ns(view.n_chunk, view.n_past))
     n_gaps = left // max(1, limits.solo_ns + usual_ns)
-    return limits.cap_ns if work <= n_gaps * usual_ns else limits.pause_ns
-
-
-def _patience(prefill_ns: int, step_ns: int) -> int:
-    """How long a prompt may wait for its first token where nobody said."""
-    return max(int(TTFT_STRETCH * prefill_ns), min(int(TTFT_MOST * prefill_ns), TTFT_STEPS * step_ns))
+    return limits.cap_ns if left_to_read_ns(state, view) <= n_gaps * usual_ns else limits.pause_ns

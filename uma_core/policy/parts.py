@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from uma_core.policy.patience import begin_together
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Lane, Phase
@@ -18,7 +19,7 @@ class Parts(NamedTuple):
 
     waiting: list[SessionView]  # QUEUED or PARKED and ready: may be admitted
     prompts: list[SessionView]  # PREFILL and ready
-    talkers: list[SessionView]  # interactive, DECODE, ready
+    talkers: list[SessionView]  # interactive, DECODE, ready; not those that wait to begin together with others (patience.py)
     workers: list[SessionView]  # background, DECODE, ready
     decoders: list[SessionView]  # both
     arriving: list[SessionView]  # interactive, DECODE, but their KV is still under way
@@ -84,6 +85,9 @@ def sort_out(state: SchedulerState) -> Parts:
                 (workers if is_background else talkers).append(s)
             elif s.is_transferring and not is_background:
                 arriving.append(s)
+    beginners = [v for v in talkers + arriving if not v.t_first_ns]
+    if beginners and len(beginners) == len(talkers) + len(arriving) and begin_together(state, beginners, prompts):
+        talkers, arriving = [], []
     decoders = talkers + workers if talkers and workers else talkers or workers
     talk_ns = rows_time(state, talkers + arriving if arriving else talkers)
     counts = n_lanes, n_lanes_background, n_prompts_background

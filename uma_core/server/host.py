@@ -192,8 +192,8 @@ class Host:
             raise
 
     def _trial(self, config: Config) -> Trial:
-        def fits(need: MemoryUse) -> bool:
-            return memory.holds(need, config.engine.memory_budget_mb * memory.MIB, memory.available_bytes())
+        def fits(need: MemoryUse, free: int | None) -> bool:
+            return memory.holds(need, config.engine.memory_budget_mb * memory.MIB, memory.available_bytes() if free is None else free)
 
         def tell(doing: str) -> None:
             self.doing = doing

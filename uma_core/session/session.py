@@ -70,7 +70,7 @@ class Session:
         self.n_full = 0  # decode calls in a row that found no cells for it
         self.is_held = False
         self.transfer: Transfer | None = None
-        self.first_token: TokenId | None = None  # handed out when the transfer is done
+        self.first_token: TokenId | None = None  # handed out when the second one is about to be computed
         self.sampler: Sampler | None = None
         self.text = TextStream(request.stop)
         self.parts: list[str] = []  # text kept for a request that does not stream
@@ -98,8 +98,8 @@ class Session:
 
     @property
     def next_token(self) -> TokenId:
-        """The token whose KV the next decode call computes."""
-        return self.generated[-1]
+        """The token whose KV the next decode call computes: the last one that was generated, or the prompt's last."""
+        return self.generated[-1] if self.generated else int(self.prompt[-1])
 
     @property
     def is_at_its_last(self) -> bool:
@@ -107,8 +107,9 @@ class Session:
         return len(self.generated) + 1 >= self.n_max
 
     @property
-    def is_prompt_done(self) -> bool:
-        return self.n_past >= self.n_prompt
+    def can_decode(self) -> bool:
+        """All is computed up to `next_token`: the rest of the prompt, if it is a token, is a row like any other."""
+        return self.n_past >= self.n_prompt - (not self.generated)
 
     @property
     def is_rereading(self) -> bool:

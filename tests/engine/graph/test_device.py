@@ -41,6 +41,10 @@ def test_without_layers_on_a_gpu_the_cpu_computes_with_our_operations() -> None:
     assert device_of(ON_CPU, is_stock=True).is_stock
 
 
+def test_the_cpu_has_no_memory_of_its_own() -> None:
+    assert device_of(ON_CPU).free_bytes() is None
+
+
 def test_laying_out_takes_no_memory() -> None:
     context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": 1 << 20, "no_alloc": True})[0])
     tensors = [lib.ggml_new_tensor_1d(context, lib.GGML_TYPE_F32, 1 << 40) for _ in range(2)]

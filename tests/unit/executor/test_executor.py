@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.unit.executor.rig import Rig
 from uma_core.engine.api import DecodeStatus
-from uma_core.engine.fake import FakeModel
+from uma_core.engine.fake import FakeEngine, FakeModel
 from uma_core.errors import ErrorCode
 from uma_core.executor.books import CLIENTS_MOST
 from uma_core.executor.intake import Limits
@@ -49,6 +49,40 @@ def test_long_prompts_read_in_any_way_give_one_text(n_lanes: int, is_unified: bo
     prompt = "a long prompt, " * 120
     model = FakeModel(n_prefill_lanes=n_lanes, is_unified=is_unified)
     assert solo_text(prompt, 5, model) == solo_text(prompt, 5)
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sequences whose first token was drawn from their prompt's own logits."""
+    seqs: list[int] = []
+    sample = FakeEngine.prefill_sample
+    monkeypatch.setattr(FakeEngine, "prefill_sample", lambda self, seq_id, sampler: [seqs.append(seq_id), sample(self, seq_id, sampler)][1])
+    return seqs
+
+
+def test_a_prompt_beside_a_chat_ends_as_a_row_of_its_step(sampled: list[int]) -> None:
+    alone = [solo_text(f"prompt {i} " * 5, 9) for i in range(2)]
+    sampled.clear()
+    rig = Rig()
+    cost = rig.executor.cost
+    rig.executor.cost = cost._replace(dense=(*cost.dense[:2], *[cost.dense[1]] * (len(cost.dense) - 2)))  # a row more costs nothing
+    rig.submit("a", "prompt 0 " * 5, max_tokens=9)
+    while len([e for e in rig.seen if isinstance(e, Token)]) < 3:
+        rig.tick()
+    rig.submit("b", "prompt 1 " * 5, max_tokens=9)
+    rig.run()
+    assert [rig.text("a"), rig.text("b")] == alone
+    assert len(sampled) == 1, "the second prompt's last token was decoded"
+    assert rig.executor.meters.prefill_tokens.value == sum(f.usage["prompt_tokens"] for r in "ab" for f in rig.finals(r))
+
+
+def test_chats_that_come_together_begin_together() -> None:
+    rig = Rig()
+    for name in "abc":
+        rig.submit(name, f"prompt {name} " * 9, max_tokens=9)
+    rig.run()
+    firsts = {e.request_id: i for i, e in reversed(list(enumerate(rig.seen))) if isinstance(e, Token)}
+    assert max(firsts.values()) - min(firsts.values()) == 2, "three first tokens, one after another"
 
 
 def test_without_streaming_the_text_comes_in_the_final() -> None:
@@ -214,7 +248,7 @@ def test_lost_chunk_ends_its_session() -> None:
 
 def test_a_failing_stage_falls_back_to_decode_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    rig.submit("a", max_tokens=5)
+    rig.submit("a", max_tokens=99)
     while not rig.text("a"):
         rig.tick()
 
@@ -223,7 +257,7 @@ def test_a_failing_stage_falls_back_to_decode_only(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(rig.executor, "_pipeline", broken)
     rig.run()
-    assert rig.text("a") == solo_text("hello", 5)
+    assert rig.text("a") == solo_text("hello", 99)
     assert rig.executor.meters.violations.value > 0
 
 

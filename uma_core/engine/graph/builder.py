@@ -24,6 +24,7 @@ class Builder:
         self.graph = graph
         self.weights = weights
         self.shape = shape
+        self._wholes: dict[Any, tuple[Any, Any]] = {}  # by joined matrix: the input, and all its outputs
 
     def start(self, batch: BatchShape, attention: Attention, rope_mode: int) -> None:
         """Make the inputs."""
@@ -55,14 +56,26 @@ class Builder:
         return lib.ggml_mul(self.context, lib.ggml_rms_norm(self.context, x, self.shape.eps), weight)
 
     def product(self, x: Any, name: str, n_out: int) -> Any:
-        """(n_out, rows): a matrix product, with the bias that the file may have."""
-        y = lib.ggml_mul_mat(self.context, self.weights.factor(f"{name}.weight", x.ne[0], n_out), x)
-        bias = f"{name}.bias"
-        return lib.ggml_add(self.context, y, self.weights.vector(bias, n_out)) if self.weights.find(bias) else y
+        """(n_out, rows), rows perhaps with others between them: a matrix product, with the bias that the file may have."""
+        weight = self.weights.factor(f"{name}.weight", x.ne[0], n_out)
+        bias = self.weights.vector(f"{name}.bias", n_out) if self.weights.find(f"{name}.bias") else None
+        part = self.weights.part(name)
+        if part is None:
+            return self._affine(x, weight, bias)
+        known = self._wholes.get(part.whole)
+        if known is None or known[0] != x:
+            known = self._wholes[part.whole] = x, self._affine(x, part.whole, part.bias)
+        y = known[1]
+        return lib.ggml_view_2d(self.context, y, n_out, x.ne[1], y.nb[1], part.first * y.nb[0])
+
+    def _affine(self, x: Any, weight: Any, bias: Any) -> Any:
+        y = lib.ggml_mul_mat(self.context, weight, x)
+        return lib.ggml_add(self.context, y, bias) if bias is not None else y
 
     def heads(self, x: Any, name: str, n_head: int) -> Any:
         """(dim, n_head, n)"""
-        return lib.ggml_reshape_3d(self.context, self.product(x, name, n_head * self.shape.dim), self.shape.dim, n_head, self.n)
+        y, dim = self.product(x, name, n_head * self.shape.dim), self.shape.dim
+        return lib.ggml_view_3d(self.context, y, dim, n_head, self.n, dim * y.nb[0], y.nb[1], 0)
 
     def normed_heads(self, x: Any, name: str, n_head: int) -> Any:
         """`heads`, each with an RMS norm of its own."""

@@ -27,6 +27,14 @@ class Device:
         self.buffer_type = lib.ggml_backend_dev_buffer_type(handle)
         self.host_type = lib.ggml_backend_dev_host_buffer_type(handle) or lib.ggml_backend_cpu_buffer_type()  # what it copies from fastest
 
+    def free_bytes(self) -> int | None:
+        """Of memory that is the device's alone; None: it shares the machine's."""
+        if self.reads_host or lib.ggml_backend_dev_type(self.handle) != lib.GGML_BACKEND_DEVICE_TYPE_GPU:
+            return None
+        sizes = ffi.new("size_t[2]")
+        lib.ggml_backend_dev_memory(self.handle, sizes, sizes + 1)
+        return int(sizes[0])
+
     def new_backend(self, n_threads: int) -> Any:
         """A stream of computations; the caller's to free. Raises: INSUFFICIENT_MEMORY."""
         backend = lib.ggml_backend_dev_init(self.handle, ffi.NULL)

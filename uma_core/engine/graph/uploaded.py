@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.header import Header
+from uma_core.engine.graph.joined import Joined, Part
 from uma_core.engine.graph.mapped import READ_BYTES, Progress, check_whole, report
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.lib import ffi, lib
@@ -11,19 +14,25 @@ from uma_core.errors import ErrorCode, UmaError
 
 
 class Uploaded(Weights):
-    """Owns the device's buffer."""
+    """Owns the device's buffers. Matrices with the same input are joined, as far as their types allow."""
 
     def __init__(self, header: Header, device: Device, progress: Progress | None, is_dry: bool) -> None:
         """`is_dry`: nothing is read, for graphs that are only laid out. Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY."""
         super().__init__(header)
         self.n_bytes = sum(place.n_bytes for place in header.tensors.values())
         check_whole(header)
-        self._buffer = device.place(header.context, is_dry)
-        if is_dry:
-            return
-        lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-        staging = lib.ggml_backend_buft_alloc_buffer(device.host_type, READ_BYTES)
+        self._joined = Joined(header)
+        self._buffers: list[Any] = []
+        staging = None
         try:
+            for context in (self._joined.context, header.context):  # wholes before their parts
+                if lib.ggml_get_first_tensor(context):
+                    self._buffers.append(device.place(context, is_dry))
+            if is_dry:
+                return
+            for buffer in self._buffers:
+                lib.ggml_backend_buffer_set_usage(buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+            staging = lib.ggml_backend_buft_alloc_buffer(device.host_type, READ_BYTES)
             if not staging:
                 raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to copy weights from")
             self._fill(header, ffi.buffer(lib.ggml_backend_buffer_get_base(staging), READ_BYTES), progress)
@@ -50,7 +59,10 @@ class Uploaded(Weights):
                 n_done += place.n_bytes
                 report(header.path, progress, n_done / self.n_bytes)
 
+    def part(self, name: str) -> Part | None:
+        return self._joined.parts.get(name)
+
     def close(self) -> None:
-        if self._buffer:
-            lib.ggml_backend_buffer_free(self._buffer)
-            self._buffer = None
+        while self._buffers:
+            lib.ggml_backend_buffer_free(self._buffers.pop())
+        self._joined.close()

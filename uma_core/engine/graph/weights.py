@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from uma_core.engine.graph.header import Header
+from uma_core.engine.graph.joined import Part
 from uma_core.engine.graph.shape import Unsupported
 from uma_core.engine.lib import ffi, lib
 
@@ -41,6 +42,10 @@ class Weights:
     def factor(self, name: str, n_in: int, n_out: int) -> Any:
         """A matrix that only a product reads. Raises: Unsupported."""
         return self.matrix(name, n_in, n_out)
+
+    def part(self, name: str) -> Part | None:
+        """Of which whole the matrix of that name, without its suffix, is a part."""
+        return None
 
     def _checked(self, name: str, ne: tuple[int, int, int], kind: int | None) -> Any:
         tensor = self.get(name)

@@ -30,6 +30,8 @@ HEADROOM = 0.7  # of an everyday gap, for which a new chunk's pieces are chosen:
 RARELY = 4  # work that exceeds the pause limit by itself is forced so many times more rarely
 ARRIVAL_MARGIN = 4  # times the predicted copy: cells are marked before they are copied
 ARRIVAL_SHARE = 10  # of the streams' own round that this may take
+BACKGROUND_SHARE = 0.4  # of the time between a stream's own round and the cap, for background prompts on a noisy machine
+CHEAP_ROW = 0.2  # of a step of one row: what one more may take
 SLICE_NS = 100_000  # a transfer that is under way gets at least this
 
 
@@ -85,16 +87,17 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
     wanted = _planned_workers(parts, plan)
     if item is None and not wanted:
         return Grant([], None, 0, 0, transfer, moved, ())
+    prompt_room = _prompt_room(limits, memory, room, is_urgent)
     are_first = (not is_urgent and memory.debt_ns <= 0) or item is None or (bool(wanted) and _rows_starved(state, parts, wanted, memory, 1))
     if wanted and are_first:
         workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
         if workers:
-            left = room.normal_ns - _extra_time(state, parts, workers) if kind is Kind.NORMAL else 0
+            left = prompt_room.normal_ns - _extra_time(state, parts, workers) if kind is Kind.NORMAL else 0
             item, run_ns, pieces = _piece_that_fits(state, item, view, left)
             return Grant(workers, item, run_ns, pieces, transfer, max(kind, moved), _notes(kind, len(workers), len(wanted)))
-    cap = urgent_cap(state, view, limits, _usual_ns(state, item, view, room)) if is_urgent and view and item else limits.cap_ns
+    cap = urgent_cap(state, view, limits, _usual_ns(state, item, view, prompt_room)) if is_urgent and view and item else limits.cap_ns
     is_raised = cap > limits.cap_ns
-    grant = _prefill(state, item, view, _room(limits, memory, cap).less(transfer) if is_raised else room, is_raised)
+    grant = _prefill(state, item, view, _room(limits, memory, cap).less(transfer) if is_raised else prompt_room, is_raised)
     if grant.prefill is None and wanted and not are_first:
         workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
         return Grant(workers, None, 0, 0, transfer, max(kind, moved), _notes(kind, len(workers), len(wanted)))
@@ -115,6 +118,19 @@ def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
     return Room(min(normal, long_ns) if cap > limits.cap_ns else normal, max(normal, long_ns), limits.pause_ns - solo, memory.credit >= 1.0)
 
 
+def _prompt_room(limits: GapLimits, memory: GuardMemory, room: Room, is_urgent: bool) -> Room:
+    """What a prompt may have of an everyday gap. Gaps are judged by the cap plus the machine's own noise.
+
+    A chat's prompt, which is in few gaps, may fill them up to that; a background prompt, which is in most of them, leaves as much free
+    below the cap, so that they stay below it with the noise that comes on top.
+    """
+    noise_ns = int(limits.cap_ns * memory.noise * memory.throttle)
+    if is_urgent:
+        return room._replace(normal_ns=min(room.normal_ns + noise_ns, room.long_ns))
+    least = min(room.normal_ns, int(BACKGROUND_SHARE * (limits.cap_ns - limits.solo_ns)))
+    return room._replace(normal_ns=max(room.normal_ns - noise_ns, least))
+
+
 def _transfer_time(state: SchedulerState, parts: Parts, room: Room) -> int:
     """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, half of the room unless a chat waits for it.
 
@@ -133,7 +149,7 @@ def _transfer_time(state: SchedulerState, parts: Parts, room: Room) -> int:
 def _arrival_time(state: SchedulerState, item: PlanItem, view: SessionView, limits: GapLimits, room: Room) -> int:
     """Time for the KV of a chat whose last chunk may end in this run: its second token need not wait for a tick of the others then."""
     left = state.cost.prefill_ns(item.n_tokens, view.n_past) * (1.0 - view.chunk_fraction)
-    if item.call != SLICED or not item.want_logits or left > room.long_ns:
+    if item.call != SLICED or item.n_tokens < view.n_left - 1 or left > room.long_ns:
         return 0
     need = state.cost.transfer_ns(item.n_tokens * state.device.kv_bytes_per_cell)
     return min(max(SLICE_NS, ARRIVAL_MARGIN * need), limits.solo_ns // ARRIVAL_SHARE, room.long_ns)
@@ -157,7 +173,7 @@ def _extra_time(state: SchedulerState, parts: Parts, workers: list[SessionView])
 def _rows_starved(state: SchedulerState, parts: Parts, wanted: list[SessionView], memory: GuardMemory, times: int) -> bool:
     """True if a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as long."""
     bound = state.knobs.starvation_ticks * times
-    oldest = min(v.t_last_ns for v in wanted)
+    oldest = min(v.t_last_ns or v.t_progress_ns for v in wanted)
     return state.now_ns - oldest >= bound * parts.talk_ns and state.tick - memory.forced_tick >= bound
 
 
@@ -211,7 +227,7 @@ def _prefill(state: SchedulerState, item: PlanItem | None, view: SessionView | N
         return _chunk(state, item, view, room, is_urgent)
     if not view.n_chunk:
         gaps = (int(room.normal_ns * HEADROOM), room.long_ns, state.knobs.long_tick_share)
-        item = resize(item, view, best_in_gaps(state.cost, view.n_left, view.n_past, chunk_limit(state), gaps))
+        item = resize(item, view, best_in_gaps(state.cost, _n_to_read(state, item, view), view.n_past, chunk_limit(state), gaps))
     piece = state.cost.piece_ns(item.n_tokens, view.n_past)
     everyday = Kind.URGENT if is_urgent else Kind.NORMAL
     if piece <= room.normal_ns:
@@ -224,6 +240,17 @@ def _prefill(state: SchedulerState, item: PlanItem | None, view: SessionView | N
     if fills:  # no time for a piece, but for the copies that come before the first one
         return Grant([], item, room.normal_ns, 0, 0, everyday, ("latency_guard: no piece fits, a lane may fill",))
     return Grant([], None, 0, 0, 0, Kind.NOTHING, ("latency_guard: no piece fits",))
+
+
+def _n_to_read(state: SchedulerState, item: PlanItem, view: SessionView) -> int:
+    """Tokens of the prompt that chunks have to read. Where one more row of the streams' call is cheap, the last one becomes
+    that row: the output's matrix, which it alone needs, is read there anyway.
+    """
+    if view.n_generated or view.n_left <= 1:
+        return view.n_left
+    talkers = parts_of(state).talkers
+    extra = rows_time(state, [*talkers, view._replace(seq_id=item.seq_id)]) - rows_time(state, talkers)
+    return view.n_left - (extra <= CHEAP_ROW * state.cost.solo_step_ns(view.n_past))
 
 
 def _chunk(state: SchedulerState, item: PlanItem, view: SessionView, room: Room, is_urgent: bool) -> Grant:
