@@ -31,6 +31,7 @@ RARELY = 4  # work that exceeds the pause limit by itself is forced so many time
 ARRIVAL_MARGIN = 4  # times the predicted copy: cells are marked before they are copied
 ARRIVAL_SHARE = 10  # of the streams' own round that this may take
 BACKGROUND_SHARE = 0.4  # of the time between a stream's own round and the cap, for background prompts on a noisy machine
+HOST_NS = 200_000  # of a long gap, for what the host does between the device's calls: however short a step is, that is not shorter
 CHEAP_ROW = 0.2  # of a step of one row: what one more may take
 SLICE_NS = 100_000  # a transfer that is under way gets at least this
 
@@ -113,7 +114,7 @@ def _usual_ns(state: SchedulerState, item: PlanItem, view: SessionView, room: Ro
 def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
     """Room below `cap`; a raised cap keeps the margin of long gaps."""
     solo = limits.solo_ns
-    long_ns = max(0, int(max(limits.pause_ns, cap) - solo * (1.0 + memory.hard_margin)))
+    long_ns = max(0, int(max(limits.pause_ns, cap) - solo * (1.0 + memory.hard_margin)) - HOST_NS)
     normal = max(0, int((cap - solo * (1.0 + memory.margin)) * memory.throttle))
     return Room(min(normal, long_ns) if cap > limits.cap_ns else normal, max(normal, long_ns), limits.pause_ns - solo, memory.credit >= 1.0)
 
