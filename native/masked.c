@@ -1,6 +1,8 @@
 // Attention by ggml's own operation: the span of cells that a batch reads, and the mask that says which of them each row sees.
 #include "uma.h"
 
+#include "ggml-impl.h"
+
 #include <string.h>
 
 enum { PAGE = 64, STEP = 256 }; // ggml's CUDA kernels want the cells in steps of 256
@@ -29,6 +31,27 @@ void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages
     }
     span[0] = low * PAGE / STEP * STEP;
     span[1] = (high * PAGE + STEP - 1) / STEP * STEP - span[0];
+}
+
+void uma_mask_fit(uma_forward * f, int64_t first, int64_t n_cells) {
+    uma_mask * m = f->mask;
+    m->first   = first;
+    m->n_cells = n_cells;
+    for (int32_t i = 0; i < m->n_views; i++) {
+        struct ggml_tensor * t = m->views[i];
+        t->ne[1]     = n_cells;
+        t->view_offs = (size_t) first * t->nb[1];
+        t->data      = (char *) t->view_src->data + t->view_offs;
+    }
+    for (int32_t i = 0; i < 2; i++) {
+        struct ggml_tensor * t = m->inputs[i];
+        if (t) {
+            t->ne[0] = n_cells;
+            t->nb[1] = (size_t) n_cells * t->nb[0];
+            t->nb[2] = t->nb[3] = t->nb[1] * (size_t) t->ne[1];
+        }
+    }
+    f->graph->uid = 0; // whoever recorded it must look at it again
 }
 
 // Positions begin..end of a sequence, seen or unseen.

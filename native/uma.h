@@ -147,6 +147,9 @@ typedef struct uma_mask {
     uint16_t * window;       // the same in layers with a window; NULL: none has
     int64_t    first, n_cells; // the span
     int32_t    n_window;     // positions that a row sees in layers with a window
+    struct ggml_tensor ** views;     // K and V of the span's cells, as the graph reads them
+    int32_t    n_views;
+    struct ggml_tensor * inputs[2];  // the graph's masks, full and window; NULL where there is none
 } uma_mask;
 
 // The cells (first, how many) among which is all that the rows see, in steps of 256. Rows of a sequence are in the order of their positions.
@@ -164,7 +167,7 @@ typedef struct uma_forward {
     struct ggml_cgraph  * graph;
     uma_paged    * paged;
     uma_paged    * window;   // of the layers that have one; NULL: none has
-    const uma_mask * mask;   // instead of both; NULL: attention goes by pages
+    uma_mask * mask;         // instead of both; NULL: attention goes by pages
     const int32_t * pages;   // (sequences, n_pages_seq)
     int32_t   n_pages_seq;
     int32_t   n_head_kv;
@@ -183,6 +186,9 @@ typedef struct uma_forward {
     int32_t * best_id;           // (outputs)
     int32_t   has_logits;        // `logits` holds all that the last computation gave
 } uma_forward;
+
+// Make the graph one that reads these cells, no more than it was built for; it must not be computed meanwhile.
+void uma_mask_fit(uma_forward * f, int64_t first, int64_t n_cells);
 
 bool    uma_forward_fill(uma_forward * f, const uma_rows * rows);   // false: no memory
 void    uma_forward_fetch(uma_forward * f);                         // after the graph was computed: its logits, where they are elsewhere

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Cells that a graph's attention reads; none where pages say what is read."""
+    """Cells that a batch's attention reads; none where pages say what is read."""
 
     first: int
     n: int
@@ -24,7 +24,7 @@ class BatchShape(NamedTuple):
 
     n: int  # tokens
     n_out: int  # rows that want logits
-    span: Span = NO_SPAN
+    n_span: int = 0  # cells that the longest span may have
 
 
 class Attention(Protocol):
@@ -36,10 +36,13 @@ class Attention(Protocol):
     def span(self, rows: Any, pages: Pages) -> Span:
         """Of the batch in `rows`, a uma_rows *."""
 
-    def largest(self) -> Span:
-        """That any batch may have."""
+    def room(self, span: Span) -> int:
+        """The longest span of a graph that is built for this one: spans grow, and building takes as long as a step."""
 
-    def masks(self, b: Builder, span: Span) -> tuple[Any, Any]:
+    def largest(self) -> int:
+        """The longest span of all."""
+
+    def masks(self, b: Builder) -> tuple[Any, Any]:
         """Inputs beside the builder's own: for layers that see everything, and for those with a window; None where there is none."""
 
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
@@ -48,7 +51,7 @@ class Attention(Protocol):
     def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int) -> Any:
         """(dim * n_head, n)"""
 
-    def bind(self, native: Any, span: Span, masks: tuple[Any, Any]) -> Any:
+    def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> Any:
         """Tell a uma_forward what attention needs, `masks` being addresses. Returns what must live as long as `native`."""
 
     def close(self) -> None: ...

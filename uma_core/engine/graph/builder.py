@@ -28,13 +28,14 @@ class Builder:
 
     def start(self, batch: BatchShape, attention: Attention, rope_mode: int) -> None:
         """Make the inputs."""
-        self.n, self.n_out, self.span = batch
+        self.n, self.n_out, self.n_span = batch
+        self.views: list[Any] = []  # of cells: what a batch's span changes
         self._attention, self.rope_mode = attention, rope_mode
         self.token = self.input(lib.GGML_TYPE_I32, self.n)
         self.pos = self.input(lib.GGML_TYPE_I32, self.n)
         self.cell = self.input(lib.GGML_TYPE_I64, self.n * attention.n_ids)
         self.out_id = self.input(lib.GGML_TYPE_I32, self.n_out) if 0 < self.n_out < self.n else None
-        self.masks = attention.masks(self, batch.span)
+        self.masks = attention.masks(self)
         factors = "rope_freqs.weight"
         self.rope_factors = self.weights.vector(factors, self.shape.n_rot // 2) if self.weights.find(factors) else ffi.NULL
 

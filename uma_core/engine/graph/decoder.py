@@ -54,10 +54,12 @@ class Decoder:
         self._point_at(batch)
         rows = self._rows
         rows.n, rows.wake_fd, rows.goes_on = batch.n, batch.wake_fd, goes_on
-        shape = BatchShape(batch.n, batch.n_rows, self._attention.span(rows, self._pages))
-        if self._last is None or shape != self._last.batch:
+        span = self._attention.span(rows, self._pages)
+        shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span))
+        if self._last is None or shape != self._last.batch or span != self._last.span:
             self.settle()  # what was begun is of another graph, which may have to make room
         self._last = forward = self.forwards.of(shape)
+        forward.fit(span)
         status = STATUS_OF.get(lib.uma_forward_decode(forward.native, rows), DecodeStatus.FATAL)
         for seq_id, pos0, n in runs:
             if status is DecodeStatus.OK:
@@ -97,10 +99,10 @@ class Decoder:
             self._views = (batch, views)
 
     def warm_up(self, n_most: int) -> None:
-        """Build the graphs of ticks of up to so many sequences over the last call's span. Raises: INSUFFICIENT_MEMORY."""
+        """Build the graphs of ticks of up to so many sequences, with the last call's room. Raises: INSUFFICIENT_MEMORY."""
         assert self._last is not None
         for n in range(1, n_most + 1):
-            self.forwards.of(BatchShape(n, n, self._last.batch.span))
+            self.forwards.of(BatchShape(n, n, self._last.batch.n_span))
 
     def logits(self, row: int) -> np.ndarray:
         assert self._last is not None

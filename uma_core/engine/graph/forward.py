@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uma_core.engine.graph.attention import Attention, BatchShape
+from uma_core.engine.graph.attention import Attention, BatchShape, Span
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.families import Family
@@ -99,12 +99,19 @@ class Forward:
         *addresses, at_logits, at_best = workspace.addresses([*inputs, logits, best])
         n.token, n.pos, n.cell, n.out_id = (ffi.cast(f"{kind} *", at) for kind, at in zip(INPUTS, addresses, strict=False))
         n.logits, n.best_id = ffi.cast("float *", at_logits), ffi.cast("int32_t *", at_best)
-        self._kept = [compute.attention.bind(n, batch.span, (addresses[-2], addresses[-1]))]
+        self.span = Span(0, batch.n_span)
+        self._kept = [compute.attention.bind(n, builder, (addresses[-2], addresses[-1]))]
         if workspace.is_staged:
             used = [(tensor, at) for tensor, at in zip(inputs, addresses, strict=True) if tensor is not None and tensor.buffer]
             self._kept.append(ffi.new("uma_input[]", used))
             n.inputs, n.n_inputs = self._kept[-1], len(used)
             n.result, n.best = logits or ffi.NULL, best or ffi.NULL
+
+    def fit(self, span: Span) -> None:
+        """Make the graph one of a batch with this span, which has room in it. Not while it is computed."""
+        if span != self.span:
+            lib.uma_mask_fit(self.native, *span)
+            self.span = span
 
     def logits(self, row: int) -> np.ndarray:
         """(n_vocab,) float32 view, borrowed until the graph is computed again."""

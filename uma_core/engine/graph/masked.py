@@ -16,6 +16,9 @@ from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
 
 
+LEAST_ROOM = 4096  # cells
+
+
 class Masked:
     """Owns nothing: masks are inputs of the graphs. See attention.Attention."""
 
@@ -29,12 +32,15 @@ class Masked:
         lib.uma_mask_span(rows, pages.table_pointer, pages.table.shape[1], self._found)
         return Span(self._found[0], self._found[1])
 
-    def largest(self) -> Span:
-        return Span(0, self._cells.n_cells)
+    def room(self, span: Span) -> int:
+        return min(self.largest(), max(LEAST_ROOM, 1 << (span.n - 1).bit_length()))
 
-    def masks(self, b: Builder, span: Span) -> tuple[Any, Any]:
+    def largest(self) -> int:
+        return self._cells.n_cells
+
+    def masks(self, b: Builder) -> tuple[Any, Any]:
         windows = {self._shape.is_windowed(layer) for layer in range(self._shape.n_layer)}
-        full, window = (b.input(lib.GGML_TYPE_F16, span.n, b.n) if kind in windows else None for kind in (False, True))
+        full, window = (b.input(lib.GGML_TYPE_F16, b.n_span, b.n) if kind in windows else None for kind in (False, True))
         return full, window
 
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
@@ -50,15 +56,18 @@ class Masked:
         return lib.ggml_reshape_2d(context, out, s.n_embd_q, b.n)
 
     def _heads(self, b: Builder, cells: Any) -> Any:
-        """(dim, cells of the span, n_head_kv)"""
+        """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's (native/masked.c)."""
         row, head = cells.nb[1], lib.ggml_row_size(cells.type, b.shape.dim)
-        return lib.ggml_view_3d(b.context, cells, b.shape.dim, b.span.n, b.shape.n_head_kv, row, head, b.span.first * row)
+        b.views.append(lib.ggml_view_3d(b.context, cells, b.shape.dim, b.n_span, b.shape.n_head_kv, row, head, 0))
+        return b.views[-1]
 
-    def bind(self, native: Any, span: Span, masks: tuple[Any, Any]) -> Any:
+    def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> Any:
         full, window = (ffi.cast("uint16_t *", mask) for mask in masks)
-        values = {"full": full, "window": window, "first": span.first, "n_cells": span.n, "n_window": self._shape.window}
+        values = {"full": full, "window": window, "n_window": self._shape.window, "n_cells": b.n_span}
         native.mask = mask = ffi.new("uma_mask *", values)
-        return mask
+        mask.views, mask.n_views = views, _ = ffi.new("struct ggml_tensor *[]", b.views), len(b.views)
+        mask.inputs = [tensor or ffi.NULL for tensor in b.masks]
+        return mask, views
 
     def close(self) -> None:
         """Nothing to free."""

@@ -37,10 +37,13 @@ class Paged:
     def span(self, rows: Any, pages: Pages) -> Span:
         return NO_SPAN
 
-    def largest(self) -> Span:
-        return NO_SPAN
+    def room(self, span: Span) -> int:
+        return 0
 
-    def masks(self, b: Builder, span: Span) -> tuple[None, None]:
+    def largest(self) -> int:
+        return 0
+
+    def masks(self, b: Builder) -> tuple[None, None]:
         return None, None
 
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
@@ -52,7 +55,7 @@ class Paged:
         kernel, plan = ffi.addressof(lib, "uma_paged_attention"), self.window if b.shape.is_windowed(layer) else self.full
         return lib.ggml_custom_4d(b.context, lib.GGML_TYPE_F32, b.shape.n_embd_q, b.n, 1, 1, sources, 3, kernel, lib.GGML_N_TASKS_MAX, plan)
 
-    def bind(self, native: Any, span: Span, masks: tuple[Any, Any]) -> None:
+    def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> None:
         native.paged, native.window = self.full, self.window
 
     def close(self) -> None:
