@@ -74,6 +74,19 @@ def test_the_rest_of_one_run_is_spent_once() -> None:
     assert 0 < prompt.passed_ns() - before <= SLICE_NS, "without time one slice moves"
 
 
+@pytest.mark.parametrize("min_pieces", [0, 1])
+def test_opening_a_chunk_takes_of_its_run(min_pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = Prompt(copy_ns=0)
+    engine, item = prompt.rig.engine, PlanItem(1, 0, Phase.PREFILL, CHUNK, True, SLICED, "test")
+    open_chunk = engine.prefill_open
+    monkeypatch.setattr(engine, "prefill_open", lambda *args: [prompt.clock.advance(RUN_NS), open_chunk(*args)][1])
+    plan = Plan(run_ns=RUN_NS, quantum_ns=MS, min_pieces=min_pieces)
+    prompt.calls.prefill(item, prompt.session, plan, prompt.rig.executor.cost)
+    assert (prompt.session.chunk_fraction > 0) == (prompt.passed_ns() > RUN_NS) == bool(min_pieces), "nothing comes on top that can wait"
+    prompt.calls.prefill(item, prompt.session, plan, prompt.rig.executor.cost)
+    assert prompt.session.n_past == CHUNK and prompt.passed_ns() == RUN_NS + CHUNK_NS
+
+
 @pytest.mark.parametrize("budget_ns", [2 * MS, 20 * MS])
 def test_a_longer_budget_counts_instead(budget_ns: int) -> None:
     prompt = Prompt(copy_ns=50 * MS)

@@ -36,8 +36,8 @@ class Attention(Protocol):
     def span(self, rows: Any, pages: Pages) -> Span:
         """Of the batch in `rows`, a uma_rows *."""
 
-    def room(self, span: Span) -> int:
-        """The longest span of a graph that is built for this one: spans grow, and building takes as long as a step."""
+    def room(self, span: Span, n: int) -> int:
+        """The longest span of a graph that is built for this one and n tokens: spans grow, and building takes as long as a step."""
 
     def largest(self) -> int:
         """The longest span of all."""

@@ -55,7 +55,7 @@ class Decoder:
         rows = self._rows
         rows.n, rows.wake_fd, rows.goes_on = batch.n, batch.wake_fd, goes_on
         span = self._attention.span(rows, self._pages)
-        shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span))
+        shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span, batch.n))
         if self._last is None or shape != self._last.batch or span != self._last.span:
             self.settle()  # what was begun is of another graph, which may have to make room
         self._last = forward = self.forwards.of(shape)
@@ -102,7 +102,7 @@ class Decoder:
         """Build the graphs of ticks of up to so many sequences, with the last call's room. Raises: INSUFFICIENT_MEMORY."""
         assert self._last is not None
         for n in range(1, n_most + 1):
-            self.forwards.of(BatchShape(n, n, self._last.batch.n_span))
+            self.forwards.of(BatchShape(n, n, self._attention.room(self._last.span, n)))
 
     def logits(self, row: int) -> np.ndarray:
         assert self._last is not None

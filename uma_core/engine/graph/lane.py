@@ -61,7 +61,7 @@ class Lane:
         rows.token, rows.pos, rows.seq_id = views
         rows.want = ffi.from_buffer("int8_t *", self._want)
         span = self._compute.attention.span(rows, self._pages)
-        forward = self._forward_of(BatchShape(n, int(want_logits), self._compute.attention.room(span)))
+        forward = self._forward_of(BatchShape(n, int(want_logits), self._compute.attention.room(span, n)))
         forward.fit(span)
         if not lib.uma_forward_fill(forward.native, rows):
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a chunk's plan")

@@ -15,8 +15,7 @@ from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
 
-
-LEAST_ROOM = 4096  # cells
+LEAST_BYTES = 4 << 20  # of a mask: decode ticks have room for every span, so that their graphs are built once
 
 
 class Masked:
@@ -32,8 +31,8 @@ class Masked:
         lib.uma_mask_span(rows, pages.table_pointer, pages.table.shape[1], self._found)
         return Span(self._found[0], self._found[1])
 
-    def room(self, span: Span) -> int:
-        return min(self.largest(), max(LEAST_ROOM, 1 << (span.n - 1).bit_length()))
+    def room(self, span: Span, n: int) -> int:
+        return min(self.largest(), max(LEAST_BYTES // (2 * n), 1 << (span.n - 1).bit_length()))
 
     def largest(self) -> int:
         return self._cells.n_cells

@@ -37,7 +37,7 @@ class Paged:
     def span(self, rows: Any, pages: Pages) -> Span:
         return NO_SPAN
 
-    def room(self, span: Span) -> int:
+    def room(self, span: Span, n: int) -> int:
         return 0
 
     def largest(self) -> int:
