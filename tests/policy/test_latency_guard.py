@@ -237,6 +237,14 @@ class TestTransfers:
         assert plan.transfer_ns > 0
         assert SOLO + plan.run_ns + plan.transfer_ns <= 1.2 * SOLO
 
+    def test_what_one_slice_takes_is_not_left_for_prompts(self):
+        moving = reading(2, BACK, is_ready=False, is_transferring=True)
+        fat = {"kv_bytes_per_cell": 1 << 20, "cost": GPU}
+        one = GPU.transfer_ns(64 << 20)
+        assert one > 0.2 * GPU.solo_step_ns(110), "an everyday gap has no room beside it"
+        assert prefill_item(run(state_of(talking(0), reading(1, BACK, n_prompt=5000), moving, **fat))) is None
+        assert prefill_item(run(state_of(talking(0), reading(1, BACK, n_prompt=5000), **fat))) is not None
+
     def test_a_background_copy_takes_half_of_the_room_at_most(self):
         big = {"kv_bytes_per_cell": 10_000_000}
         chat = run(state_of(talking(0), reading(2, is_ready=False, is_transferring=True), **big)).transfer_ns

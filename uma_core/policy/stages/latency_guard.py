@@ -33,6 +33,7 @@ ARRIVAL_SHARE = 10  # of the streams' own round that this may take
 BACKGROUND_SHARE = 0.4  # of the time between a stream's own round and the cap, for background prompts on a noisy machine
 HOST_NS = 200_000  # of a long gap, for what the host does between the device's calls: however short a step is, that is not shorter
 CHEAP_ROW = 0.2  # of a step of one row: what one more may take
+SLICE_CELLS = 64  # a transfer moves no fewer at a time
 SLICE_NS = 100_000  # a transfer that is under way gets at least this
 
 
@@ -84,7 +85,7 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
     moved = Kind.LONG if transfer > room.normal_ns else Kind.NORMAL if transfer else Kind.NOTHING
     if is_urgent and item and view:
         transfer = max(transfer, _arrival_time(state, item, view, limits, room))
-    room = room.less(transfer)
+    room = room.less(max(transfer, _slice_time(state, parts)))
     wanted = _planned_workers(parts, plan)
     if item is None and not wanted:
         return Grant([], None, 0, 0, transfer, moved, ())
@@ -145,6 +146,11 @@ def _transfer_time(state: SchedulerState, parts: Parts, room: Room) -> int:
         return min(room.long_ns, need)
     is_awaited = any(v.lane is Lane.INTERACTIVE for v in parts.moving)
     return min(room.normal_ns if is_awaited else room.normal_ns // 2, need)
+
+
+def _slice_time(state: SchedulerState, parts: Parts) -> int:
+    """What a transfer under way takes, however little time it is given."""
+    return state.cost.transfer_ns(SLICE_CELLS * state.device.kv_bytes_per_cell) if parts.moving else 0
 
 
 def _arrival_time(state: SchedulerState, item: PlanItem, view: SessionView, limits: GapLimits, room: Room) -> int:
