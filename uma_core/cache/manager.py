@@ -224,7 +224,7 @@ class PrefixCache:
         self.unpark(session)
         session.cached_hint, session.restore_ns, session.cached_seq, session.cached_own = 0, 0, -1, 0
         session.touch()
-        if n and session.can_decode:
+        if n and session.can_decode:  # at 0 nothing was restored, and this tick may read the prompt, be it one token
             session.become(Phase.DECODE)
 
     def _count(self, session: Session, pieces: list[Piece], n_gained: int, n: int, t0: int) -> None:

@@ -84,8 +84,11 @@ class GraphEngine:
         self.kv_truncate(0, 0)
         assert self._loaded is not None and self.decoder is not None
         self.decoder.warm_up(min(len(self.decoder.n_kv), N_SMALL))  # no tick waits for its graph to be built
-        n = min(WARM_UP_TOKENS, self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
+        n_most = min(self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
+        n = min(WARM_UP_TOKENS, n_most)
         for _ in self.lanes:
+            self.prefill_open(0, np.zeros(n_most, np.int32), True)  # takes its memory: on a GPU that waits for all that is under way
+            self.prefill_close(0)
             for _ in range(2):
                 self.prefill_open(0, np.zeros(n, np.int32), False)
                 self.prefill_run(0, 2**62, 1, 0)

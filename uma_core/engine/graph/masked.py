@@ -15,7 +15,7 @@ from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
 
-LEAST_BYTES = 4 << 20  # of a mask: decode ticks have room for every span, so that their graphs are built once
+LEAST_BYTES = 64 << 20  # of a mask that graphs have room for, so that hardly any is built anew when a span grows
 
 
 class Masked:
@@ -64,7 +64,8 @@ class Masked:
         full, window = (ffi.cast("uint16_t *", mask) for mask in masks)
         values = {"full": full, "window": window, "n_window": self._shape.window, "n_cells": b.n_span}
         native.mask = mask = ffi.new("uma_mask *", values)
-        mask.views, mask.n_views = views, _ = ffi.new("struct ggml_tensor *[]", b.views), len(b.views)
+        views = ffi.new("struct ggml_tensor *[]", b.views)
+        mask.views, mask.n_views = views, len(b.views)
         mask.inputs = [tensor or ffi.NULL for tensor in b.masks]
         return mask, views
 
