@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.conftest import DRAFT
+from tests.engine.drive import generate, read, tokens_of
+from tests.engine.graph.conftest import SMALL
+from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
 
@@ -55,3 +61,19 @@ def test_a_window_as_long_as_the_sequence_hides_nothing() -> None:
     table = np.arange(N_SEQ * N_PAGES_SEQ, dtype=np.int32).reshape(N_SEQ, -1) % N_PAGES
     _, (full, windowed) = painted([(1, 0, 130)], table, 130)
     assert (full == windowed).all()
+
+
+def test_one_graph_serves_every_span() -> None:
+    with closing(GraphEngine(DRAFT, SMALL, is_stock=True)) as engine:
+        assert engine.decoder is not None
+        forwards, spans = set(), []
+        for seq_id, n in ((0, 10), (1, 200), (2, 200)):
+            generate(engine, seq_id, read(engine, seq_id, tokens_of(engine, n)), 30)
+            forward = engine.decoder._last
+            assert forward is not None
+            forwards.add(forward)
+            spans.append(forward.span)
+            mask = forward.native.mask
+            assert (mask.first, mask.n_cells) == forward.span == (mask.views[0].view_offs // mask.views[0].nb[1], mask.views[0].ne[1])
+            assert mask.inputs[0].ne[0] == forward.span.n < forward.batch.n_span
+    assert len(forwards) == 1 and len(set(spans)) > 1
