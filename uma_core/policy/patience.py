@@ -20,9 +20,9 @@ TTFT_MOST = 8.0  # but at most so many times its prefill time
 TOGETHER_STEPS = 60  # ... within so many steps where it waits to begin together with others: beginning early would delay them by more
 
 
-def target_ns(state: SchedulerState, view: SessionView, step_ns: int) -> int:
-    """From its arrival to its first token; `step_ns`: of one stream alone."""
-    return view.slo_ttft_ns or state.knobs.slo_ttft_ns or _patience(state, view, TTFT_STEPS * step_ns)
+def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int = TTFT_STEPS) -> int:
+    """From its arrival to its first token; `step_ns`: of one stream alone, of which so many pass unnoticed."""
+    return view.slo_ttft_ns or state.knobs.slo_ttft_ns or _patience(state, view, n_steps * step_ns)
 
 
 def left_to_read_ns(state: SchedulerState, view: SessionView) -> int:
@@ -36,19 +36,13 @@ def begin_together(state: SchedulerState, beginners: list[SessionView], prompts:
     others = [left_to_read_ns(state, v) for v in prompts if is_first_awaited(v)]
     if not others:
         return False
-    due = min(v.t_queued_ns + _wait_ns(state, v) for v in beginners)
+    due = min(v.t_queued_ns + target_ns(state, v, state.cost.solo_step_ns(v.n_past), TOGETHER_STEPS) for v in beginners)
     return state.now_ns + min(others) <= due
 
 
 def is_first_awaited(view: SessionView) -> bool:
     """Somebody reads along, and has seen nothing yet."""
     return view.lane is Lane.INTERACTIVE and not view.t_first_ns
-
-
-def _wait_ns(state: SchedulerState, view: SessionView) -> int:
-    """From its arrival to its first token, for a chat that could begin but waits for others."""
-    steps_ns = TOGETHER_STEPS * state.cost.solo_step_ns(view.n_past)
-    return view.slo_ttft_ns or state.knobs.slo_ttft_ns or _patience(state, view, steps_ns)
 
 
 def _patience(state: SchedulerState, view: SessionView, short_ns: int) -> int:

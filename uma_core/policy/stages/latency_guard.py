@@ -16,6 +16,7 @@ from uma_core.policy.chunks import best_in_gaps
 from uma_core.policy.gaps import GapLimits, gap_limits, urgent_cap
 from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, earn, learn
 from uma_core.policy.parts import Parts, parts_of, prompt_view, rows_time
+from uma_core.policy.patience import is_first_awaited
 from uma_core.policy.plan import SLICED, Plan, PlanItem
 from uma_core.policy.stages.decode_first import JOIN_GAIN, TALKERS, decode_items, in_turn
 from uma_core.policy.stages.prefill_budget import chunk_limit, resize
@@ -79,7 +80,7 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
     """Share out the gap."""
     item = next((i for i in plan.items if i.phase is Phase.PREFILL), None)
     view = prompt_view(state, item.sid) if item else None
-    is_urgent = view is not None and view.lane is Lane.INTERACTIVE and not view.t_first_ns
+    is_urgent = view is not None and is_first_awaited(view)
     room = _room(limits, memory, limits.cap_ns)
     transfer = _transfer_time(state, parts, room)
     moved = Kind.LONG if transfer > room.normal_ns else Kind.NORMAL if transfer else Kind.NOTHING
