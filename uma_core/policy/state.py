@@ -95,19 +95,3 @@ class SchedulerState(NamedTuple):
     cost: CostModel
     reports: tuple[CallReport, ...]  # since the last plan: of one tick, or of all that repeated it
     carry: Mapping[str, object]  # each stage's memory under its own name; values immutable
-
-
-def queued(state: SchedulerState) -> list[SessionView]:
-    return [s for s in state.sessions if s.phase is Phase.QUEUED]
-
-
-def decoding(state: SchedulerState) -> list[SessionView]:
-    return [s for s in state.sessions if s.phase is Phase.DECODE and s.is_ready]
-
-
-def prefilling(state: SchedulerState) -> list[SessionView]:
-    return [s for s in state.sessions if s.phase is Phase.PREFILL and s.is_ready]
-
-
-def interactive(views: list[SessionView]) -> list[SessionView]:
-    return [s for s in views if s.lane is Lane.INTERACTIVE]
