@@ -111,7 +111,7 @@ void uma_forward_settle(uma_ahead * ahead) {
 // The graph is of one span: the rows that follow may need another.
 static bool is_within(const uma_forward * f, const uma_rows * rows) {
     int64_t span[2];
-    uma_mask_span(rows, f->pages, f->n_pages_seq, span);
+    uma_mask_span(rows, f->pages, f->n_pages_seq, f->mask->n_pool, span);
     return span[0] == f->mask->first && span[1] == f->mask->n_cells;
 }
 

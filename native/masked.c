@@ -5,7 +5,9 @@
 
 #include <string.h>
 
-enum { PAGE = 64, STEP = 256 }; // ggml's CUDA kernels want the cells in steps of 256
+// ggml's CUDA kernels want the cells in steps of 256. Graphs of few rows, which are computed step after step, are recorded there: a span that
+// grows has one recorded anew, which takes half of a step; reading some cells that no row sees takes less.
+enum { PAGE = 64, STEP = 256, FEW_ROWS = 16, STEP_OF_FEW = 1024 };
 
 static const uint16_t UNSEEN = 0xFC00; // -inf as f16; 0 is seen
 
@@ -16,8 +18,9 @@ typedef struct table {
 
 static const int32_t * pages_of(const table * t, int32_t seq_id) { return t->pages + (int64_t) seq_id * t->n_pages_seq; }
 
-void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq, int64_t * span) {
+void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq, int64_t n_pool, int64_t * span) {
     const table t = { pages, n_pages_seq };
+    const int64_t step = rows->n <= FEW_ROWS ? STEP_OF_FEW : STEP;
     int64_t low = INT64_MAX, high = 0;
     for (int32_t i = 0; i < rows->n; i++) {
         if (i + 1 < rows->n && rows->seq_id[i + 1] == rows->seq_id[i]) {
@@ -29,8 +32,9 @@ void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages
             high = own[j] >= high ? own[j] + 1 : high;
         }
     }
-    span[0] = low * PAGE / STEP * STEP;
-    span[1] = (high * PAGE + STEP - 1) / STEP * STEP - span[0];
+    const int64_t end = (high * PAGE + step - 1) / step * step;
+    span[0] = low * PAGE / step * step;
+    span[1] = (end < n_pool ? end : n_pool) - span[0];
 }
 
 void uma_mask_fit(uma_forward * f, int64_t first, int64_t n_cells) {

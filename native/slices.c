@@ -11,7 +11,8 @@
 struct uma_slices {
     const volatile int32_t * bell; // nonzero: leave after the piece
     uma_forward * forward;
-    int32_t       n, node;         // tokens of the chunk; the first node that is not computed
+    int32_t       n, n_nodes;      // tokens of the chunk; nodes to compute
+    int32_t       node;            // the first that is not computed
     uma_pieces    pieces;
 };
 
@@ -26,9 +27,19 @@ uma_slices * uma_slices_new(const volatile int32_t * bell) {
 
 void uma_slices_free(uma_slices * s) { free(s); }
 
-void uma_slices_start(uma_slices * s, uma_forward * f, int32_t n) {
+// Nodes up to the last that writes K or V: whoever wants no logits needs no more.
+static int32_t n_writing(const struct ggml_cgraph * graph) {
+    int32_t n = graph->n_nodes;
+    while (n > 0 && graph->nodes[n - 1]->op != GGML_OP_SET_ROWS) {
+        n--;
+    }
+    return n;
+}
+
+void uma_slices_start(uma_slices * s, uma_forward * f, int32_t n, bool has_output) {
     s->forward = f;
     s->n       = n;
+    s->n_nodes = has_output ? f->graph->n_nodes : n_writing(f->graph);
     s->node    = 0;
     uma_pieces_begin(&s->pieces, n);
 }
@@ -45,7 +56,7 @@ static int32_t piece_end(uma_slices * s, int64_t limit_ns) {
     do {
         uma_pieces_count(&s->pieces, graph->nodes[i], attention_work(graph->nodes[i]));
         i++;
-    } while (i < graph->n_nodes && uma_pieces_fits(&s->pieces, graph->nodes[i], attention_work(graph->nodes[i]), limit_ns));
+    } while (i < s->n_nodes && uma_pieces_fits(&s->pieces, graph->nodes[i], attention_work(graph->nodes[i]), limit_ns));
     return i;
 }
 
@@ -61,7 +72,7 @@ void uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_
     const int64_t t0 = uma_now_ns();
     int64_t t = t0;
     memset(out, 0, sizeof(*out));
-    while (s->node < s->forward->graph->n_nodes && out->rc == 0) {
+    while (s->node < s->n_nodes && out->rc == 0) {
         const bool may_leave = out->n_pieces > 0 && out->n_pieces >= min_pieces;
         const int64_t left = until_ns - t;
         if (may_leave && *s->bell != 0) {
@@ -80,9 +91,9 @@ void uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_
         out->longest_ns = now - t > out->longest_ns ? now - t : out->longest_ns;
         t = now;
     }
-    out->is_done = out->rc != 0 || s->node >= s->forward->graph->n_nodes;
+    out->is_done = out->rc != 0 || s->node >= s->n_nodes;
     if (out->is_done) {
-        if (out->rc == 0) {
+        if (out->rc == 0 && s->n_nodes == s->forward->graph->n_nodes) {
             uma_forward_fetch(s->forward);
         }
         uma_pieces_finish(&s->pieces, out->rc == 0 ? s->n : 0);

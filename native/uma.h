@@ -146,14 +146,16 @@ typedef struct uma_mask {
     uint16_t * full;         // f16 (n, n_cells): 0 where a row sees a cell, else -inf; NULL: every layer has a window
     uint16_t * window;       // the same in layers with a window; NULL: none has
     int64_t    first, n_cells; // the span
+    int64_t    n_pool;       // cells that there are
     int32_t    n_window;     // positions that a row sees in layers with a window
     struct ggml_tensor ** views;     // K and V of the span's cells, as the graph reads them
     int32_t    n_views;
     struct ggml_tensor * inputs[2];  // the graph's masks, full and window; NULL where there is none
 } uma_mask;
 
-// The cells (first, how many) among which is all that the rows see, in steps of 256. Rows of a sequence are in the order of their positions.
-void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq, int64_t * span);
+// The cells (first, how many) among which is all that the rows see, in steps of 256, for few rows of 1024, up to the last of `n_pool`.
+// Rows of a sequence are in the order of their positions.
+void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq, int64_t n_pool, int64_t * span);
 void uma_mask_fill(const uma_mask * m, const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq);
 
 // -- forward.c: one graph of one batch shape: its inputs, one decode call
@@ -196,10 +198,17 @@ enum uma_forward_status { UMA_FORWARD_BAD_TOKEN = 2 };
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);       // fills, computes, samples; 0, a ggml_status (1: aborted), or the above
 void    uma_forward_settle(uma_ahead * ahead);                      // wait for what was begun, and forget it
 
+// -- fitted.c: a graph laid out for its longest batch, made one of a shorter batch
+typedef struct uma_fitting uma_fitting;
+// Both contexts hold a graph built in the same way, the second one's batch longer by a row; only the first is kept. NULL: no memory, or not alike.
+uma_fitting * uma_fitting_new(struct ggml_context * graph, struct ggml_context * longer);
+void          uma_fitting_fit(const uma_fitting * f, int32_t n_less); // rows less than it was laid out for; masks lose their span (uma_mask_fit)
+void          uma_fitting_free(uma_fitting * f);
+
 // -- slices.c: a graph computed in pieces, the caller's other work in between
 typedef struct uma_slices uma_slices;
 uma_slices * uma_slices_new(const volatile int32_t * bell);
-void         uma_slices_start(uma_slices * s, uma_forward * f, int32_t n); // a filled one, of n tokens
+void         uma_slices_start(uma_slices * s, uma_forward * f, int32_t n, bool has_output); // a filled one, of n tokens; false: for their K and V alone
 void         uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out);
 void         uma_slices_free(uma_slices * s);
 

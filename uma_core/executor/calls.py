@@ -156,6 +156,7 @@ class Calls:
         """Open the chunk if it is new, then compute pieces of it, all in the planned time."""
         engine = self._engine
         self.t_returned_ns = 0  # what follows is no overhead between two decode calls
+        self.announce()
         self._t_run_end_ns = self._clock.now_ns() + plan.run_ns
         if not session.n_chunk:
             tokens = session.token_at(session.n_past, session.n_past + item.n_tokens)
@@ -164,8 +165,7 @@ class Calls:
             session.n_chunk, session.chunk_fraction = item.n_tokens, 0.0
             session.touch()
             if self._clock.now_ns() + plan.quantum_ns > self._t_run_end_ns and not plan.min_pieces:
-                return  # a graph had to be built; its first piece has time in the next tick
-        self.announce()
+                return  # opening took long; its first piece has time in the next tick
         outcome = engine.prefill_run(session.seq_id, self._t_run_end_ns, plan.quantum_ns, plan.min_pieces)
         now = self._clock.now_ns()
         share = outcome.fraction - session.chunk_fraction

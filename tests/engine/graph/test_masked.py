@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
 
 N_PAGES, N_SEQ, N_PAGES_SEQ, STEP = 40, 5, 12, 256
+N_CELLS = N_PAGES * PAGE
 RUN = st.tuples(st.integers(0, N_SEQ - 1), st.integers(0, 700), st.integers(1, 68))  # sequence, first position, how many
 RUNS = st.lists(RUN, min_size=1, max_size=4, unique_by=lambda run: run[0])
 
@@ -26,7 +28,7 @@ def painted(runs: list[tuple[int, int, int]], table: np.ndarray, window: int) ->
     seq, pos = (np.array(x, np.int32) for x in zip(*[(s, p) for s, p0, n in runs for p in range(p0, min(p0 + n, N_PAGES_SEQ * PAGE))], strict=True))
     rows = ffi.new("uma_rows *", {"n": len(pos), "pos": ffi.from_buffer("int32_t *", pos), "seq_id": ffi.from_buffer("int32_t *", seq)})
     pages, span = ffi.from_buffer("int32_t *", table), ffi.new("int64_t[2]")
-    lib.uma_mask_span(rows, pages, N_PAGES_SEQ, span)
+    lib.uma_mask_span(rows, pages, N_PAGES_SEQ, N_CELLS, span)
     masks = [np.full((len(pos), span[1]), 7, np.uint16) for _ in range(2)]
     full, windowed = (ffi.from_buffer("uint16_t *", mask) for mask in masks)
     sizes = {"first": span[0], "n_cells": span[1], "n_window": window}
@@ -40,7 +42,7 @@ def test_a_row_sees_its_own_positions_and_no_other_cell(runs: list[tuple[int, in
     draw = np.random.default_rng(seed)
     table = np.stack([draw.permutation(N_PAGES)[:N_PAGES_SEQ] for _ in range(N_SEQ)]).astype(np.int32)
     (first, n), (full, windowed) = painted(runs, table, window)
-    assert first % STEP == 0 and n % STEP == 0
+    assert first % STEP == 0 and n % STEP == 0 and first + n <= N_CELLS
     row = 0
     for seq, p0, n_run in runs:
         for pos in range(p0, min(p0 + n_run, N_PAGES_SEQ * PAGE)):
@@ -54,7 +56,14 @@ def test_a_row_sees_its_own_positions_and_no_other_cell(runs: list[tuple[int, in
 def test_a_span_begins_and_ends_at_steps_around_the_pages(pages: list[int], span: tuple[int, int]) -> None:
     table = np.zeros((N_SEQ, N_PAGES_SEQ), np.int32)
     table[2, : len(pages)] = pages
-    assert painted([(2, len(pages) * PAGE - 1, 1)], table, 1)[0] == span
+    assert painted([(2, len(pages) * PAGE - 17, 17)], table, 1)[0] == span
+
+
+@pytest.mark.parametrize(("pages", "span"), [([0], (0, 1024)), ([15, 16], (0, 2048)), ([17], (1024, 1024)), ([33, 39], (2048, 512))])
+def test_the_span_of_few_rows_goes_by_larger_steps_as_far_as_there_are_cells(pages: list[int], span: tuple[int, int]) -> None:
+    table = np.zeros((N_SEQ, N_PAGES_SEQ), np.int32)
+    table[2, : len(pages)] = pages
+    assert painted([(2, len(pages) * PAGE - 16, 16)], table, 1)[0] == span
 
 
 def test_a_window_as_long_as_the_sequence_hides_nothing() -> None:
@@ -64,10 +73,10 @@ def test_a_window_as_long_as_the_sequence_hides_nothing() -> None:
 
 
 def test_one_graph_serves_every_span() -> None:
-    with closing(GraphEngine(DRAFT, SMALL, is_stock=True)) as engine:
+    with closing(GraphEngine(DRAFT, replace(SMALL, n_ctx=4096), is_stock=True)) as engine:
         assert engine.decoder is not None
         forwards, spans = set(), []
-        for seq_id, n in ((0, 10), (1, 200), (2, 200)):
+        for seq_id, n in ((0, 10), (1, 900), (2, 900)):
             generate(engine, seq_id, read(engine, seq_id, tokens_of(engine, n)), 30)
             forward = engine.decoder._last
             assert forward is not None

@@ -68,7 +68,7 @@ class GraphEngine:
         self.decoder = Decoder(loaded.network, loaded.pages, decoding, options.n_batch, ahead)
         for _ in range(loaded.n_lanes):
             reading = Compute(lane_backend, loaded.attention(options.n_ubatch))
-            self.lanes.append(Lane(loaded.network, loaded.pages, reading, self._bell, options.n_ubatch))
+            self.lanes.append(Lane(loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq)))
         self._warm_up()
         self.info = self._describe(loaded, options)
 

@@ -88,8 +88,8 @@ class Forward:
     def __init__(self, network: Network, pages: Pages, compute: Compute, batch: BatchShape, workspace: Workspace) -> None:
         self.batch = batch
         self.workspace = workspace
-        self._context = network.new_context()
-        builder, logits, best = network.build(self._context, batch, compute.attention)
+        self.context = network.new_context()
+        builder, logits, best = network.build(self.context, batch, compute.attention)
         workspace.place(builder.graph)
         self.native = n = ffi.new("uma_forward *")
         n.backend, n.graph = compute.backend, builder.graph
@@ -107,9 +107,9 @@ class Forward:
             n.inputs, n.n_inputs = self._kept[-1], len(used)
             n.result, n.best = logits or ffi.NULL, best or ffi.NULL
 
-    def fit(self, span: Span) -> None:
+    def fit(self, span: Span, are_rows_new: bool = False) -> None:
         """Make the graph one of a batch with this span, which has room in it. Not while it is computed."""
-        if span != self.span:
+        if span != self.span or (are_rows_new and self.native.mask):
             lib.uma_mask_fit(self.native, *span)
             self.span = span
 
@@ -123,9 +123,9 @@ class Forward:
         return np.frombuffer(ffi.buffer(self.native.logits + row * n_vocab, 4 * n_vocab), np.float32)
 
     def close(self) -> None:
-        if self._context:
-            lib.ggml_free(self._context)
-            self._context = None
+        if self.context:
+            lib.ggml_free(self.context)
+            self.context = None
 
 
 class Forwards:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from uma_core.engine.api import PrefillOutcome, PrefillStatus
-from uma_core.engine.graph.attention import BatchShape
-from uma_core.engine.graph.forward import Compute, Forward, Network
+from uma_core.engine.graph.attention import BatchShape, Span
+from uma_core.engine.graph.fitted import Fitted
+from uma_core.engine.graph.forward import Compute, Network
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.workspace import Workspace
 from uma_core.engine.lib import ffi, lib
@@ -18,8 +19,8 @@ from uma_core.errors import ErrorCode, UmaError
 class Lane:
     """Free, or serving one sequence: `n_kv` positions are computed, of which `n_seen` are handed over."""
 
-    def __init__(self, network: Network, pages: Pages, compute: Compute, bell: Any, n_ubatch: int) -> None:
-        """Owns the attention of `compute`, not its backend."""
+    def __init__(self, network: Network, pages: Pages, compute: Compute, bell: Any, n_most: int) -> None:
+        """For chunks of up to `n_most` tokens. Owns the attention of `compute`, not its backend."""
         self._network = network
         self._pages = pages
         self._slices = lib.uma_slices_new(bell)
@@ -27,12 +28,13 @@ class Lane:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill lane")
         self._compute = compute
         self._space = Workspace(network.device)
-        self._forward: Forward | None = None
+        self._graph: Fitted | None = None
         self._run = ffi.new("uma_run *")
         self._rows = ffi.new("uma_rows *")
-        self._pos = np.zeros(n_ubatch, np.int32)
-        self._seq = np.zeros(n_ubatch, np.int32)
-        self._want = np.zeros(n_ubatch, np.int8)
+        self._n_most = max(2, n_most)  # one row alone is a graph of another kind
+        self._pos = np.zeros(self._n_most, np.int32)
+        self._seq = np.zeros(self._n_most, np.int32)
+        self._want = np.zeros(self._n_most, np.int8)
         self.drop()
 
     @property
@@ -61,18 +63,18 @@ class Lane:
         rows.token, rows.pos, rows.seq_id = views
         rows.want = ffi.from_buffer("int8_t *", self._want)
         span = self._compute.attention.span(rows, self._pages)
-        forward = self._forward_of(BatchShape(n, int(want_logits), self._compute.attention.room(span, n)))
-        forward.fit(span)
+        forward = self._graph_of(span).fit(n, span)
         if not lib.uma_forward_fill(forward.native, rows):
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a chunk's plan")
-        lib.uma_slices_start(self._slices, forward.native, n)
+        lib.uma_slices_start(self._slices, forward.native, n, want_logits)
         self.n_chunk = n
 
-    def _forward_of(self, batch: BatchShape) -> Forward:
-        if self._forward is None or self._forward.batch != batch:
-            self._close_forward()
-            self._forward = Forward(self._network, self._pages, self._compute, batch, self._space)
-        return self._forward
+    def _graph_of(self, span: Span) -> Fitted:
+        room = self._compute.attention.room(span, self._n_most)
+        if self._graph is None or self._graph.most.n_span < room:
+            self._close_graph()
+            self._graph = Fitted(self._network, self._pages, self._compute, BatchShape(self._n_most, 1, room), self._space)
+        return self._graph
 
     def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
         run = self._run
@@ -85,25 +87,25 @@ class Lane:
         return PrefillOutcome(status, run.n_pieces, run.fraction, run.elapsed_ns, run.longest_ns)
 
     def logits(self) -> np.ndarray:
-        assert self._forward is not None
-        return self._forward.logits(0)
+        assert self._graph is not None
+        return self._graph.forward.logits(0)
 
     def sample(self, chain: Any) -> int:
-        assert self._forward is not None
-        return int(lib.uma_sample(self._forward.native.logits, self._network.shape.n_vocab, chain))
+        assert self._graph is not None
+        return int(lib.uma_sample(self._graph.forward.native.logits, self._network.shape.n_vocab, chain))
 
     def drop(self) -> None:
         """Become free; a paused chunk needs no more than to be forgotten."""
         self.seq_id = -1
         self.n_kv = self.n_seen = self.n_chunk = 0
 
-    def _close_forward(self) -> None:
-        if self._forward is not None:
-            self._forward.close()
-            self._forward = None
+    def _close_graph(self) -> None:
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None
 
     def close(self) -> None:
-        self._close_forward()
+        self._close_graph()
         self._space.close()
         self._compute.attention.close()
         if self._slices:

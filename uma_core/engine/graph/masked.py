@@ -28,7 +28,7 @@ class Masked:
         self._found = ffi.new("int64_t[2]")
 
     def span(self, rows: Any, pages: Pages) -> Span:
-        lib.uma_mask_span(rows, pages.table_pointer, pages.table.shape[1], self._found)
+        lib.uma_mask_span(rows, pages.table_pointer, pages.table.shape[1], self._cells.n_cells, self._found)
         return Span(self._found[0], self._found[1])
 
     def room(self, span: Span, n: int) -> int:
@@ -62,7 +62,7 @@ class Masked:
 
     def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> Any:
         full, window = (ffi.cast("uint16_t *", mask) for mask in masks)
-        values = {"full": full, "window": window, "n_window": self._shape.window, "n_cells": b.n_span}
+        values = {"full": full, "window": window, "n_window": self._shape.window, "n_cells": b.n_span, "n_pool": self._cells.n_cells}
         native.mask = mask = ffi.new("uma_mask *", values)
         views = ffi.new("struct ggml_tensor *[]", b.views)
         mask.views, mask.n_views = views, len(b.views)
