@@ -1,4 +1,5 @@
-// A graph laid out for its longest batch, made one of a shorter batch: what depends on the rows is linear in them, and no two lie closer for it.
+// A graph laid out for its longest batch, made one of a shorter batch: what depends on the rows is linear in them, and each tensor
+// only takes less of its place.
 #include "uma.h"
 
 #include "ggml.h"

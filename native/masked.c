@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-// ggml's CUDA kernels want the cells in steps of 256. Graphs of few rows, which are computed step after step, are recorded there: a span that
-// grows has one recorded anew, which takes half of a step; reading some cells that no row sees takes less.
+// ggml's CUDA kernels want the cells in steps of 256. A step of few rows whose span has grown could not be begun ahead, and its token comes half
+// a step late (and where steps are recorded, they are recorded anew): larger steps make that rare, and read some cells that no row sees.
 enum { PAGE = 64, STEP = 256, FEW_ROWS = 16, STEP_OF_FEW = 1024 };
 
 static const uint16_t UNSEEN = 0xFC00; // -inf as f16; 0 is seen

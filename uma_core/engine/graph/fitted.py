@@ -19,10 +19,10 @@ class Fitted:
         """Raises: INSUFFICIENT_MEMORY."""
         self.most = most
         self._fitting: Any = ffi.NULL
-        self.forward = Forward(network, pages, compute, most, workspace)
         longer = network.new_context()
         try:
             network.build(longer, most._replace(n=most.n + 1), compute.attention)
+            self.forward = Forward(network, pages, compute, most, workspace)
             self._fitting = lib.uma_fitting_new(self.forward.context, longer)
         finally:
             lib.ggml_free(longer)
