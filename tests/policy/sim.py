@@ -83,6 +83,7 @@ def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> D
     return DeviceView(
         n_batch=info.n_batch, n_ubatch=info.n_ubatch, n_seq_max=info.n_seq_max, n_ctx=info.n_ctx, n_ctx_seq=info.n_ctx_seq,
         n_prefill_lanes=info.capabilities.n_prefill_lanes, is_unified=info.is_unified, kv_bytes_per_cell=info.kv_bytes_per_cell,
+        can_mix_rows=info.capabilities.can_mix_rows,
         weight_bytes=info.weight_bytes, expert_bytes=model.expert_bytes, n_expert=model.n_expert, n_expert_used=model.n_expert_used,
         can_copy_prefix=True, can_rollback=True, can_slice_transfers=True, free_seqs=free, n_cells_free=n_cells_free,
     )  # fmt: skip

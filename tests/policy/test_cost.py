@@ -48,9 +48,9 @@ def test_calls_never_span_a_gap_of_sequences_where_each_has_its_own_stream():
 
 
 @given(st.sets(st.integers(0, 63), min_size=1), st.booleans(), st.integers(1, 64))
-def test_groups_are_a_partition_in_order_within_the_batch(ids, is_unified, n_batch):
+def test_groups_are_a_partition_in_order_within_the_batch(ids, can_mix_rows, n_batch):
     ordered = sorted(ids)
-    groups = CPU.best_groups(ordered, is_unified, n_batch)
+    groups = CPU.best_groups(ordered, can_mix_rows, n_batch)
     assert [i for g in groups for i in g] == list(range(len(ordered)))
     assert all(len(g) <= n_batch for g in groups)
 

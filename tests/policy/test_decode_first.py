@@ -41,6 +41,12 @@ def test_four_rows_share_a_call_and_two_do_not_on_the_measured_cpu():
     assert len({i.call for i in run(state_of(talking(0), talking(1))).items}) == 2
 
 
+def test_rows_of_distant_sequences_share_a_call_where_the_engine_mixes_them():
+    views = (talking(0), talking(1, BACK, seq_id=3), talking(2, seq_id=7))
+    assert len({i.call for i in run(state_of(*views, cost=GPU)).items}) == 3
+    assert len({i.call for i in run(state_of(*views, cost=GPU, can_mix_rows=True)).items}) == 1
+
+
 @pytest.mark.parametrize(
     ("knobs", "carry", "more", "n"),
     [

@@ -65,7 +65,7 @@ def test_neighbours_of_running_sequences_where_rows_share_a_pass() -> None:
     free = {"free_seqs": (0, 5), "seq_held": (0, 200), "seq_loss_ns": (0, 2 * MS)}
     assert seqs(placed(state_of(running, waiting(9), cost=GPU, **free), 9)) == {9: 5}
     assert seqs(placed(state_of(running, waiting(9), cost=CPU, **free), 9)) == {9: 0}  # two rows cost more than two calls here
-    assert seqs(placed(state_of(running, waiting(9), cost=GPU, is_unified=True, **free), 9)) == {9: 0}
+    assert seqs(placed(state_of(running, waiting(9), cost=GPU, can_mix_rows=True, **free), 9)) == {9: 0}
 
 
 def test_where_kv_cannot_be_copied_a_hit_is_worth_its_own_sequence_alone() -> None:

@@ -65,7 +65,7 @@ def states(draw) -> SchedulerState:
     return state_of(
         *sessions, cost=draw(st.sampled_from([CPU, GPU, guess(DEVICE)])), knobs=knobs, free_seqs=tuple(sorted(seqs[n_resident:])),
         n_seq_max=n_seq_max, n_ubatch=n_ubatch, n_batch=draw(st.sampled_from([16, 2048])), n_prefill_lanes=lanes,
-        is_unified=draw(st.booleans()), n_cells_free=draw(st.sampled_from([0, 700, 32768])),
+        is_unified=draw(st.booleans()), can_mix_rows=draw(st.booleans()), n_cells_free=draw(st.sampled_from([0, 700, 32768])),
         n_expert=draw(st.sampled_from([0, 8])), n_expert_used=2, expert_bytes=300_000_000,
         carry={"latency_guard": memory}, reports=(report(Phase.DECODE, 2, 30 * MS, 31 * MS),),
     )  # fmt: skip

@@ -65,6 +65,7 @@ class Capabilities:
     can_copy_prefix: bool  # copy_prefix works for part of a sequence
     can_slice_transfers: bool  # Transfer.step honours until_ns (else one step does all)
     can_abort: bool  # abort() reaches a running decode call
+    can_mix_rows: bool = False  # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
 
 
 @dataclass(frozen=True, slots=True)

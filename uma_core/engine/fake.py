@@ -395,6 +395,6 @@ def _info(model: FakeModel) -> EngineInfo:
         n_expert=model.n_expert,
         n_expert_used=model.n_expert_used,
         expert_bytes=model.expert_bytes,
-        capabilities=Capabilities(model.n_prefill_lanes, model.can_rollback, True, True, True),
+        capabilities=Capabilities(model.n_prefill_lanes, model.can_rollback, True, True, True, can_mix_rows=model.is_unified),
         notes=(f"begin-of-text is token {BOS}",),
     )

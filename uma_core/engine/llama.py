@@ -132,6 +132,7 @@ class LlamaEngine:
                 can_copy_prefix=self._has_direct_kv,
                 can_slice_transfers=self._has_direct_kv,
                 can_abort=backend_name() == "cpu",
+                can_mix_rows=is_unified(options),
             ),
             kernels=self._kernels,
             notes=notes,

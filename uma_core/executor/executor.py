@@ -362,6 +362,7 @@ def device_view(engine: Engine) -> DeviceView:
         can_copy_prefix=can.can_copy_prefix,
         can_rollback=can.can_rollback,
         can_slice_transfers=can.can_slice_transfers,
+        can_mix_rows=can.can_mix_rows,
         free_seqs=(),
         n_cells_free=0,
     )

@@ -133,7 +133,7 @@ class CostModel(NamedTuple):
         counts = (*self.counts[:i], min(self.counts[i] + n, 1_000_000), *self.counts[i + 1 :])
         return self._replace(factors=_spread(self.factors, counts, i, factor, self.is_measured), counts=counts)
 
-    def best_groups(self, seq_ids: Sequence[int], is_unified: bool, n_batch: int) -> list[list[int]]:
+    def best_groups(self, seq_ids: Sequence[int], can_mix_rows: bool, n_batch: int) -> list[list[int]]:
         """Split one-token rows into decode calls with the least total predicted time.
 
         `seq_ids` ascend; the result holds indices into it. Where sequences have their own streams only
@@ -142,7 +142,7 @@ class CostModel(NamedTuple):
         groups: list[list[int]] = []
         start, n = 0, len(seq_ids)
         for i in range(1, n + 1):
-            if i == n or (not is_unified and seq_ids[i] != seq_ids[i - 1] + 1):
+            if i == n or (not can_mix_rows and seq_ids[i] != seq_ids[i - 1] + 1):
                 self._split_run(range(start, i), n_batch, groups)
                 start = i
         return groups

@@ -108,7 +108,7 @@ def rows_time(state: SchedulerState, views: list[SessionView]) -> int:
 
 def _rows_time(state: SchedulerState, views: list[SessionView]) -> int:
     cost = state.cost
-    if state.device.is_unified:
+    if state.device.can_mix_rows:
         return cost.rows_ns(len(views), sum([v.n_past for v in views]))
     total = n = n_kv = 0
     last = -2

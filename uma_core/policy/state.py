@@ -69,6 +69,7 @@ class DeviceView(NamedTuple):
     can_slice_transfers: bool
     free_seqs: tuple[int, ...]  # ascending
     n_cells_free: int  # cells that are not reserved, and those that are more than once: pages that running sequences share
+    can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share one
     seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
     seq_loss_ns: tuple[int, ...] = ()  # by free sequence: what it would cost to do without them
     seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while nobody waits, or none are

@@ -122,7 +122,7 @@ class GraphEngine:
             n_expert=shape.n_expert,
             n_expert_used=shape.n_expert_used,
             expert_bytes=loaded.expert_bytes,
-            capabilities=Capabilities(len(self.lanes), True, True, True, can_abort=loaded.device.is_cpu),
+            capabilities=Capabilities(len(self.lanes), True, True, True, can_abort=loaded.device.is_cpu, can_mix_rows=True),
             kernels=loaded.kernels,
             notes=loaded.notes,
         )

@@ -62,7 +62,7 @@ def _grouped(state: SchedulerState, views: list[SessionView], first_call: int, r
         v = views[0]
         return (PlanItem(v.sid, v.seq_id, Phase.DECODE, 1, True, first_call, reason),)
     views = sorted(views, key=lambda v: v.seq_id)
-    groups = state.cost.best_groups([v.seq_id for v in views], device.is_unified, device.n_batch)
+    groups = state.cost.best_groups([v.seq_id for v in views], device.can_mix_rows, device.n_batch)
     turns = [(views[i], call) for call, group in enumerate(groups, first_call) for i in group]
     return tuple([PlanItem(v.sid, v.seq_id, Phase.DECODE, 1, True, call, reason) for v, call in turns])
 

@@ -201,7 +201,7 @@ def _rows_that_fit(
         times = 1 if _extra_time(state, parts, [oldest]) <= room.forced_ns else RARELY
         if not chosen and _rows_starved(state, parts, wanted, memory, times):
             return [oldest], Kind.FORCED
-        if not chosen and not state.device.is_unified:
+        if not chosen and not state.device.can_mix_rows:
             chosen = _most(state, parts, _neighbours(parts, ordered), limit)
     if not chosen:
         return [], Kind.NOTHING

@@ -50,7 +50,7 @@ def _placed(
         return admit
     left = dict(zip(device.free_seqs, zip(device.seq_held, device.seq_loss_ns, strict=True), strict=True))
     busy = {v.seq_id for v in state.sessions if v.seq_id >= 0}
-    hole_ns = 0 if device.is_unified else max(0, 2 * state.cost.decode_ns(1, 0) - state.cost.decode_ns(2, 0))
+    hole_ns = 0 if device.can_mix_rows else max(0, 2 * state.cost.decode_ns(1, 0) - state.cost.decode_ns(2, 0))
     seq_of: dict[int, int] = {}
     for sid in sorted(gains, key=lambda sid: -gains[sid]):
         view = views[sid]
