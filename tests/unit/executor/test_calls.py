@@ -1,4 +1,4 @@
-"""Transfers get the time that a plan gives them, and what a chunk that ended left of its own."""
+"""What a prefill run does in which order; transfers get the time that a plan gives them, and what a chunk that ended left of its own."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ class Prompt:
 
     def passed_ns(self) -> int:
         return self.clock.now_ns() - self.t0
+
+
+def test_what_waits_to_go_out_is_announced_before_a_chunk_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, done = Prompt(copy_ns=0), []
+    engine = prompt.rig.engine
+    opened, run = engine.prefill_open, engine.prefill_run
+    monkeypatch.setattr(engine, "prefill_open", lambda *a: done.append("open") or opened(*a))
+    monkeypatch.setattr(engine, "prefill_run", lambda *a: done.append("run") or run(*a))
+    prompt.calls.announce = lambda: done.append("announce")
+    prompt.read()
+    assert done == ["announce", "open", "run"]
 
 
 def test_what_a_chunk_left_of_its_time_is_spent_on_moving_it() -> None:
