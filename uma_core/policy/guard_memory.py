@@ -42,7 +42,7 @@ class GuardMemory(NamedTuple):
     debt_ns: int = 0  # background decode minus prompt time granted; who has less goes first
     watch_sid: int = -1  # the stream whose gaps are measured
     watch_ns: int = 0  # its last token
-    watch_n: int = 0  # tokens it had then: a gap is measured between neighbours only, plans may have been repeated
+    watch_n: int = 0  # tokens it had then: plans may have been repeated since
     watch_kind: int = 0  # what the gap that began there holds
     last_kind: int = 0  # what the last plan put after its tokens
     cursor: int = -1  # background session that was served last in turn
@@ -59,9 +59,11 @@ def learn(memory: GuardMemory, state: SchedulerState, parts: Parts, limits: GapL
         return memory._replace(watch_sid=sid, watch_ns=t_last, watch_n=n, watch_kind=memory.last_kind)
     if view.t_last_ns <= memory.watch_ns:
         return memory
-    gap = view.t_last_ns - memory.watch_ns
-    is_next = view.n_generated == memory.watch_n + 1
-    learned = _with_gap(memory, gap, limits) if memory.watch_ns and is_next else memory
+    n = view.n_generated - memory.watch_n
+    if memory.watch_ns and n == 1:
+        learned = _with_gap(memory, view.t_last_ns - memory.watch_ns, limits)
+    else:
+        learned = _with_quiet_gaps(memory, state.reports, limits) if memory.watch_ns else memory
     return learned._replace(watch_ns=view.t_last_ns, watch_n=view.n_generated, watch_kind=memory.last_kind)
 
 
@@ -96,6 +98,25 @@ def _with_gap(memory: GuardMemory, gap: int, limits: GapLimits) -> GuardMemory:
         hard_margin=min(HARD_MAX, max(HARD_MIN, hard)),
         credit=max(CREDIT_MIN, credit),
         throttle=throttle,
+    )
+
+
+def n_rounds_since(memory: GuardMemory, parts: Parts) -> int:
+    """Decode rounds since the last plan, which may have been repeated."""
+    view = next((v for v in parts.talkers if v.sid == memory.watch_sid), None)
+    return max(1, view.n_generated - memory.watch_n) if view else 1
+
+
+def _with_quiet_gaps(memory: GuardMemory, reports: tuple[CallReport, ...], limits: GapLimits) -> GuardMemory:
+    """Gaps of a plan that was repeated: they held nothing beside their decode calls, so these tell what the gaps were."""
+    cap_ns = int(limits.cap_ns * (1.0 + memory.noise))
+    calls = [r.elapsed_ns for r in reports if r.phase is Phase.DECODE]
+    n_over = sum(ns > cap_ns for ns in calls)
+    n_quiet = len(calls) - n_over
+    return memory._replace(
+        margin=max(MARGIN_MIN, memory.margin - STEP * EXCEED * n_quiet),
+        credit=max(CREDIT_MIN, memory.credit - n_over),
+        throttle=min(1.0, memory.throttle + RECOVER * n_quiet),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from uma_core.policy.knobs import DEFAULT_STAGES
-from uma_core.policy.parts import index, parts_of
+from uma_core.policy.parts import index
 from uma_core.policy.plan import SLICED, Plan
 from uma_core.policy.stages import (
     admission,
@@ -26,10 +26,8 @@ from uma_core.policy.stages import (
     sweet_spot,
 )
 from uma_core.policy.state import SchedulerState
+from uma_core.policy.steady import n_repeats
 from uma_core.types import Phase
-
-STEADY_NS = 250_000_000  # for so long, or so many ticks, a plan is repeated while nothing changes: planning costs as much as three ticks of overhead
-STEADY_TICKS = (15, 63)
 
 
 class Stage(Protocol):
@@ -68,19 +66,8 @@ class Pipeline(NamedTuple):
         for stage in self.stages:
             if stage.seal is not None:
                 plan = stage.seal(state, plan)
-        return plan._replace(n_repeats=_steady_ticks(state)) if _is_steady(state, plan) else plan
-
-
-def _is_steady(state: SchedulerState, plan: Plan) -> bool:
-    """Chats stream, all of them are served, and nothing else wants anything: the next plan would be this one."""
-    parts = parts_of(state)
-    others = (parts.waiting, parts.prompts, parts.workers, parts.arriving, parts.moving, plan.admit, plan.park)
-    return bool(parts.talkers) and not any(others) and len(plan.items) == len(parts.talkers)
-
-
-def _steady_ticks(state: SchedulerState) -> int:
-    least, most = STEADY_TICKS
-    return min(most, max(least, STEADY_NS // parts_of(state).talk_ns))
+        again = n_repeats(state, plan)
+        return plan._replace(n_repeats=again) if again else plan
 
 
 def compose(names: Iterable[str], extra: dict[str, StageSpec] | None = None) -> Pipeline:

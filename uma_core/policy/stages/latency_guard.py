@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uma_core.policy.carry import remember
 from uma_core.policy.chunks import best_in_gaps
 from uma_core.policy.gaps import GapLimits, gap_limits, urgent_cap
-from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, earn, learn
+from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, earn, learn, n_rounds_since
 from uma_core.policy.parts import Parts, parts_of, prompt_view, rows_time
 from uma_core.policy.patience import is_first_awaited
 from uma_core.policy.plan import SLICED, Plan, PlanItem
@@ -70,10 +70,25 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     if not parts.talk_ns:
         return plan if old is None else remember(plan, NAME, memory._replace(watch_sid=-1, last_kind=Kind.NOTHING))
     limits = gap_limits(state, parts)
-    memory = earn(learn(memory, state, parts, limits), state.knobs.long_tick_share if parts.talkers else 0.0)
+    n_rounds = n_rounds_since(memory, parts)
+    memory = earn(learn(memory, state, parts, limits), state.knobs.long_tick_share * n_rounds if parts.talkers else 0.0)
     grant = _grant(state, plan, parts, limits, memory)
     memory = _remember(state, parts, memory, grant)
     return remember(_apply(state, plan, parts, grant), NAME, memory)
+
+
+def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
+    """For how many further rounds this finished plan's background streams, none of which fits, are held back without a new look:
+    until a long gap may be spent, or one of them starves. 0: the plan has something for them, or the guard was not asked.
+    """
+    memory = plan.carry.get(NAME)
+    parts = parts_of(state)
+    if not isinstance(memory, GuardMemory) or memory.last_kind != Kind.NOTHING:
+        return 0
+    dates = [_n_rounds_to_starvation(state, parts, parts.workers, memory, times) for times in (1, RARELY)]
+    n = next((n for n in dates if n > 0), 1)
+    share = state.knobs.long_tick_share
+    return min(n, int((1.0 - memory.credit) / share) + 1 if share and memory.credit < 1.0 else n) - 1
 
 
 def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, memory: GuardMemory) -> Grant:
@@ -180,9 +195,13 @@ def _extra_time(state: SchedulerState, parts: Parts, workers: list[SessionView])
 
 def _rows_starved(state: SchedulerState, parts: Parts, wanted: list[SessionView], memory: GuardMemory, times: int) -> bool:
     """True if a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as long."""
+    return _n_rounds_to_starvation(state, parts, wanted, memory, times) <= 0
+
+
+def _n_rounds_to_starvation(state: SchedulerState, parts: Parts, wanted: list[SessionView], memory: GuardMemory, times: int) -> int:
     bound = state.knobs.starvation_ticks * times
     oldest = min(v.t_last_ns or v.t_progress_ns for v in wanted)
-    return state.now_ns - oldest >= bound * parts.talk_ns and state.tick - memory.forced_tick >= bound
+    return max(bound - (state.now_ns - oldest) // parts.talk_ns, bound - (state.tick - memory.forced_tick))
 
 
 def _rows_that_fit(
