@@ -125,6 +125,8 @@ class Sim:
         self.carry: dict[str, object] = {}
         self.reports: list[CallReport] = []
         self.tick_no = 0
+        self.last_plan, self.n_repeats, self.n_observed = Plan(), 0, 0
+        self.planned_for: list[tuple[int, Phase, bool, bool]] = []
         self.n_sids = 0
         self.batch = Batch(self.engine.info.n_batch)
         self.log: list[tuple[SchedulerState, Plan]] | None = [] if more.get("keep_states") else None
@@ -164,13 +166,17 @@ class Sim:
     def tick(self) -> Plan:
         self.engine.hush()
         self._arrive()
+        if self.n_repeats and self.present() == self.planned_for:
+            return self._repeat()
+        self._observe()
         state = self.state()
         plan = self.policy(state)
         faults = check_plan(state, plan)
         assert not faults, faults
         if self.log is not None:
             self.log.append((state, plan))
-        self.carry, self.reports = dict(plan.carry), []
+        self.carry, self.reports, self.n_observed = dict(plan.carry), [], 0
+        self.last_plan, self.n_repeats, self.planned_for = plan, plan.n_repeats, self.present()
         self.tick_no += 1
         self.clock.advance(TICK_OVERHEAD_NS)
         by_sid = {j.sid: j for j in self.jobs}
@@ -181,9 +187,26 @@ class Sim:
             if item.call == SLICED:
                 self._sliced(item, by_sid[item.sid], plan)
         self._move(plan.transfer_ns)
-        self.cost = self.cost.observe_all(self.reports)
+        self._observe()
         self.jobs = [j for j in self.jobs if j.phase is not Phase.DONE]
         return plan
+
+    def present(self) -> list[tuple[int, Phase, bool, bool]]:
+        """What ends the repeats of a plan when it changes."""
+        return [(j.sid, j.phase, j.is_moving, j.is_held) for j in self.jobs]
+
+    def _observe(self) -> None:
+        self.cost, self.n_observed = self.cost.observe_all(self.reports[self.n_observed :]), len(self.reports)
+
+    def _repeat(self) -> Plan:
+        self.n_repeats -= 1
+        self.tick_no += 1
+        self.clock.advance(TICK_OVERHEAD_NS)
+        by_sid = {j.sid: j for j in self.jobs}
+        for call in sorted({i.call for i in self.last_plan.items}):
+            self._call([i for i in self.last_plan.items if i.call == call], by_sid)
+        self.jobs = [j for j in self.jobs if j.phase is not Phase.DONE]
+        return self.last_plan
 
     def _admit(self, plan: Plan, by_sid: dict[int, Job]) -> None:
         for sid in plan.park:

@@ -307,10 +307,23 @@ class TestLearning:
         assert hit.throttle == 0.5 and hit.hard_margin > GuardMemory().hard_margin
         assert self.after(hit, [1.0] * 6, Kind.NORMAL).throttle == 1.0
 
-    def test_gaps_over_repeated_plans_are_not_counted(self):
-        state = state_of(talking(0, t_last_ns=NOW + 10 * SOLO, n_generated=20))
-        known = GuardMemory(watch_sid=0, watch_ns=NOW, watch_n=10, watch_kind=1)
-        assert learn(known, state, parts_of(state), gap_limits(state, parts_of(state))).margin == known.margin
+    def after_repeats(self, start, *calls):
+        """The memory after a plan was repeated: these decode calls, in units of solo."""
+        t_last, reports = NOW + int(sum(calls) * SOLO), tuple(report(Phase.DECODE, 1, SOLO, int(x * SOLO)) for x in calls)
+        state = state_of(talking(0, t_last_ns=t_last, n_generated=10 + len(calls)), reports=reports)
+        known = start._replace(watch_sid=0, watch_ns=NOW, watch_n=10)
+        return learn(known, state, parts_of(state), gap_limits(state, parts_of(state)))
+
+    def test_repeated_plans_are_judged_by_their_calls(self):
+        start = GuardMemory(credit=1.0, margin=0.15, throttle=0.5, noise=0.25)  # no call below is beyond the noise
+        quiet, noisy = self.after_repeats(start, *[1.0] * 10), self.after_repeats(start, *[1.0] * 8, 1.6, 1.7)
+        assert quiet.margin < noisy.margin < start.margin
+        assert quiet.credit == 1.0 and noisy.credit == -1.0
+        assert quiet.throttle == 1.0 and self.after_repeats(start, 1.0, 1.0).throttle == pytest.approx(0.7)
+
+    def test_every_round_of_a_repeated_plan_earns_credit(self):
+        state = state_of(talking(0, t_last_ns=NOW, n_generated=20), carry=memory(watch_sid=0, watch_ns=NOW - 10 * SOLO, watch_n=10))
+        assert run(state).carry["latency_guard"].credit == pytest.approx(10 * Knobs().long_tick_share)
 
     def test_credit_never_exceeds_one_gap(self):
         known = GuardMemory()

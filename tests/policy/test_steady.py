@@ -1,0 +1,97 @@
+"""A plan is repeated only while every plan that is skipped would have been the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.policy.build import CPU, NOW, reading, sids, state_of, talking, waiting
+from uma_core.policy.guard_memory import GuardMemory
+from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
+from uma_core.policy.pipeline import compose
+from uma_core.policy.steady import STEADY_NS, STEADY_TICKS
+from uma_core.types import Lane, Phase
+
+BACK = Lane.BACKGROUND
+SOLO = CPU.solo_step_ns(110)
+POLICY = compose(DEFAULT_STAGES)
+ROOMY = Knobs(pause_cap=2.5)  # one more row takes a step: it fits a long gap, no everyday one
+
+
+def watched(**fields):
+    return {"latency_guard": GuardMemory(watch_sid=0, watch_ns=NOW - SOLO, watch_n=10, **fields)}
+
+
+def after(state, plan, n):
+    """The state `n` rounds of the chat later, where nothing else has happened."""
+    chat, *others = state.sessions
+    t_last = state.now_ns + (n - 1) * SOLO
+    chat = chat._replace(t_last_ns=t_last, t_progress_ns=t_last, n_generated=chat.n_generated + n)
+    return state._replace(tick=state.tick + n, now_ns=state.now_ns + n * SOLO, sessions=(chat, *others), carry=plan.carry)
+
+
+def first_round_with_background(state):
+    """Of plans that are made for every round."""
+    plan = POLICY(state)
+    for n in range(1, 1000):
+        state = after(state, plan, 1)
+        plan = POLICY(state)
+        if len(sids(plan, Phase.DECODE)) > 1:
+            return n
+    raise AssertionError("the background stream starves")
+
+
+def test_chats_alone_repeat_their_plan_for_a_while():
+    plan = POLICY(state_of(talking(0), talking(1)))
+    least, most = STEADY_TICKS
+    assert plan.n_repeats == min(most, max(least, STEADY_NS // CPU.rows_ns(2, 220)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        waiting(1),
+        reading(1, BACK),
+        talking(1, is_ready=False, is_transferring=True),
+        talking(1, BACK, is_ready=False, is_transferring=True),
+    ],
+)
+def test_whoever_may_get_something_next_has_every_plan_made(other):
+    assert POLICY(state_of(talking(0), other, n_prefill_lanes=0, n_cells_free=0)).n_repeats == 0
+
+
+def test_a_plan_that_serves_the_background_is_made_anew():
+    plan = POLICY(state_of(talking(0), talking(1, BACK), knobs=ROOMY, carry=watched(credit=1.0)))
+    assert len(plan.items) == 2 and plan.n_repeats == 0
+
+
+@pytest.mark.parametrize("credit", [0.9, 0.8, 0.61, 0.5])
+def test_a_held_stream_is_planned_for_when_a_long_gap_may_be_spent(credit):
+    state = state_of(talking(0), talking(1, BACK), knobs=ROOMY, carry=watched(credit=credit))
+    n = POLICY(state).n_repeats
+    assert 0 < n < STEADY_TICKS[0]
+    assert n + 1 == first_round_with_background(state)
+
+
+@pytest.mark.parametrize("rounds_ago", [50, 53, 60])
+def test_a_held_stream_is_planned_for_when_it_starves(rounds_ago):
+    worker = talking(1, BACK, t_last_ns=NOW - rounds_ago * SOLO)
+    knobs = replace(ROOMY, long_tick_share=0.0)
+    state = state_of(talking(0), worker, knobs=knobs, carry=watched(forced_tick=1000 - 64))
+    n = POLICY(state).n_repeats
+    assert 0 < n < STEADY_TICKS[0]
+    assert n + 1 == first_round_with_background(state)
+
+
+def test_a_row_that_exceeds_every_gap_waits_for_its_rarer_turn():
+    worker = talking(1, BACK, t_last_ns=NOW - 250 * SOLO)
+    state = state_of(talking(0), worker, knobs=Knobs(pause_cap=1.8), carry=watched(forced_tick=1000 - 250, credit=1.0))
+    n = POLICY(state).n_repeats
+    assert n == 5 and n + 1 == first_round_with_background(state)
+
+
+def test_without_the_guard_nobody_is_held_back():
+    names = tuple(name for name in DEFAULT_STAGES if name != "latency_guard")
+    state = state_of(talking(0), talking(1, BACK), knobs=Knobs(stages=names))
+    assert compose(names)(state).n_repeats == 0
