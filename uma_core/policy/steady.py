@@ -27,4 +27,4 @@ def n_repeats(state: SchedulerState, plan: Plan) -> int:
 
 
 def _is_awaited(parts: Parts, plan: Plan) -> bool:
-    return any((parts.waiting, parts.prompts, parts.arriving, parts.moving, plan.admit, plan.park))
+    return any((parts.waiting, parts.prompts, parts.moving, plan.admit, plan.park))
