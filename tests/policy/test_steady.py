@@ -99,6 +99,6 @@ def test_without_the_guard_nobody_is_held_back():
 
 def test_a_row_that_was_cut_for_its_bytes_is_planned_again():
     """The guard let it in: it may be served as soon as the budget allows."""
-    state = state_of(talking(0), talking(1, BACK), knobs=replace(ROOMY, bmt_budget=1e-9), carry=watched(credit=1.0))
+    state = state_of(talking(0), talking(1, BACK), knobs=replace(ROOMY, bmt_budget=1.0), carry=watched(credit=1.0))
     plan = POLICY(state)
     assert sids(plan, Phase.DECODE) == [0] and plan.n_repeats == 0
