@@ -159,7 +159,7 @@ class Executor:
     def _repeat(self, now: int) -> bool:
         """The last plan once more, as the policy allowed: only its decode calls, for it had nothing else."""
         self._n_repeats -= 1
-        goes_on = self._goes_on()
+        goes_on = self._goes_on(self._n_repeats)
         for group in self._groups:
             self.calls.again(group, goes_on)
         self._end_tick(now)
@@ -167,9 +167,11 @@ class Executor:
             self.settle()
         return True
 
-    def _goes_on(self) -> bool:
-        """Whether the next call is the same one token on. Where a plan may be repeated, the next plan is most likely the same too."""
-        return len(self._groups) == 1 and not any(session.is_at_its_last for _, session in self._groups[0])
+    def _goes_on(self, n_repeats: int) -> bool:
+        """Whether the next call is the same one token on. The plan after the last repeat most likely has it too, unless somebody is left out."""
+        if len(self._groups) != 1 or not (n_repeats or len(self._groups[0]) == len(self.table)):
+            return False
+        return not any(session.is_at_its_last for _, session in self._groups[0])
 
     def _expire(self, now: int) -> None:
         for session in self.table:
@@ -221,7 +223,7 @@ class Executor:
             is_whole = all(session.phase is not Phase.DONE for _, session in group)
             live = group if is_whole else [pair for pair in group if pair[1].phase is not Phase.DONE]
             if live:
-                self.calls.decode(live, plan.n_repeats > 0 and self._goes_on())
+                self.calls.decode(live, plan.n_repeats > 0 and self._goes_on(plan.n_repeats))
         if sliced is not None:
             self.calls.prefill(*sliced, plan, self.cost)
         moving = [s for s in self.table if s.transfer is not None]

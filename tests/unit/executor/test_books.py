@@ -8,6 +8,7 @@ import pytest
 from tests.unit.executor.rig import Rig
 from uma_core import metrics as m
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
+from uma_core.policy.knobs import Knobs
 from uma_core.types import FinishReason, Lane, Peer
 
 N = 60
@@ -18,6 +19,19 @@ def streams(rig: Rig, n: int = 3) -> Rig:
     for i in range(n):
         rig.submit(f"r{i}", f"prompt {i}", conn_id=i, peer=Peer(1, 1, i), max_tokens=N, lane=Lane.INTERACTIVE)
     return rig
+
+
+def watch(rig: Rig) -> list[tuple[bool, int]]:
+    """What decode calls from now on are told: whether the next one is the same, and their rows."""
+    seen: list[tuple[bool, int]] = []
+    decode = rig.engine.decode
+
+    def watched(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        seen.append((batch.goes_on, batch.n))
+        return decode(batch, samplers)
+
+    rig.engine.decode = watched  # type: ignore[method-assign]
+    return seen
 
 
 def test_every_call_and_token_is_counted_once() -> None:
@@ -44,18 +58,25 @@ def test_repeated_ticks_give_the_text_of_planned_ones() -> None:
 
 def test_a_repeated_batch_goes_on_until_somebody_ends() -> None:
     rig = streams(Rig())
-    seen: list[tuple[bool, int]] = []
-    decode = rig.engine.decode
-
-    def watched(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
-        seen.append((batch.goes_on, batch.n))
-        return decode(batch, samplers)
-
-    rig.engine.decode = watched  # type: ignore[method-assign]
+    seen = watch(rig)
     rig.run()
     assert sum(goes_on for goes_on, _ in seen) > len(seen) / 2
     assert all(n == n_next for (goes_on, n), (_, n_next) in itertools.pairwise(seen) if goes_on)
     assert not seen[-1][0]
+
+
+def test_nothing_is_begun_for_a_plan_that_may_let_the_background_in() -> None:
+    rig = Rig(knobs=Knobs(guard_cap=1.0, pause_cap=4.0, long_tick_share=0.1))
+    rig.submit("work", "background", conn_id=9, max_tokens=N, lane=Lane.BACKGROUND)
+    for _ in range(8):
+        rig.tick()
+    streams(rig, 1)
+    seen = watch(rig)
+    rig.run()
+    sizes = [n for _, n in seen]
+    assert 2 in sizes and sizes.count(1) > N / 2, "the background is let in now and then"
+    assert any(goes_on for goes_on, _ in seen)
+    assert all(n == n_next for (goes_on, n), (_, n_next) in itertools.pairwise(seen) if goes_on)
 
 
 def test_time_between_calls_ends_when_the_next_one_was_begun() -> None:
