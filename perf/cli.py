@@ -54,6 +54,7 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file."),
         click.option("--threads", default=2, show_default=True, help="Compute threads of every server."),
         click.option("--repeats", default=5, show_default=True, help="How often everything is measured."),
+        click.option("--peer-repeats", default=float("inf"), help="Others take part in the first so many repeats; where one of theirs takes minutes."),
         click.option("--scale", default=1, show_default=True, help="Multiply all lengths (4 for a large GPU)."),
         click.option("--seed", default=1, show_default=True, help="Of prompts and arrivals."),
         click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all."),
@@ -76,7 +77,7 @@ def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, .
         raise click.BadParameter(f"no scenario {', '.join(unknown)}; `python -m perf list` names them")
     names = tuple(SCENARIOS) if "all" in scenarios else scenarios
     labels = tuple(label for label in (*ours, *against) if label != "none")
-    jobs = tuple(Job(name, labels, options["repeats"]) for name in names)
+    jobs = tuple(Job(name, labels, options["repeats"], options["peer_repeats"]) for name in names)
     _execute(_plan(jobs, options), ON_GPU if options["gpu_layers"] else ON_CPU)
 
 
@@ -92,7 +93,8 @@ def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, *
     criteria = for_engine(engine)
     names = [name for name in dict.fromkeys(c.scenario for c in criteria) if not only or name in only]
     slow = {"context-16k", "context-32k"}
-    jobs = [Job(n, labels_for(n, criteria), min(repeats, long_repeats) if n in slow else repeats) for n in names if not (quick and n in slow)]
+    often = {n: min(repeats, long_repeats) if n in slow else repeats for n in names if not (quick and n in slow)}
+    jobs = [Job(n, labels_for(n, criteria), n_repeats, options["peer_repeats"]) for n, n_repeats in often.items()]
     results = _execute(_plan(tuple(jobs), options, quick), criteria, {} if engine == "auto" else {"engine": engine})
     verdicts = [v for v in judge_all(results, criteria) if v.criterion.scenario in names]
     is_clean = all(ok for _, ok in clean_rows(results))

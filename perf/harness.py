@@ -16,6 +16,7 @@ from pathlib import Path
 from perf.driver import Driver
 from perf.gguf_file import ensure
 from perf.load import Ask, Needs, Phase, Sizing
+from perf.peers import OURS
 from perf.proc import machine_cpu_s
 from perf.results import TOKENS, Results, csv_name, write_tokens
 from perf.scenarios import SCENARIOS
@@ -36,6 +37,12 @@ class Job:
     scenario: str
     labels: tuple[str, ...]
     repeats: int
+    peer_repeats: float = math.inf  # servers that are not ours take part in the first so many
+
+    def in_turn(self, repeat: int) -> tuple[str, ...]:
+        """The servers of this repeat; every other one in reverse."""
+        present = tuple(label for label in self.labels if repeat < self.peer_repeats or label.partition(":")[0] == OURS)
+        return present if repeat % 2 == 0 else present[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +122,7 @@ class Harness:
         begin = time.monotonic()
         scenario = SCENARIOS[job.scenario]
         self._results.titles[scenario.name] = scenario.title
-        labels = job.labels if repeat % 2 == 0 else job.labels[::-1]
-        for label in labels:
+        for label in job.in_turn(repeat):
             logs = self._measure(scenario, servers[label], repeat)
             figures = scenario.measure(logs)
             cell = self._results.cell(scenario.name, label)

@@ -85,6 +85,15 @@ def test_repeats_alternate_the_order_and_all_is_stored(tmp_path: Path, socket_pa
         _ = made[0].pid
 
 
+def test_peers_take_part_in_the_first_repeats_only(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+    labels = ("uma", "llama-server", "uma:guard-off")
+    with uds_server(socket_path):
+        results, said = run(made, plan_of(tmp_path, Job("solo", labels, 3, peer_repeats=1)))
+    assert {label: len(cell.figures) for label, cell in results.cells["solo"].items()} == {"uma": 3, "llama-server": 1, "uma:guard-off": 3}
+    assert len(results.ratios("solo", "ttft_ms", "uma", "llama-server")) == 1
+    assert [line.split()[2].rstrip(":") for line in said if "#2" in line] == ["uma:guard-off", "uma"]
+
+
 def test_prompts_are_unique_over_repeats_and_equal_for_both_servers(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
     with uds_server(socket_path) as server:
         run(made, plan_of(tmp_path, Job("solo", ("a", "b"), 2)))
