@@ -121,5 +121,5 @@ def _with_quiet_gaps(memory: GuardMemory, reports: tuple[CallReport, ...], limit
 
 
 def earn(memory: GuardMemory, share: float) -> GuardMemory:
-    """Credit for one more decode round."""
+    """Credit for the decode rounds since the last plan: `share` in all."""
     return memory._replace(credit=min(CREDIT_MAX, memory.credit + share))
