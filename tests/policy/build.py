@@ -8,6 +8,7 @@ from typing import Any
 from tests.policy.sim import calibrate
 from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
 from uma_core.policy.cost import CostModel
+from uma_core.policy.curve import Curve
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
@@ -31,6 +32,8 @@ def cost_of(shape: FakeCost) -> CostModel:
 
 CPU = cost_of(CPU_SHAPE)
 GPU = cost_of(GPU_SHAPE)
+RIDE_ROWS = (2, 4, 8, 16)
+RIDING = CPU._replace(ride=Curve((1, 8, 16), (16.2 * MS, 18.0 * MS, 30.0 * MS), (500.0, 4000.0, 8000.0)))  # its step, and hardly more for eight rows
 
 _WAITING = SessionView(
     sid=0, seq_id=-1, client=1, lane=Lane.INTERACTIVE, phase=Phase.QUEUED,

@@ -15,7 +15,7 @@ from uma_core.clock import ManualClock
 from uma_core.engine.api import Batch, PrefillStatus
 from uma_core.engine.fake import FakeEngine, FakeModel
 from uma_core.engine.fake_cost import FakeCost
-from uma_core.policy.calibrate import CHUNK, DECODE, PIECE, TRANSFER, Sample, calibration_shapes, fit
+from uma_core.policy.calibrate import CHUNK, DECODE, PIECE, RIDE, SHORT, TRANSFER, Sample, calibration_shapes, fit
 from uma_core.policy.cost import CostModel
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.pipeline import compose
@@ -83,7 +83,7 @@ def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> D
     return DeviceView(
         n_batch=info.n_batch, n_ubatch=info.n_ubatch, n_seq_max=info.n_seq_max, n_ctx=info.n_ctx, n_ctx_seq=info.n_ctx_seq,
         n_prefill_lanes=info.capabilities.n_prefill_lanes, is_unified=info.is_unified, kv_bytes_per_cell=info.kv_bytes_per_cell,
-        can_mix_rows=info.capabilities.can_mix_rows,
+        can_mix_rows=info.capabilities.can_mix_rows, ride_rows=info.capabilities.ride_rows,
         weight_bytes=info.weight_bytes, expert_bytes=model.expert_bytes, n_expert=model.n_expert, n_expert_used=model.n_expert_used,
         can_copy_prefix=True, can_rollback=True, can_slice_transfers=True, free_seqs=free, n_cells_free=n_cells_free,
     )  # fmt: skip
@@ -97,6 +97,7 @@ def calibrate(cost: FakeCost, device: DeviceView) -> CostModel:
             DECODE: lambda n=n, kv=kv: cost.decode_ns([(1, kv)] * n),
             CHUNK: lambda n=n, kv=kv: cost.prefill_ns(n, kv),
             TRANSFER: lambda n=n: cost.copy_ns(n),
+            RIDE: lambda n=n, kv=kv: cost.decode_ns([(1, SHORT), (n - 1, kv)]),
         }[kind]()
         samples.append(Sample(kind, n, kv, int(ns)))
         if kind == CHUNK and device.n_prefill_lanes and not kv:
@@ -235,23 +236,27 @@ class Sim:
     def _call(self, items: list[PlanItem], by_sid: dict[int, Job]) -> None:
         batch = self.batch
         batch.clear()
-        kv = 0
+        kv = n_prompt = n_past = 0
         for i in items:
             job = by_sid[i.sid]
             if job.first_token is not None:
                 token, job.first_token = job.first_token, None
                 self._token(job, token)
-            kv += job.n_past
             if i.phase is Phase.DECODE:
+                kv += job.n_past
                 batch.add(job.last_token, job.n_past, i.seq_id, True)
             else:
                 batch.extend(np.full(i.n_tokens, 7, np.int32), job.n_past, i.seq_id, i.want_logits)
-        phase = items[0].phase
+                n_prompt, n_past = n_prompt + i.n_tokens, n_past + job.n_past
         n = batch.n
-        predicted = self.cost.decode_ns(n, kv) if phase is Phase.DECODE else self.cost.prefill_ns(n, kv)
+        n_decoded = n - n_prompt
+        phase = Phase.DECODE if n_decoded else Phase.PREFILL
+        predicted = self.cost.decode_ns(n_decoded, kv) if n_decoded else self.cost.prefill_ns(n, n_past)
+        if n_decoded and n_prompt:
+            predicted += self.cost.ride_ns(n_decoded, n_prompt, n_past)
         out = self.engine.decode(batch, [None] * batch.n_rows)
         assert out.status == 0, out
-        self.reports.append(CallReport(phase, n, kv, predicted, out.call_ns, 0, False))
+        self.reports.append(CallReport(phase, n, kv + n_past, predicted, out.call_ns, 0, False, n_prompt if n_decoded else 0))
         tokens = iter(out.tokens)
         for i in items:
             job = by_sid[i.sid]
@@ -261,6 +266,8 @@ class Sim:
                 job.pieces.append(self.clock.now_ns())
             if i.want_logits:
                 self._token(job, next(tokens))
+            elif job.n_past == job.n_prompt - 1:
+                job.phase, job.last_token = Phase.DECODE, 7
 
     def _token(self, job: Job, token: int) -> None:
         job.times.append(self.clock.now_ns())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.policy.build import CPU, DEVICE, S, prefill_item, reading, sids, state_of, talking
+from tests.policy.build import CPU, DEVICE, RIDE_ROWS, RIDING, S, prefill_item, reading, sids, state_of, talking
 from uma_core.policy import traffic
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.pipeline import compose
@@ -95,3 +95,11 @@ def test_without_resumable_prefill_whole_prompt_calls_are_dropped():
     views = (talking(0), reading(1, BACK, n_prompt=10), reading(2, BACK, n_prompt=10))
     plan = run(state_of(*views, n_prefill_lanes=0, knobs=Knobs(bmt_budget=gbs(2.5 * WEIGHTS))))
     assert sids(plan, Phase.PREFILL) == [1]
+
+
+def test_what_rides_reads_no_weights_of_its_own():
+    views = (talking(0), reading(5, BACK, n_prompt=3000))
+    stages = (*STAGES[:-1], "latency_guard", "bmt_guard")
+    plan = compose(stages)(state_of(*views, cost=RIDING, ride_rows=RIDE_ROWS, can_mix_rows=True))
+    assert prefill_item(plan).call == plan.items[0].call
+    assert plan.carry["bmt_guard"].n_bytes == WEIGHTS + (111 + prefill_item(plan).n_tokens) * CELL

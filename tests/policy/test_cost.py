@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policy.build import CPU, DEVICE, GPU, MS, report
-from uma_core.policy.calibrate import CHUNK, DECODE, TRANSFER, Sample, calibration_shapes, fit, guess
-from uma_core.policy.cost import CostModel, regime_of
+from tests.policy.build import CPU, DEVICE, GPU, MS, RIDE_ROWS, RIDING, report
+from uma_core.policy.calibrate import CHUNK, DECODE, RIDE, TRANSFER, Sample, calibration_shapes, fit, guess
+from uma_core.policy.cost import RIDE_DOUBT, RIDE_MOST, CostModel, regime_of
 from uma_core.policy.curve import Curve
 from uma_core.types import Phase
 
@@ -162,3 +162,56 @@ def test_calibration_shapes_fit_the_device_and_begin_with_one_row():
 def test_fit_of_part_of_the_shapes_still_predicts_everything():
     model = fit([Sample(DECODE, 1, 64, 20 * MS)], DEVICE)
     assert model.is_measured and model.prefill_ns(256, 0) > model.decode_ns(1, 0)
+
+
+class TestRiding:
+    """Rows of a prompt in a decode call."""
+
+    def seen(self, model, times, n_tokens=7):
+        """The model after a call of one row and so many riding ones took `times` what they were measured to add."""
+        added = RIDING.ride.ns(1 + n_tokens, 0) - RIDING.ride.ns(1, 0)
+        alone = model.decode_ns(1, 0)
+        predicted = alone + model.ride_ns(1, n_tokens, 0)
+        return model.observe(report(Phase.DECODE, 1 + n_tokens, predicted, int(alone + times * added))._replace(n_riding=n_tokens))
+
+    def test_only_where_it_was_measured(self):
+        device = DEVICE._replace(ride_rows=RIDE_ROWS)
+        assert not any(s.kind == RIDE for s in calibration_shapes(DEVICE)) and CPU.ride is None
+        assert {s.n_rows for s in calibration_shapes(device) if s.kind == RIDE} == set(RIDE_ROWS)
+        assert not any(s.kind == RIDE for s in calibration_shapes(device._replace(n_seq_max=1)))
+        rows = [Sample(DECODE, 1, 0, 16 * MS), Sample(CHUNK, 64, 0, 190 * MS)]
+        model = fit([*rows, Sample(RIDE, 8, 0, 18 * MS), Sample(RIDE, 8, 1000, 22 * MS)])
+        assert fit(rows).ride is None and model.ride.ns(8, 500) == pytest.approx(20 * MS)
+
+    def test_it_is_doubted_at_first_and_grows_with_rows_and_context(self):
+        assert RIDING.ride_ns(1, 7, 0) == pytest.approx(RIDE_DOUBT * 1.8 * MS, rel=1e-3)
+        assert RIDING.ride_ns(1, 3, 0) < RIDING.ride_ns(1, 7, 0) < RIDING.ride_ns(1, 7, 1000) < RIDING.ride_ns(1, 15, 1000)
+
+    @pytest.mark.parametrize("times", [1.2, 3.0, 5.0])
+    def test_what_it_takes_is_learnt_for_all_sizes(self, times):
+        model = RIDING
+        for _ in range(60):
+            model = self.seen(model, times)
+        for n in (7, 15):
+            added = RIDING.ride.ns(1 + n, 0) - RIDING.ride.ns(1, 0)
+            assert model.ride_ns(1, n, 0) == pytest.approx(times * added, rel=0.1)
+        assert model.factors[:-1] == RIDING.factors[:-1], "streams alone take what they took"
+
+    def test_one_outlier_moves_little_and_nothing_goes_beyond_its_limits(self):
+        assert self.seen(RIDING, 100.0).ride_ns(1, 7, 0) < 1.2 * RIDING.ride_ns(1, 7, 0)
+        model = RIDING
+        for _ in range(300):
+            model = self.seen(model, 1000.0)
+        assert model.factors[-1] == RIDE_MOST
+        for _ in range(300):
+            model = self.seen(model, -5.0)
+        assert model.factors[-1] == 1.0
+
+    def test_dear_once_it_is_tried_again_after_some_steps_without_it(self):
+        model = RIDING
+        for _ in range(30):
+            model = self.seen(model, 6.0)
+        dear = model.ride_ns(1, 7, 0)
+        for _ in range(100):
+            model = model.observe(report(Phase.DECODE, 1, model.decode_ns(1, 0), model.decode_ns(1, 0)))
+        assert dear > 2 * RIDING.ride_ns(1, 7, 0) and model.ride_ns(1, 7, 0) == pytest.approx(RIDING.ride_ns(1, 7, 0), rel=0.05)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.policy.build import MS, S, report, sids, state_of, talking, waiting
+from tests.policy.build import MS, RIDE_ROWS, RIDING, S, reading, report, sids, state_of, talking, waiting
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import Plan
+from uma_core.policy.plan import Plan, riders
 from uma_core.policy.rank import FAIR_QUANTUM_NS
 from uma_core.policy.stages import fairness
 from uma_core.policy.stages.fairness import Ledger
@@ -50,6 +50,16 @@ def test_the_finished_plan_is_what_is_charged():
     assert sorted(plan.carry["fairness"].decoded) == [(1, 1), (2, 1)]
     trimmed = compose(("decode_first", "fairness", "latency_guard"))(state_of(*views))
     assert trimmed.carry["fairness"].decoded == ((1, 1),), "the guard dropped the background row"
+
+
+def test_what_rides_has_an_equal_share_of_the_call():
+    """Its rows cost next to nothing: seven of eight are no seven eighths of the time."""
+    chat, prompt = talking(0, client=1), reading(1, BACK, client=2, n_prompt=1200)
+    plan = compose(("decode_first", "fairness", "prefill_order", "prefill_budget", "latency_guard"))(
+        state_of(chat, prompt, cost=RIDING, ride_rows=RIDE_ROWS, can_mix_rows=True)
+    )
+    assert riders(plan) == {1}
+    assert sorted(plan.carry["fairness"].decoded) == [(1, 1), (2, 1)] and not plan.carry["fairness"].prefilled
 
 
 def test_two_backlogged_clients_get_equal_time_within_the_bound():

@@ -7,7 +7,7 @@ import io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.policy.build import CPU, DEVICE, GPU, MS, NOW, S, report, state_of, waiting
+from tests.policy.build import CPU, DEVICE, GPU, MS, NOW, RIDE_ROWS, RIDING, S, report, state_of, waiting
 from uma_core import trace
 from uma_core.policy.calibrate import guess
 from uma_core.policy.gaps import OVERDUE_CAP, gap_limits
@@ -15,7 +15,7 @@ from uma_core.policy.guard_memory import GuardMemory, Kind
 from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
 from uma_core.policy.parts import parts_of, rows_time
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import Plan, check_plan
+from uma_core.policy.plan import Plan, check_plan, riders
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
@@ -55,6 +55,7 @@ def states(draw) -> SchedulerState:
     lanes = draw(st.integers(0, 3))
     if not lanes:
         sessions = [v._replace(n_chunk=0, chunk_fraction=0.0) for v in sessions]
+    rides = draw(st.booleans())
     knobs = Knobs(
         stages=draw(st.sampled_from([DEFAULT_STAGES, DEFAULT_STAGES, tuple(s for s in DEFAULT_STAGES if s != "latency_guard")])),
         guard_floor_ns=draw(st.sampled_from([0, 30 * MS])), bmt_budget=draw(st.sampled_from([0.0, -1.0, 8.0])),
@@ -63,7 +64,8 @@ def states(draw) -> SchedulerState:
     credit, debt = draw(st.sampled_from([-1.0, 0.5, 1.0])), draw(st.sampled_from([-MS, 0, MS]))
     memory = GuardMemory(credit=credit, margin=draw(st.floats(0.01, 0.2)), debt_ns=debt)
     return state_of(
-        *sessions, cost=draw(st.sampled_from([CPU, GPU, guess(DEVICE)])), knobs=knobs, free_seqs=tuple(sorted(seqs[n_resident:])),
+        *sessions, cost=RIDING if rides else draw(st.sampled_from([CPU, GPU, guess(DEVICE)])), ride_rows=RIDE_ROWS if rides else (), knobs=knobs,
+        free_seqs=tuple(sorted(seqs[n_resident:])),
         n_seq_max=n_seq_max, n_ubatch=n_ubatch, n_batch=draw(st.sampled_from([16, 2048])), n_prefill_lanes=lanes,
         is_unified=draw(st.booleans()), can_mix_rows=draw(st.booleans()), n_cells_free=draw(st.sampled_from([0, 700, 32768])),
         n_expert=draw(st.sampled_from([0, 8])), n_expert_used=2, expert_bytes=300_000_000,
@@ -115,12 +117,26 @@ def test_the_predicted_gap_stays_within_its_limit(state):
         assert plan.min_pieces == 1 or len([i for i in plan.items if i.sid not in {v.sid for v in parts.talkers}]) == 1
 
 
+@given(states())
+@settings(max_examples=200, deadline=None)
+def test_what_rides_is_planned_with_what_it_costs(state):
+    plan = planned(state)
+    riding = riders(plan)
+    for item in plan.items:
+        if item.sid in riding:
+            view = next(v for v in state.sessions if v.sid == item.sid)
+            n_streams = sum(i.call == item.call for i in plan.items) - 1
+            assert plan.run_ns == state.cost.ride_ns(n_streams, item.n_tokens, view.n_past)
+            assert n_streams + item.n_tokens <= max(RIDE_ROWS) and not view.n_chunk
+    assert len(riding) <= 1
+
+
 def _beside(state: SchedulerState, plan: Plan) -> int:
     """Predicted time of calls that hold more than the streams themselves."""
     parts = parts_of(state)
     planned_sids = {i.sid for i in plan.items if i.phase is Phase.DECODE}
     workers = [v for v in parts.workers if v.sid in planned_sids]
-    chunks = [i for i in plan.items if i.phase is Phase.PREFILL and i.call >= 0]
+    chunks = [i for i in plan.items if i.phase is Phase.PREFILL and i.call >= 0 and i.sid not in riders(plan)]
     by_sid = {v.sid: v for v in state.sessions}
     extra = sum(state.cost.prefill_ns(i.n_tokens, by_sid[i.sid].n_past) for i in chunks)
     if workers:

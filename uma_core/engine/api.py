@@ -66,6 +66,7 @@ class Capabilities:
     can_slice_transfers: bool  # Transfer.step honours until_ns (else one step does all)
     can_abort: bool  # abort() reaches a running decode call
     can_mix_rows: bool = False  # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
+    ride_rows: tuple[int, ...] = ()  # sizes of a decode call, ascending, in which a prompt's tokens may ride beside other sequences' rows at little cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -56,8 +55,7 @@ class Faults:
         self.released.set()
 
 
-class Jitter(Protocol):
-    def __call__(self, ns: float) -> float: ...
+Jitter = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,7 @@ class FakeModel:
     n_expert_used: int = 0
     expert_bytes: int = 0
     can_rollback: bool = True
+    ride_rows: tuple[int, ...] = ()
     eog_every: int = 0  # about one in so many tokens ends the text; 0: never
 
 
@@ -113,7 +112,7 @@ class FakeEngine:
         self.info = _info(model)
         self._kv = FakeKV(model.n_seq_max, model.n_ctx, self.info.n_ctx_seq, model.is_unified)
         self._chunks: dict[SeqId, _Chunk] = {}
-        self._jitter: Callable[[float], float] = jitter or (lambda ns: ns)
+        self._jitter: Jitter = jitter or (lambda ns: ns)
         self._rows: list[int] = []
         self._rung = threading.Event()
         self._aborted = threading.Event()
@@ -395,6 +394,6 @@ def _info(model: FakeModel) -> EngineInfo:
         n_expert=model.n_expert,
         n_expert_used=model.n_expert_used,
         expert_bytes=model.expert_bytes,
-        capabilities=Capabilities(model.n_prefill_lanes, model.can_rollback, True, True, True, can_mix_rows=model.is_unified),
+        capabilities=Capabilities(model.n_prefill_lanes, model.can_rollback, True, True, True, model.is_unified, model.ride_rows),
         notes=(f"begin-of-text is token {BOS}",),
     )

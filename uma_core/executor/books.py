@@ -20,9 +20,9 @@ FORGET_NS = 1_000_000
 CLIENTS_MOST = 512
 
 
-# One decode call: sessions, rows, KV cells, rows that were a prompt's, ns since the return of the call before it
-# (0: none was directly before it), outcome. A plain tuple: it is made between two calls.
-Note = tuple[Sequence[Session], int, int, int, int, DecodeOutcome]
+# One decode call: sessions, rows, KV cells of its decode rows, rows that were a prompt's and cells before them, ns since the return of the
+# call before it (0: none was directly before it), outcome. A plain tuple: it is made between two calls.
+Note = tuple[Sequence[Session], int, int, int, int, int, DecodeOutcome]
 
 
 class Books:
@@ -49,17 +49,21 @@ class Books:
         return tuple(reports)
 
     def _book(self, note: Note, cost: CostModel) -> CallReport:
-        sessions, n_rows, n_kv, n_prefill, since_ns, outcome = note
+        sessions, n_rows, n_kv, n_prompt, n_past, since_ns, outcome = note
         meters, call_ns = self._meters, outcome.call_ns
-        predicted = cost.prefill_ns(n_prefill, n_kv) if n_prefill else cost.decode_ns(n_rows, n_kv)
+        n_decoded = n_rows - n_prompt
+        predicted = cost.decode_ns(n_decoded, n_kv) if n_decoded else cost.prefill_ns(n_prompt, n_past)
+        if n_decoded and n_prompt:
+            predicted += cost.ride_ns(n_decoded, n_prompt, n_past)
         meters.on_call(n_rows, call_ns, outcome.sample_ns)
         if since_ns:
             meters.overhead.observe(since_ns)
         if outcome.status is DecodeStatus.OK:
             meters.on_prediction(predicted, call_ns)
         self._charge(sessions, call_ns)
-        phase = Phase.PREFILL if n_prefill else Phase.DECODE
-        return CallReport(phase, n_rows, n_kv, predicted, call_ns, 0, outcome.status is DecodeStatus.FULL)
+        phase = Phase.DECODE if n_decoded else Phase.PREFILL
+        is_full = outcome.status is DecodeStatus.FULL
+        return CallReport(phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0)
 
     def _charge(self, sessions: Sequence[Session], ns: int) -> None:
         share = ns // len(sessions)

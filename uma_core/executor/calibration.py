@@ -13,18 +13,18 @@ from uma_core import measured
 from uma_core.clock import Clock
 from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.policy.calibrate import CHUNK, DECODE, PIECE, TRANSFER, Sample, Shape, calibration_shapes, fit, guess
+from uma_core.policy.calibrate import CHUNK, DECODE, PIECE, RIDE, SHORT, TRANSFER, Sample, Shape, calibration_shapes, fit, guess
 from uma_core.policy.cost import CostModel
 from uma_core.policy.state import DeviceView
 
 log = logging.getLogger(__name__)
 
 BUDGET_NS = 8_000_000_000
-REPEATS = {DECODE: 5, CHUNK: 2, TRANSFER: 3}
+REPEATS = {DECODE: 5, CHUNK: 2, TRANSFER: 3, RIDE: 5}
 FOREVER_NS = 2**62
 CALM_SPREAD = 1.3
 N_ALONE = 4  # samples of one row at the same context that come first
-VERSION = 4  # of what is measured; stored results of another version are measured again
+VERSION = 5  # of what is measured; stored results of another version are measured again
 
 
 def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> CostModel:
@@ -74,7 +74,7 @@ def measure(engine: Engine, device: DeviceView, clock: Clock) -> list[Sample]:
         if clock.now_ns() >= deadline:
             log.info("calibration stopped after %d samples: its time is used up", len(samples))
             break
-        timer = {DECODE: _decode, CHUNK: _chunk, TRANSFER: _transfer}.get(shape.kind)
+        timer = {DECODE: _decode, CHUNK: _chunk, TRANSFER: _transfer, RIDE: _ride}.get(shape.kind)
         if timer is None:
             continue
         times = [timer(engine, shape, device, clock) for _ in range(REPEATS[shape.kind])]
@@ -100,6 +100,21 @@ def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> T
         ns = engine.decode(batch, [None] * shape.n_rows).call_ns
     for seq_id in range(shape.n_rows):
         engine.kv_truncate(seq_id, 0)
+    return ns, ns
+
+
+def _ride(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
+    """One row of a stream, the others of a prompt."""
+    n_own = min(SHORT, device.n_ctx_seq // 2)
+    engine.pretend(0, n_own)
+    if shape.n_kv:
+        engine.pretend(1, shape.n_kv)
+    batch = Batch(shape.n_rows)
+    batch.add(0, n_own, 0, True)
+    batch.extend(np.zeros(shape.n_rows - 1, np.int32), shape.n_kv, 1, False)
+    ns = engine.decode(batch, [None]).call_ns
+    engine.kv_truncate(0, 0)
+    engine.kv_truncate(1, 0)
     return ns, ns
 
 

@@ -70,7 +70,7 @@ class Calls:
         self._batch.goes_on = goes_on
         self._n_kv += len(items)
         rows = self._rows
-        outcome = self._compute(rows, 0)
+        outcome = self._compute(rows, 0, 0)
         now, deliver = self._t_now_ns, self._deliveries.deliver
         if outcome.status is OK:
             for session, token in zip(rows, outcome.tokens):  # noqa: B905 -- as long as each other
@@ -86,20 +86,21 @@ class Calls:
         batch.clear()
         batch.goes_on = goes_on
         rows: list[Session] = []
-        n_kv = n_prefill = 0
+        n_kv = n_prompt = n_read = 0
         for item, session in items:
             if item.phase is Phase.DECODE:
                 batch.add(session.next_token, session.n_past, session.seq_id, True)
+                n_kv += session.n_past + 1
             else:
                 tokens = session.token_at(session.n_past, session.n_past + item.n_tokens)
                 batch.extend(tokens, session.n_past, session.seq_id, item.want_logits)
-                n_prefill += item.n_tokens
+                n_prompt += item.n_tokens
+                n_read += session.n_past
             if item.want_logits:
                 rows.append(session)
-            n_kv += session.n_past + item.n_tokens
         self._rows, self._n_kv = rows, n_kv
         self._samplers = [None if session.is_rereading else session.sampler for session in rows]
-        outcome = self._compute([session for _, session in items], n_prefill)
+        outcome = self._compute([session for _, session in items], n_prompt, n_read)
         now = self._t_now_ns
         if outcome.status is OK:
             self._advance(items, rows, outcome.tokens, now)
@@ -107,8 +108,8 @@ class Calls:
             self._recover(items, outcome.status, now)
         return outcome.status
 
-    def _compute(self, sessions: Sequence[Session], n_prefill: int) -> DecodeOutcome:
-        """The engine's call for what is in the batch, and a note of what it took."""
+    def _compute(self, sessions: Sequence[Session], n_prompt: int, n_read: int) -> DecodeOutcome:
+        """The engine's call for what is in the batch, and a note of what it took. `n_prompt` rows are prompts', after `n_read` cells."""
         self._batch.wake_fd = self.wake_fd()
         t0 = self._clock.now_ns()
         self.is_in_call = True
@@ -117,7 +118,7 @@ class Calls:
         self._t_now_ns = self._clock.now_ns()
         t0 = outcome.begun_ns or t0
         since, self.t_returned_ns = self.t_returned_ns, t0 + outcome.call_ns
-        self.books.notes.append((sessions, self._batch.n, self._n_kv, n_prefill, t0 - since if since else 0, outcome))
+        self.books.notes.append((sessions, self._batch.n, self._n_kv, n_prompt, n_read, t0 - since if since else 0, outcome))
         self._tokens = outcome.tokens
         return outcome
 

@@ -260,7 +260,7 @@ class Executor:
         self._end_tick(state.now_ns)
         reports = self.settle()
         if reports:
-            decoded = sum(r.n_rows for r in reports if r.phase is Phase.DECODE)
+            decoded = sum(r.n_rows - r.n_riding for r in reports if r.phase is Phase.DECODE)
             self.meters.tokens_decode.set(decoded)
             self.meters.tokens_prefill.set(sum(r.n_rows for r in reports) - decoded)
             self.meters.served.set(decoded)
@@ -365,6 +365,7 @@ def device_view(engine: Engine) -> DeviceView:
         can_rollback=can.can_rollback,
         can_slice_transfers=can.can_slice_transfers,
         can_mix_rows=can.can_mix_rows,
+        ride_rows=can.ride_rows,
         free_seqs=(),
         n_cells_free=0,
     )

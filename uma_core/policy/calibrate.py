@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from uma_core.policy.cost import PREFILL, REGIMES, CostModel, dense_table, legal_chunks, with_splits
+from uma_core.policy.cost import PREFILL, REGIMES, RIDE_DOUBT, CostModel, dense_table, legal_chunks, with_splits
 from uma_core.policy.curve import Curve, fit_curve
 from uma_core.policy.state import DeviceView
 
-DECODE, CHUNK, PIECE, TRANSFER = "decode", "prefill", "piece", "transfer"
+DECODE, CHUNK, PIECE, TRANSFER, RIDE = "decode", "prefill", "piece", "transfer", "ride"
 SHORT, LONG = 64, 1024  # contexts at which rows are timed
 BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth
 GUESS_COMPUTE = 30.0  # guess: prefill of one token costs a weight pass divided by this
@@ -40,6 +40,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
 
     `decode`: one call of n_rows rows, each with n_kv cells. `prefill`: one chunk after n_kv cells; where prefill is
     resumable it is cut as finely as the engine can, and its longest piece is a sample of kind `piece`. `transfer`: moving n_rows bytes.
+    `ride`: one call of n_rows rows, one of them a stream's, the others a prompt's after n_kv cells.
     Time each two or three times.
     """
     rows = [n for n in (1, 2, 4, 3, 8, 16, 6, 12, 9, 24, 32) if n <= device.n_seq_max]
@@ -49,6 +50,8 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     long_kv = min(LONG, device.n_ctx_seq // 2)
     shapes = [Shape(DECODE, 1, SHORT)] * 3 + [Shape(DECODE, n, SHORT) for n in rows[:4]]
     shapes += [Shape(CHUNK, n, 0) for n in sizes[:5]]
+    if device.ride_rows and device.n_seq_max > 1:
+        shapes += [Shape(RIDE, n, 0) for n in device.ride_rows] + [Shape(RIDE, device.ride_rows[len(device.ride_rows) // 2], long_kv)]
     shapes += [Shape(TRANSFER, min(n, device.n_ctx_seq) * device.kv_bytes_per_cell, 0) for n in (64, 512)]
     shapes += [Shape(DECODE, n, SHORT) for n in rows[4:]] + [Shape(CHUNK, n, 0) for n in sizes[5:]]
     shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, device.n_seq_max), long_kv)]
@@ -69,7 +72,7 @@ def fit(samples: Iterable[Sample | tuple[str, int, int, int]], device: DeviceVie
     prefill = _fit_prefill(by_kind.get(CHUNK, {}), decode, start)
     piece = fit_curve(by_kind[PIECE], 0.0, False) if PIECE in by_kind else _scaled(prefill, 1 / 64)
     fixed, per_byte = _fit_transfer(by_kind.get(TRANSFER, {}), start)
-    return build(decode, prefill, piece, (fixed, per_byte), True)
+    return build(decode, prefill, piece, (fixed, per_byte), True)._replace(ride=_fit_ride(by_kind.get(RIDE, {}), decode))
 
 
 def guess(device: DeviceView) -> CostModel:
@@ -80,13 +83,13 @@ def guess(device: DeviceView) -> CostModel:
 
 def build(decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, float], is_measured: bool) -> CostModel:
     """Assemble a model and work out what follows from its tables."""
-    ones = (1.0,) * len(REGIMES)
+    ones = (1.0,) * (len(REGIMES) - 1)
     counts = (0,) * len(REGIMES)
     chunks = legal_chunks(prefill)
     sweet = min(chunks, key=lambda n: (prefill.ns(n, 0) / n, n))
     n_cuts = max(1.0, HEAVIEST_NODE * prefill.ns(sweet, 0) / piece.ns(sweet, 0))
     measured = (decode, prefill, piece, n_cuts, *transfer, is_measured)
-    return with_splits(CostModel(*measured, ones, counts, (), ones[:PREFILL], chunks, sweet, dense_table(decode)))
+    return with_splits(CostModel(*measured, (*ones, RIDE_DOUBT), counts, (), ones[:PREFILL], chunks, sweet, dense_table(decode)))
 
 
 def _guess(step: float, token: float, cell: float) -> CostModel:
@@ -103,6 +106,11 @@ def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, star
     if 1 not in points and decode.sizes[0] == 1:
         points = {1: [(0, decode.base[0])], **points}
     return fit_curve(points, decode.slope[0] / 2, False)
+
+
+def _fit_ride(points: dict[int, list[tuple[int, float]]], decode: Curve) -> Curve | None:
+    """A call without riding rows is a decode row; unknown unless it was measured."""
+    return fit_curve({1: [(0, decode.base[0])], **points}, decode.slope[0], False) if points else None
 
 
 def _scaled(curve: Curve, by: float) -> Curve:

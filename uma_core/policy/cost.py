@@ -13,8 +13,8 @@ from uma_core.policy.curve import Curve, median
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 
-REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_more", "prefill")
-PREFILL = 6
+REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_more", "prefill", "ride")
+PREFILL, RIDE = 6, 7
 MAX_SPLIT = 32  # rows for which the best split into calls is worked out
 CALL_OVERHEAD_NS = 60_000.0  # of one more decode call: batch, sampling, Python
 SPLIT_GAIN = 0.03  # a split must save this much: calls that cost the same stay together
@@ -22,6 +22,10 @@ GAIN = 0.15  # of a correction towards one clipped observation
 CLIP = (0.8, 1.25)  # relative error that one observation may claim
 WILD_CLIP = (0.1, 10.0)  # while the tables are guesses and the regime is hardly seen
 WILD_COUNT = 6
+RIDE_DOUBT = 1.5  # times what riding rows were measured to add: they compute, and a shared machine computes at one speed now, at another soon
+RIDE_MOST = 16.0
+RIDE_PART = 16  # an error counts for what riding rows add, or 1 / so much of the step: less is the step's own noise
+FORGET = 0.05  # of what riding was learnt to cost, per decode call without it: dear once, it would never be tried again
 STALE = 0.05  # factors may drift so far before the splits are worked out again
 CHUNK_TOLERANCE = 1.1  # a chunk size may cost so much more per token than a smaller one: calibration is noisy
 IMPLAUSIBLE = 1.4  # a size whose neighbour costs so much more per token was measured wrong
@@ -44,6 +48,7 @@ class CostModel(NamedTuple):
     chunks: tuple[int, ...]  # sizes worth using for a prompt chunk, ascending
     sweet_chunk: int  # the one with the best ns per token at no context
     dense: tuple[tuple[float, float, int], ...]  # dense[n]: decode's base, slope and regime of n rows, so that no search is needed
+    ride: Curve | None = None  # a call of so many rows, all but one of them a prompt's; None: prompts have calls of their own
 
     def decode_ns(self, n_rows: int, n_kv: int) -> int:
         """One decode call of `n_rows` rows that read `n_kv` cells in all."""
@@ -68,6 +73,18 @@ class CostModel(NamedTuple):
     def prefill_ns(self, n_tokens: int, n_past: int) -> int:
         """One chunk, undisturbed."""
         return int(self.prefill.ns(n_tokens, n_past) * self.factors[PREFILL])
+
+    def ride_ns(self, n_rows: int, n_tokens: int, n_past: int) -> int:
+        """What `n_tokens` of a prompt, as further rows, add to a decode call of `n_rows` rows."""
+        if self.ride is None:
+            return self.prefill_ns(n_tokens, n_past)
+        context = self.ride.ns(n_tokens, n_past) - self.ride.ns(n_tokens, 0)
+        return int(self._ride_base(n_rows, n_tokens) * self.factors[RIDE] + context * self.factors[PREFILL])
+
+    def _ride_base(self, n_rows: int, n_tokens: int) -> float:
+        """That as measured, at no context."""
+        assert self.ride is not None
+        return max(0.0, self.ride.ns(n_rows + n_tokens, 0) - self.ride.ns(n_rows, 0))
 
     def piece_ns(self, n_tokens: int, n_past: int) -> int:
         """Shortest pause-to-pause time inside a chunk of this size: its heaviest node, or a layer's attention over the context."""
@@ -106,12 +123,16 @@ class CostModel(NamedTuple):
     def observe_all(self, reports: Iterable[CallReport]) -> CostModel:
         """Reports that this model predicted, of which each teaches only what those before it left to learn."""
         errors: dict[int, list[float]] = {}
+        rides: list[float] = []
         for report in reports:
             if report.is_full or report.predicted_ns <= 0 or report.elapsed_ns <= 0:
                 continue
+            if report.n_riding:
+                rides.append(self._ride_error(report))
+                continue
             i = PREFILL if report.phase is Phase.PREFILL else regime_of(report.n_rows)
             errors.setdefault(i, []).append(report.elapsed_ns / report.predicted_ns)
-        model = self
+        model = self._with_rides(rides, sum(len(lot) for i, lot in errors.items() if i != PREFILL))
         for i, lot in errors.items():
             while lot and model._is_wild(i):
                 model = model._learn(i, lot.pop(0) * self.factors[i] / model.factors[i], 1)
@@ -119,6 +140,19 @@ class CostModel(NamedTuple):
                 model = model._learn(i, median(lot) * self.factors[i] / model.factors[i], len(lot))
         drift = max(abs(a / b - 1.0) for a, b in zip(model.factors[:PREFILL], self.split_factors, strict=True))
         return with_splits(model) if drift > STALE else model
+
+    def _ride_error(self, report: CallReport) -> float:
+        """By how much what rode in a call took longer, in units of what it was measured to add."""
+        n_rows = report.n_rows - report.n_riding
+        unit = max(self._ride_base(n_rows, report.n_riding) if self.ride else 0.0, self.decode_ns(n_rows, 0) / RIDE_PART)
+        return min(1.0, max(-1.0, (report.elapsed_ns - report.predicted_ns) / unit))
+
+    def _with_rides(self, errors: list[float], n_without: int) -> CostModel:
+        """Correct what riding rows add; forget the correction over `n_without` decode calls that had none."""
+        ride = self.factors[RIDE] + GAIN * sum(errors)
+        ride = RIDE_DOUBT + (ride - RIDE_DOUBT) * (1.0 - FORGET) ** n_without
+        ride = min(RIDE_MOST, max(1.0, ride))
+        return self if ride == self.factors[RIDE] else self._replace(factors=(*self.factors[:RIDE], ride))
 
     def _is_wild(self, i: int) -> bool:
         """Whether regime `i` is hardly more than a guess."""
@@ -166,8 +200,8 @@ class CostModel(NamedTuple):
         """Raises ValueError where the dict is not one of ours."""
         try:
             values = {name: data[name] for name in CostModel._fields}
-            for name in ("decode", "prefill", "piece"):
-                values[name] = Curve(*(tuple(part) for part in values[name]))
+            for name in ("decode", "prefill", "piece", "ride"):
+                values[name] = values[name] and Curve(*(tuple(part) for part in values[name]))
             for name in ("factors", "counts", "split_factors", "chunks"):
                 values[name] = tuple(values[name])
             for name in ("splits", "dense"):

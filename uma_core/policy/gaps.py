@@ -48,8 +48,10 @@ def _limit(steps: float, rounds: float, alone_ns: int, solo_ns: int) -> int:
     return int(min(steps * solo_ns, max(steps * alone_ns, rounds * solo_ns)))
 
 
-def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits, usual_ns: int) -> int:
-    """Limit of the next gap while this interactive prompt waits for its first token. `usual_ns`: what it gets of an everyday gap.
+def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits, usual_ns: int, gain_ns: int | None = None) -> int:
+    """Limit of the next gap while this interactive prompt waits for its first token.
+
+    `usual_ns`: what it gets of an everyday gap; `gain_ns`: the time in chunks that this replaces, where that is another.
 
     As long as everyday gaps will not do until its deadline (patience.py), the next gap is a long one: few long gaps and many short
     ones keep the streams' p95 where as many gaps of middling length would not.
@@ -61,4 +63,5 @@ def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits, usua
     if left <= 0:
         return min(limits.pause_ns - limits.pause_ns * left // max(1, target), max(limits.pause_ns, int(OVERDUE_CAP * limits.solo_ns)))
     n_gaps = left // max(1, limits.solo_ns + usual_ns)
-    return limits.cap_ns if left_to_read_ns(state, view) <= n_gaps * usual_ns else limits.pause_ns
+    gain = usual_ns if gain_ns is None else gain_ns
+    return limits.cap_ns if left_to_read_ns(state, view) <= n_gaps * gain else limits.pause_ns

@@ -21,7 +21,7 @@ class PlanItem(NamedTuple):
     phase: Phase  # PREFILL or DECODE
     n_tokens: int  # decode: 1 + verified draft tokens; prefill: chunk length
     want_logits: bool  # decode: always; prefill: on the prompt's last chunk
-    call: int  # >= 0: which decode call; SLICED: a resumable prefill run
+    call: int  # >= 0: which decode call; SLICED: a resumable prefill run. A prompt that shares a decode call rides in it
     reason: str
 
 
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     admit: tuple[Admission, ...] = ()
     items: tuple[PlanItem, ...] = ()
     park: tuple[int, ...] = ()  # sids whose KV shall leave the device
-    run_ns: int = 0  # time for the SLICED item, counted from when its turn comes
+    run_ns: int = 0  # time for the SLICED item, counted from when its turn comes; or what a riding prompt adds to its call
     quantum_ns: int = 0  # wanted length of its pieces
     min_pieces: int = 0  # pieces it computes even if run_ns is too short (the starvation bound)
     transfer_ns: int = 0  # time for transfers
@@ -129,6 +129,12 @@ def _check_prefill(view: SessionView, item: PlanItem, state: SchedulerState) -> 
     if item.want_logits != (item.n_tokens == n_left):
         faults.append(f"session {item.sid}: logits belong to the prompt's last token alone")
     return faults
+
+
+def riders(plan: Plan) -> set[int]:
+    """Sessions whose prompts' tokens are rows of a decode call."""
+    calls = {i.call for i in plan.items if i.phase is Phase.DECODE}
+    return {i.sid for i in plan.items if i.phase is Phase.PREFILL and i.call in calls}
 
 
 def decode_only(state: SchedulerState) -> Plan:

@@ -70,6 +70,7 @@ class DeviceView(NamedTuple):
     free_seqs: tuple[int, ...]  # ascending
     n_cells_free: int  # cells that are not reserved, and those that are more than once: pages that running sequences share
     can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share one
+    ride_rows: tuple[int, ...] = ()  # sizes of a decode call, ascending, that may hold a prompt's tokens beside other sequences' rows
     seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
     seq_loss_ns: tuple[int, ...] = ()  # by free sequence: what it would cost to do without them
     seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while nobody waits, or none are
@@ -85,6 +86,7 @@ class CallReport(NamedTuple):
     elapsed_ns: int
     longest_ns: int  # prefill: longest piece; decode: 0
     is_full: bool  # the engine had no room (rc 1)
+    n_riding: int = 0  # decode: of n_rows, those that were tokens of a prompt
 
 
 class SchedulerState(NamedTuple):

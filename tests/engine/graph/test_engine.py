@@ -120,3 +120,43 @@ def test_many_batch_shapes_in_turn(engine: GraphEngine) -> None:
             outcome = engine.decode(batch, [None] * n_out)
             assert outcome.status is DecodeStatus.OK and len(outcome.tokens) == n_out
             engine.kv_truncate(0, 0)
+
+
+def test_a_prompt_that_rides_changes_nothing_for_anybody(engine: GraphEngine) -> None:
+    """Its tokens are rows of another sequence's steps; both go on as if each had been alone."""
+    mine, other = tokens_of(engine, 20, seed=1), tokens_of(engine, 40, seed=2)
+    first = read(engine, 0, mine)
+    alone = generate(engine, 0, first, 8)
+    expected = read(engine, 1, other)
+    after = generate(engine, 1, expected, 5)
+    empty(engine)
+    assert read(engine, 0, mine) == first
+    together, token, batch = [first], -1, Batch(SMALL.n_batch)
+    for at in range(0, len(other), 5):
+        batch.clear()
+        batch.add(together[-1], engine.kv_len(0), 0, True)
+        is_last = at + 5 == len(other)
+        batch.extend(other[at : at + 5], at, 1, is_last)
+        outcome = engine.decode(batch, [None] * batch.n_rows)
+        assert outcome.status is DecodeStatus.OK and len(outcome.tokens) == 1 + is_last
+        together.append(outcome.tokens[0])
+        token = outcome.tokens[-1]
+    assert (together, token, generate(engine, 1, token, 5)) == (alone, expected, after)
+
+
+def test_graphs_of_riding_rows_are_there_from_the_beginning() -> None:
+    """No step waits for one to be built."""
+    engine = GraphEngine(DRAFT, SMALL)
+    try:
+        sizes = engine.info.capabilities.ride_rows
+        assert sizes == tuple(sorted(sizes)) and sizes[-1] <= SMALL.n_batch
+        assert engine.decoder is not None
+        before = engine.decoder.forwards.n_bytes
+        for rows in sizes:
+            batch = batch_of((5, 0, 0))
+            batch.extend(tokens_of(engine, rows - 1), 0, 1, False)
+            assert engine.decode(batch, [None]).status is DecodeStatus.OK
+            empty(engine)
+        assert engine.decoder.forwards.n_bytes == before
+    finally:
+        engine.close()

@@ -98,11 +98,15 @@ class Decoder:
             rows.want = views[-1]
             self._views = (batch, views)
 
-    def warm_up(self, n_most: int) -> None:
-        """Build the graphs of ticks of up to so many sequences, with the last call's room. Raises: INSUFFICIENT_MEMORY."""
+    def warm_up(self, n_most: int, ride_rows: Sequence[int] = ()) -> None:
+        """Build the graphs of ticks of up to so many sequences, and of those of a prompt's tokens beside them, with the last call's room.
+
+        Raises: INSUFFICIENT_MEMORY.
+        """
         assert self._last is not None
         for n in range(1, n_most + 1):
-            self.forwards.of(BatchShape(n, n, self._attention.room(self._last.span, n)))
+            for rows in (n, *(rows for rows in ride_rows if rows > n)):
+                self.forwards.of(BatchShape(rows, n, self._attention.room(self._last.span, rows)))
 
     def logits(self, row: int) -> np.ndarray:
         assert self._last is not None

@@ -39,6 +39,7 @@ from uma_core.engine.llama_sampler import LlamaSampler
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
 
+RIDE_ROWS = (2, 3, 4, 5, 6, 8, 16)  # up to N_SMALL: each has a graph for every count of streams
 WARM_UP_TOKENS = 64  # of a chunk: what a row costs there holds for larger ones
 
 
@@ -69,21 +70,26 @@ class GraphEngine:
         for _ in range(loaded.n_lanes):
             reading = Compute(lane_backend, loaded.attention(options.n_ubatch))
             self.lanes.append(Lane(loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq)))
-        self._warm_up()
+        self._warm_up(options.n_batch)
         self.info = self._describe(loaded, options)
+
+    @staticmethod
+    def _ride_rows(loaded: Loaded, n_batch: int) -> tuple[int, ...]:
+        """Our kernels read weights once for so few rows. On a GPU chunks in gaps read as much, and masks make such graphs many."""
+        return tuple(n for n in RIDE_ROWS if n <= n_batch) if loaded.device.is_cpu else ()
 
     def _new_backend(self, loaded: Loaded) -> Any:
         self._backends.append(loaded.device.new_backend(loaded.n_threads))
         return self._backends[-1]
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, n_batch: int) -> None:
         """First calls pay for page faults and thread start; pieces are predicted from measurements from the first prompt on."""
         batch = Batch(1)
         batch.add(0, 0, 0, True)
         self.decode(batch, [None])
         self.kv_truncate(0, 0)
         assert self._loaded is not None and self.decoder is not None
-        self.decoder.warm_up(min(len(self.decoder.n_kv), N_SMALL))  # no tick waits for its graph to be built
+        self.decoder.warm_up(min(len(self.decoder.n_kv), N_SMALL), self._ride_rows(self._loaded, n_batch))  # no tick waits for its graph to be built
         n_most = min(self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         n = min(WARM_UP_TOKENS, n_most)
         for _ in self.lanes:
@@ -122,7 +128,9 @@ class GraphEngine:
             n_expert=shape.n_expert,
             n_expert_used=shape.n_expert_used,
             expert_bytes=loaded.expert_bytes,
-            capabilities=Capabilities(len(self.lanes), True, True, True, can_abort=loaded.device.is_cpu, can_mix_rows=True),
+            capabilities=Capabilities(
+                len(self.lanes), True, True, True, can_abort=loaded.device.is_cpu, can_mix_rows=True, ride_rows=self._ride_rows(loaded, options.n_batch)
+            ),
             kernels=loaded.kernels,
             notes=loaded.notes,
         )

@@ -21,7 +21,7 @@ from uma_core.errors import ErrorCode, UmaError
 NODES_PER_LAYER = 40  # a dense layer takes about 26 nodes and views; experts add as many as are used
 NODES_BESIDE = 64
 N_SMALL = 16  # batches of up to so many tokens keep graph and memory each, larger ones share one memory
-N_KEPT = 32  # small ones
+N_KEPT = 64  # small ones
 
 
 class Network:

@@ -13,7 +13,7 @@ from uma_core.policy import traffic
 from uma_core.policy.carry import remember
 from uma_core.policy.guard_memory import GuardMemory, Kind
 from uma_core.policy.parts import parts_of, prompt_view
-from uma_core.policy.plan import SLICED, Plan, PlanItem
+from uma_core.policy.plan import SLICED, Plan, PlanItem, riders
 from uma_core.policy.stages.decode_first import decode_items
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase
@@ -57,6 +57,7 @@ def _views(state: SchedulerState, plan: Plan) -> dict[int, SessionView]:
 def _estimate(state: SchedulerState, plan: Plan) -> tuple[int, int]:
     """Bytes of the decode calls, and of the prompt work."""
     views = _views(state, plan)
+    riding = riders(plan)
     calls: dict[int, list[SessionView]] = {}
     prompt = 0
     for item in plan.items:
@@ -65,6 +66,8 @@ def _estimate(state: SchedulerState, plan: Plan) -> tuple[int, int]:
             calls.setdefault(item.call, []).append(view)
         else:
             whole = traffic.chunk(state.device, item.n_tokens, view.n_past)
+            if item.sid in riding:
+                whole -= traffic.weights(state.device, 1)  # the streams' own call reads them
             prompt += int(whole * _part(state, plan, item, view))
     return sum(traffic.decode_call(state.device, rows) for rows in calls.values()), prompt
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from uma_core.policy.carry import remember
 from uma_core.policy.parts import parts_of
-from uma_core.policy.plan import Plan
+from uma_core.policy.plan import Plan, riders
 from uma_core.policy.state import SchedulerState
 from uma_core.types import Phase
 
@@ -57,10 +57,11 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
     client_of = {s.sid: s.client for s in state.sessions if s.sid in planned}
     decoded: dict[int, int] = {}
     prefilled: dict[int, int] = {}
+    riding = riders(plan)
     for item in plan.items:
-        rows = decoded if item.phase is Phase.DECODE else prefilled
+        rows = decoded if item.phase is Phase.DECODE or item.sid in riding else prefilled
         client = client_of[item.sid]
-        rows[client] = rows.get(client, 0) + item.n_tokens
+        rows[client] = rows.get(client, 0) + (1 if item.sid in riding else item.n_tokens)  # a ride is an equal share of the call
     return remember(plan, NAME, Ledger(ledger.counters, tuple(decoded.items()), tuple(prefilled.items())))
 
 

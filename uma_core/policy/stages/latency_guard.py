@@ -16,8 +16,9 @@ from uma_core.policy.chunks import best_in_gaps
 from uma_core.policy.gaps import GapLimits, gap_limits, urgent_cap
 from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, earn, learn, n_rounds_since
 from uma_core.policy.parts import Parts, parts_of, prompt_view, rows_time
-from uma_core.policy.patience import is_first_awaited
+from uma_core.policy.patience import is_first_awaited, left_to_read_ns
 from uma_core.policy.plan import SLICED, Plan, PlanItem
+from uma_core.policy.ride import best_ride
 from uma_core.policy.stages.decode_first import JOIN_GAIN, TALKERS, decode_items, in_turn
 from uma_core.policy.stages.prefill_budget import chunk_limit, resize
 from uma_core.policy.stages.prefill_order import is_starved
@@ -61,6 +62,7 @@ class Grant(NamedTuple):
     transfer_ns: int
     kind: Kind
     notes: tuple[str, ...]
+    rides: bool = False  # the prefill item, in the streams' own call; run_ns: what it adds there
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -113,7 +115,7 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
             left = prompt_room.normal_ns - _extra_time(state, parts, workers) if kind is Kind.NORMAL else 0
             item, run_ns, pieces = _piece_that_fits(state, item, view, left)
             return Grant(workers, item, run_ns, pieces, transfer, max(kind, moved), _notes(kind, len(workers), len(wanted)))
-    cap = urgent_cap(state, view, limits, _usual_ns(state, item, view, prompt_room)) if is_urgent and view and item else limits.cap_ns
+    cap = urgent_cap(state, view, limits, *_usual(state, item, view, prompt_room)) if is_urgent and view and item else limits.cap_ns
     is_raised = cap > limits.cap_ns
     grant = _prefill(state, item, view, _room(limits, memory, cap).less(transfer) if is_raised else prompt_room, is_raised)
     if grant.prefill is None and wanted and not are_first:
@@ -122,10 +124,13 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
     return grant._replace(transfer_ns=transfer, kind=max(grant.kind, moved))
 
 
-def _usual_ns(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) -> int:
-    """Prefill time that an everyday gap gives this prompt: whole pieces."""
+def _usual(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) -> tuple[int, int]:
+    """What an everyday gap gives this prompt, and the time in chunks that this replaces: whole pieces, or rows that ride."""
+    ride = best_ride(state, view, room.normal_ns) if item.call == SLICED else None
+    if ride:
+        return ride.ns, left_to_read_ns(state, view) * ride.n_tokens // view.n_left
     piece = max(1, state.cost.piece_ns(item.n_tokens, view.n_past))
-    return room.normal_ns // piece * piece
+    return (room.normal_ns // piece * piece,) * 2
 
 
 def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
@@ -247,16 +252,19 @@ def _neighbours(parts: Parts, views: list[SessionView]) -> list[SessionView]:
 
 
 def _prefill(state: SchedulerState, item: PlanItem | None, view: SessionView | None, room: Room, is_urgent: bool) -> Grant:
-    """A run of pieces in a normal gap, else on credit, else one forced piece, else nothing."""
+    """Rows in the streams' own call, else a run of pieces in a normal gap, else on credit, else one forced piece, else nothing."""
     if item is None or view is None:
         return Grant([], None, 0, 0, 0, Kind.NOTHING, ())
     if item.call != SLICED:
         return _chunk(state, item, view, room, is_urgent)
+    everyday = Kind.URGENT if is_urgent else Kind.NORMAL
+    ride = best_ride(state, view, room.normal_ns)
+    if ride:
+        return Grant([], resize(item, view, ride.n_tokens), ride.ns, 0, 0, everyday, (), rides=True)
     if not view.n_chunk:
-        gaps = (int(room.normal_ns * HEADROOM), room.long_ns, state.knobs.long_tick_share)
+        gaps = (int(room.normal_ns * HEADROOM), room.long_ns, _long_share(state, view, room))
         item = resize(item, view, best_in_gaps(state.cost, _n_to_read(state, item, view), view.n_past, chunk_limit(state), gaps))
     piece = state.cost.piece_ns(item.n_tokens, view.n_past)
-    everyday = Kind.URGENT if is_urgent else Kind.NORMAL
     if piece <= room.normal_ns:
         return Grant([], item, room.normal_ns, 0, 0, everyday, ())
     if room.has_credit and piece <= room.long_ns:
@@ -267,6 +275,14 @@ def _prefill(state: SchedulerState, item: PlanItem | None, view: SessionView | N
     if fills:  # no time for a piece, but for the copies that come before the first one
         return Grant([], item, room.normal_ns, 0, 0, everyday, ("latency_guard: no piece fits, a lane may fill",))
     return Grant([], None, 0, 0, 0, Kind.NOTHING, ("latency_guard: no piece fits",))
+
+
+def _long_share(state: SchedulerState, view: SessionView, room: Room) -> float:
+    """Share of long gaps by which a chunk's size is chosen. None where prompts ride and the smallest chunk's pieces fit everyday gaps: a chunk
+    that needs long ones would keep its prompt from riding when there is room again.
+    """
+    fits = state.cost.piece_ns(state.cost.chunks[0], view.n_past) <= room.normal_ns * HEADROOM
+    return 0.0 if state.cost.ride and fits else state.knobs.long_tick_share
 
 
 def _n_to_read(state: SchedulerState, item: PlanItem, view: SessionView) -> int:
@@ -315,7 +331,9 @@ def _apply(state: SchedulerState, plan: Plan, parts: Parts, grant: Grant) -> Pla
     quantum = 0
     if grant.prefill is not None:
         item = grant.prefill
-        if item.call == SLICED:
+        if grant.rides:
+            item = item._replace(call=items[0].call)
+        elif item.call == SLICED:
             piece = state.cost.piece_ns(item.n_tokens, prompt_view(state, item.sid).n_past)
             quantum = max(piece, grant.run_ns // PIECES_PER_GAP)
         else:
