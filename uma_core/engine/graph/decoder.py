@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,15 +98,11 @@ class Decoder:
             rows.want = views[-1]
             self._views = (batch, views)
 
-    def warm_up(self, n_most: int, ride_rows: Sequence[int] = ()) -> None:
-        """Build the graphs of ticks of up to so many sequences, and of those of a prompt's tokens beside them, with the last call's room.
-
-        Raises: INSUFFICIENT_MEMORY.
-        """
+    def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
+        """Build the graphs of calls of so many rows, so many of which want logits, with the last call's room. Raises: INSUFFICIENT_MEMORY."""
         assert self._last is not None
-        for n in range(1, n_most + 1):
-            for rows in (n, *(rows for rows in ride_rows if rows > n)):
-                self.forwards.of(BatchShape(rows, n, self._attention.room(self._last.span, rows)))
+        for n, n_out in shapes:
+            self.forwards.of(BatchShape(n, n_out, self._attention.room(self._last.span, n)))
 
     def logits(self, row: int) -> np.ndarray:
         assert self._last is not None

@@ -26,11 +26,12 @@ from uma_core.engine.api import (
     Transfer,
 )
 from uma_core.engine.graph.decoder import Decoder
-from uma_core.engine.graph.forward import N_SMALL, Compute
+from uma_core.engine.graph.forward import Compute
 from uma_core.engine.graph.lane import Lane
 from uma_core.engine.graph.load import Loaded, Wish, load
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.store import PAGE
+from uma_core.engine.graph.ticks import ride_rows, tick_shapes
 from uma_core.engine.graph.transfers import HostExport, Steps, cell_bytes, import_moves
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_log import slot_warnings, tap
@@ -39,7 +40,6 @@ from uma_core.engine.llama_sampler import LlamaSampler
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
 
-RIDE_ROWS = (2, 3, 4, 5, 6, 8, 16)  # up to N_SMALL: each has a graph for every count of streams
 WARM_UP_TOKENS = 64  # of a chunk: what a row costs there holds for larger ones
 
 
@@ -70,26 +70,21 @@ class GraphEngine:
         for _ in range(loaded.n_lanes):
             reading = Compute(lane_backend, loaded.attention(options.n_ubatch))
             self.lanes.append(Lane(loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq)))
-        self._warm_up(options.n_batch)
+        self._warm_up(ride_rows(loaded.device.is_cpu, options.n_batch))
         self.info = self._describe(loaded, options)
-
-    @staticmethod
-    def _ride_rows(loaded: Loaded, n_batch: int) -> tuple[int, ...]:
-        """Our kernels read weights once for so few rows. On a GPU chunks in gaps read as much, and masks make such graphs many."""
-        return tuple(n for n in RIDE_ROWS if n <= n_batch) if loaded.device.is_cpu else ()
 
     def _new_backend(self, loaded: Loaded) -> Any:
         self._backends.append(loaded.device.new_backend(loaded.n_threads))
         return self._backends[-1]
 
-    def _warm_up(self, n_batch: int) -> None:
+    def _warm_up(self, rides: tuple[int, ...]) -> None:
         """First calls pay for page faults and thread start; pieces are predicted from measurements from the first prompt on."""
         batch = Batch(1)
         batch.add(0, 0, 0, True)
         self.decode(batch, [None])
         self.kv_truncate(0, 0)
         assert self._loaded is not None and self.decoder is not None
-        self.decoder.warm_up(min(len(self.decoder.n_kv), N_SMALL), self._ride_rows(self._loaded, n_batch))  # no tick waits for its graph to be built
+        self.decoder.warm_up(tick_shapes(len(self.decoder.n_kv), rides))  # no tick waits for its graph to be built
         n_most = min(self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         n = min(WARM_UP_TOKENS, n_most)
         for _ in self.lanes:
@@ -129,7 +124,13 @@ class GraphEngine:
             n_expert_used=shape.n_expert_used,
             expert_bytes=loaded.expert_bytes,
             capabilities=Capabilities(
-                len(self.lanes), True, True, True, can_abort=loaded.device.is_cpu, can_mix_rows=True, ride_rows=self._ride_rows(loaded, options.n_batch)
+                n_prefill_lanes=len(self.lanes),
+                can_rollback=True,
+                can_copy_prefix=True,
+                can_slice_transfers=True,
+                can_abort=loaded.device.is_cpu,
+                can_mix_rows=True,
+                ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
             ),
             kernels=loaded.kernels,
             notes=loaded.notes,
