@@ -252,11 +252,11 @@ class Sim:
         n_decoded = n - n_prompt
         phase = Phase.DECODE if n_decoded else Phase.PREFILL
         predicted = self.cost.decode_ns(n_decoded, kv) if n_decoded else self.cost.prefill_ns(n, n_past)
-        if n_decoded and n_prompt:
-            predicted += self.cost.ride_ns(n_decoded, n_prompt, n_past)
+        riding = self.cost.ride_ns(n_decoded, n_prompt, n_past) if n_decoded and n_prompt else 0
+        predicted += riding
         out = self.engine.decode(batch, [None] * batch.n_rows)
         assert out.status == 0, out
-        self.reports.append(CallReport(phase, n, kv + n_past, predicted, out.call_ns, 0, False, n_prompt if n_decoded else 0))
+        self.reports.append(CallReport(phase, n, kv + n_past, predicted, out.call_ns, 0, False, n_prompt if n_decoded else 0, riding))
         tokens = iter(out.tokens)
         for i in items:
             job = by_sid[i.sid]

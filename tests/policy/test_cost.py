@@ -167,12 +167,13 @@ def test_fit_of_part_of_the_shapes_still_predicts_everything():
 class TestRiding:
     """Rows of a prompt in a decode call."""
 
-    def seen(self, model, times, n_tokens=7):
+    def seen(self, model, times, n_tokens=7, n_past=0):
         """The model after a call of one row and so many riding ones took `times` what they were measured to add."""
-        added = RIDING.ride.ns(1 + n_tokens, 0) - RIDING.ride.ns(1, 0)
+        added = RIDING.ride_ns(1, n_tokens, n_past) / RIDE_DOUBT
         alone = model.decode_ns(1, 0)
-        predicted = alone + model.ride_ns(1, n_tokens, 0)
-        return model.observe(report(Phase.DECODE, 1 + n_tokens, predicted, int(alone + times * added))._replace(n_riding=n_tokens))
+        riding = model.ride_ns(1, n_tokens, n_past)
+        seen = report(Phase.DECODE, 1 + n_tokens, alone + riding, int(alone + times * added))
+        return model.observe(seen._replace(n_riding=n_tokens, riding_ns=riding))
 
     def test_only_where_it_was_measured(self):
         device = DEVICE._replace(ride_rows=RIDE_ROWS)
@@ -196,6 +197,13 @@ class TestRiding:
             added = RIDING.ride.ns(1 + n, 0) - RIDING.ride.ns(1, 0)
             assert model.ride_ns(1, n, 0) == pytest.approx(times * added, rel=0.1)
         assert model.factors[:-1] == RIDING.factors[:-1], "streams alone take what they took"
+
+    def test_so_is_what_a_context_adds(self):
+        """Few rows deep in a context: measured once, over noise that is as long."""
+        model = RIDING
+        for _ in range(60):
+            model = self.seen(model, 3.0, n_tokens=1, n_past=4000)
+        assert model.ride_ns(1, 1, 4000) == pytest.approx(3.0 * RIDING.ride_ns(1, 1, 4000) / RIDE_DOUBT, rel=0.1)
 
     def test_one_outlier_moves_little_and_nothing_goes_beyond_its_limits(self):
         assert self.seen(RIDING, 100.0).ride_ns(1, 7, 0) < 1.2 * RIDING.ride_ns(1, 7, 0)

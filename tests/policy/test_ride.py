@@ -113,16 +113,14 @@ class TestInAPlan:
         back = reading(1, n_prompt=100, n_past=99, n_generated=5, t_first_ns=NOW - S)
         assert prefill_item(run(together(talking(0), back))).want_logits
 
-    def test_a_chunk_that_needs_long_gaps_is_not_opened_where_a_small_one_fits(self):
+    @pytest.mark.parametrize(("slope", "is_small"), [(500.0, True), (50_000.0, False)])
+    def test_a_chunk_that_needs_long_gaps_is_not_opened_where_its_prompt_may_ride_again_soon(self, slope, is_small):
         """It would be in progress, and its prompt could not ride, until enough of them came along."""
-        dear = RIDING._replace(factors=(*RIDING.factors[:-1], 16.0))
-        view = reading(1, BACK, n_prompt=1200)
-        for credit in (0.0, 1.0):
-            for margin in (0.05, 0.1):
-                carry = {"latency_guard": GuardMemory(margin=margin, credit=credit)}
-                plan = run(together(talking(0), view, cost=dear, carry=carry, knobs=Knobs(long_tick_share=0.9)))
-                item = prefill_item(plan)
-                assert item.call == SLICED and dear.piece_ns(item.n_tokens, 0) <= plan.run_ns < 0.2 * CPU.solo_step_ns(110)
+        cost = RIDING._replace(ride=RIDING.ride._replace(slope=(slope, 8 * slope, 16 * slope)))
+        view = reading(1, BACK, n_prompt=10_000, n_past=500)
+        carry = {"latency_guard": GuardMemory(margin=0.19, credit=1.0)}
+        item = prefill_item(run(together(talking(0), view, cost=cost, carry=carry, knobs=Knobs(long_tick_share=0.9))))
+        assert item.call == SLICED and (item.n_tokens == RIDING.chunks[0]) is is_small
 
     def test_without_the_guard_nothing_rides(self):
         state = together(talking(0), reading(1, n_prompt=1200), knobs=Knobs(stages=STAGES[:-1]))
@@ -150,7 +148,7 @@ class TestOnVirtualTime:
         alone = self.solo()
         rides, chunks = self.storm(MODEL), self.storm(replace(MODEL, ride_rows=()))
         done = [sum(p.ttft for p in prompts) for _, prompts in (rides, chunks)]
-        assert done[0] < 0.7 * done[1]
+        assert done[0] < 0.85 * done[1]
         base = percentile(alone.gaps, 0.5)
         assert percentile(rides[0].gaps, 0.95) <= 1.2 * base and max(rides[0].gaps) <= 2 * base
 

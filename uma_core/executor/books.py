@@ -53,8 +53,8 @@ class Books:
         meters, call_ns = self._meters, outcome.call_ns
         n_decoded = n_rows - n_prompt
         predicted = cost.decode_ns(n_decoded, n_kv) if n_decoded else cost.prefill_ns(n_prompt, n_past)
-        if n_decoded and n_prompt:
-            predicted += cost.ride_ns(n_decoded, n_prompt, n_past)
+        riding = cost.ride_ns(n_decoded, n_prompt, n_past) if n_decoded and n_prompt else 0
+        predicted += riding
         meters.on_call(n_rows, call_ns, outcome.sample_ns)
         if since_ns:
             meters.overhead.observe(since_ns)
@@ -63,7 +63,7 @@ class Books:
         self._charge(sessions, call_ns)
         phase = Phase.DECODE if n_decoded else Phase.PREFILL
         is_full = outcome.status is DecodeStatus.FULL
-        return CallReport(phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0)
+        return CallReport(phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0, riding)
 
     def _charge(self, sessions: Sequence[Session], ns: int) -> None:
         share = ns // len(sessions)

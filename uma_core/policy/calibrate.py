@@ -51,7 +51,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     shapes = [Shape(DECODE, 1, SHORT)] * 3 + [Shape(DECODE, n, SHORT) for n in rows[:4]]
     shapes += [Shape(CHUNK, n, 0) for n in sizes[:5]]
     if device.ride_rows and device.n_seq_max > 1:
-        shapes += [Shape(RIDE, n, 0) for n in device.ride_rows] + [Shape(RIDE, device.ride_rows[len(device.ride_rows) // 2], long_kv)]
+        shapes += [Shape(RIDE, n, 0) for n in device.ride_rows] + [Shape(RIDE, device.ride_rows[-1], long_kv)]
     shapes += [Shape(TRANSFER, min(n, device.n_ctx_seq) * device.kv_bytes_per_cell, 0) for n in (64, 512)]
     shapes += [Shape(DECODE, n, SHORT) for n in rows[4:]] + [Shape(CHUNK, n, 0) for n in sizes[5:]]
     shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, device.n_seq_max), long_kv)]

@@ -78,13 +78,9 @@ class CostModel(NamedTuple):
         """What `n_tokens` of a prompt, as further rows, add to a decode call of `n_rows` rows."""
         if self.ride is None:
             return self.prefill_ns(n_tokens, n_past)
+        rows = max(0.0, self.ride.ns(n_rows + n_tokens, 0) - self.ride.ns(n_rows, 0))
         context = self.ride.ns(n_tokens, n_past) - self.ride.ns(n_tokens, 0)
-        return int(self._ride_base(n_rows, n_tokens) * self.factors[RIDE] + context * self.factors[PREFILL])
-
-    def _ride_base(self, n_rows: int, n_tokens: int) -> float:
-        """That as measured, at no context."""
-        assert self.ride is not None
-        return max(0.0, self.ride.ns(n_rows + n_tokens, 0) - self.ride.ns(n_rows, 0))
+        return int((rows + context) * self.factors[RIDE])
 
     def piece_ns(self, n_tokens: int, n_past: int) -> int:
         """Shortest pause-to-pause time inside a chunk of this size: its heaviest node, or a layer's attention over the context."""
@@ -143,8 +139,7 @@ class CostModel(NamedTuple):
 
     def _ride_error(self, report: CallReport) -> float:
         """By how much what rode in a call took longer, in units of what it was measured to add."""
-        n_rows = report.n_rows - report.n_riding
-        unit = max(self._ride_base(n_rows, report.n_riding) if self.ride else 0.0, self.decode_ns(n_rows, 0) / RIDE_PART)
+        unit = max(report.riding_ns / self.factors[RIDE], (report.predicted_ns - report.riding_ns) / RIDE_PART)
         return min(1.0, max(-1.0, (report.elapsed_ns - report.predicted_ns) / unit))
 
     def _with_rides(self, errors: list[float], n_without: int) -> CostModel:

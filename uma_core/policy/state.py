@@ -87,6 +87,7 @@ class CallReport(NamedTuple):
     longest_ns: int  # prefill: longest piece; decode: 0
     is_full: bool  # the engine had no room (rc 1)
     n_riding: int = 0  # decode: of n_rows, those that were tokens of a prompt
+    riding_ns: int = 0  # ... and of predicted_ns, what these add
 
 
 class SchedulerState(NamedTuple):

@@ -46,6 +46,7 @@ class Room(NamedTuple):
     long_ns: int
     forced_ns: int  # up to the pause limit, without margins
     has_credit: bool
+    plain_ns: int  # of an everyday gap, without margins
 
     def less(self, ns: int) -> Room:
         """What is left after `ns` of it."""
@@ -138,7 +139,7 @@ def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
     solo = limits.solo_ns
     long_ns = max(0, int(max(limits.pause_ns, cap) - solo * (1.0 + memory.hard_margin)) - HOST_NS)
     normal = max(0, int((cap - solo * (1.0 + memory.margin)) * memory.throttle))
-    return Room(min(normal, long_ns) if cap > limits.cap_ns else normal, max(normal, long_ns), limits.pause_ns - solo, memory.credit >= 1.0)
+    return Room(min(normal, long_ns) if cap > limits.cap_ns else normal, max(normal, long_ns), limits.pause_ns - solo, memory.credit >= 1.0, limits.cap_ns - solo)
 
 
 def _prompt_room(limits: GapLimits, memory: GuardMemory, room: Room, is_urgent: bool) -> Room:
@@ -278,11 +279,10 @@ def _prefill(state: SchedulerState, item: PlanItem | None, view: SessionView | N
 
 
 def _long_share(state: SchedulerState, view: SessionView, room: Room) -> float:
-    """Share of long gaps by which a chunk's size is chosen. None where prompts ride and the smallest chunk's pieces fit everyday gaps: a chunk
-    that needs long ones would keep its prompt from riding when there is room again.
+    """Share of long gaps by which a chunk's size is chosen. None where this prompt would ride but for the margins of now: a chunk that
+    needs long gaps would keep it from riding when there is room again.
     """
-    fits = state.cost.piece_ns(state.cost.chunks[0], view.n_past) <= room.normal_ns * HEADROOM
-    return 0.0 if state.cost.ride and fits else state.knobs.long_tick_share
+    return 0.0 if best_ride(state, view, room.plain_ns) else state.knobs.long_tick_share
 
 
 def _n_to_read(state: SchedulerState, item: PlanItem, view: SessionView) -> int:
