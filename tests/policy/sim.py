@@ -248,8 +248,7 @@ class Sim:
             else:
                 batch.extend(np.full(i.n_tokens, 7, np.int32), job.n_past, i.seq_id, i.want_logits)
                 n_prompt, n_past = n_prompt + i.n_tokens, n_past + job.n_past
-        n = batch.n
-        n_decoded = n - n_prompt
+        n, n_decoded = batch.n, batch.n - n_prompt
         phase = Phase.DECODE if n_decoded else Phase.PREFILL
         predicted = self.cost.decode_ns(n_decoded, kv) if n_decoded else self.cost.prefill_ns(n, n_past)
         riding = self.cost.ride_ns(n_decoded, n_prompt, n_past) if n_decoded and n_prompt else 0
