@@ -139,7 +139,8 @@ def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
     solo = limits.solo_ns
     long_ns = max(0, int(max(limits.pause_ns, cap) - solo * (1.0 + memory.hard_margin)) - HOST_NS)
     normal = max(0, int((cap - solo * (1.0 + memory.margin)) * memory.throttle))
-    return Room(min(normal, long_ns) if cap > limits.cap_ns else normal, max(normal, long_ns), limits.pause_ns - solo, memory.credit >= 1.0, limits.cap_ns - solo)
+    everyday = min(normal, long_ns) if cap > limits.cap_ns else normal
+    return Room(everyday, max(normal, long_ns), limits.pause_ns - solo, memory.credit >= 1.0, limits.cap_ns - solo)
 
 
 def _prompt_room(limits: GapLimits, memory: GuardMemory, room: Room, is_urgent: bool) -> Room:
