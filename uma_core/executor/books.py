@@ -52,9 +52,7 @@ class Books:
         sessions, n_rows, n_kv, n_prompt, n_past, since_ns, outcome = note
         meters, call_ns = self._meters, outcome.call_ns
         n_decoded = n_rows - n_prompt
-        predicted = cost.decode_ns(n_decoded, n_kv) if n_decoded else cost.prefill_ns(n_prompt, n_past)
-        riding = cost.ride_ns(n_decoded, n_prompt, n_past) if n_decoded and n_prompt else 0
-        predicted += riding
+        predicted, riding = cost.call_ns(n_decoded, n_kv, n_prompt, n_past)
         meters.on_call(n_rows, call_ns, outcome.sample_ns)
         if since_ns:
             meters.overhead.observe(since_ns)

@@ -82,6 +82,13 @@ class CostModel(NamedTuple):
         context = self.ride.ns(n_tokens, n_past) - self.ride.ns(n_tokens, 0)
         return int((rows + context) * self.factors[RIDE])
 
+    def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> tuple[int, int]:
+        """One call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` tokens of prompts after `n_past`; of that, what riding adds."""
+        if not n_rows:
+            return self.prefill_ns(n_prompt, n_past), 0
+        riding = self.ride_ns(n_rows, n_prompt, n_past) if n_prompt else 0
+        return self.decode_ns(n_rows, n_kv) + riding, riding
+
     def piece_ns(self, n_tokens: int, n_past: int) -> int:
         """Shortest pause-to-pause time inside a chunk of this size: its heaviest node, or a layer's attention over the context."""
         heaviest = self.piece.ns(n_tokens, 0)
