@@ -15,6 +15,7 @@ from perf import plots, report, scorecard
 from perf.criteria import ON_CPU, ON_GPU, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, labels_for
 from perf.gguf_file import ensure
 from perf.harness import Harness, Job, Plan
+from perf.lanes import run_beside
 from perf.load import Sizing
 from perf.peers import OURS, PEER, make_server
 from perf.results import Results, commit_id, load, machine_facts
@@ -59,6 +60,7 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--seed", default=1, show_default=True, help="Of prompts and arrivals."),
         click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all."),
         click.option("--max-minutes", default=float("inf"), help="Start no repeat that would end later."),
+        click.option("--beside", default=1, show_default=True, help="Repeats at a time, each on cores of its own (Linux)."),
         click.option("--out", type=_FOLDER, default=_OUT, show_default=True, help="Folder for results."),
     ):
         command = option(command)
@@ -78,7 +80,7 @@ def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, .
     names = tuple(SCENARIOS) if "all" in scenarios else scenarios
     labels = tuple(label for label in (*ours, *against) if label != "none")
     jobs = tuple(Job(name, labels, options["repeats"], options["peer_repeats"]) for name in names)
-    _execute(_plan(jobs, options), ON_GPU if options["gpu_layers"] else ON_CPU)
+    _execute(_plan(jobs, options), ON_GPU if options["gpu_layers"] else ON_CPU, options["beside"])
 
 
 @main.command()
@@ -95,7 +97,7 @@ def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, *
     slow = {"context-16k", "context-32k"}
     often = {n: min(repeats, long_repeats) if n in slow else repeats for n in names if not (quick and n in slow)}
     jobs = [Job(n, labels_for(n, criteria), n_repeats, options["peer_repeats"]) for n, n_repeats in often.items()]
-    results = _execute(_plan(tuple(jobs), options, quick), criteria, {} if engine == "auto" else {"engine": engine})
+    results = _execute(_plan(tuple(jobs), options, quick), criteria, options["beside"], {} if engine == "auto" else {"engine": engine})
     verdicts = [v for v in judge_all(results, criteria) if v.criterion.scenario in names]
     is_clean = all(ok for _, ok in clean_rows(results))
     sys.exit(0 if is_clean and all(v.is_met for v in verdicts if not (quick and v.is_met is None)) else 1)
@@ -110,7 +112,7 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     from uma_core.policy.knobs import DEFAULT_STAGES
 
     labels = (OURS, *(f"{OURS}:no-{stage}" for stage in stages or DEFAULT_STAGES))
-    _execute(_plan(tuple(Job(name, labels, options["repeats"]) for name in names), options), ON_CPU)
+    _execute(_plan(tuple(Job(name, labels, options["repeats"]) for name in names), options), ON_CPU, options["beside"])
 
 
 @main.command()
@@ -213,14 +215,18 @@ def _plan(jobs: tuple[Job, ...], options: dict[str, Any], quick: bool = False) -
     return Plan(jobs, options["model"], options["threads"], options["out"], sizing, options["gpu_layers"], options["max_minutes"])
 
 
-def _execute(plan: Plan, criteria: tuple[Criterion, ...], more: dict[str, Any] | None = None) -> Results:
+def _execute(plan: Plan, criteria: tuple[Criterion, ...], n_lanes: int, more: dict[str, Any] | None = None) -> Results:
     name = Path(plan.model).stem if plan.model.endswith(".gguf") else plan.model
     settings = {"model": name, "threads": plan.threads, "scale": plan.sizing.scale, "seed": plan.sizing.seed}
     settings |= {"gpu_layers": plan.n_gpu_layers} if plan.n_gpu_layers else {}
+    settings |= {"repeats_at_a_time": n_lanes} if n_lanes > 1 else {}
     settings |= more or {}
     results = _results(settings)
     try:
-        Harness(plan, make_server, results, click.echo).run()
+        if n_lanes > 1:
+            run_beside(plan, n_lanes, make_server, results, click.echo)
+        else:
+            Harness(plan, make_server, results, click.echo).run()
     except (ServerError, BuildError) as error:
         raise click.ClickException(str(error)) from error
     _write(results, plan.out, criteria)

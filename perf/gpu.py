@@ -20,7 +20,7 @@ from pathlib import Path
 
 from native.pin import BuildError, load_pin
 from native.progress import Progress
-from native.toolchain import find_toolchain
+from native.toolchain import chosen_backend, find_toolchain
 from perf import plots, report
 from perf.bare import bare_rates, model_settings
 from perf.criteria import labels_for, on_gpu
@@ -34,7 +34,7 @@ from perf.servers import ServerError
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("UMA_GPU_DIR") or Path.home() / "uma-gpu")
-PREFIX = HOME / "llama"
+PREFIX = Path(os.environ.get("UMA_LLAMA_DIR") or HOME / "llama-cuda")
 SCENARIOS = ("storm", "paste", "throughput", "solo")
 GPU_LAYERS = -1
 
@@ -62,12 +62,13 @@ def _build_llama() -> None:
         say("llama.cpp: already built")
         return
     pin, progress = load_pin(), Progress()
-    source, folder = HOME / "source", HOME / "build"
+    backend = chosen_backend()
+    source, folder = HOME / "source", HOME / f"build-{backend}"
     if not (source / "CMakeLists.txt").exists():
         unpack(Path(os.environ["UMA_SDIST"]), pin, source)
-    say("llama.cpp: building for CUDA")
-    compile_peer(source, folder, peer_flags(pin, "cuda"), find_toolchain("cuda"), progress)
-    part = PREFIX.with_name("llama.part")
+    say(f"llama.cpp: building for {backend}")
+    compile_peer(source, folder, peer_flags(pin, backend), find_toolchain(backend), progress)
+    part = PREFIX.with_name(PREFIX.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     collect(source, folder, part)
     (part / "lib").symlink_to("bin")  # where UMA_LLAMA_DIR looks

@@ -1,10 +1,13 @@
 #!/bin/sh
-# Measures beside llama-server on a machine with CUDA and no network, from what `python -m perf.gpu_pack` packed.
+# Measures beside llama-server on a machine without network (one with CUDA, where nothing else is said), from what
+# `python -m perf.gpu_pack` packed.
 #   sh perf/gpu.sh all                 build, make the model, measure: fits in 9 to 10 minutes on 16 cores
 #   sh perf/gpu.sh build               the first half: libraries, peer, bindings, model
 #   sh perf/gpu.sh measure [OPTIONS]   the second half, any number of times
 #   sh perf/gpu.sh graph               after build: is the graph engine right there, and how fast beside llama_decode; 3 minutes
-# Environment: UMA_GPU_DIR (keeps builds and models between commands), UMA_GPU_PACK (default perf/out/gpu),
+#   UMA_BACKEND=cpu sh perf/gpu.sh build --model 0.5b-q8_0
+#   UMA_BACKEND=cpu sh perf/gpu.sh perf accept --beside 5 ...   any command of `python -m perf`
+# Environment: UMA_BACKEND, UMA_GPU_DIR (keeps builds and models between commands), UMA_GPU_PACK (default perf/out/gpu),
 # UMA_GPU_OUT (where results go; default $UMA_GPU_DIR/out), PYTHON.
 set -eu
 cd "$(dirname "$0")/.."
@@ -19,9 +22,12 @@ if [ ! -e "$UMA_GPU_DIR/site/.ready" ]; then
 fi
 export UMA_GPU_DIR UMA_GPU_PACK UMA_GPU_OUT
 export PYTHONPATH="$UMA_GPU_DIR/site:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-export UMA_CACHE_DIR="$UMA_GPU_DIR/cache" UMA_SDIST="$UMA_GPU_PACK/llama.cpp.tar.xz" UMA_BACKEND=cuda
-export UMA_LLAMA_DIR="$UMA_GPU_DIR/llama" UMA_PEER_DIR="$UMA_GPU_DIR/llama"
-export UMA_CMAKE_ARGS="${UMA_CMAKE_ARGS:--DCMAKE_CUDA_ARCHITECTURES=90}"
+export UMA_CACHE_DIR="$UMA_GPU_DIR/cache" UMA_SDIST="$UMA_GPU_PACK/llama.cpp.tar.xz" UMA_BACKEND="${UMA_BACKEND:-cuda}"
+export UMA_LLAMA_DIR="$UMA_GPU_DIR/llama-$UMA_BACKEND" UMA_PEER_DIR="$UMA_GPU_DIR/llama-$UMA_BACKEND"
+case $UMA_BACKEND in cuda) export UMA_CMAKE_ARGS="${UMA_CMAKE_ARGS:--DCMAKE_CUDA_ARCHITECTURES=90}" ;; esac
 UMA_PERF_COMMIT=$(cat "$UMA_GPU_PACK/COMMIT" 2>/dev/null || true)
 export UMA_PERF_COMMIT
-exec "$PYTHON" -m perf.gpu "$@"
+case ${1:-} in
+perf) shift; exec "$PYTHON" -m perf "$@" ;;
+*) exec "$PYTHON" -m perf.gpu "$@" ;;
+esac

@@ -58,6 +58,7 @@ class Plan:
     max_minutes: float = math.inf
     quiet_cores: float = 0.25  # more foreign load than this: measured once more
     n_retries: int = 1
+    lane: tuple[int, int] = (0, 1)  # (i, n): of all repeats the i-th, and every n-th after it
 
 
 class Harness:
@@ -74,10 +75,9 @@ class Harness:
     def run(self) -> Results:
         """Blocks until the plan is done or its time is up. Raises: ServerError when a server cannot start."""
         for needs, jobs in self._groups():
-            labels = tuple(dict.fromkeys(label for job in jobs for label in job.labels))
-            settings = self._settings(needs)
-            servers = [self._make(label, settings, self._plan.out / "logs" / f"{needs.shape or 'model'}-{needs.n_seq}") for label in labels]
-            self._say(f"{settings.model.name}: {needs.n_seq} sequences of {needs.n_ctx_seq}; starting {', '.join(labels)}")
+            servers = self._servers(needs, jobs)
+            model, labels = servers[0].settings.model, ", ".join(server.label for server in servers)
+            self._say(f"{model.name}: {needs.n_seq} sequences of {needs.n_ctx_seq}; starting {labels}")
             with running(servers) as up:
                 self._run_group(jobs, {server.label: server for server in up})
                 for server in up:
@@ -85,6 +85,17 @@ class Harness:
                     count[server.label] = count.get(server.label, 0) + server.n_allocator_warnings()
             self._results.save(self._plan.out)
         return self._results
+
+    def prepare(self) -> None:
+        """Have models and servers made, and start none. Raises: ServerError, BuildError."""
+        for needs, jobs in self._groups():
+            self._servers(needs, jobs)
+
+    def _servers(self, needs: Needs, jobs: list[Job]) -> list[Server]:
+        """Not started; one for each label of the jobs."""
+        folder = self._plan.out / "logs" / f"{needs.shape or 'model'}-{needs.n_seq}"
+        settings = self._settings(needs)
+        return [self._make(label, settings, folder) for label in dict.fromkeys(label for job in jobs for label in job.labels)]
 
     def _groups(self) -> Iterator[tuple[Needs, list[Job]]]:
         by_needs: dict[Needs, list[Job]] = {}
@@ -104,7 +115,8 @@ class Harness:
             if not warm.is_complete:
                 raise ServerError(f"{server.label} does not serve: {warm.error or 'the answer is short'}\n{server.log_tail()}")
         late: set[Job] = set()
-        for repeat in range(max(job.repeats for job in jobs)):
+        first, step = self._plan.lane
+        for repeat in range(first, max(job.repeats for job in jobs), step):
             for job in jobs:
                 if repeat >= job.repeats or job in late:
                     continue

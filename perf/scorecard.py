@@ -91,7 +91,8 @@ def scenario_definitions() -> str:
 _HOW = """\
 `python -m perf run SCENARIO... --against llama-server` starts our daemon and the peer from the same pinned llama.cpp source,
 with the same model, threads, context and sequences, and interleaves the repeats. `python -m perf accept` runs the whole
-acceptance table. Models have random weights in the shapes of real ones (`python -m perf model SHAPE`), because step times
+acceptance table; on a machine of many cores `--beside 5` takes five repeats at a time, each on cores of its own, for contexts whose
+repeats take half an hour. Models have random weights in the shapes of real ones (`python -m perf model SHAPE`), because step times
 depend on the shape; a prompt of n characters is n tokens. Every prompt is unique, prompt caches are off, sampling is greedy.
 All figures are the client's: one process with one selector, a monotonic time stamp per received token.
 

@@ -138,14 +138,23 @@ class Server(ABC):
 @contextlib.contextmanager
 def running(servers: list[Server]) -> Iterator[list[Server]]:
     """Start all, stop all, whatever happens: a request to end this process ends the servers too."""
+    with asked_to_end():
+        try:
+            for server in servers:
+                server.start()
+            yield servers
+        finally:
+            for server in servers:
+                server.stop()
+
+
+@contextlib.contextmanager
+def asked_to_end() -> Iterator[None]:
+    """A request to end this process is an exception inside, so that what it started can be ended first."""
     previous = signal.signal(signal.SIGTERM, _leave)
     try:
-        for server in servers:
-            server.start()
-        yield servers
+        yield
     finally:
-        for server in servers:
-            server.stop()
         signal.signal(signal.SIGTERM, previous)
 
 

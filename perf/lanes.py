@@ -1,0 +1,88 @@
+"""Repeats beside each other, for scenarios of many minutes on a machine of many cores.
+
+A lane is a process of its own on cores of its own; it takes every n-th repeat, and asks its servers in turn as ever.
+Lanes share the memory's bandwidth and the last cache: ratios hold, for both sides of a pair meet the same neighbours;
+absolute times do not compare with those of repeats one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import multiprocessing
+import os
+import shutil
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+
+from perf.harness import Harness, MakeServer, Plan, Say
+from perf.results import TOKENS, Results, load
+from perf.servers import ServerError, asked_to_end
+
+
+def run_beside(plan: Plan, n_lanes: int, make: MakeServer, results: Results, say: Say) -> Results:
+    """Blocks until all lanes are done; what they measured is joined in the order of repeats. Raises: ServerError."""
+    lanes = [dataclasses.replace(plan, lane=(i, n_lanes), out=plan.out / f"lane-{i}", quiet_cores=math.inf) for i in range(n_lanes)]
+    cores = cores_of_lanes(sorted(os.sched_getaffinity(0)), n_lanes, plan.threads)
+    say(f"{n_lanes} lanes of {len(cores[0])} cores")
+    Harness(plan, make, results, say).prepare()  # or every lane would make the same model and build the same peer
+    context = multiprocessing.get_context("spawn")
+    empty = dataclasses.replace(results, cells={}, titles={}, allocator_warnings={}, notes=[])
+    workers: list[BaseProcess] = [context.Process(target=_lane, args=(lane, mine, make, empty)) for lane, mine in zip(lanes, cores, strict=True)]
+    _wait(workers)
+    join(results, [load(lane.out) for lane in lanes])
+    for lane in lanes:
+        shutil.copytree(lane.out / TOKENS, plan.out / TOKENS, dirs_exist_ok=True)
+    results.save(plan.out)
+    return results
+
+
+def cores_of_lanes(cores: Sequence[int], n_lanes: int, n_threads: int) -> list[list[int]]:
+    """Neighbouring cores for each lane, equally many. Raises: ServerError when a server's threads would share them."""
+    n_each = len(cores) // n_lanes
+    if n_each < n_threads:
+        raise ServerError(f"{n_lanes} lanes of {n_threads} threads need {n_lanes * n_threads} cores; there are {len(cores)}")
+    return [list(cores[i * n_each : (i + 1) * n_each]) for i in range(n_lanes)]
+
+
+def join(results: Results, lanes: Sequence[Results]) -> None:
+    """Put the lanes' figures together: the first of each lane, then the second of each."""
+    for lane in lanes:
+        results.titles |= lane.titles
+        results.notes += lane.notes
+        for label, n in lane.allocator_warnings.items():
+            results.allocator_warnings[label] = results.allocator_warnings.get(label, 0) + n
+    for scenario in results.titles:
+        for label in dict.fromkeys(label for lane in lanes for label in lane.cells.get(scenario, {})):
+            found = [lane.cells[scenario][label] for lane in lanes if label in lane.cells.get(scenario, {})]
+            cell = results.cell(scenario, label)
+            cell.errors += [error for each in found for error in each.errors]
+            for i in range(max(len(each.figures) for each in found)):
+                cell.figures += [each.figures[i] for each in found if i < len(each.figures)]
+
+
+def _lane(plan: Plan, cores: Sequence[int], make: MakeServer, results: Results) -> None:
+    os.sched_setaffinity(0, cores)  # what it starts inherits them
+    Harness(plan, make, results, _say_in(plan.lane[0])).run()
+
+
+def _say_in(lane: int) -> Say:
+    return lambda text: print(f"[{lane}] {text}", flush=True)
+
+
+def _wait(workers: Sequence[BaseProcess]) -> None:
+    """Start them and wait; whatever happens, none is left. Raises: ServerError when one fails."""
+    try:
+        with asked_to_end():
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+                worker.join()
+    failed = [i for i, worker in enumerate(workers) if worker.exitcode]
+    if failed:
+        raise ServerError(f"lanes {', '.join(map(str, failed))} failed; their messages are above, their logs in lane-N/logs")
