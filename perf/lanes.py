@@ -22,9 +22,9 @@ from perf.servers import ServerError, asked_to_end
 
 def run_beside(plan: Plan, n_lanes: int, make: MakeServer, results: Results, say: Say) -> Results:
     """Blocks until all lanes are done; what they measured is joined in the order of repeats. Raises: ServerError."""
-    lanes = [dataclasses.replace(plan, lane=(i, n_lanes), out=plan.out / f"lane-{i}", quiet_cores=math.inf) for i in range(n_lanes)]
-    cores = cores_of_lanes(sorted(os.sched_getaffinity(0)), n_lanes, plan.threads)
-    say(f"{n_lanes} lanes of {len(cores[0])} cores")
+    lanes = lanes_of(plan, n_lanes)
+    cores = cores_of_lanes(sorted(os.sched_getaffinity(0)), len(lanes), plan.threads)
+    say(f"{len(lanes)} lanes of {len(cores[0])} cores")
     Harness(plan, make, results, say).prepare()  # or every lane would make the same model and build the same peer
     context = multiprocessing.get_context("spawn")
     empty = dataclasses.replace(results, cells={}, titles={}, allocator_warnings={}, notes=[])
@@ -35,6 +35,12 @@ def run_beside(plan: Plan, n_lanes: int, make: MakeServer, results: Results, say
         shutil.copytree(lane.out / TOKENS, plan.out / TOKENS, dirs_exist_ok=True)
     results.save(plan.out)
     return results
+
+
+def lanes_of(plan: Plan, n_lanes: int) -> list[Plan]:
+    """The plan of each lane; no more of them than repeats. What runs beside a lane is no reason to measure again."""
+    n = min(n_lanes, max(job.repeats for job in plan.jobs))
+    return [dataclasses.replace(plan, lane=(i, n), out=plan.out / f"lane-{i}", quiet_cores=math.inf) for i in range(n)]
 
 
 def cores_of_lanes(cores: Sequence[int], n_lanes: int, n_threads: int) -> list[list[int]]:

@@ -30,7 +30,7 @@ from uma_core.policy.state import CallReport, DeviceView, SchedulerState, Sessio
 from uma_core.types import Lane, Phase
 
 CARRIED: dict[str, type] = {cls.__name__: cls for cls in (GuardMemory, Ledger, Rotation, Spot, TokenBudget, Traffic)}
-DRIFTING = ("factors", "counts", "splits", "split_factors")  # of the cost model: corrected every tick
+DRIFTING = ("factors", "counts", "splits", "split_factors", "cell_ns")  # of the cost model: corrected every tick
 CHANGING = ("free_seqs", "n_cells_free", "seq_held", "seq_loss_ns", "seq_shared")  # of the device: different every tick
 RING_TICKS = 20_000
 US = 1000.0

@@ -9,7 +9,7 @@ import pytest
 
 from perf.driver import Endpoint, frames_endpoint
 from perf.harness import Job, Plan
-from perf.lanes import cores_of_lanes, join, run_beside
+from perf.lanes import cores_of_lanes, join, lanes_of, run_beside
 from perf.load import Sizing
 from perf.results import Cell, Results, load
 from perf.servers import Server, ServerError, Settings
@@ -68,6 +68,12 @@ def test_a_failed_lane_fails_the_run(tmp_path: Path, socket_path: Path) -> None:
     plan = plan_of(socket_path, tmp_path, Job("solo", ("uma",), 2))
     with uds_server(socket_path.with_suffix(".sock")), pytest.raises(ServerError, match="lanes 1 failed"):
         run_beside(plan, 2, make_none, Results({}, "c", "d", {}), lambda text: None)
+
+
+def test_no_lane_is_without_a_repeat(tmp_path: Path, socket_path: Path) -> None:
+    plan = plan_of(socket_path, tmp_path, Job("solo", ("uma",), 2), Job("crowd", ("uma",), 3))
+    assert [lane.lane for lane in lanes_of(plan, 8)] == [(0, 3), (1, 3), (2, 3)]
+    assert [lane.lane for lane in lanes_of(plan, 2)] == [(0, 2), (1, 2)]
 
 
 def test_cores_are_neighbours_and_enough() -> None:

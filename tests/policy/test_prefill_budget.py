@@ -52,6 +52,14 @@ def test_background_streams_and_background_prompts_share_every_tick():
     assert plan.run_ns == pytest.approx(9 * decode_ns, rel=0.01)
 
 
+def test_a_piece_that_no_run_would_hold_is_computed_all_the_same():
+    deep = reading(1, BACK, n_prompt=300_000, n_past=200_000, n_chunk=512)
+    plan = run(state_of(deep))
+    assert CPU.piece_ns(512, 200_000) > plan.run_ns
+    assert plan.min_pieces == 1
+    assert run(state_of(reading(1, BACK, n_prompt=3000))).min_pieces == 0
+
+
 class TestInteractivePromptBesideBackgroundStreams:
     VIEWS = (talking(0, BACK), talking(1, BACK))
 

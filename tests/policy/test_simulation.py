@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.policy.sim import MS, Job, S, Sim, peer_makespan, percentile
 from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
+from uma_core.policy.cost import dense_table
 from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
 from uma_core.types import Lane
 
@@ -187,3 +189,22 @@ def test_a_hundred_clients_on_sixteen_sequences_all_end():
     for i in range(100):
         sim.submit(Job(rng.randint(1, 900), rng.randint(1, 60), Lane(rng.random() < 0.5), client=i % 7, at_ns=rng.randint(0, 2 * S)))
     assert len(sim.run().done) == 100
+
+
+CHEAP_ROWS = replace(CPU_SHAPE, decode=((1, 25.0 * MS), (2, 25.5 * MS), (4, 26.0 * MS)), decode_cell_ns=800.0)
+
+
+def test_a_long_documents_answer_does_not_seem_to_fit_beside_a_chat():
+    """Its steps take twice a chat's, and calibration saw nothing of that: contexts are short there."""
+    sim = Sim(CHEAP_ROWS, FakeModel(n_seq_max=2, n_ctx=70_000))
+    curve = sim.cost.decode._replace(slope=(0.0,) * len(sim.cost.decode.sizes))
+    sim.cost = sim.cost._replace(decode=curve, dense=dense_table(curve))
+    document = sim.submit(Job(30_000, 96, BACK, 2))
+    for _ in range(3_000):  # a piece is longer than a run here, and is computed all the same
+        sim.tick()
+        if len(document.times) == 2:
+            break
+    chat = sim.submit(Job(2_000, 48), at_ns=sim.clock.now_ns())
+    sim.run()
+    assert percentile(chat.gaps, 0.95) <= 1.3 * CHEAP_ROWS.decode_ns([(1, 2_000)])
+    assert len(document.times) == 96

@@ -68,7 +68,7 @@ def fit(samples: Iterable[Sample | tuple[str, int, int, int]], device: DeviceVie
     start = guess(device) if device else _guess(2e7, 2e6, 2e3)
     if DECODE not in by_kind and CHUNK not in by_kind:
         return start
-    decode = fit_curve(by_kind[DECODE], start.decode.slope[0], True) if DECODE in by_kind else start.decode
+    decode = _fit_decode(by_kind[DECODE], start, device) if DECODE in by_kind else start.decode
     prefill = _fit_prefill(by_kind.get(CHUNK, {}), decode, start)
     piece = fit_curve(by_kind[PIECE], 0.0, False) if PIECE in by_kind else _scaled(prefill, 1 / 64)
     fixed, per_byte = _fit_transfer(by_kind.get(TRANSFER, {}), start)
@@ -97,6 +97,15 @@ def _guess(step: float, token: float, cell: float) -> CostModel:
     sizes: Sequence[int] = (8, 32, 64, 128, 256, 512)
     prefill = Curve(tuple(sizes), tuple(step + token * n for n in sizes), tuple(cell * n / 4 for n in sizes))
     return build(decode, prefill, _scaled(prefill, 1 / 48), (5e4, 2 / BYTES_PER_NS), False)
+
+
+def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, device: DeviceView | None) -> Curve:
+    """A cell costs at least its bytes at the rate at which a step read the weights: a short context's few percent drown in noise, and
+    cells that were never written are read from the cache.
+    """
+    curve = fit_curve(points, start.decode.slope[0], True)
+    least = device.kv_bytes_per_cell * curve.base[0] / max(1, device.weight_bytes) if device else 0.0
+    return curve._replace(slope=tuple(max(least, slope) for slope in curve.slope))
 
 
 def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, start: CostModel) -> Curve:

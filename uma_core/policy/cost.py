@@ -1,7 +1,8 @@
 """The cost model: predicted ns of everything a tick can hold.
 
-Rules: a frozen value and pure functions; tables come from calibration (policy/calibrate.py), one factor per
-regime is corrected online by `observe`. Nothing here knows a vendor: cliffs are wherever they were measured.
+Rules: a frozen value and pure functions; tables come from calibration (policy/calibrate.py); one factor per regime,
+and what a cell of context adds to a decode call, are corrected online by `observe`. Nothing here knows a vendor:
+cliffs are wherever they were measured.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ RIDE_DOUBT = 1.5  # times what riding rows were measured to add: they compute, a
 RIDE_MOST = 16.0
 RIDE_PART = 16  # an error counts for what riding rows add, or 1 / so much of the step: less is the step's own noise
 FORGET = 0.05  # of what riding was learnt to cost, per decode call without it: dear once, it would never be tried again
+STEP_CELLS = 32_768  # cells whose reading may take as long as a step of one row: how far a cell's cost is doubted
+STEP_DOUBT = 0.25  # of a decode call without context: how far that is doubted
 STALE = 0.05  # factors may drift so far before the splits are worked out again
 CHUNK_TOLERANCE = 1.1  # a chunk size may cost so much more per token than a smaller one: calibration is noisy
 IMPLAUSIBLE = 1.4  # a size whose neighbour costs so much more per token was measured wrong
@@ -49,13 +52,16 @@ class CostModel(NamedTuple):
     sweet_chunk: int  # the one with the best ns per token at no context
     dense: tuple[tuple[float, float, int], ...]  # dense[n]: decode's base, slope and regime of n rows, so that no search is needed
     ride: Curve | None = None  # a call of so many rows, all but one of them a prompt's; None: prompts have calls of their own
+    cell_ns: float = 0.0  # learnt: what a cell adds to a decode call beyond what the curve says
 
     def decode_ns(self, n_rows: int, n_kv: int) -> int:
         """One decode call of `n_rows` rows that read `n_kv` cells in all."""
         if n_rows <= MAX_SPLIT:
             base, slope, regime = self.dense[n_rows]
-            return int((base + slope * n_kv) * self.factors[regime])
-        return int(self.decode.ns(n_rows, n_kv) * self.factors[regime_of(n_rows)])
+            factor = self.factors[regime]
+            return int(base * factor + max(0.0, slope * factor + self.cell_ns) * n_kv)
+        factor, base = self.factors[regime_of(n_rows)], self.decode.ns(n_rows, 0)
+        return int(base * factor + max(0.0, (self.decode.ns(n_rows, n_kv) - base) * factor + self.cell_ns * n_kv))
 
     def solo_step_ns(self, n_kv: int) -> int:
         """One row alone."""
@@ -124,9 +130,14 @@ class CostModel(NamedTuple):
         return self.observe_all((report,))
 
     def observe_all(self, reports: Iterable[CallReport]) -> CostModel:
-        """Reports that this model predicted, of which each teaches only what those before it left to learn."""
+        """Reports that this model predicted, of which each teaches only what those before it left to learn.
+
+        A decode call's error is divided: the more cells it read, the more of it is the cells'. Or a long context's own steps would teach
+        that every step is slow, and beside a chat it would seem to fit.
+        """
         errors: dict[int, list[float]] = {}
         rides: list[float] = []
+        cell_ns = self.cell_ns
         for report in reports:
             if report.is_full or report.predicted_ns <= 0 or report.elapsed_ns <= 0:
                 continue
@@ -134,8 +145,11 @@ class CostModel(NamedTuple):
                 rides.append(self._ride_error(report))
                 continue
             i = PREFILL if report.phase is Phase.PREFILL else regime_of(report.n_rows)
-            errors.setdefault(i, []).append(report.elapsed_ns / report.predicted_ns)
-        model = self._with_rides(rides, sum(len(lot) for i, lot in errors.items() if i != PREFILL))
+            share = 0.0 if i == PREFILL else self._cells_share(report)
+            cell_ns = self._with_cells(cell_ns, report, share) if share else cell_ns
+            errors.setdefault(i, []).append(1.0 + (1.0 - share) * (report.elapsed_ns / report.predicted_ns - 1.0))
+        model = self if cell_ns == self.cell_ns else self._replace(cell_ns=cell_ns)
+        model = model._with_rides(rides, sum(len(lot) for i, lot in errors.items() if i != PREFILL))
         for i, lot in errors.items():
             while lot and model._is_wild(i):
                 model = model._learn(i, lot.pop(0) * self.factors[i] / model.factors[i], 1)
@@ -143,6 +157,22 @@ class CostModel(NamedTuple):
                 model = model._learn(i, median(lot) * self.factors[i] / model.factors[i], len(lot))
         drift = max(abs(a / b - 1.0) for a, b in zip(model.factors[:PREFILL], self.split_factors, strict=True))
         return with_splits(model) if drift > STALE else model
+
+    def _cells_share(self, report: CallReport) -> float:
+        """Part of a decode call's error that is its context's: in the ratio of the variances with which both are doubted."""
+        i = regime_of(report.n_rows)
+        if not report.n_kv or self._is_wild(i):
+            return 0.0
+        context = self.decode.base[0] * report.n_kv / STEP_CELLS
+        step = STEP_DOUBT * self.decode.ns(report.n_rows, 0) * self.factors[i]
+        return context**2 / (context**2 + step**2)
+
+    def _with_cells(self, cell_ns: float, report: CallReport, share: float) -> float:
+        """Move what a cell adds towards one call's error, of which it may claim as much as it is doubted."""
+        most = self.decode.base[0] / STEP_CELLS
+        error = (report.elapsed_ns - report.predicted_ns) / report.n_kv - (cell_ns - self.cell_ns)
+        least = -max(self.decode.slope) * max(self.factors[:PREFILL])
+        return max(least, cell_ns + GAIN * share * min(most, max(-most, error)))
 
     def _ride_error(self, report: CallReport) -> float:
         """By how much what rode in a call took longer, in units of what it was measured to add."""

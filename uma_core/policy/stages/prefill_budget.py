@@ -75,7 +75,8 @@ def _sliced(state: SchedulerState, plan: Plan, parts: Parts, item: PlanItem) -> 
     if not view.n_chunk and not (parts.talk_ns and GUARD in state.knobs.stages):  # beside a chat the guard chooses the size
         item = resize(item, view, _open_size(state, view))
     quantum = min(QUANTUM_NS, int(QUANTUM_SHARE * state.cost.prefill_ns(SHORT_PROMPT, 0)), run_ns)
-    return plan._replace(items=(*items, item), run_ns=run_ns, quantum_ns=quantum, transfer_ns=budget, notes=notes)
+    is_coarse = state.cost.piece_ns(item.n_tokens, view.n_past) > run_ns  # deep in a context: no run would hold its next piece
+    return plan._replace(items=(*items, item), run_ns=run_ns, quantum_ns=quantum, min_pieces=int(is_coarse), transfer_ns=budget, notes=notes)
 
 
 def _trickle_period(state: SchedulerState, decode_ns: int) -> int:
