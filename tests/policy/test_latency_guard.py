@@ -325,6 +325,18 @@ class TestLearning:
         state = state_of(talking(0, t_last_ns=NOW, n_generated=20), carry=memory(watch_sid=0, watch_ns=NOW - 10 * SOLO, watch_n=10))
         assert run(state).carry["latency_guard"].credit == pytest.approx(10 * Knobs().long_tick_share)
 
+    def test_a_stream_that_begins_spends_no_long_gap_of_others(self):
+        coarse = reading(1, BACK, n_prompt=3000, n_chunk=128, chunk_fraction=0.3)
+
+        def credit(*views, earned=1.0):
+            return run(state_of(*views, coarse, carry=memory(credit=earned))).carry["latency_guard"].credit
+
+        share = Knobs().long_tick_share
+        assert credit(talking(0, n_generated=9)) == 0.0, "spent"
+        assert credit(talking(0, n_generated=1)) == pytest.approx(share)
+        assert credit(talking(0, n_generated=9), talking(2, n_generated=1)) == pytest.approx(share)
+        assert credit(talking(0, n_generated=1), earned=-2.0) == pytest.approx(share - 2.0), "what is owed is owed by all"
+
     def test_credit_never_exceeds_one_gap(self):
         known = GuardMemory()
         for _ in range(100):

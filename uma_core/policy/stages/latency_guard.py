@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uma_core.policy.carry import remember
 from uma_core.policy.chunks import best_in_gaps
 from uma_core.policy.gaps import GapLimits, gap_limits, urgent_cap
-from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, earn, learn, n_rounds_since
+from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, begin, earn, learn, n_rounds_since
 from uma_core.policy.parts import Parts, parts_of, prompt_view, rows_time
 from uma_core.policy.patience import is_first_awaited, left_to_read_ns
 from uma_core.policy.plan import SLICED, Plan, PlanItem
@@ -74,7 +74,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         return plan if old is None else remember(plan, NAME, memory._replace(watch_sid=-1, last_kind=Kind.NOTHING))
     limits = gap_limits(state, parts)
     n_rounds = n_rounds_since(memory, parts)
-    memory = earn(learn(memory, state, parts, limits), state.knobs.long_tick_share * n_rounds if parts.talkers else 0.0)
+    memory = earn(begin(learn(memory, state, parts, limits), parts), state.knobs.long_tick_share * n_rounds if parts.talkers else 0.0)
     grant = _grant(state, plan, parts, limits, memory)
     memory = _remember(state, parts, memory, grant)
     return remember(_apply(state, plan, parts, grant), NAME, memory)
