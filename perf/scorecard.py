@@ -32,9 +32,10 @@ def criteria_of(results: Results) -> tuple[Criterion, ...]:
 
 
 def run_name(results: Results) -> str:
-    """How the pages call a run: model and machine."""
-    where = results.machine.get("gpu") or [results.machine.get("cpu", "unknown")]
-    return f"{results.settings.get('model', '')} on {where[0]}"
+    """How the pages call a run: model, and what computed."""
+    gpus = results.machine.get("gpu") if results.settings.get("gpu_layers") else None
+    where = gpus[0] if gpus else results.machine.get("cpu", "unknown")
+    return f"{results.settings.get('model', '')} on {where}"
 
 
 def scorecard_page(runs: Sequence[Results]) -> str:

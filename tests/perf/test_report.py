@@ -160,3 +160,9 @@ def test_plots_of_what_csv_holds(tmp_path: Path) -> None:
     write_tokens(tmp_path / "tokens" / csv_name("idle", "uma", 0), {"idle": PhaseLog(0, ())})
     assert [path.name for path in plots.draw(results, tmp_path)] == ["storm-timeline.png", "storm-gaps.png"]
     assert all(path.stat().st_size > 1000 for path in (tmp_path / "plots").iterdir())
+
+
+def test_a_run_is_called_by_what_computed_it():
+    machine = {"cpu": "a processor", "gpu": ["an accelerator, 8 MiB, 1.0"]}
+    assert scorecard.run_name(Results(machine, "c", "d", {"model": "m"})) == "m on a processor"
+    assert scorecard.run_name(Results(machine, "c", "d", {"model": "m", "gpu_layers": -1})) == "m on an accelerator, 8 MiB, 1.0"
