@@ -56,12 +56,9 @@ class CostModel(NamedTuple):
 
     def decode_ns(self, n_rows: int, n_kv: int) -> int:
         """One decode call of `n_rows` rows that read `n_kv` cells in all."""
-        if n_rows <= MAX_SPLIT:
-            base, slope, regime = self.dense[n_rows]
-            factor = self.factors[regime]
-            return int(base * factor + max(0.0, slope * factor + self.cell_ns) * n_kv)
-        factor, base = self.factors[regime_of(n_rows)], self.decode.ns(n_rows, 0)
-        return int(base * factor + max(0.0, (self.decode.ns(n_rows, n_kv) - base) * factor + self.cell_ns * n_kv))
+        base, slope, regime = self.dense[n_rows] if n_rows <= MAX_SPLIT else decode_line(self.decode, n_rows)
+        factor = self.factors[regime]
+        return int(base * factor + max(0.0, slope * factor + self.cell_ns) * n_kv)
 
     def solo_step_ns(self, n_kv: int) -> int:
         """One row alone."""
@@ -254,8 +251,13 @@ def regime_of(n_rows: int) -> int:
 
 def dense_table(decode: Curve) -> tuple[tuple[float, float, int], ...]:
     """The decode curve for every row count up to MAX_SPLIT."""
-    rows = [(decode.ns(n, 0), decode.ns(n, 1) - decode.ns(n, 0), regime_of(n)) for n in range(1, MAX_SPLIT + 1)]
-    return ((0.0, 0.0, 0), *rows)
+    return ((0.0, 0.0, 0), *(decode_line(decode, n) for n in range(1, MAX_SPLIT + 1)))
+
+
+def decode_line(decode: Curve, n_rows: int) -> tuple[float, float, int]:
+    """The decode curve for one row count: base, slope and regime."""
+    base = decode.ns(n_rows, 0)
+    return base, decode.ns(n_rows, 1) - base, regime_of(n_rows)
 
 
 def with_splits(model: CostModel) -> CostModel:

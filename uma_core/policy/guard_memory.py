@@ -123,7 +123,7 @@ def _with_quiet_gaps(memory: GuardMemory, reports: tuple[CallReport, ...], limit
 def begin(memory: GuardMemory, parts: Parts) -> GuardMemory:
     """A stream that begins spends no long gap that was earned in others' gaps: its own p95 has no room for it."""
     is_new = any(v.n_generated <= 1 for v in parts.talkers)
-    return memory._replace(credit=min(memory.credit, 0.0)) if is_new and memory.credit > 0.0 else memory
+    return memory._replace(credit=min(memory.credit, 0.0)) if is_new else memory
 
 
 def earn(memory: GuardMemory, share: float) -> GuardMemory:
