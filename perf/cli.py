@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,7 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
 @_shared
 def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, ...], **options: Any) -> None:
     """Run SCENARIOs on our daemon and on others, interleaved; write CSV, JSON, Markdown and plots."""
-    unknown = [name for name in scenarios if name not in SCENARIOS and name != "all"]
-    if unknown:
-        raise click.BadParameter(f"no scenario {', '.join(unknown)}; `python -m perf list` names them")
+    _check_names(scenarios, (*SCENARIOS, "all"))
     names = tuple(SCENARIOS) if "all" in scenarios else scenarios
     labels = tuple(label for label in (*ours, *against) if label != "none")
     jobs = tuple(Job(name, labels, options["repeats"], options["peer_repeats"]) for name in names)
@@ -93,7 +91,9 @@ def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, *
     """Run the acceptance table and print a verdict per row; exit status 1 when a row is missed."""
     repeats = 1 if quick else options["repeats"]
     criteria = for_engine(engine)
-    names = [name for name in dict.fromkeys(c.scenario for c in criteria) if not only or name in only]
+    judged = tuple(dict.fromkeys(c.scenario for c in criteria))
+    _check_names(only, judged)
+    names = [name for name in judged if not only or name in only]
     slow = {"context-16k", "context-32k"}
     often = {n: min(repeats, long_repeats) if n in slow else repeats for n in names if not (quick and n in slow)}
     jobs = [Job(n, labels_for(n, criteria), n_repeats, options["peer_repeats"]) for n, n_repeats in often.items()]
@@ -231,6 +231,12 @@ def _execute(plan: Plan, criteria: tuple[Criterion, ...], n_lanes: int, more: di
         raise click.ClickException(str(error)) from error
     _write(results, plan.out, criteria)
     return results
+
+
+def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise click.BadParameter(f"no scenario {', '.join(unknown)} here; known are {', '.join(known)}")
 
 
 def _results(settings: dict[str, Any]) -> Results:

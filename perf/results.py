@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -142,7 +143,7 @@ def machine_facts() -> dict[str, Any]:
     facts: dict[str, Any] = {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
     cpuinfo = _read("/proc/cpuinfo")
     models = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
-    facts["cpu"] = models[0] if models else platform.processor() or "unknown"
+    facts["cpu"] = (models[0] if models else platform.processor() or "unknown") + vector_unit(cpuinfo)
     facts["cores"] = len(models) or None
     memory = [line.split()[1] for line in _read("/proc/meminfo").splitlines() if line.startswith("MemTotal")]
     facts["memory_gb"] = round(int(memory[0]) / 2**20, 1) if memory else None
@@ -150,6 +151,13 @@ def machine_facts() -> dict[str, Any]:
     if gpu:
         facts["gpu"] = gpu.splitlines()
     return facts
+
+
+def vector_unit(cpuinfo: str) -> str:
+    """What a processor's name may hide (", AVX-512"), from Linux's list of its features; "" where none is known."""
+    features = set(re.findall(r"[a-z0-9_]+", cpuinfo))
+    known = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("sve", "SVE"), ("i8mm", "NEON with i8mm"), ("asimddp", "NEON with dotprod"))
+    return next((f", {name}" for feature, name in known if feature in features), "")
 
 
 def commit_id() -> str:

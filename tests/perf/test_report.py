@@ -7,10 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from perf import findings, plots, report, scorecard
+from perf import cli, findings, plots, report, scorecard
 from perf.criteria import Against, Criterion, best_peer, clean_rows, judge
-from perf.results import CSV_FIELDS, Cell, Results, csv_name, load, merge, read_tokens, write_tokens
+from perf.results import CSV_FIELDS, Cell, Results, csv_name, load, merge, read_tokens, vector_unit, write_tokens
 from perf.stats import PhaseLog, StreamLog
 
 MS = 1_000_000
@@ -166,3 +167,24 @@ def test_a_run_is_called_by_what_computed_it():
     machine = {"cpu": "a processor", "gpu": ["an accelerator, 8 MiB, 1.0"]}
     assert scorecard.run_name(Results(machine, "c", "d", {"model": "m"})) == "m on a processor"
     assert scorecard.run_name(Results(machine, "c", "d", {"model": "m", "gpu_layers": -1})) == "m on an accelerator, 8 MiB, 1.0"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        ("flags\t\t: fpu sse2 avx avx2 fma\n", ", AVX2"),
+        ("flags\t\t: fpu avx2 avx512f avx512_vnni\n", ", AVX-512"),
+        ("Features\t: fp asimd asimddp i8mm\n", ", NEON with i8mm"),
+        ("flags\t\t: fpu sse2\n", ""),
+        ("", ""),
+    ],
+)
+def test_processors_of_one_name_are_told_apart_by_their_widest_vectors(cpuinfo: str, expected: str) -> None:
+    assert vector_unit(cpuinfo) == expected
+
+
+@pytest.mark.parametrize("arguments", [["run", "strom"], ["accept", "--only", "solo", "--only", "strom"]])
+def test_a_scenario_that_does_not_exist_is_said_before_anything_starts(arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli.main, arguments)
+    assert result.exit_code == 2
+    assert "no scenario strom" in result.output and "storm" in result.output
