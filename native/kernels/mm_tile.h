@@ -47,7 +47,8 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
             V_UNROLL for (int i = 0; i < NP; i++) fetch_ahead(p + i, V_LANES * Q8_0_BYTES);
         }
         V_UNROLL for (int r = 0; r < R; r++) {
-            const vi start = kind == KIND_U6_MIN ? vi_set1(0) : vi_bcast(dc + R + r);
+            const bool starts_at_0 = kind == KIND_U6_MIN || (kind == KIND_S8 && !V_S8_BIAS);
+            const vi start = starts_at_0 ? vi_set1(0) : vi_bcast(dc + R + r);
             V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = start;
         }
         sub_dots(dot, p, s * sub * V_LANES, q, sub, R, NP, kind);

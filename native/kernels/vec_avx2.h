@@ -14,6 +14,7 @@
 #define V_QUANT_PANELS 1
 #define V_MIN_ROWS 2
 #define V_BEATS_REPACKED 0
+#define V_ARRANGES 1
 #define V_BLOCK_COLS 2
 #define V_DIRECT_QUERIES 0
 
@@ -122,7 +123,9 @@ static inline vi vi_dot_u6(vi acc, vi w, vi x) { return _mm256_dpbusd_avx_epi32(
 static inline vi vi_bias_s8(vi w) { return w; }
 // The pair sums of maddubs fit 16 bits: 2 * 63 * 127 here, 2 * 128 * 127 below.
 static inline vi vi_dot_u6(vi acc, vi w, vi x) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+    __asm__("" : "+x"(acc)); // or gcc adds the products of a sub-block in pairs first, and 16 registers do not hold them
+    return acc;
 }
 static inline vi vi_dot_s8(vi acc, vi w, vi x) { return vi_dot_u6(acc, _mm256_sign_epi8(w, w), _mm256_sign_epi8(x, w)); }
 #endif

@@ -9,8 +9,7 @@ import pytest
 from tests.daemon.supervisor import Supervisor
 from tests.daemon.support import DRAFT, TINY
 
-MEASURED = re.compile(r"engine auto took (\w+): the graph engine has [\d.]+ times llama.cpp's speed \(.*128 tokens of a prompt\)")
-DISTURBED = re.compile(r"engine auto took (llama): comparing the engines was disturbed by other work")
+MEASURED = re.compile(r"engine auto took (\w+): the graph engine has [\d.]+ times llama.cpp's speed \(.*128 tokens of a prompt\)(, seen beside other work)?")
 COMPARED = "the engines were compared"
 
 
@@ -36,18 +35,17 @@ def test_a_first_start_compares_a_reload_does_not_and_a_later_start_remembers(se
     assert at < supervisor.hear("READY", "1")[0]
     assert "EXTEND_TIMEOUT_USEC" in supervisor.messages[at - 1]
     note = note_of(first)
-    assert MEASURED.match(note) or DISTURBED.match(note)
+    measured = MEASURED.match(note)
+    assert measured
     assert first.generate("The shell is", max_tokens=8)[-1]["reason"] == "length"
     assert first.ask("reload", model=str(TINY))["event"] == "reply"
     assert "not compared yet" in note_of(first)
     assert first.log.count(COMPARED) == 1
     assert first.stop() == 0
     second = serve_model("--calibrate", "auto", model=DRAFT)
-    if MEASURED.match(note):
-        assert note_of(second) == note
-        assert COMPARED not in second.log
-    else:
-        assert second.log.count(COMPARED) == 1
+    is_calm = not measured[2]
+    assert second.log.count(COMPARED) == (0 if is_calm else 1)
+    assert note_of(second) == note or not is_calm
 
 
 def test_without_calibration_nothing_is_compared(serve_model):

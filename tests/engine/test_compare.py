@@ -52,11 +52,23 @@ def test_the_fastest_calls_count_and_slow_ones_among_them_do_not_disturb() -> No
 
 
 @pytest.mark.parametrize("calls", [[1_000_000], [1_000_000, 1_400_000, 1_400_000, 2_000_000]])
-def test_without_calls_that_agree_nothing_is_known(calls: list[int]) -> None:
+def test_engines_timed_one_after_the_other_are_not_compared_by_calls_that_do_not_agree(calls: list[int]) -> None:
     for llama, graph in ((times(10, 10), {**times(1, 1), NAMES[0]: calls}), ({**times(10, 10), NAMES[1]: calls}, times(1, 1))):
-        choice, is_lasting = verdict(llama, graph)
+        choice, is_lasting = verdict(llama, graph, are_in_turn=False)
         assert (choice.engine, is_lasting) == ("llama", False)
         assert "disturbed" in choice.reason
+
+
+BUSY = [1.0, 3.0, 1.3, 1.7, 2.1]  # what other work makes of calls that take the same
+
+
+@pytest.mark.parametrize(("speed", "expected"), [(1.5, "graph"), (1.0, "llama"), (0.7, "llama")])
+def test_engines_timed_in_turn_are_compared_call_by_call_where_other_work_slows_both(speed: float, expected: str) -> None:
+    llama = {name: [round(1e6 * x) for x in BUSY] for name in NAMES}
+    graph = {name: [round(1e6 * x / speed) for x in BUSY] for name in NAMES}
+    choice, is_lasting = verdict(llama, graph)
+    assert (choice.engine, is_lasting) == (expected, False)
+    assert f"{speed:.2f} times" in choice.reason and "the next start compares them again" in choice.reason
 
 
 # what is timed

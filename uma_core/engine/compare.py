@@ -1,7 +1,8 @@
 """Times both engines on one model, for `--engine auto`, and says which one it shall be.
 
 Rules: an engine is loaded only where all of it fits into memory, both at once only where both do. Of each shape the fastest call
-counts, once some calls agree with it: other work makes calls slower, never faster. Where both engines are open their calls take turns.
+counts, once some calls agree with it: other work makes calls slower, never faster. Where both engines are open their calls take turns;
+where other work keeps them from agreeing, calls next to each other are compared, and what follows holds for this start only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from uma_core.errors import ErrorCode, UmaError
 
 N_AGREE = 3  # calls of a shape, the fastest among them, ...
 SPREAD = 1.15  # ... that differ by no more than this factor: its time is known
-N_MOST = 12  # calls of a shape that wait for it; where they do not agree, the machine is too busy, and the comparison ends
+N_MOST = 12  # calls of a shape that wait for it
 SHAPE_NS = 4_000_000_000  # no more than N_AGREE calls of a shape that takes so long
 CONTEXTS = (256, 2048)
 N_ROWS = 4
@@ -86,8 +87,6 @@ def _compare(engines: dict[str, Engine], open_as: Open, options: EngineOptions, 
     shapes = shapes_of(options.n_ctx or n_train * options.n_seq, options.n_seq, options.n_batch, is_unified(options))
     trial.tell("the engines are compared on this model, once")
     (first,) = measure(list(engines.values()), shapes[:1], trial)
-    if not _are_agreed(first):
-        return DISTURBED, False
     if options.calibrate != "force" and min(first[shapes[0].name]) > SLOWEST_NS:
         return Choice("llama", "the model is too slow to compare the engines at a start; --calibrate force does"), False
     times = []
@@ -103,7 +102,7 @@ def _compare(engines: dict[str, Engine], open_as: Open, options: EngineOptions, 
         if not trial.goes_on():
             raise
         return Choice("llama", error.message), error.error is ErrorCode.CONFIG_INVALID
-    return verdict(*times)
+    return verdict(*times, are_in_turn=is_room_for_both)
 
 
 def _close(engines: dict[str, Engine]) -> None:
@@ -113,15 +112,26 @@ def _close(engines: dict[str, Engine]) -> None:
     gc.collect()
 
 
-def verdict(llama: Times, graph: Times) -> tuple[Choice, bool]:
-    """The choice by the calls' times, and whether the machine was calm enough to believe it. Pure."""
-    if not (_are_agreed(llama) and _are_agreed(graph)):
+def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choice, bool]:
+    """The choice by the calls' times, and whether the machine was calm enough to keep to it. Pure.
+
+    are_in_turn: call i of one engine was next to call i of the other, so that other work slowed both.
+    """
+    is_calm = _are_agreed(llama) and _are_agreed(graph)
+    if not (is_calm or are_in_turn):
         return DISTURBED, False
-    ratios = {shape: min(calls) / min(graph[shape]) for shape, calls in llama.items()}
+    ratios = {shape: _ratio(calls, graph[shape]) for shape, calls in llama.items()}
     mean = geometric_mean(ratios.values())
     is_graph = mean >= FASTER and min(ratios.values()) >= NO_WORSE
     each = ", ".join(f"{ratio:.2f} with {shape}" for shape, ratio in ratios.items())
-    return Choice("graph" if is_graph else "llama", f"the graph engine has {mean:.2f} times llama.cpp's speed ({each})"), True
+    reason = f"the graph engine has {mean:.2f} times llama.cpp's speed ({each})"
+    return Choice("graph" if is_graph else "llama", reason if is_calm else f"{reason}, seen beside other work: the next start compares them again"), is_calm
+
+
+def _ratio(llama: Sequence[int], graph: Sequence[int]) -> float:
+    if _is_agreed(llama) and _is_agreed(graph):
+        return min(llama) / min(graph)
+    return median(a / b for a, b in zip(llama, graph, strict=True))
 
 
 def _are_agreed(times: Times) -> bool:
@@ -144,7 +154,7 @@ def shapes_of(n_ctx: int, n_seq: int, n_batch: int, is_unified: bool) -> list[Sh
 
 
 def measure(engines: Sequence[Engine], shapes: Sequence[Shape], trial: Trial) -> list[Times]:
-    """Time the shapes in order, the engines in turn, and end after one whose calls do not agree. Leaves every sequence empty.
+    """Time the shapes in order, the engines in turn; of one engine alone, end after a shape whose calls do not agree. Leaves every sequence empty.
 
     Raises: DECODE_FAILED, SHUTTING_DOWN.
     """
@@ -154,7 +164,7 @@ def measure(engines: Sequence[Engine], shapes: Sequence[Shape], trial: Trial) ->
             mine[shape.name] = calls
             for seq_id in range(shape.n if shape.n_kv else 0):
                 engine.kv_truncate(seq_id, 0)
-        if not all(map(_are_agreed, times)):
+        if len(engines) == 1 and not _are_agreed(times[0]):
             break
     return times
 
