@@ -24,7 +24,7 @@ from uma_core.engine.llama_params import n_threads_of
 
 log = logging.getLogger(__name__)
 
-VERSION = 3  # of what is measured; stored choices of another version do not count
+VERSION = 4  # of what is measured; stored choices of another version do not count
 
 
 class Choice(NamedTuple):
