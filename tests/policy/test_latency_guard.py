@@ -164,6 +164,15 @@ class TestInteractivePromptBesideAChat:
         again = new._replace(n_generated=5, t_first_ns=NOW - S)
         assert prefill_item(run(state_of(talking(0), again, cost=GPU))).n_tokens == 16, "what comes next is known already"
 
+    @pytest.mark.parametrize("noise", [0.0, 0.05, 0.15, 0.25])
+    def test_a_long_gap_stays_below_the_pause_limit_with_the_noise_that_stretches_it(self, noise):
+        coarse = reading(1, BACK, n_prompt=3000, n_chunk=128, chunk_fraction=0.3)
+        plan = run(state_of(talking(0), coarse, carry=memory(credit=1.0, noise=noise)))
+        gap = SOLO + plan.run_ns
+        assert plan.carry["latency_guard"].last_kind == Kind.LONG
+        assert gap * (1.0 + noise) <= 2.0 * SOLO
+        assert gap >= 1.5 * SOLO, "it is used all the same"
+
     def test_noise_is_left_free_by_background_prompts_and_used_by_those_of_chats(self):
         def everyday(view, noise):
             return run(state_of(talking(0), view, carry=memory(noise=noise))).run_ns

@@ -135,9 +135,10 @@ def _usual(state: SchedulerState, item: PlanItem, view: SessionView, room: Room)
 
 
 def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
-    """Room below `cap`; a raised cap keeps the margin of long gaps."""
-    solo = limits.solo_ns
-    long_ns = max(0, int(max(limits.pause_ns, cap) - solo * (1.0 + memory.hard_margin)) - HOST_NS)
+    """Room below `cap`; a raised cap keeps the margin of long gaps, which the machine's noise stretches as a whole."""
+    solo, limit = limits.solo_ns, max(limits.pause_ns, cap)
+    longest = min(limit - solo * memory.hard_margin, limit / (1.0 + memory.noise))
+    long_ns = max(0, int(longest - solo) - HOST_NS)
     normal = max(0, int((cap - solo * (1.0 + memory.margin)) * memory.throttle))
     everyday = min(normal, long_ns) if cap > limits.cap_ns else normal
     return Room(everyday, max(normal, long_ns), limits.pause_ns - solo, memory.credit >= 1.0, limits.cap_ns - solo)
