@@ -202,11 +202,11 @@ def report_(folder: Path) -> None:
 
 
 @main.command(name="scorecard")
-@click.argument("folders", nargs=-1, required=True, type=_FOLDER)
+@click.argument("folders", nargs=-1, type=_FOLDER)
 @click.option("--docs", type=_FOLDER, default=Path("docs"), show_default=True, help="Where the pages go.")
 def scorecard_(folders: tuple[Path, ...], docs: Path) -> None:
-    """Generate docs/FINDINGS.md, docs/BENCHMARKS.md and docs/SCORECARD.md from stored results."""
-    for path in scorecard.write([load(folder) for folder in folders], docs):
+    """Generate docs/FINDINGS.md, docs/BENCHMARKS.md and docs/SCORECARD.md from the results in FOLDERS (default: those of perf/measured)."""
+    for path in scorecard.write([load(folder) for folder in folders or scorecard.measured()], docs):
         click.echo(path)
 
 

@@ -169,6 +169,13 @@ def test_a_run_is_called_by_what_computed_it():
     assert scorecard.run_name(Results(machine, "c", "d", {"model": "m", "gpu_layers": -1})) == "m on an accelerator, 8 MiB, 1.0"
 
 
+def test_the_committed_pages_are_what_the_committed_results_say(tmp_path: Path) -> None:
+    folders = scorecard.measured()
+    assert folders
+    for page in scorecard.write([load(folder) for folder in folders], tmp_path):
+        assert page.read_text() == (scorecard.MEASURED.parents[1] / "docs" / page.name).read_text(), "python -m perf scorecard"
+
+
 @pytest.mark.parametrize(
     ("cpuinfo", "expected"),
     [

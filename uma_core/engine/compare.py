@@ -102,7 +102,8 @@ def _compare(engines: dict[str, Engine], open_as: Open, options: EngineOptions, 
         if not trial.goes_on():
             raise
         return Choice("llama", error.message), error.error is ErrorCode.CONFIG_INVALID
-    return verdict(*times, are_in_turn=is_room_for_both)
+    llama, graph = times
+    return verdict(llama, graph, is_room_for_both)
 
 
 def _close(engines: dict[str, Engine]) -> None:
@@ -124,8 +125,8 @@ def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choic
     mean = geometric_mean(ratios.values())
     is_graph = mean >= FASTER and min(ratios.values()) >= NO_WORSE
     each = ", ".join(f"{ratio:.2f} with {shape}" for shape, ratio in ratios.items())
-    reason = f"the graph engine has {mean:.2f} times llama.cpp's speed ({each})"
-    return Choice("graph" if is_graph else "llama", reason if is_calm else f"{reason}, seen beside other work: the next start compares them again"), is_calm
+    how = "" if is_calm else ", seen beside other work: the next start compares them again"
+    return Choice("graph" if is_graph else "llama", f"the graph engine has {mean:.2f} times llama.cpp's speed ({each}){how}"), is_calm
 
 
 def _ratio(llama: Sequence[int], graph: Sequence[int]) -> float:
