@@ -170,6 +170,14 @@ def test_with_room_for_one_the_other_goes_first(graph_ns: float, winner: str) ->
     assert bench.history == [["llama"], ["graph"]], "never both"
 
 
+@pytest.mark.parametrize(("room", "winner", "n_opened"), [(1000, "graph", 2), (2 * sum(NEED) - 1, "llama", 1)])
+def test_beside_other_work_engines_are_compared_where_both_are_open(monkeypatch: pytest.MonkeyPatch, room: int, winner: str, n_opened: int) -> None:
+    monkeypatch.setattr(module, "_is_agreed", lambda calls: False)
+    bench = Bench(1000, 500)
+    choice, _, is_lasting = bench.compare(room=room)
+    assert (choice.engine, is_lasting, len(bench.history)) == (winner, False, n_opened)
+
+
 def test_without_room_nothing_is_opened() -> None:
     bench = Bench(1000, 500)
     choice, engine, is_lasting = bench.compare(room=sum(NEED) - 1)
