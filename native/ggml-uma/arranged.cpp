@@ -47,7 +47,7 @@ const ggml_backend_buffer_type_i uma_arranged_interface = { name, allocate, alig
 
 size_t uma_arranged_bytes(const ggml_tensor * weights) {
     const uma_type type = uma_type_of(weights->type);
-    if (!uma_kernels()->mm->arranges) return 0;
+    if (uma_kernels()->mm->min_rows > 1) return 0; // a single row would be slower than by ggml, or has not been measured
     if (type == UMA_N_TYPES || weights->ne[2] != 1 || weights->ne[3] != 1) return 0;
     return uma_kernels()->mm->arranged_bytes(type, weights->ne[1], weights->ne[0]);
 }

@@ -69,7 +69,6 @@ struct uma_mm_table {
     int panel;    // split n_out between threads at multiples of it
     int min_rows; // fewer rows are computed no faster here than by ggml's own dot products
     int beats_repacked; // faster on weights as they lie in the file than ggml's kernels on its rearranged copies of them
-    int arranges; // on arranged weights even a single row is faster than by ggml; 0: that has not been seen
     size_t (*acts_bytes)(enum uma_type type, int64_t n_in, int64_t n_rows);
     size_t (*scratch_bytes)(int64_t n_rows); // per thread
     // Quantise and lay out this thread's share of x into acts. Barrier after it.

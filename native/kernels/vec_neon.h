@@ -25,7 +25,6 @@
 #define V_TILE_ROWS 8
 #define V_QUANT_PANELS 2
 #define V_MIN_ROWS 2
-#define V_ARRANGES 0
 #define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 4
 #define V_DIRECT_QUERIES 0

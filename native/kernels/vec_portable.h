@@ -14,7 +14,6 @@
 #define V_QUANT_PANELS 1 // quantised panels multiplied at once when there are many rows: 1 or 2, as registers allow
 #define V_MIN_ROWS 2     // fewer are computed no faster here than by ggml
 #define V_BEATS_REPACKED 0 // see kernels.h
-#define V_ARRANGES 0       // see kernels.h
 #define V_BLOCK_COLS 1 // vectors per row in a register block of f32 products
 #define V_DIRECT_QUERIES 0 // queries of a register block over f16 rows that are not stored as f32; 0: they are
 
