@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.policy.build import CPU, GPU, MS, NOW, S, prefill_item, reading, report, sids, state_of, talking
-from uma_core.policy.gaps import CAP_ROUNDS, OVERDUE_CAP, PAUSE_ROUNDS, gap_limits, urgent_cap
+from uma_core.policy.gaps import OVERDUE_CAP, gap_limits, urgent_cap
 from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, earn, learn
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.parts import parts_of
@@ -58,12 +58,23 @@ class TestLimits:
         state = state_of(*[talking(i) for i in range(4)])
         assert gap_limits(state, parts_of(state)).solo_ns == CPU.rows_ns(4, 440)
 
-    def test_each_of_several_streams_has_the_limits_that_it_would_have_alone(self):
-        for n in (2, 8):
-            state = state_of(*[talking(i) for i in range(n)], cost=GPU)
-            limits, alone = gap_limits(state, parts_of(state)), GPU.solo_step_ns(talking(0).n_past)
-            assert limits.pause_ns == max(int(2 * alone), int(PAUSE_ROUNDS * limits.solo_ns)) < 2 * limits.solo_ns
-            assert limits.cap_ns == max(int(1.2 * alone), int(CAP_ROUNDS * limits.solo_ns)) < 1.2 * limits.solo_ns
+    @pytest.mark.parametrize(
+        ("round_x", "cap", "pause"),
+        [
+            (1.0, 1.2, 2.0),
+            (1.1, 1.2, 2.0),
+            (1.15, 1.2, 2.0),  # little is left of one stream's cap, and no more is taken
+            (1.3, 1.3 * 1.075, 2.0),  # the round alone is beyond it
+            (2.0, 2.2, 2.0 * 1.375),
+            (4.0, 4.4, 4.0 * 1.75),
+        ],
+    )
+    def test_each_of_several_streams_has_the_limits_that_it_would_have_alone_as_long_as_their_round_leaves_room(self, round_x, cap, pause):
+        state = state_of(talking(0))
+        parts = parts_of(state)
+        limits = gap_limits(state, parts._replace(talk_ns=int(round_x * SOLO)))
+        assert limits.cap_ns / SOLO == pytest.approx(min(cap, 1.2 * round_x), rel=1e-3)
+        assert limits.pause_ns / SOLO == pytest.approx(pause, rel=1e-3)
 
 
 class TestPromptBesideAChat:

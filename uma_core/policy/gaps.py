@@ -15,8 +15,9 @@ from uma_core.policy.parts import Parts
 from uma_core.policy.patience import left_to_read_ns, target_ns
 from uma_core.policy.state import SchedulerState, SessionView
 
-CAP_ROUNDS = 1.1  # everyday gaps of many streams, whose own round takes longer than the cap of one: at least x that round
-PAUSE_ROUNDS = 1.75  # long gaps of many streams, whose own round takes as long as the pause of one: at least x that round
+CAP_ROUNDS = 1.1  # everyday gaps of many streams, whose own round takes far longer than the cap of one: at least x that round
+PAUSE_ROUNDS = 1.75  # long gaps of many streams, whose own round takes far longer than the pause of one: at least x that round
+FAR = 2.0  # x the time between one stream's step and its limit: where that "far" begins
 OVERDUE_CAP = 8.0  # longest gap, x solo, for the sake of interactive prompts that are overdue
 
 
@@ -44,8 +45,13 @@ def gap_limits(state: SchedulerState, parts: Parts) -> GapLimits:
 
 
 def _limit(steps: float, rounds: float, alone_ns: int, solo_ns: int) -> int:
-    """So many steps of one stream alone, but at least `rounds` and at most `steps` of the streams' own round."""
-    return int(min(steps * solo_ns, max(steps * alone_ns, rounds * solo_ns)))
+    """So many steps of one stream alone; the more of that the streams' own round takes, the nearer to at least `rounds` of it.
+
+    Three chats whose round takes what one chat may wait keep their promise, if only just: no gap of theirs is stretched further.
+    """
+    room = FAR * (steps - 1.0) * alone_ns
+    share = min(1.0, (solo_ns - alone_ns) / room) if room > 0 else 1.0
+    return int(min(steps * solo_ns, max(steps * alone_ns, (1.0 + (rounds - 1.0) * share) * solo_ns)))
 
 
 def urgent_cap(state: SchedulerState, view: SessionView, limits: GapLimits, usual_ns: int, gain_ns: int | None = None) -> int:
