@@ -58,16 +58,8 @@ class TestLimits:
         state = state_of(*[talking(i) for i in range(4)])
         assert gap_limits(state, parts_of(state)).solo_ns == CPU.rows_ns(4, 440)
 
-    @pytest.mark.parametrize(
-        ("round_x", "cap", "pause"),
-        [
-            (1.0, 1.2, 2.0),
-            (1.1, 1.2, 2.0),
-            (1.15, 1.2, 2.0),  # little is left of one stream's cap, and no more is taken
-            (1.3, 1.3 * 1.075, 2.0),  # the round alone is beyond it
-            (2.0, 2.2, 2.0 * 1.375),
-            (4.0, 4.4, 4.0 * 1.75),
-        ],
+    @pytest.mark.parametrize(  # 1.15: little is left of one stream's cap, and no more is taken; from 1.3 on the round alone is beyond it
+        ("round_x", "cap", "pause"), [(1.0, 1.2, 2.0), (1.1, 1.2, 2.0), (1.15, 1.2, 2.0), (1.3, 1.3975, 2.0), (2.0, 2.2, 2.75), (4.0, 4.4, 7.0)]
     )
     def test_each_of_several_streams_has_the_limits_that_it_would_have_alone_as_long_as_their_round_leaves_room(self, round_x, cap, pause):
         state = state_of(talking(0))
