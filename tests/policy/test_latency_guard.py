@@ -58,13 +58,17 @@ class TestLimits:
         state = state_of(*[talking(i) for i in range(4)])
         assert gap_limits(state, parts_of(state)).solo_ns == CPU.rows_ns(4, 440)
 
-    @pytest.mark.parametrize(  # 1.15: little is left of one stream's cap, and no more is taken; from 1.3 on the round alone is beyond it
-        ("round_x", "cap", "pause"), [(1.0, 1.2, 2.0), (1.1, 1.2, 2.0), (1.15, 1.2, 2.0), (1.3, 1.3975, 2.0), (2.0, 2.2, 2.75), (4.0, 4.4, 7.0)]
-    )
+    @pytest.mark.parametrize("n", [2, 8])
+    def test_several_streams_have_less_than_that_many_rounds(self, n):
+        state = state_of(*[talking(i) for i in range(n)], cost=GPU)
+        limits, alone = gap_limits(state, parts_of(state)), GPU.solo_step_ns(talking(0).n_past)
+        assert int(2 * alone) <= limits.pause_ns < 2 * limits.solo_ns and int(1.2 * alone) <= limits.cap_ns < 1.2 * limits.solo_ns
+
+    # 1.15: little is left of one stream's cap, and no more is taken; from 1.3 on the round alone is beyond it.
+    @pytest.mark.parametrize(("round_x", "cap", "pause"), [(1, 1.2, 2), (1.1, 1.2, 2), (1.15, 1.2, 2), (1.3, 1.3975, 2), (2, 2.2, 2.75), (4, 4.4, 7)])
     def test_each_of_several_streams_has_the_limits_that_it_would_have_alone_as_long_as_their_round_leaves_room(self, round_x, cap, pause):
         state = state_of(talking(0))
-        parts = parts_of(state)
-        limits = gap_limits(state, parts._replace(talk_ns=int(round_x * SOLO)))
+        limits = gap_limits(state, parts_of(state)._replace(talk_ns=int(round_x * SOLO)))
         assert limits.cap_ns / SOLO == pytest.approx(min(cap, 1.2 * round_x), rel=1e-3)
         assert limits.pause_ns / SOLO == pytest.approx(pause, rel=1e-3)
 

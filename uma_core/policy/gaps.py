@@ -45,9 +45,9 @@ def gap_limits(state: SchedulerState, parts: Parts) -> GapLimits:
 
 
 def _limit(steps: float, rounds: float, alone_ns: int, solo_ns: int) -> int:
-    """So many steps of one stream alone; the more of that the streams' own round takes, the nearer to at least `rounds` of it.
+    """So many steps of one stream alone, at most as many of the streams' own round; or up to `rounds` of it, the longer it is.
 
-    Three chats whose round takes what one chat may wait keep their promise, if only just: no gap of theirs is stretched further.
+    A round of 1.15 steps keeps the cap of 1.2 steps as it is: 1.1 of that round would stretch every gap beyond what each was promised.
     """
     room = FAR * (steps - 1.0) * alone_ns
     share = min(1.0, (solo_ns - alone_ns) / room) if room > 0 else 1.0
