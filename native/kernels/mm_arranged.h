@@ -7,7 +7,7 @@
 
 #include "mm_panel.h"
 
-enum { AHEAD_MOST = 8192 }; // bytes: memory's latency at the speed of one core, and little enough to be in time after a pause
+enum { AHEAD_MOST = 6144 }; // bytes: memory's latency at the speed of one core, and little enough for the first-level cache
 
 static inline size_t arranged_run(enum uma_type type) { return type == UMA_Q8_0 ? 32 * V_LANES : 16 * V_LANES; } // bytes of 32 columns
 

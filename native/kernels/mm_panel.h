@@ -21,6 +21,13 @@ static inline void fetch_ahead(struct panel * p, int bytes) {
     p->ahead += (uintptr_t)bytes;
 }
 
+// The same where weights are multiplied as they lie: there is no unpacked panel to drive out, and a step of two or three rows takes 2 to 10 %
+// less than with the second-level cache.
+static inline void fetch_ahead_in_place(struct panel * p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const void *)(p->ahead + (uintptr_t)i), 0, 3);
+    p->ahead += (uintptr_t)bytes;
+}
+
 static inline void put4(struct panel * p, int64_t group, vi v) { vi_store(p->unpacked + group * V_LANES * 4, v); }
 
 static inline void unpack_q8_0(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
