@@ -18,7 +18,7 @@ EXCEED = 0.03  # share of everyday gaps that may exceed the cap: with the long o
 STEP = 0.04  # of solo: how fast the margin and the noise follow
 NOISY, NOISE_MAX = 0.05, 0.25  # share of the decode calls that are beyond the noise, which makes the rest of a stream's p95; most, of a call
 HARD_STEP, HARD_DECAY = 0.1, 0.001  # of solo
-MARGIN_MIN, HARD_MIN, HARD_MAX = 0.05, 0.16, 0.4  # of solo
+MARGIN_MIN, HARD_MIN, HARD_MAX = 0.05, 0.3, 0.5  # of solo
 CREDIT_MAX, CREDIT_MIN = 1.0, -4.0
 BACK_OFF, RECOVER = 0.5, 0.1
 
