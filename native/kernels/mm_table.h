@@ -27,7 +27,7 @@ static struct scratch scratch_at(void * at) {
     uint8_t * p = at;
     struct scratch s;
     for (int i = 0; i < V_PANELS; i++, p += PANEL_BYTES) {
-        s.panels[i] = (struct panel){ p, p, (float *)(void *)(p + Q_BYTES), (float *)(void *)(p + Q_BYTES + SCALE_BYTES), 0, 0 };
+        s.panels[i] = (struct panel){ p, p, (float *)(void *)(p + Q_BYTES), (float *)(void *)(p + Q_BYTES + SCALE_BYTES), 0, 0, 0 };
     }
     s.copy = p;
     s.acc = (float *)(void *)(p + COPY_BYTES);

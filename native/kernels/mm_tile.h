@@ -44,7 +44,7 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
     for (int64_t s = 0; s < n / sub; s++, dc += 2 * R, q += sub * R) {
         vi dot[V_PANELS][V_TILE_ROWS];
         if (kind == KIND_S8 && p->is_fetching) {
-            V_UNROLL for (int i = 0; i < NP; i++) fetch_ahead_in_place(p + i, V_LANES * Q8_0_BYTES);
+            V_UNROLL for (int i = 0; i < NP; i++) fetch_ahead(p + i, V_LANES * Q8_0_BYTES);
         }
         V_UNROLL for (int r = 0; r < R; r++) {
             const bool starts_at_0 = kind == KIND_U6_MIN || (kind == KIND_S8 && !V_S8_BIAS);
