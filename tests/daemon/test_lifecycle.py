@@ -103,6 +103,14 @@ def test_sigquit_dumps_stacks_of_a_hung_engine(serve):
     assert daemon.wait() == 128 + signal.SIGQUIT
 
 
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV])
+def test_a_fatal_signal_dumps_all_stacks(serve, number):
+    daemon = serve()
+    daemon.signal(number)
+    assert daemon.wait() == -number
+    assert daemon.log.count("hread 0x") >= 3
+
+
 def test_drain_refuses_new_work_and_undrain_takes_it_again(serve):
     daemon = serve()
     daemon.pull(step_ms=5)

@@ -1,7 +1,7 @@
 """Signals, as an operator expects them. Handlers only queue; the loop acts.
 
 TERM drains with the configured deadline, a second one stops; INT stops fast; QUIT stops at once and dumps the
-stacks of all threads; HUP reloads.
+stacks of all threads, and so do fatal signals; HUP reloads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 from uma_core.server.lifecycle import EXIT, Lifecycle
@@ -55,9 +56,20 @@ def _wake_on_signals(loop: Loop) -> None:
 
 
 def _install_quit() -> None:
-    """The stacks are written by C code, so that they come out even when no Python runs any more."""
-    signal.signal(signal.SIGQUIT, lambda number, frame: os._exit(QUIT_STATUS))
-    try:
-        faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=True, chain=True)
-    except (OSError, ValueError):  # stderr is no file: then there is nowhere to write to
-        return
+    """Only Python writes the stacks of all threads safely: while others run, theirs change under a reader. C code writes the main thread's before
+    that, in case it runs no Python any more; after a fatal signal there is nothing to lose, and C code writes them all."""
+    signal.signal(signal.SIGQUIT, _quit)
+    with _where_stderr_is_a_file():
+        faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=False, chain=True)
+        faulthandler.enable(file=sys.stderr, all_threads=True)
+
+
+def _quit(number: int, frame: FrameType | None) -> None:
+    with _where_stderr_is_a_file():
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+    os._exit(QUIT_STATUS)
+
+
+def _where_stderr_is_a_file() -> suppress:
+    """Elsewhere there is nothing that C code can write to."""
+    return suppress(OSError, ValueError, RuntimeError)
