@@ -50,11 +50,11 @@ gen: ext ## regenerate the bindings' list and the reference tables in docs/
 	$(PY) docs/generate.py
 
 size: ## lines per part
-	@for d in uma_core uma_ctl native bindings tests perf; do \
+	@for d in uma_core uma_ctl uma_gateway native bindings tests perf; do \
 	  printf '%-10s %6d lines\n' $$d $$(git ls-files $$d | grep -E '\.(py|c|h)$$' | xargs cat | wc -l); done
 
 clean: ## remove what builds made in the tree; the cache outside it stays
-	rm -rf build dist *.egg-info uma_core/lib uma_core/_llama*.so native/headers
+	rm -rf build dist *.egg-info uma_core/lib uma_gateway/lib uma_core/_llama*.so native/headers
 
 distclean: clean ## clean, and remove .venv
 	rm -rf $(VENV)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {"uma_core", "uma_ctl", "perf", "tests", "native", "bindings", "docs"}
+FOLDERS = {"uma_core", "uma_ctl", "uma_gateway", "perf", "tests", "native", "bindings", "docs"}
 RECIPE = "uma_core/models/recipe/"  # scripts that made the demonstration model; not part of the running product
 
 # package or module -> what of ours it may import, itself included; the longest matching name decides
@@ -84,6 +84,8 @@ ALLOWED = {
     },
     "uma_core.server": {"uma_core"},  # the composition root lives there; more about it below
     "uma_ctl": {"uma_ctl", "uma_core._version", "uma_core.types", "uma_core.errors", "uma_core.protocol"},
+    "uma_gateway": {"uma_gateway", "uma_core._version", "uma_core.types", "uma_core.errors", "uma_core.protocol"},
+    "uma_gateway.chat": {"uma_gateway.chat"},
 }
 
 PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "types", "typing"}
@@ -110,7 +112,7 @@ THIRD_PARTY = {
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    for package in ("uma_core", "uma_ctl"):
+    for package in ("uma_core", "uma_ctl", "uma_gateway"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             if not name.startswith(RECIPE):
@@ -146,7 +148,7 @@ def rule(table, module: str):  # type: ignore[no-untyped-def]
 def may_import(module: str, target: str) -> bool:
     allowed = rule(ALLOWED, module)
     if is_within(module, "uma_core.server"):
-        return not is_within(target, "uma_ctl") and target not in ("uma_core._llama", "uma_core.engine.lib")
+        return not is_within(target, "uma_ctl") and not is_within(target, "uma_gateway") and target not in ("uma_core._llama", "uma_core.engine.lib")
     return any(target == name or (name != "uma_core" and is_within(target, name)) for name in allowed)
 
 
@@ -154,7 +156,7 @@ def may_import(module: str, target: str) -> bool:
 def test_only_allowed_parts_of_the_product_are_imported(module):
     assert rule(ALLOWED, module) is not None, f"{module} has no rule: add it to ALLOWED"
     ours = {
-        name for name in imports(MODULES[module]) if name.split(".")[0] in ("uma_core", "uma_ctl", "perf", "tests", "native", "bindings")
+        name for name in imports(MODULES[module]) if name.split(".")[0] in ("uma_core", "uma_ctl", "uma_gateway", "perf", "tests", "native", "bindings")
     }
     assert sorted(name for name in ours if not may_import(module, name)) == []
 
@@ -167,7 +169,7 @@ def test_pure_layers_import_nothing_impure(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_third_party_packages_stay_in_their_places(module):
-    for name in {name.split(".")[0] for name in imports(MODULES[module])} - {"uma_core", "uma_ctl"} - sys.stdlib_module_names:
+    for name in {name.split(".")[0] for name in imports(MODULES[module])} - {"uma_core", "uma_ctl", "uma_gateway"} - sys.stdlib_module_names:
         assert name in THIRD_PARTY, f"{module} imports {name}: no rule allows it"
         assert any(is_within(module, place) for place in THIRD_PARTY[name]), f"{name} may not be imported by {module}"
 

@@ -1,0 +1,5 @@
+"""Chat templates, tool calls and reasoning: messages to a prompt and a constraint, the model's text back to messages.
+
+`Templates.apply` turns a conversation into `Applied`, `Parser` turns the answer's text into `Diff`s, `schema_to_grammar`
+turns a JSON schema into GBNF. All of it is llama.cpp's own chat code in one shared object (native/chat).
+"""
