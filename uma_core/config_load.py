@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from uma_core.config import BY_KEY, OPTIONS, Config, conflicts
-from uma_core.config_schema import FALSE_WORDS, BadValue, Option, parse_native, parse_text, suggest
+from uma_core.config_schema import FALSE_WORDS, BadValue, Option, parse_native, parse_text
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.suggest import suggest
 
 FOREIGN_VARIABLES = frozenset({"UMA_CONFIG", "UMA_BACKEND", "UMA_LLAMA_DIR"})  # read elsewhere: the command line, the native build
 MAX_FILE_BYTES = 1 << 20

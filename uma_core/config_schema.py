@@ -6,12 +6,13 @@ Rules: knows no particular option, reads no file and no environment. `config.py`
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from uma_core.suggest import suggest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -92,14 +93,6 @@ def options_of(section: str, cls: type) -> Iterator[Option]:
         env = extra.get("env") or "UMA_" + flag[2:].replace("-", "_").upper()
         key = extra.get("yaml") or f"{section}.{item.name}"
         yield Option(section, item.name, key, flag, env, default, item.metadata["help"], extra)
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean ...?)`, or nothing when no known word is near."""
-    names = list(known)
-    leaf = word.rsplit(".", 1)[-1]
-    near = [name for name in names if name.rsplit(".", 1)[-1] == leaf] or difflib.get_close_matches(word, names, 1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def parse_text(opt: Option, text: str) -> Any:

@@ -25,9 +25,10 @@ ALLOWED = {
     "uma_core.waking": set(),
     "uma_core.machine": set(),
     "uma_core.measured": set(),
-    "uma_core.config_schema": set(),
+    "uma_core.suggest": set(),
+    "uma_core.config_schema": {"uma_core.suggest"},
     "uma_core.config": {"uma_core.config_schema", "uma_core.policy.knobs", "uma_core.protocol.framing", "uma_core.types"},
-    "uma_core.config_load": {"uma_core.config", "uma_core.config_schema", "uma_core.errors"},
+    "uma_core.config_load": {"uma_core.config", "uma_core.config_schema", "uma_core.errors", "uma_core.suggest"},
     "uma_core.cli": {"uma_core", "uma_core.config", "uma_core.config_load", "uma_core.config_schema", "uma_core.errors", "uma_core.log"},
     "uma_core.log": {"uma_core.config"},
     "uma_core.metrics_core": set(),
@@ -36,7 +37,7 @@ ALLOWED = {
     "uma_core.trace": {"uma_core.types", "uma_core.errors", "uma_core.policy"},
     "uma_core.models": {"uma_core.errors"},
     "uma_core.policy": {"uma_core.policy", "uma_core.types"},
-    "uma_core.protocol": {"uma_core.protocol", "uma_core.types", "uma_core.errors"},
+    "uma_core.protocol": {"uma_core.protocol", "uma_core.types", "uma_core.errors", "uma_core.suggest"},
     "uma_core.session": {
         "uma_core.session",
         "uma_core.types",
@@ -95,7 +96,8 @@ STDLIB = {
     "uma_core.protocol": SANS_IO,
     "uma_core.types": PURE,
     "uma_core.errors": PURE,
-    "uma_core.config_schema": {*PURE, "difflib", "json"},
+    "uma_core.suggest": {*PURE, "difflib"},
+    "uma_core.config_schema": {*PURE, "json"},
 }
 
 # third-party package -> where it may be imported

@@ -36,7 +36,7 @@ def test_every_field_arrives():
         b'{"type":"generate","id":7,"messages":[{"role":"user","content":"hi"}],"max_tokens":3,"temperature":1,"top_p":0.5,"top_k":2,'
         b'"min_p":0.1,"repeat_penalty":1.1,"repeat_last_n":8,"seed":9,"stop":"x","stream":false,"priority":"background",'
         b'"slo":{"target_ttft_ms":1.5,"target_tbt_ms":2},"cache_prompt":false,"ignore_eos":true,"timeout_ms":250,"overflow":"shift",'
-        b'"metadata":{"k":1},"unknown":[]}'
+        b'"metadata":{"k":1},"x_note":[]}'
     )
     assert (message.id, message.wire_id) == ("7", 7)
     assert message.request == Request(
@@ -109,6 +109,41 @@ def test_a_wrong_field_is_named(fragment, field):
     assert f"`{field}`" in error.message
 
 
+@pytest.mark.parametrize(
+    ("payload", "field", "nearest"),
+    [
+        (b'{"prompt":"a","max_token":5}', "max_token", "max_tokens"),
+        (b'{"prompt":"a","slo":{"target_ttf_ms":5}}', "slo.target_ttf_ms", "slo.target_ttft_ms"),
+        (b'{"prompt":"a","target_tbt_ms":5}', "target_tbt_ms", "slo.target_tbt_ms"),
+        (b'{"prompt":"a","tpye":"generate"}', "tpye", "type"),
+        (b'{"prompt":"a","qqqq":null}', "qqqq", None),
+        (b'{"type":"status","prompt":"a"}', "prompt", None),
+        (b'{"type":"reload","modle":"a"}', "modle", "model"),
+        (b'{"id":1,"type":"cancel","conns":1}', "conns", "conn"),
+        (b'{"prompt":"a","' + b"x" * 100_000 + b'":1}', "x" * 64, None),
+    ],
+)
+def test_an_unknown_field_is_refused_with_the_nearest_name(payload, field, nearest):
+    error = refuse(payload)
+    assert error.error is ErrorCode.BAD_REQUEST
+    assert (error.detail["field"], error.detail.get("nearest")) == (field, nearest)
+    assert f"`{field}`" in error.message
+    assert nearest is None or f"`{nearest}`" in error.message
+    assert len(error.message) < 200
+
+
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_every_operation_refuses_unknown_fields_and_ignores_the_clients_own(op):
+    values = {"type": op, "id": "a", **({"prompt": "x"} if op == "generate" else {})}
+    assert refuse(json.dumps({**values, "surplus": 1}).encode()).detail["field"] == "surplus"
+    assert decode(json.dumps({**values, "x_trace": {"surplus": 1}}).encode()).op.name == op
+
+
+def test_metadata_and_messages_are_the_clients():
+    message = decode(b'{"messages":[{"role":"user","content":"a","name":"b"}],"metadata":{"c":1},"slo":{"x_d":1}}')
+    assert message.request.messages == ({"role": "user", "content": "a", "name": "b"},)
+
+
 @pytest.mark.parametrize("id", ['""', '"' + "x" * 129 + '"', "1.5", "true", "[]", "9223372036854775808"])
 def test_a_wrong_id_is_named(id):
     assert refuse(f'{{"id":{id},"prompt":"a"}}'.encode()).detail["field"] == "id"
@@ -159,7 +194,8 @@ known_names = st.sampled_from(sorted({field.name for op in OPS.values() for fiel
 
 @given(st.dictionaries(known_names, json_values, max_size=6), st.sampled_from(sorted(OPS)))
 def test_any_values_give_a_message_or_a_coded_error(values, op):
-    payload = json.dumps({"type": op, **values}).encode("utf-8", "surrogatepass")
+    known = {"id", "type", *(field.name for field in OPS[op].fields)}
+    payload = json.dumps({"type": op, **{k: v for k, v in values.items() if k in known}}).encode("utf-8", "surrogatepass")
     try:
         message = decode(payload)
     except UmaError as error:

@@ -7,6 +7,10 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.suggest import nearest
+
+OWN_PREFIX = "x_"  # of names that a client may use as it likes: they are ignored
+SHOWN_NAME = 64  # characters of an unknown name that a message repeats
 
 
 class Kind(str, Enum):
@@ -43,21 +47,42 @@ def bad_field(path: str, message: str) -> UmaError:
 
 
 def check_fields(fields: tuple[Field, ...], values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Check an object against its declaration: defaults filled in, null as absent, unknown names left out.
+    """Check an object's known fields: defaults filled in, null as absent. Raises: BAD_REQUEST with `detail.field`."""
+    return {field.name: check_value(field, values, prefix) for field in fields}
 
-    Raises: BAD_REQUEST with `detail.field`.
+
+def check_value(field: Field, values: dict[str, Any], prefix: str = "") -> Any:
+    """Check one field of an object. Raises: BAD_REQUEST with `detail.field`."""
+    value = values.get(field.name)
+    path = prefix + field.name
+    if value is not None:
+        return _CHECKS[field.kind](field, value, path)
+    if field.is_required:
+        raise bad_field(path, "is required")
+    return field.default
+
+
+def refuse_unknown(fields: tuple[Field, ...], values: dict[str, Any], prefix: str = "") -> None:
+    """Refuse the first name that is not declared and not the client's own, with the nearest declared one.
+
+    Raises: BAD_REQUEST with `detail.field`, and `detail.nearest` where a name is near.
     """
-    checked = {}
+    known = {field.name for field in fields}
+    for name in values:
+        if name in known or name.startswith(OWN_PREFIX):
+            continue
+        shown = prefix + name[:SHOWN_NAME]
+        near = nearest(shown, _paths(fields, prefix))
+        detail = {"field": shown, "nearest": near} if near else {"field": shown}
+        hint = f"; did you mean `{near}`?" if near else ""
+        raise UmaError(ErrorCode.BAD_REQUEST, f"`{shown}` is not a field here{hint}", **detail)
+
+
+def _paths(fields: tuple[Field, ...], prefix: str) -> list[str]:
+    paths = []
     for field in fields:
-        value = values.get(field.name)
-        path = prefix + field.name
-        if value is not None:
-            checked[field.name] = _CHECKS[field.kind](field, value, path)
-        elif field.is_required:
-            raise bad_field(path, "is required")
-        else:
-            checked[field.name] = field.default
-    return checked
+        paths += [prefix + field.name, *_paths(field.fields, f"{prefix}{field.name}.")]
+    return paths
 
 
 def _expect(field: Field, value: Any, path: str, *types: type) -> None:
@@ -99,9 +124,12 @@ def _check_boolean(field: Field, value: Any, path: str) -> Any:
     return value
 
 
-def _check_object(field: Field, value: Any, path: str) -> dict[str, Any]:
+def _check_object(field: Field, value: Any, path: str) -> Any:
     _expect(field, value, path, dict)
-    return check_fields(field.fields, value, path + ".") if field.fields else value
+    if not field.fields:
+        return value
+    refuse_unknown(field.fields, value, path + ".")
+    return check_fields(field.fields, value, path + ".")
 
 
 def _check_id(field: Field, value: Any, path: str) -> Any:

@@ -1,6 +1,7 @@
 """Requests: from the bytes of one JSON object to a checked `Message`.
 
-Rules: unknown fields are ignored; a wrong one is BAD_REQUEST that names it; nothing here raises anything but UmaError.
+Rules: an unknown or a wrong field is BAD_REQUEST that names it; names that begin with `x_` are the client's own and are ignored;
+nothing here raises anything but UmaError.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import Any, NamedTuple
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.events import WireId
-from uma_core.protocol.fields import bad_field, check_fields
+from uma_core.protocol.fields import bad_field, check_fields, check_value, refuse_unknown
 from uma_core.protocol.lines import to_text
 from uma_core.protocol.markdown import events_markdown, ops_markdown
-from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, Op
+from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, TYPE_FIELD, Op
 from uma_core.types import Lane, Request, SamplingParams, Slo
 
 __all__ = ["OPS", "Message", "decode", "decode_id", "events_markdown", "generate", "ops_markdown", "parse_object"]
@@ -78,7 +79,7 @@ def _check_escapes(value: Any) -> None:
 
 def decode_id(value: dict[str, Any]) -> WireId:
     """Read the `id`; None where it is absent. Raises: BAD_REQUEST."""
-    wire_id: WireId = check_fields((ID_FIELD,), value)["id"]
+    wire_id: WireId = check_value(ID_FIELD, value)
     return wire_id
 
 
@@ -93,6 +94,7 @@ def decode(value: dict[str, Any], wire_id: WireId) -> Message:
         raise UmaError(ErrorCode.UNKNOWN_TYPE, f"no operation `{name[:64]}`", known=sorted(OPS))
     if name == "cancel" and wire_id is None:
         raise bad_field("id", "is required")
+    refuse_unknown((TYPE_FIELD, ID_FIELD, *op.fields), value)
     args = check_fields(op.fields, value)
     id = "" if wire_id is None else str(wire_id)
     return Message(op, id, wire_id, args, to_request(id, args) if name == "generate" else None)

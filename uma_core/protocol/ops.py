@@ -132,4 +132,5 @@ _OPS = (
 
 OPS: dict[str, Op] = {op.name: op for op in _OPS}
 
+TYPE_FIELD = Field("type", Kind.STRING, "names the operation", DEFAULT_OP)
 ID_FIELD = Field("id", Kind.ID, "names the request in its events; generate without one gets one", low=1, high=128)
