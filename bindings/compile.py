@@ -24,7 +24,7 @@ from pathlib import Path
 from bindings import build_ffi, generate
 from native import cache
 from native.build import HEADERS_DIR, ROOT, Native
-from native.cmake_build import n_jobs
+from native.cmake_build import HIDE_ARCHIVES, n_jobs
 from native.pin import BuildError
 from native.probe import library_paths
 from native.progress import Progress
@@ -38,7 +38,6 @@ OWN_FLAGS = ["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fno-math-errn
 STANDARD = {".c": ["-std=gnu11", *STRICT], ".cpp": ["-std=gnu++17"]}
 INCLUDE_DIRS = (HEADERS_DIR, HEADERS_DIR / "inner", ROOT / "native")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
-HIDE_ARCHIVES = "-Wl,--exclude-libs,ALL"  # some toolchains link the C++ runtime statically: libllama must not resolve to our copy
 N_KEPT_OBJECTS = 400  # a few versions of every unit; about 1 MB for the bindings' own, little for the rest
 
 

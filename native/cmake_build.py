@@ -17,6 +17,8 @@ from native.pin import BuildError, Pin
 from native.progress import Progress
 from native.toolchain import Toolchain
 
+HIDE_ARCHIVES = "-Wl,--exclude-libs,ALL"  # what static archives bring into a library stays inside (GNU ld, lld)
+
 # what the loader looks for: libllama.so.0, libllama.0.dylib; never the namelink nor the full version
 _SONAME = re.compile(r"^lib[\w+-]+(\.so\.\d+|\.\d+\.dylib)$")
 _PLAIN = re.compile(r"^lib[\w+-]+\.(so|dylib)$")
@@ -29,6 +31,10 @@ def cmake_flags(pin: Pin, backend: str) -> dict[str, str]:
         flags["GGML_OPENMP"] = "OFF" if os.environ["UMA_OPENMP"] in ("0", "off", "OFF", "no") else "ON"
     flags["CMAKE_BUILD_WITH_INSTALL_RPATH"] = "ON"
     flags["CMAKE_INSTALL_RPATH"] = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
+    if sys.platform != "darwin":
+        # A compiler may bring only a static C++ runtime. Each library then holds a copy, and where the copies see each
+        # other's symbols half of one works on the locale of another: llama.cpp's loader crashed so. Hidden, each is whole.
+        flags["CMAKE_SHARED_LINKER_FLAGS"] = flags["CMAKE_MODULE_LINKER_FLAGS"] = HIDE_ARCHIVES
     if backend != "cpu":
         flags["CMAKE_INSTALL_RPATH_USE_LINK_PATH"] = "ON"  # vendor libraries are found where they were linked
     # without these the libraries would name the commit of whatever git tree surrounds the build folder

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import io
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from native import cmake_build
 from native.pin import BuildError, Pin
 from native.progress import Progress
-from native.toolchain import Toolchain
+from native.toolchain import Toolchain, find_toolchain
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,26 @@ def test_the_pinned_commit_is_baked_in_and_git_is_not_asked(pin: Pin) -> None:
 def test_backend_flags_are_used(pin: Pin) -> None:
     assert "B" not in cmake_build.cmake_flags(pin, "cpu")
     assert cmake_build.cmake_flags(pin, "cuda")["B"] == "2"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Apple's compilers have no static C++ runtime")
+def test_a_static_cxx_runtime_stays_inside_each_library(pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several visible copies, one library's streams used another one's locales: a segmentation fault."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.cpp").write_text(
+        '#include <locale>\nextern "C" int length() { return (int) std::locale::classic().name().size(); }\n'
+    )
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.14)\nproject(x CXX)\nadd_library(llama SHARED a.cpp)\n"
+        "target_link_options(llama PRIVATE -static-libstdc++)\n"
+    )
+    monkeypatch.setenv("UMA_JOBS", "1")
+    flags = cmake_build.cmake_flags(pin, "cpu")
+    cmake_build.build(source, tmp_path / "build", flags, find_toolchain("cpu"), Progress(io.StringIO()))
+    library = ctypes.CDLL(str(tmp_path / "build" / "libllama.so"))
+    assert library.length() == len("C")
+    assert not hasattr(library, "_ZNSt6locale7classicEv")
 
 
 @pytest.mark.parametrize(
