@@ -82,6 +82,58 @@ def test_a_held_reader_does_not_lose_its_place() -> None:
     check_idle(w)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lane", list(Lane))
+@pytest.mark.parametrize("waiter", list(Lane))
+def test_a_held_reader_gives_its_place_to_who_waits_and_gets_it_back(shape: str, lane: Lane, waiter: Lane) -> None:
+    w = world(n_seq_max=1, n_ctx=2048, **SHAPES[shape])
+    w.submit("a", text(100), max_tokens=60, lane=lane)
+    until(w, lambda: len(w.texts.get("a", "")) > 3)
+    w.executor.hold(1, True)
+    w.submit("b", text(50, 1), max_tokens=20, lane=waiter, conn=2)
+    until(w, lambda: "b" in w.finals)
+    assert w.texts["b"].encode() == bytes(answer(text(50, 1), 20))
+    assert "a" not in w.finals
+    w.executor.hold(1, False)
+    w.run()
+    assert w.texts["a"].encode() == bytes(answer(text(100), 60))
+    assert w.finals["a"].usage == {"prompt_tokens": 100, "cached_tokens": 0, "completion_tokens": 60}
+    check_idle(w)
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_held_readers_chunks_do_not_keep_the_lanes(lane: Lane) -> None:
+    """Both lanes are in the middle of a chunk when their reader stops; somebody else's prompt is read all the same."""
+    w = world(n_seq_max=3, n_prefill_lanes=2)
+    w.submit("c", text(20, 7), max_tokens=2000, lane=Lane.INTERACTIVE, conn=3)
+    until(w, lambda: len(w.texts.get("c", "")) > 3)
+    for i in range(2):
+        w.submit(f"a{i}", text(1500, i), max_tokens=5, lane=Lane.INTERACTIVE if i else Lane.BACKGROUND)
+        until(w, lambda i=i: any(s.id == f"a{i}" and s.n_chunk for s in w.executor.table))
+    w.executor.hold(1, True)
+    w.executor.cancel(3, "c")
+    w.submit("b", text(50, 3), max_tokens=5, lane=lane, conn=2)
+    until(w, lambda: "b" in w.finals)
+    assert w.texts["b"].encode() == bytes(answer(text(50, 3), 5))
+    w.executor.hold(1, False)
+    w.run()
+    assert all(w.texts[f"a{i}"].encode() == bytes(answer(text(1500, i), 5)) for i in range(2))
+    check_idle(w)
+
+
+def test_what_a_held_reader_asked_for_can_be_cancelled_while_it_is_parked() -> None:
+    w = world(n_seq_max=1, n_ctx=2048)
+    w.submit("a", text(100), max_tokens=60, lane=Lane.INTERACTIVE)
+    until(w, lambda: len(w.texts.get("a", "")) > 3)
+    w.executor.hold(1, True)
+    w.submit("b", text(50, 1), max_tokens=20, conn=2)
+    until(w, lambda: any(s.phase is Phase.PARKED for s in w.executor.table))
+    w.executor.hang_up(1)
+    w.run()
+    assert w.finals["a"].reason is FinishReason.CANCELLED
+    check_idle(w)
+
+
 # memory
 
 

@@ -81,6 +81,28 @@ def test_a_slow_reader_pauses_itself_and_nobody_else(serve):
     assert (events[-1]["reason"], events[-1]["usage"]["completion_tokens"]) == ("length", 2000)
 
 
+@pytest.mark.parametrize("engine", ["llama", "graph"])
+def test_a_reader_that_reads_nothing_does_not_keep_the_sequences(serve_model, engine):
+    """It is never dropped here: without its sequences parked, the other client would wait for ever."""
+    small = ("--tx-soft-bytes", "4096", "--write-timeout-ms", "0", "--parallel", "2", "--n-ctx", "8192", "--engine", engine)
+    daemon = serve_model(*small)
+    expected = text_of(daemon.generate(PROMPT, max_tokens=900))
+    with daemon.connect() as slow:
+        slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for id in ("s1", "s2", "s3"):
+            slow.send(id=id, prompt=PROMPT, max_tokens=900, ignore_eos=True)
+        eventually(lambda: [row["is_held"] for row in daemon.ask("sessions")["sessions"]] == [True] * 3)
+        for priority in ("interactive", "background"):
+            text = text_of(daemon.generate(PROMPT, max_tokens=40, priority=priority))
+            assert text and expected.startswith(text)
+        events: list = []
+        while sum(event["event"] == "eos" for event in events) < 3:
+            events.append(slow.event())
+    for id in ("s1", "s2", "s3"):
+        assert text_of([event for event in events if event["id"] == id]) == expected
+    assert daemon.eventually_idle()["kv"]["reserved"] == 0
+
+
 @pytest.mark.parametrize(("end", "reason"), [("cancel", "cancelled"), ("deadline", "timeout"), ("drain", "draining")])
 def test_a_request_that_ends_while_it_is_held_ends_once(serve, end, reason):
     """Its reader lags behind, the end comes from elsewhere: one final event, after all text so far, and the connection lives."""

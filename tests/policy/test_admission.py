@@ -81,6 +81,47 @@ def test_no_more_than_two_background_prompts_hold_sequences():
     assert len(admitted(state)) == 1
 
 
+LONG_HELD = {"is_ready": False, "t_held_ns": NOW - S}
+
+
+class TestHeldReaders:
+    @pytest.mark.parametrize("lane", list(Lane))
+    @pytest.mark.parametrize("waiter", list(Lane))
+    def test_a_session_whose_reader_takes_nothing_makes_room_for_whoever_waits(self, lane, waiter):
+        state = state_of(talking(1), talking(2, lane, **LONG_HELD), waiting(9, waiter))
+        assert admission.run(state, Plan()).park == (2,)
+
+    def test_it_goes_before_one_that_computes(self):
+        state = state_of(talking(1, BACK, n_past=10), talking(2, n_past=900, **LONG_HELD), waiting(9))
+        assert admission.run(state, Plan()).park == (2,)
+
+    def test_not_in_the_first_moment(self):
+        fresh = {"is_ready": False, "t_held_ns": NOW - S // 20}
+        assert admission.run(state_of(talking(2, **fresh), waiting(9)), Plan()).park == ()
+
+    def test_not_while_nobody_waits_or_there_is_room(self):
+        assert admission.run(state_of(talking(2, **LONG_HELD), talking(3)), Plan()).park == ()
+        assert admission.run(state_of(talking(2, **LONG_HELD), waiting(9), free_seqs=(0,)), Plan()).park == ()
+
+    def test_not_while_its_kv_is_under_way(self):
+        assert admission.run(state_of(talking(2, is_transferring=True, **LONG_HELD), waiting(9)), Plan()).park == ()
+
+    def test_the_one_that_frees_enough_cells(self):
+        few, many = talking(1, n_past=100, n_cells=150, **LONG_HELD), talking(2, n_past=200, n_cells=900, **LONG_HELD)
+        state = state_of(few, many, waiting(9, n_prompt=400, n_max=100), is_unified=True, n_cells_free=0, free_seqs=(5,))
+        assert admission.run(state, Plan()).park == (2,)
+
+    def test_their_chunks_leave_the_lanes_when_others_have_prompts(self):
+        stuck = reading(1, BACK, n_chunk=64, n_prompt=640, **LONG_HELD)
+        assert admission.run(state_of(stuck, reading(2, BACK)), Plan()).park == (1,)
+        assert admission.run(state_of(stuck, waiting(9), free_seqs=(0,)), Plan()).park == (1,)
+        assert admission.run(state_of(stuck, talking(2)), Plan()).park == ()
+
+    def test_their_prompts_do_not_keep_others_from_being_read(self):
+        state = state_of(*[reading(i, BACK, **LONG_HELD) for i in (1, 2)], waiting(9, BACK), free_seqs=(0,))
+        assert admitted(state) == [9]
+
+
 class TestParking:
     def test_the_background_session_with_least_to_move_makes_room(self):
         state = state_of(talking(1, BACK, n_past=300), talking(2, BACK, n_past=120), talking(3), waiting(9))

@@ -59,6 +59,7 @@ class Executor:
         self.places = Places(engine, self.table, self.cache, self.meters)
         self.deliveries.on_release, self.deliveries.on_linger = self.cache.release, self.cache.linger
         self.calls.on_read = self.cache.grew
+        self.places.on_leave = self.calls.deliver_first
         self.admittance = admittance
         self.cost = cost
         self.recorder: Recorder | None = None
@@ -119,9 +120,9 @@ class Executor:
             self.deliveries.finish(session, FinishReason.CANCELLED, self._clock.now_ns())
 
     def hold(self, conn_id: int, is_held: bool) -> None:
+        now = self._clock.now_ns()
         for session in self.table.of_connection(conn_id):
-            session.is_held = is_held
-            session.touch()
+            session.hold(is_held, now)
         self.table.n_changes += 1
 
     def end_all(self, reason: FinishReason, error: UmaError | None = None) -> None:

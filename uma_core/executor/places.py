@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from uma_core.cache.manager import PrefixCache
 from uma_core.cache.room import make_cells
 from uma_core.engine.api import Engine
@@ -22,15 +24,20 @@ class Places:
         self._table = table
         self._cache = cache
         self._meters = meters
+        self.on_leave: Callable[[Session], None] = lambda session: None  # it is about to lose its sequence
         self.can_shift = False  # some session may reach the context's end and go on
         cache.on_free = table.give_back
 
     def park(self, plan: Plan) -> None:
-        """Free the sequences of these sessions. Nothing is copied before the sequence is needed."""
+        """Free the sequences of these sessions. Nothing is copied before the sequence is needed; a paused chunk is given up."""
         for sid in plan.park:
             session = self._table.get(sid)
-            if session.seq_id < 0 or session.transfer is not None or session.n_chunk or session.first_token is not None:
+            if session.seq_id < 0 or session.transfer is not None:
                 continue
+            self.on_leave(session)
+            if session.phase is Phase.DONE:
+                continue
+            session.drop_chunk()
             seq_id = self._table.detach(session)
             self._engine.prefill_close(seq_id)
             self._cache.park(session, seq_id)

@@ -24,9 +24,10 @@ class Parts(NamedTuple):
     decoders: list[SessionView]  # both
     arriving: list[SessionView]  # interactive, DECODE, but their KV is still under way
     moving: list[SessionView]  # any session with a transfer under way
+    held: list[SessionView]  # have a sequence, and a reader that takes nothing
     n_lanes_used: int  # prefill lanes taken by chunks and handovers
     n_lanes_background: int
-    n_prompts_background: int  # background sessions in PREFILL, ready or not
+    n_prompts_background: int  # background sessions in PREFILL that are not held
     clients: frozenset[int]
     talk_ns: int  # predicted time of one decode round of talkers and arriving alone: the solo step
 
@@ -60,6 +61,7 @@ def sort_out(state: SchedulerState) -> Parts:
     workers: list[SessionView] = []
     arriving: list[SessionView] = []
     moving: list[SessionView] = []
+    held: list[SessionView] = []
     clients = set()
     n_lanes = n_lanes_background = n_prompts_background = 0
     queued, parked, background = Phase.QUEUED, Phase.PARKED, Lane.BACKGROUND
@@ -73,11 +75,13 @@ def sort_out(state: SchedulerState) -> Parts:
         is_background = s.lane is background
         if s.is_transferring:
             moving.append(s)
+        elif s.t_held_ns:
+            held.append(s)
         holds_lane = s.n_chunk > 0 or (s.is_transferring and (phase is Phase.PREFILL or s.n_generated <= 1))
         n_lanes += holds_lane
         n_lanes_background += holds_lane and is_background
         if phase is Phase.PREFILL:
-            n_prompts_background += is_background
+            n_prompts_background += is_background and not s.t_held_ns
             if s.is_ready:
                 prompts.append(s)
         elif phase is Phase.DECODE:
@@ -91,7 +95,7 @@ def sort_out(state: SchedulerState) -> Parts:
     decoders = talkers + workers if talkers and workers else talkers or workers
     talk_ns = rows_time(state, talkers + arriving if arriving else talkers)
     counts = n_lanes, n_lanes_background, n_prompts_background
-    return Parts(waiting, prompts, talkers, workers, decoders, arriving, moving, *counts, frozenset(clients), talk_ns)
+    return Parts(waiting, prompts, talkers, workers, decoders, arriving, moving, held, *counts, frozenset(clients), talk_ns)
 
 
 def rows_time(state: SchedulerState, views: list[SessionView]) -> int:

@@ -44,6 +44,7 @@ class SessionView(NamedTuple):
     cached_seq: int = -1  # free sequence that holds the longest part of that in place
     cached_own: int = 0  # tokens of the prompt that it holds
     t_back_ns: int = 0  # when it came back after parking; 0: it was never parked
+    t_held_ns: int = 0  # since when its reader takes nothing and it is paused; 0: it is not
 
     @property
     def n_left(self) -> int:

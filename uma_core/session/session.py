@@ -68,7 +68,7 @@ class Session:
         self.n_chunk = 0
         self.chunk_fraction = 0.0
         self.n_full = 0  # decode calls in a row that found no cells for it
-        self.is_held = False
+        self.t_held_ns = 0  # since when its reader has fallen behind; 0: it has not
         self.transfer: Transfer | None = None
         self.first_token: TokenId | None = None  # handed out when the second one is about to be computed
         self.sampler: Sampler | None = None
@@ -89,6 +89,21 @@ class Session:
 
     def touch(self) -> None:
         """The view is stale."""
+        self._view = None
+
+    @property
+    def is_held(self) -> bool:
+        """Paused by its slow reader."""
+        return self.t_held_ns > 0
+
+    def hold(self, is_held: bool, now_ns: int) -> None:
+        """Pause it, or let it go on. One that is held already stays held since then."""
+        self.t_held_ns = (self.t_held_ns or now_ns) if is_held else 0
+        self._view = None
+
+    def drop_chunk(self) -> None:
+        """What a paused chunk has computed is given up."""
+        self.n_chunk, self.chunk_fraction = 0, 0.0
         self._view = None
 
     def become(self, phase: Phase) -> None:
@@ -171,7 +186,7 @@ class Session:
                 n_cells=self.n_cells,
                 n_chunk=self.n_chunk,
                 chunk_fraction=self.chunk_fraction,
-                is_ready=not self.is_held and self.transfer is None,
+                is_ready=not self.t_held_ns and self.transfer is None,
                 is_transferring=self.transfer is not None,
                 t_queued_ns=self.t_queued_ns,
                 t_first_ns=self.t_first_ns,
@@ -185,6 +200,7 @@ class Session:
                 cached_seq=self.cached_seq,
                 cached_own=self.cached_own,
                 t_back_ns=self.t_back_ns,
+                t_held_ns=self.t_held_ns,
             )
         return view
 

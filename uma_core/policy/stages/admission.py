@@ -4,7 +4,8 @@ Rules: order of policy/rank.py; a session is admitted only when a sequence is fr
 use are there, so that nobody runs out later. Smaller requests may pass one that does not fit until that one
 has aged. No more than MAX_BACKGROUND_PROMPTS background prompts hold sequences at once: they are read one
 after the other anyway, and the rest of the sequences stays free for chats. When an interactive request finds no
-room, one background session at a time is parked.
+room, one background session at a time is parked. Before that, and for whoever waits, sessions are parked whose reader takes
+nothing: they cannot go on, and what they hold is the others' loss.
 """
 
 from __future__ import annotations
@@ -18,26 +19,40 @@ from uma_core.policy.state import DeviceView, SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
 MAX_BACKGROUND_PROMPTS = 2
+HELD_NS = 100_000_000  # a reader may fall behind for so long without losing its place: a process that lives reads on well before
 MIN_STAY_NS = 500_000_000  # a parked session that came back has its sequence for at least so long; aging_ns where it must read all again
 N_PASSED_OVER = 8  # requests looked at beyond the number of free sequences
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
     parts = parts_of(state)
+    held = [v for v in parts.held if state.now_ns - v.t_held_ns >= HELD_NS]
     if not parts.waiting:
-        return plan
+        return _free_lanes(plan, parts, held) if held else plan
     admitted: list[Admission] = []
     if state.device.free_seqs:
         ordered = nsmallest(len(state.device.free_seqs) + N_PASSED_OVER, parts.waiting, key=urgency_key(state))
         admitted, blocked = _admit(state, ordered, parts)
     else:
-        blocked = next((v for v in parts.waiting if v.lane is Lane.INTERACTIVE), None)
+        blocked = next((v for v in parts.waiting if v.lane is Lane.INTERACTIVE), parts.waiting[0])
     notes, park = plan.notes, plan.park
-    if blocked is not None and blocked.lane is Lane.INTERACTIVE:
-        victims = _victims(state, parts, blocked)
+    if blocked is not None and (held or blocked.lane is Lane.INTERACTIVE):
+        victims = _victim(state, held, blocked) or (_background_victim(state, parts, blocked) if blocked.lane is Lane.INTERACTIVE else ())
         park += victims
         notes = (*notes, f"admission: {blocked.sid} waits for room" + (f", parks {victims[0]}" if victims else ""))
-    return plan._replace(admit=plan.admit + tuple(admitted), park=park, notes=notes) if admitted or notes is not plan.notes else plan
+    plan = plan._replace(admit=plan.admit + tuple(admitted), park=park, notes=notes) if admitted or notes is not plan.notes else plan
+    return _free_lanes(plan, parts, held) if held else plan
+
+
+def _free_lanes(plan: Plan, parts: Parts, held: list[SessionView]) -> Plan:
+    """Nobody's prompt waits for the lane of a chunk whose reader takes nothing."""
+    if not (parts.prompts or parts.waiting):
+        return plan
+    park = tuple(v.sid for v in held if v.n_chunk and v.sid not in plan.park)
+    if not park:
+        return plan
+    notes = (*plan.notes, f"admission: parks {', '.join(map(str, park))}, held with a chunk in a lane")
+    return plan._replace(park=plan.park + park, notes=notes)
 
 
 def cells_needed(view: SessionView, device: DeviceView) -> int:
@@ -69,11 +84,8 @@ def _admit(state: SchedulerState, ordered: list[SessionView], parts: Parts) -> t
     return admitted, blocked
 
 
-def _victims(state: SchedulerState, parts: Parts, blocked: SessionView) -> tuple[int, ...]:
-    """One background session to park: the one with least KV to move that makes enough room, else the one with least.
-
-    Whoever just came back stays for a while, so that sessions do not change places all the time.
-    """
+def _background_victim(state: SchedulerState, parts: Parts, blocked: SessionView) -> tuple[int, ...]:
+    """One background session to park. Whoever just came back stays for a while, so that sessions do not change places all the time."""
     if any(v.lane is Lane.BACKGROUND for v in parts.moving):
         return ()
     device = state.device
@@ -83,8 +95,14 @@ def _victims(state: SchedulerState, parts: Parts, blocked: SessionView) -> tuple
         for v in parts.workers + parts.prompts
         if v.lane is Lane.BACKGROUND and not v.n_chunk and (not v.t_back_ns or state.now_ns - v.t_back_ns >= stay_ns)
     ]
+    return _victim(state, residents, blocked)
+
+
+def _victim(state: SchedulerState, residents: list[SessionView], blocked: SessionView) -> tuple[int, ...]:
+    """The session with least KV to move that makes enough room, else the one with least; () where there is none."""
     if not residents:
         return ()
+    device = state.device
     short = cells_needed(blocked, device) - device.n_cells_free if device.is_unified else 0
     shared = device.seq_shared
     enough = [v for v in residents if v.n_cells - (shared[v.seq_id] if shared else 0) >= short]
