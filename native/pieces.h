@@ -16,7 +16,7 @@ typedef struct uma_pieces {
     double  piece[UMA_N_KINDS]; // predicted ns by kind since the last cut
     double  heaviest;           // predicted ns of the heaviest single node of this chunk
     double  head_bytes;         // of the largest matrix that few rows were multiplied with: the output's, read at the end of a prompt
-    double  done_ns, total_ns;  // predicted work of this chunk; total is the previous chunk's, scaled
+    double  done_ns, total_ns;  // predicted work of this chunk; total is the previous chunk's, scaled, where the nodes to come are not known
     double  last_total_ns;
     int32_t last_n;
 } uma_pieces;

@@ -36,17 +36,22 @@ static int32_t n_writing(const struct ggml_cgraph * graph) {
     return n;
 }
 
+// Multiply-adds of a node that is attention: layers with a window have less.
+static double attention_work(const struct ggml_tensor * t) {
+    return t->op == GGML_OP_CUSTOM ? uma_paged_work(((const struct ggml_custom_op_params *) (const void *) t->op_params)->userdata) : 0;
+}
+
 void uma_slices_start(uma_slices * s, uma_forward * f, int32_t n, bool has_output) {
     s->forward = f;
     s->n       = n;
     s->n_nodes = has_output ? f->graph->n_nodes : n_writing(f->graph);
     s->node    = 0;
     uma_pieces_begin(&s->pieces, n);
-}
-
-// Multiply-adds of a node that is attention: layers with a window have less.
-static double attention_work(const struct ggml_tensor * t) {
-    return t->op == GGML_OP_CUSTOM ? uma_paged_work(((const struct ggml_custom_op_params *) (const void *) t->op_params)->userdata) : 0;
+    for (int32_t i = 0; i < s->n_nodes; i++) {
+        uma_pieces_count(&s->pieces, f->graph->nodes[i], attention_work(f->graph->nodes[i]));
+    }
+    s->pieces.total_ns = uma_pieces_planned_ns(&s->pieces);
+    uma_pieces_drop(&s->pieces);
 }
 
 // The node after the piece that begins at `s->node`: as many as are predicted to fit, at least one.

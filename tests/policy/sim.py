@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from uma_core.clock import ManualClock
-from uma_core.engine.api import Batch, PrefillStatus
+from uma_core.engine.api import Batch, PrefillOutcome, PrefillStatus
 from uma_core.engine.fake import FakeEngine, FakeModel
 from uma_core.engine.fake_cost import FakeCost
 from uma_core.policy.calibrate import CHUNK, DECODE, PIECE, RIDE, SHORT, TRANSFER, Sample, calibration_shapes, fit
@@ -67,9 +67,18 @@ class Job:
 
 
 class SimEngine(FakeEngine):
-    """Rings itself when a request arrives while time passes."""
+    """Rings itself when a request arrives while time passes.
+
+    `overrated`: a real engine estimates how long a chunk takes from the one before it. It thinks that a chunk takes so many times what
+    it does, reports that much less progress with each run, and jumps to the end with the last one.
+    """
 
     next_arrival: Callable[[], int] = staticmethod(lambda: 1 << 62)
+    overrated = 1.0
+
+    def prefill_run(self, seq_id: int, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
+        outcome = super().prefill_run(seq_id, until_ns, quantum_ns, min_pieces)
+        return outcome if outcome.status else outcome._replace(fraction=min(0.99, outcome.fraction / self.overrated))
 
     def elapse(self, ns: float) -> None:
         before = self.clock.now_ns()
@@ -107,13 +116,14 @@ def calibrate(cost: FakeCost, device: DeviceView) -> CostModel:
 
 class Sim:
     def __init__(self, cost: FakeCost, model: FakeModel | None = None, knobs: Knobs | None = None, **more: object) -> None:
-        """`more`: noise (relative sigma), seed, cost_model, keep_states."""
+        """`more`: noise (relative sigma), seed, cost_model, keep_states, overrated (see SimEngine)."""
         self.rng = random.Random(more.get("seed", 1))
         noise = float(more.get("noise", 0.0))  # type: ignore[arg-type]
         jitter = (lambda ns: ns * (1.0 + abs(self.rng.gauss(0.0, noise)))) if noise else None
         self.clock = ManualClock(1)
         self.engine = SimEngine(model or FakeModel(), cost, self.clock, jitter=jitter)
         self.engine.next_arrival = self._next_arrival
+        self.engine.overrated = float(more.get("overrated", 1.0))  # type: ignore[arg-type]
         self.knobs = knobs or Knobs()
         self.policy = compose(self.knobs.stages)
         device = device_of(self.engine, (), 0)
@@ -290,9 +300,10 @@ class Sim:
         now = self.clock.now_ns()
         out = self.engine.prefill_run(job.seq, now + plan.run_ns, plan.quantum_ns, plan.min_pieces)
         part = out.fraction - job.fraction
-        predicted = int(self.cost.prefill_ns(item.n_tokens, job.n_past) * part)
+        whole = self.cost.prefill_ns(item.n_tokens, job.n_past) if out.n_pieces else 0
         n_done = int(item.n_tokens * part)
-        self.reports.append(CallReport(Phase.PREFILL, n_done, job.n_past, predicted, out.elapsed_ns, out.longest_ns, False))
+        report = CallReport(Phase.PREFILL, n_done, job.n_past, int(whole * part), out.elapsed_ns, out.longest_ns, False)
+        self.reports.append(report._replace(whole_ns=whole, n_pieces=out.n_pieces))
         job.fraction = out.fraction
         if out.n_pieces:
             job.t_progress = self.clock.now_ns()

@@ -160,6 +160,52 @@ class TestWhatACellCosts:
         assert fit(free).decode_ns(1, 30_000) == 20 * MS
 
 
+class TestChunksInRuns:
+    """A chunk is read in many short runs, and an engine only estimates how far each of them came."""
+
+    def read(self, model: CostModel, truth_ns: int, fractions: list[float]) -> CostModel:
+        """The model after one chunk of 64 tokens, read in runs of equal length after which the engine reported these fractions."""
+        before = 0.0
+        for fraction in fractions:
+            whole = model.prefill_ns(64, 0)
+            seen = report(Phase.PREFILL, round(64 * (fraction - before)), round(whole * (fraction - before)), truth_ns // len(fractions))
+            model, before = model.observe(seen._replace(whole_ns=whole, n_pieces=1)), fraction
+        return model
+
+    @pytest.mark.parametrize(
+        "fractions",
+        [
+            [i / 60 for i in range(1, 61)],
+            [*[i / 600 for i in range(1, 60)], 1.0],  # hardly any progress, and then the end
+            [*[min(0.99, i / 20) for i in range(1, 60)], 1.0],  # the end seemed near for two thirds of the chunk
+            [i // 2 / 30 for i in range(1, 61)],  # every second run advanced nothing
+        ],
+        ids=["steady", "late", "early", "in steps"],
+    )
+    def test_runs_teach_what_their_chunk_took_however_they_were_rated(self, fractions):
+        model, truth = CPU, CPU.prefill_ns(64, 0)
+        for _ in range(5):
+            model = self.read(model, truth, fractions)
+            assert model.prefill_ns(64, 0) == pytest.approx(truth, rel=0.15)
+        for _ in range(30):
+            model = self.read(model, 2 * truth, fractions)
+        assert model.prefill_ns(64, 0) == pytest.approx(2 * truth, rel=0.15)
+
+    def test_a_guess_learns_within_a_few_chunks(self):
+        model, truth = guess(DEVICE), 20 * guess(DEVICE).prefill_ns(64, 0)
+        for _ in range(8):
+            model = self.read(model, truth, [i / 60 for i in range(1, 61)])
+        assert model.prefill_ns(64, 0) == pytest.approx(truth, rel=0.15)
+
+    def test_one_disturbed_run_moves_little(self):
+        seen = report(Phase.PREFILL, 1, CPU.prefill_ns(64, 0) // 64, 100 * CPU.prefill_ns(64, 0))
+        model = CPU.observe(seen._replace(whole_ns=CPU.prefill_ns(64, 0)))
+        assert model.prefill_ns(64, 0) < 1.04 * CPU.prefill_ns(64, 0)
+
+    def test_a_run_that_computed_nothing_teaches_nothing(self):
+        assert CPU.observe(report(Phase.PREFILL, 0, 0, 5 * MS)) is CPU
+
+
 def test_splits_follow_corrections():
     model = GPU
     for _ in range(80):  # two rows turn out to be dear on this device

@@ -88,6 +88,24 @@ class TestStorm:
 
 
 @DEVICES
+@NOISE
+@pytest.mark.parametrize("overrated", [0.7, 1.4, 2.0])
+def test_prompts_are_read_as_fast_however_the_engine_rates_its_progress(device, noise, overrated):
+    """A chunk was thought to take twice what it took: pieces then seemed not to fit, and prompts were read half as fast or worse."""
+
+    def n_read(rating: float) -> int:
+        """Prompt tokens that were read beside one chat."""
+        sim = Sim(device.cost, device.model, noise=noise, overrated=rating)
+        chat = sim.submit(Job(32, 320 * device.scale, client=10))
+        prompts = [sim.submit(j) for j in storm_jobs(device)]
+        while not chat.times or chat in sim.jobs:
+            sim.tick()
+        return sum(j.n_past + j.pending_prompt + int(j.chunk * j.fraction * rating) for j in prompts)
+
+    assert n_read(overrated) >= 0.8 * n_read(1.0)
+
+
+@DEVICES
 class TestPaste:
     def test_a_chat_starts_at_once_beside_a_paste(self, device):
         sim = Sim(device.cost, device.model)

@@ -170,10 +170,22 @@ class Calls:
         outcome = engine.prefill_run(session.seq_id, self._t_run_end_ns, plan.quantum_ns, plan.min_pieces)
         now = self._clock.now_ns()
         share = outcome.fraction - session.chunk_fraction
-        predicted = round(cost.prefill_ns(item.n_tokens, session.n_past) * share)
-        n_done = round(item.n_tokens * share)
-        report = CallReport(Phase.PREFILL, n_done, session.n_past, predicted, outcome.elapsed_ns, outcome.longest_ns, False)
-        self.books.add(report, session)
+        is_sound = outcome.n_pieces > 0 and outcome.status is not PrefillStatus.FAILED  # else it tells nothing about a chunk's time
+        whole = cost.prefill_ns(item.n_tokens, session.n_past) if is_sound else 0
+        self.books.add(
+            CallReport(
+                Phase.PREFILL,
+                n_rows=round(item.n_tokens * share),
+                n_kv=session.n_past,
+                predicted_ns=round(whole * share),
+                elapsed_ns=outcome.elapsed_ns,
+                longest_ns=outcome.longest_ns,
+                is_full=False,
+                whole_ns=whole,
+                n_pieces=outcome.n_pieces,
+            ),
+            session,
+        )
         session.chunk_fraction = outcome.fraction
         session.touch()
         if outcome.n_pieces:  # a lane that only fills must not hide that its prompt starves

@@ -45,7 +45,7 @@ class CostModel(NamedTuple):
     transfer_ns_per_byte: float
     is_measured: bool
     factors: tuple[float, ...]
-    counts: tuple[int, ...]
+    counts: tuple[float, ...]  # calls seen by regime; of prefill, chunks
     splits: tuple[tuple[int, ...], ...]  # splits[n]: sizes of the calls that serve n rows fastest
     split_factors: tuple[float, ...]
     chunks: tuple[int, ...]  # sizes worth using for a prompt chunk, ascending
@@ -134,19 +134,25 @@ class CostModel(NamedTuple):
         """
         errors: dict[int, list[float]] = {}
         rides: list[float] = []
+        chunks: list[CallReport] = []
         cell_ns = self.cell_ns
         for report in reports:
-            if report.is_full or report.predicted_ns <= 0 or report.elapsed_ns <= 0:
+            if report.is_full or max(report.predicted_ns, report.whole_ns) <= 0 or report.elapsed_ns <= 0:
                 continue
             if report.n_riding:
                 rides.append(self._ride_error(report))
                 continue
-            i = PREFILL if report.phase is Phase.PREFILL else regime_of(report.n_rows)
-            share = 0.0 if i == PREFILL else self._cells_share(report)
+            if report.phase is Phase.PREFILL:
+                chunks.append(report)
+                continue
+            i = regime_of(report.n_rows)
+            share = self._cells_share(report)
             cell_ns = self._with_cells(cell_ns, report, share) if share else cell_ns
             errors.setdefault(i, []).append(1.0 + (1.0 - share) * (report.elapsed_ns / report.predicted_ns - 1.0))
         model = self if cell_ns == self.cell_ns else self._replace(cell_ns=cell_ns)
-        model = model._with_rides(rides, sum(len(lot) for i, lot in errors.items() if i != PREFILL))
+        model = model._with_rides(rides, sum(map(len, errors.values())))
+        for report in chunks:
+            model = model._learn_chunk(report, self.factors[PREFILL])
         for i, lot in errors.items():
             while lot and model._is_wild(i):
                 model = model._learn(i, lot.pop(0) * self.factors[i] / model.factors[i], 1)
@@ -183,6 +189,20 @@ class CostModel(NamedTuple):
         ride = min(RIDE_MOST, max(1.0, ride))
         return self if ride == self.factors[RIDE] else self._replace(factors=(*self.factors[:RIDE], ride))
 
+    def _learn_chunk(self, report: CallReport, factor: float) -> CostModel:
+        """Move the prefill regime by a chunk, or by one run of it, that was predicted while the regime's factor was `factor`.
+
+        A run's error counts as a part of the chunk's. Engines estimate how far a chunk has come: a run of it may seem to take twice its
+        share or none at all, but the shares of all runs add up to the chunk, and so do their errors.
+        """
+        since = self.factors[PREFILL] / factor
+        predicted, whole = report.predicted_ns * since, (report.whole_ns or report.predicted_ns) * since
+        is_wild = self._is_wild(PREFILL)
+        most = (WILD_CLIP if is_wild else CLIP)[1] - 1.0
+        gain = max(GAIN, 1.0 / (self.counts[PREFILL] + 1)) if is_wild else GAIN
+        error = min(most, (report.elapsed_ns - predicted) / whole)
+        return self._corrected(PREFILL, self.factors[PREFILL] * (1.0 + gain * error), predicted / whole)
+
     def _is_wild(self, i: int) -> bool:
         """Whether regime `i` is hardly more than a guess."""
         return not self.is_measured and self.counts[i] < WILD_COUNT
@@ -192,7 +212,11 @@ class CostModel(NamedTuple):
         is_wild = self._is_wild(i)
         low, high = WILD_CLIP if is_wild else (CLIP[0] ** n, CLIP[1] ** n)
         gain = max(GAIN, 1.0 / (self.counts[i] + 1)) if is_wild else 1.0 - (1.0 - GAIN) ** n
-        factor = min(100.0, max(0.01, self.factors[i] * (1.0 + gain * (min(high, max(low, error)) - 1.0))))
+        return self._corrected(i, self.factors[i] * (1.0 + gain * (min(high, max(low, error)) - 1.0)), n)
+
+    def _corrected(self, i: int, factor: float, n: float) -> CostModel:
+        """With regime `i`'s factor after `n` more calls."""
+        factor = min(100.0, max(0.01, factor))
         counts = (*self.counts[:i], min(self.counts[i] + n, 1_000_000), *self.counts[i + 1 :])
         return self._replace(factors=_spread(self.factors, counts, i, factor, self.is_measured), counts=counts)
 
@@ -290,7 +314,7 @@ def legal_chunks(prefill: Curve) -> tuple[int, ...]:
     return tuple(kept) or (prefill.sizes[-1],)
 
 
-def _spread(factors: tuple[float, ...], counts: tuple[int, ...], i: int, factor: float, is_measured: bool) -> tuple[float, ...]:
+def _spread(factors: tuple[float, ...], counts: tuple[float, ...], i: int, factor: float, is_measured: bool) -> tuple[float, ...]:
     """Set factor `i`; regimes never seen follow their nearest seen neighbour (prefill only while all is guessed)."""
     out = list(factors)
     out[i] = factor

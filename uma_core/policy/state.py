@@ -89,6 +89,8 @@ class CallReport(NamedTuple):
     is_full: bool  # the engine had no room (rc 1)
     n_riding: int = 0  # decode: of n_rows, those that were tokens of a prompt
     riding_ns: int = 0  # ... and of predicted_ns, what these add
+    whole_ns: int = 0  # prefill run: predicted time of the whole chunk, of which predicted_ns is the share that this run advanced
+    n_pieces: int = 0  # prefill run: pieces of the chunk that it computed
 
 
 class SchedulerState(NamedTuple):

@@ -88,6 +88,18 @@ def test_an_abort_leaves_prompts_alone(engine: GraphEngine) -> None:
     assert engine.decode(batch_of((6, 0, 1)), [None]).status is DecodeStatus.ABORTED
 
 
+def test_progress_does_not_follow_from_a_chunk_of_another_size(engine: GraphEngine) -> None:
+    """Eight tokens take nearly as long as 256 where a step's time is that of the weights: their time does not scale to 256."""
+    for n in (256, 8):
+        read(engine, 0, tokens_of(engine, n), False)
+        engine.kv_truncate(0, 0)
+    engine.prefill_open(0, tokens_of(engine, 256), False)
+    seen = [0.0]
+    while seen[-1] < 1.0:
+        seen.append(engine.prefill_run(0, 0, 1, 1).fraction)
+    assert seen[-2] > 0.4, "the last of some ninety pieces is not more than half of the chunk"
+
+
 def test_a_shared_prefix_takes_no_pages(engine: GraphEngine) -> None:
     read(engine, 0, tokens_of(engine, 192), False)
     pages = engine._pages
