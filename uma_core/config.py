@@ -137,6 +137,13 @@ class IpcOptions:
         min=1024,
         max=FRAME_CAP_LIMIT,
     )
+    trusted_frame_bytes: int = option(
+        32 << 20,
+        "the same for trusted peers: the owner, root and `access.trusted_uids`",
+        unit="bytes",
+        min=1024,
+        max=FRAME_CAP_LIMIT,
+    )
     tx_soft_bytes: int = option(
         64 << 10,
         "unsent bytes past which a slow reader pauses its own sequences",
@@ -160,6 +167,14 @@ class LimitOptions:
     RELOAD: ClassVar = "live"
     max_sessions: int = option(32, "requests that are queued or running; more are refused", min=1, max=100_000)
     max_prompt_bytes: int = option(256 << 10, "largest prompt", unit="bytes", min=1, max=1 << 30, cap="ipc.max_frame_bytes")
+    trusted_prompt_bytes: int = option(
+        8 << 20,
+        "largest prompt of a request with an `account`, which only trusted peers may name",
+        unit="bytes",
+        min=1,
+        max=1 << 30,
+        cap="ipc.trusted_frame_bytes",
+    )
     max_tokens: int = option(
         2048, "most tokens that one request may generate; larger wishes are cut to it", unit="tokens", min=1, max=1 << 24
     )
@@ -281,6 +296,9 @@ class AccessOptions:
     allow_uids: tuple[int, ...] = option((), "further users that may connect", of=int, min=0, max=_MAX_ID)
     allow_gids: tuple[int, ...] = option((), "groups whose members may connect", of=int, min=0, max=_MAX_ID)
     admin_uids: tuple[int, ...] = option((), "further users that may drain, reload and cancel for others", of=int, min=0, max=_MAX_ID)
+    trusted_uids: tuple[int, ...] = option(
+        (), "further users whose gateways may name the `account` they ask for, and get the trusted limits", of=int, min=0, max=_MAX_ID
+    )
     lane_ceiling: Mapping[int, str] = option({}, "the most urgent lane of a user, as uid=lane", of=int, min=0, max=_MAX_ID, choices=_LANES)
 
     def ceiling(self, uid: int) -> Lane:

@@ -12,8 +12,9 @@ import dataclasses
 import json
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
 from uma_core.policy.cost import CostModel
@@ -144,6 +145,7 @@ class Recorder:
 
     def __init__(self, n_ticks: int = RING_TICKS) -> None:
         self.ticks: deque[Tick] = deque(maxlen=n_ticks)
+        self.names: dict[int, str] = {}  # request ids by session number
 
     def __call__(self, state: SchedulerState, plan: Plan, reports: tuple[CallReport, ...]) -> None:
         self.ticks.append(Tick(state, plan, reports))
@@ -197,14 +199,16 @@ def main(argv: list[str]) -> int:
 # ---- time line
 
 
-def chrome(ticks: Iterable[Tick]) -> dict[str, Any]:
-    """Chrome trace events: ticks, their calls, rows per session, guard decisions and budgets.
+def chrome(ticks: Iterable[Tick], names: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
+    """Chrome trace events: ticks, their calls, rows per session (named by its request), guard decisions and budgets.
 
     Calls are drawn one after the other from the tick's start: engines report durations, not instants.
     """
     events: list[dict[str, Any]] = []
     for pid, name in ((1, "ticks"), (2, "sessions")):
         events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
+    for sid, name in names.items():
+        events.append({"ph": "M", "pid": 2, "tid": sid, "name": "thread_name", "args": {"name": name}})
     for tick in ticks:
         events.extend(_tick_events(tick))
     return {"traceEvents": events, "displayTimeUnit": "ms"}

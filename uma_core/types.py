@@ -83,6 +83,8 @@ class Request:
     ignore_eos: bool = False
     timeout_ns: int = 0  # 0: none
     overflow: str = ""  # "", "error", "truncate-middle", "shift"
+    account: str = ""  # whom a gateway asks for; "": the peer itself
+    queue_updates: bool = False  # tell where it stands in the queue
     metadata: dict[str, Any] = field(default_factory=dict)
 
 

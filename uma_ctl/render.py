@@ -173,7 +173,8 @@ def _clients(fields: Fields) -> str:
 def client_name(client: Fields) -> str:
     if client.get("name"):
         return units.text(client["name"])
-    return f"uid {units.text(client.get('uid'))} pid {units.text(client.get('pid'))}"
+    account = f"{units.text(client['account'])}, " if client.get("account") else ""
+    return f"{account}uid {units.text(client.get('uid'))} pid {units.text(client.get('pid'))}"
 
 
 # ---- sessions, metrics, everything else

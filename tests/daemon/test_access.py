@@ -69,3 +69,52 @@ def test_a_stranger_may_not_cancel_for_others(serve):
         assert wire.event()["code"] == "E_ACCESS_002"
     stream.cancel()
     assert stream.end()["reason"] == "cancelled"
+
+
+def test_only_trusted_peers_name_an_account(serve):
+    daemon = serve("--allow-uids", str(FRIEND), "--trusted-uids", str(CLERK))
+    daemon.pull(peer=[FRIEND, FRIEND, 1])
+    refused = daemon.generate("hello", max_tokens=2, account="alice")
+    assert [event["code"] for event in refused] == ["E_ACCESS_002"] and refused[0]["detail"]["field"] == "account"
+    daemon.pull(peer=[CLERK, CLERK, 1], step_ms=20)
+    stream = daemon.stream(max_tokens=4000, account="alice").begun()
+    (row,) = daemon.ask("sessions")["sessions"]
+    assert (row["account"], row["uid"], row["request_id"]) == ("alice", CLERK, "s")
+    (client,) = daemon.status()["clients"]
+    assert client["account"] == "alice"
+    stream.cancel()
+    assert stream.end()["reason"] == "cancelled"
+
+
+def test_an_account_may_send_what_is_too_long_for_others(serve):
+    daemon = serve("--max-prompt-bytes", "2000", "--n-ctx", "65536")
+    prompt = "a long story, " * 300
+    assert daemon.generate(prompt, max_tokens=2)[-1]["code"] == "E_LIMIT_001"
+    assert daemon.generate(prompt, max_tokens=2, account="alice")[-1]["reason"] == "length"
+    assert daemon.ask("props")["limits"]["max_prompt_bytes"] == 8 << 20
+
+
+def test_a_waiting_request_is_told_where_it_stands(serve):
+    daemon = serve("--parallel", "1")
+    daemon.pull(step_ms=5)
+    first = daemon.stream(max_tokens=4000).begun()
+    with daemon.connect() as wire:
+        wire.send(id="w", prompt="hello", max_tokens=2, queue_updates=True)
+        event = wire.event()
+        assert event["event"] == "queued" and event["position"] == 0 and event["wait_ms"] > 0
+        first.cancel()
+        events = wire.until_final("w")
+    assert events[0] == {"id": "w", "event": "queued", "position": 0, "wait_ms": 0}
+    assert events[-1]["reason"] == "length"
+    first.end()
+
+
+def test_a_trace_names_requests(serve):
+    daemon = serve()
+    daemon.pull(step_ms=5)
+    stream = daemon.stream(max_tokens=4000).begun()
+    events = daemon.ask("trace", seconds=0.2)["traceEvents"]
+    stream.cancel()
+    stream.end()
+    named = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert "s" in named

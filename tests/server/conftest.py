@@ -243,6 +243,7 @@ class Harness:
             metrics=lambda: {"answer": 42},
             prometheus=lambda: "uma_answer 42\n",
             sessions=lambda: [],
+            props=lambda is_trusted: {"is_trusted": is_trusted},
             admin=lambda op, args, answer: self.admin_calls.append((op, args, answer)),
         )
 

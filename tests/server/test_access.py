@@ -18,6 +18,7 @@ OWNER = 1000
         (Peer(2000, 1, 1), AccessOptions(allow_uids=(2000,)), True, False),
         (Peer(2000, 50, 1), AccessOptions(allow_gids=(50,)), True, False),
         (Peer(2000, 1, 1), AccessOptions(admin_uids=(2000,)), True, True),
+        (Peer(2000, 1, 1), AccessOptions(trusted_uids=(2000,)), True, False),
         (Peer(), AccessOptions(), True, False),
     ],
 )

@@ -103,15 +103,15 @@ def test_a_big_frame(server):
 
 def test_the_frame_above_the_cap_is_answered_before_its_body(server):
     with server.connect() as client:
-        client.sock.sendall(struct.pack("<I", (1 << 20) + 1))
+        client.sock.sendall(struct.pack("<I", (32 << 20) + 1))
         event = client.event()
-        assert (event["code"], event["detail"]["limit"]) == ("E_LIMIT_002", 1 << 20)
+        assert (event["code"], event["detail"]["limit"]) == ("E_LIMIT_002", 32 << 20)
         assert client.rest() == b""
 
 
 def test_whoever_still_sends_the_body_reads_why_it_is_refused(server):
     with server.connect() as client:
-        client.sock.sendall(struct.pack("<I", 4 << 20) + b"x" * (4 << 20))
+        client.sock.sendall(struct.pack("<I", 33 << 20) + b"x" * (4 << 20))
         assert client.event()["code"] == "E_LIMIT_002"
 
 

@@ -102,6 +102,22 @@ class EngineInfo:
     notes: tuple[str, ...] = ()  # why something is off, for `status`
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a client that writes prompts or describes models must know, beyond EngineInfo."""
+
+    chat_template: str | None  # Jinja; None: the file has none
+    chat_template_tool_use: str | None  # another one for chats with tools, where the file has it
+    special: dict[str, tuple[TokenId, str]]  # bos, eos, eot, fim_pre, …: id and text; absent: the model has none
+    add_bos: bool  # tokenising adds them
+    add_eos: bool
+    n_params: int
+    n_embd: int
+    vocab_type: str  # "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "none", "fake"
+    description: str  # "llama 7B Q4_0"
+    pooling: str = ""  # of an embedding model, as its file says: "mean", "cls", "last", "rank"; "": it generates
+
+
 class MemoryUse(NamedTuple):
     """Bytes by purpose, for `status`."""
 
@@ -210,6 +226,9 @@ class Engine(Protocol):
 
     def special(self, name: str) -> str:
         """Text of the "bos" or "eos" token, as chat templates want it; "" where the model has none."""
+
+    def facts(self) -> ModelFacts:
+        """What clients may want to know of the model. Any thread."""
 
     # decode
     def sampler(self, params: SamplingParams, seed: int) -> Sampler: ...

@@ -23,6 +23,7 @@ from uma_core.engine.api import (
     DecodeStatus,
     EngineInfo,
     MemoryUse,
+    ModelFacts,
     PrefillOutcome,
     PrefillStatus,
     Sampler,
@@ -133,6 +134,10 @@ class FakeEngine:
 
     def special(self, name: str) -> str:
         return {"bos": "<bos>", "eos": "<eog>"}[name]
+
+    def facts(self) -> ModelFacts:
+        special = {"bos": (BOS, "<bos>"), "eos": (EOG, "<eog>")}
+        return ModelFacts(TEMPLATE, None, special, True, False, self.model.weight_bytes // 2, 0, "fake", "fake")
 
     # decode
     def sampler(self, params: SamplingParams, seed: int) -> FakeSampler:

@@ -22,6 +22,7 @@ from uma_core.engine.api import (
     EngineInfo,
     Export,
     MemoryUse,
+    ModelFacts,
     PrefillOutcome,
     Sampler,
     Transfer,
@@ -154,6 +155,9 @@ class LlamaEngine:
 
     def special(self, name: str) -> str:
         return self.model.special(name)
+
+    def facts(self) -> ModelFacts:
+        return self.model.facts()
 
     # decode
 

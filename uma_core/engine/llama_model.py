@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from uma_core.config import EngineOptions
+from uma_core.engine.api import ModelFacts
 from uma_core.engine.fingerprint import fingerprint
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama_log import tap
@@ -15,6 +16,11 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import TokenId
 
 Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
+
+
+SPECIALS = ("bos", "eos", "eot", "sep", "nl", "pad", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
+VOCAB_TYPES = dict(enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2")))  # llama.h: enum llama_vocab_type
+POOLING = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # llama.h: enum llama_pooling_type
 
 
 class LlamaModel:
@@ -86,6 +92,30 @@ class LlamaModel:
         """Text of the bos or eos token, as chat templates want it; "" where the model has none."""
         token = getattr(lib, f"llama_vocab_{name}")(self.vocab)
         return text(lib.llama_vocab_get_text(self.vocab, token)) if token >= 0 else ""
+
+    def facts(self) -> ModelFacts:
+        """Reads the loaded file's metadata and vocabulary: any thread."""
+        tool_use = lib.llama_model_chat_template(self.handle, b"tool_use")
+        buffer = ffi.new("char[]", 256)
+        lib.llama_model_desc(self.handle, buffer, len(buffer))
+        return ModelFacts(
+            chat_template=self.chat_template,
+            chat_template_tool_use=text(tool_use) if tool_use else None,
+            special=dict(self._specials()),
+            add_bos=bool(lib.llama_vocab_get_add_bos(self.vocab)),
+            add_eos=bool(lib.llama_vocab_get_add_eos(self.vocab)),
+            n_params=int(lib.llama_model_n_params(self.handle)),
+            n_embd=self.meta_int("embedding_length"),
+            vocab_type=VOCAB_TYPES.get(lib.llama_vocab_type(self.vocab), "unknown"),
+            description=text(buffer),
+            pooling=POOLING.get(self.meta_int("pooling_type", -1), ""),
+        )
+
+    def _specials(self) -> Iterator[tuple[str, tuple[TokenId, str]]]:
+        for name in SPECIALS:
+            token = getattr(lib, f"llama_vocab_{name}")(self.vocab)
+            if token >= 0:
+                yield name, (token, text(lib.llama_vocab_get_text(self.vocab, token)))
 
     def close(self) -> None:
         if self.handle:

@@ -24,6 +24,7 @@ from uma_core.executor.endings import Deliveries
 from uma_core.executor.intake import Admittance
 from uma_core.executor.meters import Meters
 from uma_core.executor.places import Places
+from uma_core.executor.queue_news import QueueNews
 from uma_core.executor.residency import Residency, residency
 from uma_core.metrics import Registry
 from uma_core.policy.cost import CostModel
@@ -60,6 +61,7 @@ class Executor:
         self.deliveries.on_release, self.deliveries.on_linger = self.cache.release, self.cache.linger
         self.calls.on_read = self.cache.grew
         self.places.on_leave = self.calls.deliver_first
+        self.queue_news = QueueNews()
         self.admittance = admittance
         self.cost = cost
         self.recorder: Recorder | None = None
@@ -97,6 +99,9 @@ class Executor:
             return
         session = self.admittance.admit(command, self.engine.info, self.table, self.events, self.cache.peek)
         if session is not None:
+            if self.recorder is not None:
+                self.recorder.names[session.sid] = session.id
+            self.queue_news.accepted(session)
             self._open_sampler(session)
             self.meters.accepted[session.lane].add()
             self.meters.prompt_tokens.add(session.n_prompt)
@@ -147,6 +152,8 @@ class Executor:
         state = self._snapshot(now)
         self._reports = ()
         plan = self._plan(state)
+        if self.queue_news.is_due(now, plan):
+            self.events.extend(self.queue_news.tell(state, plan, self.table))
         self.allowance = allowance(state, plan)
         self.meters.gap_limit_ns = self.allowance.gap_ns
         is_busy = self._carry_out(plan)
@@ -316,12 +323,13 @@ class Executor:
         """Record ticks from now on. A recording under way goes on."""
         if self.recorder is None:
             self.recorder = Recorder()
+            self.recorder.names = {session.sid: session.id for session in self.table}
         return {}
 
     def stop_trace(self) -> dict[str, Any]:
         """The recorded ticks as Chrome trace events."""
         recorder, self.recorder = self.recorder, None
-        return chrome(recorder.ticks if recorder is not None else ())
+        return chrome(recorder.ticks, recorder.names) if recorder is not None else chrome(())
 
     def cache_admin(self, args: dict[str, Any]) -> dict[str, Any]:
         """The `cache` operation; what `clear` frees goes back to the system. Raises: NOT_FOUND, BAD_REQUEST."""

@@ -78,15 +78,16 @@ def _lane(sessions: list[Session], lane: Lane, now_ns: int) -> dict[str, Any]:
 
 
 def _clients(executor: Executor, sessions: list[Session]) -> list[dict[str, Any]]:
-    names = executor.table.client_names()
+    accounts = executor.table.accounts()
     total = sum(executor.client_ns.values()) or 1
     rows = []
     for client in sorted({s.client for s in sessions}):
         mine = [s for s in sessions if s.client == client]
         n_queued = sum(s.phase is Phase.QUEUED for s in mine)
-        uid, pid = names[client]
+        uid, pid, name = accounts[client]
+        who = {"uid": uid, "pid": pid} if not name else {"uid": uid, "pid": mine[0].pid, "account": name}
         share = round(executor.client_ns.get(client, 0) / total, 3)
-        rows.append({"uid": uid, "pid": pid, "active": len(mine) - n_queued, "queued": n_queued, "share": share})
+        rows.append({**who, "active": len(mine) - n_queued, "queued": n_queued, "share": share})
     return rows
 
 
@@ -113,13 +114,13 @@ def _left_ms(session: Session, now_ns: int) -> float:
 
 def sessions(executor: Executor, now_ns: int) -> list[dict[str, Any]]:
     """One row per request, for the `sessions` operation. On the compute thread."""
-    names = executor.table.client_names()
     return [
         {
             "conn": s.conn_id,
             "request_id": s.id,
-            "uid": names[s.client][0],
-            "pid": names[s.client][1],
+            "uid": s.uid,
+            "pid": s.pid,
+            "account": s.request.account,
             "lane": s.lane.name.lower(),
             "phase": s.phase.name.lower(),
             "prompt_tokens": s.n_prompt,

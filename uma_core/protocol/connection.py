@@ -19,12 +19,14 @@ from uma_core.protocol.events import (
     Eos,
     Error,
     Event,
+    Queued,
     Reply,
     Started,
     Token,
     WireId,
     eos_json,
     error_json,
+    queued_json,
     reply_json,
     to_json,
     token_head,
@@ -255,6 +257,9 @@ class Connection:
     def _send_started(self, event: Started) -> bytes:
         return self.in_flight[event.id].echo.encode()
 
+    def _send_queued(self, event: Queued) -> bytes:
+        return self._pack(queued_json(self.in_flight[event.id].wire_id, event))
+
     def _send_eos(self, event: Eos) -> bytes:
         flight = self._land(event.id)
         if flight.style is Style.JSON:
@@ -296,6 +301,7 @@ def _command_line(event: Reply) -> bytes:
 
 _SENDERS: dict[type, Callable[..., bytes]] = {
     Started: Connection._send_started,
+    Queued: Connection._send_queued,
     Eos: Connection._send_eos,
     Error: Connection._send_error,
     Rejected: Connection._send_rejected,

@@ -22,6 +22,14 @@ class Started(NamedTuple):
     id: str
 
 
+class Queued(NamedTuple):
+    """Where a request that asked for it stands."""
+
+    id: str
+    position: int
+    wait_ms: int
+
+
 class Token(NamedTuple):
     id: str
     text: str  # whole characters
@@ -55,7 +63,7 @@ class Reply(NamedTuple):
     wire_id: WireId = None  # echoed with `id` "": cancel, whose id is the request's
 
 
-Event = Started | Token | Eos | Error | Reply
+Event = Started | Queued | Token | Eos | Error | Reply
 
 _ID = Field("id", Kind.ID, "of the request, as it was given; null where none is known")
 
@@ -67,6 +75,15 @@ class EventSpec(NamedTuple):
 
 
 EVENTS = (
+    EventSpec(
+        "queued",
+        "Where a request with `queue_updates` stands: once when it is accepted, then whenever its position changes or the wait grows.",
+        (
+            _ID,
+            Field("position", Kind.INTEGER, "requests that go before it; 0: none, it runs next or runs already"),
+            Field("wait_ms", Kind.INTEGER, "predicted time until its prompt is read; 0: it begins now"),
+        ),
+    ),
     EventSpec(
         "token",
         "New text of a streaming request; characters are never split.",
@@ -120,6 +137,10 @@ def token_head(wire_id: WireId) -> str:
 
 def token_json(head: str, text: str, token_id: TokenId) -> bytes:
     return f'{head}{encode_basestring(text)},"token_id":{token_id}}}'.encode("utf-8", "replace")
+
+
+def queued_json(wire_id: WireId, event: Queued) -> bytes:
+    return to_json({"id": wire_id, "event": "queued", "position": event.position, "wait_ms": event.wait_ms})
 
 
 def eos_json(wire_id: WireId, event: Eos, has_text: bool) -> bytes:

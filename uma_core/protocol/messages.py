@@ -128,6 +128,8 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         ignore_eos=args["ignore_eos"],
         timeout_ns=_to_ns(args["timeout_ms"]),
         overflow=args["overflow"] or "",
+        account=args["account"] or "",
+        queue_updates=args["queue_updates"],
         metadata=args["metadata"] or {},
     )
 

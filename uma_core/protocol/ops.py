@@ -47,6 +47,8 @@ _GENERATE = (
     Field("ignore_eos", Kind.BOOLEAN, "generate past the end-of-generation token", _REQUEST.ignore_eos),
     Field("timeout_ms", Kind.NUMBER, "end with reason `timeout` after this long; 0: never", 0, 0, 86_400_000),
     Field("overflow", Kind.STRING, "when the context is full; absent: configured", None, choices=("error", "truncate-middle", "shift")),
+    Field("account", Kind.STRING, "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)", None, 1, 128),
+    Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),
     Field("metadata", Kind.OBJECT, "kept with the request, for the client's own use"),
 )
 
@@ -81,6 +83,24 @@ _OPS = (
         "List the requests in flight.",
         (),
         (Field("sessions", Kind.LIST, "one object per request, with `conn` and `request_id`"),),
+    ),
+    Op(
+        "props",
+        "Tell what a program that writes prompts, or describes models, must know.",
+        (),
+        (
+            Field("model", Kind.OBJECT, "name, path, fingerprint, arch, description, n_params, n_bytes, n_ctx_train, n_vocab, n_embd, vocab_type"),
+            Field("n_ctx_seq", Kind.INTEGER, "tokens that one request can hold, prompt and answer together"),
+            Field("n_seq_max", Kind.INTEGER, "requests that can be answered at once"),
+            Field("chat_template", Kind.STRING, "Jinja; null: the model has none"),
+            Field("chat_template_tool_use", Kind.STRING, "another one for chats with tools; null: there is none"),
+            Field("special", Kind.OBJECT, "special tokens by name (bos, eos, eot, fim_pre, …): `id` and `text`"),
+            Field("add_bos", Kind.BOOLEAN, "`prompt` gets the bos token in front"),
+            Field("add_eos", Kind.BOOLEAN, "and the eos token at its end"),
+            Field("limits", Kind.OBJECT, "max_tokens, default_max_tokens, max_prompt_bytes: of your requests"),
+            Field("capabilities", Kind.OBJECT, "operations, generate (the fields that it takes), chat, infill, embeddings, rerank"),
+            Field("generation", Kind.INTEGER, "number of the configuration in use: grows when model or limits may have changed"),
+        ),
     ),
     Op(
         "drain",

@@ -15,12 +15,18 @@ def may_connect(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
         peer.uid in (owner_uid, ROOT, UNKNOWN)
         or peer.uid in options.allow_uids
         or peer.uid in options.admin_uids
+        or peer.uid in options.trusted_uids
         or peer.gid in options.allow_gids
     )
 
 
 def is_admin(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
     return peer.uid in (owner_uid, ROOT) or peer.uid in options.admin_uids
+
+
+def is_trusted(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
+    """It may ask on behalf of others: a gateway."""
+    return peer.uid in (owner_uid, ROOT) or peer.uid in options.trusted_uids
 
 
 def lane_for(peer: Peer, lane: Lane | None, options: AccessOptions) -> Lane | None:

@@ -22,7 +22,7 @@ from uma_core.protocol.connection import Connection, Limits
 from uma_core.protocol.framing import encode_frame
 from uma_core.protocol.messages import Message
 from uma_core.server import journal
-from uma_core.server.access import may_connect
+from uma_core.server.access import is_trusted, may_connect
 from uma_core.server.client import Client
 from uma_core.server.handlers import HANDLERS
 from uma_core.server.intake import NO_USAGE, Intake, Job
@@ -32,7 +32,7 @@ from uma_core.server.loop import Loop
 from uma_core.server.meters import IoMeters
 from uma_core.server.peer import peer_of
 from uma_core.server.ports import ComputePort, Services
-from uma_core.session.events import Accepted, Cancel, Event, Final, HangUp, Hold, Refused, Stale, Token
+from uma_core.session.events import Accepted, Cancel, Event, Final, HangUp, Hold, Queued, Refused, Stale, Token
 from uma_core.types import FinishReason
 
 log = logging.getLogger(__name__)
@@ -119,8 +119,9 @@ class IoApp:
             with sock:
                 self._shed(sock)
             return
-        cap_bytes = config.ipc.max_frame_bytes
-        connection = Connection(Limits(cap_bytes, cap_bytes, config.limits.max_in_flight, config.ipc.echo))
+        ipc, cap_bytes = config.ipc, config.ipc.max_frame_bytes
+        frame_bytes = max(cap_bytes, ipc.trusted_frame_bytes) if is_trusted(peer, os.getuid(), config.access) else cap_bytes
+        connection = Connection(Limits(frame_bytes, cap_bytes, config.limits.max_in_flight, ipc.echo))
         client = Client(self, sock, next(self._conn_ids), peer, connection, refusal)
         self.clients[client.conn_id] = client
         self.meters.connections_total.add()
@@ -253,6 +254,10 @@ class IoApp:
             if client.is_held:
                 self._compute.submit(Hold(client.conn_id, True))
 
+    def _on_queued(self, client: Client, event: Queued) -> None:
+        if self.ledger.is_running((event.conn_id, event.request_id)):
+            client.send(wire.Queued(event.request_id, event.position, event.wait_ns // 1_000_000))
+
     def _on_refused(self, client: Client, event: Refused) -> None:
         if self.ledger.end((event.conn_id, event.request_id)):
             journal.refused(client, "generate", event.request_id, event.error)
@@ -279,6 +284,7 @@ def _own_id(message: Message) -> str:
 _DELIVER: dict[type, Callable[..., None]] = {
     Token: IoApp._on_token,
     Accepted: IoApp._on_accepted,
+    Queued: IoApp._on_queued,
     Refused: IoApp._on_refused,
     Final: IoApp._on_final,
     Stale: IoApp._on_stale,

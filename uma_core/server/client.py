@@ -22,6 +22,7 @@ from uma_core.config import IpcOptions, ns
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.connection import Connection, Rejected, Signal
 from uma_core.protocol.events import Eos, Error, Event
+from uma_core.protocol.lines import Mode
 from uma_core.protocol.messages import Message
 from uma_core.server.loop import READ, WRITE, Loop, Timer
 from uma_core.server.meters import IoMeters
@@ -234,7 +235,8 @@ class Client:
 
     def _update_interest(self) -> None:
         connection = self.connection
-        is_full = connection.n_buffered > connection.limits.frame_cap_bytes + READ_BYTES  # only while lines wait
+        cap_bytes = connection.limits.line_cap_bytes if connection.mode is Mode.LINES else connection.limits.frame_cap_bytes
+        is_full = connection.n_buffered > cap_bytes + READ_BYTES  # only while lines wait
         wants_read = self._is_lingering or not (self._has_read_eof or self.is_held or is_full)
         wants_write = bool(self._tx) and "retry" not in self._timers
         interest = (READ if wants_read else 0) | (WRITE if wants_write else 0)

@@ -32,6 +32,7 @@ from uma_core.server.loop import Loop
 from uma_core.server.memory import tame_allocator
 from uma_core.server.notify import Notifier
 from uma_core.server.ports import Services
+from uma_core.server.props import props
 from uma_core.server.relief import Relief
 from uma_core.server.reload import Reloader, check_stages
 from uma_core.server.status import Status
@@ -78,6 +79,7 @@ class Daemon:
             metrics=self.status.metrics,
             prometheus=self.status.prometheus,
             sessions=lambda: self.host.rows,
+            props=lambda is_trusted: props(self.host.engine, self._config(), self.reloader.generation, is_trusted),
             admin=Admin(self.loop, self.host, self.lifecycle, self.reloader),
         )
 

@@ -14,7 +14,7 @@ from uma_core.config import Config, ns
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.messages import OPS, Message
 from uma_core.protocol.ops import PROTOCOL_VERSION, Op
-from uma_core.server.access import is_admin, lane_for
+from uma_core.server.access import is_admin, is_trusted, lane_for
 from uma_core.server.client import Client
 from uma_core.server.intake import Job
 from uma_core.server.ports import Services
@@ -50,10 +50,20 @@ def on_generate(ctx: Context, client: Client, message: Message) -> None:
     config = ctx.services.config()
     n_bytes = prompt_bytes(message.request)
     limit = config.limits.max_prompt_bytes
+    if message.request.account:
+        check_trusted(client, config)
+        limit = max(limit, config.limits.trusted_prompt_bytes)
     if n_bytes > limit:
         raise UmaError(ErrorCode.PROMPT_TOO_LARGE, f"the prompt has {n_bytes} bytes, the cap is {limit}", n_bytes=n_bytes, limit=limit)
     request = configured(message.request, client.peer, config)
     ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes))
+
+
+def check_trusted(client: Client, config: Config) -> None:
+    """Raises: ADMIN_ONLY."""
+    if not is_trusted(client.peer, os.getuid(), config.access):
+        message = "`account` is for gateways: the daemon's owner, root and `access.trusted_uids`"
+        raise UmaError(ErrorCode.ADMIN_ONLY, message, field="account")
 
 
 def configured(request: Request, peer: Peer, config: Config) -> Request:
@@ -118,6 +128,11 @@ def on_sessions(ctx: Context, client: Client, message: Message) -> None:
     ctx.reply(client, message, {"sessions": ctx.services.sessions()})
 
 
+def on_props(ctx: Context, client: Client, message: Message) -> None:
+    is_gateway = is_trusted(client.peer, os.getuid(), ctx.services.config().access)
+    ctx.reply(client, message, ctx.services.props(is_gateway))
+
+
 def on_help(ctx: Context, client: Client, message: Message) -> None:
     ctx.reply(client, message, {"protocol": PROTOCOL_VERSION, "ops": [describe(op) for op in OPS.values()]})
 
@@ -146,6 +161,7 @@ HANDLERS: dict[str, Callable[[Context, Client, Message], None]] = {
     "metrics": on_metrics,
     "health": on_health,
     "sessions": on_sessions,
+    "props": on_props,
     "help": on_help,
     **{op.name: on_admin for op in OPS.values() if op.is_admin},
 }

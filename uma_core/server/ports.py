@@ -52,4 +52,5 @@ class Services:
     metrics: Callable[[], dict[str, Any]]
     prometheus: Callable[[], str]
     sessions: Callable[[], list[dict[str, Any]]]
+    props: Callable[[bool], dict[str, Any]]  # for a trusted peer or not; raises MODEL_NOT_LOADED
     admin: Callable[[str, dict[str, Any], Answer], None]  # operation, its fields, where the answer goes

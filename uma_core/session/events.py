@@ -61,6 +61,15 @@ class Accepted(NamedTuple):
     position: int
 
 
+class Queued(NamedTuple):
+    """Where a request with `queue_updates` stands. After Accepted, never after its sequence is assigned."""
+
+    conn_id: int
+    request_id: str
+    position: int  # requests that go before it
+    wait_ns: int  # predicted
+
+
 class Refused(NamedTuple):
     """Never accepted; this is the request's only event."""
 
@@ -97,4 +106,4 @@ class Final(NamedTuple):
     error: UmaError | None  # with reason ERROR
 
 
-Event = Accepted | Refused | Stale | Token | Final
+Event = Accepted | Queued | Refused | Stale | Token | Final

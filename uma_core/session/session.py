@@ -48,7 +48,7 @@ class Session:
         self.n_folded = 0  # generated tokens that are part of `prompt`
         self.n_max = grant.n_max
         self.n_cells = self.n_prompt + grant.n_max
-        self.uid = -1
+        self.uid = self.pid = -1
         self.lane = grant.lane
         self.client = -1
         self.phase = Phase.QUEUED

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from uma_core.engine.api import EngineInfo
 from uma_core.policy.state import SessionView
@@ -18,6 +19,17 @@ Key = tuple[int, str]  # (conn_id, request id)
 MAX_CLIENTS = 256  # fairness accounts kept by name; past that, those without requests are forgotten
 
 
+EWMA = 0.1  # weight of the last answer in the mean length
+
+
+class Account(NamedTuple):
+    """Who gets a fair share: a process, or whom a gateway asks for."""
+
+    uid: int
+    pid: int  # 0 where `name` is given: the same account may be asked for by several processes
+    name: str = ""
+
+
 class SessionTable:
     def __init__(self, info: EngineInfo) -> None:
         self.n_cells_total = info.n_ctx
@@ -26,9 +38,10 @@ class SessionTable:
         self.free_seqs = list(range(info.n_seq_max))
         self._by_sid: dict[int, Session] = {}
         self._by_key: dict[Key, Session] = {}
-        self._clients: dict[tuple[int, int], int] = {}
+        self._clients: dict[Account, int] = {}
         self._n_clients = 0  # ever: numbers are not used twice
         self.n_queued = dict.fromkeys(Lane, 0)
+        self.mean_answer = 0.0  # tokens of an answer, recent ones counting more; 0: none has ended yet
 
     def __len__(self) -> int:
         return len(self._by_sid)
@@ -38,15 +51,15 @@ class SessionTable:
 
     def add(self, session: Session, peer: Peer) -> None:
         self.n_changes += 1
-        session.uid = peer.uid
-        session.client = self._client(peer)
+        session.uid, session.pid = peer.uid, peer.pid
+        name = session.request.account
+        session.client = self._client(Account(peer.uid, 0 if name else peer.pid, name))
         self._by_sid[session.sid] = session
         self._by_key[session.conn_id, session.id] = session
         self.n_queued[session.lane] += 1
 
-    def _client(self, peer: Peer) -> int:
-        """The fairness account of a peer. A process for each request must not grow this for ever."""
-        key = (peer.uid, peer.pid)
+    def _client(self, key: Account) -> int:
+        """The number of a fairness account. A process for each request must not grow this for ever."""
         if key not in self._clients:
             if len(self._clients) >= MAX_CLIENTS:
                 busy = {session.client for session in self._by_sid.values()}
@@ -103,6 +116,9 @@ class SessionTable:
         assert session.seq_id < 0
         if session.phase is Phase.QUEUED:
             self.n_queued[session.lane] -= 1
+        if session.generated:
+            n = len(session.generated)
+            self.mean_answer += EWMA * (n - self.mean_answer) if self.mean_answer else n
         session.become(Phase.DONE)
         del self._by_sid[session.sid]
         del self._by_key[session.conn_id, session.id]
@@ -119,6 +135,6 @@ class SessionTable:
     def views(self) -> tuple[SessionView, ...]:
         return tuple([s._view or s.view() for s in self._by_sid.values()])
 
-    def client_names(self) -> dict[int, tuple[int, int]]:
-        """Fairness account -> (uid, pid)."""
+    def accounts(self) -> dict[int, Account]:
+        """Fairness accounts by number."""
         return {index: key for key, index in self._clients.items()}

@@ -21,6 +21,7 @@ from uma_core.engine.api import (
     EngineInfo,
     Export,
     MemoryUse,
+    ModelFacts,
     PrefillOutcome,
     Sampler,
     Transfer,
@@ -158,6 +159,9 @@ class GraphEngine:
 
     def special(self, name: str) -> str:
         return self.model.special(name)  # type: ignore[no-any-return]
+
+    def facts(self) -> ModelFacts:
+        return self.model.facts()  # type: ignore[no-any-return]
 
     # decode
 

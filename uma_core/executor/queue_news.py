@@ -1,0 +1,96 @@
+"""Tells requests that wait, and asked for it, where they stand and how long it may take.
+
+The wait is predicted by letting the waiting requests, in the policy's order, take the sequences in the order in which
+the running ones should end. Most answers end before their `max_tokens`: the mean length of recent answers is expected.
+
+Rules: on the compute thread; costs nothing while nobody asked; at most one event per request and UPDATE_NS.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from uma_core.policy.parts import parts_of
+from uma_core.policy.plan import Plan
+from uma_core.policy.rank import urgency_key
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.session.events import Queued
+from uma_core.session.session import Session
+from uma_core.session.table import SessionTable
+
+UPDATE_NS = 500_000_000  # a person reads positions no faster
+GROWN = 1.5  # the wait is told again when it exceeds what was told by this factor: shrinking is what waits do
+LEAST_GROWTH_NS = 1_000_000_000
+PACED_FROM = 8  # tokens after which a stream's own pace is a better guess than the cost model
+LEAST_LEFT = 0.25  # of a mean answer, for streams that are longer than it already
+
+
+class QueueNews:
+    """Owned by the executor."""
+
+    def __init__(self) -> None:
+        self._fresh: list[Session] = []  # accepted and not yet told anything
+        self._told: dict[int, tuple[int, int]] = {}  # position and wait by session number; of those that wait
+        self._due_ns = 0
+
+    def accepted(self, session: Session) -> None:
+        if session.request.queue_updates:
+            self._fresh.append(session)
+
+    def is_due(self, now_ns: int, plan: Plan) -> bool:
+        if not self._told:
+            return bool(self._fresh)
+        return bool(self._fresh) or now_ns >= self._due_ns or any(admission.sid in self._told for admission in plan.admit)
+
+    def tell(self, state: SchedulerState, plan: Plan, table: SessionTable) -> Iterator[Queued]:
+        """Yield what is new, given what this tick's plan admits."""
+        fresh, self._fresh = {session.sid for session in self._fresh}, []
+        told, self._told = self._told, {}
+        self._due_ns = state.now_ns + UPDATE_NS
+        admitted = {admission.sid for admission in plan.admit}
+        queue = [view for view in sorted(parts_of(state).waiting, key=urgency_key(state)) if view.sid not in admitted]
+        running = [view for view in state.sessions if view.seq_id >= 0 or view.sid in admitted]
+        waits = expected_waits(state, running, queue, table.mean_answer)
+        for position, (view, wait_ns) in enumerate(zip(queue, waits, strict=True)):
+            if view.sid in fresh or view.sid in told:
+                news = (position, wait_ns)
+                before = told.pop(view.sid, None)
+                is_news = before is None or position != before[0] or wait_ns > max(before[1] * GROWN, before[1] + LEAST_GROWTH_NS)
+                self._told[view.sid] = news if is_news else before  # type: ignore[assignment]
+                if is_news:
+                    yield self._event(table, view.sid, *news)
+        known = {view.sid for view in state.sessions}
+        for sid in (fresh | told.keys()) - self._told.keys():
+            if sid in known:  # it is being read
+                yield self._event(table, sid, 0, 0)
+
+    @staticmethod
+    def _event(table: SessionTable, sid: int, position: int, wait_ns: int) -> Queued:
+        session = table.get(sid)
+        return Queued(session.conn_id, session.id, position, wait_ns)
+
+
+def expected_waits(state: SchedulerState, running: list[SessionView], queue: list[SessionView], mean_answer: float) -> list[int]:
+    """When each of the queue, in order, should get a sequence: ns from now."""
+    n_kv = sum(view.n_past for view in running)
+    pace_ns = state.cost.rows_ns(max(1, len(running)), n_kv)
+    ends = [_left_ns(state, view, pace_ns, mean_answer) for view in running]
+    ends += [0] * max(0, state.device.n_seq_max - len(running))
+    heapq.heapify(ends)
+    waits = []
+    for view in queue:
+        wait_ns = ends[0] if ends else 0
+        waits.append(wait_ns)
+        if ends:
+            heapq.heapreplace(ends, wait_ns + _left_ns(state, view, pace_ns, mean_answer))
+    return waits
+
+
+def _left_ns(state: SchedulerState, view: SessionView, pace_ns: int, mean_answer: float) -> int:
+    n_most, n_done = view.n_max - view.n_generated, view.n_generated
+    n_tokens = min(n_most, max(mean_answer - n_done, mean_answer * LEAST_LEFT)) if mean_answer else n_most
+    if n_done >= PACED_FROM:
+        pace_ns = (state.now_ns - view.t_first_ns) // n_done
+    n_past = max(view.n_past, view.cached_hint)
+    return int(state.cost.prompt_ns(view.n_prompt - n_past, n_past) + n_tokens * pace_ns)
