@@ -169,7 +169,7 @@ class LimitOptions:
     max_prompt_bytes: int = option(256 << 10, "largest prompt", unit="bytes", min=1, max=1 << 30, cap="ipc.max_frame_bytes")
     trusted_prompt_bytes: int = option(
         8 << 20,
-        "largest prompt of a request with an `account`, which only trusted peers may name",
+        "largest prompt of a request with an `account`, which only trusted peers may name, and largest text that they may have tokenized",
         unit="bytes",
         min=1,
         max=1 << 30,

@@ -18,6 +18,8 @@ COMMANDS = {  # verb -> its line in --help; each lives in commands/<verb>.py and
     "health": "Whether requests would be taken now, by exit code.",
     "generate": "Generate text from a prompt.",
     "chat": "Talk with the model.",
+    "tokenize": "Show the tokens of a text, or count them.",
+    "detokenize": "Show the text of tokens.",
     "sessions": "List the requests in flight.",
     "cancel": "End a request.",
     "metrics": "Show all metrics; --prometheus for scrapers.",

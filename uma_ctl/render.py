@@ -28,10 +28,10 @@ def sub(fields: Any, key: str) -> Fields:
 
 def rows_of(fields: Any, key: str) -> list[Fields]:
     """The dicts in the list under `key`."""
-    return [item for item in _list(fields, key) if isinstance(item, Mapping)] if isinstance(fields, Mapping) else []
+    return [item for item in list_of(fields, key) if isinstance(item, Mapping)] if isinstance(fields, Mapping) else []
 
 
-def _list(fields: Fields, key: str) -> Sequence[Any]:
+def list_of(fields: Fields, key: str) -> Sequence[Any]:
     value = fields.get(key)
     return value if isinstance(value, (list, tuple)) else ()
 
@@ -78,7 +78,7 @@ def _identity(fields: Fields) -> list[tuple[str, str]]:
         ("uptime", joined(units.span(fields.get("uptime_s")), f"ready after {units.ms(fields.get('start_ms'))}")),
     ]
     retiring = [f"{units.text(m.get('model'))}, {units.count(m.get('sessions'))} streams" for m in rows_of(fields, "retiring")]
-    return [*lines, *(("retiring", model) for model in retiring), *(("note", units.text(note)) for note in _list(engine, "notes"))]
+    return [*lines, *(("retiring", model) for model in retiring), *(("note", units.text(note)) for note in list_of(engine, "notes"))]
 
 
 def state_line(fields: Fields) -> str:
@@ -276,3 +276,15 @@ def summary(usage: Fields, timing: Fields, reason: str) -> str:
         f"{units.ms(timing.get('ttft_ms'))} to the first",
         rate,
     )
+
+
+def pieces(tokens: Sequence[Any], shown: Sequence[Any]) -> str:
+    """A line for each token: its id, and its text as a JSON string, or the bytes of what is no text alone."""
+    width = max((len(str(token)) for token in tokens), default=0)
+    return "\n".join(f"{token!s:>{width}}  {_piece(piece)}" for token, piece in zip(tokens, shown, strict=False))
+
+
+def _piece(piece: Any) -> str:
+    if isinstance(piece, str):
+        return json.dumps(piece, ensure_ascii=not piece.isprintable())
+    return " ".join(f"{byte:02x}" for byte in piece) if isinstance(piece, (list, tuple)) else units.NOTHING

@@ -63,6 +63,38 @@ def test_the_client_of_the_documentation(tmp_path, socket_path):
     assert re.search(r"\[(length|stop), \d+ tokens\]", done.stdout)
 
 
+def test_the_exchanges_of_the_documentation(socket_path):
+    exchanges = re.findall(r"^→ (.*)\n← (.*)$", PROTOCOL.read_text(), re.MULTILINE)
+    assert exchanges
+    with Client(socket_path) as client:
+        for asked, answered in exchanges:
+            client.send(json.loads(asked))
+            assert client.next_event() == json.loads(answered)
+
+
+def test_tokens_of_a_text_and_back(ctl):
+    text = "Say 'hé' to <|im_end|> 🙂"
+    shown = ctl("tokenize", text)
+    assert shown.returncode == 0
+    assert re.search(r'^ *3  "<\|im_end\|>"$', shown.stdout, re.MULTILINE)
+    assert re.search(r"^ *\d+  f0$", shown.stdout, re.MULTILINE)
+    ids = ctl("tokenize", "--ids", input=text)
+    assert len(ids.stdout.split()) == len(shown.stdout.splitlines()) == int(ctl("tokenize", "--count", text).stdout)
+    assert ctl("detokenize", input=ids.stdout).stdout == text + "\n"
+    assert ctl("detokenize", *ids.stdout.split(), "--no-special").stdout == text.replace("<|im_end|>", "") + "\n"
+    assert ctl("detokenize", "9999999").returncode == 3
+    assert ctl("detokenize", "many").returncode == 1
+
+
+def test_a_chat_is_counted_as_it_is_read(socket_path):
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Bye"}]
+    with Client(socket_path) as client:
+        *_, end = client.generate({"id": "a", "messages": chat, "max_tokens": 1})
+        prompt = client.call("apply_template", messages=chat)["prompt"]
+        counts = [client.call("count", **given)["n_tokens"] for given in ({"messages": chat}, {"prompt": prompt})]
+    assert counts == [end["usage"]["prompt_tokens"]] * 2
+
+
 def test_a_line_of_text_is_answered_by_text(socket_path):
     """What `printf 'Hello\\n' | nc -U SOCKET` does: write, half-close, read to the end."""
     with socket.socket(socket.AF_UNIX) as connection:

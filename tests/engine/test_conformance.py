@@ -200,6 +200,14 @@ def test_tokens_and_pieces_agree(clean: Engine) -> None:
     assert clean.tokenize("", False, False) == []
 
 
+def test_control_tokens_have_a_text_for_those_who_ask(clean: Engine) -> None:
+    bos = clean.special("bos")
+    tokens = clean.tokenize(f"a{bos}b", False, True)
+    assert b"".join(clean.piece(t) for t in tokens) == b"ab"
+    assert b"".join(clean.piece(t, True) for t in tokens).decode() == f"a{bos}b"
+    assert all(0 <= t < clean.n_vocab for t in tokens)
+
+
 def test_pages_cover_the_positions(clean: Engine) -> None:
     size = clean.info.kv_page
     n = 2 * size + 1 if size > 1 else 20

@@ -132,9 +132,18 @@ def test_an_unknown_field_is_refused_with_the_nearest_name(payload, field, neare
     assert len(error.message) < 200
 
 
+NEEDED = {
+    "generate": {"prompt": "x"},
+    "tokenize": {"content": "x"},
+    "detokenize": {"tokens": [1]},
+    "count": {"prompt": "x"},
+    "apply_template": {"messages": [{"role": "user", "content": "x"}]},
+}
+
+
 @pytest.mark.parametrize("op", sorted(OPS))
 def test_every_operation_refuses_unknown_fields_and_ignores_the_clients_own(op):
-    values = {"type": op, "id": "a", **({"prompt": "x"} if op == "generate" else {})}
+    values = {"type": op, "id": "a", **NEEDED.get(op, {})}
     assert refuse(json.dumps({**values, "surplus": 1}).encode()).detail["field"] == "surplus"
     assert decode(json.dumps({**values, "x_trace": {"surplus": 1}}).encode()).op.name == op
 

@@ -51,6 +51,13 @@ class FakeText:
         self.started[text], self.gates[text] = threading.Event(), threading.Event()
         return self.started[text], self.gates[text]
 
+    @property
+    def n_vocab(self) -> int:
+        return 256
+
+    def piece(self, token: int, unparse_special: bool = False) -> bytes:
+        return bytes([token]) if token != 1 else b"[B]" * unparse_special
+
     def chat_template(self) -> str | None:
         return self.template
 

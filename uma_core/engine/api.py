@@ -217,8 +217,11 @@ class Engine(Protocol):
 
     # text
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[TokenId]: ...
-    def piece(self, token: TokenId) -> bytes:
-        """The token's bytes (possibly half a character); b"" for control tokens."""
+    @property
+    def n_vocab(self) -> int: ...
+
+    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
+        """The token's bytes (possibly half a character); of control tokens b"", or their text with `unparse_special`."""
 
     def is_eog(self, token: TokenId) -> bool: ...
     def chat_template(self) -> str | None:

@@ -30,7 +30,7 @@ from uma_core.engine.api import (
 )
 from uma_core.engine.fake_cost import INSTANT, FakeCost
 from uma_core.engine.fake_kv import FakeExport, FakeKV, FakeTransfer, blob_of, tokens_of_blob
-from uma_core.engine.fake_text import BOS, EOG, N_VOCAB, TEMPLATE, FakeSampler, encode, next_token, piece_of, row_logits
+from uma_core.engine.fake_text import BOS, CONTROL, EOG, N_VOCAB, TEMPLATE, FakeSampler, encode, next_token, piece_of, row_logits
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
 from uma_core.waking import wake
@@ -123,8 +123,12 @@ class FakeEngine:
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[TokenId]:
         return encode(text, add_special, parse_special)
 
-    def piece(self, token: TokenId) -> bytes:
-        return piece_of(token)
+    @property
+    def n_vocab(self) -> int:
+        return N_VOCAB
+
+    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
+        return piece_of(token) or (CONTROL.get(token, b"") if unparse_special else b"")
 
     def is_eog(self, token: TokenId) -> bool:
         return token == EOG

@@ -9,6 +9,7 @@ import numpy as np
 from uma_core.types import SamplingParams, TokenId
 
 BOS, EOG = 256, 257
+CONTROL = {BOS: b"<bos>", EOG: b"<eog>"}
 N_VOCAB = 258
 MASK = (1 << 64) - 1
 START = 0x9E3779B97F4A7C15

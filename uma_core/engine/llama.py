@@ -144,8 +144,12 @@ class LlamaEngine:
     def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
         return self.model.tokenize(string, add_special, parse_special)
 
-    def piece(self, token: TokenId) -> bytes:
-        return self.model.pieces[token]
+    @property
+    def n_vocab(self) -> int:
+        return self.info.n_vocab
+
+    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
+        return self.model.piece(token, unparse_special)
 
     def is_eog(self, token: TokenId) -> bool:
         return token in self.model.eog

@@ -15,6 +15,8 @@ from uma_core.engine.llama_params import model_params
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import TokenId
 
+PIECE_BYTES = 256  # room for a token's text at first; there are longer ones
+
 Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
 
 
@@ -42,14 +44,17 @@ class LlamaModel:
             raise refusal(path, mark)
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
-        self.pieces = [self._piece(token) for token in range(self.n_vocab)]
+        scratch = ffi.new("char[]", PIECE_BYTES)
+        self.pieces = [self._to_piece(token, False, scratch) for token in range(self.n_vocab)]
         self.eog = frozenset(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self.vocab, t))
 
-    def _piece(self, token: TokenId) -> bytes:
-        """Control tokens have no text for a reader: b""."""
-        buffer = _scratch
-        n = lib.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
-        return bytes(ffi.buffer(buffer, n)) if n > 0 else b""
+    def piece(self, token: TokenId, unparse_special: bool) -> bytes:
+        """Control tokens have no text for a reader: b"", unless `unparse_special`. Any thread."""
+        return self.pieces[token] or (self._to_piece(token, True, ffi.new("char[]", PIECE_BYTES)) if unparse_special else b"")
+
+    def _to_piece(self, token: TokenId, unparse_special: bool, buffer: Any) -> bytes:
+        n = lib.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, unparse_special)
+        return bytes(ffi.buffer(buffer, n)) if n >= 0 else self._to_piece(token, unparse_special, ffi.new("char[]", -n))
 
     def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
         """Releases the GIL; safe from any thread (llama_tokenize reads the vocabulary only)."""
@@ -121,9 +126,6 @@ class LlamaModel:
         if self.handle:
             lib.llama_model_free(self.handle)
             self.handle = None
-
-
-_scratch = ffi.new("char[]", 512)
 
 
 def check_file(path: str) -> None:

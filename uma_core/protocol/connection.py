@@ -296,6 +296,7 @@ def _raw_ending(event: Eos) -> str:
 def _command_line(event: Reply) -> bytes:
     if event.type == "help":
         return HELP_LINE.encode()
+    assert isinstance(event.data, dict)
     return to_json(event.data.get("metrics", event.data))
 
 

@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 
     id: str
     type: str
-    data: dict[str, Any]
+    data: dict[str, Any] | bytes  # bytes: the fields' JSON, without braces
     wire_id: WireId = None  # echoed with `id` "": cancel, whose id is the request's
 
 
@@ -159,4 +159,6 @@ def error_json(wire_id: WireId, error: UmaError) -> bytes:
 
 
 def reply_json(wire_id: WireId, event: Reply) -> bytes:
+    if isinstance(event.data, bytes):
+        return b"{" + event.data + b"," + to_json({"id": wire_id, "event": "reply", "type": event.type})[1:]
     return to_json({**event.data, "id": wire_id, "event": "reply", "type": event.type})

@@ -96,6 +96,8 @@ def decode(value: dict[str, Any], wire_id: WireId) -> Message:
         raise bad_field("id", "is required")
     refuse_unknown((TYPE_FIELD, ID_FIELD, *op.fields), value)
     args = check_fields(op.fields, value)
+    if name == "count":
+        check_input(args)
     id = "" if wire_id is None else str(wire_id)
     return Message(op, id, wire_id, args, to_request(id, args) if name == "generate" else None)
 
@@ -107,11 +109,16 @@ def generate(id: str, prompt: str) -> Message:
     return Message(op, id, id, args, to_request(id, args))
 
 
-def to_request(id: str, args: dict[str, Any]) -> Request:
-    """Build the Request of checked generate fields. Raises: BAD_REQUEST unless exactly one input is there."""
+def check_input(args: dict[str, Any]) -> None:
+    """Raises: BAD_REQUEST unless exactly one input is there."""
     inputs = [name for name in ("prompt", "tokens", "messages") if args[name] is not None]
     if len(inputs) != 1:
         raise bad_field(inputs[1] if inputs else "prompt", "conflicts: give exactly one of `prompt`, `tokens`, `messages`")
+
+
+def to_request(id: str, args: dict[str, Any]) -> Request:
+    """Build the Request of checked generate fields. Raises: BAD_REQUEST unless exactly one input is there."""
+    check_input(args)
     slo = args["slo"] or {}
     return Request(
         id=id,

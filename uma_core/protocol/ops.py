@@ -27,10 +27,16 @@ _SLO = (
     Field("target_tbt_ms", Kind.NUMBER, "time between tokens, milliseconds", None, 0, 3_600_000),
 )
 
-_GENERATE = (
+_INPUTS = (
     Field("prompt", Kind.STRING, "text to continue; exactly one of `prompt`, `tokens`, `messages`", low=1),
     Field("tokens", Kind.INTEGERS, "the prompt as token ids"),
     Field("messages", Kind.MESSAGES, "a chat, put through the model's own template"),
+)
+_WITH_PIECES = Field("with_pieces", Kind.BOOLEAN, "tell what each token stands for", False)
+_PIECES = Field("pieces", Kind.LIST, "with `with_pieces`, for each token: its text, or an array of its bytes where they are no text alone")
+
+_GENERATE = (
+    *_INPUTS,
     Field("max_tokens", Kind.INTEGER, "most tokens to generate; absent: the server's default", _REQUEST.max_tokens, 1, 1 << 30),
     Field("temperature", Kind.NUMBER, "0 takes the likeliest token", _SAMPLING.temperature, 0, 100),
     Field("top_p", Kind.NUMBER, "keep the likeliest tokens that sum to this probability", _SAMPLING.top_p, 0, 1, is_open_low=True),
@@ -61,6 +67,42 @@ _OPS = (
         "End a request: its `eos` has the reason `cancelled`. `id` names that request.",
         (Field("conn", Kind.INTEGER, "connection of the request as `sessions` shows it; absent: this one", None, 0),),
         (Field("found", Kind.BOOLEAN, "false: nothing with this id is in flight"),),
+    ),
+    Op(
+        "tokenize",
+        "Turn text into token ids.",
+        (
+            Field("content", Kind.STRING, "", is_required=True),
+            Field("add_special", Kind.BOOLEAN, "with what the model puts around a prompt, such as BOS", False),
+            Field("parse_special", Kind.BOOLEAN, "false: the text of a control token is read as plain text", True),
+            _WITH_PIECES,
+        ),
+        (Field("tokens", Kind.LIST, "ids"), _PIECES),
+    ),
+    Op(
+        "detokenize",
+        "Turn token ids into text.",
+        (
+            Field("tokens", Kind.INTEGERS, "", is_required=True),
+            Field("unparse_special", Kind.BOOLEAN, "false: leave out the text of control tokens", True),
+            _WITH_PIECES,
+        ),
+        (Field("content", Kind.STRING, "the tokens' bytes as text; what is not UTF-8 is U+FFFD"), _PIECES),
+    ),
+    Op(
+        "count",
+        "Tell how many tokens generate would read: its `prompt_tokens`. The same fields as there.",
+        _INPUTS,
+        (Field("n_tokens", Kind.INTEGER, ""),),
+    ),
+    Op(
+        "apply_template",
+        "Put a chat through the model's own template. As a `prompt` of generate, the result gives the tokens that the messages give.",
+        (
+            Field("messages", Kind.MESSAGES, "", is_required=True),
+            Field("add_generation_prompt", Kind.BOOLEAN, "end with what begins an answer", True),
+        ),
+        (Field("prompt", Kind.STRING, ""),),
     ),
     Op("status", "Tell what the daemon is doing.", (), (_STATE,)),
     Op(

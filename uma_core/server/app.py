@@ -25,7 +25,7 @@ from uma_core.server import journal
 from uma_core.server.access import is_trusted, may_connect
 from uma_core.server.client import Client
 from uma_core.server.handlers import HANDLERS
-from uma_core.server.intake import NO_USAGE, Intake, Job
+from uma_core.server.intake import NO_USAGE, Intake, Job, Task
 from uma_core.server.ledger import Ledger
 from uma_core.server.listener import BoundSocket, Listener
 from uma_core.server.loop import Loop
@@ -72,6 +72,7 @@ class IoApp:
         """Deliver what is left, for a moment, then close everything. The compute side has ended its sessions."""
         self.stop_accepting()
         self.intake.stop()
+        self.loop.run_calls()  # replies that others left for this thread
         self._before_wait()
         self.end_all(UmaError(ErrorCode.SHUTTING_DOWN))  # whose Submit came too late, or whose engine is stuck
         for client in list(self.clients.values()):
@@ -181,10 +182,17 @@ class IoApp:
     def find_client(self, conn_id: int) -> Client | None:
         return self.clients.get(conn_id)
 
-    def begin(self, job: Job) -> None:
-        config = self.services.config()
+    def put(self, task: Task) -> None:
+        self._check_intake(self.services.config())
+        self.intake.put(task)
+
+    def _check_intake(self, config: Config) -> None:
         if self.intake.n_jobs >= INTAKE_MAX_PER_SESSION * config.limits.max_sessions:
             raise UmaError(ErrorCode.OVERLOADED, "too many prompts wait to be read", retry_after_ms=config.drain.retry_after_ms)
+
+    def begin(self, job: Job) -> None:
+        config = self.services.config()
+        self._check_intake(config)
         journal.received(job, config.log.prompts)
         self.ledger.open(job.key, job)
         self.intake.put(job)
@@ -199,15 +207,15 @@ class IoApp:
             self._compute.submit(Cancel(conn_id, request_id))
         return True
 
-    def reply(self, client: Client, message: Message, data: dict[str, Any]) -> None:
+    def reply(self, client: Client, message: Message, data: dict[str, Any] | bytes) -> None:
         try:
             client.send(wire.Reply(_own_id(message), message.op.name, data, message.wire_id))
         except (TypeError, ValueError):
             log.exception("%r: the reply to %s is not JSON", client, message.op.name)
             self._fail(client, message, UmaError(ErrorCode.INTERNAL))
 
-    def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | UmaError], None]:
-        def finish(outcome: dict[str, Any] | UmaError) -> None:
+    def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | bytes | UmaError], None]:
+        def finish(outcome: dict[str, Any] | bytes | UmaError) -> None:
             if client.is_abandoned:
                 return
             if isinstance(outcome, UmaError):

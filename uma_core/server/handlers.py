@@ -5,6 +5,7 @@ Raises: UmaError, which the app turns into the message's `error` event.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +15,10 @@ from uma_core.config import Config, ns
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.messages import OPS, Message
 from uma_core.protocol.ops import PROTOCOL_VERSION, Op
+from uma_core.server import texts
 from uma_core.server.access import is_admin, is_trusted, lane_for
 from uma_core.server.client import Client
-from uma_core.server.intake import Job
+from uma_core.server.intake import Job, Task
 from uma_core.server.ports import Services
 from uma_core.types import Peer, Request
 
@@ -31,12 +33,15 @@ class Context(Protocol):
     def begin(self, job: Job) -> None:
         """Start a generate request. Raises: OVERLOADED."""
 
+    def put(self, task: Task) -> None:
+        """Let the intake do it. Raises: OVERLOADED."""
+
     def cancel(self, conn_id: int, request_id: str) -> bool:
         """False: no such request is under way."""
 
     def reply(self, client: Client, message: Message, data: dict[str, Any]) -> None: ...
 
-    def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | UmaError], None]:
+    def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | bytes | UmaError], None]:
         """Make a function for any thread that sends the reply."""
 
     def now_ns(self) -> int: ...
@@ -48,15 +53,20 @@ def on_generate(ctx: Context, client: Client, message: Message) -> None:
         raise closed
     assert message.request is not None
     config = ctx.services.config()
-    n_bytes = prompt_bytes(message.request)
-    limit = config.limits.max_prompt_bytes
     if message.request.account:
         check_trusted(client, config)
-        limit = max(limit, config.limits.trusted_prompt_bytes)
-    if n_bytes > limit:
-        raise UmaError(ErrorCode.PROMPT_TOO_LARGE, f"the prompt has {n_bytes} bytes, the cap is {limit}", n_bytes=n_bytes, limit=limit)
+    n_bytes = prompt_bytes(message.request)
+    check_prompt(n_bytes, bool(message.request.account), config)
     request = configured(message.request, client.peer, config)
     ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes))
+
+
+def check_prompt(n_bytes: int, may_be_long: bool, config: Config) -> None:
+    """Raises: PROMPT_TOO_LARGE."""
+    limits = config.limits
+    limit = max(limits.max_prompt_bytes, limits.trusted_prompt_bytes) if may_be_long else limits.max_prompt_bytes
+    if n_bytes > limit:
+        raise UmaError(ErrorCode.PROMPT_TOO_LARGE, f"the prompt has {n_bytes} bytes, the cap is {limit}", n_bytes=n_bytes, limit=limit)
 
 
 def check_trusted(client: Client, config: Config) -> None:
@@ -109,6 +119,16 @@ def on_cancel(ctx: Context, client: Client, message: Message) -> None:
     ctx.reply(client, message, {"found": target is not None and ctx.cancel(conn_id, message.id)})
 
 
+def on_text(ctx: Context, client: Client, message: Message) -> None:
+    """Tokenize, detokenize, count, apply_template: the intake answers, in its turn. A drain does not refuse them."""
+    config, args = ctx.services.config(), message.args
+    request = Request("", args.get("content", args.get("prompt")), args.get("tokens"), args.get("messages"))
+    n_bytes = prompt_bytes(request)
+    check_prompt(n_bytes, is_trusted(client.peer, os.getuid(), config.access), config)
+    work = functools.partial(texts.answer, message.op.name, args, config.ipc.tx_hard_bytes)
+    ctx.put(Task(client.conn_id, ctx.now_ns(), n_bytes, work, ctx.reply_later(client, message)))
+
+
 def on_status(ctx: Context, client: Client, message: Message) -> None:
     ctx.reply(client, message, ctx.services.status())
 
@@ -157,6 +177,7 @@ def describe(op: Op) -> dict[str, Any]:
 HANDLERS: dict[str, Callable[[Context, Client, Message], None]] = {
     "generate": on_generate,
     "cancel": on_cancel,
+    **dict.fromkeys(texts.WORK, on_text),
     "status": on_status,
     "metrics": on_metrics,
     "health": on_health,

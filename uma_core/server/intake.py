@@ -1,10 +1,12 @@
 """The intake: prompts are templated and tokenised here, off the I/O thread, before the compute side sees them.
 
+So is what operations such as `tokenize` want of the model's text side (`Task`); it waits in the same queues.
+
 Short prompts go first, with aging: a prompt's turn is its arrival time plus its size at `AGING_BYTES_PER_S`, so the
 order never needs to be recomputed and a long paste waits a bounded time. One worker takes short prompts only, so
 that a long paste already under way does not delay them.
 
-Every job ends in one of: Submit to the compute side, Refused, Final (cancelled), or nothing when its client is gone.
+Every job of a generate request ends in one of: Submit to the compute side, Refused, Final (cancelled), or nothing when its client is gone.
 Which one is decided under the lock, so a cancel either stops a job here or follows its Submit.
 """
 
@@ -16,10 +18,11 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from uma_core.clock import Clock
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.server.ports import TextPort
+from uma_core.server.ports import EncodedAnswer, TextPort
 from uma_core.server.prompt import encode
 from uma_core.session.events import Event, Final, Refused, Submit
 from uma_core.types import FinishReason, Peer, Request
@@ -52,6 +55,26 @@ class Job:
         return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
 
 
+@dataclass(slots=True, eq=False)
+class Task:
+    """Work of another operation. Answered once, unless its client is gone."""
+
+    conn_id: int
+    t_received_ns: int
+    n_bytes: int
+    work: Callable[[TextPort], bytes]  # gives the reply's fields, encoded
+    answer: EncodedAnswer
+    is_dropped: bool = False
+
+    @property
+    def turn(self) -> float:
+        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
+
+
+Outcome = TypeVar("Outcome")
+Queue = list[tuple[float, int, Job | Task]]
+
+
 class Intake:
     """See the module head. `put`, `cancel` and `hang_up` belong to the I/O thread and never wait for a tokeniser."""
 
@@ -68,9 +91,10 @@ class Intake:
         self._clock = clock
         self._condition = threading.Condition()
         self._order = itertools.count()
-        self._short: list[tuple[float, int, Job]] = []
-        self._long: list[tuple[float, int, Job]] = []
+        self._short: Queue = []
+        self._long: Queue = []
         self._jobs: dict[tuple[int, str], Job] = {}  # waiting or being worked on
+        self._tasks: set[Task] = set()  # likewise
         self._in_use: list[TextPort] = []
         self._is_stopping = False
         self._threads = [
@@ -91,16 +115,21 @@ class Intake:
             thread.join()
         for job in list(self._jobs.values()):
             self._end(job, UmaError(ErrorCode.SHUTTING_DOWN))
+        for task in list(self._tasks):
+            self._end_task(task, UmaError(ErrorCode.SHUTTING_DOWN))
 
     # the I/O thread's side
 
     @property
     def n_jobs(self) -> int:
-        return len(self._jobs)
+        return len(self._jobs) + len(self._tasks)
 
-    def put(self, job: Job) -> None:
+    def put(self, job: Job | Task) -> None:
         with self._condition:
-            self._jobs[job.key] = job
+            if isinstance(job, Task):
+                self._tasks.add(job)
+            else:
+                self._jobs[job.key] = job
             queue = self._short if job.n_bytes <= SHORT_BYTES else self._long
             heapq.heappush(queue, (job.turn, next(self._order), job))
             self._condition.notify_all()
@@ -115,7 +144,8 @@ class Intake:
 
     def hang_up(self, conn_id: int) -> None:
         with self._condition:
-            for job in self._jobs.values():
+            waiting: list[Job | Task] = [*self._jobs.values(), *self._tasks]
+            for job in waiting:
                 job.is_dropped |= job.conn_id == conn_id
 
     def is_using(self, text: TextPort) -> bool:
@@ -125,11 +155,11 @@ class Intake:
 
     # the workers' side
 
-    def _work(self, queues: tuple[list[tuple[float, int, Job]], ...]) -> None:
+    def _work(self, queues: tuple[Queue, ...]) -> None:
         while (job := self._take(queues)) is not None:
             self._process(job)
 
-    def _take(self, queues: tuple[list[tuple[float, int, Job]], ...]) -> Job | None:
+    def _take(self, queues: tuple[Queue, ...]) -> Job | Task | None:
         with self._condition:
             while not self._is_stopping:
                 filled = [queue for queue in queues if queue]
@@ -138,26 +168,37 @@ class Intake:
                 self._condition.wait()
         return None
 
-    def _process(self, job: Job) -> None:
-        if job.is_cancelled or job.is_dropped:
+    def _process(self, job: Job | Task) -> None:
+        if isinstance(job, Task):
+            self._end_task(job, None if job.is_dropped else self._with_text(job.conn_id, job.work))
+        elif job.is_cancelled or job.is_dropped:
             self._end(job, None)
-            return
+        else:
+            self._end(job, self._with_text(job.conn_id, lambda text: _submit(text, job)))
+
+    def _with_text(self, conn_id: int, work: Callable[[TextPort], Outcome]) -> Outcome | UmaError:
+        """Do what needs the model's text side, which is not closed meanwhile."""
         with self._condition:
             text = self._text()
             self._in_use += [text] if text is not None else []
         try:
             if text is None:
                 raise UmaError(ErrorCode.MODEL_NOT_LOADED)
-            encoded = encode(text, job.request)
-            self._end(job, Submit(job.conn_id, job.peer, job.request, encoded.tokens, job.t_received_ns, encoded.message_ends, text))
+            return work(text)
         except UmaError as error:
-            self._end(job, error)
+            return error
         except Exception as error:  # a tokeniser's bug must not end the worker
-            log.exception("conn %d request %s", *job.key)
-            self._end(job, UmaError(ErrorCode.INTERNAL, f"reading the prompt failed: {type(error).__name__}"))
+            log.exception("conn %d", conn_id)
+            return UmaError(ErrorCode.INTERNAL, f"reading the text failed: {type(error).__name__}")
         finally:
             with self._condition:
                 self._in_use.remove(text) if text is not None else None
+
+    def _end_task(self, task: Task, outcome: bytes | UmaError | None) -> None:
+        with self._condition:
+            self._tasks.discard(task)
+        if outcome is not None and not task.is_dropped:
+            task.answer(outcome)
 
     def _end(self, job: Job, outcome: Submit | UmaError | None) -> None:
         with self._condition:
@@ -172,3 +213,8 @@ class Intake:
                 self._post(Refused(*job.key, outcome))
             elif outcome is not None:
                 self._submit(outcome)
+
+
+def _submit(text: TextPort, job: Job) -> Submit:
+    encoded = encode(text, job.request)
+    return Submit(job.conn_id, job.peer, job.request, encoded.tokens, job.t_received_ns, encoded.message_ends, text)

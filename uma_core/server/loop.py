@@ -167,8 +167,7 @@ class Loop:
     def turn(self, max_wait_s: float | None = None) -> None:
         """Do what is due, wait for something ready (at most `max_wait_s`), and handle it."""
         self.n_turns += 1
-        while self._calls:
-            self._guard(self._calls.popleft())
+        self.run_calls()
         for hook in self.before_wait:
             self._guard(hook)
         for key, events in self._selector.select(self._wait_s(max_wait_s)):
@@ -177,6 +176,11 @@ class Loop:
             if callback is not None and callback is key.data:
                 self._guard(callback, events)
         self._run_timers()
+
+    def run_calls(self) -> None:
+        """Do what `call_soon` was given."""
+        while self._calls:
+            self._guard(self._calls.popleft())
 
     def _wait_s(self, max_wait_s: float | None) -> float | None:
         while self._timers and self._timers[0][2].function is None:

@@ -29,7 +29,12 @@ class ComputePort(Protocol):
 class TextPort(Protocol):
     """The part of an engine that reads text. Any thread. `Engine` implements it."""
 
+    @property
+    def n_vocab(self) -> int: ...
+
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[TokenId]: ...
+
+    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes: ...
 
     def chat_template(self) -> str | None: ...
 
@@ -37,7 +42,8 @@ class TextPort(Protocol):
         """Text of the "bos" or "eos" token; "" where the model has none."""
 
 
-Answer = Callable[[dict[str, Any] | UmaError], None]  # any thread; once
+Answer = Callable[[dict[str, Any] | UmaError], None]  # the reply's fields; any thread; once
+EncodedAnswer = Callable[[bytes | UmaError], None]  # their JSON, without braces; any thread; once
 
 
 @dataclass

@@ -61,6 +61,19 @@ def _message_ends(
     return tuple(ends) if tokens[: len(pieces)] == pieces else ()
 
 
+def apply_template(text: TextPort, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    """The text that a chat becomes: as a `prompt` it gives the tokens that the messages give. Raises: TEMPLATE_FAILED."""
+    template = ChatTemplate.of(text)
+    rendered = template.render(messages, add_generation_prompt)
+    if template.bos and rendered.startswith(template.bos) and _adds_bos(text, template.bos):
+        return rendered[len(template.bos) :]  # the tokeniser puts it there
+    return rendered
+
+
+def _adds_bos(text: TextPort, bos: str) -> bool:
+    return text.tokenize("", True, False)[:1] == text.tokenize(bos, False, True)
+
+
 class ChatTemplate:
     """A compiled chat template with its model's special tokens."""
 

@@ -148,8 +148,12 @@ class GraphEngine:
     def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
         return self.model.tokenize(string, add_special, parse_special)  # type: ignore[no-any-return]
 
-    def piece(self, token: TokenId) -> bytes:
-        return self.model.pieces[token]  # type: ignore[no-any-return]
+    @property
+    def n_vocab(self) -> int:
+        return self.info.n_vocab
+
+    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
+        return self.model.piece(token, unparse_special)  # type: ignore[no-any-return]
 
     def is_eog(self, token: TokenId) -> bool:
         return token in self.model.eog

@@ -1,0 +1,34 @@
+"""`uma-ctl tokenize`: the tokens of a text."""
+
+from __future__ import annotations
+
+import click
+
+from uma_ctl import output, render
+from uma_ctl.client import fields_of
+from uma_ctl.options import Target, read_prompt, with_target
+
+
+@click.command()
+@with_target
+@click.argument("text", required=False)
+@click.option("--add-special", is_flag=True, help="With what the model puts around a prompt, such as BOS.")
+@click.option("--no-parse-special", is_flag=True, help="Read the text of control tokens as plain text.")
+@click.option("--ids", "only_ids", is_flag=True, help="Only the ids, on one line.")
+@click.option("--count", "only_count", is_flag=True, help="Only how many there are.")
+def command(target: Target, text: str | None, add_special: bool, no_parse_special: bool, only_ids: bool, only_count: bool) -> None:
+    """Show the tokens of TEXT, or of standard input: a line with id and text for each."""
+    wants_pieces = not (only_ids or only_count)
+    with target.connect() as client:
+        reply = client.call(
+            "tokenize", content=read_prompt(text), add_special=add_special, parse_special=not no_parse_special, with_pieces=wants_pieces
+        )
+    tokens = render.list_of(reply, "tokens")
+    if target.as_json:
+        output.line(render.as_json(fields_of(reply)))
+    elif only_count:
+        output.line(str(len(tokens)))
+    elif only_ids:
+        output.line(" ".join(map(str, tokens)))
+    else:
+        output.line(render.pieces(tokens, render.list_of(reply, "pieces")))
