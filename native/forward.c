@@ -129,37 +129,26 @@ static void begin_next(uma_forward * f, uma_rows * rows) {
 
 static bool are_greedy(const uma_rows * rows) {
     for (int32_t i = 0, row = 0; i < rows->n; i++) {
-        if (rows->want[i]) {
-            if (rows->chain[row] && !(rows->greedy && rows->greedy[row])) {
-                return false;
-            }
-            row++;
+        if (rows->want[i] && !uma_takes_best(rows->sampler[row++])) {
+            return false;
         }
     }
     return true;
 }
 
-// Whether a chain that takes the best token would take this one, which is the best of all.
-static bool is_allowed(struct llama_sampler * chain, llama_token id, float logit) {
-    llama_token_data       candidate  = { id, logit, 0 };
-    llama_token_data_array candidates = { &candidate, 1, -1, false };
-    llama_sampler_apply(chain, &candidates);
-    return candidate.logit > -INFINITY;
-}
-
-static llama_token sample(uma_forward * f, int32_t row, struct llama_sampler * chain) {
-    const float * logits = f->logits + (int64_t) row * f->n_vocab;
+static llama_token sample(uma_forward * f, int32_t row, uma_sampler * sampler) {
+    float * logits = f->logits + (int64_t) row * f->n_vocab;
     if (!f->has_logits) {
         const int32_t id = f->best_id[row];
         if (id < 0 || id >= f->n_vocab || !isfinite(logits[id])) {
             return -1;
         }
-        if (!chain || is_allowed(chain, id, logits[id])) {
+        if (uma_allows(sampler, id)) {
             return id;
         }
         uma_forward_fetch(f); // the next best one is not known over there
     }
-    return uma_sample(logits, f->n_vocab, chain);
+    return uma_sample(logits, f->n_vocab, sampler);
 }
 
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
@@ -187,7 +176,7 @@ int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
     }
     for (int32_t i = 0, row = 0; i < rows->n; i++) {
         if (rows->want[i]) {
-            rows->out[row] = sample(f, row, rows->chain[row]);
+            rows->out[row] = sample(f, row, rows->sampler[row]);
             row++;
         }
     }

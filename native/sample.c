@@ -1,21 +1,22 @@
 // One token from one row of logits. A row of 152k is read once; what looks closer does so only in the blocks that can matter.
-#include "uma.h"
+#include "sample.h"
 
+#include <float.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 32, BLOCK = 256 };
-
-// Candidates whose logit is so far below the best that their probability is under e^-32 at temperature 1
-// are left out before the chain runs: a chain over a whole 152k vocabulary costs 0.1 to 11 ms a row.
-static const float KEEP_WITHIN = 32.0f;
+enum { LANES = 32, BLOCK = 256, WORD = 32 };
 
 static _Thread_local struct {
-    llama_token_data * candidates; // (n_vocab), the start of one block of memory that holds all three
+    llama_token_data * candidates; // (n_vocab), the start of one block of memory that holds all of these
+    llama_token_data * apart;      // (n_vocab) tokens that the chain may move, with their logits
+    float * edited;                // (n_vocab) logits of edited tokens before the edit
+    float * masked;                // (n_vocab) the row without what the mask refuses
     float * best;                  // (blocks) the largest logit of each
     float * sorted;                // (blocks)
+    uint32_t * marks;              // (n_vocab bits) tokens in `apart`; 0 between two calls
     int32_t n_vocab;
 } scratch;
 
@@ -32,9 +33,10 @@ static bool reserve(int32_t n_vocab) {
     }
     pthread_once(&is_key_made, make_key);
     free(scratch.candidates);
-    const size_t n_blocks = (size_t) n_vocab / BLOCK + 1;
+    const size_t n = (size_t) n_vocab, n_blocks = n / BLOCK + 1, n_words = n_blocks * BLOCK / WORD;
     scratch.n_vocab    = 0;
-    scratch.candidates = malloc(sizeof(*scratch.candidates) * (size_t) n_vocab + 2 * sizeof(float) * n_blocks);
+    const size_t n_bytes = 2 * n * sizeof(llama_token_data) + 2 * (n + n_blocks) * sizeof(float) + n_words * sizeof(uint32_t);
+    scratch.candidates = malloc(n_bytes);
     if (!has_key || pthread_setspecific(freed_at_exit, scratch.candidates) != 0) {
         free(scratch.candidates);
         scratch.candidates = NULL;
@@ -42,14 +44,19 @@ static bool reserve(int32_t n_vocab) {
     if (!scratch.candidates) {
         return false;
     }
-    scratch.best    = (float *) (scratch.candidates + n_vocab);
+    scratch.apart   = scratch.candidates + n;
+    scratch.edited  = (float *) (scratch.apart + n);
+    scratch.masked  = scratch.edited + n;
+    scratch.best    = scratch.masked + n;
     scratch.sorted  = scratch.best + n_blocks;
+    scratch.marks   = (uint32_t *) (scratch.sorted + n_blocks);
     scratch.n_vocab = n_vocab;
+    memset(scratch.marks, 0, sizeof(uint32_t) * n_words);
     return true;
 }
 
-// The largest of n logits, NaN when any of them is. Written lane-wise so that compilers vectorise it.
-static float largest(const float * x, int32_t n) {
+// Written lane-wise so that compilers vectorise it.
+float uma_largest(const float * x, int32_t n) {
     float best[LANES];
     int   bad[LANES] = { 0 };
     for (int j = 0; j < LANES; j++) {
@@ -80,20 +87,20 @@ static int32_t block_end(int32_t block, int32_t n_vocab) {
     return end < n_vocab ? end : n_vocab;
 }
 
-// Fill scratch.best. The block that holds the first of the largest logits; -1 when any is NaN or none is finite.
-static int32_t scan(const float * x, int32_t n_vocab, int32_t n_blocks) {
-    float   top   = -INFINITY;
-    int32_t where = -1;
-    bool    is_bad = false;
+// Fill scratch.best. The largest logit of the row, NaN when any is; *where: the first block that holds it.
+static float scan(const float * x, int32_t n_vocab, int32_t n_blocks, int32_t * where) {
+    float top    = -INFINITY;
+    bool  is_bad = false;
+    *where = 0;
     for (int32_t b = 0; b < n_blocks; b++) {
-        const float best = scratch.best[b] = largest(x + b * BLOCK, block_end(b, n_vocab) - b * BLOCK);
+        const float best = scratch.best[b] = uma_largest(x + b * BLOCK, block_end(b, n_vocab) - b * BLOCK);
         is_bad |= isnan(best);
         if (best > top) {
-            top   = best;
-            where = b;
+            top    = best;
+            *where = b;
         }
     }
-    return is_bad || !isfinite(top) ? -1 : where;
+    return is_bad ? NAN : top;
 }
 
 static int is_less(const void * a, const void * b) {
@@ -111,61 +118,173 @@ static float reached_by(int32_t n_keep, int32_t n_blocks) {
     return scratch.sorted[n_keep - 1];
 }
 
-// The candidates that reach `floor`, in order of their ids.
-static size_t collect(const float * x, int32_t n_vocab, int32_t n_blocks, float floor) {
+static bool is_in(const uint32_t * bits, llama_token id) { return bits[id / WORD] >> (id % WORD) & 1; }
+
+static bool has_marks(int32_t block) {
+    uint32_t any = 0;
+    for (int32_t i = 0; i < BLOCK / WORD; i++) {
+        any |= scratch.marks[block * (BLOCK / WORD) + i];
+    }
+    return any != 0;
+}
+
+// The candidates that reach `floor`, and those that are set apart, in order of their ids.
+static size_t collect(const float * x, int32_t n_vocab, int32_t n_blocks, float floor, int32_t n_apart) {
     size_t n = 0;
     for (int32_t b = 0; b < n_blocks; b++) {
-        if (scratch.best[b] < floor) {
+        const bool is_mixed = n_apart && has_marks(b);
+        if (scratch.best[b] < floor && !is_mixed) {
             continue;
         }
         for (int32_t i = b * BLOCK; i < block_end(b, n_vocab); i++) {
             scratch.candidates[n] = (llama_token_data) { i, x[i], 0.0f };
-            n += x[i] >= floor;
+            n += x[i] >= floor || (is_mixed && x[i] > -INFINITY && is_in(scratch.marks, i));
         }
     }
     return n;
 }
 
-// -- a chain's first link may say how many of the best candidates the rest of it can use
+// -- tokens that the chain may move: they are candidates whatever their logits are, and no distance counts from theirs
 
-static const char * keep_name(const struct llama_sampler * s) { (void) s; return "uma-keep"; }
-static void keep_apply(struct llama_sampler * s, llama_token_data_array * candidates) { (void) s; (void) candidates; }
-static struct llama_sampler * keep_clone(const struct llama_sampler * s) { return uma_sampler_keep((int32_t) (intptr_t) s->ctx); }
-
-static struct llama_sampler_i KEEP = { .name = keep_name, .apply = keep_apply, .clone = keep_clone };
-
-struct llama_sampler * uma_sampler_keep(int32_t n) {
-    return llama_sampler_init(&KEEP, (llama_sampler_context_t) (intptr_t) n);
+// Take them out of the row. How many, negative when one of their logits is NaN or infinite.
+static int32_t set_apart(float * row, const uma_sampler * s) {
+    int32_t n = 0;
+    bool is_bad = false;
+    for (int32_t i = 0; i < s->n_recent; i++) {
+        const llama_token id = s->recent[i];
+        if (!is_in(scratch.marks, id)) {
+            scratch.marks[id / WORD] |= 1u << (id % WORD);
+            scratch.apart[n++] = (llama_token_data) { id, row[id], 0.0f };
+            is_bad |= !(row[id] < INFINITY);
+            row[id] = -INFINITY;
+        }
+    }
+    return is_bad ? -n : n;
 }
 
-static int32_t n_keep_of(struct llama_sampler * chain) {
-    const struct llama_sampler * first = llama_sampler_chain_get(chain, 0);
-    return first && first->iface == &KEEP ? (int32_t) (intptr_t) first->ctx : 0;
+static void put_back(float * row, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        row[scratch.apart[i].id] = scratch.apart[i].logit;
+    }
 }
 
-llama_token uma_sample(const float * logits, int32_t n_vocab, struct llama_sampler * chain) {
+static void unmark(int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        scratch.marks[scratch.apart[i].id / WORD] = 0;
+    }
+}
+
+// -- one draw
+
+static llama_token best_of(const float * row, int32_t n_vocab, int32_t n_blocks) {
+    int32_t block;
+    const float top = scan(row, n_vocab, n_blocks, &block);
+    if (!isfinite(top)) {
+        return -1;
+    }
+    int32_t i = block * BLOCK;
+    while (row[i] != top) {
+        i++;
+    }
+    return i;
+}
+
+// `left`: what the chain left of the candidates.
+static llama_token draw(float * row, int32_t n_vocab, uma_sampler * s, llama_token_data_array * left) {
     const int32_t n_blocks = (n_vocab + BLOCK - 1) / BLOCK;
+    *left = (llama_token_data_array) { scratch.candidates, 0, -1, false };
+    if (!s || !s->chain) {
+        return best_of(row, n_vocab, n_blocks);
+    }
+    int32_t block;
+    const int32_t n_signed = s->n_recent ? set_apart(row, s) : 0, n_apart = abs(n_signed);
+    const float   top      = scan(row, n_vocab, n_blocks, &block);
+    const bool    is_good  = n_signed >= 0 && !isnan(top) && top < INFINITY;
+    put_back(row, n_apart);
+    if (is_good) {
+        const float floor = fmaxf(top - s->keep_within, reached_by(s->n_keep, n_blocks));
+        left->size = collect(row, n_vocab, n_blocks, fmaxf(floor, -FLT_MAX), n_apart);
+    }
+    unmark(n_apart);
+    const bool is_drawn = left->size && uma_chain_apply(s->chain, left);
+    if (!is_drawn || left->selected < 0 || left->selected >= (int64_t) left->size) {
+        return -1;
+    }
+    return left->data[left->selected].id;
+}
+
+static float * without_refused(const float * row, int32_t n_vocab, const uint32_t * mask) {
+    for (int32_t i = 0; i < n_vocab; i++) {
+        scratch.masked[i] = is_in(mask, i) ? row[i] : -INFINITY;
+    }
+    return scratch.masked;
+}
+
+static llama_token draw_allowed(float * row, int32_t n_vocab, uma_sampler * s, llama_token_data_array * left) {
+    if (!s->mask) {
+        return draw(row, n_vocab, s, left);
+    }
+    if (!s->masks_first) {
+        const llama_token token = draw(row, n_vocab, s, left);
+        if (token < 0 || is_in(s->mask, token)) {
+            return token;
+        }
+    }
+    return draw(without_refused(row, n_vocab, s->mask), n_vocab, s, left);
+}
+
+llama_token uma_sample(float * logits, int32_t n_vocab, uma_sampler * s) {
+    llama_token_data_array left;
     if (!reserve(n_vocab)) {
         return -1;
     }
-    const int32_t block = scan(logits, n_vocab, n_blocks);
-    if (block < 0) {
-        return -1;
+    if (!s) {
+        return draw(logits, n_vocab, NULL, &left);
     }
-    if (!chain) {
-        int32_t i = block * BLOCK;
-        while (logits[i] != scratch.best[block]) {
-            i++;
+    for (int32_t i = 0; i < s->n_edits; i++) {
+        scratch.edited[i] = logits[s->edits[i].token];
+        logits[s->edits[i].token] += s->edits[i].bias;
+    }
+    const llama_token token = draw_allowed(logits, n_vocab, s, &left);
+    for (int32_t i = s->n_edits; i-- > 0;) {
+        logits[s->edits[i].token] = scratch.edited[i];
+    }
+    if (token >= 0 && s->logprobs && s->logprobs->is_after) {
+        uma_logprobs_after(s->logprobs, s->takes_best ? NULL : &left, token);
+    } else if (token >= 0 && s->logprobs) {
+        uma_logprobs_before(s->logprobs, logits, n_vocab, token);
+    }
+    return token >= 0 && uma_sampler_accept(s, token) ? token : -1;
+}
+
+bool uma_sampler_accept(uma_sampler * s, llama_token token) {
+    if (s->n_recent_most) {
+        s->recent[s->oldest] = token;
+        s->oldest   = (s->oldest + 1) % s->n_recent_most;
+        s->n_recent = s->n_recent < s->n_recent_most ? s->n_recent + 1 : s->n_recent;
+    }
+    return !s->chain || uma_chain_accept(s->chain, token);
+}
+
+bool uma_sampler_accept_all(uma_sampler * s, const llama_token * tokens, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        if (!uma_sampler_accept(s, tokens[i])) {
+            return false;
         }
-        return i;
     }
-    const float floor = fmaxf(scratch.best[block] - KEEP_WITHIN, reached_by(n_keep_of(chain), n_blocks));
-    llama_token_data_array candidates = { scratch.candidates, collect(logits, n_vocab, n_blocks, floor), -1, false };
-    llama_sampler_apply(chain, &candidates);
-    if (candidates.selected < 0 || candidates.selected >= (int64_t) candidates.size) {
-        return -1;
+    return true;
+}
+
+bool uma_takes_best(const uma_sampler * s) { return !s || (!s->chain && !s->raises && !s->logprobs); }
+
+bool uma_allows(const uma_sampler * s, llama_token token) {
+    if (!s) {
+        return true;
     }
-    const llama_token token = candidates.data[candidates.selected].id;
-    llama_sampler_accept(chain, token);
-    return token;
+    for (int32_t i = 0; i < s->n_edits; i++) {
+        if (s->edits[i].token == token) {
+            return false; // lowered: another one may be better now
+        }
+    }
+    return !s->mask || is_in(s->mask, token);
 }

@@ -36,10 +36,10 @@ int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
     }
     const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
     // Once for all rows, which lie in batch order: every call of the getters synchronises with the device.
-    const float * logits = llama_get_logits(ctx);
+    float * logits = llama_get_logits(ctx);
     for (int32_t i = 0, row = 0; i < rows->n; i++) {
         if (rows->want[i]) {
-            rows->out[row] = logits ? uma_sample(logits + (int64_t) row * n_vocab, n_vocab, rows->chain[row]) : -1;
+            rows->out[row] = logits ? uma_sample(logits + (int64_t) row * n_vocab, n_vocab, rows->sampler[row]) : -1;
             row++;
         }
     }

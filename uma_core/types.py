@@ -50,11 +50,23 @@ class SamplingParams:
     repeat_last_n: int = 64
     seed: int | None = None  # None: drawn per request
     ban_eog: bool = False  # never draw an end-of-generation token
+    logprobs: int | None = None  # tell log probabilities: of the drawn token and of so many others
+    post_sampling_probs: bool = False  # ... of what the samplers left, instead of the model's own
 
     @property
     def is_greedy(self) -> bool:
         """The largest logit, and nothing else, decides."""
         return self.temperature <= 0.0 and self.repeat_penalty == 1.0 and not self.ban_eog
+
+    @property
+    def needs_sampler(self) -> bool:
+        """More is asked for than the likeliest token."""
+        return not self.is_greedy or self.logprobs is not None
+
+    @property
+    def n_recent(self) -> int:
+        """How many of the last tokens change what is drawn next."""
+        return self.repeat_last_n if self.repeat_penalty != 1.0 else 0
 
 
 @dataclass(frozen=True, slots=True)

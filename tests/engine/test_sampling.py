@@ -19,6 +19,7 @@ N_VOCAB = 20_011  # not a multiple of any block
 TOP_K = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02)
 TOP_P = SamplingParams(temperature=0.9, top_k=0, top_p=0.95)
 NARROW = SamplingParams(temperature=0.9, top_k=0, top_p=0.05, min_p=0.02)
+HOT = SamplingParams(temperature=20.0, top_k=0)
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,8 @@ def row(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(0.0, 3.0, N_VOCAB).astype(np.float32)
 
 
-def draw(logits: np.ndarray, chain) -> int:
-    return int(lib.uma_sample(ffi.cast("float *", logits.ctypes.data), len(logits), chain))
+def draw(logits: np.ndarray, sampler) -> int:
+    return int(lib.uma_sample(ffi.cast("float *", logits.ctypes.data), len(logits), sampler))
 
 
 def draw_from_all(logits: np.ndarray, params: SamplingParams, seed: int) -> int:
@@ -57,10 +58,10 @@ def draw_from_all(logits: np.ndarray, params: SamplingParams, seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("params", [TOP_K, TOP_P, NARROW], ids=["top-k", "top-p", "narrow top-p"])
+@pytest.mark.parametrize("params", [TOP_K, TOP_P, NARROW, HOT], ids=["top-k", "top-p", "narrow top-p", "hot"])
 def test_a_draw_is_what_the_whole_vocabulary_gives(small: LlamaEngine, params: SamplingParams, seed: int) -> None:
-    sampler = small.sampler(params, seed)
-    assert draw(row(seed), sampler.handle) == draw_from_all(row(seed), params, seed)
+    sampler, logits = small.sampler(params, seed), row(seed) * (10 if params is HOT else 1)
+    assert draw(logits, sampler.handle) == draw_from_all(logits, params, seed)
     sampler.close()
 
 
@@ -106,6 +107,32 @@ def test_candidates_that_penalties_push_down_leave_room_for_others(small: LlamaE
     logits[300], logits[301], logits[5000] = 9.0, 8.5, 8.0
     sampler = small.sampler(SamplingParams(temperature=0.7, top_k=1, repeat_penalty=4.0, repeat_last_n=8), 1)
     assert [draw(logits, sampler.handle) for _ in range(3)] == [300, 301, 5000]
+    sampler.close()
+
+
+@pytest.mark.parametrize("penalty", [4.0, 0.25])
+def test_a_penalty_leaves_everything_else_as_likely_as_it_is(small: LlamaEngine, penalty: float) -> None:
+    """Lowered by far, the best one does not decide what is too unlikely; raised by far, a token no longer is."""
+    logits = np.full(N_VOCAB, -200.0, np.float32)
+    logits[300], logits[[7000, 9000]] = (60.0, 20.0) if penalty > 1 else (24.0, 60.0)
+    drawn = set()
+    for seed in range(30):
+        sampler = small.sampler(SamplingParams(temperature=1.0, top_k=0, repeat_penalty=penalty, repeat_last_n=8), seed)
+        sampler.accept(np.array([300], np.int32))
+        drawn.add(draw(logits, sampler.handle))
+        sampler.close()
+    assert drawn == ({7000, 9000} if penalty > 1 else {300})
+
+
+def test_the_row_is_as_it_was_after_a_draw(small: LlamaEngine) -> None:
+    logits = np.random.default_rng(1).normal(0.0, 3.0, small.info.n_vocab).astype(np.float32)
+    before = logits.tobytes()
+    sampler = small.sampler(SamplingParams(temperature=1.0, repeat_penalty=1.2, ban_eog=True, logprobs=3), 1)
+    mask = np.full(-(-small.info.n_vocab // 32), 0x10101010, np.uint32)
+    sampler.set_mask(mask)
+    for _ in range(30):
+        draw(logits, sampler.handle)
+        assert logits.tobytes() == before
     sampler.close()
 
 

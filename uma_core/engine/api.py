@@ -126,11 +126,33 @@ class MemoryUse(NamedTuple):
     compute: int
 
 
-class Sampler(Protocol):
-    """Turns logits rows of one session into tokens; keeps that session's penalty window. Owned by the session."""
+class Logprobs(NamedTuple):
+    """Natural logarithms of probabilities: of a sampled token, and of the likeliest ones, likeliest first."""
 
-    def accept(self, token: TokenId) -> None:
-        """Count a token that the sampler did not choose itself (the prompt's tail)."""
+    logprob: float
+    top: tuple[tuple[TokenId, float], ...]
+
+
+class Sampler(Protocol):
+    """Turns logits rows of one session into tokens; keeps that session's penalty window. Owned by the session.
+
+    What it was told holds for the next row that is sampled: a decode call that was begun ahead samples when it is
+    asked for.
+    """
+
+    def accept(self, tokens: np.ndarray) -> None:
+        """Count (n,) int32 tokens that the sampler did not choose itself (the prompt's tail)."""
+
+    def set_mask(self, mask: np.ndarray | None) -> None:
+        """Allow only some tokens from the next draw on; None: all.
+
+        `mask`: uint32, a bit for each of n_vocab tokens, the lowest bit of a word first (as llguidance fills it). It is
+        borrowed, and read whenever a row is sampled until another one is set: its owner may change it between two
+        calls. With no bit set, sampling gives -1.
+        """
+
+    def logprobs(self) -> Logprobs | None:
+        """Of the token that was drawn last, where the parameters want them."""
 
     def close(self) -> None:
         """Free it. Idempotent."""

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from uma_core.engine.api import Logprobs
 from uma_core.types import SamplingParams, TokenId
 
 BOS, EOG = 256, 257
@@ -56,21 +57,55 @@ def row_logits(token: TokenId) -> np.ndarray:
 
 
 class FakeSampler:
-    """Greedy, or a choice that depends on seed and content alone."""
+    """Greedy, or a choice that depends on seed and content alone; among what is allowed, where that choice is not."""
 
     def __init__(self, params: SamplingParams, seed: int) -> None:
         self.params = params
         self.seed = seed
         self.accepted: list[TokenId] = []
         self.is_closed = False
+        self._mask: np.ndarray | None = None
+        self._logprobs: Logprobs | None = None
 
-    def accept(self, token: TokenId) -> None:
-        self.accepted.append(token)
+    def accept(self, tokens: np.ndarray) -> None:
+        self.accepted += [int(token) for token in tokens]
+
+    def set_mask(self, mask: np.ndarray | None) -> None:
+        if mask is not None and mask.nbytes != 4 * -(-N_VOCAB // 32):
+            raise ValueError(f"a mask of {mask.nbytes} bytes")
+        self._mask = mask
+
+    def logprobs(self) -> Logprobs | None:
+        return self._logprobs
 
     def choose(self, state: int, greedy: TokenId) -> TokenId:
+        token = self._allowed(state, self._wanted(state, greedy))
+        if token >= 0 and self.params.logprobs is not None:
+            self._logprobs = self._weigh(row_logits(greedy), token, self.params.logprobs)
+        return token
+
+    def _wanted(self, state: int, greedy: TokenId) -> TokenId:
         if self.params.temperature <= 0.0 or greedy == EOG:
             return greedy
         return ALPHABET[(advance(state, self.seed & 0xFFFF) >> 20) % len(ALPHABET)]
+
+    def _allowed(self, state: int, wanted: TokenId) -> TokenId:
+        """The wanted token, or another one by the content alone; -1 where there is none."""
+        may = np.ones(N_VOCAB, bool)
+        if self._mask is not None:
+            may &= np.unpackbits(self._mask.view(np.uint8), bitorder="little")[:N_VOCAB].astype(bool)
+        may[EOG] &= not self.params.ban_eog
+        if may[wanted]:
+            return wanted
+        others = np.flatnonzero(may)
+        return int(others[(advance(state, self.seed & 0xFFFF) >> 20) % len(others)]) if len(others) else -1
+
+    def _weigh(self, row: np.ndarray, token: TokenId, n_top: int) -> Logprobs:
+        if self.params.post_sampling_probs:
+            return Logprobs(0.0, ((token, 0.0),)[:n_top])
+        logs = row - np.log(np.exp(row.astype(np.float64)).sum())
+        top = np.argsort(-logs, kind="stable")[:n_top]
+        return Logprobs(float(logs[token]), tuple((int(i), float(logs[i])) for i in top))
 
     def close(self) -> None:
         self.is_closed = True

@@ -34,9 +34,9 @@ class DecodeContext:
         self.n_batch = int(lib.llama_n_batch(self.handle))
         self._rows = ffi.new("uma_rows *")
         self._views: tuple[Batch | None, list[Any]] = (None, [])
-        self._chains = ffi.new("struct llama_sampler *[]", max(1, params.n_outputs_max))
+        self._handles = ffi.new("uma_sampler *[]", max(1, params.n_outputs_max))
         self._out = ffi.new("llama_token[]", max(1, params.n_outputs_max))
-        self._samplers: Sequence[Sampler | None] | None = None  # whose chains are set
+        self._samplers: Sequence[Sampler | None] | None = None  # whose handles are set
 
     def _point_at(self, batch: Batch) -> None:
         """Batches are reused tick after tick: their buffers are wrapped once."""
@@ -44,7 +44,7 @@ class DecodeContext:
             rows = self._rows
             views = [ffi.from_buffer(f"{t} *", a) for t, a in _fields(batch)]
             rows.token, rows.pos, rows.seq_id, rows.want = views
-            rows.chain, rows.out = self._chains, self._out
+            rows.sampler, rows.out = self._handles, self._out
             self._views = (batch, views)
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
@@ -54,7 +54,7 @@ class DecodeContext:
         if samplers is not self._samplers:
             self._samplers = samplers
             for i, sampler in enumerate(samplers):
-                self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
+                self._handles[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         rc = lib.uma_decode(self.handle, rows)
         tokens: list[TokenId] = ffi.unpack(self._out, batch.n_rows) if rc == 0 and batch.n_rows else []
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), tokens, rows.call_ns, rows.sample_ns)

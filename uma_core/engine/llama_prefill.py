@@ -114,9 +114,9 @@ class PrefillLane:
     def logits(self) -> np.ndarray:
         return view_logits(self.handle, self.n_chunk_done - 1, self.n_vocab)
 
-    def sample(self, chain: Any) -> int:
+    def sample(self, sampler: Any) -> int:
         pointer = lib.llama_get_logits_ith(self.handle, self.n_chunk_done - 1)
-        return int(lib.uma_sample(pointer, self.n_vocab, chain)) if pointer else -1
+        return int(lib.uma_sample(pointer, self.n_vocab, sampler)) if pointer else -1
 
     def release(self) -> None:
         """Become free and stay warm, after a handover."""

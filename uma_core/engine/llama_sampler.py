@@ -1,57 +1,90 @@
-"""Sampler chains of llama.h, one per session."""
+"""Samplers over llama.h's chains, one per session (native/sample.c)."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
+
+from uma_core.engine.api import Logprobs
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_model import LlamaModel
-from uma_core.types import SamplingParams, TokenId
+from uma_core.types import SamplingParams
+
+# Candidates whose probability is under e^-32 of the best one's are left out: 152k of them together have 2e-9.
+KEEP_NATS = 32.0
 
 
 class LlamaSampler:
-    """Owns a llama_sampler chain; penalties first, then cuts, then the draw (llama.cpp's usual order).
+    """Owns a uma_sampler and what it points at, but not the mask. Edits come first, then penalties, cuts, the draw."""
 
-    `is_greedy`: it takes the best token that it does not ban.
-    """
-
-    __slots__ = ("handle", "is_greedy")
+    __slots__ = ("_edits", "_logprobs", "_mask", "_n_words", "_recent", "handle")
 
     def __init__(self, params: SamplingParams, seed: int, model: LlamaModel) -> None:
-        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        self.handle = chain
-        self.is_greedy = params.temperature <= 0.0 and params.repeat_penalty == 1.0
-        n_keep = _n_keep(params, model)
-        if n_keep:
-            lib.llama_sampler_chain_add(chain, lib.uma_sampler_keep(n_keep))
-        if params.ban_eog:
-            bans = ffi.new("llama_logit_bias[]", [(token, float("-inf")) for token in sorted(model.eog)])
-            lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_logit_bias(model.n_vocab, len(bans), bans))
-        if params.repeat_penalty != 1.0:
-            penalties = lib.llama_sampler_init_penalties(model.n_vocab, params.repeat_last_n, params.repeat_penalty, 0.0, 0.0)
-            lib.llama_sampler_chain_add(chain, penalties)
-        if params.temperature <= 0.0:
-            lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_greedy())
-            return
-        if params.top_k > 0:
-            lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_top_k(params.top_k))
-        if params.top_p < 1.0:
-            lib.llama_sampler_chain_add(chain, lib.uma_sampler_top_p(params.top_p))
-        if params.min_p > 0.0:
-            lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_min_p(params.min_p, 1))
-        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_temp(params.temperature))
-        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_dist(seed & 0xFFFFFFFF))
+        self._n_words = -(-model.n_vocab // 32)
+        self._mask: Any = None
+        self._logprobs: Any = ffi.NULL
+        handle = self.handle = ffi.new("uma_sampler *")
+        if params.logprobs is not None:
+            wanted = {"n_top": params.logprobs, "is_after": params.post_sampling_probs}
+            self._logprobs = ffi.new("uma_logprobs *", wanted)
+            handle.logprobs = self._logprobs
+        bans = sorted(model.eog) if params.ban_eog else ()
+        self._edits = ffi.new("llama_logit_bias[]", [(token, -math.inf) for token in bans])
+        handle.edits, handle.n_edits = self._edits, len(bans)
+        self._recent = ffi.new("llama_token[]", params.n_recent)
+        handle.recent, handle.n_recent_most = self._recent, params.n_recent
+        handle.takes_best = params.temperature <= 0.0
+        handle.n_keep = 1 if params.temperature <= 0.0 else params.top_k
+        handle.keep_within = KEEP_NATS * max(1.0, params.temperature)
+        handle.chain = _chain(params, seed, model)
 
-    def accept(self, token: TokenId) -> None:
-        lib.llama_sampler_accept(self.handle, token)
+    def accept(self, tokens: np.ndarray) -> None:
+        data = np.ascontiguousarray(tokens, np.int32)
+        lib.uma_sampler_accept_all(self.handle, ffi.from_buffer("llama_token *", data), len(data))
+
+    def set_mask(self, mask: np.ndarray | None) -> None:
+        if mask is None:
+            self._mask, self.handle.mask = None, ffi.NULL
+            return
+        if mask.nbytes != 4 * self._n_words:
+            raise ValueError(f"a mask of {mask.nbytes} bytes instead of {4 * self._n_words}")
+        self._mask = ffi.from_buffer("uint32_t *", mask)  # holds the array
+        self.handle.mask = self._mask
+
+    def logprobs(self) -> Logprobs | None:
+        found = self._logprobs
+        if not found:
+            return None
+        return Logprobs(found.logprob, tuple((found.top_id[i], found.top_logprob[i]) for i in range(found.n)))
 
     def close(self) -> None:
-        if self.handle:
-            lib.llama_sampler_free(self.handle)
-            self.handle = ffi.NULL
+        if self.handle.chain:
+            lib.llama_sampler_free(self.handle.chain)
+            self.handle.chain = ffi.NULL
 
 
-def _n_keep(params: SamplingParams, model: LlamaModel) -> int:
-    """How many of the best candidates a chain can use; 0: any number. Those that it lowers before its cut come on top."""
-    n_cut = 1 if params.temperature <= 0.0 else params.top_k
-    if not n_cut or params.repeat_penalty < 1.0:
-        return 0
-    return int(n_cut + len(model.eog) * params.ban_eog + params.repeat_last_n * (params.repeat_penalty > 1.0))
+def _chain(params: SamplingParams, seed: int, model: LlamaModel) -> Any:
+    """NULL where the largest logit decides."""
+    links = []
+    if params.repeat_penalty != 1.0:
+        n, penalty = params.repeat_last_n, params.repeat_penalty
+        links.append(lib.llama_sampler_init_penalties(model.n_vocab, n, penalty, 0.0, 0.0))
+    if params.temperature <= 0.0:
+        if not links:
+            return ffi.NULL
+        links.append(lib.llama_sampler_init_greedy())
+    else:
+        if params.top_k > 0:
+            links.append(lib.llama_sampler_init_top_k(params.top_k))
+        if params.top_p < 1.0:
+            links.append(lib.uma_sampler_top_p(params.top_p))
+        if params.min_p > 0.0:
+            links.append(lib.llama_sampler_init_min_p(params.min_p, 1))
+        links.append(lib.llama_sampler_init_temp(params.temperature))
+        links.append(lib.llama_sampler_init_dist(seed & 0xFFFFFFFF))
+    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+    for link in links:
+        lib.llama_sampler_chain_add(chain, link)
+    return chain

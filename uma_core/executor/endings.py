@@ -91,9 +91,8 @@ class Deliveries:
     def open_sampler(self, session: Session) -> None:
         """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""
         params = dataclasses.replace(session.request.sampling, ban_eog=session.request.ignore_eos)
-        if params.is_greedy:
+        if not params.needs_sampler:
             return
         session.sampler = self._engine.sampler(params, session.seed)
-        if params.repeat_penalty != 1.0:
-            for token in session.prompt[-params.repeat_last_n :]:
-                session.sampler.accept(int(token))
+        if params.n_recent:
+            session.sampler.accept(session.prompt[-params.n_recent :])

@@ -31,12 +31,10 @@ class Decoder:
         self.forwards = Forwards(network, pages, compute)
         self._last: Forward | None = None
         self._rows = ffi.new("uma_rows *")
-        self._chains = ffi.new("struct llama_sampler *[]", n_batch)
+        self._samplers = ffi.new("uma_sampler *[]", n_batch)
         self._out = ffi.new("llama_token[]", n_batch)
-        self._greedy = ffi.new("int8_t[]", n_batch)
         self._ahead = ahead
-        self._rows.chain, self._rows.out, self._rows.ahead = self._chains, self._out, ahead.handle
-        self._rows.greedy = self._greedy
+        self._rows.sampler, self._rows.out, self._rows.ahead = self._samplers, self._out, ahead.handle
         self._views: tuple[Batch | None, list[Any]] = (None, [])
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None], reading: set[int]) -> DecodeOutcome:
@@ -49,8 +47,7 @@ class Decoder:
         for run in runs:
             self._pages.reserve(*run)
         for i, sampler in enumerate(samplers):
-            self._chains[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
-            self._greedy[i] = sampler is None or sampler.is_greedy  # type: ignore[attr-defined]
+            self._samplers[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         self._point_at(batch)
         rows = self._rows
         rows.n, rows.wake_fd, rows.goes_on = batch.n, batch.wake_fd, goes_on

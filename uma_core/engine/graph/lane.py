@@ -90,9 +90,9 @@ class Lane:
         assert self._graph is not None
         return self._graph.forward.logits(0)
 
-    def sample(self, chain: Any) -> int:
+    def sample(self, sampler: Any) -> int:
         assert self._graph is not None
-        return int(lib.uma_sample(self._graph.forward.native.logits, self._network.shape.n_vocab, chain))
+        return int(lib.uma_sample(self._graph.forward.native.logits, self._network.shape.n_vocab, sampler))
 
     def drop(self) -> None:
         """Become free; a paused chunk needs no more than to be forgotten."""
