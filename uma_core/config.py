@@ -24,8 +24,8 @@ _LANES = ("interactive", "background")
 
 
 def ns(ms: float) -> int:
-    """Milliseconds of the configuration as nanoseconds."""
-    return round(ms * _NS_PER_MS)
+    """Milliseconds of the configuration as nanoseconds. Only 0 gives 0, which often means never."""
+    return round(ms * _NS_PER_MS) or (1 if ms > 0 else 0)
 
 
 @dataclass(frozen=True)

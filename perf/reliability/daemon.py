@@ -130,8 +130,8 @@ class Daemon:
         """End it and give its exit status. Idempotent."""
         if self.process is None:
             return 0
-        if self.process.poll() is None:
-            self.signal(signal.SIGINT)
+        for number in (signal.SIGTERM, signal.SIGINT):  # no drain: two of one kind could arrive as one
+            self.signal(number)
         try:
             return self.process.wait(30)
         except subprocess.TimeoutExpired:

@@ -227,8 +227,8 @@ class DaemonProcess:
         return self.process.wait(WAIT_S)
 
     def stop(self) -> int:
-        if self.process.poll() is None:
-            self.signal(signal.SIGINT)
+        for number in (signal.SIGTERM, signal.SIGINT):  # no drain: two of one kind could arrive as one
+            self.signal(number)
         status = self.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:

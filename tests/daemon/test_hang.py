@@ -81,6 +81,8 @@ def test_sigint_leaves_a_hung_engine(serve):
     daemon.pull(is_hanging=True, is_deaf=True)
     daemon.reach("degraded")
     daemon.signal(signal.SIGINT)
+    daemon.reach("draining")
+    daemon.signal(signal.SIGINT)
     assert stream.end()["error"]["name"] == "engine_hung"
     assert daemon.wait() == 1
 

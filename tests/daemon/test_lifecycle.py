@@ -11,6 +11,7 @@ import pytest
 
 from tests.daemon.support import ROOT, WAIT_S, Wire, eventually
 
+LEAVING = (signal.SIGTERM, signal.SIGINT)
 FOREVER = {"max_tokens": 4000}
 
 
@@ -32,6 +33,8 @@ def test_while_the_model_loads_the_socket_answers(serve):
         assert daemon.state() == "ready"
         assert daemon.generate("still served", max_tokens=2)[-1]["reason"] == "length"
         daemon.signal(signal.SIGINT)
+        daemon.reach("draining")
+        daemon.signal(signal.SIGINT)
         assert wire.event()["name"] == "shutting_down"
     assert daemon.wait() == 0
 
@@ -45,22 +48,27 @@ def test_sigterm_while_loading_ends_cleanly(serve):
     assert daemon.wait() == 0
 
 
-def test_sigterm_lets_streams_finish(serve):
+@pytest.mark.parametrize("number", LEAVING)
+def test_streams_finish_before_the_daemon_leaves(serve, number):
     daemon = serve()
     daemon.pull(step_ms=5)
     streams = [daemon.stream(max_tokens=50).begun() for _ in range(3)]
-    daemon.signal(signal.SIGTERM)
+    daemon.signal(number)
     assert [(s.end()["reason"], s.end()["usage"]["completion_tokens"]) for s in streams] == [("length", 50)] * 3
     assert daemon.wait() == 0
 
 
-def test_a_second_sigterm_stops(serve):
+@pytest.mark.parametrize("first", LEAVING)
+@pytest.mark.parametrize("second", LEAVING)
+def test_a_second_signal_stops(serve, first, second):
     daemon = serve()
     daemon.pull(step_ms=20)
     stream = daemon.stream(**FOREVER).begun()
-    daemon.signal(signal.SIGTERM)
+    daemon.signal(first)
     daemon.reach("draining")
-    daemon.signal(signal.SIGTERM)
+    daemon.logs("1 requests get up to 30 s to end")
+    daemon.logs("another Ctrl-C ends it at once" if first is signal.SIGINT else "another SIGTERM ends it at once")
+    daemon.signal(second)
     final = stream.end()
     assert (final["reason"], final["error"]["name"]) == ("error", "shutting_down")
     assert daemon.wait() == 0
@@ -76,12 +84,32 @@ def test_sigterm_after_a_drain_that_stays_still_drains(serve):
     assert daemon.wait() == 0
 
 
-def test_sigint_stops_at_once(serve):
+def test_signals_without_a_meaning_end_nothing(serve):
+    """Each one's default is the end of the process: without a drain, and with the socket left behind."""
+    ends = {*LEAVING, signal.SIGQUIT, signal.SIGXCPU, signal.SIGPWR}
+    faults = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
+    stops = {signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    others = signal.valid_signals() - ends - faults - stops
+    assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPROF, signal.SIGIO, signal.SIGRTMAX} <= others
     daemon = serve()
-    daemon.pull(step_ms=20)
-    stream = daemon.stream(**FOREVER).begun()
-    daemon.signal(signal.SIGINT)
-    assert stream.end()["error"]["name"] == "shutting_down"
+    daemon.pull(step_ms=5)
+    stream = daemon.stream(max_tokens=100).begun()
+    for number in sorted(others - {signal.SIGHUP}):
+        os.kill(daemon.process.pid, number)
+        assert daemon.state() == "ready", f"{number!r}: {daemon.log}"
+    assert stream.end()["reason"] == "length"
+    daemon.logs("SIGUSR1 has no meaning here")
+
+
+@pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGPWR])
+def test_the_last_signals_before_an_end_drain(serve, number):
+    daemon = serve()
+    daemon.pull(step_ms=5)
+    stream = daemon.stream(max_tokens=100).begun()
+    for _ in range(3):
+        daemon.signal(number)
+        daemon.reach("draining")
+    assert stream.end()["reason"] == "length"
     assert daemon.wait() == 0
 
 
@@ -103,7 +131,7 @@ def test_sigquit_dumps_stacks_of_a_hung_engine(serve):
     assert daemon.wait() == 128 + signal.SIGQUIT
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGTRAP, signal.SIGSYS])
 def test_a_fatal_signal_dumps_all_stacks(serve, number):
     daemon = serve()
     daemon.signal(number)

@@ -56,6 +56,12 @@ def test_every_field_arrives():
     )
 
 
+@pytest.mark.parametrize("ms", ["5e-324", "1e-9", "0.0000001"])
+def test_the_shortest_time_is_not_none(ms):
+    request = decode(f'{{"prompt":"a","timeout_ms":{ms},"slo":{{"target_ttft_ms":{ms}}}}}'.encode()).request
+    assert (request.timeout_ns, request.slo.ttft_ns) == (1, 1)
+
+
 def test_null_is_absent():
     fields = ",".join(f'"{field.name}":null' for field in OPS["generate"].fields if field.name != "prompt")
     assert decode(f'{{"id":"a","type":null,"prompt":"hi",{fields}}}'.encode()).request == Request(id="a", prompt="hi")

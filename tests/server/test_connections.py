@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import struct
 import time
 
+import pytest
+
 import uma_core.metrics as m
+from uma_core.server.app import RESERVE_PLACES
 from uma_core.session.events import HangUp
 
 
@@ -27,14 +33,49 @@ def test_the_connection_cap(serve):
         with server.connect() as third:
             assert third.ask(id="a", prompt="x")["code"] == "E_LIMIT_004"
             assert third.rest() == b""
+        server.eventually(lambda: len(server.app.clients) == 2)
         assert first.ask(type="health")["event"] == "reply"
     server.eventually(lambda: not server.app.clients)
     with server.connect() as client:
         assert client.ask(type="health")["event"] == "reply"
 
 
+def test_above_the_cap_administrators_may_still_ask_for_operations(serve):
+    server = serve(ipc={"max_connections": 1})
+    with server.connect() as only, contextlib.ExitStack() as stack:
+        assert only.ask(type="health")["event"] == "reply"
+        reserve = [stack.enter_context(server.connect()) for _ in range(RESERVE_PLACES)]
+        for client in reserve:
+            assert client.ask(type="status", id=1)["event"] == "reply"
+            assert client.ask(type="sessions", id=2)["event"] == "reply"
+        with server.connect() as one_more:
+            assert one_more.ask(type="status", id=1)["code"] == "E_LIMIT_004"
+        assert reserve[0].ask(id="a", prompt="x")["code"] == "E_LIMIT_004"
+        assert reserve[0].rest() == b""
+        server.eventually(lambda: len(server.app.clients) == RESERVE_PLACES)
+        with server.connect() as again:
+            assert again.ask(type="status", id=1)["event"] == "reply"
+
+
+def test_a_place_for_administrators_is_not_kept_without_asking(serve, monkeypatch):
+    monkeypatch.setattr("uma_core.server.client.REFUSAL_NS", 30_000_000)
+    server = serve(ipc={"max_connections": 1})
+    with server.connect() as only, server.connect() as silent:
+        assert silent.event()["code"] == "E_LIMIT_005"
+        assert only.ask(type="health")["event"] == "reply"
+
+
+def test_above_the_cap_others_than_administrators_are_refused(serve, monkeypatch):
+    monkeypatch.setattr("uma_core.server.app.is_admin", lambda *args: False)
+    server = serve(ipc={"max_connections": 1})
+    with server.connect(), server.connect() as second:
+        assert second.ask(type="status", id=1)["code"] == "E_LIMIT_004"
+        assert second.rest() == b""
+
+
 def test_a_crowd_above_the_cap_is_shed_at_once(serve, monkeypatch):
     monkeypatch.setattr("uma_core.server.app.REFUSING_MAX", 1)
+    monkeypatch.setattr("uma_core.server.app.RESERVE_PLACES", 0)
     server = serve(ipc={"max_connections": 1})
     with server.connect(), server.connect(), server.connect() as shed:
         assert shed.event()["code"] == "E_LIMIT_004"
@@ -61,6 +102,47 @@ def test_an_idle_connection_is_told_and_closed(serve):
     with server.connect() as client:
         assert client.event()["code"] == "E_LIMIT_005"
         assert client.rest() == b""
+
+
+@pytest.mark.parametrize("data", [b"\x10\0\0\0", b"Hello", b"\n"])
+def test_trickled_bytes_do_not_keep_a_connection(serve, data):
+    """Of a frame or a line that never ends, and of lines that say nothing."""
+    server = serve(ipc={"idle_timeout_ms": 60.0})
+    with server.connect() as client:
+        client.sock.sendall(data)
+        filler = b"\n" if data == b"\n" else b" "
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(11 if data[0] == 16 else 100_000):  # not all of the frame
+                client.sock.sendall(filler)
+                time.sleep(0.02)
+                if not server.app.clients:
+                    break
+        server.eventually(lambda: not server.app.clients)
+
+
+def test_a_message_that_takes_its_time_is_not_idle(serve):
+    """It began late, and has as long again to be complete."""
+    server = serve(ipc={"idle_timeout_ms": 1000.0})
+    with server.connect() as client:
+        payload = json.dumps({"type": "health", "id": 1}).encode()
+        frame = struct.pack("<I", len(payload)) + payload
+        time.sleep(0.7)
+        client.sock.sendall(frame[:10])
+        time.sleep(0.6)
+        client.sock.sendall(frame[10:])
+        assert client.event()["event"] == "reply"
+
+
+@pytest.mark.parametrize(("data", "beginning"), [(b"", b"{"), (b"Hi", b"[E_LIMIT_005"), (b"{}", b"{"), (b"Hello", b"[E_LIMIT_005"), (b"{}\n", b"{")])
+def test_what_was_typed_gets_its_time_out_as_text(serve, data, beginning):
+    """Nothing at all is answered by a frame."""
+    server = serve(ipc={"idle_timeout_ms": 30.0})
+    with server.connect() as client:
+        client.sock.sendall(data)
+        answer = client.rest()
+        assert (answer if data else answer[4:]).startswith(beginning)
+        assert b"E_LIMIT_005" in answer
+        assert answer.endswith(b"\n") or not data
 
 
 def test_a_busy_connection_is_not_idle(serve):

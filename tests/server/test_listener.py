@@ -191,16 +191,22 @@ def accepting(socket_path):
     clock = ManualClock()
     loop, bound = Loop(clock), bind_unix(socket_path, 8)
     accepted, shed, client = [], [], socket.socket(socket.AF_UNIX)
+    kept = []
+
+    def on_shed(sock, can_keep):
+        (kept if make.keeps and can_keep else shed).append(sock)
+        return make.keeps and can_keep
 
     def make(errors: list[int]):
         bound.sock = Refusing(bound.sock, errors)
-        listener = Listener(loop, bound, accepted.append, shed.append)
+        listener = Listener(loop, bound, accepted.append, on_shed)
         client.connect(socket_path)
         return loop, clock, listener, accepted, shed
 
+    make.keeps, make.kept = False, kept
     yield make
     client.close()
-    for sock in accepted:
+    for sock in accepted + kept:
         sock.close()
     bound.close()
     loop.close()
@@ -232,6 +238,27 @@ def test_out_of_descriptors_sheds_the_client_with_the_spare_one(accepting, error
     loop.turn(0)
     assert (len(accepted), len(shed), listener.n_shed) == (0, 1, 1)
     listener.close()
+
+
+def test_out_of_descriptors_an_administrator_gets_the_last_one(accepting, socket_path, monkeypatch):
+    accepting.keeps = True
+    loop, _, listener, accepted, shed = accepting([errno.EMFILE])
+    monkeypatch.setattr(os, "open", refuse_descriptors)  # there are none to replace the spare ones
+    loop.turn(0)
+    assert (len(accepted), len(shed), len(accepting.kept)) == (0, 0, 1)
+    assert accepting.kept[0].fileno() >= 0
+    with socket.socket(socket.AF_UNIX) as second:
+        second.connect(socket_path)
+        listener.bound.sock.errors = [errno.EMFILE]
+        loop.turn(0)
+        assert (len(shed), len(accepting.kept)) == (1, 1), "the next one is told, for a descriptor is left for that"
+        assert shed[0].fileno() < 0
+    monkeypatch.undo()
+    listener.close()
+
+
+def refuse_descriptors(*args, **kwargs):
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_out_of_descriptors_even_for_the_spare_one_backs_off(accepting):

@@ -98,7 +98,8 @@ class FakeSampler:
         if may[wanted]:
             return wanted
         others = np.flatnonzero(may)
-        return int(others[(advance(state, self.seed & 0xFFFF) >> 20) % len(others)]) if len(others) else -1
+        seed = self.seed & 0xFFFF if self.params.temperature > 0.0 else 0
+        return int(others[(advance(state, seed) >> 20) % len(others)]) if len(others) else -1
 
     def _weigh(self, row: np.ndarray, token: TokenId, n_top: int) -> Logprobs:
         if self.params.post_sampling_probs:

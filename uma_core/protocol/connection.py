@@ -268,6 +268,9 @@ class Connection:
 
     def _send_error(self, event: Error) -> bytes:
         flight = self._land(event.id) if event.id else None
+        if self.mode is Mode.UNDECIDED and self._head and b"\0" not in self._head:
+            self._is_raw = not self._head.startswith(b"{")  # too short to tell for certain, but somebody typed it
+            self._decide(Mode.LINES)
         self.is_closing = self.is_closing or event.error.error.spec.closes
         is_raw = self._is_raw if flight is None else flight.style is not Style.JSON
         return self._error(flight.wire_id if flight else None, event.error, is_raw)

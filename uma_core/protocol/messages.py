@@ -7,6 +7,7 @@ nothing here raises anything but UmaError.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NamedTuple
 
 from uma_core.errors import ErrorCode, UmaError
@@ -142,4 +143,5 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
 
 
 def _to_ns(ms: float | None) -> int:
-    return int((ms or 0) * NS_PER_MS)
+    """Only 0 gives 0, which means none."""
+    return math.ceil((ms or 0) * NS_PER_MS)

@@ -22,7 +22,7 @@ from uma_core.protocol.connection import Connection, Limits
 from uma_core.protocol.framing import encode_frame
 from uma_core.protocol.messages import Message
 from uma_core.server import journal
-from uma_core.server.access import is_trusted, may_connect
+from uma_core.server.access import is_admin, is_trusted, may_connect
 from uma_core.server.client import Client
 from uma_core.server.handlers import HANDLERS
 from uma_core.server.intake import NO_USAGE, Intake, Job, Task
@@ -33,10 +33,11 @@ from uma_core.server.meters import IoMeters
 from uma_core.server.peer import peer_of
 from uma_core.server.ports import ComputePort, Services
 from uma_core.session.events import Accepted, Cancel, Event, Final, HangUp, Hold, Queued, Refused, Stale, Token
-from uma_core.types import FinishReason
+from uma_core.types import FinishReason, Peer
 
 log = logging.getLogger(__name__)
 
+RESERVE_PLACES = 4  # connections above the cap from which an administrator may ask for anything but generated text
 REFUSING_MAX = 64  # connections above the cap that stay until they are told why; more are told at once
 INTAKE_MAX_PER_SESSION = 4  # jobs that may wait to be tokenised, for each session that may exist
 SHUTDOWN_FLUSH_S = 2.0
@@ -110,26 +111,45 @@ class IoApp:
 
     def _accept(self, sock: socket.socket) -> None:
         config, peer = self.services.config(), peer_of(sock)
-        refusal = None
+        refusal, is_reserve, limit = None, False, config.ipc.max_connections
         if not may_connect(peer, os.getuid(), config.access):
             refusal = UmaError(ErrorCode.FORBIDDEN)
-        elif len(self.clients) >= config.ipc.max_connections:
-            limit = config.ipc.max_connections
+        elif len(self.clients) >= limit:
             refusal = UmaError(ErrorCode.TOO_MANY_SESSIONS, f"{limit} connections are open", limit=limit)
-        if refusal is not None and len(self.clients) >= config.ipc.max_connections + REFUSING_MAX:
+            is_reserve = self._has_reserve_for(peer)
+        if refusal is not None and not is_reserve and len(self.clients) >= limit + REFUSING_MAX:
             with sock:
-                self._shed(sock)
+                self._tell_shed(sock)
             return
+        self._open(sock, peer, refusal, is_reserve)
+
+    def _has_reserve_for(self, peer: Peer) -> bool:
+        """Whoever fills the daemon's places must not lock its administrator out."""
+        n_taken = sum(client.is_reserve for client in self.clients.values())
+        return n_taken < RESERVE_PLACES and is_admin(peer, os.getuid(), self.services.config().access)
+
+    def _open(self, sock: socket.socket, peer: Peer, refusal: UmaError | None, is_reserve: bool) -> None:
+        config = self.services.config()
         ipc, cap_bytes = config.ipc, config.ipc.max_frame_bytes
         frame_bytes = max(cap_bytes, ipc.trusted_frame_bytes) if is_trusted(peer, os.getuid(), config.access) else cap_bytes
         connection = Connection(Limits(frame_bytes, cap_bytes, config.limits.max_in_flight, ipc.echo))
-        client = Client(self, sock, next(self._conn_ids), peer, connection, refusal)
+        client = Client(self, sock, next(self._conn_ids), peer, connection, refusal, is_reserve)
         self.clients[client.conn_id] = client
         self.meters.connections_total.add()
         self.meters.connections.set(len(self.clients))
-        log.log(logging.INFO if refusal else logging.DEBUG, "%r %s", client, f"is refused: {refusal}" if refusal else "connected")
+        what = "has a place for operations only" if is_reserve else f"is refused: {refusal}" if refusal else "connected"
+        log.log(logging.INFO if refusal else logging.DEBUG, "%r %s", client, what)
 
-    def _shed(self, sock: socket.socket) -> None:
+    def _shed(self, sock: socket.socket, can_keep: bool) -> bool:
+        """There are no descriptors. True: this client gets the last one, it administrates."""
+        peer = peer_of(sock)
+        if can_keep and self._has_reserve_for(peer):
+            self._open(sock, peer, UmaError(ErrorCode.TOO_MANY_SESSIONS, "there are no descriptors"), True)
+            return True
+        self._tell_shed(sock)
+        return False
+
+    def _tell_shed(self, sock: socket.socket) -> None:
         """Tell a client that there is no room, without keeping its socket."""
         error = UmaError(ErrorCode.TOO_MANY_SESSIONS, "no room for another connection")
         self.meters.count_error(error.error)
@@ -158,16 +178,17 @@ class IoApp:
     # messages
 
     def on_message(self, client: Client, message: Message) -> None:
+        refusal = None if client.is_reserve and message.op.name != "generate" else client.refusal
         try:
-            if client.refusal is not None:
-                raise client.refusal
+            if refusal is not None:
+                raise refusal
             HANDLERS[message.op.name](self, client, message)
         except UmaError as error:
             self._fail(client, message, error)
         except Exception:  # a handler's bug ends its message, not the thread that serves everybody
             journal.failed(client, message)
             self._fail(client, message, UmaError(ErrorCode.INTERNAL))
-        if client.refusal is not None:
+        if refusal is not None:
             client.close_when_written()
 
     def _fail(self, client: Client, message: Message, error: UmaError) -> None:

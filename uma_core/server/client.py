@@ -66,12 +66,20 @@ class Client:
     """See the module head."""
 
     def __init__(
-        self, owner: Owner, sock: socket.socket, conn_id: int, peer: Peer, connection: Connection, refusal: UmaError | None = None
+        self,
+        owner: Owner,
+        sock: socket.socket,
+        conn_id: int,
+        peer: Peer,
+        connection: Connection,
+        refusal: UmaError | None = None,
+        is_reserve: bool = False,
     ) -> None:
         self.conn_id = conn_id
         self.peer = peer
         self.connection = connection
-        self.refusal = refusal  # what its first request is answered with
+        self.refusal = refusal  # what its first request is answered with ...
+        self.is_reserve = is_reserve  # ... unless it is an operation: an administrator's place beyond the last one
         self.is_open = True
         self.is_held = False
         self.is_abandoned = False  # no more events for it
@@ -87,10 +95,11 @@ class Client:
         self._is_at_end = False  # of what the peer sends
         self._n_counted = 0  # of the unsent bytes, in the gauge
         self._t_active_ns = self._t_progress_ns = owner.loop.clock.now_ns()
+        self._t_begun_ns = 0  # when the message began that is not complete yet
         self._timers: dict[str, Timer] = {}
         self._update_interest()
-        if refusal is None:
-            self._arm("idle", ns(owner.ipc().idle_timeout_ms), self._check_idle)
+        if refusal is None or is_reserve:
+            self._arm("idle", self._idle_limit_ns(), self._check_idle)
         else:
             self._arm("idle", REFUSAL_NS, lambda: self.close_with(refusal))
 
@@ -123,7 +132,8 @@ class Client:
             self._on_eof()
         elif not self._is_lingering:
             self._owner.meters.rx_bytes.add(len(data))
-            self._t_active_ns = self._owner.loop.clock.now_ns()
+            if not self.connection.n_buffered:
+                self._t_begun_ns = self._owner.loop.clock.now_ns()
             self.connection.receive_data(data)
             self.pump()
 
@@ -147,6 +157,7 @@ class Client:
                 if isinstance(event, Signal):
                     self._is_at_end = event is Signal.END
                     break
+                self._t_active_ns = self._t_begun_ns = self._owner.loop.clock.now_ns()
                 if isinstance(event, Rejected):
                     log.debug("%r: %s", self, event.error)
                     self.send(event)
@@ -265,9 +276,14 @@ class Client:
         if limit_ns:
             self._check_idle()
 
+    def _idle_limit_ns(self) -> int:
+        return REFUSAL_NS if self.is_reserve else ns(self._owner.ipc().idle_timeout_ms)
+
     def _check_idle(self) -> None:
-        limit_ns = ns(self._owner.ipc().idle_timeout_ms)
-        quiet_ns = self._owner.loop.clock.now_ns() - self._t_active_ns
+        """Single bytes are no sign of life: what counts is a message, and for as long again the beginning of one."""
+        limit_ns = self._idle_limit_ns()
+        t_last_ns = max(self._t_active_ns, self._t_begun_ns) if self.connection.n_buffered else self._t_active_ns
+        quiet_ns = self._owner.loop.clock.now_ns() - t_last_ns
         if self.connection.in_flight or self._tx:
             self._arm("idle", limit_ns, self._check_idle)
         elif quiet_ns < limit_ns:

@@ -22,7 +22,7 @@ from uma_core.executor.compute import ComputeThread
 from uma_core.log import installed
 from uma_core.metrics import new_registry
 from uma_core.models import DEMO_NOTICE
-from uma_core.server import signals
+from uma_core.server import descriptors, signals
 from uma_core.server.admin import Admin
 from uma_core.server.app import IoApp
 from uma_core.server.host import Host
@@ -100,9 +100,10 @@ class Daemon:
         config = self._config()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         tame_allocator()
+        descriptors.make_room(config.ipc.max_connections)
+        signals.install(self.loop, self.lifecycle, self._reload)
         sockets = passed_sockets(os.environ, os.getpid()) or [bind_unix(config.ipc.uds_path, config.ipc.backlog)]
         try:
-            signals.install(self.loop, self.lifecycle, self._reload)
             self.compute.start()
             self.app.start(sockets)
             self.supervision.start()
@@ -147,6 +148,7 @@ class Daemon:
         output = installed()
         if output is not None:
             output.apply(config.log)
+        descriptors.make_room(config.ipc.max_connections)
         self.app.apply(config)
         self.relief.apply(config)
 

@@ -21,6 +21,7 @@ from uma_core.server.loop import READ, Loop
 log = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64  # then the loop serves its clients
+N_SPARE = 2  # descriptors: one to tell those who find no room, one for an administrator
 BACK_OFF_NS = 100_000_000  # while the system has no descriptors or memory
 PATH_BYTES = (104 if sys.platform == "darwin" else 108) - 1
 FIRST_PASSED_FD = 3  # sd_listen_fds(3)
@@ -167,10 +168,13 @@ def _bind(path: str, backlog: int) -> socket.socket:
 
 
 class Listener:
-    """Accepts. `on_accept` gets non-blocking sockets; `on_shed` gets those for which there is no descriptor to keep."""
+    """Accepts. `on_accept` gets non-blocking sockets.
+
+    `on_shed` gets those for which there is no descriptor, and whether one could be kept all the same; True: it keeps this one.
+    """
 
     def __init__(
-        self, loop: Loop, bound: BoundSocket, on_accept: Callable[[socket.socket], None], on_shed: Callable[[socket.socket], None]
+        self, loop: Loop, bound: BoundSocket, on_accept: Callable[[socket.socket], None], on_shed: Callable[[socket.socket, bool], bool]
     ) -> None:
         self.bound = bound
         self.n_shed = 0
@@ -178,7 +182,8 @@ class Listener:
         self._loop = loop
         self._on_accept = on_accept
         self._on_shed = on_shed
-        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare_fds: list[int] = []
+        self._restore_spares()
         self._is_open = True
         self._resume()
 
@@ -202,38 +207,38 @@ class Listener:
             self._on_accept(sock)
 
     def _shed(self) -> bool:
-        """Out of descriptors: accept with the spare one, so that the client learns of it instead of hanging."""
-        if self._spare_fd < 0:
+        """Out of descriptors: accept with a spare one, so that the client learns of it instead of hanging."""
+        self._restore_spares()
+        if not self._spare_fds:
             return False
-        os.close(self._spare_fd)
-        self._spare_fd = -1
+        os.close(self._spare_fds.pop())
         try:
             sock, _ = self.bound.sock.accept()
         except BlockingIOError:  # nobody waits: Linux wants a free descriptor before it looks
-            return self._restore_spare()
+            return self._restore_spares()
         except OSError:
-            self._restore_spare()
+            self._restore_spares()
             return False
-        with sock:
-            sock.setblocking(False)
-            self.n_shed += 1
-            self._on_shed(sock)
-        return self._restore_spare()
+        sock.setblocking(False)
+        self.n_shed += 1
+        if not self._on_shed(sock, len(self._spare_fds) > 0):
+            sock.close()
+        return self._restore_spares()
 
-    def _restore_spare(self) -> bool:
+    def _restore_spares(self) -> bool:
+        """False: there is none."""
         try:
-            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        return True
+            while len(self._spare_fds) < N_SPARE:
+                self._spare_fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            log.debug("%d spare descriptors: %s", len(self._spare_fds), error)
+        return bool(self._spare_fds)
 
     def _back_off(self, error: OSError) -> None:
         """Stop listening for a while: a readable socket that cannot be accepted would spin the loop."""
         expected = error.errno in _NO_DESCRIPTORS + _NO_MEMORY
         log.log(logging.WARNING if expected else logging.ERROR, "cannot accept: %s; trying again soon", error)
         self.n_back_offs += 1
-        if self._spare_fd < 0:
-            self._restore_spare()
         self._loop.watch(self.bound.sock, 0, self._on_readable)
         self._loop.call_later(BACK_OFF_NS, self._resume)
 
@@ -244,5 +249,5 @@ class Listener:
         self._is_open = False
         self._loop.watch(self.bound.sock, 0, self._on_readable)
         self.bound.close()
-        if self._spare_fd >= 0:
-            os.close(self._spare_fd)
+        while self._spare_fds:
+            os.close(self._spare_fds.pop())
