@@ -25,6 +25,7 @@ _EXPORT_EVERY = 4  # 6 bounds a decade are enough outside
 _LANE = {"lane": tuple(lane.name.lower() for lane in Lane)}
 _SLO = {"kind": ("ttft", "tbt"), **_LANE}
 _TIER = {"tier": ("resident", "ram", "disk")}
+_REMOVAL = {"cause": ("room", "cleared", "damaged", "redundant", "unfinished", "unusable")}
 _PHASE = {"phase": tuple(phase.name.lower() for phase in Phase if phase is not Phase.DONE)}
 _WORK = {"phase": ("decode", "prefill")}
 
@@ -133,6 +134,7 @@ CACHE_HITS = _counter("cache_hits_total", "prompts whose beginning was restored"
 CACHE_MISSES = _counter("cache_misses_total", "prompts that found nothing to reuse")
 CACHE_TOKENS_SAVED = _counter("cache_tokens_saved_total", "prompt tokens restored instead of computed", "tokens", _TIER)
 CACHE_EVICTIONS = _counter("cache_evictions_total", "cache entries removed to make room", labels=_TIER)
+CACHE_FILES_REMOVED = _counter("cache_files_removed_total", "files removed from the cache directory, by cause", labels=_REMOVAL)
 CACHE_BYTES = _gauge("cache_bytes", "bytes held by the cache", "bytes", _TIER)
 CACHE_RESTORE = _times("cache_restore_seconds", "restoring one prompt's beginning", _LATENCY, _TIER)
 RELIEVED_BYTES = _counter("relieved_bytes_total", "cached KV given up because the system ran short of memory", "bytes")

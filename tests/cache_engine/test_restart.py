@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def eventually_empty(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("disk_bytes", [10**7, 20_000])
-@pytest.mark.parametrize("ram_tokens", [600, 5000])
+@pytest.mark.parametrize("ram_tokens", [0, 600, 5000])
 def test_conversations_through_restarts(tmp_path: Path, disk_bytes: int, ram_tokens: int) -> None:
     w = world(tmp_path, disk_bytes=disk_bytes, ram_bytes=ram_tokens * CELL)
     crowd = Crowd(w, seed=disk_bytes + ram_tokens)
@@ -81,6 +82,114 @@ def test_a_chat_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert w.cached("b") == 719 and computed(w) == 31
     assert w.registry.counter(m.CACHE_HITS, tier="disk").value == 1
     check_idle(w)
+
+
+def eventually(w: World, condition: Callable[[], bool]) -> None:
+    """The disk's own thread has to come so far: that takes real time, while the world's clock stands still."""
+    for _ in range(4000):
+        w.tick()
+        if condition():
+            w.check()
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never came")
+
+
+BEGINNINGS = pytest.mark.parametrize("n_common", [1, 12, 200], ids=["BOS", "a chat header", "a system prompt"])
+
+
+@BEGINNINGS
+@pytest.mark.parametrize("n_chats", [2, 6], ids=["one sequence each", "more than sequences"])
+def test_conversations_that_begin_alike_go_on_after_restarts(tmp_path: Path, n_common: int, n_chats: int) -> None:
+    w = world(tmp_path)
+    chats = [text(n_common) + text(300, 1 + i) for i in range(n_chats)]
+    for i, chat in enumerate(chats):
+        w.ask(f"first{i}", chat)
+    for life in range(3):
+        w.restart()
+        w.check()
+        kept = names(tmp_path)
+        for i, chat in enumerate(chats):
+            w.ask(f"life {life} chat {i}", chat, n=5)
+            assert w.cached(f"life {life} chat {i}") == len(chat) - 1
+        assert set(kept) <= set(names(tmp_path))
+    check_idle(w)
+
+
+@BEGINNINGS
+def test_conversations_that_begin_alike_survive_a_restart_without_a_clean_end(tmp_path: Path, n_common: int) -> None:
+    w = world(tmp_path)
+    for i in range(6):  # over three sequences: half of them were saved when they lost theirs
+        w.ask(f"r{i}", text(n_common) + text(300, 1 + i))
+    until(w, lambda: not w.cache.store.disk.n_pending if w.cache.store.disk else True)
+    w.open()
+    w.read_directory()
+    hits = []
+    for i in range(6):
+        w.ask(f"again{i}", text(n_common) + text(300, 1 + i))
+        hits.append(w.cached(f"again{i}"))
+    assert sorted(hits) == [n_common] * 3 + [n_common + 299] * 3
+
+
+def test_what_others_continue_is_written_though_it_is_short(tmp_path: Path) -> None:
+    """The sequence that holds a common beginning last has nothing else that would be worth a file."""
+    w = World(model(n_seq_max=2, n_ctx=2 * 2048), settings(tmp_path))
+    begin = text(5)
+    w.ask("short", [*begin, 70, 71], n=1)
+    w.ask("a", begin + text(300, 1))
+    w.ask("b", begin + text(300, 2))
+    w.restart()
+    for name, seed in (("a2", 1), ("b2", 2)):
+        w.ask(name, begin + text(300, seed))
+        assert w.cached(name) == 304
+
+
+def test_a_file_whose_beginning_is_lost_is_kept_and_used_once_that_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    w = world(tmp_path)
+    chats = [text(200) + text(300, 1 + i) for i in range(2)]
+    for i, chat in enumerate(chats):
+        w.ask(f"r{i}", chat)
+    w.restart()
+    shared = min(((tmp_path / "kv" / name).stat().st_size, name) for name in names(tmp_path))[1]
+    (tmp_path / "kv" / shared).unlink()
+    w.open()
+    w.read_directory()
+    assert len(names(tmp_path)) == 2
+    assert any("2 wait for their beginnings" in r.getMessage() for r in caplog.records)
+    w.ask("again0", chats[0])
+    w.ask("again1", chats[1])
+    assert w.cached("again0") >= 0 and w.cached("again1") == 499
+    w.restart()
+    for i, chat in enumerate(chats):
+        w.ask(f"last{i}", chat)
+        assert w.cached(f"last{i}") == 499
+
+
+def removed(w: World) -> dict[str, int]:
+    series = {cause: int(w.registry.counter(m.CACHE_FILES_REMOVED, cause=cause).value) for cause in m.CACHE_FILES_REMOVED.labels["cause"]}
+    return {cause: n for cause, n in series.items() if n}
+
+
+def test_no_file_goes_without_a_line_and_a_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    w = world(tmp_path)
+    for i in range(4):
+        w.ask(f"r{i}", text(300, i))
+    w.restart()
+    gone = names(tmp_path)
+    (tmp_path / "kv" / gone[0]).write_bytes(b"nonsense")
+    (tmp_path / "kv" / "x.1-1.umakv.tmp").write_bytes(b"half")
+    os.utime(tmp_path / "kv" / "x.1-1.umakv.tmp", (0, 0))
+    w.restart()
+    assert removed(w) == {"damaged": 1, "unfinished": 1}
+    w.executor.set_cache(settings(tmp_path, disk_bytes=7000))
+    eventually(w, lambda: removed(w).get("room") == 1)
+    cache_admin(w.cache, {"action": "clear"})
+    eventually(w, lambda: removed(w) == {"damaged": 1, "unfinished": 1, "room": 1, "cleared": 2})
+    assert names(tmp_path) == []
+    for name in gone:
+        assert any(name in r.getMessage() for r in caplog.records)
 
 
 def test_a_restart_without_a_clean_end_keeps_what_was_written(tmp_path: Path) -> None:
@@ -114,6 +223,32 @@ def test_files_that_are_cleared_before_they_are_known_go(tmp_path: Path) -> None
     assert names(tmp_path)  # what came after is kept
 
 
+@pytest.mark.parametrize("ram_bytes", [0, 100 * CELL], ids=["no RAM tier", "a RAM tier smaller than a snapshot"])
+def test_what_ram_has_no_room_for_goes_to_disk(tmp_path: Path, ram_bytes: int) -> None:
+    w = world(tmp_path, ram_bytes=ram_bytes)
+    chats = [text(50) + text(300, 1 + i) for i in range(6)]
+    for i, chat in enumerate(chats):
+        w.ask(f"r{i}", chat)
+    eventually(w, lambda: len(names(tmp_path)) >= 4)  # behind the work: the three chats that lost their sequences, and what they share
+    w.ask("back", chats[0])
+    assert w.cached("back") == 349
+    w.restart()
+    for i, chat in enumerate(chats):
+        w.ask(f"again{i}", chat)
+        assert w.cached(f"again{i}") == 349
+    assert w.cache.store.ram.n_bytes <= ram_bytes
+    check_idle(w)
+
+
+def test_idle_chats_leave_their_sequences_for_disk_alone(tmp_path: Path) -> None:
+    w = world(tmp_path, ram_bytes=0, park_idle_ns=1000)
+    w.ask("a", text(300))
+    eventually(w, lambda: (tmp_path / "kv").exists() and bool(names(tmp_path)) and not w.engine.kv_len(0))
+    w.ask("b", text(300))
+    assert w.cached("b") == 299
+    check_idle(w)
+
+
 def test_growing_chats_are_written_turn_by_turn(tmp_path: Path) -> None:
     w = world(tmp_path)
     tokens = text(200)
@@ -134,6 +269,25 @@ def test_tenants_are_kept_apart_on_disk(tmp_path: Path) -> None:
     assert w.cached("b") == 0
     w.ask("c", text(300), uid=1)
     assert w.cached("c") == 299
+
+
+def test_swapped_files_of_two_tenants_give_neither_the_others_cells(tmp_path: Path) -> None:
+    """Their prompts differ, so cells of the other one would change the text, which `ask` checks."""
+    w = world(tmp_path)
+    w.ask("a", text(300, 1), uid=1)
+    w.restart()
+    (first,) = (tmp_path / "kv").iterdir()
+    w.ask("b", text(300, 2), uid=2)
+    w.restart()
+    (second,) = (path for path in (tmp_path / "kv").iterdir() if path != first)
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
+    for name, uid in (("a2", 1), ("b2", 2)):
+        w.ask(name, text(300, uid), uid=uid)
+        assert w.cached(name) == 0
+    eventually(w, lambda: removed(w) == {"damaged": 2})
+    check_idle(w)
 
 
 def test_requests_that_opt_out_are_not_written(tmp_path: Path) -> None:

@@ -209,6 +209,11 @@ class DaemonProcess:
             wire.send(id="g", prompt=prompt, **{"ignore_eos": True, **fields})
             return wire.until_final("g")
 
+    def chat(self, messages: list[dict[str, str]], **fields: Any) -> list[Event]:
+        with self.connect() as wire:
+            wire.send(id="c", messages=messages, **{"ignore_eos": True, **fields})
+            return wire.until_final("c")
+
     def eventually_idle(self) -> Event:
         """Wait until no request is left; give the status."""
 

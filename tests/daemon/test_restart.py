@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.daemon.support import DaemonProcess
+from tests.daemon.support import DaemonProcess, text_of
 
 
 def test_a_second_daemon_refuses_and_the_first_goes_on(serve, folder):
@@ -56,3 +56,27 @@ def test_a_policy_that_cannot_be_composed_ends_the_start(folder):
     daemon = DaemonProcess(folder, "--engine", "fake", "--stages", "admission,nonsense")
     assert daemon.wait() == 1
     assert "E_CONFIG_001" in daemon.log
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("engine", ["llama", "graph"])
+@pytest.mark.parametrize("ram_mb", ["512", "0"])
+def test_conversations_go_on_after_a_restart_with_a_cache_directory(serve_model, folder, engine, ram_mb):
+    """All begin with BOS and a chat header, as every conversation with a model of today does."""
+    options = ("--engine", engine, "--cache-dir", str(folder / "kv"), "--cache-ram-mb", ram_mb)
+    chats = [[{"role": "user", "content": f"{name} is the first word. " + "The shell reads a line. " * 12}] for name in ("One", "Two", "Three")]
+    first = serve_model(*options)
+    answers = [first.chat(chat, max_tokens=4) for chat in chats]
+    assert first.stop() == 0
+    kept = sorted((folder / "kv").iterdir())
+    for _ in range(2):
+        again = serve_model(*options)
+        again.logs(f"cache directory: {len(kept)} snapshots")
+        for chat, answer in zip(chats, answers, strict=True):
+            events = again.chat(chat, max_tokens=4)
+            assert text_of(events) == text_of(answer)
+            usage = events[-1]["usage"]
+            assert usage["cached_tokens"] == usage["prompt_tokens"] - 1
+        assert "E_IO_002" not in again.log
+        assert again.stop() == 0
+        assert kept == sorted((folder / "kv").iterdir())

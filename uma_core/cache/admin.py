@@ -51,7 +51,7 @@ def _clear(cache: PrefixCache, key: str | None) -> dict[str, Any]:
     start = own[-1].start  # what is before it, others have too
     n_cleared = sum(cache.drop_idle(cache.holdings[seq_id], start) for seq_id in list(leaf.holders))
     for seg in {id(node.seg): node.seg for node in own if node.seg is not None and node.seg.start >= start}.values():
-        cache.store.forget(seg)
+        cache.store.forget(seg, "cleared")
         n_cleared += 1
     return {"cleared": n_cleared}
 

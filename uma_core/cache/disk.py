@@ -1,8 +1,9 @@
 """The disk tier: one file per segment in a directory, written and read by one thread of its own.
 
 Rules: the compute thread asks and polls, and never waits for the disk. A file that is damaged, cut short or of another
-version is ignored and removed; files of other models stay until room is needed. Whatever the disk does, service goes
-on: a failure is warned of once per cause (CACHE_IO), and after a failed write none is tried for a while.
+version is ignored and removed; files of other models stay until room is needed. What another user could have written, and
+what is no regular file, is left alone and not read. No file goes without a line in the log and a count. Whatever the disk
+does, service goes on: a failure is warned of once per cause (CACHE_IO), and after a failed write none is tried for a while.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import itertools
 import logging
 import os
 import queue
+import secrets
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -47,9 +50,6 @@ TEMPORARY = SUFFIX + ".tmp"
 STALE_S = 600.0  # a temporary file that nobody wrote to for so long is left over
 
 
-_writes = itertools.count()  # no two writes of one process share a temporary file
-
-
 class Blob(NamedTuple):
     """What to write."""
 
@@ -75,7 +75,7 @@ class Found(NamedTuple):
     name: str
     n_bytes: int
     t_used: float
-    head: Head | None  # None: of another model
+    head: Head | None  # None: of another model, or not to be read now
 
 
 class Ticket:
@@ -89,7 +89,11 @@ class Ticket:
 class DiskTier:
     """Any method is called by the compute thread."""
 
-    def __init__(self, folder: str, model: str, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: str, model: str, clock: Clock, wake: Callable[[], None], on_removed: Callable[[str], None] = lambda cause: None
+    ) -> None:
+        """`on_removed` is called by `poll`, with the cause, for every file that went."""
+        self._on_removed = on_removed
         self.folder = folder
         self.model = model
         self.is_busy = False  # streams are running
@@ -121,7 +125,7 @@ class DiskTier:
     def write(self, blob: Blob, then: Callable[[bool], None], is_last: bool = False) -> bool:
         """`then` is called by `poll`. False: not now."""
         n = blob.n_bytes
-        if not self.can_write or (self.n_pending + n > PENDING_MOST and not is_last):
+        if not (is_last or self.has_room(n)):
             return False
         self.n_pending += n
 
@@ -132,8 +136,13 @@ class DiskTier:
         self._put(WRITE, lambda: self._answer(after, self._write(blob)))
         return True
 
-    def remove(self, name: str) -> None:
-        self._put(REMOVE, lambda: self._remove(name))
+    def has_room(self, n_bytes: int) -> bool:
+        """So many bytes may wait to be written. One file may always, however large."""
+        return self.can_write and (not self.n_pending or self.n_pending + n_bytes <= PENDING_MOST)
+
+    def remove(self, name: str, cause: str) -> None:
+        """`cause` is one of the metric's."""
+        self._put(REMOVE, lambda: self._remove(name, cause))
 
     def poll(self) -> None:
         """Run what finished jobs left to be done on this thread."""
@@ -193,78 +202,119 @@ class DiskTier:
             if entry.name.endswith(TEMPORARY):
                 self._remove_stale(entry)
             elif entry.name.endswith(SUFFIX):
-                each = self._look_at(entry.name)
+                each = self._look_at(entry)
                 found += [each] if each is not None else []
         return found
+
+    def _open(self, name: str) -> BinaryIO | None:
+        """A file that only this user, or root, can have written; None for any other. Raises: OSError."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not keep the thread waiting
+        file = os.fdopen(os.open(self._path(name), flags), "rb")
+        facts = os.fstat(file.fileno())
+        if stat.S_ISREG(facts.st_mode) and facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return file
+        file.close()
+        self._leave_alone(name)
+        return None
+
+    def _leave_alone(self, name: str) -> None:
+        self._warn("strange", f"{name} is no regular file of this user alone: left as it is, not used")
+
+    def _head(self, file: BinaryIO, name: str) -> Head:
+        """Read up to the payload. Raises: Damaged, OSError."""
+        fixed = file.read(FIXED_BYTES)
+        head = decode_head(fixed, file.read(header_bytes(fixed)))
+        if os.fstat(file.fileno()).st_size != file.tell() + head.n_bytes:
+            raise Damaged("truncated")
+        if head.model == self.model and name != file_name(head.model, head.tenant, head.start, head.tokens):
+            raise Damaged("misnamed")
+        return head
 
     def _remove_stale(self, entry: os.DirEntry[str]) -> None:
         """A write that did not finish; but a young one may be going on, in another daemon or in the tier that this one replaces."""
         with contextlib.suppress(OSError):
             if time.time() - entry.stat().st_mtime > STALE_S:
-                self._remove(entry.name)
+                self._remove(entry.name, "unfinished")
 
-    def _look_at(self, name: str) -> Found | None:
+    def _look_at(self, entry: os.DirEntry[str]) -> Found | None:
+        name = entry.name
         try:
-            with open(self._path(name), "rb") as file:
-                stat = os.fstat(file.fileno())
-                fixed = file.read(FIXED_BYTES)
-                head = decode_head(fixed, file.read(header_bytes(fixed)))
-                if stat.st_size != file.tell() + head.n_bytes:
-                    raise Damaged("truncated")
+            facts = entry.stat(follow_symlinks=False)
+        except OSError:
+            return None
+        if not stat.S_ISREG(facts.st_mode):
+            self._leave_alone(name)
+            return None
+        try:
+            file = self._open(name)
+            if file is None:
+                return None
+            with file:
+                head = self._head(file, name)
+            return Found(name, facts.st_size, facts.st_mtime, head if head.model == self.model else None)
+        except FileNotFoundError:
+            return None
         except OSError as error:
             self._failed("reading", error)
-            self._remove(name)
-            return None
+            return Found(name, facts.st_size, facts.st_mtime, None)
         except Damaged as cause:
             self._discard(name, cause)
             return None
-        if head.model == self.model and name != file_name(head.model, head.tenant, head.start, head.tokens):
-            self._discard(name, Damaged("misnamed"))
-            return None
-        return Found(name, stat.st_size, stat.st_mtime, head if head.model == self.model else None)
 
     def _discard(self, name: str, cause: Damaged) -> None:
         self._warn(str(cause), f"{name} is {cause}: removed")
-        self._remove(name)
+        self._remove(name, "damaged")
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, name: str, cause: str) -> None:
         try:
             os.unlink(self._path(name))
         except FileNotFoundError:
-            pass
+            return
         except OSError as error:
             self._failed("removing from", error)
+            return
+        log.log(logging.DEBUG if cause in ("room", "cleared") else logging.INFO, "%s was removed: %s", name, cause)
+        self._answer(self._on_removed, cause)
 
     def _read(self, name: str, ticket: Ticket) -> None:
         try:
-            with open(self._path(name), "rb") as file:
-                fixed = file.read(FIXED_BYTES)
-                head = decode_head(fixed, file.read(header_bytes(fixed)))
-                payload = file.read(head.n_bytes + 1)
-            if len(payload) != head.n_bytes:
-                raise Damaged("truncated")
-            if payload_digest(payload) != head.sha256:
-                raise Damaged("damaged")
-            ticket.payload = payload
+            ticket.payload = self._payload(name)
             with contextlib.suppress(OSError):  # the order of removal survives a restart where the directory allows it
-                os.utime(self._path(name))
+                os.utime(self._path(name), follow_symlinks=False)
         except OSError as error:
             self._failed("reading", error)
         except Damaged as cause:
             self._discard(name, cause)
-        ticket.done.set()
-        self._wake()
+        finally:  # somebody waits, whatever went wrong
+            ticket.done.set()
+            self._wake()
+
+    def _payload(self, name: str) -> bytes | None:
+        """Raises: Damaged, also where another file has been put in the place of the one that was found; OSError."""
+        file = self._open(name)
+        if file is None:
+            return None
+        with file:
+            head = self._head(file, name)
+            payload = file.read(head.n_bytes)
+        if head.model != self.model:
+            raise Damaged("misnamed")
+        if len(payload) != head.n_bytes:
+            raise Damaged("truncated")
+        if payload_digest(payload) != head.sha256:
+            raise Damaged("damaged")
+        return payload
 
     def _write(self, blob: Blob) -> bool:
         if not self.can_write:
             return False
         path = self._path(blob.name)
-        temporary = f"{path.removesuffix(SUFFIX)}.{os.getpid()}-{next(_writes)}{TEMPORARY}"
+        temporary = f"{path.removesuffix(SUFFIX)}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
         payload = memoryview(blob.payload).cast("B")
         try:
             head = Head(blob.model, blob.tenant, blob.start, blob.tokens, len(payload), payload_digest(payload))
             os.makedirs(self.folder, 0o700, exist_ok=True)
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
                 _write_all(file.write, encode_head(head))
                 for at in range(0, len(payload), PIECE):
                     _write_all(file.write, payload[at : at + PIECE])

@@ -44,19 +44,19 @@ class Housekeeper:
     def _ages(self, now: int) -> list[tuple[int, Holding]]:
         """(ns until it may leave, sequence) of idle ones, the next one first."""
         cache = self._cache
-        if not (cache.settings.is_on and cache.finder.can_move and cache.store.ram.budget):
+        if not (cache.settings.is_on and cache.finder.can_move and (cache.store.ram.budget or cache.store.disk is not None)):
             return []
         idle = [h for h in cache.holdings if h.n and not h.owner and not h.is_claimed and not h.readers]
         return sorted(((h.t_used + cache.settings.park_idle_ns - now, h) for h in idle), key=lambda pair: (pair[0], pair[1].seq_id))
 
     def _leave(self, holding: Holding) -> Legs:
-        """To RAM, if it can be without driving others out; the sequence is empty afterwards."""
-        cache, ram = self._cache, self._cache.store.ram
+        """To RAM or disk, if it can be without driving others out; the sequence is empty afterwards."""
+        cache = self._cache
         end = holding.end
         n_bytes = sum(len(node.tokens) for node in cache.store.unsaved(end)) * cache.finder.cell_bytes
-        if ram.n_bytes + n_bytes <= ram.budget:
+        if cache.store.can_keep(n_bytes):
             yield from cache.save(holding, 0)
-        if not cache.store.unsaved(end) and cache.drop_idle(holding):
+        if not cache.store.lost(end) and cache.drop_idle(holding):
             return
         holding.t_used = cache.clock.now_ns()  # not now: looked at again after as long
 
@@ -68,11 +68,15 @@ class Housekeeper:
         cache.settle(deadline)
         if cache.store.disk is None:
             return
+        self._flush()  # first: room in RAM may be made for what comes next
         for holding in cache.holdings:
             if holding.n and not holding.owner and not holding.is_claimed:
-                chain = Chain(cache.save(holding, 0), cache.clock)
+                chain = Chain(cache.save(holding, 0, True), cache.clock)
                 chain.step(deadline)
                 chain.close()
-        nodes = [node for tree in cache.trees.values() for node in tree.nodes()]
-        cache.store.flush(list({id(node.seg): node.seg for node in nodes if node.seg is not None}.values()))
+        self._flush()
         cache.store.close(max(0.0, (deadline - cache.clock.now_ns()) / NS_PER_S))
+
+    def _flush(self) -> None:
+        nodes = [node for tree in self._cache.trees.values() for node in tree.nodes()]
+        self._cache.store.flush(list({id(node.seg): node.seg for node in nodes if node.seg is not None}.values()))

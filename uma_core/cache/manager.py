@@ -176,19 +176,27 @@ class PrefixCache:
         if holding.readers and at < holding.n:
             yield Readers(holding)
 
-    def save(self, holding: Holding, start: int) -> Legs:
-        """Snapshots of the content beyond `start` that only this sequence has."""
+    def save(self, holding: Holding, start: int, is_last: bool = False) -> Legs:
+        """Snapshots of the content beyond `start` that only this sequence has, and before them of what they continue.
+
+        A file is of no use without those of its beginning. Others may hold that now, but none of them may ever write it: where files
+        are written, it is written with the first one that needs it. `is_last`: the daemon ends, and with it what others hold.
+        """
         tree, end = holding.tree, holding.end
         assert tree is not None and end is not None
-        lost = [node for node in self.store.unsaved(end, start) if len(node.holders) == 1]
-        if sum(node.end - max(node.start, start) for node in lost) < MIN_SAVE and not any(node.n_kept for node in lost):
+        lost = [node for node in self.store.unsaved(end, start) if is_last or len(node.holders) == 1]
+        if sum(node.end - max(node.start, start) for node in lost) < MIN_SAVE:
+            while lost and not (lost[-1].n_kept or lost[-1].is_built_upon):
+                lost.pop()
+        if not lost:
             return
-        if lost and lost[0].start < start:
+        if lost[0].start < start:
             tree.split(lost[0], start)
+        before = [node for node in lost[0].up() if node is not lost[0] and node.seg is None] if self.store.disk is not None else []
         end.keep()
         try:
-            for node in lost:
-                yield from self.store.save(holding, node, self.cost)
+            for node in [*reversed(before), *lost]:
+                yield from self.store.save(holding, node, self.cost, is_last)
         finally:
             tree.unkeep(end)
 
@@ -210,7 +218,7 @@ class PrefixCache:
         try:
             yield from self.store.load(holding.seq_id, piece)
         except UmaError:
-            self.store.forget(piece.source)  # else it would be found, and fail, for ever
+            self.store.forget(piece.source, "unusable")  # else it would be found, and fail, for ever
             raise
 
     def _arrived(self, session: Session, holding: Holding, pieces: list[Piece], t0: int) -> None:

@@ -47,6 +47,11 @@ class Node:
     def is_needed(self) -> bool:
         return bool(self.children or self.holders or self.n_kept) or self.seg is not None
 
+    @property
+    def is_built_upon(self) -> bool:
+        """Bytes off the device continue it."""
+        return any(child.seg is not None for child in self.children.values())
+
     def up(self) -> Iterator[Node]:
         """Itself and the nodes above it, without the root."""
         node: Node | None = self

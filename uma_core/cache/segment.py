@@ -59,7 +59,7 @@ class Segment:
 
     def is_only_on_disk_for(self, node: Node) -> bool:
         """It could be had in RAM again, for this node is all that it is of."""
-        return self.blob is None and (self.start, self.end) == (node.start, node.end)
+        return self.blob is None and not self.is_writing and (self.start, self.end) == (node.start, node.end)
 
     @property
     def is_resident(self) -> bool:
@@ -78,6 +78,12 @@ class Segment:
                 self.tree.prune(node)
             self.nodes.clear()
             self.tree.version += 1
+
+
+def has_beginning(seg: Segment) -> bool:
+    """All that it continues is held, or has bytes."""
+    first = min(seg.nodes, key=lambda node: node.start)
+    return all(node.seg is not None or node.holders for node in first.up())
 
 
 def path_segments(end: Node | None) -> list[Segment]:

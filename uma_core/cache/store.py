@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from uma_core.cache.chain import DiskRead, Legs
 from uma_core.cache.disk import Blob, DiskTier, Found
-from uma_core.cache.files import model_key
+from uma_core.cache.files import FIRST_TENANT, model_key
 from uma_core.cache.finder import Finder, Piece
 from uma_core.cache.holding import Holding
 from uma_core.cache.meters import CacheMeters
 from uma_core.cache.radix import Node, Tree
 from uma_core.cache.ram import RamTier
-from uma_core.cache.segment import Segment, path_segments
+from uma_core.cache.segment import Segment, has_beginning, path_segments
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.engine.api import Engine
@@ -63,9 +63,10 @@ class Store:
             self.disk = None
             self._is_indexing = self._is_found_unwanted = False
         if folder and self.disk is None:
-            self.disk = DiskTier(folder, self._model, self._clock, lambda: self.wake())
+            self.disk = DiskTier(folder, self._model, self._clock, lambda: self.wake(), lambda cause: self._meters.removed[cause].add())
             self._is_indexing = True
             self.disk.index(self._index)
+        self._make_disk_room(0)
 
     def poll(self, is_busy: bool) -> None:
         if self.disk is not None:
@@ -87,40 +88,62 @@ class Store:
         nodes = [node for node in end.up() if node.end > start] if end is not None else []
         return [node for node in reversed(nodes) if node.seg is None or node.seg.is_only_on_disk_for(node)]
 
-    def save(self, holding: Holding, node: Node, cost: CostModel) -> Legs:
-        """Make a snapshot of one node's positions, where there is room for it. Errors are logged: a snapshot is a favour."""
+    def lost(self, end: Node | None) -> list[Node]:
+        """Nodes of the beginning that no tier has: one that is being written is not there yet."""
+        nodes = end.up() if end is not None else ()
+        return [node for node in nodes if node.seg is None or (node.seg.blob is None and not node.seg.file)]
+
+    def save(self, holding: Holding, node: Node, cost: CostModel, is_last: bool = False) -> Legs:
+        """Make a snapshot of one node's positions: in RAM and on disk, or on disk alone where RAM has no room for it.
+
+        Errors are logged: a snapshot is a favour.
+        """
         tree, start, end = holding.tree, node.start, node.end
         assert tree is not None
         n_bytes = (end - start) * self._finder.cell_bytes
-        if not self.ram.make_room(n_bytes):
+        is_in_ram = self.ram.make_room(n_bytes)
+        if not is_in_ram and not self._can_pass(tree, node, n_bytes, is_last):
             return
-        self.ram.reserve(tree.tenant, n_bytes)
+        if is_in_ram:
+            self.ram.reserve(tree.tenant, n_bytes)
         is_taken = False
         try:
             export = self._engine.export_state(holding.seq_id, end, start)
             yield export
-            is_taken = self._take_in(tree, node, (start, end), export.blob, cost)
+            seg = self._segment(tree, node, start, end)
+            if seg is not None:
+                if is_in_ram:
+                    seg.weight = cost.prompt_ns(end - start, start) / max(1, seg.n_bytes)
+                    self.ram.put(seg, export.blob)
+                    self.ram.touch(path_segments(node))
+                    is_taken = True
+                self._write_behind(seg, export.blob, is_last)
+                seg.let_go()
         except UmaError as error:
             log.warning("a snapshot was not made: %s", error)
         finally:
-            if not is_taken:
+            if is_in_ram and not is_taken:
                 self.ram.unreserve(tree.tenant, n_bytes)
 
-    def _take_in(self, tree: Tree, node: Node, span: tuple[int, int], blob: bytearray | memoryview, cost: CostModel) -> bool:
-        """Put fresh bytes into the RAM tier and on their way to disk. False: somebody else has them by now."""
-        start, end = span
-        seg = node.seg
-        if seg is None or (seg.start, seg.end) != span:
-            seg = Segment(tree, start, end, (end - start) * self._finder.cell_bytes)
-            if not seg.attach(node):
-                return False
-        elif seg.blob is not None:
+    def _can_pass(self, tree: Tree, node: Node, n_bytes: int, is_last: bool) -> bool:
+        """A node's bytes may go to disk without a place in RAM: nobody wrote them yet, and few others wait to be written."""
+        if self.disk is None or tree.tenant < FIRST_TENANT or (node.seg is not None and (node.seg.file or node.seg.is_writing)):
             return False
-        seg.weight = cost.prompt_ns(end - start, start) / max(1, seg.n_bytes)
-        self.ram.put(seg, blob)
-        self.ram.touch(path_segments(node))
-        self._write_behind(seg, False)
-        return True
+        return n_bytes <= self.disk_budget and (is_last or self.disk.has_room(n_bytes))
+
+    def can_keep(self, n_bytes: int) -> bool:
+        """So many more bytes could be kept in some tier without driving others out."""
+        if self.ram.n_bytes + n_bytes <= self.ram.budget:
+            return True
+        return self.disk is not None and n_bytes <= self.disk_budget and self.disk.has_room(n_bytes)
+
+    def _segment(self, tree: Tree, node: Node, start: int, end: int) -> Segment | None:
+        """What fresh bytes of these positions belong to. None: somebody else has them by now."""
+        seg = node.seg
+        if seg is None or (seg.start, seg.end) != (start, end):
+            seg = Segment(tree, start, end, (end - start) * self._finder.cell_bytes)
+            return seg if seg.attach(node) else None
+        return seg if seg.blob is None and not seg.is_writing else None
 
     def load(self, seq_id: int, piece: Piece) -> Legs:
         """Bring a piece into its sequence. Raises (through the chain): STATE_RESTORE_FAILED, CACHE_IO."""
@@ -147,9 +170,9 @@ class Store:
 
     # disk
 
-    def _write_behind(self, seg: Segment, is_last: bool) -> None:
-        disk, blob = self.disk, seg.blob
-        if disk is None or blob is None or seg.file or seg.is_writing or seg.tree.tenant < -9 or not seg.nodes:
+    def _write_behind(self, seg: Segment, blob: bytes | bytearray | memoryview | None, is_last: bool) -> None:
+        disk = self.disk
+        if disk is None or blob is None or seg.file or seg.is_writing or seg.tree.tenant < FIRST_TENANT or not seg.nodes:
             return
         tokens = seg.tree.tokens_to(seg.last)[: seg.end]
         what = Blob(self._model, seg.tree.tenant, seg.start, tokens, blob)
@@ -163,7 +186,7 @@ class Store:
             seg.file = what.name
             self._add_file(what.name, what.n_bytes, seg)
         elif is_written and self.disk is not None:  # it was forgotten meanwhile
-            self.disk.remove(what.name)
+            self.disk.remove(what.name, "cleared")
         seg.let_go()
         self._make_disk_room(0)
 
@@ -189,12 +212,12 @@ class Store:
             if victim is None or self.disk is None:
                 return False
             self._meters.evictions["disk"].add()
-            self.remove_file(victim)
+            self.remove_file(victim, "room")
         return True
 
-    def remove_file(self, name: str) -> None:
+    def remove_file(self, name: str, cause: str) -> None:
         if self.disk is not None:
-            self.disk.remove(name)
+            self.disk.remove(name, cause)
         self._lost(name)
 
     def _forget_files(self) -> None:
@@ -207,45 +230,48 @@ class Store:
             self._discard([f for f in found if f.head is not None])
             found = [f for f in found if f.head is None]
         self._is_indexing = self._is_found_unwanted = False
-        n_taken = 0
+        n_taken = n_waiting = 0
         for each in sorted((f for f in found if f.head is None), key=lambda f: f.t_used):
             self._add_file(each.name, each.n_bytes, None)
         for each in sorted((f for f in found if f.head is not None), key=lambda f: f.head.start):  # type: ignore[union-attr]
-            n_taken += self._take_file(each)
+            seg = self._take_file(each)
+            if seg is not None:
+                n_taken += 1
+                n_waiting += not has_beginning(seg)
         ours = sorted((f for f in found if f.name in self.files and f.head is not None), key=lambda f: f.t_used)
         for each in ours:
             self.files.move_to_end(each.name)
         if ours:
-            log.info("cache directory: %d snapshots, %d MiB", n_taken, self.disk_bytes >> 20)
+            waiting = f", of which {n_waiting} wait for their beginnings to be read again" if n_waiting else ""
+            log.info("cache directory: %d snapshots%s, %d MiB", n_taken, waiting, self.disk_bytes >> 20)
         self._make_disk_room(0)
 
     def _discard(self, found: list[Found]) -> None:
         for each in found:
             if self.disk is not None and each.name not in self.files:
-                self.disk.remove(each.name)
+                self.disk.remove(each.name, "cleared")
 
-    def _take_file(self, each: Found) -> bool:
+    def _take_file(self, each: Found) -> Segment | None:
+        """A file is taken in without its beginning too: it is of use again when somebody has read that. None: others have all of it."""
         head = each.head
         assert head is not None
         if each.name in self.files:
-            return True
+            return self.files[each.name][1]
         tree = self._tree_of(head.tenant)
-        path, n = tree.walk(head.tokens, head.start)
-        is_whole = n == head.start and all(node.seg is not None or node.holders for node in path)
         seg = Segment(tree, head.start, head.end, (head.end - head.start) * self._finder.cell_bytes)
-        if not (is_whole and seg.attach(tree.insert(head.tokens))):
+        if not seg.attach(tree.insert(head.tokens)):
             if self.disk is not None:
-                self.disk.remove(each.name)
-            return False
+                self.disk.remove(each.name, "redundant")
+            return None
         seg.file = each.name
         self._add_file(each.name, each.n_bytes, seg)
-        return True
+        return seg
 
     def clear(self, trees: list[Tree]) -> int:
         """Forget all snapshots that are not kept for a session or by a pin; returns how many."""
         segs = {id(node.seg): node.seg for tree in trees for node in tree.nodes() if node.seg is not None and not node.n_kept}
         for seg in segs.values():
-            self.forget(seg)
+            self.forget(seg, "cleared")
         return len(segs)
 
     def clear_all(self, trees: list[Tree]) -> int:
@@ -253,11 +279,11 @@ class Store:
         self._is_found_unwanted = self._is_indexing
         return self.clear(trees)
 
-    def forget(self, seg: Segment) -> None:
+    def forget(self, seg: Segment, cause: str) -> None:
         """Drop the bytes everywhere."""
         seg.is_writing = False
         if seg.file:
-            self.remove_file(seg.file)
+            self.remove_file(seg.file, cause)
         if seg.blob is not None:
             self.ram.drop(seg)
         seg.let_go()
@@ -265,7 +291,7 @@ class Store:
     def flush(self, segs: list[Segment]) -> None:
         """Queue what is not on disk yet; called when the daemon ends."""
         for seg in segs:
-            self._write_behind(seg, True)
+            self._write_behind(seg, seg.blob, True)
 
     def close(self, timeout_s: float) -> None:
         if self.disk is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import logging
 import os
 import stat
@@ -156,6 +158,136 @@ def test_two_daemons_over_one_directory(bench: Bench) -> None:
     assert set(other.index()) == {blob(1).name} and writing.exists()  # the other one's write goes on
     assert other.write(blob(1)) is True and bench.read(blob(1).name) == PAYLOAD
     assert other.disk.close(10)
+
+
+def swapped(bench: Bench) -> tuple[Path, Path]:
+    """Two tenants' files, as somebody exchanged them after the directory was looked through."""
+    mine, theirs = blob(1), blob(1)._replace(tenant=1001, payload=b"theirs" * 100)
+    for each in (mine, theirs):
+        bench.write(each)
+    assert set(bench.index()) == {mine.name, theirs.name}
+    paths = bench.folder / mine.name, bench.folder / theirs.name
+    contents = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, reversed(contents), strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def test_another_tenants_file_in_the_place_of_ones_own_is_not_given_out(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    for path in swapped(bench):
+        assert bench.read(path.name) is None and not path.exists()
+    assert any("misnamed" in warning for warning in warnings(caplog))
+
+
+def test_another_models_file_in_the_place_of_ones_own_is_not_given_out(bench: Bench) -> None:
+    bench.write(blob(1))
+    bench.write(blob(1, model="f" * 16))
+    os.replace(bench.folder / blob(1, model="f" * 16).name, bench.folder / blob(1).name)
+    assert bench.read(blob(1).name) is None
+
+
+def forged(fields: str) -> bytes:
+    """A file whose header is this text, with the checksum that belongs to it."""
+    header = fields.encode()
+    return files._FIXED.pack(files.MAGIC, files.VERSION, len(header), hashlib.sha256(header).digest()) + header + PAYLOAD
+
+
+PLAIN: dict[str, object] = {"model": MODEL, "uid": 1, "start": 0, "tokens": "AAAAAA==", "bytes": len(PAYLOAD), "sha256": "0" * 64}
+FORGERIES = {
+    "infinite": '{"model": "m", "uid": Infinity, "start": 0, "tokens": "AAAAAA==", "bytes": 1, "sha256": ""}',
+    "nested": "[" * 200_000,
+    "a list": "[]",
+    "huge number": '{"uid": ' + "9" * 5000 + "}",
+    "a request's own tree": json.dumps({**PLAIN, "uid": -11}),
+    "no uid": json.dumps({**PLAIN, "uid": 1 << 40}),
+    "negative": json.dumps({**PLAIN, "bytes": -5}),
+    "more than memory": json.dumps({**PLAIN, "bytes": 1 << 60}),
+    "model of another kind": json.dumps({**PLAIN, "model": ["x"]}),
+    "odd tokens": json.dumps({**PLAIN, "tokens": "AAAA"}),
+    "tokens of another kind": json.dumps({**PLAIN, "tokens": {"a": 1}}),
+}
+
+
+@pytest.mark.parametrize("how", FORGERIES)
+def test_forged_headers_are_damage(bench: Bench, how: str) -> None:
+    bench.write(blob(1))
+    bench.write(blob(2))
+    path = bench.folder / blob(1).name
+    path.write_bytes(forged(FORGERIES[how]))
+    assert bench.read(path.name) is None and not path.exists()  # put there after the directory was looked through
+    path.write_bytes(forged(FORGERIES[how]))
+    assert set(bench.index()) == {blob(2).name} and not path.exists()
+
+
+def test_what_is_no_regular_file_is_left_alone_and_stops_nothing(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.write(blob(1))
+    precious = bench.folder / "precious"
+    precious.write_bytes((bench.folder / blob(1).name).read_bytes())
+    strange = {"pipe", "folder", "link", "device"}
+    os.mkfifo(bench.folder / ("pipe" + files.SUFFIX))
+    (bench.folder / ("folder" + files.SUFFIX)).mkdir()
+    (bench.folder / ("link" + files.SUFFIX)).symlink_to(precious)
+    (bench.folder / ("device" + files.SUFFIX)).symlink_to("/dev/zero")
+    assert set(bench.index()) == {blob(1).name}
+    assert {path.name.removesuffix(files.SUFFIX) for path in bench.folder.iterdir()} == {*strange, "precious", blob(1).name[: -len(files.SUFFIX)]}
+    for name in strange:
+        assert bench.read(name + files.SUFFIX) is None
+    assert precious.exists() and len(warnings(caplog)) <= 3
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_what_others_may_write_is_not_read(bench: Bench, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    bench.write(blob(1))
+    path = bench.folder / blob(1).name
+    path.chmod(mode)
+    assert bench.index() == {} and bench.read(path.name) is None
+    assert path.exists() and "not used" in warnings(caplog)[0]
+
+
+def test_another_users_file_is_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.write(blob(1))
+    real = os.fstat
+
+    def as_another(fd: int) -> object:
+        facts = real(fd)
+        return os.stat_result([*facts[:4], 4711, *facts[5:10]])
+
+    monkeypatch.setattr(disk_module.os, "fstat", as_another)
+    assert bench.index() == {} and bench.read(blob(1).name) is None
+    assert (bench.folder / blob(1).name).exists()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO])
+def test_a_file_that_cannot_be_opened_now_is_not_removed(bench: Bench, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.write(blob(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_module.os, "open", failing(number))
+        found = bench.index()
+        assert found[blob(1).name].head is None  # counted, not used
+        assert bench.read(blob(1).name) is None
+    assert bench.read(blob(1).name) == PAYLOAD
+
+
+def test_a_planted_name_is_not_written_through(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write to the directory could let a temporary file's name lead to any file of ours."""
+    bench.folder.mkdir(exist_ok=True)
+    victim = bench.folder.parent / "victim"
+    victim.write_bytes(b"precious")
+    monkeypatch.setattr(disk_module.secrets, "token_hex", lambda n: "guessed")
+    (bench.folder / (blob().name.removesuffix(files.SUFFIX) + f".{os.getpid()}-guessed{files.SUFFIX}.tmp")).symlink_to(victim)
+    assert bench.write(blob()) is False
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_reader_is_answered_whatever_goes_wrong(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.write(blob())
+    monkeypatch.setattr(disk_module, "payload_digest", lambda payload: 1 / 0)
+    assert bench.read(blob().name) is None
+
+
+def test_a_file_larger_than_what_may_wait_is_written_when_none_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_module, "PENDING_MOST", 100)
+    assert bench.write(blob()) is True
 
 
 def failing(number: int) -> Callable[..., None]:
