@@ -273,7 +273,14 @@ class CacheOptions:
 
     RELOAD: ClassVar = "live"
     prefix: bool = option(True, "reuse the KV of prompts that begin alike", flag="--prefix-cache")
-    ram_mb: int = option(512, "memory for KV snapshots and parked chats; what finds no room there goes to disk_dir alone", flag="--cache-ram-mb", unit="MiB", min=0, max=1 << 24)
+    ram_mb: int = option(
+        512,
+        "memory for KV snapshots and parked chats; what finds no room there goes to disk_dir alone",
+        flag="--cache-ram-mb",
+        unit="MiB",
+        min=0,
+        max=1 << 24,
+    )
     disk_dir: str = option("", "directory for KV snapshots that survive a restart; empty: none", flag="--cache-dir")
     disk_mb: int = option(4096, "most bytes in that directory", flag="--cache-disk-mb", unit="MiB", min=0, max=1 << 30)
     share_across_uids: bool = option(
