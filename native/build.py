@@ -1,6 +1,6 @@
-"""Builds llama.cpp's libraries into the package, through the cache. `python native/build.py [--force]`.
+"""Builds llama.cpp's libraries and the chat library into the packages, through the cache. `python native/build.py [--force]`.
 
-What it leaves: uma_core/lib/ (libraries and build.json) and native/headers/, both git-ignored.
+What it leaves: uma_core/lib/ (libraries and build.json), uma_gateway/lib/ and native/headers/, all git-ignored.
 Environment: UMA_BACKEND, UMA_CMAKE_ARGS, UMA_OPENMP, UMA_CACHE_DIR, UMA_SDIST, UMA_LLAMA_DIR, UMA_JOBS, CC, CXX.
 """
 
@@ -20,14 +20,16 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":  # the folder of this file would shadow other packages' names
     sys.path[0] = str(ROOT)
 
-from native import cache, cmake_build, fetch  # noqa: E402
+from native import cache, chat_build, cmake_build, fetch  # noqa: E402
 from native.external import use_external  # noqa: E402
-from native.pin import BuildError, Pin, load_pin, sha256_file  # noqa: E402
+from native.mirror import mirror  # noqa: E402
+from native.pin import BuildError, Pin, load_pin  # noqa: E402
 from native.probe import library_paths, probe  # noqa: E402
 from native.progress import Progress  # noqa: E402
 from native.toolchain import chosen_backend, cpu_identity, find_toolchain  # noqa: E402
 
 LIB_DIR = ROOT / "uma_core" / "lib"
+CHAT_LIB_DIR = ROOT / "uma_gateway" / "lib"
 HEADERS_DIR = ROOT / "native" / "headers"
 BUILD_RECORD = "build.json"
 N_KEPT_BUILDS = 8  # a few MB each, CUDA builds some hundred
@@ -58,6 +60,7 @@ def prepare(progress: Progress | None = None, force: bool = False) -> Native:
     pin = load_pin()
     external = os.environ.get("UMA_LLAMA_DIR")
     native = _from_external(Path(external).expanduser().resolve(), pin, progress) if external else _from_source(pin, progress, force)
+    chat_build.build_chat_library(pin, progress, CHAT_LIB_DIR)
     record = {key: value for key, value in asdict(native).items() if key != "lib_dir" or native.is_external}
     _write_if_changed(LIB_DIR / BUILD_RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
     return native
@@ -124,25 +127,6 @@ def _check_against_pin(lib_dir: Path, pin: Pin) -> None:
     actual = (facts.llama_version, facts.ggml_version, facts.ggml_commit)
     if actual != expected:
         raise BuildError(f"the built libraries say {actual}, native/PIN says {expected}")
-
-
-def mirror(source: Path | None, target: Path, keep: tuple[str, ...] = ()) -> None:
-    """Make `target` hold exactly the files of `source`; unchanged files are not touched, so nothing is recompiled for them."""
-    wanted = {str(p.relative_to(source)): p for p in sorted(source.rglob("*")) if p.is_file()} if source else {}
-    target.mkdir(parents=True, exist_ok=True)
-    for present in [p for p in target.rglob("*") if p.is_file() or p.is_symlink()]:
-        name = str(present.relative_to(target))
-        if name not in wanted and name not in keep:
-            present.unlink()
-    for name, path in wanted.items():
-        copy = target / name
-        if copy.is_file() and not copy.is_symlink() and sha256_file(copy) == sha256_file(path):
-            continue
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        scratch = copy.with_name(f".{copy.name}.new")  # a process that has the old library mapped keeps its file
-        shutil.copyfile(path, scratch)
-        scratch.chmod(path.stat().st_mode & 0o777)
-        os.replace(scratch, copy)
 
 
 def _write_if_changed(path: Path, text: str) -> None:

@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from native.pin import BuildError, Pin, sha256_file
 from native.progress import Progress
 
-# what CMake reads; the rest of the archive (models, tools, web UI) is 10 times as large
-_NEEDED = ("CMakeLists.txt", "LICENSE", "licenses/", "cmake/", "src/", "include/", "ggml/", "vendor/")
+# what CMake and the chat library's build read; the rest of the archive (models, tools, web UI) is 10 times as large
+_NEEDED = ("CMakeLists.txt", "LICENSE", "licenses/", "cmake/", "src/", "include/", "ggml/", "vendor/", "common/", "models/templates/")
 
 
 def sdist_path(pin: Pin, cache: Path) -> Path:

@@ -1,0 +1,352 @@
+// The C interface of the chat library: llama.cpp's templates, parsers of answers and schema conversion, JSON text in and out.
+// Every function answers {"ok": ...} or {"error": {"kind", "message", "log"}}; the text belongs to the caller, who gives it to
+// uma_chat_free. No exception leaves. A template handle may be used by several threads at once, a parser handle by one.
+#include "chat.h"
+#include "json-schema-to-grammar.h"
+#include "json.h"
+#include "model.h"
+#include "peg-parser.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include <pthread.h>
+
+using json = common_json;
+
+#define API extern "C" __attribute__((visibility("default")))
+
+static constexpr int INTERFACE = 1; // raised with every change that uma_gateway/chat/library.py has to follow
+
+// Templates, schema conversion and the parsers of answers recurse with what they are given, and an overflow of the stack
+// would end the process. The stack that one level takes: measured with the bundled templates up to 4.3 and 4.1 KB.
+static constexpr int MAX_JSON_DEPTH = 256, MAX_ANSWER_DEPTH = 1000;
+static constexpr size_t JSON_LEVEL_BYTES = 16 << 10, ANSWER_LEVEL_BYTES = 6 << 10;
+
+struct uma_chat_templates {
+    llama_model model;
+    common_chat_templates_ptr templates;
+};
+
+struct uma_chat_parser {
+    common_chat_parser_params params;
+    std::string text;              // of the answer so far
+    common_chat_msg message;       // what the differences given out so far add up to
+    std::vector<std::string> ids;  // of its tool calls
+    int depth = 0, deepest = 0;    // of the brackets in it
+};
+
+// What a failure is about; everything else that is thrown is the library's fault.
+struct problem : std::runtime_error {
+    const char * kind;
+    problem(const char * kind, const std::string & message) : std::runtime_error(message), kind(kind) {}
+};
+
+// --- answers
+
+static char * copy_out(const std::string & text) {
+    char * copy = static_cast<char *>(malloc(text.size() + 1));
+    if (copy) memcpy(copy, text.c_str(), text.size() + 1);
+    return copy;
+}
+
+static char * failure(const char * kind, const std::string & message) noexcept {
+    try {
+        json error = json::object();
+        error["kind"] = kind;
+        error["message"] = message;
+        error["log"] = chat_log;
+        json answer = json::object();
+        answer["error"] = error;
+        return copy_out(answer.dump_safe());
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+// Runs a part of a call whose failures are of one kind.
+template <typename F> static auto about(const char * kind, F && work) {
+    try {
+        return work();
+    } catch (const problem &) {
+        throw;
+    } catch (const std::bad_alloc &) {
+        throw;
+    } catch (const std::exception & error) {
+        throw problem(kind, error.what());
+    }
+}
+
+template <typename F> static char * guarded(F && work) noexcept {
+    try {
+        chat_log.clear();
+        json answer = json::object();
+        answer["ok"] = work();
+        return copy_out(answer.dump_safe());
+    } catch (const problem & error) {
+        return failure(error.kind, error.what());
+    } catch (const common_json_error & error) {
+        return failure("request", error.what());
+    } catch (const std::bad_alloc &) {
+        return failure("memory", "out of memory");
+    } catch (const std::exception & error) {
+        return failure("internal", error.what());
+    } catch (...) {
+        return failure("internal", "an unknown exception");
+    }
+}
+
+// --- depth
+
+// What is left of this thread's stack; 8 MB threads on Linux, 512 KB ones on macOS.
+static size_t stack_left() {
+    static thread_local uintptr_t lowest = 0;
+    if (!lowest) {
+#ifdef __APPLE__
+        lowest = reinterpret_cast<uintptr_t>(pthread_get_stackaddr_np(pthread_self())) - pthread_get_stacksize_np(pthread_self());
+#else
+        pthread_attr_t attributes;
+        void * address = nullptr;
+        size_t size = 0;
+        if (pthread_getattr_np(pthread_self(), &attributes)) return 0;
+        pthread_attr_getstack(&attributes, &address, &size);
+        pthread_attr_destroy(&attributes);
+        lowest = reinterpret_cast<uintptr_t>(address);
+#endif
+    }
+    char here;
+    const auto now = reinterpret_cast<uintptr_t>(&here);
+    return now > lowest ? now - lowest : 0;
+}
+
+static int depth_limit(int most, size_t level_bytes) {
+    return static_cast<int>(std::min<size_t>(most, stack_left() / level_bytes));
+}
+
+static int json_depth(const char * text) {
+    int depth = 0, deepest = 0;
+    bool in_string = false;
+    for (; *text; text++) {
+        if (in_string) {
+            if (*text == '\\' && text[1]) text++;
+            else if (*text == '"') in_string = false;
+        } else if (*text == '"') {
+            in_string = true;
+        } else if (*text == '[' || *text == '{') {
+            deepest = std::max(deepest, ++depth);
+        } else if (*text == ']' || *text == '}') {
+            depth--;
+        }
+    }
+    return deepest;
+}
+
+static void refuse_deep(const char * text, const char * what) {
+    const int limit = depth_limit(MAX_JSON_DEPTH, JSON_LEVEL_BYTES);
+    if (json_depth(text) > limit) throw problem("depth", std::string(what) + " is nested deeper than " + std::to_string(limit) + " levels");
+}
+
+// Brackets of every kind count, also in plain text: an answer as deep as that is not worth parsing.
+static void count_depth(uma_chat_parser & handle, const char * text, size_t size) {
+    for (const char * end = text + size; text < end; text++) {
+        if (*text == '[' || *text == '{') handle.deepest = std::max(handle.deepest, ++handle.depth);
+        else if ((*text == ']' || *text == '}') && handle.depth > 0) handle.depth--;
+    }
+    if (handle.deepest > depth_limit(MAX_ANSWER_DEPTH, ANSWER_LEVEL_BYTES)) throw problem("depth", "the answer is nested too deep");
+}
+
+static json parse_request(const char * text) {
+    refuse_deep(text, "the request");
+    return json::parse(text);
+}
+
+// Texts that llama.cpp parses as JSON in turn: the arguments of tool calls, and with some templates the results.
+static void refuse_deep_texts(const std::vector<common_chat_msg> & messages) {
+    for (const auto & message : messages) {
+        for (const auto & call : message.tool_calls) refuse_deep(call.arguments.c_str(), "a tool call's arguments");
+        const size_t first = message.content.find_first_not_of(" \t\r\n");
+        if (message.role == "tool" && first != std::string::npos && strchr("[{", message.content[first]))
+            refuse_deep(message.content.c_str() + first, "a tool's result");
+    }
+}
+
+// --- templates
+
+static json template_facts(const uma_chat_templates & handle) {
+    json capabilities = json::object();
+    for (const auto & [name, value] : common_chat_templates_get_caps(handle.templates.get())) capabilities[name] = value;
+    json facts = json::object();
+    facts["capabilities"] = capabilities;
+    facts["log"] = chat_log;
+    return facts;
+}
+
+static common_chat_templates_inputs read_inputs(const uma_chat_templates & handle, const json & request) {
+    common_chat_templates_inputs inputs;
+    inputs.messages = common_chat_msgs_parse_oaicompat(request.at("messages"));
+    refuse_deep_texts(inputs.messages);
+    inputs.add_bos = handle.model.add_bos;
+    inputs.add_eos = handle.model.add_eos;
+    if (request.contains("tools")) inputs.tools = common_chat_tools_parse_oaicompat(request.at("tools"));
+    inputs.tool_choice = common_chat_tool_choice_parse_oaicompat(request.value("tool_choice", "auto"));
+    inputs.parallel_tool_calls = request.value("parallel_tool_calls", false);
+    if (request.contains("json_schema")) inputs.json_schema = request.at("json_schema").dump();
+    inputs.add_generation_prompt = request.value("add_generation_prompt", true);
+    if (request.contains("continue_final_message"))
+        inputs.continue_final_message = common_chat_continuation_parse(request.at("continue_final_message"));
+    inputs.reasoning_format = common_reasoning_format_from_name(request.value("reasoning_format", "auto"));
+    inputs.enable_thinking = request.value("enable_thinking", true);
+    if (request.contains("chat_template_kwargs"))
+        for (const auto & [name, value] : request.at("chat_template_kwargs").items()) inputs.chat_template_kwargs[name] = value.dump();
+    return inputs;
+}
+
+// A schema that cannot be converted fails before a template is rendered with it, so that it can be told from a template's failure.
+static void check_schemas(const common_chat_templates_inputs & inputs) {
+    if (!inputs.json_schema.empty()) json_schema_to_grammar(json::parse(inputs.json_schema), true);
+    if (inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_NONE) return;
+    for (const auto & tool : inputs.tools) common_chat_schema_from_json(json::parse(tool.parameters));
+}
+
+static const char * trigger_type(common_grammar_trigger_type type) {
+    switch (type) {
+        case COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN: return "token";
+        case COMMON_GRAMMAR_TRIGGER_TYPE_WORD: return "word";
+        case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN: return "pattern";
+        case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL: return "pattern_full";
+    }
+    return "unknown";
+}
+
+static json applied_json(const common_chat_params & params) {
+    json triggers = json::array();
+    for (const auto & trigger : params.grammar_triggers) {
+        json entry = json::object();
+        entry["type"] = trigger_type(trigger.type);
+        entry["value"] = trigger.value;
+        triggers.push_back(entry);
+    }
+    json applied = json::object();
+    applied["prompt"] = params.prompt;
+    applied["format"] = static_cast<int>(params.format);
+    applied["grammar"] = params.grammar;
+    applied["grammar_lazy"] = params.grammar_lazy;
+    applied["grammar_triggers"] = triggers;
+    applied["preserved_tokens"] = params.preserved_tokens;
+    applied["additional_stops"] = params.additional_stops;
+    applied["generation_prompt"] = params.generation_prompt;
+    applied["supports_thinking"] = params.supports_thinking;
+    applied["thinking_start_tag"] = params.thinking_start_tag;
+    applied["thinking_end_tags"] = params.thinking_end_tags;
+    applied["parser"] = params.parser;
+    applied["log"] = chat_log;
+    return applied;
+}
+
+// --- answers of the model
+
+static json differences(uma_chat_parser & handle, common_chat_msg message) {
+    json list = json::array();
+    if (message.empty()) return list;
+    message.set_tool_call_ids(handle.ids, [] { return std::string(); });
+    for (const auto & change : common_chat_msg_diff::compute_diffs(handle.message, message)) {
+        json entry = json::object();
+        if (!change.reasoning_content_delta.empty()) entry["reasoning"] = change.reasoning_content_delta;
+        if (!change.content_delta.empty()) entry["content"] = change.content_delta;
+        if (change.tool_call_index != std::string::npos) {
+            entry["index"] = change.tool_call_index;
+            entry["name"] = change.tool_call_delta.name;
+            entry["id"] = change.tool_call_delta.id;
+            entry["arguments"] = change.tool_call_delta.arguments;
+        }
+        if (!entry.empty()) list.push_back(entry);
+    }
+    handle.message = std::move(message);
+    return list;
+}
+
+// --- the interface
+
+API int uma_chat_interface() { return INTERFACE; }
+
+API void uma_chat_free(char * text) { free(text); }
+
+// {chat_template, tool_use_template, bos, eos, add_bos, add_eos} -> {capabilities, log}; *out is null on failure
+API char * uma_chat_templates_new(const char * request, uma_chat_templates ** out) {
+    *out = nullptr;
+    return guarded([&] {
+        const json given = parse_request(request);
+        auto handle = std::make_unique<uma_chat_templates>();
+        handle->model.chat_template = given.at("chat_template").get<std::string>();
+        handle->model.tool_use_template = given.value("tool_use_template", "");
+        handle->model.bos = given.value("bos", "");
+        handle->model.eos = given.value("eos", "");
+        handle->model.add_bos = given.value("add_bos", false);
+        handle->model.add_eos = given.value("add_eos", false);
+        handle->templates = about("template", [&] { return common_chat_templates_init(&handle->model, ""); });
+        const json facts = template_facts(*handle);
+        *out = handle.release();
+        return facts;
+    });
+}
+
+API void uma_chat_templates_delete(uma_chat_templates * handle) { delete handle; }
+
+// {messages, tools?, tool_choice?, parallel_tool_calls?, json_schema?, add_generation_prompt?, continue_final_message?,
+//  reasoning_format?, enable_thinking?, chat_template_kwargs?} -> common_chat_params
+API char * uma_chat_apply(const uma_chat_templates * handle, const char * request) {
+    return guarded([&] {
+        const json given = parse_request(request);
+        const auto inputs = about("request", [&] { return read_inputs(*handle, given); });
+        about("schema", [&] { check_schemas(inputs); return 0; });
+        chat_log.clear();
+        return about("template", [&] { return applied_json(common_chat_templates_apply(handle->templates.get(), inputs)); });
+    });
+}
+
+// {format, parser, generation_prompt, reasoning_format, is_continuation} -> true. `parser` is what uma_chat_apply gave:
+// it is trusted, a cyclic one would end the process.
+API char * uma_chat_parser_new(const char * request, uma_chat_parser ** out) {
+    *out = nullptr;
+    return guarded([&] {
+        const json given = json::parse(request);
+        auto handle = std::make_unique<uma_chat_parser>();
+        const int format = given.at("format").get<int>();
+        if (format < 0 || format >= COMMON_CHAT_FORMAT_COUNT) throw problem("request", "no such format");
+        handle->params.format = static_cast<common_chat_format>(format);
+        handle->params.reasoning_format = common_reasoning_format_from_name(given.value("reasoning_format", "auto"));
+        handle->params.generation_prompt = given.value("generation_prompt", "");
+        handle->params.is_continuation = given.value("is_continuation", false);
+        const std::string parser = given.value("parser", "");
+        if (!parser.empty()) handle->params.parser.load(parser);
+        // the prefilled beginning of a continued message is not part of the answer
+        if (handle->params.is_continuation) handle->message = common_chat_parse("", true, handle->params);
+        *out = handle.release();
+        return json(true);
+    });
+}
+
+API void uma_chat_parser_delete(uma_chat_parser * handle) { delete handle; }
+
+// Adds text to the answer and parses all of it -> the differences to what was given out before.
+API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, size_t size, int is_final) {
+    return guarded([&] {
+        handle->text.append(text, size);
+        count_depth(*handle, text, size);
+        return about("answer", [&] { return differences(*handle, common_chat_parse(handle->text, !is_final, handle->params)); });
+    });
+}
+
+// -> {grammar, log}: a GBNF, and what the conversion left out
+API char * uma_chat_schema_to_grammar(const char * schema) {
+    return guarded([&] {
+        json answer = json::object();
+        const json given = parse_request(schema);
+        answer["grammar"] = about("schema", [&] { return json_schema_to_grammar(given, true); });
+        answer["log"] = chat_log;
+        return answer;
+    });
+}

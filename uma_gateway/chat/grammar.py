@@ -1,0 +1,447 @@
+"""Grammars as trees: what the model may write, read from a template's parser, and the operations on them.
+
+llama.cpp states what an answer looks like as a PEG parser and derives a GBNF from it. There, "any text until </think>" is a chain
+of rules that recurses at every character, and llguidance gives up after 2,000 of them. So the grammar is built from the parser
+itself, and `settle` turns "any text until a delimiter, then the rest" into "up to and including the delimiter, then what is left
+of the rest": one lexeme, and what a PEG parser does with the text. uma_gateway/chat/lark.py writes the result down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+First = frozenset[str] | None  # characters; None: any
+NOTHING: frozenset[str] = frozenset()
+MAX_NODES = 200_000  # read from one parser; far more than 500 tools make
+MAX_CLASS = 256  # a larger class of characters counts as any
+
+
+class Unsettled(Exception):
+    """The grammar has a form that these operations do not cover."""
+
+
+class Node:
+    """A set of texts. Immutable; made by a `Grammar`, where equal nodes are one object."""
+
+    nullable = False  # the empty text is one of them
+    first: First = None  # the characters that a text may begin with, or more than these
+    more: First = NOTHING  # the characters that may follow a whole text of the set within a longer one, or more than these
+    regular = True  # one regular expression says it: no JSON value and no recursive rule inside
+
+
+class Literal(Node):
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.nullable = not text
+        self.first = frozenset(text[:1])
+
+
+class Chars(Node):
+    """`least` to `most` characters of a class; `most` None: any number."""
+
+    def __init__(self, ranges: tuple[tuple[int, int], ...], negated: bool, least: int, most: int | None) -> None:
+        self.ranges, self.negated, self.least, self.most = ranges, negated, least, most
+        self.nullable = least == 0
+        if not negated and sum(high - low + 1 for low, high in ranges) <= MAX_CLASS:
+            self.first = frozenset(chr(code) for low, high in ranges for code in range(low, high + 1))
+        self.more = NOTHING if most == least else self.first
+
+    def has(self, character: str) -> bool:
+        return any(low <= ord(character) <= high for low, high in self.ranges) != self.negated
+
+
+class Quoted(Node):
+    """What stands between the quotes of a JSON-like string."""
+
+    nullable = True
+    more = None
+
+    def __init__(self, quote: str) -> None:
+        self.quote = quote
+
+
+class Until(Node):
+    """Any text without one of the delimiters. `seen`: what was taken from its beginning and may be part of one."""
+
+    nullable = True
+    more = None
+
+    def __init__(self, delimiters: tuple[str, ...], seen: str) -> None:
+        self.delimiters, self.seen = delimiters, seen
+
+
+class UpTo(Node):
+    """Any text up to and including the first of the delimiters, where that is `end`; `end` empty: any of them."""
+
+    def __init__(self, delimiters: tuple[str, ...], end: str) -> None:
+        self.delimiters, self.end = delimiters, end
+
+
+class Json(Node):
+    """A JSON value that follows a schema, which is written as JSON."""
+
+    first = frozenset('{["-tfn0123456789')
+    regular = False
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+
+
+class Sequence(Node):
+    def __init__(self, items: tuple[Node, ...]) -> None:
+        self.items = items
+        self.nullable = all(item.nullable for item in items)
+        self.first = union(item.first for item in _reached(items))
+        ends = _reached(items[::-1])  # the last item that takes text, and those after it
+        self.more = union([*(item.more for item in ends), *(item.first for item in ends[: None if self.nullable else -1])])
+        self.regular = all(item.regular for item in items)
+
+
+class Choice(Node):
+    def __init__(self, items: tuple[Node, ...]) -> None:
+        self.items = items
+        self.nullable = any(item.nullable for item in items)
+        self.first = union(item.first for item in items)
+        self.more = union([*(item.more for item in items), *self._rivals()])
+        self.regular = all(item.regular for item in items)
+
+    def _rivals(self) -> Iterable[First]:
+        """Where one alternative is the beginning of another, the longer one's next character counts."""
+        for i, one in enumerate(self.items):
+            for other in self.items[i + 1 :]:
+                if isinstance(one, Literal) and isinstance(other, Literal):
+                    short, long = sorted((one.text, other.text), key=len)
+                    yield frozenset(long[len(short)]) if long.startswith(short) else NOTHING
+                elif overlap(one.first, other.first):
+                    yield None
+
+
+class Repeat(Node):
+    def __init__(self, item: Node, least: int, most: int | None) -> None:
+        self.item, self.least, self.most = item, least, most
+        self.nullable = least == 0 or item.nullable
+        self.first = item.first
+        self.more = item.more if most == 1 else union((item.more, item.first))
+        self.regular = item.regular
+
+
+class Rule(Node):
+    """A node with a name, so that a grammar may contain itself. What is known of its body comes from an earlier reading."""
+
+    regular = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.body: Node | None = None
+
+
+def union(sets: Iterable[First]) -> First:
+    found: set[str] = set()
+    for each in sets:
+        if each is None:
+            return None
+        found |= each
+    return frozenset(found)
+
+
+def overlap(one: First, other: First) -> bool:
+    if one is None or other is None:
+        return one != NOTHING and other != NOTHING
+    return not one.isdisjoint(other)
+
+
+def _reached(items: tuple[Node, ...]) -> list[Node]:
+    """The items up to and including the first one that is not nullable."""
+    n_nullable = next((i for i, item in enumerate(items) if not item.nullable), len(items))
+    return list(items[: n_nullable + 1])
+
+
+class Grammar:
+    """Makes nodes, and takes them apart again."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Node] = {}
+        self._settled: dict[Node, Node] = {}
+        self._n_loops = 0
+        self.empty = self.literal("")
+        few_blanks = Chars(((9, 9), (32, 32)), False, 0, 20)
+        # the white space that llama.cpp's grammars allow where its parsers skip any
+        self.space = self.choice(self.empty, self.literal(" "), self.sequence(self.repeat(self.literal("\n"), 1, 2), few_blanks))
+
+    # --- making
+
+    def _one(self, kind: Callable[..., Node], *arguments: Any) -> Node:
+        key = (kind, *arguments)
+        if key not in self._known:
+            self._known[key] = kind(*arguments)
+        return self._known[key]
+
+    def literal(self, text: str) -> Node:
+        return self._one(Literal, text)
+
+    def chars(self, ranges: tuple[tuple[int, int], ...], negated: bool, least: int, most: int | None) -> Node:
+        return self._one(Chars, ranges, negated, least, most) if most != 0 else self.empty
+
+    def quoted(self, quote: str) -> Node:
+        return self._one(Quoted, quote)
+
+    def until(self, delimiters: tuple[str, ...], seen: str = "") -> Node:
+        return self._one(Until, delimiters, seen)
+
+    def up_to(self, delimiters: tuple[str, ...], end: str = "") -> Node:
+        return self._one(UpTo, delimiters, end)
+
+    def json(self, schema: Any) -> Node:
+        return self._one(Json, json.dumps(schema, ensure_ascii=False))
+
+    def sequence(self, *items: Node) -> Node:
+        """The items one after the other; neighbouring literals become one."""
+        flat: list[Node] = []
+        for item in items:
+            for part in item.items if isinstance(item, Sequence) else (item,):
+                last = flat[-1] if flat else None
+                if isinstance(part, Literal) and isinstance(last, Literal):
+                    flat[-1] = self.literal(last.text + part.text)
+                elif part is not self.empty:
+                    flat.append(part)
+        return self._one(Sequence, tuple(flat)) if len(flat) > 1 else flat[0] if flat else self.empty
+
+    def choice(self, *items: Node) -> Node:
+        """One of the items, of which there is at least one."""
+        flat = list(dict.fromkeys(part for item in items for part in (item.items if isinstance(item, Choice) else (item,))))
+        return self._one(Choice, tuple(flat)) if len(flat) > 1 else flat[0]
+
+    def repeat(self, item: Node, least: int, most: int | None) -> Node:
+        if most == 0 or item is self.empty:
+            return self.empty
+        if (least, most) == (1, 1) or (most == 1 and item.nullable):
+            return item
+        return self._one(Repeat, item, least, most)
+
+    # --- taking text from the front
+
+    def after(self, node: Node, text: str) -> Node | None:
+        """What may follow `text`, where the texts of `node` begin with it; None: none does."""
+        left: Node | None = node
+        for character in text:
+            left = self._after(left, character) if left is not None else None
+        return left
+
+    def _after(self, node: Node, character: str) -> Node | None:
+        if isinstance(node, Literal):
+            return self.literal(node.text[1:]) if node.text[:1] == character else None
+        if isinstance(node, Chars):
+            return self.chars(node.ranges, node.negated, max(node.least - 1, 0), _less(node.most)) if node.has(character) else None
+        if isinstance(node, Until):
+            return self._until_after(node, character)
+        if isinstance(node, Sequence):
+            head, *tail = node.items
+            rest = self.sequence(*tail)
+            return self._either(self._then(self._after(head, character), rest), self._after(rest, character) if head.nullable else None)
+        if isinstance(node, Choice):
+            return self._either(*(self._after(item, character) for item in node.items))
+        if isinstance(node, Repeat):
+            return self._then(self._after(node.item, character), self.repeat(node.item, max(node.least - 1, 0), _less(node.most)))
+        if isinstance(node, Rule) and node.body is not None:
+            return self._after(node.body, character)
+        if node.first is not None and character not in node.first:
+            return None
+        raise Unsettled(f"cannot take {character!r} from a {type(node).__name__}")
+
+    def _until_after(self, node: Until, character: str) -> Node | None:
+        seen = node.seen + character
+        if any(delimiter in seen for delimiter in node.delimiters):
+            return None
+        kept = (seen[i:] for i in range(len(seen)))
+        return self.until(node.delimiters, next((s for s in kept if any(d.startswith(s) for d in node.delimiters)), ""))
+
+    def _then(self, head: Node | None, rest: Node) -> Node | None:
+        return None if head is None else self.sequence(head, rest)
+
+    def _either(self, *items: Node | None) -> Node | None:
+        found = [item for item in items if item is not None]
+        return self.choice(*found) if found else None
+
+    # --- delimiters
+
+    def settle(self, node: Node) -> Node:
+        """Replace "any text until a delimiter" by lexemes that end with the delimiter, wherever something follows it."""
+        return self._settle(node, self.empty, self.empty)
+
+    def _settle(self, node: Node, rest: Node, settled_rest: Node) -> Node:
+        """Settle `node` followed by `rest`; `settled_rest` is `rest` settled."""
+        if not _is_open(node):
+            return self.sequence(self._inside(node), settled_rest)
+        if isinstance(node, Until):
+            return self._bounded(node, rest, settled_rest)
+        if isinstance(node, Sequence):
+            for item in reversed(node.items):
+                settled_rest = self._settle(item, rest, settled_rest)
+                rest = self.sequence(item, rest)
+            return settled_rest
+        if isinstance(node, Choice):
+            return self.choice(*(self._settle(item, rest, settled_rest) for item in node.items))
+        assert isinstance(node, Repeat)
+        if node.most == 1:
+            return self.choice(self._settle(node.item, rest, settled_rest), settled_rest)
+        return self._loop(node, rest, settled_rest)
+
+    def _inside(self, node: Node) -> Node:
+        """Settle a node whose last text is no open one: what follows it does not matter."""
+        if node not in self._settled:
+            result = node
+            if isinstance(node, Sequence):
+                result = self.empty
+                rest = self.empty
+                for item in reversed(node.items):
+                    result = self._settle(item, rest, result)
+                    rest = self.sequence(item, rest)
+            elif isinstance(node, Choice):
+                result = self.choice(*(self._inside(item) for item in node.items))
+            elif isinstance(node, Repeat):
+                result = self.repeat(self._inside(node.item), node.least, node.most)
+            elif isinstance(node, Rule):
+                self._settled[node] = node
+                node.body = self.settle(node.body or self.empty)
+            self._settled[node] = result
+        return self._settled[node]
+
+    def _bounded(self, node: Until, rest: Node, settled_rest: Node) -> Node:
+        if node.seen:
+            raise Unsettled(f"half of a delimiter was taken: {node.seen!r}")
+        found: list[Node] = [node] if rest.nullable else []
+        for delimiter in node.delimiters:
+            left = self.after(rest, delimiter)
+            if left is not None:
+                found.append(self.sequence(self.up_to(node.delimiters, delimiter), self.settle(left)))
+        return self.choice(*found) if found else self.sequence(node, settled_rest)
+
+    def _loop(self, node: Repeat, rest: Node, settled_rest: Node) -> Node:
+        """Items that end open, repeated: what follows one is another one, or the rest."""
+        if node.most is not None or node.least > 1:
+            raise Unsettled("a counted repetition of open text")
+        self._n_loops += 1
+        plain, loop = Rule(f"loop-{self._n_loops}-plain"), Rule(f"loop-{self._n_loops}")
+        plain.body = self.choice(self.sequence(node.item, plain), rest)
+        plain.nullable = rest.nullable
+        again = self._settle(node.item, plain, loop)
+        loop.body = self.choice(again, settled_rest)
+        return loop if node.least == 0 else again
+
+
+def _less(most: int | None) -> int | None:
+    return None if most is None else most - 1
+
+
+def _is_open(node: Node) -> bool:
+    """True where a text may end with "any text until"."""
+    if isinstance(node, Sequence):
+        return any(_is_open(item) for item in _reached(node.items[::-1]))
+    if isinstance(node, Choice):
+        return any(_is_open(item) for item in node.items)
+    if isinstance(node, Repeat):
+        return _is_open(node.item)
+    return isinstance(node, Until)
+
+
+class Reader:
+    """Reads the PEG parser that `apply` gave, as llama.cpp saves it.
+
+    `schema_of(name)` gives the JSON schema for which a schema node of that name stands. Raises: Unsettled.
+    """
+
+    def __init__(self, grammar: Grammar, saved: str, schema_of: Callable[[str], Any], has_content: bool = True) -> None:
+        arena = json.loads(saved)
+        self._grammar, self._schema_of, self._has_content = grammar, schema_of, has_content
+        self._parsers: list[dict[str, Any]] = arena["parsers"]
+        self._rules: dict[str, int] = arena["rules"]
+        self._root: int = arena["root"]
+        self._facts: dict[str, tuple[bool, First, First]] = {}  # of recursive rules: nullable, first, more
+        self._made: dict[str, Node] = {}
+        self._n_nodes = 0
+
+    def root(self) -> Node:
+        """What a whole answer looks like, the generation prompt included."""
+        return self._reading(lambda: self._read(self._root))
+
+    def triggered(self) -> Node:
+        """What follows a trigger: the rules that llama.cpp marks for that, and their triggers with them."""
+        rules = [parser for parser in self._parsers if parser["type"] == "rule" and parser["trigger"]]
+        names = sorted({rule["name"] for rule in rules if self._rules.get(rule["name"]) is not None})
+        if not names:
+            raise Unsettled("no rule is marked as a trigger's")
+        return self._reading(lambda: self._grammar.choice(*(self._rule(name) for name in names)))
+
+    def _reading(self, read: Callable[[], Node]) -> Node:
+        """Read until what is known of the recursive rules does not change any more."""
+        while True:
+            self._made, self._n_nodes, before = {}, 0, dict(self._facts)
+            node = read()
+            if self._facts == before:
+                return node
+
+    def _read(self, index: int) -> Node:
+        self._n_nodes += 1
+        if self._n_nodes > MAX_NODES:
+            raise Unsettled("the grammar is too large")
+        make, parser = self._grammar, self._parsers[index]
+        kind = parser["type"]
+        if kind in ("epsilon", "start", "end", "and", "not"):  # what looks ahead takes no text
+            return make.empty
+        if kind == "literal":
+            return make.literal(parser["literal"])
+        if kind == "sequence":
+            return make.sequence(*(self._read(child) for child in parser["children"]))
+        if kind == "choice":
+            return make.choice(*(self._read(child) for child in parser["children"])) if parser["children"] else make.empty
+        if kind == "repetition":
+            return make.repeat(self._read(parser["child"]), parser["min_count"], _most(parser))
+        if kind == "any":
+            return make.chars((), True, 1, 1)
+        if kind == "space":
+            return make.space
+        if kind == "chars":
+            ranges = tuple((part["start"], part["end"]) for part in parser["ranges"])
+            return make.chars(ranges, parser["negated"], parser["min_count"], _most(parser))
+        if kind == "string":
+            return make.quoted(parser["delimiter"])
+        if kind == "until":
+            return make.until(tuple(parser["delimiters"]))
+        if kind == "ac":
+            return make.up_to(tuple(parser["delimiters"]))
+        if kind == "schema":
+            return make.json(self._schema_of(parser["name"]))
+        if kind == "gbnf":  # narrower than the parser: nothing, or another rule
+            return self._rule(parser["grammar"]) if parser["grammar"] else make.empty
+        if kind == "tag" and parser["tag"] == "content" and not self._has_content:
+            return make.empty
+        if kind in ("tag", "atomic"):
+            return self._read(parser["child"])
+        if kind in ("rule", "ref"):
+            return self._rule(parser["name"])
+        raise Unsettled(f"a parser of an unknown kind, {kind}")
+
+    def _rule(self, name: str) -> Node:
+        """The rule's body, or the rule itself where it contains itself."""
+        if name in self._made:
+            made = self._made[name]
+            if isinstance(made, Rule) and made.body is None:  # met again inside its own body
+                self._facts.setdefault(name, (False, NOTHING, NOTHING))
+            return made
+        if name not in self._rules:
+            raise Unsettled(f"no rule has the name {name}")
+        rule = self._made[name] = Rule(name)
+        rule.nullable, rule.first, rule.more = self._facts.get(name, (False, NOTHING, NOTHING))
+        body = self._read(self._parsers[self._rules[name]]["child"])
+        if name in self._facts:
+            rule.body = body
+            self._facts[name] = (body.nullable, body.first, body.more)
+            return rule
+        self._made[name] = body
+        return body
+
+
+def _most(parser: dict[str, Any]) -> int | None:
+    return None if parser["max_count"] < 0 else int(parser["max_count"])

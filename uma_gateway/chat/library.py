@@ -1,0 +1,116 @@
+"""The chat library through ctypes: JSON out, JSON back, errors as exceptions.
+
+Rules: only this file touches the shared object; it is loaded on first use, in the gateway's process, never beside the engine.
+Every call releases the interpreter lock. A template handle may be used by several threads, a parser handle by one at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from uma_gateway.chat.errors import ChatCode, ChatError
+
+INTERFACE = 1  # as in native/chat/chat.cpp
+LIBRARY = Path(__file__).resolve().parent.parent / "lib" / ("libuma_chat.dylib" if sys.platform == "darwin" else "libuma_chat.so")
+_REBUILD = "run `make build`, or install UMA Serve again"
+
+_KINDS = {
+    "request": ChatCode.BAD_REQUEST,
+    "depth": ChatCode.TOO_DEEP,
+    "schema": ChatCode.SCHEMA_UNSUPPORTED,
+    "template": ChatCode.TEMPLATE_FAILED,
+    "answer": ChatCode.INTERNAL,  # the parser gives such an answer back as it is
+    "memory": ChatCode.INTERNAL,
+    "internal": ChatCode.INTERNAL,
+}
+_PREFIX = "Unable to generate parser for this template. Automatic parser generation failed: "
+MAX_MESSAGE = 500  # characters of an error; llama.cpp repeats whole requests in some
+
+
+class LibraryError(ChatError):
+    """What the library answered instead of a result. `log` is what llama.cpp logged during the call."""
+
+    def __init__(self, kind: str, message: str, log: str) -> None:
+        # llama.cpp throws a copy of the base class in one place, and the reason is only in its log
+        super().__init__(_KINDS.get(kind, ChatCode.INTERNAL), _readable(log if message == "std::exception" else message))
+        self.kind = kind
+        self.log = log
+
+
+def _readable(message: str) -> str:
+    """llama.cpp's message without what only its developers need: its place in the template, whole requests."""
+    message = message.rpartition("Jinja Exception: ")[2].removeprefix(_PREFIX).strip()
+    return message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…"
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Load the shared object, once. Raises: ChatError where it is absent or of another version."""
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        found = library.uma_chat_interface()
+    except (OSError, AttributeError) as error:
+        raise ChatError(ChatCode.UNAVAILABLE, f"the chat library cannot be loaded: {error}; {_REBUILD}") from error
+    if found != INTERFACE:
+        raise ChatError(ChatCode.UNAVAILABLE, f"the chat library has interface {found}, {INTERFACE} is needed; {_REBUILD}")
+    text, handle, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+    answer = ctypes.c_void_p  # not c_char_p: the pointer is needed to free it
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "uma_chat_free": (None, [answer]),
+        "uma_chat_templates_new": (answer, [text, ctypes.POINTER(handle)]),
+        "uma_chat_templates_delete": (None, [handle]),
+        "uma_chat_apply": (answer, [handle, text]),
+        "uma_chat_parser_new": (answer, [text, ctypes.POINTER(handle)]),
+        "uma_chat_parser_delete": (None, [handle]),
+        "uma_chat_parser_feed": (answer, [handle, text, size, ctypes.c_int]),
+        "uma_chat_schema_to_grammar": (answer, [text]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def encode(value: Any, what: str) -> bytes:
+    """JSON for the library. Raises: ChatError where the value cannot be JSON, names included."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+    except RecursionError:
+        raise ChatError(ChatCode.TOO_DEEP, f"{what} is nested too deep") from None
+    except (TypeError, ValueError) as error:
+        raise ChatError(ChatCode.BAD_REQUEST, f"{what} cannot be written as JSON: {error}") from None
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function of the library and return its result. Raises: LibraryError."""
+    library = load()
+    pointer = getattr(library, name)(*arguments)
+    if not pointer:
+        raise LibraryError("memory", "out of memory", "")
+    try:
+        answer = json.loads(ctypes.string_at(pointer))
+    finally:
+        library.uma_chat_free(pointer)
+    error = answer.get("error")
+    if error is not None:
+        raise LibraryError(error["kind"], error["message"], error["log"])
+    return answer["ok"]
+
+
+class Handle:
+    """An object of the library, freed with its Python owner."""
+
+    def __init__(self, kind: str, request: bytes) -> None:
+        self._delete = getattr(load(), f"uma_chat_{kind}_delete")
+        self.pointer = ctypes.c_void_p()
+        self.facts = call(f"uma_chat_{kind}_new", request, ctypes.byref(self.pointer))
+
+    def __del__(self) -> None:
+        pointer = getattr(self, "pointer", None)
+        if pointer:
+            self._delete(pointer)
