@@ -128,6 +128,7 @@ def _yes(value: bool) -> str:
 _CONFIG_INTRO = """# Configuration
 
 A value comes from, in this order: the flag, the environment variable, the YAML file (`--config FILE`, `UMA_CONFIG`), the default.
+The file is a regular one of at most 1 MiB: a pipe could block its reader.
 `uma-core daemon --print-config` shows every value with its origin, and what it prints is a valid file; `--check-config` only checks.
 An unknown key, a wrong type or a value out of range is `E_CONFIG_001` and names the key and its source; nothing is guessed.
 Lists and maps are written as `a,b` and `1000=background` in flags and variables.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -152,10 +153,7 @@ def _flatten(tree: Mapping[Any, Any], path: str, problems: list[str]) -> Iterato
 
 def _read_yaml(path: str) -> Mapping[Any, Any]:
     try:
-        with open(path, encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
-                raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is larger than a configuration can be", path=path)
-            tree = yaml.load(file, _StrictLoader)
+        tree = yaml.load(_read_file(path), _StrictLoader)
     except OSError as error:
         raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot read {path}: {error.strerror}", path=path) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are not UTF-8, impossible dates
@@ -166,6 +164,21 @@ def _read_yaml(path: str) -> Mapping[Any, Any]:
     if not isinstance(tree, dict):
         raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} must contain sections, not {type(tree).__name__}", path=path)
     return tree
+
+
+def _read_file(path: str) -> str:
+    """A pipe or a device could block its reader for ever, or never end. Raises: CONFIG_INVALID, OSError, ValueError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot read {path}: not a regular file", path=path)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(data) > MAX_FILE_BYTES:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is larger than a configuration can be", path=path)
+    return data.decode()
 
 
 class _StrictLoader(yaml.SafeLoader):

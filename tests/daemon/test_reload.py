@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
 from tests.daemon.support import eventually
@@ -65,6 +68,22 @@ def test_a_bad_configuration_leaves_the_old_one(serve, config, text, code):
     config.write_text("limits:\n  max_tokens: 3000\n")
     assert daemon.ask("reload")["generation"] == 2
     assert daemon.status()["reload"]["error"] is None
+
+
+def test_a_pipe_in_place_of_the_file_freezes_nobody(serve, config):
+    daemon = serve("--config", str(config))
+    daemon.pull(step_ms=5)
+    stream = daemon.stream(max_tokens=100).begun()
+    config.unlink()
+    os.mkfifo(config)
+    for check in (True, False):
+        refused = daemon.ask("reload", check=check)
+        assert refused["name"] == "config_invalid"
+        assert "not a regular file" in refused["message"]
+    daemon.signal(signal.SIGHUP)
+    daemon.logs("not a regular file")
+    assert stream.end()["reason"] == "length"
+    assert daemon.status()["reload"]["last"] == "failed"
 
 
 def test_another_engine_beside_running_streams(serve):

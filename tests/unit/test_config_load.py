@@ -1,6 +1,7 @@
 """Where values come from, and what happens to wrong ones."""
 
 import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -144,9 +145,15 @@ def test_flags_and_variables_are_named_when_wrong():
     assert "(variable UMA_N_CTX)" in refusal(environ={"UMA_N_CTX": ""})
 
 
-@pytest.mark.parametrize("path", ["/nowhere/uma.yaml", "/"])
-def test_an_unreadable_file_is_refused(path):
-    assert f"cannot read {path}" in refusal(path=path)
+def test_an_unreadable_file_is_refused():
+    assert "cannot read /nowhere/uma.yaml" in refusal(path="/nowhere/uma.yaml")
+
+
+def test_only_regular_files_are_read(tmp_path):
+    """A pipe that nobody writes to, or a device that never ends, would keep its reader for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        assert f"cannot read {path}: not a regular file" in refusal(path=str(path))
 
 
 def test_a_huge_file_is_refused(write):

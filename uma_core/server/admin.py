@@ -8,6 +8,7 @@ from typing import Any
 from uma_core.config import ns
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server import memory
+from uma_core.server.aside import run_aside
 from uma_core.server.host import Host
 from uma_core.server.lifecycle import Lifecycle
 from uma_core.server.loop import Loop
@@ -56,8 +57,7 @@ class Admin:
 
     def _giving_back(self, answer: Answer) -> Answer:
         def give_back(outcome: dict[str, Any] | UmaError) -> None:
-            memory.give_back()
-            answer(outcome)
+            run_aside(self._loop, "give-back", memory.give_back, lambda _: answer(outcome))
 
         return lambda outcome: self._loop.call_soon(lambda: give_back(outcome))
 

@@ -56,7 +56,7 @@ class Daemon:
         self.compute = ComputeThread(self.loop.wake, self.clock, self.loop.wake_fd)
         self.host = Host(config, self.loop, self.compute, self.registry, self.clock)
         self.lifecycle = Lifecycle(self._config, self.loop, self.compute, self.host, self.clock)
-        self.reloader = Reloader(config, sources, self.host, self.lifecycle, self.registry)
+        self.reloader = Reloader(config, sources, self.loop, self.host, self.lifecycle, self.registry)
         self.status = Status(self._config, self.host, self.lifecycle, self.reloader, self.registry, self.clock)
         self.app = IoApp(self.loop, self.compute, self._services(), self.registry)
         self.notifier = Notifier(os.environ, os.getpid())
@@ -79,7 +79,7 @@ class Daemon:
             metrics=self.status.metrics,
             prometheus=self.status.prometheus,
             sessions=lambda: self.host.rows,
-            props=lambda is_trusted: props(self.host.engine, self._config(), self.reloader.generation, is_trusted),
+            props=lambda is_trusted: props(self.host.engine, self.host.is_demo, self._config(), self.reloader.generation, is_trusted),
             admin=Admin(self.loop, self.host, self.lifecycle, self.reloader),
         )
 

@@ -27,6 +27,7 @@ from uma_core.executor.compute import ComputeThread
 from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.intake import Admittance, Limits
 from uma_core.metrics import Registry
+from uma_core.models import is_default_model
 from uma_core.server import memory
 from uma_core.server.loop import Loop
 from uma_core.session.events import Call
@@ -73,6 +74,7 @@ class Host:
 
     def __init__(self, config: Config, loop: Loop, compute: ComputeThread, registry: Registry, clock: Clock) -> None:
         self.engine: Engine | None = None
+        self.is_demo = False  # it serves the embedded model
         self.view: view.ExecutorView | None = None
         self.rows: list[dict[str, Any]] = []
         self.retiring: list[dict[str, Any]] = []  # models that finish their last streams
@@ -106,12 +108,20 @@ class Host:
         would slow streams down, or keep those out who wait for the new model.
         """
 
-        def opened(executor: Executor) -> None:
-            self.is_loading = True
-            install = Call(lambda: self._install(executor), lambda _, failure: self._tell(lambda: self._installed(executor, failure, done)))
-            self._compute.submit(install)
+        def build() -> tuple[Executor, bool]:
+            executor = self._build(config, is_start)
+            return executor, is_default_model(executor.engine.info.model_path)  # here, for it asks the file system
 
-        self._start(lambda: self._build(config, is_start), opened, done)
+        def opened(built: tuple[Executor, bool]) -> None:
+            self.is_loading = True
+            executor, is_demo = built
+
+            def installed(_: object, failure: BaseException | None) -> None:
+                self._tell(lambda: self._installed(executor, is_demo, failure, done))
+
+            self._compute.submit(Call(lambda: self._install(executor), installed))
+
+        self._start(build, opened, done)
 
     def unload(self, done: Done) -> None:
         """Close all engines. No session may be left; `done` is called on the I/O thread when the memory is free."""
@@ -218,13 +228,13 @@ class Host:
         self._open.append(executor.engine)
         self._publish(False)
 
-    def _installed(self, executor: Executor, failure: BaseException | None, done: Done) -> None:
+    def _installed(self, executor: Executor, is_demo: bool, failure: BaseException | None, done: Done) -> None:
         self.is_loading = False
         if failure is not None:
             executor.engine.close()
             done(UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}"))
             return
-        self.engine = executor.engine
+        self.engine, self.is_demo = executor.engine, is_demo
         for note in executor.engine.info.notes:
             log.info("%s", note)
         done(None)

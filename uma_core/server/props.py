@@ -7,13 +7,12 @@ from typing import Any
 from uma_core.config import Config
 from uma_core.engine.api import Engine, ModelFacts
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.models import is_default_model
 from uma_core.protocol.ops import OPS
 
 INFILL = ("fim_pre", "fim_suf", "fim_mid")
 
 
-def props(engine: Engine | None, config: Config, generation: int, is_trusted: bool) -> dict[str, Any]:
+def props(engine: Engine | None, is_demo: bool, config: Config, generation: int, is_trusted: bool) -> dict[str, Any]:
     """Raises: MODEL_NOT_LOADED."""
     if engine is None:
         raise UmaError(ErrorCode.MODEL_NOT_LOADED)
@@ -31,7 +30,7 @@ def props(engine: Engine | None, config: Config, generation: int, is_trusted: bo
             "n_vocab": info.n_vocab,
             "n_embd": facts.n_embd,
             "vocab_type": facts.vocab_type,
-            "is_demo": is_default_model(info.model_path),
+            "is_demo": is_demo,
         },
         "n_ctx_seq": info.n_ctx_seq,
         "n_seq_max": info.n_seq_max,

@@ -9,6 +9,7 @@ import uma_core.metrics as m
 from uma_core.config import Config
 from uma_core.executor.compute import ComputeThread
 from uma_core.server import memory
+from uma_core.server.aside import run_aside
 from uma_core.server.loop import Loop
 from uma_core.server.pressure import Watcher, watch
 from uma_core.session.events import Call
@@ -55,7 +56,7 @@ class Relief:
         if failure is not None:
             log.error("giving memory back failed", exc_info=failure)
             return
-        memory.give_back()
+        run_aside(self._loop, "give-back", memory.give_back, lambda _: None)
         self._bytes.add(n_bytes or 0)
         level = logging.WARNING if n_bytes else logging.DEBUG
         log.log(level, "memory is short: %d MiB of cached KV were given up", (n_bytes or 0) // memory.MIB)

@@ -12,7 +12,6 @@ from uma_core.clock import Clock
 from uma_core.config import Config
 from uma_core.log import installed
 from uma_core.metrics_export import to_json, to_prometheus
-from uma_core.models import is_default_model
 from uma_core.protocol.ops import PROTOCOL_VERSION
 from uma_core.server.host import Host
 from uma_core.server.lifecycle import DRAINING, READY, STARTING, Lifecycle
@@ -108,7 +107,7 @@ class Status:
             return status | {"memory": {"rss": resident_bytes()}}
         info = engine.info
         return status | {
-            "model": {**view.model, "is_demo": is_default_model(view.model["path"])},
+            "model": {**view.model, "is_demo": self._host.is_demo},
             "backend": info.backend,
             "devices": list(info.devices),
             "engine": view.engine,
