@@ -83,7 +83,7 @@ PREFILL_PIECE = _times("prefill_piece_seconds", "longest piece of a prefill run:
 SAMPLING_LAST = _gauge("sampling_last_seconds", "sampling all rows of the last tick", "seconds", json="sampling_ms_last")
 LOGITS_TO_CHUNK = _gauge(
     "logits_to_first_chunk_seconds",
-    "from readable logits to the first event handed to the I/O thread, last tick",
+    "from the last decode call's readable logits to the wake-up of the I/O thread for the events that it gave",
     "seconds",
     json="time_logits_to_first_chunk",
 )
@@ -105,7 +105,7 @@ GAP_STRETCH = Metric(
     "interactive_gap_stretch",
     Kind.HISTOGRAM,
     "ratio",
-    "gap between two tokens of an interactive stream / the everyday limit that held for it; above 1: too long",
+    "gap between two tokens of an interactive stream / the limit that was promised to it; above 1: too long",
     buckets=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
 )
 TTF5 = _times("time_to_fifth_token_seconds", "from the decoded frame to the fifth token event", _LATENCY, _LANE)
@@ -121,8 +121,13 @@ SLO_VIOLATIONS = _counter(
 PREFILL_GUARD_ACTIVE = _gauge("prefill_guard_active", "1 while the latency guard holds prefill back")
 PREEMPTIONS = _counter("preemptions_total", "background sessions that lost their sequence or their place to make room")
 PLAN_VIOLATIONS = _counter("plan_violations_total", "plans that broke their contract and were replaced")
-BMT_ESTIMATE = _gauge("bmt_estimate_bytes", "bytes that the last tick moved, as estimated", "bytes", json="bmt_estimate_last")
-BMT_BUDGET = _gauge("bmt_budget_bytes", "bytes that a tick may move; 0: no budget", "bytes", json="bmt_budget")
+BMT_ESTIMATE = _gauge("bmt_estimate_bytes", "bytes that the last plan was expected to move", "bytes", json="bmt_estimate_last")
+BMT_BUDGET = _gauge("bmt_budget_bytes", "bytes that it was allowed to move; 0: no budget", "bytes", json="bmt_budget")
+BMT_MOVED = _gauge("bmt_moved_bytes", "bytes that the last tick moved, by the rows and chunks that it did compute", "bytes", json="bmt_moved_last")
+BMT_TIME = _gauge("bmt_seconds", "measured time of the engine calls that moved them", "seconds", json="bmt_ms_last")
+BMT_TOTAL = _counter("bmt_moved_bytes_total", "bytes that ticks moved, by the rows and chunks that they did compute", "bytes")
+ENGINE_TIME = _counter("engine_seconds_total", "measured time of decode calls and prompt runs", "seconds")
+SERVING_TIME = _counter("serving_seconds_total", "time during which there was at least one request", "seconds")
 
 # KV memory
 KV_CELLS_USED = _gauge("kv_cells_used", "KV cells that hold a token", "cells")
@@ -137,6 +142,8 @@ CACHE_EVICTIONS = _counter("cache_evictions_total", "cache entries removed to ma
 CACHE_FILES_REMOVED = _counter("cache_files_removed_total", "files removed from the cache directory, by cause", labels=_REMOVAL)
 CACHE_BYTES = _gauge("cache_bytes", "bytes held by the cache", "bytes", _TIER)
 CACHE_RESTORE = _times("cache_restore_seconds", "restoring one prompt's beginning", _LATENCY, _TIER)
+KV_BYTES = _counter("kv_bytes_total", "KV that prompts got, computed or from the cache", "bytes")
+KV_COPIED_BYTES = _counter("kv_copied_bytes_total", "KV copied: to the decode memory, between sequences, to and from snapshots", "bytes")
 RELIEVED_BYTES = _counter("relieved_bytes_total", "cached KV given up because the system ran short of memory", "bytes")
 
 # the process

@@ -27,6 +27,23 @@ def _sessions(snapshot: Snapshot, *phases: str) -> float:
     return sum(snapshot.value(m.SESSIONS, phase) for phase in wanted)
 
 
+def _bandwidth(snapshot: Snapshot) -> float:
+    ns = snapshot.value(m.BMT_TIME)
+    return round(snapshot.value(m.BMT_MOVED) / ns, 3) if ns else 0.0
+
+
+def _idle_share(snapshot: Snapshot) -> float | None:
+    """None before the first request."""
+    serving = snapshot.value(m.SERVING_TIME)
+    return round(max(0.0, 1.0 - snapshot.value(m.ENGINE_TIME) / serving), 4) if serving else None
+
+
+def _copy_free(snapshot: Snapshot) -> float | None:
+    """None before the first prompt. What is copied twice counts twice."""
+    whole = snapshot.value(m.KV_BYTES)
+    return round(max(0.0, 1.0 - snapshot.value(m.KV_COPIED_BYTES) / whole), 4) if whole else None
+
+
 def _recent(metric: Metric, q: float) -> Callable[[Snapshot], float]:
     return lambda snapshot: _scale(metric)(snapshot.merged(metric, is_recent=True).quantile(q))
 
@@ -47,6 +64,9 @@ DERIVED: tuple[Derived, ...] = (
     Derived("p95_ms", "95th percentile of the gap between tokens, last minute", _recent(m.INTER_TOKEN, 0.95)),
     Derived("ttf5_ms", "median time to the fifth token, last minute", _recent(m.TTF5, 0.50)),
     Derived("worst_pause_ms", "longest gap in the first 3 s of any stream, last minute (within 5 %)", _recent(m.WORST_PAUSE, 1.0)),
+    Derived("bmt_gb_per_s", "memory bandwidth of the last tick's engine calls, by what they did compute", lambda s: _bandwidth(s)),
+    Derived("device_idle_share", "share of the time with requests in which no engine call ran, since the start", lambda s: _idle_share(s)),
+    Derived("copy_free_ratio", "share of the prompts' KV that was used where it lay, since the start", lambda s: _copy_free(s)),
     Derived(
         "prediction_error",
         "median |measured / predicted - 1|, last minute",

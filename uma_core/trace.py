@@ -21,8 +21,7 @@ from uma_core.policy.cost import CostModel
 from uma_core.policy.guard_memory import GuardMemory
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.pipeline import compose, explain
-from uma_core.policy.plan import SLICED, Plan, PlanItem
-from uma_core.policy.stages.bmt_guard import Traffic
+from uma_core.policy.plan import SLICED, GuardView, Plan, PlanItem
 from uma_core.policy.stages.decode_first import Rotation
 from uma_core.policy.stages.fairness import Ledger
 from uma_core.policy.stages.prefill_budget import TokenBudget
@@ -30,7 +29,7 @@ from uma_core.policy.stages.sweet_spot import Spot
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
-CARRIED: dict[str, type] = {cls.__name__: cls for cls in (GuardMemory, Ledger, Rotation, Spot, TokenBudget, Traffic)}
+CARRIED: dict[str, type] = {cls.__name__: cls for cls in (GuardMemory, GuardView, Ledger, Rotation, Spot, TokenBudget)}
 DRIFTING = ("factors", "counts", "splits", "split_factors", "cell_ns")  # of the cost model: corrected every tick
 CHANGING = ("free_seqs", "n_cells_free", "seq_held", "seq_loss_ns", "seq_shared")  # of the device: different every tick
 RING_TICKS = 20_000
@@ -225,14 +224,24 @@ def _tick_events(tick: Tick) -> Iterator[dict[str, Any]]:
     at = t
     groups = _groups(plan)
     for i, report in enumerate(tick.reports):
-        is_prefill = report.phase is Phase.PREFILL
-        name = f"prefill {report.n_rows} tokens" if is_prefill else f"decode {report.n_rows} rows"
-        args = {"n_kv": report.n_kv, "predicted_ms": report.predicted_ns / 1e6, "longest_ms": report.longest_ns / 1e6}
+        name = _name(report)
+        args: dict[str, Any] = {"n_kv": report.n_kv, "predicted_ms": report.predicted_ns / 1e6}
+        if report.n_chunk:
+            args |= {"longest_ms": report.longest_ns / 1e6, "pieces": report.n_pieces, "chunk_predicted_ms": report.whole_ns / 1e6}
         yield {"ph": "X", "pid": 1, "tid": 1, "name": name, "ts": at, "dur": report.elapsed_ns / US, "args": args}
         for item in groups[i] if len(groups) == len(tick.reports) else ():
             row = {"name": f"{item.phase.name.lower()} ({item.reason})", "args": {"seq": item.seq_id}}
             yield {"ph": "X", "pid": 2, "tid": item.sid, "ts": at, "dur": report.elapsed_ns / US, **row}
         at += report.elapsed_ns / US
+
+
+def _name(report: CallReport) -> str:
+    if report.phase is Phase.DECODE:
+        return f"decode {report.n_rows} rows"
+    if not report.n_chunk:
+        return f"prefill {report.n_rows} tokens"
+    share = report.predicted_ns / report.whole_ns if report.whole_ns else 0.0
+    return f"prefill {share:.1%} of a chunk of {report.n_chunk}"
 
 
 def _groups(plan: Plan) -> list[list[PlanItem]]:

@@ -60,9 +60,11 @@ def joined(*parts: str) -> str:
 # ---- status
 
 
-def status(fields: Fields) -> str:
-    """The whole status in a screen: state, lanes, latency, tick, memory, reload."""
+def status(fields: Fields, is_verbose: bool = False) -> str:
+    """The whole status in a screen: state, lanes, latency, tick, memory, reload; verbose: why the last tick was as it was, too."""
     blocks = [pairs(_identity(fields)), _lanes(fields), _latency(fields), pairs(_machine(fields)), _clients(fields)]
+    if is_verbose:
+        blocks.append(pairs(_decision(sub(fields, "tick"))))
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -136,10 +138,15 @@ def _machine(fields: Fields) -> list[tuple[str, str]]:
         ("tick", tick_line(sub(fields, "tick"))),
         ("KV", joined(cells, *(f"{units.count(kv.get(key))} {key}" for key in ("reserved", "shared", "cached")))),
         ("memory", joined(*(f"{units.size(memory.get(key))} {key}" for key in ("weights", "kv", "compute", "cache", "rss")))),
-        ("residency", units.text(fields.get("residency"))),
+        ("residency", _residency(sub(fields, "residency"))),
         ("reload", reload_line(sub(fields, "reload"))),
     ]
     return [line for line in lines if line[1] not in ("", units.NOTHING)]
+
+
+def _residency(fields: Fields) -> str:
+    sizes = (f"{units.size(fields.get(key))} of the model {key}" for key in ("mapped", "locked"))
+    return joined(*sizes, *(f"{units.text(name)}={units.text(value)}" for name, value in sub(fields, "environ").items()))
 
 
 def tick_line(tick: Fields) -> str:
@@ -151,6 +158,29 @@ def tick_line(tick: Fields) -> str:
         f"{units.count(tick.get('prefill_tokens'))} prefill tokens",
         f"guard {units.text(tick.get('guard'))}" if tick.get("guard") is not None else "",
     )
+
+
+def _decision(tick: Fields) -> list[tuple[str, str]]:
+    """What the last plan went by: the guard's limits and room, memory traffic, notes."""
+    guard, bmt = sub(tick, "guard_detail"), sub(tick, "bmt")
+    lines = [("guard", units.text(tick.get("guard")))]
+    if guard:
+        lines += [
+            ("... limits", joined(*(f"{units.count(guard.get(f'{key}_ms'))} ms {key}" for key in ("solo", "cap", "pause")))),
+            ("... room", joined(*(f"{units.count(guard.get(key))} ms {name}" for key, name in _ROOMS))),
+            ("... gap holds", units.text(guard.get("kind"))),
+            ("... learnt", joined(*(f"{key.replace('_', ' ')} {units.text(guard.get(key))}" for key in _LEARNT))),
+        ]
+    moved = f"{units.count(bmt.get('moved_mb'))} MB in {units.ms(bmt.get('ms'))}"
+    rates = f"{units.count(bmt.get('gb_per_s'))} GB/s"
+    estimate = f"{units.count(bmt.get('estimate_mb'))} MB expected"
+    budget = f"{units.count(bmt.get('budget_mb'))} MB allowed" if bmt.get("budget_mb") else "no budget"
+    lines += [("memory traffic", joined(moved, rates, estimate, budget))] if bmt else []
+    return [*lines, *(("note", units.text(note)) for note in list_of(tick, "notes"))]
+
+
+_ROOMS = (("room_ms", "in an everyday gap"), ("long_room_ms", "in a long one"), ("need_ms", "needed"))
+_LEARNT = ("margin", "hard_margin", "noise", "credit", "throttle")
 
 
 def reload_line(reload: Fields) -> str:

@@ -68,7 +68,6 @@ def view(i: int) -> SessionView:
         slo_tbt_ns=0,
         cached_hint=0,
         restore_ns=0,
-        draft=(),
     )
 
 

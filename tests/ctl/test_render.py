@@ -25,7 +25,7 @@ values = st.recursive(
 def paths(value, prefix=""):
     """The leaves of a dict as dotted names."""
     for key, item in value.items():
-        if isinstance(item, dict) and item and not re.search(r"_ms$|residency|drain$|error$", key):
+        if isinstance(item, dict) and item and not re.search(r"_ms$|residency|guard_detail$|bmt$|drain$|error$", key):
             yield from paths(item, f"{prefix}{key}.")
         else:
             yield prefix + key
@@ -55,10 +55,23 @@ def test_every_figure_of_the_example_is_shown():
         "guard active",
         "731 of 16,384 cells used (4 %), 1,420 reserved, 0 shared, 512 cached",
         "26.9 MiB weights",
-        "load_mode mmap, mlock no",
+        "26.9 MiB of the model mapped, 0 B of the model locked, GGML_CUDA_DISABLE_GRAPHS=1",
         "uid 1000 pid 5001       2       0   71 %",
     ):
         assert text in shown
+
+
+def test_the_verbose_status_shows_why_the_last_tick_was_as_it_was():
+    shown = render.status(STATUS, is_verbose=True)
+    for text in (
+        "1.17 ms solo, 1.404 ms cap, 2.34 ms pause",
+        "0.014 ms in an everyday gap, 0.47 ms in a long one, 0.487 ms needed",
+        "margin 0.05, hard margin 0.3, noise 0.02, credit -0.3, throttle 1",
+        "28.2 MB in 1.18 ms, 23.9 GB/s, 28.2 MB expected, no budget",
+        "no piece fits: piece 0.487 ms > room 0.014, credit -0.3",
+    ):
+        assert text in shown
+        assert text not in render.status(STATUS)
 
 
 def test_a_failed_reload_is_visible():

@@ -22,7 +22,7 @@ from uma_core.cache import disk
 from uma_core.engine.api import DecodeOutcome, DecodeStatus, PrefillOutcome, PrefillStatus
 from uma_core.engine.open import open_engine
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.executor import calibration
+from uma_core.executor import calibration, executor
 from uma_core.server import app, host, listener, memory, relief
 from uma_core.types import Peer
 
@@ -34,6 +34,7 @@ class Levers:
         self.step_ms = 0.0  # every decode call takes so much longer
         self.statuses: deque[str] = deque()  # of the next decode calls
         self.n_full = 0  # so many decode calls find no room
+        self.bad_plans = 0  # so many plans break their contract
         self.nan_rows: list[int] = []  # of the next decode call
         self.prefill_failures = 0
         self.is_hanging = False
@@ -44,6 +45,7 @@ class Levers:
         self.accept_errors: deque[str] = deque()  # names of errno values that the next accepts end with
         self.disk_ms = 0.0  # every write to the cache's disk takes so much longer
         self.available_mb: float | None = None  # memory of the machine
+        self.n_refused = 0
         self.n_decodes = 0
         self.n_aborts = 0
 
@@ -81,6 +83,7 @@ class Levered:
             return DecodeOutcome(DecodeStatus.ABORTED, [], 0, 0)
         if LEVERS.n_full > 0:
             LEVERS.n_full -= 1
+            LEVERS.n_refused += 1
             return DecodeOutcome(DecodeStatus.FULL, [], 0, 0)
         status = DecodeStatus[LEVERS.statuses.popleft()] if LEVERS.statuses else DecodeStatus.OK
         outcome = self._inner.decode(batch, samplers)
@@ -107,6 +110,9 @@ class Levered:
             self._inner.prefill_close(seq_id)
             return PrefillOutcome(PrefillStatus.FAILED, 0, 0.0, 0, 0)
         return self._inner.prefill_run(seq_id, until_ns, quantum_ns, min_pieces)
+
+    def slot_warnings(self) -> int:
+        return self._inner.slot_warnings() + LEVERS.n_refused  # type: ignore[no-any-return]
 
     def abort(self) -> None:
         LEVERS.n_aborts += 1
@@ -167,6 +173,15 @@ def install() -> None:
         write(*args)
 
     disk._write_all = write_slowly
+    check_plan = executor.check_plan
+
+    def check(*args: Any) -> list[str]:
+        if LEVERS.bad_plans <= 0:
+            return check_plan(*args)
+        LEVERS.bad_plans -= 1
+        return ["a lever was pulled"]
+
+    executor.check_plan = check
     app.peer_of = lambda sock: peer_of(sock) if LEVERS.peer is None else Peer(*LEVERS.peer)
     memory.available_bytes = lambda: available_bytes() if LEVERS.available_mb is None else int(LEVERS.available_mb * memory.MIB)
 

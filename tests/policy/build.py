@@ -39,7 +39,7 @@ _WAITING = SessionView(
     sid=0, seq_id=-1, client=1, lane=Lane.INTERACTIVE, phase=Phase.QUEUED,
     n_prompt=100, n_past=0, n_cached=0, n_generated=0, n_max=100, n_cells=0, n_chunk=0, chunk_fraction=0.0,
     is_ready=True, is_transferring=False, t_queued_ns=NOW, t_first_ns=0, t_last_ns=0, t_progress_ns=NOW,
-    slo_ttft_ns=0, slo_tbt_ns=0, cached_hint=0, restore_ns=0, draft=(),
+    slo_ttft_ns=0, slo_tbt_ns=0, cached_hint=0, restore_ns=0,
 )  # fmt: skip
 
 

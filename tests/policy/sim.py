@@ -165,7 +165,7 @@ class Sim:
             j.sid, j.seq, j.client, j.lane, j.phase, j.n_prompt, j.n_past, 0, len(j.times), j.n_max,
             j.n_prompt + j.n_max if j.seq >= 0 else 0,
             j.chunk, j.fraction, not (j.is_moving or j.is_held), j.is_moving, j.t_queued, j.times[0] if j.times else 0,
-            j.times[-1] if j.times else 0, j.t_progress, j.slo_ttft_ns, j.slo_tbt_ns, 0, 0, (),
+            j.times[-1] if j.times else 0, j.t_progress, j.slo_ttft_ns, j.slo_tbt_ns, 0, 0,
         )  # fmt: skip
 
     def state(self) -> SchedulerState:
@@ -303,7 +303,7 @@ class Sim:
         whole = self.cost.prefill_ns(item.n_tokens, job.n_past) if out.n_pieces else 0
         n_done = int(item.n_tokens * part)
         report = CallReport(Phase.PREFILL, n_done, job.n_past, int(whole * part), out.elapsed_ns, out.longest_ns, False)
-        self.reports.append(report._replace(whole_ns=whole, n_pieces=out.n_pieces))
+        self.reports.append(report._replace(n_chunk=item.n_tokens, n_pieces=out.n_pieces, whole_ns=whole))
         job.fraction = out.fraction
         if out.n_pieces:
             job.t_progress = self.clock.now_ns()

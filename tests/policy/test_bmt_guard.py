@@ -42,12 +42,12 @@ def test_expected_experts_grow_with_the_tokens_of_a_call():
     assert traffic.weights(moe, 500) == pytest.approx(WEIGHTS, rel=1e-6)
 
 
-def test_off_it_only_keeps_the_estimate():
+def test_off_it_only_makes_the_estimate_in_every_tick():
     views = (talking(0), talking(1, BACK), reading(2, BACK, n_prompt=3000))
-    plan = run(state_of(*views))
+    for tick in range(1000, 1020):
+        plan = run(state_of(*views, tick=tick, carry={}))
+        assert plan.bmt_budget == 0 and plan.bmt_bytes > WEIGHTS
     assert plan.items == compose(STAGES[:-1])(state_of(*views)).items
-    kept = plan.carry["bmt_guard"]
-    assert kept.budget_bytes == 0 and kept.n_bytes > WEIGHTS
 
 
 def test_prompt_work_is_cut_first_then_background_rows_never_interactive_ones():
@@ -65,10 +65,10 @@ def test_the_run_is_shortened_before_it_is_dropped():
     views = (talking(0, BACK), reading(1, BACK, n_prompt=3000))
     free = run(state_of(*views))
     decode, = [traffic.decode_call(DEVICE, [views[0]])]
-    allowed = decode + (free.carry["bmt_guard"].n_bytes - decode) // 2
+    allowed = decode + (free.bmt_bytes - decode) // 2
     plan = run(state_of(*views, knobs=Knobs(bmt_budget=allowed / free.run_ns)))
     assert 0 < plan.run_ns < free.run_ns
-    assert plan.carry["bmt_guard"].n_bytes <= allowed
+    assert plan.bmt_bytes <= allowed
 
 
 def test_alone_nothing_is_ever_stopped():
@@ -82,13 +82,13 @@ def test_rows_that_fit_the_budget_stay_within_it():
     budget = WEIGHTS + 4.5 * 2001 * CELL
     plan = run(state_of(*views, knobs=Knobs(bmt_budget=gbs(budget))))
     assert len(plan.items) == 4
-    assert plan.carry["bmt_guard"].n_bytes <= budget
+    assert plan.bmt_bytes <= budget
 
 
 def test_auto_means_the_bandwidth_of_a_measured_step():
     plan = run(state_of(talking(0), knobs=Knobs(bmt_budget=-1.0)))
     expected = WEIGHTS / CPU.solo_step_ns(0) * Knobs().tick_budget_ns
-    assert plan.carry["bmt_guard"].budget_bytes == pytest.approx(expected, rel=0.01)
+    assert plan.bmt_budget == pytest.approx(expected, rel=0.01)
 
 
 def test_without_resumable_prefill_whole_prompt_calls_are_dropped():
@@ -102,4 +102,4 @@ def test_what_rides_reads_no_weights_of_its_own():
     stages = (*STAGES[:-1], "latency_guard", "bmt_guard")
     plan = compose(stages)(state_of(*views, cost=RIDING, ride_rows=RIDE_ROWS, can_mix_rows=True))
     assert prefill_item(plan).call == plan.items[0].call
-    assert plan.carry["bmt_guard"].n_bytes == WEIGHTS + (111 + prefill_item(plan).n_tokens) * CELL
+    assert plan.bmt_bytes == WEIGHTS + (111 + prefill_item(plan).n_tokens) * CELL

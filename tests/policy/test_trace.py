@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 
@@ -91,3 +92,30 @@ def test_the_time_line_is_chrome_json_with_ticks_calls_and_sessions():
     assert {e["name"] for e in spans if e["pid"] == 1} >= {"decode 1 rows", f"tick {ticks[0].state.tick}"}
     assert {e["tid"] for e in spans if e["pid"] == 2} == {1, 2, 3, 4}, "one row per session"
     assert any(e["ph"] == "C" for e in events)
+
+
+def test_the_time_line_explains_each_decision_beside_a_chat():
+    """Limits, room, what was learnt and what was needed are in a tick's arguments; a refusal says its numbers."""
+    sim = Sim(CPU_SHAPE, keep_states=True, noise=0.03)
+    sim.submit(Job(32, 60, Lane.BACKGROUND, 2))
+    sim.submit(Job(32, 100, at_ns=400 * MS))
+    sim.submit(Job(900, 1, Lane.BACKGROUND, 2, at_ns=800 * MS))
+    sim.run()
+    events = trace.chrome(trace.Tick(state, plan, state.reports) for state, plan in sim.log)["traceEvents"]
+    ticks = [e["args"] for e in events if e["name"].startswith("tick ")]
+    guards = [args["guard"] for args in ticks if "guard" in args]
+    assert len(guards) > 20
+    for guard in guards:
+        assert 0 < guard["solo_ms"] < guard["cap_ms"] < guard["pause_ms"]
+        assert {"room_ms", "long_room_ms", "need_ms", "margin", "credit", "throttle"} <= guard.keys()
+    held = [args for args in ticks if "guard" in args and args["guard"]["holds_rows"]]
+    assert held, "background streams do not fit beside this chat"
+    for args in held:
+        (note,) = [note for note in args["notes"] if "background streams" in note and "latency_guard" in note]
+        assert re.search(r"of them \d+\.\d{3} ms > (long )?room \d+\.\d{3}, credit -?\d\.\d$", note), note
+
+
+def test_the_time_line_tells_how_far_a_run_came():
+    names = [e["name"] for e in trace.chrome(recorded())["traceEvents"] if e["name"].startswith("prefill")]
+    assert any("of a chunk of" in name for name in names)
+    assert not any("0 tokens" in name for name in names)

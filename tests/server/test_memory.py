@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 
 from uma_core.engine.api import MemoryUse
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server import memory
 from uma_core.server.memory import MIB, SPARE_BYTES, Fit, choose, holds
+
+
+def test_the_system_says_what_is_mapped_and_locked(tmp_path):
+    path = tmp_path / "a model"
+    path.write_bytes(bytes(3 * 4096))
+    assert memory.mapped_bytes(str(path)) == 0
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        assert len(mapped) == memory.mapped_bytes(str(path))
+    assert memory.locked_bytes() is not None
 
 
 def use(weights: int, kv: int, compute: int = 0) -> MemoryUse:

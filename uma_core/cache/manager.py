@@ -213,7 +213,8 @@ class PrefixCache:
 
     def _bring(self, holding: Holding, piece: Piece, reader: CopyReader) -> Legs:
         if isinstance(piece.source, Holding):
-            yield from reader.copying(self.engine.copy_prefix(piece.source.seq_id, holding.seq_id, piece.end, piece.start))
+            copy = self.engine.copy_prefix(piece.source.seq_id, holding.seq_id, piece.end, piece.start)
+            yield from reader.copying(self.meters.copied(copy))
             return
         try:
             yield from self.store.load(holding.seq_id, piece)
@@ -246,6 +247,7 @@ class PrefixCache:
             self.meters.saved[piece.tier].add(n_piece)
             left -= n_piece
         self.meters.saved[RESIDENT].add(left)
+        self.meters.kv_bytes.add(n_gained * self.finder.cell_bytes)
         session.n_cached += n_gained
         if pieces:
             self.meters.restore[slowest].observe(self.clock.now_ns() - t0)

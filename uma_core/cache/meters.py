@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uma_core import metrics as m
 from uma_core.cache.finder import TIERS
+from uma_core.engine.api import Transfer
 
 
 class CacheMeters:
@@ -14,4 +15,11 @@ class CacheMeters:
         self.evictions = {tier: registry.counter(m.CACHE_EVICTIONS, tier=tier) for tier in TIERS}
         self.removed = {cause: registry.counter(m.CACHE_FILES_REMOVED, cause=cause) for cause in m.CACHE_FILES_REMOVED.labels["cause"]}
         self.bytes = {tier: registry.gauge(m.CACHE_BYTES, tier=tier) for tier in TIERS}
+        self.kv_bytes = registry.counter(m.KV_BYTES)
+        self.kv_copied = registry.counter(m.KV_COPIED_BYTES)
         self.restore = {tier: registry.histogram(m.CACHE_RESTORE, tier=tier) for tier in TIERS}
+
+    def copied(self, transfer: Transfer) -> Transfer:
+        """The transfer, counted."""
+        self.kv_copied.add(transfer.n_bytes)
+        return transfer

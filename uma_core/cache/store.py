@@ -109,7 +109,7 @@ class Store:
         is_taken = False
         try:
             export = self._engine.export_state(holding.seq_id, end, start)
-            yield export
+            yield self._meters.copied(export)
             seg = self._segment(tree, node, start, end)
             if seg is not None:
                 if is_in_ram:
@@ -160,7 +160,7 @@ class Store:
             self._learn_rate(self._clock.now_ns() - t0, len(blob))
         if blob is None:
             raise UmaError(ErrorCode.STATE_RESTORE_FAILED, "the snapshot is gone")
-        yield self._engine.import_state(seq_id, blob, piece.end, piece.start, seg.start)
+        yield self._meters.copied(self._engine.import_state(seq_id, blob, piece.end, piece.start, seg.start))
 
     def _learn_rate(self, ns: int, n_bytes: int) -> None:
         """How fast the disk is; small reads tell about its latency only."""

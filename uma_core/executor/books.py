@@ -55,7 +55,7 @@ class Books:
         predicted, riding = cost.call_ns(n_decoded, n_kv, n_prompt, n_past)
         meters.on_call(n_rows, call_ns, outcome.sample_ns)
         if since_ns:
-            meters.overhead.observe(since_ns)
+            meters.on_overhead(since_ns)
         if outcome.status is DecodeStatus.OK:
             meters.on_prediction(predicted, call_ns)
         self._charge(sessions, call_ns)

@@ -34,6 +34,7 @@ class Calls:
         self.books = Books(meters)
         self.t_returned_ns = 0
         self.is_in_call = False  # other threads may look
+        self._t_logits_ns = 0  # when the last decode call's logits could be read, until the I/O thread is told of what they gave
         self._batch = Batch(engine.info.n_batch)
         self._last: Items | None = None  # what the batch holds, one token each; its rows and what followed them:
         self._rows: list[Session] = []
@@ -111,6 +112,7 @@ class Calls:
     def _compute(self, sessions: Sequence[Session], n_prompt: int, n_read: int) -> DecodeOutcome:
         """The engine's call for what is in the batch, and a note of what it took. `n_prompt` rows are prompts', after `n_read` cells."""
         self._batch.wake_fd = self.wake_fd()
+        self._t_logits_ns = 0
         t0 = self._clock.now_ns()
         self.is_in_call = True
         outcome = self._engine.decode(self._batch, self._samplers)
@@ -118,9 +120,16 @@ class Calls:
         self._t_now_ns = self._clock.now_ns()
         t0 = outcome.begun_ns or t0
         since, self.t_returned_ns = self.t_returned_ns, t0 + outcome.call_ns
+        self._t_logits_ns = self.t_returned_ns
         self.books.notes.append((sessions, self._batch.n, self._n_kv, n_prompt, n_read, t0 - since if since else 0, outcome))
         self._tokens = outcome.tokens
         return outcome
+
+    def on_announced(self) -> None:
+        """The I/O thread is being told of the events that wait."""
+        if self._t_logits_ns:
+            self._meters.to_chunk.set(self._clock.now_ns() - self._t_logits_ns)
+            self._t_logits_ns = 0
 
     def _advance(self, items: Items, rows: list[Session], tokens: Sequence[int], now: int) -> None:
         known = {session.sid for session in rows if session.is_rereading}  # their next token was sent before
@@ -129,7 +138,7 @@ class Calls:
             was_reading = session.n_past < session.n_prompt
             session.progress(item.n_tokens, now)
             if was_reading:
-                self._meters.prefill_tokens.add(item.n_tokens)
+                self._count_read(item.n_tokens)
                 if item.phase is Phase.PREFILL and session.can_decode:
                     session.become(Phase.DECODE)
                 self.on_read(session)
@@ -181,8 +190,9 @@ class Calls:
                 elapsed_ns=outcome.elapsed_ns,
                 longest_ns=outcome.longest_ns,
                 is_full=False,
-                whole_ns=whole,
+                n_chunk=item.n_tokens,
                 n_pieces=outcome.n_pieces,
+                whole_ns=whole,
             ),
             session,
         )
@@ -198,10 +208,11 @@ class Calls:
     def _end_chunk(self, item: PlanItem, session: Session, now: int) -> None:
         session.n_chunk, session.chunk_fraction = 0, 0.0
         session.progress(item.n_tokens, now)
-        self._meters.prefill_tokens.add(item.n_tokens)
+        self._count_read(item.n_tokens)
         is_first = item.want_logits and not session.generated
         token = self._engine.prefill_sample(session.seq_id, session.sampler) if is_first else -1
         session.transfer = self._engine.handover(session.seq_id)  # before its end: the cache wants the last chunk too
+        self._meters.kv_copied.add(session.transfer.n_bytes)
         session.touch()
         if session.can_decode:
             session.become(Phase.DECODE)
@@ -209,6 +220,10 @@ class Calls:
             session.first_token = token
         elif is_first:
             self._deliveries.deliver(session, token, self._clock.now_ns())
+
+    def _count_read(self, n_tokens: int) -> None:
+        self._meters.prefill_tokens.add(n_tokens)
+        self._meters.kv_bytes.add(n_tokens * self._engine.info.kv_bytes_per_cell)
 
     def deliver_first(self, session: Session) -> None:
         """Hand out the first token that its prompt's end left: a reader's first gap begins when the second one is about to follow."""

@@ -128,11 +128,17 @@ class ComputeThread:
         """Wake the I/O thread if events wait. Where the GIL is about to come free: earlier, both would contend for it."""
         if self.events:
             self._wake_io()
+            self._note_announced()
+
+    def _note_announced(self) -> None:
+        for executor in self.executors:
+            executor.calls.on_announced()
 
     def _fd_to_wake(self) -> int:
         """What the engine shall write to as it is entered. Nothing is lost if it does not: events that stay are announced again."""
         if not self.events:
             return -1
+        self._note_announced()
         if self._wake_fd is None:
             self._wake_io()
             return -1

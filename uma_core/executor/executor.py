@@ -27,6 +27,7 @@ from uma_core.executor.places import Places
 from uma_core.executor.queue_news import QueueNews
 from uma_core.executor.residency import Residency, residency
 from uma_core.metrics import Registry
+from uma_core.policy import traffic
 from uma_core.policy.cost import CostModel
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.parts import index
@@ -72,7 +73,9 @@ class Executor:
         self._n_changes = 0  # ... while the table stays at this
         self._groups: list[list[tuple[PlanItem, Session]]] = []  # its decode calls
         self._tick_ns: list[int] = []  # durations that are not booked yet
-        self._t_end_ns = self._t_settled_ns = 0  # of the last tick; when it was booked
+        self._t_settled_ns = 0  # when the last tick was booked
+        self._t_served_ns = 0  # up to when the time with requests is counted; 0: there are none
+        self._serving_ns = 0  # of that time, what is not booked yet
         self.last_tick_ns = 0
         self.ewma_tick_ns = 0.0
         self._clock = clock
@@ -139,10 +142,11 @@ class Executor:
     def tick(self) -> bool:
         """True when something was done. False: nothing can be done before something else happens."""
         if not len(self.table):
-            self.calls.t_returned_ns = 0
+            self.calls.t_returned_ns = self._t_served_ns = 0
             self.settle()
             return False
         now = self._clock.now_ns()
+        self._t_served_ns = self._t_served_ns or now
         self._expire(now)
         if self._n_repeats and self._n_changes == self.table.n_changes and self.recorder is None:
             return self._repeat(now)
@@ -154,7 +158,7 @@ class Executor:
         plan = self._plan(state)
         if self.queue_news.is_due(now, plan):
             self.events.extend(self.queue_news.tell(state, plan, self.table))
-        self.allowance = allowance(state, plan)
+        self.allowance = allowance(state, plan, self.meters.overhead_ns)
         self.meters.gap_limit_ns = self.allowance.gap_ns
         is_busy = self._carry_out(plan)
         if not is_busy:
@@ -277,8 +281,10 @@ class Executor:
 
     def _end_tick(self, t_tick_ns: int) -> None:
         self.n_ticks += 1
-        self._t_end_ns = now = self._clock.now_ns()
+        now = self._clock.now_ns()
         self._tick_ns.append(now - t_tick_ns)
+        self._serving_ns += now - self._t_served_ns
+        self._t_served_ns = now
 
     def settle(self) -> tuple[CallReport, ...]:
         """Correct the cost model, bring the metrics up to date; returns what was measured since the last time."""
@@ -290,10 +296,12 @@ class Executor:
         self._reports += reports
         self.cost = self.cost.observe_all(reports)
         self.meters.settle()
+        self.meters.serving_time.add(self._serving_ns)
+        self._serving_ns = 0
         if reports:
             self.cache.measure()
-            if self.calls.t_returned_ns:
-                self.meters.to_chunk.set(self._t_end_ns - self.calls.t_returned_ns)
+            n_bytes = sum(traffic.moved(self._device, report) for report in reports)
+            self.meters.on_engine(self.last_plan, len(ticks), n_bytes, sum(report.elapsed_ns for report in reports))
             for ns in ticks:
                 self.last_tick_ns = ns
                 self.ewma_tick_ns += 0.1 * (ns - self.ewma_tick_ns)
@@ -344,13 +352,13 @@ class Executor:
         return self.calls.books.client_ns
 
     def guard_state(self) -> str:
-        """off, idle (nobody interactive streams), open (prefill fits), active (holds work back)."""
+        """off, idle (nobody interactive streams), open (what waits fits), active (holds prompts or background streams back)."""
         if "latency_guard" not in self.knobs.stages:
             return "off"
-        if not any(s.phase is Phase.DECODE and s.lane is Lane.INTERACTIVE for s in self.table):
+        guard = self.last_plan.guard
+        if guard is None or not any(s.phase is Phase.DECODE and s.lane is Lane.INTERACTIVE for s in self.table):
             return "idle"
-        return "active" if any(note.startswith("latency_guard") for note in self.last_plan.notes) else "open"
-
+        return "active" if guard.holds_prompt or guard.holds_rows else "open"
 
 
 def device_view(engine: Engine) -> DeviceView:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from uma_core import metrics as m
+from uma_core.policy.plan import Plan
 from uma_core.session.session import Session
 from uma_core.types import FinishReason, Lane
 
+OVERHEAD_NS = 350_000.0  # of the host between two decode calls, until it is measured
+OVERHEAD_STEP = 0.03  # part by which the typical overhead follows each one that is seen: a median, which stalls do not move
 FIRST_SECONDS_NS = 3_000_000_000  # "worst pause" is judged over a stream's first 3 s, as the product's targets are
 
 
@@ -40,14 +43,23 @@ class Meters:
         self.ttf5 = {lane: registry.histogram(m.TTF5, lane=name) for lane, name in lanes.items()}
         self.inter_token = {lane: registry.histogram(m.INTER_TOKEN, lane=name) for lane, name in lanes.items()}
         self.stretch = registry.histogram(m.GAP_STRETCH)
-        self._gaps: list[tuple[Session, int, int]] = []  # not booked yet: gap, and what it is judged by
-        self.gap_limit_ns = 0  # of an interactive gap that ends now; 0: nothing to judge by
+        self._gaps: list[tuple[Session, int, int]] = []  # not booked yet: gap, and what was promised when it ended
+        self.gap_limit_ns = 0  # of an interactive gap that ends now, where the request has no target of its own; 0: nothing was promised
+        self.overhead_ns = OVERHEAD_NS  # typical time from a decode call's return to the next one
+        self._n_overheads = 0
         self.worst_pause = {lane: registry.histogram(m.WORST_PAUSE, lane=name) for lane, name in lanes.items()}
         self.slo = {(kind, lane): registry.counter(m.SLO_VIOLATIONS, kind=kind, lane=name) for kind in ("ttft", "tbt") for lane, name in lanes.items()}
         self.preemptions = registry.counter(m.PREEMPTIONS)
         self.violations = registry.counter(m.PLAN_VIOLATIONS)
         self.bmt_estimate = registry.gauge(m.BMT_ESTIMATE)
         self.bmt_budget = registry.gauge(m.BMT_BUDGET)
+        self.bmt_moved = registry.gauge(m.BMT_MOVED)
+        self.bmt_time = registry.gauge(m.BMT_TIME)
+        self.bmt_total = registry.counter(m.BMT_TOTAL)
+        self.engine_time = registry.counter(m.ENGINE_TIME)
+        self.serving_time = registry.counter(m.SERVING_TIME)
+        self.kv_bytes = registry.counter(m.KV_BYTES)
+        self.kv_copied = registry.counter(m.KV_COPIED_BYTES)
 
     def on_call(self, n_rows: int, call_ns: int, sample_ns: int) -> None:
         self.calls.add()
@@ -58,6 +70,22 @@ class Meters:
         ewma = self.decode_ewma.value
         self.decode_ewma.set(ewma + 0.1 * (call_ns - ewma) if ewma else call_ns)
         self.sampling.set(sample_ns)
+
+    def on_overhead(self, ns: int) -> None:
+        """From a decode call's return to the next one, with nothing but our own work between them."""
+        self.overhead.observe(ns)
+        self._n_overheads += 1
+        step = 1.0 + max(OVERHEAD_STEP, 1.0 / self._n_overheads)
+        self.overhead_ns *= step if ns > self.overhead_ns else 1.0 / step
+
+    def on_engine(self, plan: Plan, n_ticks: int, n_bytes: int, ns: int) -> None:
+        """What `n_ticks` ticks of one plan moved through memory, and how long their engine calls took."""
+        self.bmt_estimate.set(plan.bmt_bytes)
+        self.bmt_budget.set(plan.bmt_budget)
+        self.bmt_moved.set(n_bytes // n_ticks)
+        self.bmt_time.set(ns // n_ticks)
+        self.bmt_total.add(n_bytes)
+        self.engine_time.add(ns)
 
     def on_prediction(self, predicted_ns: int, measured_ns: int) -> None:
         if predicted_ns > 0:
@@ -88,11 +116,11 @@ class Meters:
         gaps, self._gaps = self._gaps, []
         self.tokens.add(len(gaps))
         for session, gap, limit in gaps:
-            lane = session.lane
+            lane, target = session.lane, session.request.slo.tbt_ns
             self.inter_token[lane].observe(gap)
             if limit and lane is Lane.INTERACTIVE:
-                self.stretch.observe(gap / limit)
-            if 0 < session.request.slo.tbt_ns < gap:
+                self.stretch.observe(gap / (target or limit))
+            if 0 < target < gap:
                 self.slo["tbt", lane].add()
 
     def on_end(self, session: Session, reason: FinishReason) -> None:

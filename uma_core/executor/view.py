@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uma_core.cache.holding import n_shared
 from uma_core.executor.executor import Executor
 from uma_core.executor.residency import residency
+from uma_core.policy.pipeline import guard_words
 from uma_core.session.session import Session
 from uma_core.types import Lane, Phase
 
@@ -100,7 +101,22 @@ def _tick(executor: Executor) -> dict[str, Any]:
         "prefill_tokens": int(meters.tokens_prefill.value),
         "budget_ms": round(budget_ns / 1e6, 3) if budget_ns else None,
         "guard": executor.guard_state(),
+        "guard_detail": guard_words(plan.guard) if plan.guard is not None else None,
+        "bmt": _bmt(executor),
         "notes": list(plan.notes),
+    }
+
+
+def _bmt(executor: Executor) -> dict[str, Any]:
+    """Memory traffic of the last plan: estimated, allowed, and what it came to."""
+    meters = executor.meters
+    moved, ns = meters.bmt_moved.value, meters.bmt_time.value
+    return {
+        "estimate_mb": round(meters.bmt_estimate.value / 1e6, 3),
+        "budget_mb": round(meters.bmt_budget.value / 1e6, 3) or None,
+        "moved_mb": round(moved / 1e6, 3),
+        "ms": round(ns / 1e6, 3),
+        "gb_per_s": round(moved / ns, 3) if ns else None,
     }
 
 

@@ -99,7 +99,7 @@ def sort_out(state: SchedulerState) -> Parts:
 
 
 def rows_time(state: SchedulerState, views: list[SessionView]) -> int:
-    """Predicted time of one decode round of these sessions in their best calls, drafts left out. The list must not change later."""
+    """Predicted time of one decode round of these sessions in their best calls. The list must not change later."""
     if len(views) <= 1:
         return state.cost.decode_ns(1, views[0].n_past) if views else 0
     if not isinstance(state, IndexedState):

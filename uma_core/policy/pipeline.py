@@ -11,9 +11,10 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from uma_core.policy.guard_memory import Kind
 from uma_core.policy.knobs import DEFAULT_STAGES
 from uma_core.policy.parts import index
-from uma_core.policy.plan import SLICED, Plan
+from uma_core.policy.plan import SLICED, GuardView, Plan
 from uma_core.policy.stages import (
     admission,
     bmt_guard,
@@ -97,7 +98,7 @@ def explain(plan: Plan) -> dict[str, object]:
         if item.phase is Phase.DECODE:
             calls[item.call] = calls.get(item.call, 0) + item.n_tokens
     prefill = [i for i in plan.items if i.phase is Phase.PREFILL]
-    return {
+    words: dict[str, object] = {
         "admit": [a.sid for a in plan.admit],
         "park": list(plan.park),
         "decode_rows_by_call": [calls[c] for c in sorted(calls)],
@@ -106,5 +107,13 @@ def explain(plan: Plan) -> dict[str, object]:
         "quantum_ms": plan.quantum_ns / 1e6,
         "min_pieces": plan.min_pieces,
         "transfer_ms": plan.transfer_ns / 1e6,
+        "bmt_mb": plan.bmt_bytes / 1e6,
         "notes": list(plan.notes),
     }
+    return words if plan.guard is None else {**words, "guard": guard_words(plan.guard)}
+
+
+def guard_words(guard: GuardView) -> dict[str, object]:
+    """What the latency guard went by, in ms."""
+    fields = {name.replace("_ns", "_ms"): round(value / 1e6, 4) if name.endswith("_ns") else value for name, value in guard._asdict().items()}
+    return {**fields, "kind": Kind(guard.kind).name.lower()}

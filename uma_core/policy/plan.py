@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase
 
 SLICED = -1
 
@@ -19,7 +19,7 @@ class PlanItem(NamedTuple):
     sid: int
     seq_id: int
     phase: Phase  # PREFILL or DECODE
-    n_tokens: int  # decode: 1 + verified draft tokens; prefill: chunk length
+    n_tokens: int  # decode: 1; prefill: chunk length
     want_logits: bool  # decode: always; prefill: on the prompt's last chunk
     call: int  # >= 0: which decode call; SLICED: a resumable prefill run. A prompt that shares a decode call rides in it
     reason: str
@@ -29,6 +29,25 @@ class Admission(NamedTuple):
     sid: int
     seq_id: int
     reason: str
+
+
+class GuardView(NamedTuple):
+    """What the latency guard went by in a tick beside interactive streams. Nanoseconds, unless said otherwise."""
+
+    holds_prompt: bool  # a prompt could have been read, and was not
+    holds_rows: bool  # background streams could have been served, and some were not
+    kind: int  # guard_memory.Kind: why the gap holds more than the streams' own rows
+    solo_ns: int  # predicted decode round of the interactive streams alone
+    cap_ns: int  # limit of an everyday gap
+    pause_ns: int  # limit of a long gap
+    room_ns: int  # time for other work in an everyday gap
+    long_room_ns: int  # ... and in a long one
+    need_ns: int  # shortest piece, chunk or row that was looked at; 0: nothing was
+    margin: float  # part of solo, kept free below the cap
+    hard_margin: float  # part of solo, kept free below the pause limit
+    noise: float  # p95 of decode calls over their prediction, less 1
+    credit: float  # long gaps that may be spent; at least 1 lets one in
+    throttle: float  # part of the room that is used
 
 
 class Plan(NamedTuple):
@@ -43,6 +62,9 @@ class Plan(NamedTuple):
     carry: Mapping[str, object] = {}
     notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
     restore: tuple[int, ...] = ()  # sids whose prompt's beginning shall come from the cache; they have no item in this tick
+    guard: GuardView | None = None  # None: no interactive stream, or no such stage
+    bmt_bytes: int = 0  # estimate of what the tick moves through memory; 0: no such stage
+    bmt_budget: int = 0  # what it may move; 0: no budget
 
 
 def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
@@ -106,7 +128,7 @@ def _check_item(view: SessionView | None, item: PlanItem, admitted: dict[int, in
     if item.phase is Phase.DECODE:
         if view.phase is not Phase.DECODE:
             faults.append(f"session {item.sid} cannot decode yet")
-        if not 1 <= item.n_tokens <= 1 + len(view.draft) or not item.want_logits or item.call < 0:
+        if item.n_tokens != 1 or not item.want_logits or item.call < 0:
             faults.append(f"session {item.sid}: bad decode item")
     elif item.phase is Phase.PREFILL:
         faults += _check_prefill(view, item, state)
@@ -142,9 +164,3 @@ def decode_only(state: SchedulerState) -> Plan:
     ready = [s for s in state.sessions if s.phase is Phase.DECODE and s.is_ready][: state.device.n_batch]
     items = tuple(PlanItem(s.sid, s.seq_id, Phase.DECODE, 1, True, 0, "decode_only") for s in ready)
     return Plan(items=items, carry=state.carry)
-
-
-def lane_of(plan: Plan, state: SchedulerState, lane: Lane) -> tuple[PlanItem, ...]:
-    """The plan's items that belong to a lane."""
-    sids = {s.sid for s in state.sessions if s.lane is lane}
-    return tuple(item for item in plan.items if item.sid in sids)

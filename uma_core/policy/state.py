@@ -40,7 +40,6 @@ class SessionView(NamedTuple):
     slo_tbt_ns: int
     cached_hint: int  # prompt tokens that a restore could provide
     restore_ns: int  # predicted cost of that restore
-    draft: tuple[int, ...]  # tokens a drafter proposes to verify
     cached_seq: int = -1  # free sequence that holds the longest part of that in place
     cached_own: int = 0  # tokens of the prompt that it holds
     t_back_ns: int = 0  # when it came back after parking; 0: it was never parked
@@ -89,8 +88,9 @@ class CallReport(NamedTuple):
     is_full: bool  # the engine had no room (rc 1)
     n_riding: int = 0  # decode: of n_rows, those that were tokens of a prompt
     riding_ns: int = 0  # ... and of predicted_ns, what these add
-    whole_ns: int = 0  # prefill run: predicted time of the whole chunk, of which predicted_ns is the share that this run advanced
+    n_chunk: int = 0  # prefill run: tokens of the chunk of which it computed a part
     n_pieces: int = 0  # prefill run: pieces of the chunk that it computed
+    whole_ns: int = 0  # prefill run: predicted time of the whole chunk, of which predicted_ns is the share that this run advanced
 
 
 class SchedulerState(NamedTuple):

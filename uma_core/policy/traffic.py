@@ -6,7 +6,8 @@ E (1 - (1 - k/E)^n) of them, if they pick independently.
 
 from __future__ import annotations
 
-from uma_core.policy.state import DeviceView, SessionView
+from uma_core.policy.state import CallReport, DeviceView, SessionView
+from uma_core.types import Phase
 
 TILE_ROWS = 64  # rows of a chunk that share one read of the context
 
@@ -29,6 +30,17 @@ def chunk(device: DeviceView, n_tokens: int, n_past: int) -> int:
     """One whole prompt chunk."""
     n_tiles = -(-n_tokens // TILE_ROWS)
     return weights(device, n_tokens) + (n_past * n_tiles + n_tokens) * device.kv_bytes_per_cell
+
+
+def moved(device: DeviceView, report: CallReport) -> int:
+    """What a call, or a run of a chunk, moved: by the rows and the part of the chunk that it did compute."""
+    if report.is_full:
+        return 0
+    if report.phase is Phase.DECODE:
+        return weights(device, report.n_rows) + (report.n_kv + report.n_rows) * device.kv_bytes_per_cell
+    if not report.n_chunk:
+        return chunk(device, report.n_rows, report.n_kv)
+    return int(chunk(device, report.n_chunk, report.n_kv) * report.predicted_ns / report.whole_ns) if report.whole_ns else 0
 
 
 def measured_bandwidth(device: DeviceView, step_ns: int) -> float:

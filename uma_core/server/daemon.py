@@ -57,7 +57,7 @@ class Daemon:
         self.host = Host(config, self.loop, self.compute, self.registry, self.clock)
         self.lifecycle = Lifecycle(self._config, self.loop, self.compute, self.host, self.clock)
         self.reloader = Reloader(config, sources, self.loop, self.host, self.lifecycle, self.registry)
-        self.status = Status(self._config, self.host, self.lifecycle, self.reloader, self.registry, self.clock)
+        self.status = Status(self.host, self.lifecycle, self.reloader, self.registry, self.clock)
         self.app = IoApp(self.loop, self.compute, self._services(), self.registry)
         self.notifier = Notifier(os.environ, os.getpid())
         self.supervision = Supervision(self.notifier, self.loop, self.compute, self.host, self.lifecycle)

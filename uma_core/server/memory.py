@@ -74,6 +74,26 @@ def resident_bytes() -> int:
         return peak if sys.platform == "darwin" else peak * 1024
 
 
+def mapped_bytes(path: str) -> int | None:
+    """Bytes of this file that are mapped into the process; None where the system does not tell. Linux, proc(5)."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        name = os.path.realpath(path)
+    except (OSError, ValueError):
+        return None
+    spans = [line.split(None, 1)[0].split("-") for line in lines if line.endswith(name)]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in spans)
+
+
+def locked_bytes() -> int | None:
+    """Bytes that the process has locked into memory; None where the system does not tell. Linux, proc(5)."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(errors="replace").splitlines())
+        return int(fields["VmLck"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+
+
 def tame_allocator() -> None:
     """Keep models apart from small change, so that a closed model's memory goes back whole (glibc's mallopt).
 

@@ -9,13 +9,12 @@ from typing import Any
 import uma_core.metrics as m
 from uma_core import __version__
 from uma_core.clock import Clock
-from uma_core.config import Config
 from uma_core.log import installed
 from uma_core.metrics_export import to_json, to_prometheus
 from uma_core.protocol.ops import PROTOCOL_VERSION
 from uma_core.server.host import Host
 from uma_core.server.lifecycle import DRAINING, READY, STARTING, Lifecycle
-from uma_core.server.memory import resident_bytes
+from uma_core.server.memory import locked_bytes, mapped_bytes, resident_bytes
 from uma_core.server.reload import Reloader
 
 PROMISED_SHARE = 0.95  # of the gaps of interactive streams stay within their limit
@@ -25,12 +24,9 @@ JUDGED_FROM = 20  # gaps: of fewer, one long gap would be more than the share th
 class Status:
     """Built anew for every question; a few hundred microseconds."""
 
-    def __init__(
-        self, config: Callable[[], Config], host: Host, lifecycle: Lifecycle, reloader: Reloader, registry: m.Registry, clock: Clock
-    ) -> None:
+    def __init__(self, host: Host, lifecycle: Lifecycle, reloader: Reloader, registry: m.Registry, clock: Clock) -> None:
         self.n_connections: Callable[[], int] = lambda: 0
         self.start_ms = 0.0  # from the start to the first `ready`
-        self._config = config
         self._host = host
         self._lifecycle = lifecycle
         self._reloader = reloader
@@ -73,7 +69,7 @@ class Status:
         for purpose, gauge in self._memory.items():
             gauge.set(view.memory[purpose])
         self._solo.set(view.solo_step_ns)
-        self._guard.set(view.tick["guard"] == "active")
+        self._guard.set(bool(view.tick["guard"] == "active" and view.tick["guard_detail"]["holds_prompt"]))
 
     def on_ready(self) -> None:
         """The first model is loaded."""
@@ -86,7 +82,7 @@ class Status:
 
     def status(self) -> dict[str, Any]:
         self._lifecycle.check()
-        config, view = self._config(), self._host.view
+        view = self._host.view
         status: dict[str, Any] = {
             "state": self._lifecycle.state,
             "reason": self._lifecycle.reason(),
@@ -95,7 +91,7 @@ class Status:
             "uptime_s": round((self._clock.now_ns() - self._t0) / 1e9, 1),
             "start_ms": self.start_ms,
             "generation": self._reloader.generation,
-            "residency": {"load_mode": config.engine.load_mode, **config.engine.backend_environ()},
+            "residency": self._residency(),
             "reload": self._reloader.report(),
         }
         if self._lifecycle.state == DRAINING:
@@ -120,6 +116,13 @@ class Status:
             "kv": view.kv,
             "memory": {**view.memory, "rss": resident_bytes()},
         }
+
+    def _residency(self) -> dict[str, Any]:
+        """How the weights are in memory by the system's word, and the variables that the backends found when they loaded."""
+        view = self._host.view
+        mapped = mapped_bytes(view.model["path"]) if view is not None else None
+        environ = {name: value for name, value in sorted(os.environ.items()) if name.startswith("GGML_")}
+        return {"mapped": mapped, "locked": locked_bytes(), "environ": environ}
 
     def _latency(self) -> dict[str, Any]:
         snapshot = self._registry.snapshot()

@@ -196,7 +196,6 @@ class Session:
                 slo_tbt_ns=slo.tbt_ns,
                 cached_hint=self.cached_hint,
                 restore_ns=self.restore_ns,
-                draft=(),
                 cached_seq=self.cached_seq,
                 cached_own=self.cached_own,
                 t_back_ns=self.t_back_ns,

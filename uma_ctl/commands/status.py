@@ -21,11 +21,12 @@ WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 
 @click.command()
 @with_target
+@click.option("-v", "--verbose", is_flag=True, help="Show why the last tick was as it was, too.")
 @click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, metavar="SECONDS", help="With --watch.")
 @click.option("--wait", "wanted", type=click.Choice(WAIT_STATES), help="Return when the daemon is in this state (stopped: gone).")
 @click.option("--timeout", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS", help="With --wait.")
-def command(target: Target, watch: bool, interval: float, wanted: str | None, timeout: float) -> int:
+def command(target: Target, verbose: bool, watch: bool, interval: float, wanted: str | None, timeout: float) -> int:
     """Show state, model, lanes, latency, KV and memory.
 
     The exit code is 0 when the daemon is ready, 2 when it is in any other state, 1 when it cannot be reached. With
@@ -34,8 +35,8 @@ def command(target: Target, watch: bool, interval: float, wanted: str | None, ti
     if wanted:
         return _wait(target, wanted, time.monotonic() + timeout)
     if watch:
-        return _watch(target, interval)
-    return _show(target, ask(target))
+        return _watch(target, interval, verbose)
+    return _show(target, ask(target), verbose)
 
 
 def ask(target: Target) -> Event:
@@ -44,16 +45,16 @@ def ask(target: Target) -> Event:
         return fields_of(client.call("status"))
 
 
-def _show(target: Target, fields: Event) -> int:
-    output.line(render.as_json(fields) if target.as_json else render.status(fields))
+def _show(target: Target, fields: Event, is_verbose: bool = False) -> int:
+    output.line(render.as_json(fields) if target.as_json else render.status(fields, is_verbose))
     return EXIT_OK if fields.get("state") == "ready" else EXIT_SERVER
 
 
-def _watch(target: Target, interval: float) -> int:
+def _watch(target: Target, interval: float, is_verbose: bool) -> int:
     """On a terminal in place, elsewhere one after the other. A daemon that goes away may come back."""
     clear = CLEAR if sys.stdout.isatty() and not target.as_json else ""
     while True:
-        shown = _attempt(target, lambda fields: render.as_json(fields) if target.as_json else render.status(fields) + "\n")
+        shown = _attempt(target, lambda fields: render.as_json(fields) if target.as_json else render.status(fields, is_verbose) + "\n")
         output.line(clear + shown)
         time.sleep(interval)
 

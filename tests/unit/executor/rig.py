@@ -19,10 +19,13 @@ STEP_NS = 1_000_000
 
 
 class Rig:
-    def __init__(self, model: FakeModel | None = None, limits: Limits | None = None, knobs: Knobs | None = None) -> None:
+    def __init__(
+        self, model: FakeModel | None = None, limits: Limits | None = None, knobs: Knobs | None = None, **engine: Any
+    ) -> None:
+        """`engine`: cost and jitter of the FakeEngine."""
         self.clock = ManualClock(1)
         self.faults = Faults()
-        self.engine = FakeEngine(model or FakeModel(), clock=self.clock, faults=self.faults)
+        self.engine = FakeEngine(model or FakeModel(), clock=self.clock, faults=self.faults, **engine)
         self.registry = new_registry()
         self.admittance = Admittance(limits or Limits(), self.clock)
         cost = guess(device_view(self.engine))

@@ -2,15 +2,12 @@
 
 Rules: the time is the tick budget, or the prompt run where that is longer. Over budget, prompt work is cut
 first, then background rows (those served most recently). Interactive rows stay, and so does the last piece of
-work in a tick: the guard slows things down, it never stops them. With the budget off it only keeps the estimate.
+work in a tick: the guard slows things down, it never stops them. With the budget off it only makes the estimate.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from uma_core.policy import traffic
-from uma_core.policy.carry import remember
 from uma_core.policy.guard_memory import GuardMemory, Kind
 from uma_core.policy.parts import parts_of, prompt_view
 from uma_core.policy.plan import SLICED, Plan, PlanItem, riders
@@ -18,23 +15,13 @@ from uma_core.policy.stages.decode_first import decode_items
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase
 
-NAME = "bmt_guard"
-ESTIMATE_EVERY = 16  # ticks, while the budget is off and the estimate is only looked at
-
-
-class Traffic(NamedTuple):
-    """The finished plan's estimate, for metrics. `budget_bytes` 0: off."""
-
-    n_bytes: int
-    budget_bytes: int
-
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
-    if not plan.items or (not state.knobs.bmt_budget and state.tick % ESTIMATE_EVERY and NAME in plan.carry):
+    if not plan.items:
         return plan
     budget = _budget(state, plan)
     plan, n_bytes = _trimmed(state, plan, budget) if budget else (plan, sum(_estimate(state, plan)))
-    return remember(plan, NAME, Traffic(n_bytes, budget))
+    return plan._replace(bmt_bytes=n_bytes, bmt_budget=budget)
 
 
 def _budget(state: SchedulerState, plan: Plan) -> int:

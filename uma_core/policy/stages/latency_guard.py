@@ -17,7 +17,7 @@ from uma_core.policy.gaps import GapLimits, gap_limits, urgent_cap
 from uma_core.policy.guard_memory import CREDIT_MIN, GuardMemory, Kind, begin, earn, learn, n_rounds_since
 from uma_core.policy.parts import Parts, parts_of, prompt_view, rows_time
 from uma_core.policy.patience import is_first_awaited, left_to_read_ns
-from uma_core.policy.plan import SLICED, Plan, PlanItem
+from uma_core.policy.plan import SLICED, GuardView, Plan, PlanItem
 from uma_core.policy.ride import best_ride
 from uma_core.policy.stages.decode_first import JOIN_GAIN, TALKERS, decode_items, in_turn
 from uma_core.policy.stages.prefill_budget import chunk_limit, resize
@@ -45,8 +45,17 @@ class Room(NamedTuple):
     normal_ns: int
     long_ns: int
     forced_ns: int  # up to the pause limit, without margins
-    has_credit: bool
+    credit: float  # long gaps that may be spent
     plain_ns: int  # of an everyday gap, without margins
+
+    @property
+    def has_credit(self) -> bool:
+        return self.credit >= 1.0
+
+    def refusal(self, what: str, need_ns: int) -> str:
+        """Why it does not fit, in numbers."""
+        room_ns, name = (self.long_ns, "long room") if self.has_credit else (self.normal_ns, "room")
+        return f"{what} {need_ns / 1e6:.3f} ms > {name} {room_ns / 1e6:.3f}, credit {self.credit:.1f}"
 
     def less(self, ns: int) -> Room:
         """What is left after `ns` of it."""
@@ -64,6 +73,9 @@ class Grant(NamedTuple):
     kind: Kind
     notes: tuple[str, ...]
     rides: bool = False  # the prefill item, in the streams' own call; run_ns: what it adds there
+    room: Room | None = None  # by which it was decided
+    need_ns: int = 0  # shortest piece, chunk or row that was looked at
+    is_held: bool = False  # the prompt could have been read, and is not
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -76,8 +88,9 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     n_rounds = n_rounds_since(memory, parts)
     memory = earn(begin(learn(memory, state, parts, limits), parts), state.knobs.long_tick_share * n_rounds if parts.talkers else 0.0)
     grant = _grant(state, plan, parts, limits, memory)
+    view = _view(parts, plan, limits, memory, grant)
     memory = _remember(state, parts, memory, grant)
-    return remember(_apply(state, plan, parts, grant), NAME, memory)
+    return remember(_apply(state, plan, parts, grant)._replace(guard=view), NAME, memory)
 
 
 def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
@@ -107,22 +120,27 @@ def _grant(state: SchedulerState, plan: Plan, parts: Parts, limits: GapLimits, m
     room = room.less(max(transfer, _slice_time(state, parts)))
     wanted = _planned_workers(parts, plan)
     if item is None and not wanted:
-        return Grant([], None, 0, 0, transfer, moved, ())
+        return Grant([], None, 0, 0, transfer, moved, (), room=room)
     prompt_room = _prompt_room(limits, memory, room, is_urgent)
     are_first = (not is_urgent and memory.debt_ns <= 0) or item is None or (bool(wanted) and _rows_starved(state, parts, wanted, memory, 1))
     if wanted and are_first:
         workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
         if workers:
             left = prompt_room.normal_ns - _extra_time(state, parts, workers) if kind is Kind.NORMAL else 0
-            item, run_ns, pieces = _piece_that_fits(state, item, view, left)
-            return Grant(workers, item, run_ns, pieces, transfer, max(kind, moved), _notes(kind, len(workers), len(wanted)))
+            piece, run_ns, pieces = _piece_that_fits(state, item, view, left)
+            is_held = item is not None and piece is None
+            notes = _row_notes(state, parts, room, workers, wanted, kind)
+            notes = (*notes, "latency_guard: the prompt waits, background streams had less time") if is_held else notes
+            return Grant(workers, piece, run_ns, pieces, transfer, max(kind, moved), notes, room=room, is_held=is_held)
     cap = urgent_cap(state, view, limits, *_usual(state, item, view, prompt_room)) if is_urgent and view and item else limits.cap_ns
     is_raised = cap > limits.cap_ns
     grant = _prefill(state, item, view, _room(limits, memory, cap).less(transfer) if is_raised else prompt_room, is_raised)
     if grant.prefill is None and wanted and not are_first:
         workers, kind = _rows_that_fit(state, parts, wanted, room, memory)
-        return Grant(workers, None, 0, 0, transfer, max(kind, moved), _notes(kind, len(workers), len(wanted)))
-    return grant._replace(transfer_ns=transfer, kind=max(grant.kind, moved))
+        notes = grant.notes + _row_notes(state, parts, room, workers, wanted, kind)
+        return grant._replace(workers=workers, transfer_ns=transfer, kind=max(kind, moved), notes=notes)
+    notes = grant.notes + _row_notes(state, parts, room, [], wanted, Kind.NOTHING)
+    return grant._replace(transfer_ns=transfer, kind=max(grant.kind, moved), notes=notes)
 
 
 def _usual(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) -> tuple[int, int]:
@@ -141,7 +159,7 @@ def _room(limits: GapLimits, memory: GuardMemory, cap: int) -> Room:
     long_ns = max(0, int(longest - solo) - HOST_NS)
     normal = max(0, int((cap - solo * (1.0 + memory.margin)) * memory.throttle))
     everyday = min(normal, long_ns) if cap > limits.cap_ns else normal
-    return Room(everyday, max(normal, long_ns), limits.pause_ns - solo, memory.credit >= 1.0, limits.cap_ns - solo)
+    return Room(everyday, max(normal, long_ns), limits.pause_ns - solo, memory.credit, limits.cap_ns - solo)
 
 
 def _prompt_room(limits: GapLimits, memory: GuardMemory, room: Room, is_urgent: bool) -> Room:
@@ -263,21 +281,24 @@ def _prefill(state: SchedulerState, item: PlanItem | None, view: SessionView | N
     everyday = Kind.URGENT if is_urgent else Kind.NORMAL
     ride = best_ride(state, view, room.normal_ns)
     if ride:
-        return Grant([], resize(item, view, ride.n_tokens), ride.ns, 0, 0, everyday, (), rides=True)
+        return Grant([], resize(item, view, ride.n_tokens), ride.ns, 0, 0, everyday, (), True, room, ride.ns)
     if not view.n_chunk:
         gaps = (int(room.normal_ns * HEADROOM), room.long_ns, _long_share(state, view, room))
         item = resize(item, view, best_in_gaps(state.cost, _n_to_read(state, item, view), view.n_past, chunk_limit(state), gaps))
     piece = state.cost.piece_ns(item.n_tokens, view.n_past)
     if piece <= room.normal_ns:
-        return Grant([], item, room.normal_ns, 0, 0, everyday, ())
+        return Grant([], item, room.normal_ns, 0, 0, everyday, (), room=room, need_ns=piece)
     if room.has_credit and piece <= room.long_ns:
-        return Grant([], item, room.long_ns, 0, 0, Kind.LONG, ("latency_guard: long gap on credit",))
+        notes = (f"latency_guard: long gap on credit {room.credit:.1f}: piece {piece / 1e6:.3f} ms > room {room.normal_ns / 1e6:.3f}",)
+        return Grant([], item, room.long_ns, 0, 0, Kind.LONG, notes, room=room, need_ns=piece)
+    why = room.refusal("piece", piece)
     fills = view.n_cached > 0 and view.n_past > 0 and not view.chunk_fraction  # its lane may lack what was restored
     if is_starved(state, view, (1 if piece <= room.forced_ns else RARELY) + fills):
-        return Grant([], item, 0, 1, 0, Kind.FORCED, ("latency_guard: one piece against starvation",))
+        return Grant([], item, 0, 1, 0, Kind.FORCED, (f"latency_guard: one piece against starvation: {why}",), room=room, need_ns=piece)
     if fills:  # no time for a piece, but for the copies that come before the first one
-        return Grant([], item, room.normal_ns, 0, 0, everyday, ("latency_guard: no piece fits, a lane may fill",))
-    return Grant([], None, 0, 0, 0, Kind.NOTHING, ("latency_guard: no piece fits",))
+        notes = (f"latency_guard: no piece fits, a lane may fill: {why}",)
+        return Grant([], item, room.normal_ns, 0, 0, everyday, notes, room=room, need_ns=piece, is_held=True)
+    return Grant([], None, 0, 0, 0, Kind.NOTHING, (f"latency_guard: no piece fits: {why}",), room=room, need_ns=piece, is_held=True)
 
 
 def _long_share(state: SchedulerState, view: SessionView, room: Room) -> float:
@@ -305,10 +326,16 @@ def _chunk(state: SchedulerState, item: PlanItem, view: SessionView, room: Room,
     for limit, kind in ((room.normal_ns, Kind.URGENT if is_urgent else Kind.NORMAL), (room.long_ns if room.has_credit else 0, Kind.LONG)):
         fits = [n for n in sizes if cost.prefill_ns(n, view.n_past) <= limit]
         if fits:
-            return Grant([], resize(item, view, max(fits)), 0, 0, 0, kind, (f"latency_guard: chunk of {max(fits)}",))
-    if is_starved(state, view, 1 if cost.prefill_ns(min(sizes), view.n_past) <= room.forced_ns else RARELY):
-        return Grant([], resize(item, view, min(sizes)), 0, 0, 0, Kind.FORCED, ("latency_guard: one chunk against starvation",))
-    return Grant([], None, 0, 0, 0, Kind.NOTHING, ("latency_guard: no chunk fits",))
+            why = f" on credit {room.credit:.1f}" if kind is Kind.LONG else ""
+            need = cost.prefill_ns(max(fits), view.n_past)
+            notes = (f"latency_guard: chunk of {max(fits)}{why}",)
+            return Grant([], resize(item, view, max(fits)), 0, 0, 0, kind, notes, room=room, need_ns=need)
+    need = cost.prefill_ns(min(sizes), view.n_past)
+    why = room.refusal(f"chunk of {min(sizes)}", need)
+    if is_starved(state, view, 1 if need <= room.forced_ns else RARELY):
+        notes = (f"latency_guard: one chunk against starvation: {why}",)
+        return Grant([], resize(item, view, min(sizes)), 0, 0, 0, Kind.FORCED, notes, room=room, need_ns=need)
+    return Grant([], None, 0, 0, 0, Kind.NOTHING, (f"latency_guard: no chunk fits: {why}",), room=room, need_ns=need, is_held=True)
 
 
 def _piece_that_fits(state: SchedulerState, item: PlanItem | None, view: SessionView | None, left: int) -> tuple[PlanItem | None, int, int]:
@@ -318,9 +345,40 @@ def _piece_that_fits(state: SchedulerState, item: PlanItem | None, view: Session
     return (item, left, 0) if state.cost.piece_ns(item.n_tokens, view.n_past) <= left else (None, 0, 0)
 
 
-def _notes(kind: Kind, n: int, n_wanted: int) -> tuple[str, ...]:
-    why = {Kind.LONG: ", on credit", Kind.FORCED: ", against starvation"}.get(kind, "")
-    return (f"latency_guard: {n} of {n_wanted} background streams{why}",) if n < n_wanted or why else ()
+def _row_notes(
+    state: SchedulerState, parts: Parts, room: Room, workers: list[SessionView], wanted: list[SessionView], kind: Kind
+) -> tuple[str, ...]:
+    """Why background streams are left out, or are let in although they do not fit an everyday gap."""
+    n, n_wanted = len(workers), len(wanted)
+    why = {Kind.LONG: f", on credit {room.credit:.1f}", Kind.FORCED: ", against starvation"}.get(kind, "")
+    if n == n_wanted and not why:
+        return ()
+    if n < n_wanted:
+        served = {v.sid for v in workers}
+        one_more = [*workers, next(v for v in wanted if v.sid not in served)]
+        why += ": " + room.refusal(f"{n + 1} of them", _extra_time(state, parts, one_more))
+    return (f"latency_guard: {n} of {n_wanted} background streams{why}",)
+
+
+def _view(parts: Parts, plan: Plan, limits: GapLimits, memory: GuardMemory, grant: Grant) -> GuardView:
+    """What was decided, and by which numbers."""
+    room = grant.room or _room(limits, memory, limits.cap_ns)
+    return GuardView(
+        holds_prompt=grant.is_held,
+        holds_rows=len(grant.workers) < len(_planned_workers(parts, plan)),
+        kind=int(grant.kind),
+        solo_ns=limits.solo_ns,
+        cap_ns=limits.cap_ns,
+        pause_ns=limits.pause_ns,
+        room_ns=room.normal_ns,
+        long_room_ns=room.long_ns,
+        need_ns=grant.need_ns,
+        margin=round(memory.margin, 4),
+        hard_margin=round(memory.hard_margin, 4),
+        noise=round(memory.noise, 4),
+        credit=round(memory.credit, 4),
+        throttle=round(memory.throttle, 4),
+    )
 
 
 def _apply(state: SchedulerState, plan: Plan, parts: Parts, grant: Grant) -> Plan:
