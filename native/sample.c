@@ -210,7 +210,9 @@ static llama_token draw(float * row, int32_t n_vocab, uma_sampler * s, llama_tok
     if (!is_drawn || left->selected < 0 || left->selected >= (int64_t) left->size) {
         return -1;
     }
-    return left->data[left->selected].id;
+    const llama_token token = left->data[left->selected].id;
+    // llama.cpp's infill sampler may put in an end of text that is no candidate
+    return row[token] > -INFINITY ? token : best_of(row, n_vocab, n_blocks);
 }
 
 static float * without_refused(const float * row, int32_t n_vocab, const uint32_t * mask) {

@@ -95,6 +95,8 @@ bool uma_takes_best(const uma_sampler * sampler);
 bool uma_allows(const uma_sampler * sampler, llama_token token);
 // -- top_p.c: llama_sampler_init_top_p(p, 1) for many candidates
 struct llama_sampler * uma_sampler_top_p(float p);
+// -- possible.c: candidates further below the best than `within` are dropped
+struct llama_sampler * uma_sampler_possible(float within);
 
 // -- gate.c: the eval callback of a decode context: finds the KV tensors, marks cells without computing
 typedef struct uma_gate {

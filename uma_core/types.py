@@ -38,35 +38,82 @@ class FinishReason(str, Enum):
     ERROR = "error"  # an `error` event said why
 
 
+USUAL_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+COLDEST = 1e-6  # temperature below which only the likeliest token can be drawn, and logits divided by it might overflow
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a row of logits becomes a token. temperature 0 is greedy, and then the rest is unused."""
+    """How a row of logits becomes a token. With temperature 0, penalties and biases decide which is the likeliest.
+
+    Every default is off, but for `top_k`. Names and meanings are those of llama.cpp (common/common.h).
+    """
 
     temperature: float = 0.0
     top_k: int = 40  # 0: all
     top_p: float = 1.0
     min_p: float = 0.0
     repeat_penalty: float = 1.0  # 1: none
-    repeat_last_n: int = 64
+    repeat_last_n: int = 64  # -1: the context
     seed: int | None = None  # None: drawn per request
     ban_eog: bool = False  # never draw an end-of-generation token
+    samplers: tuple[str, ...] = USUAL_ORDER
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_n_sigma: float = -1.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64  # -1: the context
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0  # version 1 or 2, instead of `samplers`
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    logit_bias: tuple[tuple[TokenId | str, float], ...] = ()  # -inf bans; texts become tokens at the intake
+    min_tokens: int = 0  # so many come before an end-of-generation token may
+    stop_token_ids: tuple[TokenId, ...] = ()  # they end the text as end-of-generation tokens do
     logprobs: int | None = None  # tell log probabilities: of the drawn token and of so many others
     post_sampling_probs: bool = False  # ... of what the samplers left, instead of the model's own
 
     @property
+    def takes_best(self) -> bool:
+        """Nothing is drawn: what edits and penalties leave as the likeliest token is taken."""
+        return self.temperature < COLDEST and self.dynatemp_range <= 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        is_on = self.repeat_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+        return is_on and self.repeat_last_n != 0 and self.has("penalties")
+
+    @property
+    def has_dry(self) -> bool:
+        return self.dry_multiplier > 0.0 and self.dry_base >= 1.0 and self.dry_penalty_last_n != 0 and self.has("dry")
+
+    def has(self, sampler: str) -> bool:
+        return not self.mirostat and sampler in self.samplers
+
+    @property
     def is_greedy(self) -> bool:
         """The largest logit, and nothing else, decides."""
-        return self.temperature <= 0.0 and self.repeat_penalty == 1.0 and not self.ban_eog
+        is_edited = self.ban_eog or self.logit_bias or self.min_tokens
+        return self.takes_best and not (is_edited or self.has_penalties or self.has_dry)
 
     @property
     def needs_sampler(self) -> bool:
         """More is asked for than the likeliest token."""
         return not self.is_greedy or self.logprobs is not None
 
-    @property
-    def n_recent(self) -> int:
-        """How many of the last tokens change what is drawn next."""
-        return self.repeat_last_n if self.repeat_penalty != 1.0 else 0
+    def n_recent(self, n_ctx: int) -> int:
+        """How many of the last tokens change what is drawn next, of a context of `n_ctx`."""
+        windows = [self.repeat_last_n] * self.has_penalties + [self.dry_penalty_last_n] * self.has_dry
+        return max((n_ctx if n < 0 else min(n, n_ctx) for n in windows), default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from uma_core.server.listener import bind_unix
 from uma_core.server.loop import Loop
 from uma_core.server.ports import Services
 from uma_core.session.events import Accepted, Cancel, Final, HangUp, Hold, Refused, Stale, Submit, Token
-from uma_core.types import FinishReason
+from uma_core.types import FinishReason, SamplingParams
 
 WAIT_S = 20  # a test that waits so long has failed; nothing depends on its value
 TICK_S = 0.0003
@@ -35,6 +35,7 @@ class FakeText:
     )
 
     def __init__(self) -> None:
+        self.prepared: list[SamplingParams] = []
         self.calls: list[tuple[str, bool]] = []
         self.gates: dict[str, threading.Event] = {}  # text: tokenising it waits for this
         self.started: dict[str, threading.Event] = {}
@@ -57,6 +58,9 @@ class FakeText:
 
     def piece(self, token: int, unparse_special: bool = False) -> bytes:
         return bytes([token]) if token != 1 else b"[B]" * unparse_special
+
+    def prepare(self, params: SamplingParams) -> None:
+        self.prepared.append(params)
 
     def chat_template(self) -> str | None:
         return self.template

@@ -1,6 +1,6 @@
 """The Engine contract: everything the executor may ask of a model, and nothing about how it is done.
 
-Rules: one thread (the compute thread) calls everything except `tokenize`, `piece`, `ring`, `abort`,
+Rules: one thread (the compute thread) calls everything except `tokenize`, `piece`, `prepare`, `ring`, `abort`,
 `pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines never choose; they do or refuse.
 
 KV model: the engine holds `n_seq_max` sequences. A sequence holds positions 0..n-1 (`kv_len`).
@@ -98,6 +98,7 @@ class EngineInfo:
     n_expert_used: int = 0
     expert_bytes: int = 0  # of weight_bytes: in expert tensors
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(0, False, False, False, False))
+    suppressed: tuple[TokenId, ...] = ()  # tokens that the model must never generate: every session needs a sampler
     kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
     notes: tuple[str, ...] = ()  # why something is off, for `status`
 
@@ -150,6 +151,12 @@ class Sampler(Protocol):
         borrowed, and read whenever a row is sampled until another one is set: its owner may change it between two
         calls. With no bit set, sampling gives -1.
         """
+
+    def allow_end(self) -> None:
+        """`min_tokens` are there: end-of-generation tokens and those of `stop_token_ids` may come."""
+
+    def ban(self, tokens: Sequence[TokenId]) -> None:
+        """Never draw these, instead of those of the last call."""
 
     def logprobs(self) -> Logprobs | None:
         """Of the token that was drawn last, where the parameters want them."""
@@ -256,7 +263,11 @@ class Engine(Protocol):
         """What clients may want to know of the model. Any thread."""
 
     # decode
-    def sampler(self, params: SamplingParams, seed: int) -> Sampler: ...
+    def sampler(self, params: SamplingParams, seed: int) -> Sampler:
+        """`params.logit_bias` holds tokens of the vocabulary, no texts."""
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what `sampler` would take long for. Any thread. Raises: BAD_REQUEST where this model cannot."""
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         """One decode call, then one token per row with logits, in batch order. None samples greedily.
 

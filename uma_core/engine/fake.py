@@ -147,6 +147,9 @@ class FakeEngine:
     def sampler(self, params: SamplingParams, seed: int) -> FakeSampler:
         return FakeSampler(params, seed)
 
+    def prepare(self, params: SamplingParams) -> None:
+        """Its samplers are made at once."""
+
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         wake(batch.wake_fd)
         start = self.clock.now_ns()

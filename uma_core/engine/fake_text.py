@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -65,6 +66,8 @@ class FakeSampler:
         self.accepted: list[TokenId] = []
         self.is_closed = False
         self._mask: np.ndarray | None = None
+        self._early = (EOG, *params.stop_token_ids) if params.min_tokens else ()
+        self._here: tuple[TokenId, ...] = ()
         self._logprobs: Logprobs | None = None
 
     def accept(self, tokens: np.ndarray) -> None:
@@ -74,6 +77,12 @@ class FakeSampler:
         if mask is not None and mask.nbytes != 4 * -(-N_VOCAB // 32):
             raise ValueError(f"a mask of {mask.nbytes} bytes")
         self._mask = mask
+
+    def allow_end(self) -> None:
+        self._early = ()
+
+    def ban(self, tokens: Sequence[TokenId]) -> None:
+        self._here = tuple(tokens)
 
     def logprobs(self) -> Logprobs | None:
         return self._logprobs
@@ -90,15 +99,19 @@ class FakeSampler:
         return ALPHABET[(advance(state, self.seed & 0xFFFF) >> 20) % len(ALPHABET)]
 
     def _allowed(self, state: int, wanted: TokenId) -> TokenId:
-        """The wanted token, or another one by the content alone; -1 where there is none."""
-        may = np.ones(N_VOCAB, bool)
+        """The wanted token, or one that a bias puts above it, or another by the content alone; -1: there is none."""
+        params = self.params
+        bias = np.zeros(N_VOCAB)
+        for token, value in params.logit_bias:
+            bias[int(token)] += value
+        bias[[*self._early, *self._here, *([EOG] if params.ban_eog else [])]] = -np.inf
         if self._mask is not None:
-            may &= np.unpackbits(self._mask.view(np.uint8), bitorder="little")[:N_VOCAB].astype(bool)
-        may[EOG] &= not self.params.ban_eog
-        if may[wanted]:
-            return wanted
-        others = np.flatnonzero(may)
-        seed = self.seed & 0xFFFF if self.params.temperature > 0.0 else 0
+            bias[np.unpackbits(self._mask.view(np.uint8), bitorder="little")[:N_VOCAB] == 0] = -np.inf
+        best = int((row_logits(wanted) + bias).argmax())
+        if np.isfinite(bias[wanted]) or bias[best] > 0:
+            return best
+        others = np.flatnonzero(np.isfinite(bias))
+        seed = self.seed & 0xFFFF if params.temperature > 0.0 else 0
         return int(others[(advance(state, seed) >> 20) % len(others)]) if len(others) else -1
 
     def _weigh(self, row: np.ndarray, token: TokenId, n_top: int) -> Logprobs:

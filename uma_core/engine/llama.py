@@ -112,6 +112,7 @@ class LlamaEngine:
             backend=backend_name(),
             devices=devices,
             n_vocab=model.n_vocab,
+            suppressed=model.suppressed,
             n_layer=n_layer,
             n_ctx_train=int(lib.llama_model_n_ctx_train(model.handle)),
             n_ctx=n_ctx,
@@ -166,7 +167,10 @@ class LlamaEngine:
     # decode
 
     def sampler(self, params: SamplingParams, seed: int) -> Sampler:
-        return LlamaSampler(params, seed, self.model)
+        return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
+
+    def prepare(self, params: SamplingParams) -> None:
+        self.model.links.prepare(params, self.info.n_ctx_seq)
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         assert self.decoder is not None

@@ -12,6 +12,7 @@ from uma_core.engine.fingerprint import fingerprint
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama_log import tap
 from uma_core.engine.llama_params import model_params
+from uma_core.engine.llama_sampler import Links
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import TokenId
 
@@ -47,6 +48,10 @@ class LlamaModel:
         scratch = ffi.new("char[]", PIECE_BYTES)
         self.pieces = [self._to_piece(token, False, scratch) for token in range(self.n_vocab)]
         self.eog = frozenset(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self.vocab, t))
+        self.links = Links(self.vocab, self.pieces)
+        n = ffi.new("int32_t *")
+        found = lib.llama_vocab_get_suppress_tokens(self.vocab, n)
+        self.suppressed: tuple[TokenId, ...] = tuple(found[i] for i in range(n[0]))  # never to be generated
 
     def piece(self, token: TokenId, unparse_special: bool) -> bytes:
         """Control tokens have no text for a reader: b"", unless `unparse_special`. Any thread."""

@@ -33,11 +33,14 @@ class Deliveries:
         if token < 0:
             self.fail(session, UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
             return
-        if not session.request.ignore_eos and self._engine.is_eog(token):
+        is_end = not session.request.ignore_eos and self._engine.is_eog(token)
+        if is_end or token in session.stop_tokens:
             self.finish(session, FinishReason.STOP, now_ns)
             return
         last_ns = session.t_last_ns
         session.add_token(token, now_ns)
+        if len(session.generated) == session.request.sampling.min_tokens and session.sampler is not None:
+            session.sampler.allow_end()
         self._meters.on_token(session, last_ns, now_ns)
         self._send(session, session.text.push(self._engine.piece(token)), token)
         if session.text.is_stopped:
@@ -91,8 +94,9 @@ class Deliveries:
     def open_sampler(self, session: Session) -> None:
         """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""
         params = dataclasses.replace(session.request.sampling, ban_eog=session.request.ignore_eos)
-        if not params.needs_sampler:
+        if not params.needs_sampler and not self._engine.info.suppressed:
             return
         session.sampler = self._engine.sampler(params, session.seed)
-        if params.n_recent:
-            session.sampler.accept(session.prompt[-params.n_recent :])
+        n_recent = params.n_recent(self._engine.info.n_ctx_seq)
+        if n_recent:
+            session.sampler.accept(session.prompt[-n_recent:])

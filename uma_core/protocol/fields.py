@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.suggest import nearest
+from uma_core.suggest import nearest, suggest
 
 OWN_PREFIX = "x_"  # of names that a client may use as it likes: they are ignored
 SHOWN_NAME = 64  # characters of an unknown name that a message repeats
@@ -25,6 +25,7 @@ class Kind(str, Enum):
     STRINGS = "string or array of strings"
     INTEGERS = "array of integers"
     MESSAGES = "array of objects with `role` and `content`"
+    BIASES = "array of [id or text, number or false]"
     LIST = "array"  # replies only
 
 
@@ -35,7 +36,7 @@ class Field(NamedTuple):
     default: Any = None  # None: absent
     low: float | None = None  # least value, or least length of strings and arrays
     high: float | None = None  # greatest value, or greatest length
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # of a string, or of each of several
     is_required: bool = False
     fields: tuple[Field, ...] = ()  # of an OBJECT
     is_open_low: bool = False  # the value must be greater than `low`
@@ -147,16 +148,40 @@ def _check_strings(field: Field, value: Any, path: str) -> tuple[str, ...]:
     _in_range(field, len(items), path, "must have {} items")
     if not all(type(item) is str and item for item in items):
         raise bad_field(path, "must hold strings that are not empty")
+    for item in items:
+        if field.choices and item not in field.choices:
+            raise bad_field(path, f"must hold some of {', '.join(field.choices)}{suggest(item, field.choices)}")
     return tuple(items)
 
 
 def _check_integers(field: Field, value: Any, path: str) -> tuple[int, ...]:
     _expect(field, value, path, list)
-    if not value:
+    if not value and field.low is None:
         raise bad_field(path, "must not be empty")
-    if not all(type(item) is int and 0 <= item < 1 << 31 for item in value):
+    _in_range(field, len(value), path, "must have {} items")
+    if not all(_is_id(item) for item in value):
         raise bad_field(path, "must hold integers from 0 to 2147483647")
     return tuple(value)
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+def _check_biases(field: Field, value: Any, path: str) -> tuple[tuple[int | str, float | bool], ...]:
+    _expect(field, value, path, list)
+    for i, pair in enumerate(value):
+        at = f"{path}[{i}]"
+        if type(pair) is not list or len(pair) != 2:
+            raise bad_field(at, "must be an array of two")
+        token, bias = pair
+        if not _is_id(token) and not (type(token) is str and token):
+            raise bad_field(at, "must begin with a token id, or a text that is not empty")
+        if bias is not False:
+            if type(bias) not in (int, float):
+                raise bad_field(at, "must end with a number or false")
+            _in_range(field, bias, at, "must end with {}")
+    return tuple((token, bias if bias is False else float(bias)) for token, bias in value)
 
 
 def _check_messages(field: Field, value: Any, path: str) -> tuple[dict[str, Any], ...]:
@@ -183,4 +208,5 @@ _CHECKS: dict[Kind, Callable[[Field, Any, str], Any]] = {
     Kind.STRINGS: _check_strings,
     Kind.INTEGERS: _check_integers,
     Kind.MESSAGES: _check_messages,
+    Kind.BIASES: _check_biases,
 }

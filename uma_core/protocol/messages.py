@@ -16,12 +16,12 @@ from uma_core.protocol.fields import bad_field, check_fields, check_value, refus
 from uma_core.protocol.lines import to_text
 from uma_core.protocol.markdown import events_markdown, ops_markdown
 from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, TYPE_FIELD, Op
-from uma_core.types import Lane, Request, SamplingParams, Slo
+from uma_core.protocol.sampling import to_params
+from uma_core.types import Lane, Request, Slo
 
 __all__ = ["OPS", "Message", "decode", "decode_id", "events_markdown", "generate", "ops_markdown", "parse_object"]
 
 NS_PER_MS = 1_000_000
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "seed")
 
 
 class Message(NamedTuple):
@@ -127,7 +127,7 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         tokens=args["tokens"],
         messages=args["messages"],
         max_tokens=args["max_tokens"],
-        sampling=SamplingParams(**{name: args[name] for name in _SAMPLING}),
+        sampling=to_params(args),
         stop=args["stop"] or (),
         stream=args["stream"],
         lane=Lane[args["priority"].upper()] if args["priority"] else None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from uma_core.protocol.fields import Field, Kind
-from uma_core.types import Request, SamplingParams
+from uma_core.protocol.sampling import SAMPLING_FIELDS
+from uma_core.types import Request
 
 PROTOCOL_VERSION = 1
 DEFAULT_OP = "generate"  # of a request without `type`
 
-_SAMPLING = SamplingParams()
 _REQUEST = Request(id="")
 
 
@@ -38,14 +38,9 @@ _PIECES = Field("pieces", Kind.LIST, "with `with_pieces`, for each token: its te
 _GENERATE = (
     *_INPUTS,
     Field("max_tokens", Kind.INTEGER, "most tokens to generate; absent: the server's default", _REQUEST.max_tokens, 1, 1 << 30),
-    Field("temperature", Kind.NUMBER, "0 takes the likeliest token", _SAMPLING.temperature, 0, 100),
-    Field("top_p", Kind.NUMBER, "keep the likeliest tokens that sum to this probability", _SAMPLING.top_p, 0, 1, is_open_low=True),
-    Field("top_k", Kind.INTEGER, "keep this many of the likeliest tokens; 0: all", _SAMPLING.top_k, 0, 1 << 30),
-    Field("min_p", Kind.NUMBER, "drop tokens below this share of the likeliest", _SAMPLING.min_p, 0, 1),
-    Field("repeat_penalty", Kind.NUMBER, "divide logits of recent tokens; 1: off", _SAMPLING.repeat_penalty, 0, 100, is_open_low=True),
-    Field("repeat_last_n", Kind.INTEGER, "tokens that count as recent", _SAMPLING.repeat_last_n, 0, 65_536),
-    Field("seed", Kind.INTEGER, "of the sampler; absent: drawn per request", _SAMPLING.seed, 0, 0xFFFFFFFF),
+    *SAMPLING_FIELDS,
     Field("stop", Kind.STRINGS, "end before any of these texts", high=16),
+    Field("stop_token_ids", Kind.INTEGERS, "end before any of these tokens", low=0, high=64),
     Field("stream", Kind.BOOLEAN, "false: no token events, the text is in `eos`", _REQUEST.stream),
     Field("priority", Kind.STRING, "lane; absent: inferred", None, choices=("interactive", "background")),
     Field("slo", Kind.OBJECT, "latency targets", None, fields=_SLO),

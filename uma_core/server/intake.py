@@ -24,6 +24,7 @@ from uma_core.clock import Clock
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.ports import EncodedAnswer, TextPort
 from uma_core.server.prompt import encode
+from uma_core.server.sampling import resolve
 from uma_core.session.events import Event, Final, Refused, Submit
 from uma_core.types import FinishReason, Peer, Request
 
@@ -216,5 +217,5 @@ class Intake:
 
 
 def _submit(text: TextPort, job: Job) -> Submit:
-    encoded = encode(text, job.request)
-    return Submit(job.conn_id, job.peer, job.request, encoded.tokens, job.t_received_ns, encoded.message_ends, text)
+    request, encoded = resolve(text, job.request), encode(text, job.request)
+    return Submit(job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text)

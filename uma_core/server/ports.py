@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from uma_core.config import Config
 from uma_core.errors import UmaError
 from uma_core.session.events import Command, Event
-from uma_core.types import TokenId
+from uma_core.types import SamplingParams, TokenId
 
 
 class ComputePort(Protocol):
@@ -35,6 +35,9 @@ class TextPort(Protocol):
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[TokenId]: ...
 
     def piece(self, token: TokenId, unparse_special: bool = False) -> bytes: ...
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what sampling by these would take long for. Raises: BAD_REQUEST where this model cannot."""
 
     def chat_template(self) -> str | None: ...
 

@@ -73,6 +73,7 @@ class Session:
         self.first_token: TokenId | None = None  # handed out when the second one is about to be computed
         self.sampler: Sampler | None = None
         self.text = TextStream(request.stop)
+        self.stop_tokens = frozenset(request.sampling.stop_token_ids)
         self.parts: list[str] = []  # text kept for a request that does not stream
         self.seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(32)
         self.message_ends: tuple[int, ...] = ()

@@ -108,6 +108,7 @@ class GraphEngine:
             backend=loaded.device.name,
             devices=(loaded.device.description,),
             n_vocab=shape.n_vocab,
+            suppressed=vocab.suppressed,
             n_layer=shape.n_layer,
             n_ctx_train=shape.n_ctx_train,
             n_ctx=len(pages.n_refs) * PAGE,
@@ -170,7 +171,10 @@ class GraphEngine:
     # decode
 
     def sampler(self, params: SamplingParams, seed: int) -> Sampler:
-        return LlamaSampler(params, seed, self.model)
+        return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
+
+    def prepare(self, params: SamplingParams) -> None:
+        self.model.links.prepare(params, self.info.n_ctx_seq)
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         assert self.decoder is not None

@@ -1,0 +1,80 @@
+"""How a generate request says what is drawn: its fields, and what they give together."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from uma_core.protocol.fields import Field, Kind, bad_field
+from uma_core.types import USUAL_ORDER, SamplingParams
+
+SAMPLERS = (*USUAL_ORDER, "infill", "adaptive_p")
+INFILL_TOP_K = 100  # candidates that `infill` may compare with each other: it asks for the texts of all pairs
+BIAS = 1_000_000  # beyond it nothing is left of a logit's own digits
+_OFF = SamplingParams()
+
+
+def _number(name: str, low: float, high: float, help: str, is_open_low: bool = False) -> Field:
+    return Field(name, Kind.NUMBER, help, getattr(_OFF, name), low, high, is_open_low=is_open_low)
+
+
+def _count(name: str, low: int, high: int, help: str) -> Field:
+    return Field(name, Kind.INTEGER, help, getattr(_OFF, name), low, high)
+
+
+SAMPLING_FIELDS = (
+    _number("temperature", 0, 100, "0 takes the likeliest token, as biases and penalties leave them"),
+    _number("dynatemp_range", 0, 100, "the temperature moves by so much, up where many tokens are likely"),
+    _number("dynatemp_exponent", 0, 100, "how entropy maps to temperature"),
+    _count("top_k", 0, 1 << 30, "keep this many of the likeliest tokens; 0: all"),
+    _number("top_p", 0, 1, "keep the likeliest tokens that sum to this probability", is_open_low=True),
+    _number("min_p", 0, 1, "drop tokens below this share of the likeliest"),
+    _number("typical_p", 0, 1, "keep tokens of typical surprise that sum to this probability; 1: off", is_open_low=True),
+    _number("top_n_sigma", -1, 1000, "keep logits within so many standard deviations of the best; 0 or less: off"),
+    _number("xtc_probability", 0, 1, "how often XTC drops the likeliest tokens but the last above its threshold"),
+    _number("xtc_threshold", 0, 1, "a probability; above 0.5: off"),
+    _number("repeat_penalty", 0.01, 100, "divide logits of recent tokens; 1: off"),
+    _count("repeat_last_n", -1, 65_536, "tokens that count as recent; -1: the context"),
+    _number("frequency_penalty", -100, 100, "take this from a token's logit each time that it is among the recent"),
+    _number("presence_penalty", -100, 100, "take this from the logit of each token that is among the recent"),
+    _number("dry_multiplier", 0, 100, "DRY: the penalty of a token that would repeat a sequence; 0: off"),
+    _number("dry_base", 0, 100, "times this for each token more that the sequence has"),
+    _count("dry_allowed_length", 0, 65_536, "repeated sequences up to this long are free"),
+    _count("dry_penalty_last_n", -1, 65_536, "tokens that are searched; -1: the context, 0: off"),
+    Field("dry_sequence_breakers", Kind.STRINGS, "no sequence goes past these", list(_OFF.dry_sequence_breakers), 0, 32),
+    _count("mirostat", 0, 2, "1 or 2: that version of Mirostat instead of `samplers`"),
+    _number("mirostat_tau", 0, 100, "the surprise that it aims at, in bits"),
+    _number("mirostat_eta", 0, 1, "how fast it learns"),
+    _number("adaptive_target", -1, 1, "the probability that adaptive-p prefers, drawing last; below 0: off"),
+    _number("adaptive_decay", 0, 0.99, "how much it remembers of earlier tokens"),
+    Field("samplers", Kind.STRINGS, "which samplers work, in this order", list(USUAL_ORDER), 0, len(SAMPLERS), SAMPLERS),
+    Field("seed", Kind.INTEGER, "of the sampler; absent: drawn per request", None, 0, 0xFFFFFFFF),
+    Field("logit_bias", Kind.BIASES, "added to the logits of tokens, or of all tokens of texts; false: never drawn",
+          None, -BIAS, BIAS),
+    _count("min_tokens", 0, 1 << 30, "so many tokens come before the text may end by itself"),
+)  # fmt: skip
+
+
+def to_params(args: dict[str, Any]) -> SamplingParams:
+    """Of checked fields. Raises: BAD_REQUEST where they contradict each other."""
+    values = {field.name: args[field.name] for field in SAMPLING_FIELDS}
+    order = tuple(values.pop("samplers"))
+    if args["adaptive_target"] >= 0.0 and order == USUAL_ORDER:
+        order += ("adaptive_p",)
+    if len(set(order)) != len(order):
+        raise bad_field("samplers", "must not name a sampler twice")
+    _check_infill(order, args["top_k"])
+    breakers = tuple(values.pop("dry_sequence_breakers"))
+    bias = tuple((token, -math.inf if value is False else value) for token, value in values.pop("logit_bias") or ())
+    stops = args["stop_token_ids"] or ()
+    return SamplingParams(
+        **values, samplers=order, dry_sequence_breakers=breakers, logit_bias=bias, stop_token_ids=stops
+    )
+
+
+def _check_infill(order: tuple[str, ...], top_k: int) -> None:
+    if "infill" not in order:
+        return
+    is_cut = "top_k" in order[: order.index("infill")] and 0 < top_k <= INFILL_TOP_K
+    if not is_cut:
+        raise bad_field("samplers", f"must have `top_k` before `infill`, and `top_k` be from 1 to {INFILL_TOP_K}")
