@@ -9,11 +9,21 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perf.shapes import BLOCK, TensorSpec
+from perf.shapes import TensorSpec
 
 _N_QUANTS = 1_000_003  # prime: blocks in the pool
 _N_SCALES = 65_537  # prime
-_BYTES = {"q8_0": 2 + BLOCK, "q4_0": 2 + BLOCK // 2}
+_N_QUANTISED = 65_521  # prime: blocks of a pool that llama.cpp's quantiser makes, about a second each
+# by type: weights in a block, its bytes, and where its f16 scales are (MXFP4 has an exponent instead)
+BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "q8_0": (32, 34, (0,)),
+    "q4_0": (32, 18, (0,)),
+    "q4_k": (256, 144, (0, 2)),
+    "q5_k": (256, 176, (0, 2)),
+    "q6_k": (256, 210, (208,)),
+    "iq4_xs": (256, 136, (0,)),
+    "mxfp4": (32, 17, ()),
+}
 # std of a block's integers: uniform over -127..127, and over -8..7
 _INT_STD = {"q8_0": 73.6, "q4_0": 4.61}
 
@@ -23,9 +33,10 @@ class BlockPool:
 
     def __init__(self, seed: int = 1) -> None:
         rng = np.random.default_rng(seed)
-        self._q8 = rng.integers(-127, 128, (_N_QUANTS, BLOCK), dtype=np.int8).view(np.uint8)
-        self._q4 = rng.integers(0, 256, (_N_QUANTS, BLOCK // 2), dtype=np.uint8)
+        self._q8 = rng.integers(-127, 128, (_N_QUANTS, 32), dtype=np.int8).view(np.uint8)
+        self._q4 = rng.integers(0, 256, (_N_QUANTS, 16), dtype=np.uint8)
         self._spread = rng.uniform(0.7, 1.3, _N_SCALES).astype(np.float32)
+        self._quantised: dict[str, np.ndarray] = {}  # by type: blocks of weights with a standard deviation of 1
         self._rng = rng
         self._at = 0
 
@@ -34,10 +45,13 @@ class BlockPool:
         if spec.kind == "f32":
             ones = np.ones(spec.dims, np.float32)
             return ones if spec.std == 0.0 else self._rng.normal(0.0, spec.std, spec.dims).astype(np.float32)
-        n_blocks = int(np.prod(spec.dims)) // BLOCK
-        blocks = np.empty((n_blocks, _BYTES[spec.kind]), np.uint8)
-        self._fill_quants(blocks, self._q8 if spec.kind == "q8_0" else self._q4)
-        self._fill_scales(blocks, np.float32(spec.std / _INT_STD[spec.kind]))
+        n_weights, n_bytes, _ = BLOCKS[spec.kind]
+        blocks = np.empty((int(np.prod(spec.dims)) // n_weights, n_bytes), np.uint8)
+        if spec.kind in _INT_STD:
+            self._fill_quants(blocks, self._q8 if spec.kind == "q8_0" else self._q4)
+            self._fill_scales(blocks, np.float32(spec.std / _INT_STD[spec.kind]))
+        else:
+            self._fill_quantised(blocks, spec)
         rows = blocks.reshape(*spec.dims[:-1], -1)
         if spec.is_vocab:
             rows[dead_rows] = 0
@@ -53,6 +67,36 @@ class BlockPool:
         for dst, src in _segments(len(blocks), self._at, len(pool)):
             blocks[dst, :2] = pool[src]
 
+    def _fill_quantised(self, blocks: np.ndarray, spec: TensorSpec) -> None:
+        pool = self._pool_of(spec.kind)
+        if spec.kind == "mxfp4":  # its scale is a power of two: the nearest exponent
+            pool = pool.copy()
+            pool[:, 0] = np.clip(pool[:, 0].astype(np.int64) + round(np.log2(spec.std)), 1, 254)
+        for dst, src in _segments(len(blocks), self._at, len(pool)):
+            blocks[dst] = pool[src]
+        for dst, src in _segments(len(blocks), self._at, len(self._spread)):
+            factor = self._spread[src] * np.float32(spec.std)
+            for at in BLOCKS[spec.kind][2]:
+                scales = blocks[dst, at : at + 2].copy().view(np.float16)[:, 0]
+                blocks[dst, at : at + 2] = (scales * factor).astype(np.float16)[:, None].view(np.uint8)
+        self._at += len(blocks)
+
+    def _pool_of(self, kind: str) -> np.ndarray:
+        """(blocks, bytes) uint8: normal weights, as llama.cpp's quantiser writes them (ggml_quantize_chunk)."""
+        if kind not in self._quantised:
+            import gguf
+
+            from uma_core.engine.lib import ffi, lib  # here: files of other types are made before the bindings are built
+
+            n_weights, n_bytes, _ = BLOCKS[kind]
+            weights = self._rng.standard_normal((_N_QUANTISED, n_weights), np.float32)
+            out = np.zeros((_N_QUANTISED, n_bytes), np.uint8)
+            number = int(gguf.GGMLQuantizationType[kind.upper()])
+            source, target = ffi.from_buffer("float[]", weights), ffi.from_buffer("char[]", out)
+            lib.ggml_quantize_chunk(number, source, target, 0, _N_QUANTISED, n_weights, ffi.NULL)
+            self._quantised[kind] = out
+        return self._quantised[kind]
+
 
 def _segments(n: int, start: int, period: int) -> Iterator[tuple[slice, slice]]:
     """Pairs of slices that copy n items out of a cyclic pool, beginning at `start`."""
@@ -67,4 +111,5 @@ def byte_dims(spec: TensorSpec) -> tuple[int, ...]:
     """Dims of the tensor as stored, in bytes along the last axis (float32: in items)."""
     if spec.kind == "f32":
         return spec.dims
-    return (*spec.dims[:-1], spec.dims[-1] // BLOCK * _BYTES[spec.kind])
+    n_weights, n_bytes, _ = BLOCKS[spec.kind]
+    return (*spec.dims[:-1], spec.dims[-1] // n_weights * n_bytes)

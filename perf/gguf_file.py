@@ -15,8 +15,15 @@ from perf.shapes import Shape, TensorSpec, find, tensors
 EOS_ID = 256
 N_BYTES = 256
 _NORMAL, _CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
-_QUANT = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_0": gguf.GGMLQuantizationType.Q4_0}
-_FTYPE = {"q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0}
+_FTYPE = {
+    "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+    "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    "q5_k_m": gguf.LlamaFileType.MOSTLY_Q5_K_M,
+    "q6_k": gguf.LlamaFileType.MOSTLY_Q6_K,
+    "iq4_xs": gguf.LlamaFileType.MOSTLY_IQ4_XS,
+    "mxfp4": gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
+}
 _TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 
 
@@ -73,7 +80,7 @@ def _declare(writer: gguf.GGUFWriter, spec: TensorSpec) -> None:
     if spec.kind == "f32":
         writer.add_tensor_info(spec.name, dims, np.dtype(np.float32), 4 * int(np.prod(dims)))
     else:
-        writer.add_tensor_info(spec.name, dims, np.dtype(np.uint8), int(np.prod(dims)), _QUANT[spec.kind])
+        writer.add_tensor_info(spec.name, dims, np.dtype(np.uint8), int(np.prod(dims)), gguf.GGMLQuantizationType[spec.kind.upper()])
 
 
 def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 FORMAT_VERSION = 1  # part of the cache key: raise it when the same shape gives other bytes
-BLOCK = 32  # weights per quantisation block of Q8_0 and Q4_0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Shape:
     rope_base: float
     n_expert: int = 0
     n_expert_used: int = 0
-    quant: str = "q8_0"  # of the matrices; an output head or tied embedding stays q8_0
+    quant: str = "q8_0"  # of the file: a type, or one of MIXES
 
     @property
     def head_dim(self) -> int:
@@ -43,9 +42,22 @@ class Shape:
         return f"{self.name}-v{FORMAT_VERSION}.gguf"
 
 
+# Quantisations that give some tensors another type, as llama.cpp's quantiser does (llama_tensor_get_type): the type of most,
+# of the output head or a tied embedding, and of attn_v and ffn_down in the layers that get more bits.
+MIXES = {
+    "q8_0": ("q8_0", "q8_0", "q8_0"),
+    "q4_0": ("q4_0", "q8_0", "q4_0"),
+    "q4_k_m": ("q4_k", "q6_k", "q6_k"),
+    "q5_k_m": ("q5_k", "q6_k", "q6_k"),
+    "q6_k": ("q6_k", "q6_k", "q6_k"),
+    "iq4_xs": ("iq4_xs", "q6_k", "iq4_xs"),
+    "mxfp4": ("mxfp4", "q8_0", "mxfp4"),
+}
+
 _DENSE_05B = Shape("0.5b-q8_0", "qwen2", 24, 896, 4864, 14, 2, 151_936, True, 32_768, 1e6)
 _DENSE_1B = Shape("1b-q8_0", "llama", 16, 2048, 8192, 32, 8, 128_256, True, 131_072, 5e5)
 _MOE_1B = Shape("1b-moe-q8_0", "llama", 24, 1024, 512, 16, 8, 49_152, True, 131_072, 1e4, n_expert=32, n_expert_used=8)
+_MOE64_1B = Shape("1b-moe64-q8_0", "llama", 12, 1024, 512, 16, 8, 49_152, True, 131_072, 1e4, n_expert=64, n_expert_used=8)
 _DENSE_8B = Shape("8b-q8_0", "llama", 32, 4096, 14_336, 32, 8, 128_256, False, 131_072, 5e5)
 _TINY = Shape("tiny-q8_0", "qwen2", 2, 64, 128, 2, 1, 512, True, 32_768, 1e4)
 _TINY_MOE = Shape("tiny-moe-q8_0", "llama", 2, 64, 64, 2, 1, 512, True, 32_768, 1e4, n_expert=4, n_expert_used=2)
@@ -57,10 +69,15 @@ SHAPES: dict[str, Shape] = {
         replace(_DENSE_05B, name="0.5b-q4_0", quant="q4_0"),
         _DENSE_1B,
         replace(_DENSE_1B, name="1b-q4_0", quant="q4_0"),
+        *(replace(_DENSE_1B, name=f"1b-{quant}", quant=quant) for quant in ("q4_k_m", "q5_k_m", "q6_k", "iq4_xs")),
         _MOE_1B,
+        _MOE64_1B,
+        *(replace(_MOE64_1B, name=f"1b-moe64-{quant}", quant=quant) for quant in ("q4_k_m", "mxfp4")),
         _DENSE_8B,
+        replace(_DENSE_8B, name="8b-q4_k_m", quant="q4_k_m"),
         _TINY,
         replace(_TINY, name="tiny-q4_0", quant="q4_0"),
+        replace(_TINY, name="tiny-q4_k_m", quant="q4_k_m", n_embd=256, n_ff=512, n_layer=8),
         _TINY_MOE,
     )
 }
@@ -79,7 +96,7 @@ class TensorSpec:
 
     name: str
     dims: tuple[int, ...]
-    kind: str  # "q8_0", "q4_0" or "f32"
+    kind: str  # a type of blocks.BLOCKS, or "f32"
     std: float
     is_vocab: bool = False  # rows are tokens: those of unreachable tokens are zero
 
@@ -91,42 +108,54 @@ def tensors(shape: Shape) -> list[TensorSpec]:
     """
     embd, kv = shape.n_embd, shape.n_embd_kv
     head = 1.5 / embd**0.5
-    out = [TensorSpec("token_embd.weight", (shape.n_vocab, embd), "q8_0" if shape.is_tied else shape.quant, head, shape.is_tied)]
+    most, output, _ = MIXES[shape.quant]
+    out = [TensorSpec("token_embd.weight", (shape.n_vocab, embd), output if shape.is_tied else most, head, shape.is_tied)]
     for i in range(shape.n_layer):
         p = f"blk.{i}."
         out.append(TensorSpec(p + "attn_norm.weight", (embd,), "f32", 0.0))
-        out += _attention(p, shape, kv)
+        out += _attention(p, shape, kv, i)
         out.append(TensorSpec(p + "ffn_norm.weight", (embd,), "f32", 0.0))
-        out += _experts(p, shape) if shape.n_expert else _dense(p, shape)
+        out += _experts(p, shape, i) if shape.n_expert else _dense(p, shape, i)
     out.append(TensorSpec("output_norm.weight", (embd,), "f32", 0.0))
     if not shape.is_tied:
-        out.append(TensorSpec("output.weight", (shape.n_vocab, embd), "q8_0", head, True))
+        out.append(TensorSpec("output.weight", (shape.n_vocab, embd), output, head, True))
     return out
 
 
-def _attention(p: str, shape: Shape, kv: int) -> list[TensorSpec]:
+def kinds(shape: Shape, layer: int) -> tuple[str, str]:
+    """The type of a layer's matrices, and that of attn_v and ffn_down. About half of the layers give these more bits."""
+    most, _, more = MIXES[shape.quant]
+    eighth = shape.n_layer // 8
+    has_more = layer < eighth or layer >= 7 * shape.n_layer // 8 or (layer - eighth) % 3 == 2
+    return most, more if has_more else most
+
+
+def _attention(p: str, shape: Shape, kv: int, layer: int) -> list[TensorSpec]:
     embd, std = shape.n_embd, shape.n_embd**-0.5
-    sizes = {"q": embd, "k": kv, "v": kv}
-    out = [TensorSpec(f"{p}attn_{x}.weight", (n, embd), shape.quant, std) for x, n in sizes.items()]
+    most, more = kinds(shape, layer)
+    sizes = {"q": (embd, most), "k": (kv, most), "v": (kv, more)}
+    out = [TensorSpec(f"{p}attn_{x}.weight", (n, embd), kind, std) for x, (n, kind) in sizes.items()]
     if shape.arch == "qwen2":
-        out += [TensorSpec(f"{p}attn_{x}.bias", (n,), "f32", 0.1) for x, n in sizes.items()]
-    return [*out, TensorSpec(p + "attn_output.weight", (embd, embd), shape.quant, std)]
+        out += [TensorSpec(f"{p}attn_{x}.bias", (n,), "f32", 0.1) for x, (n, _) in sizes.items()]
+    return [*out, TensorSpec(p + "attn_output.weight", (embd, embd), most, std)]
 
 
-def _dense(p: str, shape: Shape) -> list[TensorSpec]:
+def _dense(p: str, shape: Shape, layer: int) -> list[TensorSpec]:
     embd, ff = shape.n_embd, shape.n_ff
+    most, more = kinds(shape, layer)
     return [
-        TensorSpec(p + "ffn_gate.weight", (ff, embd), shape.quant, embd**-0.5),
-        TensorSpec(p + "ffn_up.weight", (ff, embd), shape.quant, embd**-0.5),
-        TensorSpec(p + "ffn_down.weight", (embd, ff), shape.quant, ff**-0.5),
+        TensorSpec(p + "ffn_gate.weight", (ff, embd), most, embd**-0.5),
+        TensorSpec(p + "ffn_up.weight", (ff, embd), most, embd**-0.5),
+        TensorSpec(p + "ffn_down.weight", (embd, ff), more, ff**-0.5),
     ]
 
 
-def _experts(p: str, shape: Shape) -> list[TensorSpec]:
+def _experts(p: str, shape: Shape, layer: int) -> list[TensorSpec]:
     embd, ff, n = shape.n_embd, shape.n_ff, shape.n_expert
+    most, more = kinds(shape, layer)
     return [
         TensorSpec(p + "ffn_gate_inp.weight", (n, embd), "f32", embd**-0.5),
-        TensorSpec(p + "ffn_gate_exps.weight", (n, ff, embd), shape.quant, embd**-0.5),
-        TensorSpec(p + "ffn_up_exps.weight", (n, ff, embd), shape.quant, embd**-0.5),
-        TensorSpec(p + "ffn_down_exps.weight", (n, embd, ff), shape.quant, ff**-0.5),
+        TensorSpec(p + "ffn_gate_exps.weight", (n, ff, embd), most, embd**-0.5),
+        TensorSpec(p + "ffn_up_exps.weight", (n, ff, embd), most, embd**-0.5),
+        TensorSpec(p + "ffn_down_exps.weight", (n, embd, ff), more, ff**-0.5),
     ]

@@ -17,7 +17,14 @@ void * base(ggml_backend_buffer_t buffer) { return buffer->context; }
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
-    uma_kernels()->mm->arrange(uma_type_of(tensor->type), tensor->ne[1], tensor->ne[0], data, tensor->nb[1], tensor->data);
+    const uma_mm_table * table = uma_kernels()->mm;
+    const uma_type type = uma_type_of(tensor->type);
+    const size_t matrix_bytes = table->arranged_bytes(type, tensor->ne[1], tensor->ne[0]);
+    for (int64_t i = 0; i < tensor->ne[2]; i++) { // a matrix, or one for each expert
+        const char * from = static_cast<const char *>(data) + size_t(i) * tensor->nb[2];
+        char * to = static_cast<char *>(tensor->data) + size_t(i) * matrix_bytes;
+        table->arrange(type, tensor->ne[1], tensor->ne[0], from, tensor->nb[1], to);
+    }
 }
 
 void clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
@@ -48,6 +55,6 @@ const ggml_backend_buffer_type_i uma_arranged_interface = { name, allocate, alig
 size_t uma_arranged_bytes(const ggml_tensor * weights) {
     const uma_type type = uma_type_of(weights->type);
     if (uma_kernels()->mm->min_rows > 1) return 0; // a single row would be slower than by ggml, or has not been measured
-    if (type == UMA_N_TYPES || weights->ne[2] != 1 || weights->ne[3] != 1) return 0;
-    return uma_kernels()->mm->arranged_bytes(type, weights->ne[1], weights->ne[0]);
+    if (type == UMA_N_TYPES || weights->ne[3] != 1) return 0;
+    return uma_kernels()->mm->arranged_bytes(type, weights->ne[1], weights->ne[0]) * size_t(weights->ne[2]);
 }

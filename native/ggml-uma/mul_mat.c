@@ -11,7 +11,7 @@ bool uma_mul_mat_is_ours(const struct ggml_tensor * op) {
     if (uma_type_of(w->type) == UMA_N_TYPES || x->type != GGML_TYPE_F32 || op->type != GGML_TYPE_F32) return false;
     if (ggml_get_op_params_i32(op, 1) == GGML_HINT_SRC0_IS_HADAMARD) return false;
     if (w->ne[2] != 1 || w->ne[3] != 1 || !uma_is_plain(x)) return false;
-    if (!uma_is_arranged(w) && (n_rows_of(op) < uma_kernels()->mm->min_rows || !uma_is_plain(w))) return false;
+    if (!uma_can_read(w, n_rows_of(op))) return false;
     const bool is_one_batch = x->ne[2] * x->ne[3] == 1;
     return is_one_batch || (ggml_is_contiguous(x) && ggml_is_contiguous(op));
 }

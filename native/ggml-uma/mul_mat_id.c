@@ -19,8 +19,7 @@ bool uma_mul_mat_id_is_ours(const struct ggml_tensor * op) {
     const struct ggml_tensor * x = op->src[1];
     const struct ggml_tensor * ids = op->src[2];
     if (uma_type_of(w->type) == UMA_N_TYPES || x->type != GGML_TYPE_F32 || op->type != GGML_TYPE_F32 || ids->type != GGML_TYPE_I32) return false;
-    if (ids->ne[1] < uma_kernels()->mm->min_rows) return false;
-    return w->ne[3] == 1 && uma_is_plain(w) && ggml_is_contiguous(x) && ggml_is_contiguous(op);
+    return w->ne[3] == 1 && uma_can_read(w, ids->ne[1]) && ggml_is_contiguous(x) && ggml_is_contiguous(op);
 }
 
 static int64_t n_rows_of(const struct ggml_tensor * op) { return op->ne[1] * op->ne[2]; }
@@ -87,9 +86,11 @@ static void sort_rows(const struct ggml_tensor * op, struct experts e, int32_t *
 static struct uma_mm product_of(const struct ggml_tensor * op, const struct experts * e, int32_t i) {
     const struct ggml_tensor * w = op->src[0];
     const enum uma_type type = uma_type_of(w->type);
+    const bool is_arranged = uma_is_arranged(w);
+    const size_t expert_bytes = is_arranged ? uma_kernels()->mm->arranged_bytes(type, w->ne[1], w->ne[0]) : w->nb[2];
     return (struct uma_mm){
         .type = type, .n_out = w->ne[1], .n_in = w->ne[0], .n_rows = e->first[i + 1] - e->first[i],
-        .w = (const char *)w->data + (size_t)e->id[i] * w->nb[2], .w_stride = w->nb[1],
+        .w = (const char *)w->data + (size_t)e->id[i] * expert_bytes, .w_stride = w->nb[1], .is_arranged = is_arranged,
         .x = (const float *)op->src[1]->data, .x_stride = op->src[1]->nb[1], .x_index = e->x + e->first[i],
         .y = (float *)op->data, .y_stride = op->nb[1], .y_index = e->y + e->first[i],
         .acts = e->acts + uma_pad(uma_kernels()->mm->acts_bytes(type, w->ne[0], e->first[i])) + 64 * (size_t)i,

@@ -21,6 +21,14 @@ static inline enum uma_type uma_type_of(enum ggml_type type) {
         case GGML_TYPE_Q4_0: return UMA_Q4_0;
         case GGML_TYPE_Q4_K: return UMA_Q4_K;
         case GGML_TYPE_Q6_K: return UMA_Q6_K;
+        case GGML_TYPE_Q5_K: return UMA_Q5_K;
+        case GGML_TYPE_Q4_1: return UMA_Q4_1;
+        case GGML_TYPE_Q5_0: return UMA_Q5_0;
+        case GGML_TYPE_Q5_1: return UMA_Q5_1;
+        case GGML_TYPE_IQ4_NL: return UMA_IQ4_NL;
+        case GGML_TYPE_IQ4_XS: return UMA_IQ4_XS;
+        case GGML_TYPE_MXFP4: return UMA_MXFP4;
+        case GGML_TYPE_BF16: return UMA_BF16;
         default: return UMA_N_TYPES;
     }
 }
@@ -33,6 +41,14 @@ static inline bool uma_is_plain(const struct ggml_tensor * t) {
 
 // Weights in the buffer of uma_ggml_arranged_type: laid out for our products, which nothing else can read.
 bool uma_is_arranged(const struct ggml_tensor * t);
+
+// Products read weights of this type as the file has them; the others have to be arranged.
+static inline bool uma_reads_plain(enum uma_type type) { return type <= UMA_Q6_K || type == UMA_BF16; }
+
+// Whether our product can read these weights of one of our types; plain ones from `min_rows` rows on.
+static inline bool uma_can_read(const struct ggml_tensor * w, int64_t n_rows) {
+    return uma_is_arranged(w) || (uma_reads_plain(uma_type_of(w->type)) && n_rows >= uma_kernels()->mm->min_rows && uma_is_plain(w));
+}
 
 static inline char * uma_align(void * p) { return (char *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
 static inline size_t uma_pad(size_t n) { return (n + 63) & ~(size_t)63; }

@@ -26,7 +26,7 @@ class traits final : public ggml::cpu::tensor_traits {
 
     bool is_ours(const ggml_tensor * op) const {
         const bool is_enabled = enabled.load(std::memory_order_relaxed) >> kind & 1;
-        return (is_enabled || (kind == UMA_GGML_MUL_MAT && uma_is_arranged(op->src[0]))) && functions.is_ours(op);
+        return (is_enabled || (kind != UMA_GGML_ATTENTION && uma_is_arranged(op->src[0]))) && functions.is_ours(op);
     }
 
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {

@@ -12,10 +12,21 @@
 enum {
     Q8_0_BYTES = 34, Q8_0_QS = 2,                                            // f16 d; 32 x s8
     Q4_0_BYTES = 18, Q4_0_QS = 2,                                            // f16 d; 16 bytes: element i low, i + 16 high; offset 8
+    Q4_1_BYTES = 20, Q4_1_QS = 4,                                            // f16 d, f16 m (added); 16 bytes as Q4_0
+    Q5_0_BYTES = 22, Q5_0_QH = 2, Q5_0_QS = 6,                               // f16 d; bit i of 32: fifth bit of element i; 16 bytes; offset 16
+    Q5_1_BYTES = 24, Q5_1_QH = 4, Q5_1_QS = 8,                               // f16 d, f16 m (added); fifth bits; 16 bytes
     Q4_K_BYTES = 144, Q4_K_DMIN = 2, Q4_K_SCALES = 4, Q4_K_QS = 16,          // f16 d, f16 dmin; 12 bytes of 6-bit scales and mins; 128 bytes
+    Q5_K_BYTES = 176, Q5_K_QH = 16, Q5_K_QS = 48,                            // as Q4_K, with 32 bytes: bit s of byte i is for column 32 s + i
     Q6_K_BYTES = 210, Q6_K_QH = 128, Q6_K_SCALES = 192, Q6_K_D = 208,        // ql[128], qh[64], 16 x s8 scales, f16 d; offset 32
+    IQ4_NL_BYTES = 18, IQ4_NL_QS = 2,                                        // f16 d; 16 bytes of places in UMA_IQ4_VALUES, as Q4_0
+    IQ4_XS_BYTES = 136, IQ4_XS_HIGH = 2, IQ4_XS_LOW = 4, IQ4_XS_QS = 8,      // f16 d; 8 scales in 6 bits, offset 32; 8 x 16 bytes as IQ4_NL
+    MXFP4_BYTES = 17, MXFP4_QS = 1,                                          // E8M0 scale; 16 bytes of places in UMA_FP4_VALUES, as Q4_0
     Q8_K_WEIGHTS = 256,
 };
+
+// What the four bits of IQ4_NL and IQ4_XS, and of MXFP4 (E2M1, doubled), stand for.
+static const int8_t UMA_IQ4_VALUES[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+static const int8_t UMA_FP4_VALUES[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
 
 // Facts about a weight type that packing activations and unpacking weights must agree on.
 struct uma_type_info {
@@ -25,17 +36,31 @@ struct uma_type_info {
     int act_block;   // activations that share one scale: 32 as Q8_0, 256 as Q8_K
     int offset;      // subtracted from every unpacked weight
     int has_min;     // a minimum per sub-block instead of an offset
+    int is_signed;   // unpacked weights are s8
+    int bits;        // of a weight when it is arranged
+    int n_halves;    // f16 scales of a block when it is arranged ...
+    int n_bytes;     // ... and its scales of one byte
 };
 
 static inline struct uma_type_info uma_type_info(enum uma_type type) {
     switch (type) {
-        case UMA_Q8_0: return (struct uma_type_info){ 32, Q8_0_BYTES, 32, 32, 0, 0 };
-        case UMA_Q4_0: return (struct uma_type_info){ 32, Q4_0_BYTES, 32, 32, 8, 0 };
-        case UMA_Q4_K: return (struct uma_type_info){ 256, Q4_K_BYTES, 32, 256, 0, 1 };
-        case UMA_Q6_K: return (struct uma_type_info){ 256, Q6_K_BYTES, 16, 256, 32, 0 };
-        default: return (struct uma_type_info){ 1, 2, 1, 1, 0, 0 };
+        //                                             block, bytes, sub, acts, offset, min, signed, bits, halves, bytes
+        case UMA_Q8_0:   return (struct uma_type_info){ 32, Q8_0_BYTES, 32, 32, 0, 0, 1, 8, 1, 0 };
+        case UMA_Q4_0:   return (struct uma_type_info){ 32, Q4_0_BYTES, 32, 32, 8, 0, 0, 4, 1, 0 };
+        case UMA_Q4_1:   return (struct uma_type_info){ 32, Q4_1_BYTES, 32, 32, 0, 1, 0, 4, 2, 0 };
+        case UMA_Q5_0:   return (struct uma_type_info){ 32, Q5_0_BYTES, 32, 32, 16, 0, 0, 5, 1, 0 };
+        case UMA_Q5_1:   return (struct uma_type_info){ 32, Q5_1_BYTES, 32, 32, 0, 1, 0, 5, 2, 0 };
+        case UMA_Q4_K:   return (struct uma_type_info){ 256, Q4_K_BYTES, 32, 256, 0, 1, 0, 4, 2, 16 };
+        case UMA_Q5_K:   return (struct uma_type_info){ 256, Q5_K_BYTES, 32, 256, 0, 1, 0, 5, 2, 16 };
+        case UMA_Q6_K:   return (struct uma_type_info){ 256, Q6_K_BYTES, 16, 256, 32, 0, 0, 6, 1, 16 };
+        case UMA_IQ4_NL: return (struct uma_type_info){ 32, IQ4_NL_BYTES, 32, 32, 0, 0, 1, 4, 1, 0 };
+        case UMA_IQ4_XS: return (struct uma_type_info){ 256, IQ4_XS_BYTES, 32, 256, 0, 0, 1, 4, 1, 8 };
+        case UMA_MXFP4:  return (struct uma_type_info){ 32, MXFP4_BYTES, 32, 32, 0, 0, 1, 4, 0, 1 };
+        default:         return (struct uma_type_info){ 1, 2, 1, 1, 0, 0, 0, 16, 0, 0 };
     }
 }
+
+static inline int uma_is_float(enum uma_type type) { return type == UMA_F16 || type == UMA_BF16; }
 
 static inline float uma_f16_to_f32(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16;
@@ -70,6 +95,13 @@ static inline float uma_round_f16(float f) {
     x &= 0xffffe000;
     if ((x & 0x7fffffff) >= 0x47800000) x = (x & 0x80000000) | 0x7f800000;
     memcpy(&f, &x, 4);
+    return f;
+}
+
+static inline float uma_bf16_to_f32(uint16_t h) {
+    const uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
     return f;
 }
 

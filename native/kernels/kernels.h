@@ -13,12 +13,17 @@
 extern "C" {
 #endif
 
-enum uma_type { UMA_F16, UMA_Q8_0, UMA_Q4_0, UMA_Q4_K, UMA_Q6_K, UMA_N_TYPES };
+enum uma_type {
+    UMA_F16, UMA_Q8_0, UMA_Q4_0, UMA_Q4_K, UMA_Q6_K, // read as the file has them, and (but F16) arranged
+    UMA_Q5_K, UMA_Q4_1, UMA_Q5_0, UMA_Q5_1, UMA_IQ4_NL, UMA_IQ4_XS, UMA_MXFP4, // arranged only
+    UMA_BF16, // as the file has it
+    UMA_N_TYPES
+};
 
 // y[n_rows][n_out] = x[n_rows][n_in] * w[n_out][n_in]^T. Strides in bytes.
 struct uma_mm {
     enum uma_type type;
-    int64_t n_out, n_in, n_rows; // n_in: a multiple of the type's block (32, or 256 for K-quants; any for F16)
+    int64_t n_out, n_in, n_rows; // n_in: a multiple of the type's block (32, or 256 for K-quants and IQ4_XS; any for F16 and BF16)
     const void * w;
     size_t w_stride;
     const float * x;

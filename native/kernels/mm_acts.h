@@ -1,7 +1,7 @@
-// Activations of a product, laid out in tiles of a few rows: for f16 weights as they are, else s8 as ggml's Q8_0 or Q8_K would have them.
+// Activations of a product, laid out in tiles of a few rows: for f16 and bf16 weights as they are, else s8 as ggml's Q8_0 or Q8_K would have them.
 //
 // A tile of r rows: q [n_in / ACT_GROUP][r][ACT_GROUP] s8, then per group of `sub` columns d [r] f32 and c [r] (s32: what the product starts
-// from; f32 for types with a minimum: d times the sum of q). For f16 weights [n_in][r] f32 alone. Tiles follow each other.
+// from; f32 for types with a minimum: d times the sum of q). For f16 and bf16 weights [n_in][r] f32 alone. Tiles follow each other.
 #ifndef UMA_MM_ACTS_H
 #define UMA_MM_ACTS_H
 
@@ -23,20 +23,20 @@ struct part { // of a tile, from some column on
     float * dc;
 };
 
-static inline bool is_direct(enum uma_type type, int64_t n_rows) { return type == UMA_F16 && n_rows <= DIRECT_ROWS; }
+static inline bool is_direct(enum uma_type type, int64_t n_rows) { return uma_is_float(type) && n_rows <= DIRECT_ROWS; }
 
 static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
-    return type == UMA_F16 ? (size_t)n_in * 4 : (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
+    return uma_is_float(type) ? (size_t)n_in * 4 : (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
 }
 
 // Panels multiplied at once: two where a tile of rows leaves registers for them. Quantised ones need twice as many as f32.
 static inline int panels_at_once(enum uma_type type, int64_t n_rows) {
-    if (type == UMA_F16) return V_PANELS;
+    if (uma_is_float(type)) return V_PANELS;
     return n_rows > V_TILE_ROWS ? V_QUANT_PANELS : 1;
 }
 
 static inline int most_tile_rows(enum uma_type type, int64_t n_rows) {
-    return type != UMA_F16 && panels_at_once(type, n_rows) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS;
+    return !uma_is_float(type) && panels_at_once(type, n_rows) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS;
 }
 
 static inline int64_t n_tiles(const struct uma_mm * mm) {
@@ -59,7 +59,7 @@ static inline int64_t tile_of_row(const struct uma_mm * mm, int64_t row) {
 }
 
 static inline struct part from_column(struct part tile, int64_t col, enum uma_type type) {
-    tile.q += col * tile.n_rows * (type == UMA_F16 ? 4 : 1);
+    tile.q += col * tile.n_rows * (uma_is_float(type) ? 4 : 1);
     tile.dc += col / uma_type_info(type).sub * 2 * tile.n_rows;
     return tile;
 }
@@ -117,7 +117,7 @@ static inline int32_t sum_s8(const int8_t * q, int n) {
 // Lay out n quantised columns from column `col` of row r of a tile.
 static inline void put_acts(const struct part * t, int r, int64_t col, const int8_t * q, int n, float d, enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
-    const int32_t offset = type == UMA_Q8_0 ? V_S8_BIAS : info.offset;
+    const int32_t offset = info.is_signed ? V_S8_BIAS : info.offset;
     for (int j = 0; j < n / ACT_GROUP; j++) memcpy(t->q + ((col / ACT_GROUP + j) * t->n_rows + r) * ACT_GROUP, q + ACT_GROUP * j, ACT_GROUP);
     for (int s = 0; s < n / info.sub; s++) {
         float * dc = t->dc + (col / info.sub + s) * 2 * t->n_rows + r;
@@ -138,7 +138,7 @@ static void pack_item(const struct uma_mm * mm, int64_t row, int64_t col, int n)
     const struct part t = tile_at(mm, tile_of_row(mm, row));
     const float * x = x_row(mm, row) + col;
     const int r = (int)(row - t.row);
-    if (mm->type == UMA_F16) {
+    if (uma_is_float(mm->type)) {
         for (int i = 0; i < n; i++) memcpy(t.q + ((col + i) * t.n_rows + r) * 4, x + i, 4);
         return;
     }
@@ -149,7 +149,7 @@ static void pack_item(const struct uma_mm * mm, int64_t row, int64_t col, int n)
 
 static void pack(const struct uma_mm * mm, int ith, int nth) {
     if (is_direct(mm->type, mm->n_rows)) return;
-    const int run = mm->type == UMA_F16 ? FLOAT_RUN : uma_type_info(mm->type).act_block;
+    const int run = uma_is_float(mm->type) ? FLOAT_RUN : uma_type_info(mm->type).act_block;
     const int64_t per_row = (mm->n_in + run - 1) / run, n = mm->n_rows * per_row;
     for (int64_t i = n * ith / nth; i < n * (ith + 1) / nth; i++) {
         const int64_t col = i % per_row * run;

@@ -1,11 +1,17 @@
-// Weights arranged beforehand as panels: what a product reads lies in the order in which it is read, so that no call transposes anything.
+// Weights arranged when a model is loaded: what a product reads lies in the order in which it is read, so that no call transposes anything.
 //
-// Panel after panel of V_LANES weight rows, the last one padded with zeros. A panel: scales [columns / 32][lane] f16, padded to 64 bytes; then
-// per 32 columns the unpacked bytes of mm_panel.h (q8_0: [8][lane][4]), or those of the file before nibbles are parted (q4_0: [4][lane][4]).
+// Panel after panel of V_LANES weight rows, the last one padded with zeros. A panel is its scales, padded to 64 bytes, and then its weights.
+// Scales, per block of the file's format: [halves][lane] f16, then [bytes][lane]. Weights are in vectors [lane][4]: byte b of lane l is
+// column 4 g + b of row l, where g is the vector's group. Per 32 columns (groups 0 to 7):
+//   8 bits: 8 vectors, one for each group.
+//   4 bits: 4 vectors; vector k has group k in its low and group k + 4 in its high nibbles.
+//   5 bits: those 4, then one with the fifth bits: bit g is for group g.
+//   6 bits, per 16 columns (groups 0 to 3): 2 vectors with groups k and k + 2, then one with the high pairs: bits 2 g and 2 g + 1 for group g.
 #ifndef UMA_MM_ARRANGED_H
 #define UMA_MM_ARRANGED_H
 
 #include "cpu.h"
+#include "mm_formats.h"
 #include "mm_panel.h"
 
 // How far ahead weights are fetched: memory's latency at the speed of one core, and little enough to be in time after a pause.
@@ -14,42 +20,93 @@
 // rows take 1.03 to 1.24, from the second level 1.00 to 1.03.
 enum { AHEAD_MOST = 8192, NEAR_MOST = 6144, NEAR_CACHE = 48 << 10 };
 
-static inline size_t arranged_run(enum uma_type type) { return type == UMA_Q8_0 ? 32 * V_LANES : 16 * V_LANES; } // bytes of 32 columns
+static inline size_t arranged_run(enum uma_type type) { return (size_t)uma_type_info(type).bits * 4 * V_LANES; } // bytes of 32 columns
 
-static inline size_t arranged_scales(int64_t n_in) { return ((size_t)(n_in / 32) * V_LANES * 2 + 63) & ~(size_t)63; }
+static inline size_t block_scales_bytes(enum uma_type type) {
+    const struct uma_type_info info = uma_type_info(type);
+    return (size_t)(2 * info.n_halves + info.n_bytes) * V_LANES;
+}
 
-static inline size_t arranged_panel(enum uma_type type, int64_t n_in) { return arranged_scales(n_in) + (size_t)(n_in / 32) * arranged_run(type); }
+static inline size_t arranged_scales(enum uma_type type, int64_t n_in) {
+    return ((size_t)(n_in / uma_type_info(type).block) * block_scales_bytes(type) + 63) & ~(size_t)63;
+}
+
+static inline size_t arranged_panel(enum uma_type type, int64_t n_in) {
+    return arranged_scales(type, n_in) + (size_t)(n_in / 32) * arranged_run(type);
+}
 
 static size_t mm_arranged_bytes(enum uma_type type, int64_t n_out, int64_t n_in) {
-    if (type != UMA_Q8_0 && type != UMA_Q4_0) return 0;
+    if (uma_is_float(type) || n_in % uma_type_info(type).block) return 0;
     return (size_t)((n_out + V_LANES - 1) / V_LANES) * arranged_panel(type, n_in);
 }
 
-// 32 columns of V_LANES weight rows.
-static void arrange_block(enum uma_type type, const uint8_t * w, size_t stride, uint8_t * scales, uint8_t * q) {
-    vi v[4];
-    for (size_t i = 0; i < V_LANES; i++) memcpy(scales + 2 * i, w + i * stride, 2);
-    vi_rows16(v, w + 2, stride);
-    for (int j = 0; j < 4; j++) vi_store(q + j * V_LANES * 4, type == UMA_Q8_0 ? vi_bias_s8(v[j]) : v[j]);
-    if (type != UMA_Q8_0) return;
-    vi_rows16(v, w + 2 + 16, stride);
-    for (int j = 0; j < 4; j++) vi_store(q + (4 + j) * V_LANES * 4, vi_bias_s8(v[j]));
+// -- arranging: one lane of one block
+
+static void put_scales(const struct uma_type_info * info, const struct block_scales * s, int lane, uint8_t * to) {
+    for (int i = 0; i < info->n_halves; i++) memcpy(to + (size_t)(i * V_LANES + lane) * 2, s->halves + i, 2);
+    to += 2 * info->n_halves * V_LANES;
+    for (int i = 0; i < info->n_bytes; i++) to[i * V_LANES + lane] = s->bytes[i];
+}
+
+// 16 bytes as one lane of four vectors.
+static inline void put_lane(const uint8_t * bytes, int n_vectors, int lane, uint8_t * to) {
+    for (int k = 0; k < n_vectors; k++) memcpy(to + (k * V_LANES + lane) * 4, bytes + 4 * k, 4);
+}
+
+static void put_32(int bits, const uint8_t * v, int lane, uint8_t * to) {
+    uint8_t bytes[16];
+    if (bits == 8) {
+        for (int half = 0; half < 2; half++) {
+            for (int i = 0; i < 16; i++) bytes[i] = (uint8_t)(v[16 * half + i] + V_S8_BIAS);
+            put_lane(bytes, 4, lane, to + half * 16 * V_LANES);
+        }
+        return;
+    }
+    for (int i = 0; i < 16; i++) bytes[i] = (uint8_t)((v[i] & 15) | (v[i + 16] & 15) << 4);
+    put_lane(bytes, 4, lane, to);
+    if (bits == 4) return;
+    for (int b = 0; b < 4; b++) {
+        int high = 0;
+        for (int g = 0; g < 8; g++) high |= (v[4 * g + b] >> 4) << g;
+        bytes[b] = (uint8_t)high;
+    }
+    put_lane(bytes, 1, lane, to + 16 * V_LANES);
+}
+
+static void put_16_of_6_bits(const uint8_t * v, int lane, uint8_t * to) {
+    uint8_t bytes[12];
+    for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)((v[i] & 15) | (v[i + 8] & 15) << 4);
+    for (int b = 0; b < 4; b++) bytes[8 + b] = (uint8_t)(v[b] >> 4 | v[4 + b] >> 4 << 2 | v[8 + b] >> 4 << 4 | v[12 + b] >> 4 << 6);
+    put_lane(bytes, 3, lane, to);
 }
 
 static void mm_arrange(enum uma_type type, int64_t n_out, int64_t n_in, const void * weights, size_t stride, void * arranged) {
-    const size_t block = (size_t)uma_type_info(type).block_bytes;
-    uint8_t copy[V_LANES * Q8_0_BYTES], * to = arranged;
-    for (int64_t out = 0; out < n_out; out += V_LANES, to += arranged_panel(type, n_in)) {
-        const int64_t lanes = n_out - out < V_LANES ? n_out - out : V_LANES;
+    const struct uma_type_info info = uma_type_info(type);
+    const size_t panel = arranged_panel(type, n_in), run = arranged_run(type);
+    for (int64_t out = 0; out < n_out; out++) {
         const uint8_t * w = (const uint8_t *)weights + (size_t)out * stride;
-        memset(copy, 0, sizeof copy);
-        for (int64_t b = 0; b < n_in / 32; b++, w += block) {
-            for (int64_t i = 0; i < lanes && lanes < V_LANES; i++) memcpy(copy + (size_t)i * block, w + (size_t)i * stride, block);
-            const bool is_whole = lanes == V_LANES;
-            arrange_block(type, is_whole ? w : copy, is_whole ? stride : block, to + b * V_LANES * 2, to + arranged_scales(n_in) + (size_t)b * arranged_run(type));
+        uint8_t * to = (uint8_t *)arranged + (size_t)(out / V_LANES) * panel;
+        const int lane = (int)(out % V_LANES);
+        if (lane == 0 && n_out - out < V_LANES) memset(to, 0, panel);
+        uint8_t * scales = to, * q = to + arranged_scales(type, n_in);
+        for (int64_t b = 0; b < n_in / info.block; b++, w += info.block_bytes, scales += block_scales_bytes(type)) {
+            struct block_scales s;
+            uint8_t v[Q8_K_WEIGHTS];
+            read_block(type, w, &s, v);
+            put_scales(&info, &s, lane, scales);
+            for (int i = 0; i < info.block / 32; i++, q += run) {
+                if (info.bits != 6) {
+                    put_32(info.bits, v + 32 * i, lane, q);
+                } else {
+                    put_16_of_6_bits(v + 32 * i, lane, q);
+                    put_16_of_6_bits(v + 32 * i + 16, lane, q + run / 2);
+                }
+            }
         }
     }
 }
+
+// -- reading
 
 static inline const uint8_t * arranged_at(const struct uma_mm * mm, int64_t out) {
     return (const uint8_t *)mm->w + (size_t)(out / V_LANES) * arranged_panel(mm->type, mm->n_in);
@@ -65,24 +122,97 @@ static void start_arranged(const struct uma_mm * mm, int64_t out, int n, struct 
     }
 }
 
-// Columns col..col+n-1 of the panel that starts at weight row `out`: in place, or nibbles parted.
-static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, struct panel * p) {
-    const uint8_t * scales = arranged_at(mm, out) + (size_t)(col / 32) * V_LANES * 2;
-    const uint8_t * q = arranged_at(mm, out) + arranged_scales(mm->n_in) + (size_t)(col / 32) * arranged_run(mm->type);
-    const vi nibble = vi_set1(0x0f0f0f0f);
-    for (int64_t b = 0; b < n / 32; b++, scales += V_LANES * 2) vf_store(p->scale + b * V_LANES, vf_load_f16(scales));
-    if (mm->type == UMA_Q8_0) {
+// n scales of one byte each, times one half: to [n][lane] f32.
+static inline void scale_bytes(float * out, vf d, const uint8_t * bytes, int n) {
+    for (int i = 0; i < n; i++, bytes += V_LANES, out += V_LANES) vf_store(out, vf_mul(d, vf_load_s8(bytes)));
+}
+
+// The scales of one block, as the product wants them: per sub-block, f32. (E8M0 is halved, since the values of MXFP4 are doubled.)
+V_INLINE void open_scales(const enum uma_type type, const uint8_t * w, float * scale, float * min) {
+    const uint8_t * second = w + 2 * V_LANES, * bytes = w + 2 * uma_type_info(type).n_halves * V_LANES;
+    switch (type) {
+        case UMA_Q4_K:
+        case UMA_Q5_K:
+            scale_bytes(scale, vf_load_f16(w), bytes, 8);
+            scale_bytes(min, vf_load_f16(second), bytes + 8 * V_LANES, 8);
+            break;
+        case UMA_Q6_K: scale_bytes(scale, vf_load_f16(w), bytes, 16); break;
+        case UMA_IQ4_XS: scale_bytes(scale, vf_load_f16(w), bytes, 8); break;
+        case UMA_MXFP4: vf_store(scale, vf_mul(vf_from_bits(vi_sll(vi_load_u8(bytes), 23)), vf_set1(0.5f))); break;
+        case UMA_Q4_1:
+        case UMA_Q5_1: vf_store(min, vf_sub(vf_set1(0), vf_load_f16(second))); // fall through
+        default: vf_store(scale, vf_load_f16(w)); break;
+    }
+}
+
+V_INLINE void open_all_scales(const enum uma_type type, const uint8_t * w, int64_t n_blocks, struct panel * p) {
+    const int per_block = uma_type_info(type).block / uma_type_info(type).sub * V_LANES;
+    for (int64_t b = 0; b < n_blocks; b++, w += block_scales_bytes(type)) open_scales(type, w, p->scale + b * per_block, p->min + b * per_block);
+}
+
+// Groups 0 to 7 of 32 columns as bytes: what `kind_of_bytes` multiplies.
+static inline void open_32(enum uma_type type, struct panel * p, const uint8_t * q, int64_t group) {
+    const struct uma_type_info info = uma_type_info(type);
+    struct fifth_bits fifth = { vi_set1(0), vi_set1(0) };
+    if (info.bits == 5) fifth = fifth_bits_at(q + 16 * V_LANES);
+    for (int k = 0; k < 4; k++) {
+        vi low, high;
+        nibbles(q + k * V_LANES * 4, &low, &high);
+        if (info.bits == 5) {
+            add_fifth(&fifth, &low, &high);
+        } else if (info.is_signed) {
+            low = vi_lookup(p->table, low);
+            high = vi_lookup(p->table, high);
+        }
+        put4(p, group + k, low);
+        put4(p, group + 4 + k, high);
+    }
+}
+
+// The values of a table, as the product's bytes: four times the same 16.
+static inline vi table_of(enum uma_type type) {
+    const int8_t * values = type == UMA_MXFP4 ? UMA_FP4_VALUES : UMA_IQ4_VALUES;
+    uint8_t bytes[V_LANES * 4];
+    for (int i = 0; i < V_LANES * 4; i++) bytes[i] = (uint8_t)(values[i % 16] + V_S8_BIAS);
+    return vi_load(bytes);
+}
+
+// Columns col..col+n-1 of the panel that starts at weight row `out`: multiplied where they lie, or unpacked to bytes.
+static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, bool is_in_place, struct panel * p) {
+    const enum uma_type type = mm->type;
+    const struct uma_type_info info = uma_type_info(type);
+    const uint8_t * scales = arranged_at(mm, out) + (size_t)(col / info.block) * block_scales_bytes(type);
+    const uint8_t * q = arranged_at(mm, out) + arranged_scales(type, mm->n_in) + (size_t)(col / 32) * arranged_run(type);
+    const int64_t n_blocks = n / info.block;
+    switch (type) { // a loop for each, so that none chooses per block
+        case UMA_Q4_K:
+        case UMA_Q5_K: open_all_scales(UMA_Q4_K, scales, n_blocks, p); break;
+        case UMA_Q6_K: open_all_scales(UMA_Q6_K, scales, n_blocks, p); break;
+        case UMA_IQ4_XS: open_all_scales(UMA_IQ4_XS, scales, n_blocks, p); break;
+        case UMA_MXFP4: open_all_scales(UMA_MXFP4, scales, n_blocks, p); break;
+        case UMA_Q4_1:
+        case UMA_Q5_1: open_all_scales(UMA_Q4_1, scales, n_blocks, p); break;
+        default: open_all_scales(UMA_Q8_0, scales, n_blocks, p); break;
+    }
+    if (info.is_signed && info.bits == 4) p->table = table_of(type);
+    const int per_32 = (int)(arranged_panel(type, mm->n_in) / (size_t)(mm->n_in / 32));
+    if (is_in_place) {
         p->q = q;
         p->is_fetching = 1;
+        p->fetch = per_32 * info.sub / 32;
         return;
     }
     p->q = p->unpacked;
-    for (int64_t b = 0; b < n / 32; b++, q += 16 * V_LANES) {
-        fetch_ahead(p, V_LANES * Q4_0_BYTES);
-        for (int j = 0; j < 4; j++) {
-            const vi v = vi_load(q + j * V_LANES * 4);
-            put4(p, b * 8 + j, vi_and(v, nibble));
-            put4(p, b * 8 + 4 + j, vi_and(vi_srl(v, 4), nibble));
+    for (int64_t b = 0; b < n / 32; b++, q += arranged_run(type)) {
+        fetch_ahead(p, per_32);
+        if (info.bits != 6) {
+            open_32(type, p, q, b * 8);
+            continue;
+        }
+        for (int h = 0; h < 2; h++) {
+            vi v[4];
+            six_bits(q + h * 12 * V_LANES, v);
+            for (int g = 0; g < 4; g++) put4(p, b * 8 + h * 4 + g, v[g]);
         }
     }
 }

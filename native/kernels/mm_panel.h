@@ -1,17 +1,19 @@
 // Unpacks a panel: V_LANES weight rows, a chunk of their columns, transposed so that one vector lane is one weight row.
 //
 // q: [columns / 4][lane][4] bytes; scale (and min): [columns / sub][lane] f32. Every quantised format ends here, so one product loop serves all.
-// f16 weights become q: [columns][lane] f32.
+// f16 and bf16 weights become q: [columns][lane] f32.
 #ifndef UMA_MM_PANEL_H
 #define UMA_MM_PANEL_H
 
 struct panel {
     const uint8_t * q; // what is multiplied: `unpacked`, or arranged weights where they are
+    vi table;          // of 4-bit formats with a table: what each of the 16 values stands for
     uint8_t * unpacked;
     float * scale;
     float * min;
     uintptr_t ahead; // where reading will be in a panel's time
-    int is_fetching; // the product fetches ahead: unpacking did not read the weights
+    int is_fetching; // the product fetches ahead: unpacking did not read the weights; ...
+    int fetch;       // ... so many bytes per sub-block
     int is_near;     // into the first-level cache
 };
 
@@ -26,6 +28,41 @@ static inline void fetch_ahead(struct panel * p, int bytes) {
         for (uintptr_t at = p->ahead; at < end; at += 64) __builtin_prefetch((const void *)at, 0, 2);
     }
     p->ahead = end;
+}
+
+// Groups k and k + 4 of one vector of arranged 4-bit weights.
+V_INLINE void nibbles(const uint8_t * q, vi * low, vi * high) {
+    const vi v = vi_load(q), nibble = vi_set1(0x0f0f0f0f);
+    *low = vi_and(v, nibble);
+    *high = vi_and(vi_srl(v, 4), nibble);
+}
+
+// The fifth bits of groups k and k + 4 as bit 4, for k = 0, 1, 2, 3 in turn.
+struct fifth_bits {
+    vi low, high;
+};
+
+V_INLINE struct fifth_bits fifth_bits_at(const uint8_t * q) {
+    const vi bits = vi_load(q);
+    return (struct fifth_bits){ vi_sll(bits, 4), bits };
+}
+
+V_INLINE void add_fifth(struct fifth_bits * f, vi * low, vi * high) {
+    const vi fifth = vi_set1(0x10101010);
+    *low = vi_or(*low, vi_and(f->low, fifth));
+    *high = vi_or(*high, vi_and(f->high, fifth));
+    f->low = vi_srl(f->low, 1);
+    f->high = vi_srl(f->high, 1);
+}
+
+// The four groups of 16 columns of 6 bits.
+V_INLINE void six_bits(const uint8_t * q, vi out[4]) {
+    const vi nibble = vi_set1(0x0f0f0f0f), pair = vi_set1(0x30303030);
+    const vi a = vi_load(q), b = vi_load(q + V_LANES * 4), high = vi_load(q + V_LANES * 8);
+    out[0] = vi_or(vi_and(a, nibble), vi_and(vi_sll(high, 4), pair));
+    out[1] = vi_or(vi_and(b, nibble), vi_and(vi_sll(high, 2), pair));
+    out[2] = vi_or(vi_and(vi_srl(a, 4), nibble), vi_and(high, pair));
+    out[3] = vi_or(vi_and(vi_srl(b, 4), nibble), vi_and(vi_srl(high, 2), pair));
 }
 
 static inline void put4(struct panel * p, int64_t group, vi v) { vi_store(p->unpacked + group * V_LANES * 4, v); }
@@ -139,12 +176,27 @@ static inline void unpack_f16(struct panel * p, const uint8_t * w, size_t stride
     }
 }
 
+static inline void unpack_bf16(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
+    const vi high = vi_set1((int32_t)0xffff0000u);
+    float * out = (float *)(void *)p->unpacked;
+    for (int64_t c = 0; c < n; c += 8, w += 16, out += 8 * V_LANES) {
+        vi v[4];
+        fetch_ahead(p, V_LANES * 16);
+        vi_rows16(v, w, stride);
+        for (int j = 0; j < 4; j++) {
+            vf_store(out + 2 * j * V_LANES, vf_from_bits(vi_sll(v[j], 16)));
+            vf_store(out + (2 * j + 1) * V_LANES, vf_from_bits(vi_and(v[j], high)));
+        }
+    }
+}
+
 static inline void unpack(enum uma_type type, struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
     switch (type) {
         case UMA_Q8_0: unpack_q8_0(p, w, stride, n); break;
         case UMA_Q4_0: unpack_q4_0(p, w, stride, n); break;
         case UMA_Q4_K: unpack_q4_k(p, w, stride, n); break;
         case UMA_Q6_K: unpack_q6_k(p, w, stride, n); break;
+        case UMA_BF16: unpack_bf16(p, w, stride, n); break;
         default: unpack_f16(p, w, stride, n); break;
     }
 }

@@ -27,7 +27,7 @@ static struct scratch scratch_at(void * at) {
     uint8_t * p = at;
     struct scratch s;
     for (int i = 0; i < V_PANELS; i++, p += PANEL_BYTES) {
-        s.panels[i] = (struct panel){ p, p, (float *)(void *)(p + Q_BYTES), (float *)(void *)(p + Q_BYTES + SCALE_BYTES), 0, 0, 0 };
+        s.panels[i] = (struct panel){ .q = p, .unpacked = p, .scale = (float *)(void *)(p + Q_BYTES), .min = (float *)(void *)(p + Q_BYTES + SCALE_BYTES) };
     }
     s.copy = p;
     s.acc = (float *)(void *)(p + COPY_BYTES);
@@ -44,12 +44,12 @@ static const uint8_t * copy_rows(const uint8_t * w, size_t stride, int lanes, si
 // Columns col..col+n-1 of the panel that starts at weight row `out`.
 static void unpack_panel(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, struct panel * p, uint8_t * copy) {
     if (mm->is_arranged) {
-        open_arranged(mm, out, col, n, p);
+        open_arranged(mm, out, col, n, is_in_place(mm), p);
         return;
     }
     const struct uma_type_info info = uma_type_info(mm->type);
     const int lanes = mm->n_out - out < V_LANES ? (int)(mm->n_out - out) : V_LANES;
-    const size_t bytes = (size_t)(n / info.block * info.block_bytes), padded = mm->type == UMA_F16 ? (bytes + 15) & ~(size_t)15 : bytes;
+    const size_t bytes = (size_t)(n / info.block * info.block_bytes), padded = uma_is_float(mm->type) ? (bytes + 15) & ~(size_t)15 : bytes;
     const uint8_t * w = (const uint8_t *)mm->w + (size_t)out * mm->w_stride + (size_t)(col / info.block * info.block_bytes);
     const bool is_whole = lanes == V_LANES && bytes == padded;
     if (!is_whole) w = copy_rows(w, mm->w_stride, lanes, bytes, padded, copy);
@@ -75,8 +75,8 @@ static void start_fetching(const struct uma_mm * mm, int64_t out, int n_panels, 
 // y for the n weight rows (at most V_LANES a panel) from `out`.
 static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct scratch * s) {
     const int n_panels = (n + V_LANES - 1) / V_LANES;
-    const int64_t chunk = mm->type == UMA_F16 ? CHUNK / 4 : CHUNK;
-    tile_fn * product = TILES[n_panels - 1][kind_of(mm->type)];
+    const int64_t chunk = uma_is_float(mm->type) ? CHUNK / 4 : CHUNK;
+    tile_fn * product = TILES[n_panels - 1][is_in_place(mm) ? kind_in_place(mm->type) : kind_of_bytes(mm->type)];
     memset(s->acc, 0, (size_t)mm->n_rows * ACC_ROW * 4);
     start_fetching(mm, out, n_panels, s->panels);
     for (int64_t col = 0; col < mm->n_in; col += chunk) {

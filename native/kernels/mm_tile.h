@@ -5,17 +5,40 @@
 #include "mm_acts.h"
 #include "mm_panel.h"
 
-// How a type's products are summed: sub-blocks of 32 or 16 columns in s32 and then scaled, or f32 throughout.
-enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_F32 };
+// How a type's products are summed: sub-blocks of 32 or 16 columns in s32 and then scaled, or f32 throughout. S8, U6: bytes, arranged or
+// unpacked; N: arranged weights multiplied where they lie, of so many bits, or (NT) 4 bits through a table.
+enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_F32, KIND_N4, KIND_N4_MIN, KIND_N5, KIND_N5_MIN, KIND_N6, KIND_NT, N_KINDS };
 
-static inline enum kind kind_of(enum uma_type type) {
-    switch (type) {
-        case UMA_Q8_0: return KIND_S8;
-        case UMA_Q4_0: return KIND_U6;
-        case UMA_Q4_K: return KIND_U6_MIN;
-        case UMA_Q6_K: return KIND_U6_SUB16;
-        default: return KIND_F32;
+// Of unpacked weights.
+static inline enum kind kind_of_bytes(enum uma_type type) {
+    const struct uma_type_info info = uma_type_info(type);
+    if (uma_is_float(type)) return KIND_F32;
+    if (info.is_signed) return KIND_S8;
+    return info.has_min ? KIND_U6_MIN : info.sub == 16 ? KIND_U6_SUB16 : KIND_U6;
+}
+
+// Of arranged weights where they lie.
+static inline enum kind kind_in_place(enum uma_type type) {
+    const struct uma_type_info info = uma_type_info(type);
+    switch (info.bits) {
+        case 4: return info.is_signed ? KIND_NT : info.has_min ? KIND_N4_MIN : KIND_N4;
+        case 5: return info.has_min ? KIND_N5_MIN : KIND_N5;
+        case 6: return KIND_N6;
+        default: return KIND_S8;
     }
+}
+
+// Panels of bits are multiplied where they lie by one tile of rows: the work of parting them is then done once, and nothing is stored. (smmla
+// wants bytes.)
+#ifdef V_HAS_I8MM
+enum { MULTIPLIES_BITS = 0 };
+#else
+enum { MULTIPLIES_BITS = 1 };
+#endif
+
+static inline bool is_in_place(const struct uma_mm * mm) {
+    if (!mm->is_arranged) return false;
+    return uma_type_info(mm->type).bits == 8 || (MULTIPLIES_BITS && mm->n_rows <= V_TILE_ROWS);
 }
 
 #ifdef V_HAS_I8MM
@@ -35,27 +58,70 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const struct panel * p, in
 }
 #endif
 
+// Group g of all rows of a tile, by one vector of one panel.
+V_INLINE void group_dots(vi dot[V_TILE_ROWS], vi w, const int8_t * q, const int g, const int R, const enum kind kind) {
+    V_UNROLL for (int r = 0; r < R; r++) {
+        const vi x = vi_bcast(q + 4 * (g * R + r));
+        dot[r] = kind == KIND_NT ? vi_dot_s8(dot[r], w, x) : vi_dot_u6(dot[r], w, x);
+    }
+}
+
+// The same as sub_dots, of one panel of arranged weights of 4 to 6 bits.
+V_INLINE void bit_dots(vi dot[V_TILE_ROWS], const struct panel * p, const uint8_t * w, const int8_t * q, const int R, const enum kind kind) {
+    if (kind == KIND_N6) {
+        vi v[4];
+        six_bits(w, v);
+        V_UNROLL for (int g = 0; g < 4; g++) group_dots(dot, v[g], q, g, R, kind);
+        return;
+    }
+    struct fifth_bits fifth;
+    if (kind == KIND_N5 || kind == KIND_N5_MIN) fifth = fifth_bits_at(w + 16 * V_LANES);
+    V_UNROLL for (int k = 0; k < 4; k++) {
+        vi low, high;
+        nibbles(w + 4 * V_LANES * k, &low, &high);
+        if (kind == KIND_N5 || kind == KIND_N5_MIN) add_fifth(&fifth, &low, &high);
+        if (kind == KIND_NT) low = vi_lookup(p->table, low), high = vi_lookup(p->table, high);
+        group_dots(dot, low, q, k, R, kind);
+        group_dots(dot, high, q, k + 4, R, kind);
+    }
+}
+
+static inline int bits_of(const enum kind kind) {
+    switch (kind) {
+        case KIND_N4:
+        case KIND_N4_MIN:
+        case KIND_NT: return 4;
+        case KIND_N5:
+        case KIND_N5_MIN: return 5;
+        case KIND_N6: return 6;
+        default: return 8;
+    }
+}
+
 // sum[panel][row] += the scaled products of n quantised columns.
 V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const struct part * x, int64_t n, const int R, const int NP,
                          const enum kind kind) {
-    const int sub = kind == KIND_U6_SUB16 ? 16 : 32;
+    const int sub = kind == KIND_U6_SUB16 || kind == KIND_N6 ? 16 : 32;
+    const bool has_min = kind == KIND_U6_MIN || kind == KIND_N4_MIN || kind == KIND_N5_MIN, is_signed = kind == KIND_S8 || kind == KIND_NT;
+    const int bits = bits_of(kind), run = bits * sub / 8 * V_LANES; // bytes of a sub-block of one panel
     const int8_t * q = x->q;
     const float * dc = x->dc;
     for (int64_t s = 0; s < n / sub; s++, dc += 2 * R, q += sub * R) {
         vi dot[V_PANELS][V_TILE_ROWS];
-        if (kind == KIND_S8 && p->is_fetching) {
-            V_UNROLL for (int i = 0; i < NP; i++) fetch_ahead(p + i, V_LANES * Q8_0_BYTES);
+        if ((kind == KIND_S8 || bits < 8) && p->is_fetching) {
+            V_UNROLL for (int i = 0; i < NP; i++) fetch_ahead(p + i, p[i].fetch);
         }
         V_UNROLL for (int r = 0; r < R; r++) {
-            const bool starts_at_0 = kind == KIND_U6_MIN || (kind == KIND_S8 && !V_S8_BIAS);
+            const bool starts_at_0 = has_min || (is_signed && !V_S8_BIAS);
             const vi start = starts_at_0 ? vi_set1(0) : vi_bcast(dc + R + r);
             V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = start;
         }
-        sub_dots(dot, p, s * sub * V_LANES, q, sub, R, NP, kind);
+        if (bits == 8) sub_dots(dot, p, s * run, q, sub, R, NP, kind);
+        else bit_dots(dot[0], p, p->q + s * run, q, R, kind);
         V_UNROLL for (int i = 0; i < NP; i++) {
             const vf scale = vf_load(p[i].scale + s * V_LANES);
             V_UNROLL for (int r = 0; r < R; r++) sum[i][r] = vf_fma(vf_mul(vf_from_vi(dot[i][r]), scale), vf_bcast(dc + r), sum[i][r]);
-            if (kind != KIND_U6_MIN) continue;
+            if (!has_min) continue;
             const vf min = vf_load(p[i].min + s * V_LANES);
             V_UNROLL for (int r = 0; r < R; r++) sum[i][r] = vf_fnma(min, vf_bcast(dc + R + r), sum[i][r]);
         }
@@ -111,6 +177,14 @@ TILE(one_u6, 1, KIND_U6)
 TILE(one_u6_sub16, 1, KIND_U6_SUB16)
 TILE(one_u6_min, 1, KIND_U6_MIN)
 TILE(one_f32, 1, KIND_F32)
+#ifndef V_HAS_I8MM
+TILE(one_n4, 1, KIND_N4)
+TILE(one_n4_min, 1, KIND_N4_MIN)
+TILE(one_n5, 1, KIND_N5)
+TILE(one_n5_min, 1, KIND_N5_MIN)
+TILE(one_n6, 1, KIND_N6)
+TILE(one_nt, 1, KIND_NT)
+#endif
 TILE(two_f32, 2, KIND_F32)
 #if V_QUANT_PANELS == 2
 TILE(two_s8, 2, KIND_S8)
@@ -121,8 +195,13 @@ TILE(two_u6_min, 2, KIND_U6_MIN)
 #undef TILE
 
 // [panels - 1][kind]
-static tile_fn * const TILES[V_PANELS][5] = {
-    { one_s8, one_u6, one_u6_sub16, one_u6_min, one_f32 },
+static tile_fn * const TILES[V_PANELS][N_KINDS] = {
+    {
+        one_s8, one_u6, one_u6_sub16, one_u6_min, one_f32,
+#ifndef V_HAS_I8MM
+        one_n4, one_n4_min, one_n5, one_n5_min, one_n6, one_nt,
+#endif
+    },
 #if V_QUANT_PANELS == 2
     { two_s8, two_u6, two_u6_sub16, two_u6_min, two_f32 },
 #else

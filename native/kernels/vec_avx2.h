@@ -76,6 +76,9 @@ static inline vf vf_high_f16(vi a) {
 }
 static inline vf vf_low_f16(vi a) { return vf_high_f16(_mm256_slli_epi32(a, 16)); }
 static inline vf vf_load_s8(const void * p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
+static inline vi vi_load_u8(const void * p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
+static inline vf vf_load_bf16(const void * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16)); }
+static inline vi vi_lookup(vi table, vi at) { return _mm256_shuffle_epi8(table, at); }
 
 static inline void vi_rows16(vi out[4], const uint8_t * p, size_t stride) {
     vi r[4];

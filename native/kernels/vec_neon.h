@@ -73,6 +73,13 @@ static inline vf vf_high_f16(vi a) { return vcvt_f32_f16(vreinterpret_f16_s16(vs
 static inline vf vf_load_s8(const void * p) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(uma_u32(p)))))));
 }
+static inline vf vf_load_bf16(const void * p) { return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16)); }
+static inline vi vi_load_u8(const void * p) {
+    return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(uma_u32(p)))))));
+}
+static inline vi vi_lookup(vi table, vi at) {
+    return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table), vreinterpretq_u8_s32(at)));
+}
 
 static inline void vi_rows16(vi out[4], const uint8_t * p, size_t stride) {
     const vi a = vi_load(p), b = vi_load(p + stride), c = vi_load(p + 2 * stride), d = vi_load(p + 3 * stride);

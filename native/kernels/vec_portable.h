@@ -59,6 +59,9 @@ static inline vf vf_load_f16(const void * p) { vf r; V_EACH r.f[l] = uma_f16_to_
 static inline vf vf_low_f16(vi a) { vf r; V_EACH r.f[l] = uma_f16_to_f32((uint16_t)a.u[l]); return r; } // the lower half of each lane
 static inline vf vf_high_f16(vi a) { vf r; V_EACH r.f[l] = uma_f16_to_f32((uint16_t)(a.u[l] >> 16)); return r; }
 static inline vf vf_load_s8(const void * p) { vf r; V_EACH r.f[l] = ((const int8_t *)p)[l]; return r; }
+static inline vf vf_load_bf16(const void * p) { vf r; V_EACH r.f[l] = uma_bf16_to_f32(uma_u16((const uint8_t *)p + 2 * l)); return r; }
+static inline vi vi_load_u8(const void * p) { vi r; V_EACH r.i[l] = ((const uint8_t *)p)[l]; return r; } // one byte a lane
+static inline vi vi_lookup(vi table, vi at) { vi r; for (int b = 0; b < V_LANES * 4; b++) r.b[b] = table.b[at.b[b]]; return r; } // bytes below 16
 
 // 16 bytes of each of V_LANES rows, transposed: lane l of out[j] is bytes 4j..4j+3 of row l.
 static inline void vi_rows16(vi out[4], const uint8_t * p, size_t stride) {

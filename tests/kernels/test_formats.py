@@ -19,8 +19,18 @@ TYPES = {
     "Q4_0": (2, gguf.GGMLQuantizationType.Q4_0, 32, 18),
     "Q4_K": (3, gguf.GGMLQuantizationType.Q4_K, 256, 144),
     "Q6_K": (4, gguf.GGMLQuantizationType.Q6_K, 256, 210),
+    "Q5_K": (5, gguf.GGMLQuantizationType.Q5_K, 256, 176),
+    "Q4_1": (6, gguf.GGMLQuantizationType.Q4_1, 32, 20),
+    "Q5_0": (7, gguf.GGMLQuantizationType.Q5_0, 32, 22),
+    "Q5_1": (8, gguf.GGMLQuantizationType.Q5_1, 32, 24),
+    "IQ4_NL": (9, gguf.GGMLQuantizationType.IQ4_NL, 32, 18),
+    "IQ4_XS": (10, gguf.GGMLQuantizationType.IQ4_XS, 256, 136),
+    "MXFP4": (11, gguf.GGMLQuantizationType.MXFP4, 32, 17),
+    "BF16": (12, gguf.GGMLQuantizationType.BF16, 1, 2),
 }
-SCALES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}  # where a block's f16 values are
+PLAIN = {"F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}  # read as the file has them, too
+# where a block's f16 values are
+SCALES = {"Q6_K": (208,), **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)), "MXFP4": ()}
 SIZE, INT64, POINTER = ctypes.c_size_t, ctypes.c_int64, ctypes.c_void_p
 
 
@@ -73,17 +83,21 @@ def random_weights(rng: np.random.Generator, name: str, n_out: int, n_blocks: in
     _, _, _, block_bytes = TYPES[name]
     if name == "F16":
         return rng.normal(size=(n_out, n_blocks)).astype(np.float16).view(np.uint8)
+    if name == "BF16":
+        return (rng.normal(size=(n_out, n_blocks)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     blocks = rng.integers(0, 256, (n_out, n_blocks, block_bytes), dtype=np.uint8)
-    for at in SCALES[name]:
+    if name == "MXFP4":
+        blocks[:, :, 0] = rng.integers(110, 130, (n_out, n_blocks))  # exponents of scales that real files have
+    for at in SCALES.get(name, (0,)):
         blocks[:, :, at : at + 2] = rng.normal(0, 0.05, (n_out, n_blocks, 1)).astype(np.float16).view(np.uint8)
     return blocks.reshape(n_out, -1)
 
 
 def quantised(x: np.ndarray, name: str) -> np.ndarray:
     """The activations as the product sees them, in f64."""
-    if name == "F16":
+    if name in ("F16", "BF16"):
         return x.astype(np.float64)
-    blocks = x.reshape(len(x), -1, 32 if name in ("Q8_0", "Q4_0") else 256)
+    blocks = x.reshape(len(x), -1, TYPES[name][2])
     top = np.take_along_axis(blocks, np.abs(blocks).argmax(-1, keepdims=True), -1)
     if blocks.shape[-1] == 32:
         d = (np.abs(top) / np.float32(127)).astype(np.float16).astype(np.float64)
@@ -124,6 +138,8 @@ def test_products_agree_with_the_gguf_packages_reading_of_the_format(table, name
     if name == "F16":
         exact_weights = weights.view(np.float16).astype(np.float64)
     acts = quantised(x, name)
-    for is_arranged in [False, True][: 1 + bool(table.arranged_bytes(TYPES[name][0], 1, TYPES[name][2]))]:
+    can_arrange = bool(table.arranged_bytes(TYPES[name][0], 1, TYPES[name][2]))
+    assert can_arrange or name in PLAIN
+    for is_arranged in [False] * (name in PLAIN) + [True] * can_arrange:
         error = np.abs(product(table, name, weights, x, is_arranged) - acts @ exact_weights.T)
         assert (error <= 1e-6 * (np.abs(acts) @ np.abs(exact_weights).T) + 1e-30).all()

@@ -12,7 +12,7 @@ from perf.blocks import BlockPool
 from perf.gguf_file import EOS_ID, byte_symbols, dead_tokens, ensure, vocabulary
 from perf.shapes import SHAPES, TensorSpec, find, tensors
 
-TINY = ["tiny-q8_0", "tiny-q4_0", "tiny-moe-q8_0"]
+TINY = ["tiny-q8_0", "tiny-q4_0", "tiny-q4_k_m", "tiny-moe-q8_0"]
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ import gguf
 import numpy as np
 
 from perf.gguf_file import add_vocabulary
+from uma_core.engine.lib import ffi, lib
 
-N_VOCAB, N_EMBD, N_LAYER, N_FF = 320, 128, 2, 160
+N_VOCAB, N_LAYER = 320, 2
 WINDOW = {"attention.sliding_window": 24}
 ROPES = {"rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}  # of the layers that see everything
 TYPES = {
@@ -20,7 +21,12 @@ TYPES = {
     "f16": gguf.GGMLQuantizationType.F16,
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
     "q4_0": gguf.GGMLQuantizationType.Q4_0,
+    "bf16": gguf.GGMLQuantizationType.BF16,
 }
+BLOCKS_OF_32 = ("q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")
+BLOCKS_OF_256 = ("q4_k", "q5_k", "q6_k", "iq4_xs")
+TYPES |= {name: gguf.GGMLQuantizationType[name.upper()] for name in BLOCKS_OF_32 + BLOCKS_OF_256}
+_BY_LLAMA = {TYPES[name] for name in BLOCKS_OF_32 + BLOCKS_OF_256}
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class Model:
     n_head: int = 4
     n_head_kv: int = 2
     dim: int = 32
+    n_embd: int = 128
+    n_ff: int = 160
     n_expert: int = 0
     is_tied: bool = True
     has_bias: bool = False
@@ -60,6 +68,14 @@ MODELS = {
     "gemma3-plain": Model("gemma3", has_post_norms=True, has_qk_norm=True, meta={"final_logit_softcapping": 2.0}),
 }
 
+# one family in every type of weights
+TYPED = {
+    **{f"llama-{quant}": Model("llama", quant=quant) for quant in (*BLOCKS_OF_32, "q4_0", "f16", "bf16")},
+    **{f"llama-{quant}": Model("llama", dim=64, n_embd=256, n_ff=512, quant=quant) for quant in BLOCKS_OF_256},
+    "mixtral-q4_k": Model("llama", dim=64, n_embd=256, n_ff=256, n_expert=4, quant="q4_k"),
+    "mixtral-mxfp4": Model("llama", n_expert=4, quant="mxfp4"),
+}
+
 
 def write(model: Model, path: Path, seed: int = 1) -> str:
     """Write the model; the same seed gives the same weights."""
@@ -82,9 +98,9 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
     add_vocabulary(writer, N_VOCAB)
     for add, value in (
         (writer.add_context_length, 512),
-        (writer.add_embedding_length, N_EMBD),
+        (writer.add_embedding_length, model.n_embd),
         (writer.add_block_count, N_LAYER),
-        (writer.add_feed_forward_length, N_FF),
+        (writer.add_feed_forward_length, model.n_ff),
         (writer.add_head_count, model.n_head),
         (writer.add_head_count_kv, model.n_head_kv),
         (writer.add_key_length, model.dim),
@@ -96,7 +112,7 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
     if model.n_expert:
         writer.add_expert_count(model.n_expert)
         writer.add_expert_used_count(2)
-        writer.add_expert_feed_forward_length(N_FF)
+        writer.add_expert_feed_forward_length(model.n_ff)
     adders: dict[type, Callable[..., None]] = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in model.meta.items():
         adders[type(value)](f"{model.arch}.{key}", value)
@@ -104,32 +120,48 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
 
 def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
     width, kv = model.n_head * model.dim, model.n_head_kv * model.dim
-    out: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, N_EMBD), "output_norm.weight": (N_EMBD,)}
+    out: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, model.n_embd), "output_norm.weight": (model.n_embd,)}
     if not model.is_tied:
-        out["output.weight"] = (N_VOCAB, N_EMBD)
+        out["output.weight"] = (N_VOCAB, model.n_embd)
     for i in range(N_LAYER):
         p = f"blk.{i}."
-        out |= {p + "attn_norm.weight": (N_EMBD,), p + "ffn_norm.weight": (N_EMBD,), p + "attn_output.weight": (N_EMBD, width)}
+        out |= {p + "attn_norm.weight": (model.n_embd,), p + "ffn_norm.weight": (model.n_embd,), p + "attn_output.weight": (model.n_embd, width)}
         for name, n in (("q", width), ("k", kv), ("v", kv)):
-            out[f"{p}attn_{name}.weight"] = (n, N_EMBD)
+            out[f"{p}attn_{name}.weight"] = (n, model.n_embd)
             if model.has_bias:
                 out[f"{p}attn_{name}.bias"] = (n,)
         if model.has_post_norms:
-            out |= {p + "post_attention_norm.weight": (N_EMBD,), p + "post_ffw_norm.weight": (N_EMBD,)}
+            out |= {p + "post_attention_norm.weight": (model.n_embd,), p + "post_ffw_norm.weight": (model.n_embd,)}
         if model.has_qk_norm:
             out |= {p + "attn_q_norm.weight": (model.dim,), p + "attn_k_norm.weight": (model.dim,)}
         experts = (model.n_expert,) if model.n_expert else ()
         suffix = "_exps" if experts else ""
-        out |= {f"{p}ffn_{name}{suffix}.weight": (*experts, N_FF, N_EMBD) for name in ("gate", "up")}
-        out[f"{p}ffn_down{suffix}.weight"] = (*experts, N_EMBD, N_FF)
+        out |= {f"{p}ffn_{name}{suffix}.weight": (*experts, model.n_ff, model.n_embd) for name in ("gate", "up")}
+        out[f"{p}ffn_down{suffix}.weight"] = (*experts, model.n_embd, model.n_ff)
         if experts:
-            out[p + "ffn_gate_inp.weight"] = (model.n_expert, N_EMBD)
+            out[p + "ffn_gate_inp.weight"] = (model.n_expert, model.n_embd)
     return out
 
 
 def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], quant: str, draw: np.random.Generator) -> None:
+    """A quant "exact TYPE" stands for f32 weights of the very values that TYPE has."""
     is_matrix = len(dims) > 1 and "gate_inp" not in name
     scale = dims[-1] ** -0.5 if len(dims) > 1 else 0.2
     data = (draw.standard_normal(dims) * scale + ("norm" in name)).astype(np.float32)
-    kind = TYPES[quant if is_matrix else "f32"]
-    writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+    kind = TYPES[quant.removeprefix("exact ") if is_matrix else "f32"]
+    blocks = quantised(data, kind)
+    if quant.startswith("exact ") and is_matrix:
+        writer.add_tensor(name, gguf.dequantize(blocks, kind).astype(np.float32).reshape(dims))
+    else:
+        writer.add_tensor(name, blocks, raw_dtype=kind)
+
+
+def quantised(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """The bytes of each row. Where the gguf package cannot quantise, llama.cpp's own code does (ggml_quantize_chunk)."""
+    if kind not in _BY_LLAMA:
+        return gguf.quants.quantize(data, kind)
+    n_in = data.shape[-1]
+    out = np.zeros((*data.shape[:-1], lib.ggml_row_size(int(kind), n_in)), np.uint8)
+    source, target = (ffi.from_buffer(kind_of, array) for kind_of, array in (("float[]", data), ("char[]", out)))
+    assert lib.ggml_quantize_chunk(int(kind), source, target, 0, data.size // n_in, n_in, ffi.NULL) == out.nbytes
+    return out

@@ -1,4 +1,4 @@
-"""Matrices laid out in the order in which our products read them, in large pages of memory of their own.
+"""Matrices, and experts' matrices, laid out in the order in which our products read them, in large pages of memory of their own.
 
 Rules: only a product may read an arranged matrix; rows of the embedding are looked up where the file has them.
 """
@@ -6,6 +6,7 @@ Rules: only a product may read an arranged matrix; rows of the embedding are loo
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from uma_core.engine.graph.header import Header
 from uma_core.engine.lib import ffi, lib
@@ -34,18 +35,30 @@ class Arranged:
         size = max(1, len(names)) * lib.ggml_tensor_overhead()
         self._context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": size, "no_alloc": True})[0])
         self._sources = {name: lib.ggml_get_tensor(header.context, name.encode()) for name in names}
-        self.tensors = {name: lib.ggml_new_tensor_2d(self._context, t.type, t.ne[0], t.ne[1]) for name, t in self._sources.items()}
+        self.tensors = {name: lib.ggml_new_tensor_3d(self._context, t.type, t.ne[0], t.ne[1], t.ne[2]) for name, t in self._sources.items()}
         self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, lib.uma_accel_arranged_type())
         if not self._buffer:
             lib.ggml_free(self._context)
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to arrange the weights in")
         lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
 
-    def fill(self, done: Callable[[str], None]) -> None:
-        """Arrange every matrix; `done` hears of each whose bytes in the file are not needed any more, and may raise. Blocks: reads them all."""
-        for name, source in self._sources.items():
+    def fill(self, n_threads: int, done: Callable[[str], None]) -> None:
+        """Arrange every matrix. Blocks: reads them all.
+
+        `done` hears of each matrix whose bytes in the file are not needed any more. It may raise: the rest is then left.
+        """
+
+        def arrange(name: str) -> str:
+            source = self._sources[name]
             lib.ggml_backend_tensor_set(self.tensors[name], source.data, 0, lib.ggml_nbytes(source))
-            done(name)
+            return name
+
+        pool = ThreadPoolExecutor(n_threads)
+        try:
+            for name in pool.map(arrange, self._sources):
+                done(name)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def close(self) -> None:
         if self._buffer:

@@ -133,7 +133,7 @@ class Builder:
         return self._sum_experts(lib.ggml_mul(context, y, shares), n)
 
     def _expert_product(self, x: Any, name: str, n_out: int, chosen: Any) -> Any:
-        return lib.ggml_mul_mat_id(self.context, self.weights.matrix(f"{name}.weight", x.ne[0], n_out, self.shape.n_expert), x, chosen)
+        return lib.ggml_mul_mat_id(self.context, self.weights.factor(f"{name}.weight", x.ne[0], n_out, self.shape.n_expert), x, chosen)
 
     def _sum_experts(self, x: Any, n: int) -> Any:
         """(n_embd, n_expert_used, n) -> (n_embd, n)"""

@@ -108,7 +108,8 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     if device.is_stock and not (is_mapped and device.reads_host):
         weights = Uploaded(header, device, wish.progress, wish.is_dry)
     else:
-        modes = (is_mapped, not device.is_stock and is_arranging(header, options, kernels))
+        is_wanted = not device.is_stock and is_arranging(header, options, kernels)
+        modes = (is_mapped, n_threads_of(options) if is_wanted else 0)
         weights = Mapped(header, device, modes, wish.progress)
     kept.append(weights)
     network = Network(shape, weights, family_of(shape.arch), int(lib.llama_model_rope_type(vocab.handle)), device)

@@ -23,14 +23,14 @@ Progress = Callable[[float], bool]
 class Mapped(Weights):
     """Owns the memory and a backend buffer over it."""
 
-    def __init__(self, header: Header, device: Device, modes: tuple[bool, bool], progress: Progress | None) -> None:
-        """`modes`: whether the file is mapped, whether products read copies that are laid out for them.
+    def __init__(self, header: Header, device: Device, modes: tuple[bool, int], progress: Progress | None) -> None:
+        """`modes`: whether the file is mapped; how many threads lay out copies for the products, 0: there are none.
 
         Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
         """
-        is_mapped, is_arranging = modes
+        is_mapped, n_arranging = modes
         super().__init__(header)
-        sizes = arrangeable(header) if is_arranging else {}
+        sizes = arrangeable(header) if n_arranging else {}
         self.n_bytes = bytes_with(header, sizes)
         self._buffer = None
         self._arranged: Arranged | None = None
@@ -44,12 +44,12 @@ class Mapped(Weights):
             lib.ggml_backend_tensor_alloc(self._buffer, tensor, ffi.cast("char *", self._base) + place.offset)
         if sizes:
             try:
-                self._arrange(header, list(sizes), progress)
+                self._arrange(header, list(sizes), n_arranging, progress)
             except BaseException:
                 self.close()
                 raise
 
-    def _arrange(self, header: Header, names: list[str], progress: Progress | None) -> None:
+    def _arrange(self, header: Header, names: list[str], n_threads: int, progress: Progress | None) -> None:
         self._arranged = Arranged(header, names)
         total, n_done = sum(header.tensors[name].n_bytes for name in names), 0
 
@@ -61,11 +61,11 @@ class Mapped(Weights):
                 _forget(self._memory, place.offset, place.n_bytes)
             report(header.path, progress, n_done / total)
 
-        self._arranged.fill(done)
+        self._arranged.fill(n_threads, done)
 
-    def factor(self, name: str, n_in: int, n_out: int) -> Any:
+    def factor(self, name: str, n_in: int, n_out: int, n: int = 1) -> Any:
         """Arranged, where there is such a copy."""
-        matrix = self.matrix(name, n_in, n_out)
+        matrix = self.matrix(name, n_in, n_out, n)
         return self._arranged.tensors.get(name, matrix) if self._arranged else matrix
 
     def close(self) -> None:

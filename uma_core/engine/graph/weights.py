@@ -39,9 +39,9 @@ class Weights:
         """n matrices of n_out rows. Raises: Unsupported."""
         return self._checked(name, (n_in, n_out, n), None)
 
-    def factor(self, name: str, n_in: int, n_out: int) -> Any:
-        """A matrix that only a product reads. Raises: Unsupported."""
-        return self.matrix(name, n_in, n_out)
+    def factor(self, name: str, n_in: int, n_out: int, n: int = 1) -> Any:
+        """n matrices that only products read. Raises: Unsupported."""
+        return self.matrix(name, n_in, n_out, n)
 
     def part(self, name: str) -> Part | None:
         """Of which whole the matrix of that name, without its suffix, is a part."""
