@@ -5,10 +5,10 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 EXTRAS := top,perf,test,dev
 
-.PHONY: help venv build ext demo test check fuzz conversations perf gen size clean distclean
+.PHONY: help venv build ext demo test test-deps check fuzz conversations perf gen size clean distclean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
 
 venv: $(READY) ## make .venv with UMA Serve in it (editable)
 
@@ -29,6 +29,9 @@ demo: $(READY) ## daemon on the embedded model, three clients at once, status, c
 
 test: ext ## run the whole test suite
 	$(PY) -m pytest
+
+test-deps: $(READY) ## install what some tests run beside the product (Debian packages; as root, or with sudo)
+	$(PY) -m tests.tools install
 
 check: ext ## lint, types, import rules, generated files up to date
 	$(VENV)/bin/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine makes tests slow, not wrong.
@@ -16,3 +17,20 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 # A shell's background jobs ignore Ctrl-C and pass that on to their children; here commands are asked what they do at one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+NO_SKIPS = bool(os.environ.get("UMA_NO_SKIPS"))  # where everything that a test may need is there: a skip is a failure
+
+
+def n_skipped(config: pytest.Config) -> int:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return len(reporter.stats.get("skipped", ())) if reporter is not None else 0
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if NO_SKIPS and session.exitstatus == pytest.ExitCode.OK and n_skipped(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if NO_SKIPS and n_skipped(config):
+        terminalreporter.write_line(f"{n_skipped(config)} skipped: a failure, because UMA_NO_SKIPS is set", red=True)

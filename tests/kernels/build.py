@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 from bindings.compile import STANDARD, Unit, compile_unit, include_flags
 from native.build import LIB_DIR, ROOT
 from native.probe import library_paths
 from native.progress import Progress
 from native.toolchain import find_toolchain
+from tests.tools import need
 
 HERE = Path(__file__).parent
 KERNELS = sorted((ROOT / "native" / "kernels").glob("*.c"))
 DEVICE = sorted((ROOT / "native" / "ggml-uma").glob("*.c*"))
 CHECKS = [HERE / name for name in ("check_main.c", "check_mm.c", "check_attn.c")]
-INSTALL_S = 120  # most that each step of an installation may take
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-fno-math-errno"]
 SANITIZERS = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-var-tracking-assignments"]
 
@@ -47,30 +42,11 @@ def host() -> Compilers:
 
 
 def arm() -> Compilers:
-    """This machine where it is an AArch64 one, else a cross compiler with qemu. Installs both where that is possible.
-
-    Skips the test, saying what to install, where neither is possible.
-    """
+    """This machine where it is an AArch64 one, else a cross compiler with qemu. Skips the test where these are absent."""
     if platform.machine() in ("aarch64", "arm64"):
         return host()
-    cc, qemu = "aarch64-linux-gnu-gcc", "qemu-aarch64"
-    if not (shutil.which(cc) and shutil.which(qemu)):
-        packages = ["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user"]
-        if shutil.which("apt-get"):
-            _install(packages)
-        if not (shutil.which(cc) and shutil.which(qemu)):
-            pytest.skip(f"checking the NEON kernels needs: apt-get install {' '.join(packages)}")
+    cc, qemu = need("aarch64-linux-gnu-gcc", "qemu-aarch64")
     return Compilers([cc], ["aarch64-linux-gnu-g++"], [qemu, "-cpu", "max"])
-
-
-def _install(packages: Sequence[str]) -> None:
-    install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (install, ["apt-get", "update"], install):
-        with suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=INSTALL_S)
-            if command is install and done.returncode == 0:
-                return
 
 
 def objects(sources: Sequence[Path], compilers: Compilers, flags: Sequence[str]) -> list[Path]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 
 import pytest
+
+from tests.tools import need
 
 
 def test_a_prompt_line(server):
@@ -106,12 +107,10 @@ def test_more_lines_than_the_cap_wait_in_the_socket(serve):
 
 @pytest.mark.parametrize("options", [["-N"], ["-q", "5"]])
 def test_the_nc_of_this_machine(server, options):
-    nc = shutil.which("nc")
-    if nc is None:
-        pytest.skip("there is no nc here; test_printf_into_a_half_closed_socket speaks for it")
+    (nc,) = need("nc")
     done = subprocess.run([nc, "-U", *options, server.path], input=b"Hello\n", capture_output=True, timeout=20, check=False)
     if b"invalid option" in done.stderr or b"illegal option" in done.stderr:
-        pytest.skip("this nc has no such option")
+        pytest.skip("this nc has no such option (Debian's netcat-openbsd has)")
     assert done.stdout == b"Hello\n"
 
 
