@@ -125,7 +125,16 @@ class IpcOptions:
     """The socket and what one connection may do to it."""
 
     RELOAD: ClassVar = "live"
-    uds_path: str = option("/tmp/uma.sock", "path of the Unix socket", flag="--socket", env="UMA_SOCK", reload="restart")
+    uds_path: str = option(
+        "",
+        "path of the Unix socket; empty: $XDG_RUNTIME_DIR/uma.sock, or /tmp/uma.sock where you have no such folder",
+        flag="--socket",
+        env="UMA_SOCK",
+        reload="restart",
+    )
+    check_folder: bool = option(
+        True, "refuse a socket in a folder in which another user could replace it; off only where no other user lives", reload="restart"
+    )
     backlog: int = option(
         64, "connections that may wait to be accepted; others wait in connect, or fail there", min=1, max=65_535, reload="restart"
     )

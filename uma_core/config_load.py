@@ -19,7 +19,8 @@ from uma_core.config_schema import FALSE_WORDS, BadValue, Option, parse_native, 
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.suggest import suggest
 
-FOREIGN_VARIABLES = frozenset({"UMA_CONFIG", "UMA_BACKEND", "UMA_LLAMA_DIR"})  # read elsewhere: the command line, the native build
+# read elsewhere: by the command line, the native build, clients
+FOREIGN_VARIABLES = frozenset({"UMA_CONFIG", "UMA_BACKEND", "UMA_LLAMA_DIR", "UMA_TRUST_UIDS"})
 MAX_FILE_BYTES = 1 << 20
 
 

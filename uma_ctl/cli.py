@@ -19,7 +19,7 @@ from uma_ctl.options import Target, generation_options, json_option, prompt_opti
 @prompt_options
 @generation_options
 @click.version_option(__version__)
-def command(socket_path: str, as_json: bool, prompt: str | None, **options: Any) -> int:
+def command(socket_path: str | None, as_json: bool, prompt: str | None, **options: Any) -> int:
     """Generate text from a prompt.
 
     Exit codes: 0 success, 1 cannot connect or wrong usage, 2 the server refused or failed, 3 broken protocol.

@@ -9,17 +9,18 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from uma_core import endpoint
 from uma_core.errors import UmaError
 from uma_core.protocol.framing import FrameReader, encode_frame
 from uma_ctl.errors import BrokenProtocol, CannotConnect, NoAnswer, ServerError
 
-DEFAULT_SOCKET = "/tmp/uma.sock"
 DEFAULT_TIMEOUT_S = 10.0
 REPLY_CAP_BYTES = 64 << 20  # a reply may be larger than a request: `sessions` and `trace` of a busy daemon
 READ_BYTES = 65536
@@ -29,13 +30,15 @@ Event = dict[str, Any]
 
 
 class Client:
-    """One connection to a daemon. Blocks: yes, at most `timeout_s` for each event (None: without limit)."""
+    """One connection to a daemon, at `path` or at the first place where one listens.
 
-    def __init__(self, path: str, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        self.path = path
+    Blocks: yes, at most `timeout_s` for each event (None: without limit). Raises: CannotConnect, also where a stranger listens.
+    """
+
+    def __init__(self, path: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         self._numbers = itertools.count(1)
         self._frames = FrameReader(REPLY_CAP_BYTES)
-        self._socket = _connect(path, timeout_s)
+        self._socket, self.path = _connect(path, timeout_s)
 
     def __enter__(self) -> Client:
         return self
@@ -140,15 +143,38 @@ def _parse(payload: bytes) -> Event:
     return event
 
 
-def _connect(path: str, timeout_s: float | None) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout_s)
+def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, str]:
+    """The connection, and the path at which somebody listened."""
+    paths = endpoint.places(os.environ) if path is None else (path,)
+    for place in paths:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout_s)
+        try:
+            _connect_patiently(connection, place, timeout_s)
+            _check_listener(connection, place)
+            return connection, place
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            connection.close()
+            if place == paths[-1]:
+                raise CannotConnect(f"cannot connect to {' or '.join(paths)}: {_reason(error)}") from None
+        except (OSError, ValueError) as error:  # ValueError: a path with NUL
+            connection.close()
+            raise CannotConnect(f"cannot connect to {place}: {_reason(error)}") from None
+        except CannotConnect:
+            connection.close()
+            raise
+    raise AssertionError("there is always a place")
+
+
+def _check_listener(connection: socket.socket, path: str) -> None:
+    """Nothing is sent to a stranger: in /tmp anybody can be first. Raises: CannotConnect."""
     try:
-        _connect_patiently(connection, path, timeout_s)
-    except (OSError, ValueError) as error:  # ValueError: a path with NUL
-        connection.close()
-        raise CannotConnect(f"cannot connect to {path}: {_reason(error)}") from None
-    return connection
+        uid = endpoint.stranger(connection, path, os.environ)
+    except ValueError:
+        raise CannotConnect(f"{endpoint.TRUSTED} must be user ids separated by commas, not {os.environ[endpoint.TRUSTED]!r}") from None
+    if uid is not None:
+        text = f"uid {uid} listens on {path}: neither you nor root, and nothing was sent; {endpoint.TRUSTED}={uid} trusts that user"
+        raise CannotConnect(text)
 
 
 def _connect_patiently(connection: socket.socket, path: str, timeout_s: float | None) -> None:

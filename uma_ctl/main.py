@@ -15,6 +15,7 @@ from uma_ctl.options import Target, json_option, socket_option
 
 COMMANDS = {  # verb -> its line in --help; each lives in commands/<verb>.py and is imported when it is used
     "status": "What the daemon is doing; --watch, --wait ready.",
+    "socket": "Where the daemon listens, for other programs.",
     "health": "Whether requests would be taken now, by exit code.",
     "generate": "Generate text from a prompt.",
     "chat": "Talk with the model.",
@@ -54,7 +55,7 @@ class LazyGroup(click.Group):
 @json_option
 @click.version_option(__version__)
 @click.pass_context
-def group(ctx: click.Context, socket_path: str, as_json: bool) -> None:
+def group(ctx: click.Context, socket_path: str | None, as_json: bool) -> None:
     """Control a UMA Serve daemon and talk to it.
 
     Exit codes: 0 success, 1 cannot connect or wrong usage, 2 the server refused or failed, 3 broken protocol.

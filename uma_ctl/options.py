@@ -9,12 +9,15 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from uma_ctl.client import DEFAULT_SOCKET, DEFAULT_TIMEOUT_S, Client
+from uma_core.endpoint import FALLBACK
+from uma_ctl.client import DEFAULT_TIMEOUT_S, Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-socket_option = click.option("--socket", "socket_path", envvar="UMA_SOCK", default=DEFAULT_SOCKET, show_default=True, show_envvar=True,
-                             metavar="PATH", help="The daemon's socket.")  # fmt: skip
+socket_option = click.option(
+    "--socket", "socket_path", envvar="UMA_SOCK", show_envvar=True, metavar="PATH",
+    help=f"The daemon's socket; else $XDG_RUNTIME_DIR/uma.sock, then {FALLBACK}.",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for machines instead of text for people.")
 
 _GENERATION = (
@@ -52,7 +55,7 @@ def prompt_options(command: F) -> F:
 class Target:
     """The daemon that a command talks to, and how it is to report."""
 
-    def __init__(self, socket_path: str, as_json: bool) -> None:
+    def __init__(self, socket_path: str | None, as_json: bool) -> None:
         self.socket_path = socket_path
         self.as_json = as_json
 

@@ -14,6 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"uma_core", "uma_ctl", "uma_gateway", "perf", "tests", "native", "bindings", "docs"}
 RECIPE = "uma_core/models/recipe/"  # scripts that made the demonstration model; not part of the running product
 
+# what a client may know of the daemon's package
+CLIENTS = {"uma_core._version", "uma_core.types", "uma_core.errors", "uma_core.protocol", "uma_core.endpoint"}
+
 # package or module -> what of ours it may import, itself included; the longest matching name decides
 ALLOWED = {
     "uma_core": {"uma_core._version"},
@@ -26,6 +29,8 @@ ALLOWED = {
     "uma_core.machine": set(),
     "uma_core.measured": set(),
     "uma_core.suggest": set(),
+    "uma_core.peer": {"uma_core.types"},
+    "uma_core.endpoint": {"uma_core.peer"},
     "uma_core.config_schema": {"uma_core.suggest"},
     "uma_core.config": {"uma_core.config_schema", "uma_core.policy.knobs", "uma_core.protocol.framing", "uma_core.types"},
     "uma_core.config_load": {"uma_core.config", "uma_core.config_schema", "uma_core.errors", "uma_core.suggest"},
@@ -84,8 +89,8 @@ ALLOWED = {
         "uma_core.engine.api",
     },
     "uma_core.server": {"uma_core"},  # the composition root lives there; more about it below
-    "uma_ctl": {"uma_ctl", "uma_core._version", "uma_core.types", "uma_core.errors", "uma_core.protocol"},
-    "uma_gateway": {"uma_gateway", "uma_core._version", "uma_core.types", "uma_core.errors", "uma_core.protocol"},
+    "uma_ctl": {"uma_ctl", *CLIENTS},
+    "uma_gateway": {"uma_gateway", *CLIENTS},
     "uma_gateway.chat": {"uma_gateway.chat"},
 }
 

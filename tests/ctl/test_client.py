@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 
 import pytest
 
+from uma_core.types import Peer
 from uma_ctl.client import Client, fields_of
 from uma_ctl.errors import BrokenProtocol, CannotConnect, ServerError
 
@@ -84,6 +86,45 @@ def test_what_a_refusing_server_said_before_it_hung_up_is_heard(serve, socket_pa
 def test_paths_that_cannot_be_connected_to(path):
     with pytest.raises(CannotConnect):
         Client(path)
+
+
+def test_a_stranger_gets_nothing(serve, socket_path, monkeypatch):
+    server = serve(lambda peer, message: peer.reply(message))
+    monkeypatch.delenv("UMA_TRUST_UIDS", raising=False)
+    monkeypatch.setattr("uma_core.endpoint.peer_of", lambda sock: Peer(4242, 4242, 1))
+    with pytest.raises(CannotConnect, match=r"uid 4242 listens .* nothing was sent; UMA_TRUST_UIDS=4242 trusts that user"):
+        Client(socket_path)
+    assert not server.received
+    monkeypatch.setenv("UMA_TRUST_UIDS", "4242")
+    with Client(socket_path) as client:
+        assert client.call("status")["type"] == "status"
+    monkeypatch.setenv("UMA_TRUST_UIDS", "nobody")
+    with pytest.raises(CannotConnect, match="UMA_TRUST_UIDS must be user ids"):
+        Client(socket_path)
+
+
+def test_without_a_path_the_places_are_looked_at_in_order(serve, socket_path, monkeypatch):
+    serve(lambda peer, message: peer.reply(message))
+    folder = os.path.dirname(socket_path)
+    places: list[str] = []
+    monkeypatch.setattr("uma_core.endpoint.places", lambda environ: tuple(places))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(f"{folder}/dead")
+    for first in ("absent", "dead"):
+        places[:] = [f"{folder}/{first}", socket_path]
+        with Client() as client:
+            assert client.path == socket_path
+    places[:] = [f"{folder}/absent", f"{folder}/dead"]
+    with pytest.raises(CannotConnect, match=f"cannot connect to {folder}/absent or {folder}/dead: nobody listens"):
+        Client()
+
+
+def test_a_stranger_at_the_first_place_is_not_passed_over(serve, socket_path, monkeypatch):
+    serve(lambda peer, message: peer.reply(message))
+    monkeypatch.setattr("uma_core.endpoint.places", lambda environ: (socket_path, "/nowhere"))
+    monkeypatch.setattr("uma_core.endpoint.peer_of", lambda sock: Peer(4242, 4242, 1))
+    with pytest.raises(CannotConnect, match="uid 4242 listens"):
+        Client()
 
 
 def test_a_frame_above_the_cap_is_a_broken_protocol(serve, socket_path):

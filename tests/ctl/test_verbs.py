@@ -30,6 +30,14 @@ def in_turn(*answers):
     return answer
 
 
+def test_socket_prints_where_the_daemon_listens(serve, ctl, socket_path):
+    serve(answering())
+    assert ctl("socket").stdout == f"{socket_path}\n"
+    assert json.loads(ctl("socket", "--json").stdout) == {"path": socket_path}
+    done = ctl("socket", "--socket", "/nowhere")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
 @pytest.mark.parametrize(("state", "code"), [("ready", 0), ("degraded", 2), ("draining", 2), ("starting", 2)])
 def test_status_tells_readiness_by_its_exit_code(serve, ctl, state, code):
     serve(answering(status={**READY, "state": state, "reason": "because"}))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+
+from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, eventually
 
 OTHER, FRIEND, CLERK = 4001, 4002, 4003
 
@@ -118,3 +122,29 @@ def test_a_trace_names_requests(serve):
     stream.end()
     named = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert "s" in named
+
+
+def test_without_a_path_the_daemon_and_its_clients_meet_in_the_users_own_folder(folder):
+    environ = {name: value for name, value in os.environ.items() if name != "UMA_SOCK"}
+    environ |= {"XDG_RUNTIME_DIR": str(folder), "UMA_CACHE_DIR": str(folder / "cache")}
+    run = [sys.executable, "-m"]
+    process = subprocess.Popen([*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: (folder / "uma.sock").exists() or process.poll() is not None)
+        done = subprocess.run([*run, "uma_ctl", "socket"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=WAIT_S)
+        assert done.stdout == f"{folder}/uma.sock\n", done.stderr
+        second = subprocess.run([*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, capture_output=True, text=True)
+        assert second.returncode == 1
+        assert f"another daemon serves {folder}/uma.sock" in second.stderr
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
+
+
+def test_a_folder_in_which_others_could_replace_the_socket_ends_the_start(folder):
+    folder.chmod(0o777)
+    daemon = DaemonProcess(folder, "--engine", "fake")
+    assert daemon.wait() == 1
+    assert "could be replaced by another user" in daemon.log
+    daemon = DaemonProcess(folder, "--engine", "fake", "--no-check-folder").reach("ready")
+    assert daemon.stop() == 0

@@ -44,7 +44,7 @@ def test_no_name_means_two_options(attribute):
 
 def test_documented_defaults():
     config = Config()
-    assert config.ipc.uds_path == "/tmp/uma.sock"
+    assert config.ipc.uds_path == ""
     assert (config.engine.n_seq, config.ipc.backlog, config.limits.max_sessions, config.limits.max_tokens) == (4, 64, 32, 2048)
     assert config.ipc.max_frame_bytes == 1 << 20
     assert config.scheduler.bmt_budget == 0

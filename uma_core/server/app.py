@@ -17,6 +17,7 @@ from typing import Any
 from uma_core.config import Config, IpcOptions, ns
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.metrics import Registry
+from uma_core.peer import peer_of
 from uma_core.protocol import events as wire
 from uma_core.protocol.connection import Connection, Limits
 from uma_core.protocol.framing import encode_frame
@@ -30,7 +31,6 @@ from uma_core.server.ledger import Ledger
 from uma_core.server.listener import BoundSocket, Listener
 from uma_core.server.loop import Loop
 from uma_core.server.meters import IoMeters
-from uma_core.server.peer import peer_of
 from uma_core.server.ports import ComputePort, Services
 from uma_core.session.events import Accepted, Cancel, Event, Final, HangUp, Hold, Queued, Refused, Stale, Token
 from uma_core.types import FinishReason, Peer

@@ -20,13 +20,13 @@ from typing import Protocol
 
 from uma_core.config import IpcOptions, ns
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.peer import has_hung_up
 from uma_core.protocol.connection import Connection, Rejected, Signal
 from uma_core.protocol.events import Eos, Error, Event
 from uma_core.protocol.lines import Mode
 from uma_core.protocol.messages import Message
 from uma_core.server.loop import READ, WRITE, Loop, Timer
 from uma_core.server.meters import IoMeters
-from uma_core.server.peer import has_hung_up
 from uma_core.types import Peer
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from uma_core import __version__
+from uma_core import __version__, endpoint
 from uma_core.clock import MonotonicClock
 from uma_core.config import Config, ns
 from uma_core.config_load import Sources
@@ -69,6 +69,9 @@ class Daemon:
     def _config(self) -> Config:
         return self.reloader.config
 
+    def _path(self) -> str:
+        return self._config().ipc.uds_path or endpoint.places(os.environ)[0]
+
     def _services(self) -> Services:
         return Services(
             config=self._config,
@@ -102,7 +105,7 @@ class Daemon:
         tame_allocator()
         descriptors.make_room(config.ipc.max_connections)
         signals.install(self.loop, self.lifecycle, self._reload)
-        sockets = passed_sockets(os.environ, os.getpid()) or [bind_unix(config.ipc.uds_path, config.ipc.backlog)]
+        sockets = passed_sockets(os.environ, os.getpid()) or [bind_unix(self._path(), config.ipc.backlog, config.ipc.check_folder)]
         try:
             self.compute.start()
             self.app.start(sockets)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.folders import user_name, weakness
 from uma_core.server.loop import READ, Loop
 
 log = logging.getLogger(__name__)
@@ -30,14 +31,19 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 
 
-def bind_unix(path: str, backlog: int) -> BoundSocket:
-    """Bind a 0600 socket at `path`. Raises: SOCKET_IN_USE, CONFIG_INVALID."""
+def bind_unix(path: str, backlog: int, wants_safe_folder: bool = True) -> BoundSocket:
+    """Bind a 0600 socket at `path`. Raises: SOCKET_IN_USE, CONFIG_INVALID, also for a path at which others could put another one."""
     _check_length(path)
+    reason = weakness(path, os.geteuid()) if wants_safe_folder else ""
+    if reason:
+        text = f"{path} could be replaced by another user: {reason}. Choose another path (--socket, UMA_SOCK)"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text)
     lock_fd = _lock(path)
     try:
         _remove_stale(path)
         sock = _bind(path, backlog)
     except BaseException:
+        os.unlink(path + ".lock")  # it is ours as long as it is locked
         os.close(lock_fd)
         raise
     return BoundSocket(sock, path, lock_fd)
@@ -104,14 +110,19 @@ def _lock(path: str) -> int:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
+            _check_owner(name)
             raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot make {name}: {error.strerror}{_ADVICE}") from error
         try:
+            _check_owner(name, fd)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             if not isinstance(error, BlockingIOError):  # a file system without locks
                 raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot lock {name}: {error.strerror}{_ADVICE}") from error
             raise _in_use(path, "serves") from None
+        except UmaError:
+            os.close(fd)
+            raise
         if _identity(name) == _identity(fd):
             return fd
         os.close(fd)
@@ -130,9 +141,21 @@ def _identity(file: str | int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def _check_owner(name: str, fd: int = -1) -> None:
+    """Raises: SOCKET_IN_USE where the file is another user's: root's too, who may have meant to serve everybody."""
+    try:
+        uid = (os.fstat(fd) if fd >= 0 else os.lstat(name)).st_uid
+    except OSError:
+        return
+    if uid != os.geteuid():
+        what = f"{name} belongs to {user_name(uid)}: that user's daemon, or somebody who waits for what clients send"
+        raise UmaError(ErrorCode.SOCKET_IN_USE, f"{what}; choose another path (--socket, UMA_SOCK)", path=name)
+
+
 def _remove_stale(path: str) -> None:
     try:
         mode = os.lstat(path).st_mode
+        _check_owner(path)
     except FileNotFoundError:
         return
     except OSError as error:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from uma_core.server.peer import bsd_peer, has_hung_up, peer_of
+from uma_core.peer import bsd_peer, has_hung_up, peer_of
 from uma_core.types import Peer
 
 
@@ -45,7 +45,7 @@ class FakeSocket:
 
 @pytest.mark.parametrize(("platform", "pid"), [("darwin", 4242), ("freebsd14", -1)])
 def test_who_is_there_on_bsd(monkeypatch, platform, pid):
-    monkeypatch.setattr("uma_core.server.peer.sys.platform", platform)
+    monkeypatch.setattr("uma_core.peer.sys.platform", platform)
     assert bsd_peer(FakeSocket(), FakeLibc(0)) == Peer(501, 20, pid)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import select
 import socket
@@ -25,6 +24,8 @@ def peer_of(sock: socket.socket) -> Peer:
         if hasattr(socket, "SO_PEERCRED"):
             pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
             return Peer(uid, gid, pid)
+        import ctypes  # clients start faster without it
+
         return bsd_peer(sock, ctypes.CDLL(None, use_errno=True))
     except (OSError, AttributeError) as error:
         log.warning("no peer credentials: %s", error)
@@ -33,6 +34,8 @@ def peer_of(sock: socket.socket) -> Peer:
 
 def bsd_peer(sock: Any, libc: Any) -> Peer:
     """Use getpeereid, and on macOS the pid option beside it."""
+    import ctypes
+
     uid, gid = ctypes.c_uint32(), ctypes.c_uint32()
     if libc.getpeereid(sock.fileno(), ctypes.byref(uid), ctypes.byref(gid)) != 0:
         raise OSError(ctypes.get_errno(), "getpeereid failed")

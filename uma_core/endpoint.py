@@ -1,0 +1,51 @@
+"""Where the daemon's socket is, and who may be trusted to listen on it: the daemon and all its clients ask here.
+
+Anybody may make a socket in /tmp before the daemon does, so a client looks who listens before it sends a word.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+from uma_core.peer import peer_of
+
+NAME = "uma.sock"
+FALLBACK = f"/tmp/{NAME}"
+TRUSTED = "UMA_TRUST_UIDS"  # users besides one's own and root whose daemon a client may talk to, as `1001,1002`
+ROOT = 0
+UNKNOWN = -1
+
+
+def places(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Paths where a daemon may be, in the order in which everybody looks; it makes its socket at the first one.
+
+    Source: XDG Base Directory Specification: the folder belongs to the user alone, or does not count.
+    """
+    folder = environ.get("XDG_RUNTIME_DIR", "")
+    return (os.path.join(folder, NAME), FALLBACK) if _is_own_folder(folder) else (FALLBACK,)
+
+
+def _is_own_folder(folder: str) -> bool:
+    try:
+        return os.path.isabs(folder) and os.path.isdir(folder) and os.stat(folder).st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def trusted_uids(environ: Mapping[str, str]) -> frozenset[int]:
+    """Whose daemon may get what this user sends. Raises: ValueError for a variable that is no list of numbers."""
+    named = [int(word) for word in environ.get(TRUSTED, "").replace(",", " ").split()]
+    return frozenset({os.geteuid(), ROOT, *named})
+
+
+def stranger(connection: socket.socket, path: str, environ: Mapping[str, str]) -> int | None:
+    """The user who listens, where that is nobody to be trusted. Raises: ValueError, OSError.
+
+    The kernel tells who made the listening socket. Where it does not, the owner of the file is as good as anybody.
+    """
+    uid = peer_of(connection).uid
+    if uid == UNKNOWN:
+        uid = os.stat(path).st_uid
+    return None if uid in trusted_uids(environ) else uid

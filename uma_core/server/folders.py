@@ -1,0 +1,85 @@
+"""Whether another user could put something else in place of a file: a socket there would lead clients to him.
+
+A folder is safe where only its owner can rename what is in it, and the owner is this user or root: others may not write to it,
+or it is sticky as /tmp is, which keeps an entry for the entry's own owner. That must hold for every folder on the way, since
+whoever can rename one of them replaces all that is below, and for the links that lead there.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+
+ROOT = 0
+LINKS_MOST = 40  # as in Linux's path lookup
+
+
+def weakness(path: str, uid: int) -> str:
+    """Why others than `uid` and root could replace the file at `path`, which need not exist; "" where they cannot."""
+    todo = _parts(os.path.join(os.getcwd(), os.path.dirname(path)))
+    here, n_links = "/", 0
+    try:
+        reason = _of_folder(here, os.stat(here), uid)
+        while todo and not reason:
+            name = todo.pop()
+            if name == "..":
+                here = os.path.dirname(here)
+                continue
+            entry = os.path.join(here, name)
+            found = os.lstat(entry)
+            if not stat.S_ISLNK(found.st_mode):
+                here, reason = entry, _of_folder(entry, found, uid)
+                continue
+            n_links += 1
+            if found.st_uid not in (uid, ROOT) or n_links > LINKS_MOST:
+                return f"the link {entry} belongs to {user_name(found.st_uid)}"
+            target = os.readlink(entry)
+            here = "/" if target.startswith("/") else here
+            todo += _parts(target)
+    except OSError:
+        return ""  # no such folder: binding says so
+    return reason
+
+
+def _parts(path: str) -> list[str]:
+    """The last one first. `..` stays: after a link it is not what it looks like."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _of_folder(folder: str, found: os.stat_result, uid: int) -> str:
+    if found.st_uid not in (uid, ROOT):
+        return f"the folder {folder} belongs to {user_name(found.st_uid)}"
+    if found.st_mode & stat.S_ISVTX:
+        return ""
+    if found.st_mode & stat.S_IWOTH:
+        return f"every user may write to the folder {folder}"
+    if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid, uid):
+        return f"the group {group_name(found.st_gid)} may write to the folder {folder}"
+    return ""
+
+
+def _is_private(gid: int, uid: int) -> bool:
+    """A group of one: that of root, or the one that carries the user's own name and has no other member."""
+    if gid == ROOT:
+        return True
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
+
+
+def user_name(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def group_name(gid: int) -> str:
+    try:
+        return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
+    except KeyError:
+        return f"gid {gid}"
