@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 TokenId = int
 SeqId = int
@@ -114,6 +114,15 @@ class SamplingParams:
         """How many of the last tokens change what is drawn next, of a context of `n_ctx`."""
         windows = [self.repeat_last_n] * self.has_penalties + [self.dry_penalty_last_n] * self.has_dry
         return max((n_ctx if n < 0 else min(n, n_ctx) for n in windows), default=0)
+
+
+class TokenLogprob(NamedTuple):
+    """One token of an answer or a prompt, and what else was likely in its place, likeliest first."""
+
+    token_id: TokenId
+    data: bytes
+    logprob: float | None  # natural logarithm; None: nothing came before it
+    top: tuple[tuple[TokenId, bytes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

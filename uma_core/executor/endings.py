@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from uma_core.engine.api import Engine, Transfer
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.meters import Meters
+from uma_core.session.answer import Answer
 from uma_core.session.events import Event, Final, Token
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
-from uma_core.types import FinishReason, Phase, TokenId
+from uma_core.types import FinishReason, Phase, TokenId, TokenLogprob
 
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -33,42 +35,73 @@ class Deliveries:
         if token < 0:
             self.fail(session, UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
             return
-        is_end = not session.request.ignore_eos and self._engine.is_eog(token)
-        if is_end or token in session.stop_tokens:
+        if not session.request.ignore_eos and self._engine.is_eog(token):
             self.finish(session, FinishReason.STOP, now_ns)
+            return
+        if token in session.stop_tokens:
+            self.finish(session, FinishReason.STOP, now_ns, stop={"token_id": token})
             return
         last_ns = session.t_last_ns
         session.add_token(token, now_ns)
-        if len(session.generated) == session.request.sampling.min_tokens and session.sampler is not None:
-            session.sampler.allow_end()
         self._meters.on_token(session, last_ns, now_ns)
-        self._send(session, session.text.push(self._engine.piece(token)), token)
-        if session.text.is_stopped:
-            self.finish(session, FinishReason.STOP, now_ns)
+        if session.answer is None:
+            self._send(session, session.text.push(self._engine.piece(token)), token)
+        else:
+            self._watch(session, session.answer, token)
+        stop = (session.answer or session.text).stopped_by
+        if stop:
+            self.finish(session, FinishReason.STOP, now_ns, stop={"text": stop})
         elif len(session.generated) >= session.n_max:
             self.finish(session, FinishReason.LENGTH, now_ns)
+
+    def _watch(self, session: Session, answer: Answer, token: TokenId) -> None:
+        """A token of an answer whose tokens matter one by one."""
+        if len(session.generated) == session.request.sampling.min_tokens and session.sampler is not None:
+            session.sampler.allow_end()
+        self._send(session, answer.push(token, self._engine.piece(token), self._logprob(session, token)), token)
+
+    def _logprob(self, session: Session, token: TokenId) -> TokenLogprob | None:
+        found = session.sampler.logprobs() if session.sampler is not None else None
+        if found is None:
+            return None
+        piece = self._engine.piece
+        return TokenLogprob(token, piece(token, True), found.logprob, tuple((t, piece(t, True), p) for t, p in found.top))
 
     def _send(self, session: Session, text: str, token: TokenId) -> None:
         if not text:
             return
+        answer = session.answer
+        carried = None if answer is None or session.request.sampling.logprobs is None else answer.take()
         if session.request.stream:
-            self._events.append(Token(session.conn_id, session.id, text, token))
+            self._events.append(Token(session.conn_id, session.id, text, token, carried))
         else:
             session.parts.append(text)
+            session.logprobs += carried or ()
 
     def fail(self, session: Session, error: UmaError, now_ns: int) -> None:
         self.finish(session, FinishReason.ERROR, now_ns, error)
 
-    def finish(self, session: Session, reason: FinishReason, now_ns: int, error: UmaError | None = None) -> None:
+    def finish(
+        self, session: Session, reason: FinishReason, now_ns: int, error: UmaError | None = None, stop: dict[str, Any] | None = None
+    ) -> None:
         """The session's one final event; its sequence, cells, lane and sampler are free afterwards."""
         if session.phase is Phase.DONE:
             return
-        self._send(session, session.text.finish(), session.generated[-1] if session.generated else -1)
+        rest = (session.answer or session.text).finish()
+        self._send(session, rest, session.generated[-1] if session.generated else -1)
+        unsent = session.answer.take() if session.answer is not None else ()
         session.reason = reason
         self._free(session)
         self._meters.on_end(session, reason)
         text = "" if session.request.stream else "".join(session.parts)
-        self._events.append(Final(session.conn_id, session.id, reason, text, session.usage(), session.timing(now_ns), error))
+        logprobs = self._kept_logprobs(session, unsent)
+        timing = session.timing(now_ns)
+        self._events.append(Final(session.conn_id, session.id, reason, text, session.usage(), timing, error, stop, logprobs))
+
+    def _kept_logprobs(self, session: Session, unsent: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...] | None:
+        kept = (*session.logprobs, *unsent)
+        is_wanted = session.request.sampling.logprobs is not None and (kept or not session.request.stream)
+        return kept if is_wanted else None
 
     def _free(self, session: Session) -> None:
         if session.sampler is not None:

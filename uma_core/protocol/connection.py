@@ -240,7 +240,7 @@ class Connection:
         if type(event) is Token:
             flight = self.in_flight[event.id]
             if flight.style is Style.JSON:
-                return self._pack(token_json(flight.head, event.text, event.token_id))
+                return self._pack(token_json(flight.head, event))
             return event.text.encode("utf-8", "replace")
         return _SENDERS[type(event)](self, event)
 

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from uma_core.errors import UmaError
 from uma_core.protocol.fields import Field, Kind
-from uma_core.types import FinishReason, TokenId
+from uma_core.types import FinishReason, TokenId, TokenLogprob
 
 WireId = str | int | None
+LEAST_LOGPROB = -9999.0  # what is less likely, or impossible, as other servers write it
 
 
 class Started(NamedTuple):
@@ -34,6 +35,7 @@ class Token(NamedTuple):
     id: str
     text: str  # whole characters
     token_id: TokenId
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class Eos(NamedTuple):
@@ -45,6 +47,8 @@ class Eos(NamedTuple):
     usage: dict[str, int]
     timing: dict[str, float]
     error: UmaError | None = None
+    stop: dict[str, Any] | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class Error(NamedTuple):
@@ -66,6 +70,13 @@ class Reply(NamedTuple):
 Event = Started | Queued | Token | Eos | Error | Reply
 
 _ID = Field("id", Kind.ID, "of the request, as it was given; null where none is known")
+
+
+_LOGPROBS = Field(
+    "logprobs",
+    Kind.LIST,
+    "with `logprobs`, of each token of the text: `id`, `bytes`, `logprob` (natural logarithm), `top`: the likeliest in its place",
+)
 
 
 class EventSpec(NamedTuple):
@@ -91,6 +102,7 @@ EVENTS = (
             _ID,
             Field("text", Kind.STRING, "never empty"),
             Field("token_id", Kind.INTEGER, "the token that completed the text"),
+            _LOGPROBS,
         ),
     ),
     EventSpec(
@@ -100,6 +112,8 @@ EVENTS = (
             _ID,
             Field("reason", Kind.STRING, "", choices=tuple(reason.value for reason in FinishReason)),
             Field("text", Kind.STRING, "all of the text; only with `stream: false`"),
+            Field("stop", Kind.OBJECT, "`text` or `token_id`: which of `stop` and `stop_token_ids` ended it, where one did"),
+            _LOGPROBS._replace(help="with `logprobs`: of all tokens; of a stream those that came with no `token` event"),
             Field("usage", Kind.OBJECT, "prompt_tokens, cached_tokens, completion_tokens"),
             Field("timing", Kind.OBJECT, "queue_ms, ttft_ms, total_ms, itl_p50_ms, itl_max_ms"),
             Field("error", Kind.OBJECT, "code, name, message, detail; only with reason `error`"),
@@ -127,7 +141,11 @@ EVENTS = (
 
 def to_json(value: Any) -> bytes:
     """Encode compactly. Raises: TypeError, ValueError for what JSON cannot say (NaN too)."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    return _dump(value).encode("utf-8", "replace")
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def token_head(wire_id: WireId) -> str:
@@ -135,8 +153,26 @@ def token_head(wire_id: WireId) -> str:
     return '{"id":' + json.dumps(wire_id) + ',"event":"token","text":'
 
 
-def token_json(head: str, text: str, token_id: TokenId) -> bytes:
-    return f'{head}{encode_basestring(text)},"token_id":{token_id}}}'.encode("utf-8", "replace")
+def token_json(head: str, event: Token) -> bytes:
+    more = "" if event.logprobs is None else f',"logprobs":{_dump(logprobs_list(event.logprobs))}'
+    return f'{head}{encode_basestring(event.text)},"token_id":{event.token_id}{more}}}'.encode("utf-8", "replace")
+
+
+def logprobs_list(logprobs: tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": one.token_id,
+            "bytes": list(one.data),
+            "logprob": _finite(one.logprob),
+            "top": [{"id": token, "bytes": list(data), "logprob": _finite(value)} for token, data, value in one.top],
+        }
+        for one in logprobs
+    ]
+
+
+def _finite(value: float | None) -> float | None:
+    """Six digits; JSON has no infinity."""
+    return None if value is None else round(max(value, LEAST_LOGPROB), 6)
 
 
 def queued_json(wire_id: WireId, event: Queued) -> bytes:
@@ -147,6 +183,10 @@ def eos_json(wire_id: WireId, event: Eos, has_text: bool) -> bytes:
     value: dict[str, Any] = {"id": wire_id, "event": "eos", "reason": event.reason.value}
     if has_text:
         value["text"] = event.text
+    if event.stop is not None:
+        value["stop"] = event.stop
+    if event.logprobs is not None:
+        value["logprobs"] = logprobs_list(event.logprobs)
     value["usage"] = event.usage
     value["timing"] = event.timing
     if event.error is not None:

@@ -41,6 +41,8 @@ _GENERATE = (
     *SAMPLING_FIELDS,
     Field("stop", Kind.STRINGS, "end before any of these texts", high=16),
     Field("stop_token_ids", Kind.INTEGERS, "end before any of these tokens", low=0, high=64),
+    Field("logprobs", Kind.INTEGER, "tell log probabilities: of each token and of so many others; absent: none", None, 0, 20),
+    Field("post_sampling_probs", Kind.BOOLEAN, "`logprobs` of what the samplers left; else of the model's own distribution", False),
     Field("stream", Kind.BOOLEAN, "false: no token events, the text is in `eos`", _REQUEST.stream),
     Field("priority", Kind.STRING, "lane; absent: inferred", None, choices=("interactive", "background")),
     Field("slo", Kind.OBJECT, "latency targets", None, fields=_SLO),

@@ -66,9 +66,14 @@ def to_params(args: dict[str, Any]) -> SamplingParams:
     _check_infill(order, args["top_k"])
     breakers = tuple(values.pop("dry_sequence_breakers"))
     bias = tuple((token, -math.inf if value is False else value) for token, value in values.pop("logit_bias") or ())
-    stops = args["stop_token_ids"] or ()
     return SamplingParams(
-        **values, samplers=order, dry_sequence_breakers=breakers, logit_bias=bias, stop_token_ids=stops
+        **values,
+        samplers=order,
+        dry_sequence_breakers=breakers,
+        logit_bias=bias,
+        stop_token_ids=args["stop_token_ids"] or (),
+        logprobs=args["logprobs"],
+        post_sampling_probs=args["post_sampling_probs"],
     )
 
 

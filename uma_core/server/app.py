@@ -275,7 +275,7 @@ class IoApp:
 
     def _on_token(self, client: Client, event: Token) -> None:
         if self.ledger.is_running((event.conn_id, event.request_id)):
-            client.send(wire.Token(event.request_id, event.text, event.token_id))
+            client.send(wire.Token(event.request_id, event.text, event.token_id, event.logprobs))
 
     def _on_accepted(self, client: Client, event: Accepted) -> None:
         if self.ledger.accept((event.conn_id, event.request_id)):
@@ -296,7 +296,8 @@ class IoApp:
     def _on_final(self, client: Client, event: Final) -> None:
         if self.ledger.end((event.conn_id, event.request_id)):
             journal.ended(client, event)
-            client.send(wire.Eos(event.request_id, event.reason, event.text, event.usage, event.timing, event.error))
+            how = event.reason, event.text, event.usage, event.timing, event.error, event.stop, event.logprobs
+            client.send(wire.Eos(event.request_id, *how))
             client.pump()
 
     def _on_stale(self, client: Client, event: Stale) -> None:

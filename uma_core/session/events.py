@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from uma_core.errors import UmaError
-from uma_core.types import FinishReason, Peer, Request, TokenId
+from uma_core.types import FinishReason, Peer, Request, TokenId, TokenLogprob
 
 
 class Submit(NamedTuple):
@@ -92,6 +92,7 @@ class Token(NamedTuple):
     request_id: str
     text: str
     token_id: TokenId  # the token that completed the text
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of the tokens that the text came from; None: not asked for
 
 
 class Final(NamedTuple):
@@ -104,6 +105,8 @@ class Final(NamedTuple):
     usage: dict[str, int]  # prompt_tokens, cached_tokens, completion_tokens
     timing: dict[str, float]  # queue_ms, ttft_ms, total_ms, itl_p50_ms, itl_max_ms
     error: UmaError | None  # with reason ERROR
+    stop: dict[str, Any] | None = None  # the `text` or `token_id` of the request that ended it
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of all tokens; of a stream those that no Token event carried
 
 
 Event = Accepted | Queued | Refused | Stale | Token | Final

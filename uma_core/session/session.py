@@ -13,8 +13,9 @@ import numpy as np
 
 from uma_core.engine.api import Sampler, Transfer
 from uma_core.policy.state import SessionView
+from uma_core.session.answer import Answer
 from uma_core.session.text import TextStream
-from uma_core.types import FinishReason, Lane, Phase, Request, TokenId
+from uma_core.types import FinishReason, Lane, Phase, Request, TokenId, TokenLogprob
 
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.QUEUED: frozenset({Phase.PREFILL, Phase.DONE}),
@@ -73,6 +74,9 @@ class Session:
         self.first_token: TokenId | None = None  # handed out when the second one is about to be computed
         self.sampler: Sampler | None = None
         self.text = TextStream(request.stop)
+        is_watched = request.sampling.logprobs is not None or request.sampling.min_tokens > 0
+        self.answer = Answer(request.stop) if is_watched else None  # instead of `text`, where tokens matter one by one
+        self.logprobs: list[TokenLogprob] = []  # those kept for a request that does not stream
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)
         self.parts: list[str] = []  # text kept for a request that does not stream
         self.seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(32)

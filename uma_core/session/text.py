@@ -12,13 +12,17 @@ class TextStream:
     of a stop string. Invalid bytes become U+FFFD, as browsers show them (Unicode 3.9, maximal subparts).
     """
 
-    __slots__ = ("_decoder", "_held", "_stops", "is_stopped")
+    __slots__ = ("_decoder", "_held", "_stops", "stopped_by")
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(s for s in stops if s)
         self._held = ""
-        self.is_stopped = False
+        self.stopped_by = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.stopped_by)
 
     def push(self, data: bytes) -> str:
         text = data.decode("ascii") if data.isascii() and not self._decoder.buffer else self._decoder.decode(data)
@@ -36,17 +40,26 @@ class TextStream:
         if self.is_stopped:
             return ""
         text = self._held + text
-        cut = min((i for i in (text.find(s) for s in self._stops) if i >= 0), default=-1)
-        if cut >= 0:
-            self.is_stopped = True
+        cut, stop = first_of(text, self._stops)
+        if stop:
+            self.stopped_by = stop
             self._held = ""
             return text[:cut]
-        n_keep = max(_overlap(text, s) for s in self._stops)
+        n_keep = max(overlap(text, s) for s in self._stops)
         self._held = text[len(text) - n_keep :]
         return text[: len(text) - n_keep]
 
 
-def _overlap(text: str, stop: str) -> int:
+def first_of(text: str, strings: tuple[str, ...]) -> tuple[int, str]:
+    """Where the first of these strings begins, and which; (-1, "") where none does. At one place the first listed counts."""
+    found = [(at, i) for i, s in enumerate(strings) if (at := text.find(s)) >= 0]
+    if not found:
+        return -1, ""
+    at, i = min(found)
+    return at, strings[i]
+
+
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):

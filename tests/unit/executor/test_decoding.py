@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from tests.unit.executor.rig import Rig
 from uma_core.engine.fake import FakeModel
-from uma_core.types import FinishReason, SamplingParams
+from uma_core.session.events import Token
+from uma_core.types import FinishReason, Lane, SamplingParams, TokenLogprob
 
 SHORT = FakeModel(eog_every=3)  # answers end by themselves after a few tokens
 
@@ -45,3 +48,68 @@ def test_a_banned_token_never_comes_and_a_favoured_one_always() -> None:
     banned = SamplingParams(logit_bias=((ord(text[0]), -math.inf),))
     assert text[0] not in answer(sampling=banned)[0]
     assert answer(sampling=SamplingParams(logit_bias=((ord("Q"), 50.0),)))[0] == "Q" * 40
+
+
+# -- log probabilities
+
+
+def told(rig: Rig, request_id: str = "a") -> list[TokenLogprob]:
+    """All that came, in events and at the end."""
+    (final,) = rig.finals(request_id)
+    events = [e for e in rig.seen if isinstance(e, Token) and e.request_id == request_id]
+    return [one for event in [*events, final] for one in event.logprobs or ()]
+
+
+@pytest.mark.parametrize("lane", [Lane.INTERACTIVE, Lane.BACKGROUND])
+def test_every_token_comes_with_its_log_probability_once(lane: Lane) -> None:
+    rig = Rig()
+    for name, stream in (("a", True), ("b", False)):
+        rig.submit(name, max_tokens=20, lane=lane, stream=stream, sampling=SamplingParams(logprobs=2))
+    rig.run()
+    for name in ("a", "b"):
+        ones = told(rig, name)
+        assert b"".join(one.data for one in ones).decode() == rig.text(name)
+        assert [len(one.top) for one in ones] == [2] * 20
+        assert all(one.top[0] == (one.token_id, one.data, one.logprob) for one in ones), "greedy takes the likeliest"
+    assert [e.logprobs for e in rig.finals("a")] == [None], "all of them came with the text"
+
+
+def test_each_event_carries_the_tokens_of_its_own_text() -> None:
+    plain, _, _ = answer()
+    rig = Rig()
+    rig.submit("a", max_tokens=40, stop=(plain[3:5] + "Q", plain[9:12] + "Q"), sampling=SamplingParams(logprobs=0))
+    rig.run()
+    events = [e for e in rig.seen if isinstance(e, Token)]
+    assert any(len(e.text) > 1 for e in events), "something was held back"
+    for event in events:
+        assert event.logprobs and b"".join(one.data for one in event.logprobs).decode() == event.text
+
+
+def test_what_nobody_asked_for_does_not_come() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=5, sampling=SamplingParams(min_tokens=2))
+    rig.run()
+    assert told(rig) == [] and rig.finals("a")[0].logprobs is None
+
+
+# -- what ended it
+
+
+def test_the_end_says_which_stop_it_was() -> None:
+    text, _, _ = answer()
+    for fields, stop in (
+        ({"stop": ("QQ", text[7:10])}, {"text": text[7:10]}),
+        ({"sampling": SamplingParams(stop_token_ids=(255, ord(text[7])))}, {"token_id": ord(text[7])}),
+        ({"stop": (text[7:10],), "sampling": SamplingParams(logprobs=1)}, {"text": text[7:10]}),
+        ({}, None),
+    ):
+        rig = Rig()
+        rig.submit("a", max_tokens=40, **fields)
+        rig.run()
+        assert rig.finals("a")[0].stop == stop
+        if stop and "text" in stop:
+            assert rig.text("a") == text[: text.index(text[7:10])], "exact, though it spans tokens"
+    rig = Rig(SHORT)
+    rig.submit("a", max_tokens=40, stop=("Q",))
+    rig.run()
+    assert rig.finals("a")[0].stop is None, "the model's own end is none of the request's"
