@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
-EXTRAS := top,perf,test,dev
+EXTRAS := top,http,perf,test,dev
 
 .PHONY: help venv build ext demo test test-deps check fuzz conversations perf gen size clean distclean
 

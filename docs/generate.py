@@ -1,7 +1,7 @@
 """Write the reference pages from the declarations: `python docs/generate.py`, or `--check` to fail when one is stale.
 
 Whole pages: CONFIG.md, METRICS.md, ERRORS.md. In PROTOCOL.md only what stands between
-`<!-- generated: ops -->` or `<!-- generated: events -->` and the next `<!-- end -->`.
+`<!-- generated: ops -->` or `<!-- generated: events -->` and the next `<!-- end -->`; in GATEWAY.md the options likewise.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ sys.path.insert(0, str(DOCS.parent))
 
 from uma_core import config, config_schema, errors, metrics, metrics_core, metrics_export  # noqa: E402
 from uma_core.protocol import messages  # noqa: E402
+from uma_gateway import config as gateway_config  # noqa: E402
 
 HEAD = "<!-- Written by docs/generate.py from {source}. Do not edit: run `python docs/generate.py`. -->\n"
 RELOADS = {"live": "live", "engine": "new engine", "restart": "restart"}
@@ -54,6 +55,27 @@ def errors_page() -> str:
     return "".join(parts)
 
 
+def gateway_page() -> str:
+    """Return GATEWAY.md with its table of options renewed. Raises ValueError where a marker is absent."""
+    parts = []
+    for section in dict.fromkeys(opt.section for opt in gateway_config.OPTIONS):
+        options = [opt for opt in gateway_config.OPTIONS if opt.section == section]
+        parts.append(f"### {section}\n\n{vars(type(getattr(gateway_config.Config(), section)))['__doc__']}\n\n")
+        rows = ((*row[:5], row[6]) for row in map(_option_row, options))
+        parts.append(table(("key", "flag", "variable", "value", "default", "meaning"), rows) + "\n")
+    return _renewed("GATEWAY.md", "options", "".join(parts))
+
+
+def _renewed(page: str, name: str, content: str) -> str:
+    path = DOCS / page
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    text, n_found = pattern.subn(lambda found: f"{found[1]}\n{content.strip()}\n\n{found[2]}", text)
+    if n_found != 1:
+        raise ValueError(f"{page} needs exactly one `<!-- generated: {name} -->` with an `<!-- end -->`")
+    return text
+
+
 def protocol_page() -> str:
     """Return PROTOCOL.md with its generated parts renewed. Raises ValueError where a marker is absent."""
     page = DOCS / "PROTOCOL.md"
@@ -71,6 +93,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "METRICS.md": metrics_page,
     "ERRORS.md": errors_page,
     "PROTOCOL.md": protocol_page,
+    "GATEWAY.md": gateway_page,
 }
 
 

@@ -6,57 +6,20 @@ Rules: errors are one line on stderr and the exit status of their code.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import sys
-from itertools import groupby
 
 import click
 
 from uma_core import __version__
 from uma_core.config import OPTIONS, Config
-from uma_core.config_load import Inputs, Sources, load
-from uma_core.config_schema import Option, value_text, write_value
+from uma_core.config_flags import FlagsCommand, OptionFlag, given_flags, print_values
+from uma_core.config_load import SCHEMA, Inputs, Sources, load
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.log import Output
 
 PROGRAM = "uma-core"
-
-
-def _parameter(opt: Option) -> str:
-    return f"{opt.section}__{opt.name}"
-
-
-def _help(opt: Option) -> str:
-    facts = [opt.unit] if opt.unit else []
-    if opt.default not in ("", (), {}):
-        facts.append(f"default {write_value(opt.default)}")
-    return f"{opt.help}{' (' + ', '.join(facts) + ')' if facts else ''}  [{opt.env}]"
-
-
-class OptionFlag(click.Option):
-    """A generated flag: takes any text, because config_load checks flags, variables and files alike."""
-
-    def __init__(self, opt: Option) -> None:
-        self.opt = opt
-        names = [f"{opt.flag}/--no-{opt.flag[2:]}"] if opt.kind is bool else [opt.flag]
-        metavar = None if opt.kind is bool else value_text(opt)
-        kind = None if opt.kind is bool else str
-        super().__init__([*names, _parameter(opt)], default=None, metavar=metavar, help=_help(opt), type=kind)
-
-
-class DaemonCommand(click.Command):
-    """Lists its flags by section."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        plain = [p.get_help_record(ctx) for p in self.get_params(ctx) if not isinstance(p, OptionFlag)]
-        with formatter.section("Options"):
-            formatter.write_dl([record for record in plain if record])
-        flags = [p for p in self.get_params(ctx) if isinstance(p, OptionFlag)]
-        for section, group in groupby(flags, key=lambda flag: flag.opt.section):
-            with formatter.section(section.capitalize()):
-                formatter.write_dl([record for flag in group if (record := flag.get_help_record(ctx))])
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -64,17 +27,16 @@ def cli() -> None:
     """UMA Serve's daemon: one model, shared by all applications of a machine."""
 
 
-@cli.command(cls=DaemonCommand, params=[OptionFlag(opt) for opt in OPTIONS])
+@cli.command(cls=FlagsCommand, params=[OptionFlag(opt) for opt in OPTIONS])
 @click.option("--config", "path", metavar="FILE", default="", envvar="UMA_CONFIG", help="YAML file with options.  [UMA_CONFIG]")
 @click.option("--check-config", is_flag=True, help="Check the configuration and exit.")
 @click.option("--print-config", is_flag=True, help="Print every value with its origin and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
 def daemon(path: str, check_config: bool, print_config: bool, as_json: bool, **given: str | bool | None) -> int:
     """Serve until told to stop. Precedence: flag > variable > file > default."""
-    flags = {opt.key: value for opt in OPTIONS if (value := given[_parameter(opt)]) is not None}
-    config, sources = load(Inputs(flags, {name: text for name, text in os.environ.items() if name.startswith("UMA_")}, path))
+    config, sources = load(Inputs(given_flags(OPTIONS, given), {name: text for name, text in os.environ.items() if name.startswith("UMA_")}, path))
     if print_config:
-        _print(config, sources, as_json)
+        print_values(SCHEMA.items(config), sources, as_json)
     elif check_config:
         for warning in sources.warnings:
             click.echo(f"{PROGRAM}: warning: {warning}", err=True)
@@ -130,18 +92,3 @@ def _fail(error: UmaError) -> int:
     text = " ".join(str(error).split())
     print(f"{PROGRAM}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return error.error.spec.exit_status
-
-
-def _print(config: Config, sources: Sources, as_json: bool) -> None:
-    if as_json:
-        rows = {opt.key: {"value": value, "origin": sources.origins[opt.key], "reload": opt.reload} for opt, value in config.items()}
-        click.echo(json.dumps(rows, indent=1))
-        return
-    top = [(opt, value) for opt, value in config.items() if "." not in opt.key]
-    rest = [(opt, value) for opt, value in config.items() if "." in opt.key]
-    for opt, value in top:
-        click.echo(f"{opt.key}: {write_value(value)}  # {sources.origins[opt.key]}")
-    for section, group in groupby(rest, key=lambda item: item[0].section):
-        click.echo(f"{section}:")
-        for opt, value in group:
-            click.echo(f"  {opt.name}: {write_value(value)}  # {sources.origins[opt.key]}")

@@ -84,13 +84,13 @@ def option(default: Any, help: str, **extra: Unpack[Extra]) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def options_of(section: str, cls: type) -> Iterator[Option]:
-    """Yield the options that a section's dataclass declares, in order."""
+def options_of(section: str, cls: type, prefix: str = "UMA_") -> Iterator[Option]:
+    """Yield the options that a section's dataclass declares, in order. `prefix`: of their variables."""
     for item in dataclasses.fields(cls):
         extra = cast(Extra, {"reload": getattr(cls, "RELOAD", "restart"), **item.metadata["extra"]})
         default = item.default if item.default is not dataclasses.MISSING else {}
         flag = extra.get("flag") or "--" + item.name.replace("_", "-")
-        env = extra.get("env") or "UMA_" + flag[2:].replace("-", "_").upper()
+        env = extra.get("env") or prefix + flag[2:].replace("-", "_").upper()
         key = extra.get("yaml") or f"{section}.{item.name}"
         yield Option(section, item.name, key, flag, env, default, item.metadata["help"], extra)
 

@@ -50,6 +50,7 @@ class ErrorCode(Enum):
     MODEL_LOAD_FAILED = Spec("E_MODEL_002", "model_load_failed", Side.ENGINE, False, False, 1, "the GGUF is absent, damaged, unsupported or too large")
     TEMPLATE_FAILED = Spec("E_MODEL_003", "template_failed", Side.CLIENT, False, False, 2, "the model's chat template is absent or refuses these messages")
     INSUFFICIENT_MEMORY = Spec("E_MODEL_004", "insufficient_memory", Side.SERVER, True, False, 1, "the load would exceed the memory budget")
+    MODEL_CHANGED = Spec("E_MODEL_005", "model_changed", Side.CLIENT, True, False, 2, "the request names another model than the one served: see `props`")
 
     DECODE_FAILED = Spec("E_RUNTIME_001", "decode_failed", Side.ENGINE, True, False, 2, "the decode call failed for the sessions in its batch")
     KV_FULL = Spec("E_RUNTIME_002", "kv_full", Side.SERVER, True, False, 2, "the KV cache has no room and none can be made")

@@ -13,9 +13,19 @@ import queue
 import sys
 import threading
 import time
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
-from uma_core.config import LogOptions
+
+class LogOptions(Protocol):
+    """The `log` section of a configuration."""
+
+    @property
+    def level(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def prompts(self) -> bool: ...
+
 
 ROOT = "uma_core"  # so that every module logs through `logging.getLogger(__name__)`
 PRIVATE_FIELDS = frozenset({"prompt", "text", "messages"})
@@ -56,14 +66,16 @@ class Formatter(logging.Formatter):
 class Output(logging.Handler):
     """Takes lines from any thread and writes them from its own. `close` writes what is left."""
 
-    def __init__(self, options: LogOptions, stream: TextIO | None = None, capacity: int = CAPACITY) -> None:
+    def __init__(self, options: LogOptions, stream: TextIO | None = None, capacity: int = CAPACITY, root: str = ROOT) -> None:
+        """`root`: whose modules log here."""
         super().__init__()
         self.n_dropped = 0
+        self._root = root
         self._stream = stream or sys.stderr
         self._queue: queue.Queue[str | None] = queue.Queue(capacity)
         self._writer = threading.Thread(target=self._write_all, name="log", daemon=True)
         self.apply(options)
-        logger = logging.getLogger(ROOT)
+        logger = logging.getLogger(root)
         logger.propagate = False
         logger.addHandler(self)
         self._writer.start()
@@ -71,7 +83,7 @@ class Output(logging.Handler):
     def apply(self, options: LogOptions) -> None:
         """Take over level and format; live."""
         self.setFormatter(Formatter(options.format == "json", options.prompts))
-        logging.getLogger(ROOT).setLevel(options.level.upper())
+        logging.getLogger(self._root).setLevel(options.level.upper())
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -85,7 +97,7 @@ class Output(logging.Handler):
 
     def close(self) -> None:
         """Write what is queued and end. Blocks for at most 2 s. Idempotent."""
-        logger = logging.getLogger(ROOT)
+        logger = logging.getLogger(self._root)
         logger.removeHandler(self)
         logger.propagate = True
         if self._writer.is_alive():

@@ -26,3 +26,11 @@ def test_props_of_a_real_model(serve_model, engine):
 def test_props_before_a_model_is_loaded(serve):
     daemon = serve(environ={"TEST_LEVERS": '{"load_ms": 3000}'}, state="starting")
     assert daemon.ask("props")["code"] == "E_MODEL_001"
+
+
+def test_a_prompt_written_for_another_model_is_refused(serve):
+    daemon = serve()
+    fingerprint = daemon.ask("props")["model"]["fingerprint"]
+    assert daemon.generate("hello", max_tokens=2, model=fingerprint)[-1]["reason"] == "length"
+    refused = daemon.generate("hello", max_tokens=2, model="0" * 16)
+    assert [event["code"] for event in refused] == ["E_MODEL_005"]

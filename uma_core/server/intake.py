@@ -217,5 +217,8 @@ class Intake:
 
 
 def _submit(text: TextPort, job: Job) -> Submit:
+    """Raises: MODEL_CHANGED; here, because the model may change while a job waits."""
+    if job.request.model and job.request.model != text.info.fingerprint:
+        raise UmaError(ErrorCode.MODEL_CHANGED)
     request, encoded = resolve(text, job.request), encode(text, job.request)
     return Submit(job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text)

@@ -26,8 +26,18 @@ class ComputePort(Protocol):
         """Any thread; never blocks."""
 
 
+class ModelNamed(Protocol):
+    """The part of EngineInfo that tells models apart."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
 class TextPort(Protocol):
     """The part of an engine that reads text. Any thread. `Engine` implements it."""
+
+    @property
+    def info(self) -> ModelNamed: ...
 
     @property
     def n_vocab(self) -> int: ...

@@ -1,0 +1,104 @@
+"""Gateways and daemons for the tests of this folder: one pair for all tests of a file, or one of its own for a test."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.support import SMALL, TINY, DaemonProcess, running
+from tests.gateway.support import GatewayProcess, gateway_before
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.daemon)
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Short, because the path of a Unix socket is."""
+    path = Path(tempfile.mkdtemp(prefix="uma-g-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def module_folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def fake(module_folder: Path) -> Iterator[DaemonProcess]:
+    """A daemon on the simulated engine, with levers."""
+    with running(module_folder, "--engine", "fake", has_levers=True) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def gateway(module_folder: Path, fake: DaemonProcess) -> Iterator[GatewayProcess]:
+    """Before `fake`."""
+    with gateway_before(module_folder, fake) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def levers(fake: DaemonProcess) -> Iterator[Callable[..., None]]:
+    """Slow `fake` down, or make it fail, until the test ends."""
+
+    def pull(**levers: Any) -> None:
+        fake.pull(**levers)
+
+    yield pull
+    fake.pull(step_ms=0)
+
+
+@pytest.fixture
+def serve(folder: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(*args: str, **spawn: Any) -> DaemonProcess:
+            return stack.enter_context(running(folder, "--engine", "fake", *args, **{"has_levers": True, **spawn}))
+
+        yield start
+
+
+@pytest.fixture
+def before(folder: Path) -> Iterator[Callable[..., GatewayProcess]]:
+    """Start a gateway before a daemon."""
+    with contextlib.ExitStack() as stack:
+
+        def start(daemon: DaemonProcess | str, *args: str, **spawn: Any) -> GatewayProcess:
+            return stack.enter_context(gateway_before(folder, daemon, *args, **spawn))
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def tiny(module_folder: Path) -> Iterator[DaemonProcess]:
+    """A daemon on the embedded model."""
+    with running(module_folder, "--model", str(TINY), *SMALL, path=str(module_folder / "tiny.sock")) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def tiny_gateway(module_folder: Path, tiny: DaemonProcess) -> Iterator[GatewayProcess]:
+    with gateway_before(module_folder, tiny) as gateway:
+        yield gateway

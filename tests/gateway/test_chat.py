@@ -1,0 +1,223 @@
+"""`/v1/chat/completions` field by field, on the simulated engine: forms, limits, errors, ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.daemon.support import eventually
+from tests.gateway.support import Raw, n_busy
+
+USER = [{"role": "user", "content": "hello"}]
+
+
+def test_a_whole_answer(gateway):
+    answer = gateway.chat(max_tokens=7, temperature=0)
+    assert answer.status == 200
+    whole = answer.json
+    assert whole["object"] == "chat.completion" and whole["id"].startswith("chatcmpl-")
+    assert whole["system_fingerprint"].startswith("b")
+    (choice,) = whole["choices"]
+    assert choice["message"]["role"] == "assistant" and len(choice["message"]["content"]) == 7
+    assert (choice["finish_reason"], choice["index"], choice["logprobs"]) == ("length", 0, None)
+    usage = whole["usage"]
+    assert usage["completion_tokens"] == 7 and usage["total_tokens"] == usage["prompt_tokens"] + 7
+    assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 0
+    assert whole["timings"]["predicted_n"] == 7 and whole["timings"]["predicted_per_second"] > 0
+
+
+def test_a_streamed_answer_says_what_the_whole_one_says(gateway):
+    whole = gateway.chat(max_tokens=9, temperature=0).json["choices"][0]
+    answer = gateway.chat(max_tokens=9, temperature=0, stream=True)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert answer.data[-1] == "[DONE]"
+    events = answer.events
+    assert len({event["id"] for event in events}) == 1
+    assert all(event["object"] == "chat.completion.chunk" for event in events)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": None} and "timings" not in events[0]
+    assert deltas[-1] == {} and events[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
+    texts = [delta["content"] for delta in deltas[1:-1]]
+    assert all(texts) and "".join(texts) == whole["message"]["content"]
+    assert all("role" not in delta for delta in deltas[1:])
+    assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
+    assert "usage" not in events[-1]
+
+
+def test_usage_comes_in_a_last_chunk_where_it_is_asked_for(gateway):
+    answer = gateway.chat(max_tokens=3, stream=True, stream_options={"include_usage": True})
+    *chunks, last = answer.events
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3 and last["timings"]["predicted_n"] == 3
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(gateway):
+    text = gateway.chat(max_tokens=30, temperature=0).json["choices"][0]["message"]["content"]
+    stop = text[10:13]
+    choice = gateway.chat(max_tokens=30, temperature=0, stop=stop).json["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text[: text.index(stop)], "stop")
+    streamed = gateway.chat(max_tokens=30, temperature=0, stop=["no such text", stop, ""], stream=True).events
+    assert "".join(e["choices"][0]["delta"].get("content") or "" for e in streamed) == text[: text.index(stop)]
+
+
+def test_a_seed_repeats_an_answer(gateway):
+    texts = [gateway.chat(max_tokens=20, temperature=1, seed=seed).json["choices"][0]["message"]["content"] for seed in (7, 7, 8)]
+    assert texts[0] == texts[1] != texts[2]
+    assert gateway.chat(max_tokens=2, seed=-1).status == 200, "llama-server's clients mean any"
+    assert gateway.chat(max_tokens=2, seed=-(2**40)).status == 200, "OpenAI's seeds are 64-bit"
+
+
+def test_neutral_fields_that_clients_send_by_habit_change_nothing(gateway):
+    neutral = {
+        "n": 1,
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "logprobs": False,
+        "top_logprobs": None,
+        "tools": [],
+        "response_format": {"type": "text"},
+        "stop": None,
+        "user": "somebody",
+        "store": False,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": True,
+        "reasoning_effort": None,
+        "stream_options": None,
+        "max_completion_tokens": None,
+        "model": "gpt-4o",
+        "safety_identifier": "x",
+        "prompt_cache_key": "y",
+        "verbosity": "low",
+        "unknown_field_of_tomorrow": {"a": [1]},
+        "service_tier": "auto",
+        "prediction": {"type": "content", "content": "hello"},
+    }
+    plain = gateway.chat(max_tokens=5, temperature=0).json["choices"]
+    answer = gateway.chat(max_tokens=5, temperature=0, **neutral)
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"] == plain and answer.json["model"] == "gpt-4o"
+
+
+def test_max_completion_tokens_goes_before_max_tokens(gateway):
+    assert gateway.chat(max_completion_tokens=4, max_tokens=9).json["usage"]["completion_tokens"] == 4
+    assert gateway.chat(max_tokens=3.0).json["usage"]["completion_tokens"] == 3
+
+
+def test_content_in_parts_is_text(gateway):
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    whole = gateway.chat(max_tokens=9, temperature=0).json["choices"]
+    assert gateway.chat(messages=[{"role": "user", "content": parts}], max_tokens=9, temperature=0).json["choices"] == whole
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"messages": []}, 400, "messages"),
+        ({"messages": "hello"}, 400, "messages"),
+        ({"messages": None}, 400, "messages"),
+        ({"messages": ["hello"]}, 400, "messages[0]"),
+        ({"messages": [{"content": "hello"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 7}]}, 400, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, 501, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["hello"]}]}, 400, "messages[0].content"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"top_p": 7}, 400, "top_p"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": "9"}, 400, "max_tokens"),
+        ({"max_tokens": True}, 400, "max_tokens"),
+        ({"stream": "yes"}, 400, "stream"),
+        ({"stop": [1]}, 400, "stop"),
+        ({"seed": 1.5}, 400, "seed"),
+        ({"n": 0}, 400, "n"),
+        ({"n": 1000}, 400, "n"),
+        ({"logit_bias": {"a": 1}}, 400, "logit_bias"),
+        ({"top_logprobs": 3}, 400, "top_logprobs"),
+        ({"top_logprobs": 99, "logprobs": True}, 400, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, 400, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema.schema"),
+        ({"modalities": ["audio"]}, 501, "modalities"),
+        ({"service_tier": "flex", "priority": "urgent"}, 400, "priority"),
+    ],
+)
+def test_a_wrong_field_is_named(gateway, body, status, param):
+    answer = gateway.chat(**body)
+    assert (answer.status, answer.error["param"]) == (status, param), answer.body
+    assert answer.error["type"] == ("invalid_request_error" if status == 400 else "not_supported_error")
+
+
+@pytest.mark.parametrize("body", [b"", b"   ", b"{", b"[]", b"null", b'{"messages": nan}', b"\xff\xfe", b"[" * 2000, b'"' + b"x" * 100])
+def test_a_body_that_is_no_json_object(gateway, body):
+    answer = gateway.ask("POST", "/v1/chat/completions", body)
+    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+
+
+def test_json_that_is_nested_too_deep(gateway):
+    deep: dict = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    answer = gateway.chat(metadata=deep)
+    assert (answer.status, answer.error["code"]) == (400, "too_deep")
+
+
+def test_a_prompt_longer_than_the_context(gateway, fake):
+    n_ctx = fake.ask("props")["n_ctx_seq"]
+    for stream in (False, True):
+        answer = gateway.chat("x" * (n_ctx + 100), stream=stream)
+        assert answer.status == 400
+        error = answer.error
+        assert (error["type"], error["code"], error["n_ctx"]) == ("exceed_context_size_error", "context_length_exceeded", n_ctx)
+        assert error["n_prompt_tokens"] > n_ctx
+
+
+def test_a_failure_in_mid_stream_is_an_error_event_and_no_good_end(gateway, levers):
+    levers(statuses=["OK"] * 4 + ["FATAL"])
+    answer = gateway.chat(max_tokens=50, stream=True)
+    assert answer.status == 200
+    assert answer.events[-1]["error"]["code"] == "decode_failed" and "[DONE]" not in answer.data
+    levers(statuses=["OK"] * 4 + ["FATAL"])
+    assert gateway.chat(max_tokens=50).status == 500
+
+
+def test_a_cancelled_request_does_not_look_complete_and_is_not_retried(gateway, fake, levers):
+    levers(step_ms=20)
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/chat/completions", {"messages": USER, "max_tokens": 1000}, {"x-request-id": "cancel-me"})
+        (row,) = eventually(lambda: fake.ask("sessions")["sessions"])
+        with fake.connect() as wire:
+            wire.send(type="cancel", id="cancel-me", conn=row["conn"])
+            assert wire.event()["found"] is True
+        answer = raw.rest()
+    assert b" 499 " in answer.split(b"\r\n")[0] and b"x-should-retry: false" in answer and b"request_cancelled" in answer
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_cancels_its_request(gateway, fake, levers, stream):
+    levers(step_ms=20)
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/chat/completions", {"messages": USER, "max_tokens": 1000, "stream": stream})
+        eventually(lambda: n_busy(fake) == 1)
+    eventually(lambda: n_busy(fake) == 0, "the daemon still computes for nobody")
+    eventually(lambda: "client=gone" in gateway.log)
+
+
+def test_two_requests_on_one_connection(gateway):
+    with Raw(gateway.port) as raw:
+        for is_last in (False, True):
+            raw.send("POST", "/v1/chat/completions", {"messages": USER, "max_tokens": 3}, is_last=is_last)
+            if not is_last:
+                raw.until(b"timings")
+        assert b"timings" in raw.rest()
+
+
+def test_nothing_of_prompts_or_answers_is_logged(gateway):
+    text = gateway.chat("a very secret question", max_tokens=30).json["choices"][0]["message"]["content"]
+    gateway.chat([{"role": "secret role"}])
+    gateway.logs("completion_tokens=30")
+    assert "secret" not in gateway.log and text not in gateway.log

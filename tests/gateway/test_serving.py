@@ -1,0 +1,150 @@
+"""The gateway as a process: what it shows of the daemon, how it starts, and what happens when either goes away."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.daemon.support import eventually
+from tests.gateway.support import GatewayProcess, Raw, n_busy
+
+
+def test_health_and_models(gateway, fake):
+    assert gateway.get("/health").json == {"status": "ok"}
+    models = gateway.get("/v1/models").json
+    (model,) = models["data"]
+    n_ctx = fake.ask("props")["n_ctx_seq"]
+    assert (model["id"], model["object"], model["context_length"], model["max_model_len"]) == ("fake", "model", n_ctx, n_ctx)
+    assert model["meta"]["n_ctx"] == n_ctx
+    assert gateway.get("/v1/models/fake").json["id"] == "fake"
+    missing = gateway.get("/v1/models/gpt-4")
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+
+
+def test_props(gateway, fake):
+    props = gateway.get("/props").json
+    assert props["total_slots"] == 4
+    assert props["chat_template"] == fake.ask("props")["chat_template"]
+    assert (props["bos_token"], props["eos_token"]) == ("<bos>", "<eog>")
+
+
+def test_unknown_paths_and_methods_have_the_family_s_form(gateway):
+    missing = gateway.get("/v1/nothing")
+    assert (missing.status, missing.error["type"], missing.error["code"]) == (404, "not_found_error", "not_found")
+    other = gateway.get("/nothing")
+    assert (other.status, other.error["code"]) == (404, 404)
+    wrong = gateway.get("/v1/chat/completions")
+    assert wrong.status == 405 and "POST" in wrong.headers["allow"]
+
+
+def test_every_answer_has_a_request_id_and_a_given_one_is_kept(gateway):
+    assert gateway.get("/health").headers["x-request-id"].startswith("req_")
+    assert gateway.get("/health", x_request_id="my-trace.7").headers["x-request-id"] == "my-trace.7"
+    assert gateway.get("/health", x_request_id="not an id!").headers["x-request-id"].startswith("req_")
+
+
+def test_the_request_id_and_the_account_are_seen_in_the_daemon_s_sessions(gateway, fake, levers):
+    levers(step_ms=20)
+    with Raw(gateway.port) as raw:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, "stream": True}
+        raw.send("POST", "/v1/chat/completions", body, {"x-request-id": "seen-1"})
+        raw.until(b"delta")
+        (row,) = fake.ask("sessions")["sessions"]
+        assert (row["request_id"], row["account"]) == ("seen-1", "http")
+    eventually(lambda: n_busy(fake) == 0)
+
+
+def test_without_a_daemon_it_says_so_and_comes_back_by_itself(serve, before, folder):
+    gateway: GatewayProcess = before(str(folder / "uma.sock"))
+    for answer in (gateway.get("/health"), gateway.get("/v1/models"), gateway.chat()):
+        assert answer.status == 503 and int(answer.headers["retry-after-ms"]) > 0
+    assert gateway.chat().error["code"] == "daemon_unavailable"
+    daemon = serve()
+    assert gateway.chat(max_tokens=3).status == 200
+    assert gateway.get("/health").status == 200
+    daemon.stop()
+    assert gateway.chat().status == 503
+    serve()
+    assert gateway.chat(max_tokens=3).status == 200, "the daemon was restarted, the gateway not"
+
+
+def test_a_draining_daemon_is_told_as_503_with_a_time_to_come_back(serve, before):
+    daemon = serve()
+    gateway = before(daemon)
+    daemon.ask("drain")
+    answer = gateway.chat()
+    assert (answer.status, answer.error["code"]) == (503, "draining")
+    assert int(answer.headers["retry-after"]) >= 1 and int(answer.headers["retry-after-ms"]) >= 1
+    assert gateway.get("/health").status == 503
+    daemon.ask("undrain")
+    assert gateway.chat(max_tokens=2).status == 200
+
+
+def test_a_killed_gateway_leaves_nothing_busy(serve, before):
+    daemon = serve()
+    gateway = before(daemon)
+    daemon.pull(step_ms=20)
+    raws = [Raw(gateway.port) for _ in range(3)]
+    for raw in raws:
+        raw.send("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, "stream": True})
+        raw.until(b"delta")
+    gateway.process.kill()
+    eventually(lambda: n_busy(daemon) == 0, "the daemon still computes for nobody")
+    assert daemon.generate("hello", max_tokens=2)[-1]["reason"] == "length"
+    for raw in raws:
+        raw.sock.close()
+
+
+def test_told_to_stop_it_finishes_running_answers(serve, before):
+    daemon = serve()
+    gateway = before(daemon)
+    daemon.pull(step_ms=10)
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "stream": True})
+        raw.until(b"delta")
+        gateway.signal(signal.SIGTERM)
+        assert b"[DONE]" in raw.rest()
+    assert gateway.wait() in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("--host", "0.0.0.0"), "serve.host"),
+        (("--tls-cert", "x.pem"), "serve.tls_key"),
+        (("--port", "99999"), "serve.port"),
+        (("--cors-origins", "*"), "access.cors_origins"),
+        (("--api-key-file", "/nonexistent.yaml"), "/nonexistent.yaml"),
+        (("--prot", "1"), "--prot"),
+    ],
+)
+def test_a_wrong_configuration_ends_the_start_with_a_reason(folder, args, named):
+    gateway = GatewayProcess(folder, str(folder / "uma.sock"), *args)
+    assert gateway.wait() == 1
+    assert named in gateway.log and "E_CONFIG_001" in gateway.log and len(gateway.log.splitlines()) == 1
+
+
+def test_another_address_is_served_with_keys_or_when_insecure(before, folder):
+    before(str(folder / "s"), "--host", "0.0.0.0", "--insecure")
+    before(str(folder / "s"), "--host", "0.0.0.0", environ={"UMA_GATEWAY_API_KEY": "secret"})
+
+
+def test_variables_and_files_configure_it(folder, before):
+    config = folder / "gateway.yaml"
+    config.write_text("serve:\n  model_alias: my-model\nlimits:\n  max_body_mb: 0.001\n")
+    gateway = before(str(folder / "s"), "--config", str(config), environ={"UMA_GATEWAY_API_KEY": "secret", "UMA_GATEWAY_PORT": "0"})
+    assert gateway.get("/v1/models").status == 401
+    answer = gateway.chat("x" * 5000, headers={"authorization": "Bearer secret"})
+    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+
+
+def test_it_leaks_no_descriptors(gateway, fake):
+    gateway.chat(max_tokens=2)
+    n = gateway.descriptors()
+    for _ in range(30):
+        gateway.chat(max_tokens=2)
+        gateway.chat(max_tokens=-5)
+    eventually(lambda: gateway.descriptors() <= n, f"{gateway.descriptors()} descriptors, {n} before")
+    assert os.path.exists(fake.path)

@@ -1,0 +1,64 @@
+"""Which web pages may ask, and under which names the gateway may be asked: guards against DNS rebinding and cross-site requests. Pure.
+
+A page that a browser loaded from elsewhere can send requests to this machine. Its `Origin` tells where it came from; and
+where it came under a name that its owner now points here, its `Host` is that name. Neither header can be set by the page.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection
+
+from uma_gateway.errors import GatewayError, Kind
+
+_HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
+ANY = "*"
+
+
+def check_host(host: str, own_names: Collection[str], allowed: Collection[str]) -> None:
+    """Let addresses, this machine's names and allowed names through. Raises: GatewayError (400, 403)."""
+    if not host or not _HOST.fullmatch(host):
+        raise GatewayError(Kind.INVALID, "the Host header is missing or malformed", code="bad_host")
+    name = host_name(host)
+    if ANY in allowed or name in own_names or name in allowed or name == "localhost" or name.endswith(".localhost"):
+        return
+    try:
+        ipaddress.ip_address(name)  # an address cannot be pointed elsewhere
+    except ValueError:
+        message = f"requests to the name {name!r} are not answered: add it with --allowed-hosts"
+        raise GatewayError(Kind.PERMISSION, message, code="host_not_allowed") from None
+
+
+def host_name(host: str) -> str:
+    """The name or address in a Host header, without port and brackets."""
+    if host.startswith("["):
+        return host[1 : host.index("]")].lower()
+    return host.partition(":")[0].lower().rstrip(".")
+
+
+def check_origin(origin: str, scheme: str, host: str, allowed: Collection[str]) -> bool:
+    """True: a page of another origin, which may ask. False: no page, or one of ours. Raises: GatewayError (403)."""
+    if not origin or origin.lower() == f"{scheme}://{host.lower()}":
+        return False
+    if origin in allowed:
+        return True
+    message = "pages of this origin may not ask: add it with --cors-origins"
+    raise GatewayError(Kind.PERMISSION, message, code="origin_not_allowed")
+
+
+def cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
+    """For an answer to an allowed page."""
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-allow-credentials", b"true"),
+        (b"access-control-expose-headers", b"x-request-id, x-queue-position, retry-after, retry-after-ms"),
+        (b"vary", b"origin"),
+    ]
+
+
+PREFLIGHT: list[tuple[bytes, bytes]] = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-priority, x-request-id, anthropic-version, anthropic-beta"),
+    (b"access-control-max-age", b"600"),
+]

@@ -1,0 +1,9 @@
+"""The API families. Adding one: a file with its handlers, its routes and its form of errors, and a line here."""
+
+from __future__ import annotations
+
+from uma_gateway.apis import llama, openai
+from uma_gateway.apis.base import Family
+
+FAMILIES: tuple[Family, ...] = (openai.FAMILY, llama.FAMILY)
+FALLBACK: Family = llama.FAMILY  # writes the errors of paths that are nobody's

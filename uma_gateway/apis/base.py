@@ -1,0 +1,37 @@
+"""What an API family is: a table of routes and the form of its errors. One file (or package) per family; apis/__init__.py lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+from uma_gateway.errors import GatewayError
+from uma_gateway.exchange import Exchange
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Access(Enum):
+    PUBLIC = "public"  # anybody, without a key
+    USER = "user"  # any key
+    ADMIN = "admin"  # a key that may administer
+
+
+class Route(NamedTuple):
+    """`path` in starlette's syntax; `is_work`: it is answered by the model, and counts against rates and what may be in flight."""
+
+    method: str
+    path: str
+    handler: Handler
+    access: Access = Access.USER
+    is_work: bool = False
+
+
+class Family(NamedTuple):
+    """`prefixes`: the paths whose errors are written in this family's form, where no route says so; the longest that fits decides."""
+
+    name: str
+    routes: tuple[Route, ...]
+    error: Callable[[GatewayError], Any]
+    prefixes: tuple[str, ...]

@@ -1,0 +1,21 @@
+"""OpenAI's endpoints."""
+
+from __future__ import annotations
+
+from uma_gateway.apis.base import Family, Route
+from uma_gateway.apis.openai.chat import on_chat
+from uma_gateway.apis.openai.errors import error_object
+from uma_gateway.apis.openai.models import on_model, on_models
+
+FAMILY = Family(
+    "openai",
+    (
+        Route("POST", "/v1/chat/completions", on_chat, is_work=True),
+        Route("POST", "/chat/completions", on_chat, is_work=True),
+        Route("GET", "/v1/models", on_models),
+        Route("GET", "/v1/models/{name:path}", on_model),
+        Route("GET", "/models", on_models),
+    ),
+    error_object,
+    ("/v1/", "/models", "/chat/"),
+)

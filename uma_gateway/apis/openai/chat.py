@@ -1,0 +1,222 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_gateway.apis.openai import chunks
+from uma_gateway.apis.openai.request import Ask, Shape, read_chat, response_format
+from uma_gateway.daemon import Event, Generation
+from uma_gateway.errors import GatewayError, from_daemon, invalid
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import most_tokens, need, sampling_fields, table
+from uma_gateway.generate import Plan, batches, begin, ended, final, lane_fields, note_end
+from uma_gateway.model import Model
+from uma_gateway.parsing import Diff, Message, Parser, whole
+from uma_gateway.prompting import Prompt, render
+from uma_gateway.sse import DONE, error_event
+
+
+async def on_chat(exchange: Exchange) -> None:
+    body = await exchange.json()
+    ask = read_chat(body)
+    response_format(body, ask.chat)
+    await exchange.while_connected(_answer(exchange, body, ask))
+
+
+async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
+    async def plan_for(model: Model) -> Plan:
+        return await _plan(exchange, body, ask, model)
+
+    plan, generation = await begin(exchange, plan_for)
+    shape = Shape.of(exchange, plan.model, "chatcmpl-", body)
+    async with generation:
+        if ask.is_stream:
+            await _Stream(exchange, shape, plan.context, ask, generation).run()
+        else:
+            eos = await final(generation)
+            note_end(exchange, eos)
+            await exchange.send_json(_completion(shape, plan.context, ask, eos))
+
+
+async def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model) -> Plan:
+    prompt = await render(model, ask.chat)
+    answers = exchange.gateway.config.answers
+    fields = {
+        **sampling_fields(body, model, answers),
+        **prompt.fields,
+        **lane_fields(exchange, body),
+        "max_tokens": most_tokens(body, ("max_completion_tokens", "max_tokens", "n_predict"), model, answers),
+        "stream": ask.is_stream,
+        "model": model.fingerprint,
+    }
+    if prompt.stops:
+        fields["stop"] = [*fields.get("stop", ()), *prompt.stops]
+    if ask.n_logprobs is not None:
+        need(model, "logprobs", "logprobs")
+        fields["logprobs"] = ask.n_logprobs
+    if ask.n > 1:
+        need(model, "n", "n")
+        fields["n"] = ask.n
+    prediction = _prediction(body)
+    if prediction and model.can("prediction"):  # only makes the answer faster: what does not know it may ignore it
+        fields["prediction"] = prediction
+    return Plan(model, fields, prompt)
+
+
+def _prediction(body: dict[str, Any]) -> str:
+    """OpenAI's predicted output, as text. Raises: GatewayError."""
+    prediction = table(body, "prediction")
+    content = prediction.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    if content is not None and not isinstance(content, str):
+        raise invalid("`prediction.content` must be a string or an array of parts", "prediction")
+    return content or ""
+
+
+# ---- whole
+
+
+def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str, Any]:
+    answers = eos.get("answers") or [{**eos, "index": 0}]
+    choices = []
+    for answer in answers:
+        ended(answer)
+        message = whole(prompt.parser(), answer.get("text", ""))
+        choices.append(
+            {
+                "index": answer["index"],
+                "message": message_object(message),
+                "logprobs": {"content": chunks.logprobs(answer.get("logprobs"))} if ask.n_logprobs is not None else None,
+                "finish_reason": finish_reason(answer, message),
+            }
+        )
+    return {
+        "id": shape.id,
+        "object": "chat.completion",
+        "created": shape.created,
+        "model": shape.model,
+        "system_fingerprint": shape.system_fingerprint,
+        "choices": choices,
+        "usage": chunks.usage(eos["usage"]),
+        "timings": chunks.timings(eos),
+        **shape.tier,
+    }
+
+
+def message_object(message: Message) -> dict[str, Any]:
+    """An assistant's message. Content is null beside tool calls, as OpenAI has it."""
+    made: dict[str, Any] = {"role": "assistant", "content": message.content if message.content or not message.tool_calls else None}
+    if message.reasoning:
+        made["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls
+        ]
+    made["refusal"] = None
+    return made
+
+
+def finish_reason(end: Event, message: Message) -> str:
+    if end["reason"] == "length":
+        return "length"
+    return "tool_calls" if message.tool_calls else "stop"
+
+
+# ---- streamed
+
+
+class _Stream:
+    """One streamed request: a parser for each of its answers, chunks as they come."""
+
+    def __init__(self, exchange: Exchange, shape: Shape, prompt: Prompt, ask: Ask, generation: Generation) -> None:
+        self._exchange = exchange
+        self._shape = shape
+        self._ask = ask
+        self._generation = generation
+        self._parsers: list[Parser] = [prompt.parser() for _ in range(ask.n)]
+        self._messages = [Message() for _ in range(ask.n)]  # only the tool calls are kept: nobody reads the rest
+        self._begun: set[int] = set()
+        self._held: dict[int, list[Event]] = {}  # log probabilities of text that the parser holds back
+        self._chunk = chunks.ChatChunks(shape)
+
+    async def run(self) -> None:
+        await self._exchange.start_sse()
+        try:
+            async for events in batches(self._exchange, self._generation):
+                out: list[bytes] = []
+                is_over = False
+                for event in events:
+                    is_over = self._on_event(event, out) or is_over
+                if out:
+                    await self._exchange.write(b"".join(out))
+                if is_over:
+                    break
+        except GatewayError as error:
+            self._exchange.facts["error"] = error.code
+            await self._exchange.finish(error_event(self._exchange.family.error(error)))
+            return
+        await self._exchange.finish(DONE)
+
+    def _on_event(self, event: Event, out: list[bytes]) -> bool:
+        """Add the chunks of an event. True: it was the last one. Raises: GatewayError."""
+        kind, index = event["event"], event.get("index", 0)
+        if kind == "token":
+            self._on_text(index, event["text"], event.get("logprobs"), out)
+            return False
+        if kind == "end":
+            self._on_end(index, ended(event), out)
+            return False
+        if kind == "error":
+            raise from_daemon(event)
+        note_end(self._exchange, event)
+        ended(event)
+        if self._ask.n == 1:
+            self._on_end(0, event, out)
+        self._on_last(event, out)
+        return True
+
+    def _on_text(self, index: int, text: str, logprobs: list[Event] | None, out: list[bytes], is_final: bool = False) -> None:
+        if index not in self._begun:
+            self._begun.add(index)
+            out.append(self._chunk.role(index))
+        if logprobs:
+            self._held.setdefault(index, []).extend(logprobs)
+        for diff in self._parsers[index].feed(text, is_final):
+            if diff.tool >= 0:
+                self._messages[index].add(diff)
+            out.append(self._diff(index, diff))
+
+    def _diff(self, index: int, diff: Diff) -> bytes:
+        held = self._held.pop(index, None)
+        if held is None and diff.content:
+            return self._chunk.content(index, diff.content)
+        return self._chunk.delta(index, delta_object(diff), None if held is None else chunks.logprobs(held))
+
+    def _on_end(self, index: int, end: Event, out: list[bytes]) -> None:
+        self._on_text(index, "", None, out, is_final=True)
+        held = self._held.pop(index, None)
+        reason = finish_reason(end, self._messages[index])
+        last = None if self._ask.wants_usage or self._ask.n > 1 else chunks.timings(end)
+        out.append(self._chunk.finish(index, reason, None if held is None else chunks.logprobs(held), last))
+
+    def _on_last(self, eos: Event, out: list[bytes]) -> None:
+        if self._ask.wants_usage:
+            out.append(self._chunk.usage(chunks.usage(eos["usage"]), chunks.timings(eos)))
+
+
+def delta_object(diff: Diff) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if diff.content:
+        made["content"] = diff.content
+    if diff.reasoning:
+        made["reasoning_content"] = diff.reasoning
+    if diff.tool >= 0:
+        function: dict[str, str] = {"name": diff.tool_name} if diff.tool_name else {}
+        call: dict[str, Any] = {"index": diff.tool}
+        if diff.tool_id or diff.tool_name:
+            call |= {"id": diff.tool_id, "type": "function"}
+        call["function"] = {**function, "arguments": diff.tool_arguments}
+        made["tool_calls"] = [call]
+    return made

@@ -1,0 +1,115 @@
+"""Pieces of OpenAI's answers that several endpoints share; streamed chunks are written from templates.
+
+A chunk of plain text is most of what a gateway writes: its unchanging bytes are made once for each stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from uma_gateway import sse
+from uma_gateway.apis.openai.request import Shape
+from uma_gateway.daemon import Event
+
+SPLIT = b'"\\u0000"'  # stands where the text goes; a text cannot be written as this
+
+
+class ChatChunks:
+    """The chunks of one streamed chat."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._tail = {
+            "created": shape.created,
+            "id": shape.id,
+            "model": shape.model,
+            "system_fingerprint": shape.system_fingerprint,
+            "object": "chat.completion.chunk",
+            **shape.tier,
+        }
+        self._heads: dict[int, tuple[bytes, bytes]] = {}
+
+    def _bytes(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return sse.data({"choices": choices, **self._tail, **more})
+
+    def content(self, index: int, text: str) -> bytes:
+        """New text."""
+        ends = self._heads.get(index)
+        if ends is None:
+            choice = {"finish_reason": None, "index": index, "delta": {"content": "\0"}}
+            head, _, tail = self._bytes([choice]).partition(SPLIT)
+            ends = self._heads[index] = head, tail
+        return b"%b%b%b" % (ends[0], orjson.dumps(text), ends[1])
+
+    def role(self, index: int) -> bytes:
+        """The first chunk of an answer."""
+        return self._bytes([{"finish_reason": None, "index": index, "delta": {"role": "assistant", "content": None}}])
+
+    def delta(self, index: int, delta: dict[str, Any], logprobs: list[Any] | None = None) -> bytes:
+        choice: dict[str, Any] = {"finish_reason": None, "index": index, "delta": delta}
+        if logprobs is not None:
+            choice["logprobs"] = {"content": logprobs}
+        return self._bytes([choice])
+
+    def finish(self, index: int, reason: str, logprobs: list[Any] | None, timings: dict[str, Any] | None) -> bytes:
+        """The last chunk of an answer."""
+        choice: dict[str, Any] = {"finish_reason": reason, "index": index, "delta": {}}
+        if logprobs is not None:
+            choice["logprobs"] = {"content": logprobs}
+        return self._bytes([choice], **({"timings": timings} if timings is not None else {}))
+
+    def usage(self, usage: dict[str, Any], timings: dict[str, Any]) -> bytes:
+        """The chunk after all answers, where it was asked for."""
+        return self._bytes([], usage=usage, timings=timings)
+
+
+def usage(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Token counts in OpenAI's form."""
+    n_prompt, n_answer = counts["prompt_tokens"], counts["completion_tokens"]
+    return {
+        "completion_tokens": n_answer,
+        "prompt_tokens": n_prompt,
+        "total_tokens": n_prompt + n_answer,
+        "prompt_tokens_details": {"cached_tokens": counts["cached_tokens"]},
+        "completion_tokens_details": {"reasoning_tokens": counts.get("reasoning_tokens", 0)},
+    }
+
+
+def timings(eos: Event) -> dict[str, Any]:
+    """llama-server's figures: its clients show them. Rates are never null; the first token belongs to the prompt's time."""
+    counts, timing = eos["usage"], eos["timing"]
+    n_cached = counts["cached_tokens"]
+    n_read, n_answer = counts["prompt_tokens"] - n_cached, counts["completion_tokens"]
+    prompt_ms = max(0.0, timing.get("ttft_ms", 0.0) - timing.get("queue_ms", 0.0))
+    answer_ms = max(0.0, timing.get("total_ms", 0.0) - timing.get("ttft_ms", 0.0)) if n_answer else 0.0
+    n_gaps = max(0, n_answer - 1)
+    return {
+        "cache_n": n_cached,
+        "prompt_n": n_read,
+        "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": _rate(prompt_ms, n_read),
+        "prompt_per_second": _rate(n_read * 1e3, prompt_ms),
+        "predicted_n": n_answer,
+        "predicted_ms": round(answer_ms, 3),
+        "predicted_per_token_ms": _rate(answer_ms, n_gaps),
+        "predicted_per_second": _rate(n_gaps * 1e3, answer_ms),
+        "queue_ms": timing.get("queue_ms", 0.0),
+    }
+
+
+def _rate(amount: float, per: float) -> float:
+    return round(amount / per, 3) if per else 0.0
+
+
+def logprobs(entries: list[Event] | None) -> list[dict[str, Any]]:
+    """The daemon's log probabilities in OpenAI's form."""
+    return [
+        {**_token(entry), "top_logprobs": [_token(other) for other in entry.get("top", ())], "id": entry["id"]} for entry in entries or ()
+    ]
+
+
+def _token(entry: Event) -> dict[str, Any]:
+    data = bytes(entry["bytes"])
+    return {"token": data.decode("utf-8", "replace"), "logprob": entry["logprob"], "bytes": entry["bytes"]}

@@ -1,0 +1,71 @@
+"""`/v1/models`: the one model that is served, with its context in every field that some client reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.exchange import Exchange
+from uma_gateway.model import Model
+
+OWNER = "uma-serve"
+
+
+def model_object(model: Model, created: int) -> dict[str, Any]:
+    facts = model.props["model"]
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": OWNER,
+        "context_length": model.n_ctx,  # LiteLLM, OpenRouter's clients
+        "max_model_len": model.n_ctx,  # vLLM's clients
+        "meta": {  # llama-server's
+            "vocab_type": facts["vocab_type"],
+            "n_vocab": model.n_vocab,
+            "n_ctx": model.n_ctx,
+            "n_ctx_train": model.n_ctx_train,
+            "n_embd": facts["n_embd"],
+            "n_params": facts["n_params"],
+            "size": facts["n_bytes"],
+        },
+    }
+
+
+def ollama_object(model: Model) -> dict[str, Any]:
+    """What Codex looks for beside `data`."""
+    facts = model.props["model"]
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": "",
+        "size": facts["n_bytes"],
+        "digest": model.fingerprint,
+        "type": "model",
+        "description": facts["description"],
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": facts["arch"],
+            "families": [facts["arch"]],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
+    }
+
+
+async def on_models(exchange: Exchange) -> None:
+    model = await exchange.gateway.model(is_new=True)
+    created = exchange.gateway.started_at
+    await exchange.send_json({"object": "list", "data": [model_object(model, created)], "models": [ollama_object(model)]})
+
+
+async def on_model(exchange: Exchange) -> None:
+    model = await exchange.gateway.model(is_new=True)
+    if exchange.params["name"] != model.name:
+        name = exchange.params["name"][:100]
+        raise GatewayError(Kind.NOT_FOUND, f"the model {name!r} is not served here; {model.name!r} is", "model", "model_not_found")
+    await exchange.send_json(model_object(model, exchange.gateway.started_at))

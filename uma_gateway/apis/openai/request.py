@@ -1,0 +1,196 @@
+"""What OpenAI's chat requests say, read into values of ours."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from uma_gateway.errors import invalid, unsupported
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import array, boolean, integer, table, text
+from uma_gateway.model import Model
+from uma_gateway.prompting import Chat
+
+MOST_ANSWERS = 128
+MOST_TOP_LOGPROBS = 20
+
+
+@dataclass
+class Ask:
+    """A chat request beside its sampling."""
+
+    chat: Chat
+    is_stream: bool = False
+    wants_usage: bool = False
+    n: int = 1
+    n_logprobs: int | None = None  # alternatives beside each token; None: no log probabilities
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all parts of one answer carry."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    tier: dict[str, str]
+
+    @classmethod
+    def of(cls, exchange: Exchange, model: Model, prefix: str, body: dict[str, Any]) -> Shape:
+        named = text(body, "model") or model.name
+        tier = {"service_tier": str(body["service_tier"])} if body.get("service_tier") not in (None, "auto") else {}
+        return cls(prefix + secrets.token_urlsafe(18), int(time.time()), named, model.system_fingerprint, tier)
+
+
+def read_chat(body: dict[str, Any]) -> Ask:
+    """Raises: GatewayError."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise invalid("`messages` is required: an array of messages", "messages")
+    refuse_media(body)
+    tools, choice = read_tools(array(body, "tools"), body.get("tool_choice"))
+    chat = Chat(
+        messages,
+        tools,
+        choice,
+        boolean(body, "parallel_tool_calls") if body.get("parallel_tool_calls") is not None else None,
+        add_generation_prompt=boolean(body, "add_generation_prompt", True),
+        continue_final_message=boolean(body, "continue_final_message"),
+        reasoning_format=text(body, "reasoning_format") or "auto",
+        grammar=text(body, "grammar") or "",
+    )
+    read_thinking(body, chat)
+    return Ask(
+        chat,
+        boolean(body, "stream"),
+        boolean(table(body, "stream_options"), "include_usage"),
+        answers_wanted(body),
+        read_logprobs(body),
+    )
+
+
+def refuse_media(body: dict[str, Any]) -> None:
+    """What would change the answer's kind is refused, not ignored. Raises: GatewayError."""
+    if body.get("audio") is not None or any(kind != "text" for kind in array(body, "modalities")):
+        raise unsupported("only text can be generated", "modalities")
+    for name in ("functions", "function_call"):
+        if body.get(name) is not None:
+            raise unsupported(f"`{name}` was replaced by `tools` and `tool_choice`, which are supported", name)
+
+
+def answers_wanted(body: dict[str, Any]) -> int:
+    n = integer(body, "n")
+    if n is not None and not 1 <= n <= MOST_ANSWERS:
+        raise invalid(f"`n` goes from 1 to {MOST_ANSWERS}", "n")
+    return n or 1
+
+
+def read_logprobs(body: dict[str, Any]) -> int | None:
+    """How many alternatives are wanted beside each token; None: no log probabilities. Raises: GatewayError."""
+    n_top = integer(body, "top_logprobs")
+    if n_top is not None and not 0 <= n_top <= MOST_TOP_LOGPROBS:
+        raise invalid(f"`top_logprobs` goes from 0 to {MOST_TOP_LOGPROBS}", "top_logprobs")
+    if not boolean(body, "logprobs"):
+        if n_top:
+            raise invalid("`top_logprobs` needs `logprobs`: true", "top_logprobs")
+        return None
+    return n_top or 0
+
+
+def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str]:
+    """The functions that may be called, and whether one must be: a named one is the only one left. Raises: GatewayError."""
+    named = [_tool(tool, i) for i, tool in enumerate(tools)]
+    if choice is None or isinstance(choice, str):
+        word = choice or "auto"
+        if word not in ("auto", "none", "required"):
+            raise invalid("`tool_choice` must be auto, none, required or an object", "tool_choice")
+        if word == "required" and not named:
+            raise invalid("`tool_choice` is required, but there are no `tools`", "tool_choice")
+        return named, word
+    if not isinstance(choice, dict):
+        raise invalid("`tool_choice` must be auto, none, required or an object", "tool_choice")
+    if choice.get("type") == "allowed_tools":
+        allowed = table(choice, "allowed_tools") or choice
+        names = [_chosen_name(item) for item in array(allowed, "tools")]
+        mode = allowed.get("mode", "auto")
+        if mode not in ("auto", "required"):
+            raise invalid("`tool_choice.mode` must be auto or required", "tool_choice")
+    else:
+        names, mode = [_chosen_name(choice)], "required"
+    left = [tool for tool in named if tool["function"]["name"] in names]
+    missing = [name for name in names if name not in {tool["function"]["name"] for tool in left}]
+    if missing or not left:
+        raise invalid(f"`tool_choice` names {missing[0] if missing else 'no tool'!r}, which is not among `tools`", "tool_choice")
+    return left, mode
+
+
+def _tool(tool: Any, i: int) -> dict[str, Any]:
+    path = f"tools[{i}]"
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        raise invalid(f"`{path}` must be an object of type function", path)
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise invalid(f"`{path}.function.name` is required", f"{path}.function.name")
+    if not isinstance(function.get("parameters", {}), (dict, type(None))):
+        raise invalid(f"`{path}.function.parameters` must be a JSON schema", f"{path}.function.parameters")
+    return {**tool, "type": "function"}
+
+
+def _chosen_name(choice: Any) -> str:
+    function = choice.get("function", choice) if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise invalid("`tool_choice.function.name` must be a string", "tool_choice")
+    return name
+
+
+def read_thinking(body: dict[str, Any], chat: Chat) -> None:
+    """Whether, and how long, the model may think: OpenAI's `reasoning_effort` and what templates call it. Raises: GatewayError."""
+    chat.template_kwargs = dict(table(body, "chat_template_kwargs"))
+    wish = chat.template_kwargs.get("enable_thinking")
+    if wish is not None and not isinstance(wish, bool):
+        raise invalid("`chat_template_kwargs.enable_thinking` must be true or false", "chat_template_kwargs")
+    chat.enable_thinking = wish is not False
+    effort = text(body, "reasoning_effort")
+    if effort == "none":
+        chat.enable_thinking = False
+    elif effort:
+        chat.template_kwargs.setdefault("reasoning_effort", effort)
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget"):
+        budget = integer(body, name)
+        if budget is not None and budget >= 0:
+            chat.reasoning_budget = budget
+            break
+
+
+def response_format(body: dict[str, Any], chat: Chat) -> None:
+    """The form that the answer must have. Raises: GatewayError."""
+    chat.json_schema = _schema(table(body, "response_format"), "response_format")
+    if body.get("json_schema") is not None:  # llama-server's
+        if chat.json_schema is not None or chat.grammar:
+            raise invalid("`json_schema` conflicts with `response_format` and `grammar`", "json_schema")
+        chat.json_schema = _object_schema(table(body, "json_schema"))
+    if chat.grammar and (chat.json_schema is not None or chat.has_tools):
+        raise invalid("`grammar` conflicts with a schema and with tools", "grammar")
+
+
+def _schema(form: dict[str, Any], param: str) -> dict[str, Any] | bool | None:
+    kind = form.get("type", "text" if not form else None)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return _object_schema(table(form, "schema"))
+    if kind != "json_schema":
+        raise invalid(f"`{param}.type` must be text, json_object or json_schema", f"{param}.type")
+    inner = table(form, "json_schema") or form  # the Responses API has it flat
+    if not isinstance(inner.get("schema"), dict):
+        raise invalid(f"`{param}.json_schema.schema` is required", f"{param}.json_schema.schema")
+    return _object_schema(inner["schema"])
+
+
+def _object_schema(schema: dict[str, Any]) -> dict[str, Any] | bool:
+    """No schema means any object."""
+    return schema or True

@@ -1,0 +1,185 @@
+"""The ASGI application: every request passes here, from its guards to its log line.
+
+    headers, Host, Origin  ->  route  ->  key, rate  ->  handler  ->  one line in the log
+
+Rules: pure ASGI, since starlette's BaseHTTPMiddleware hides the client's leaving from whoever answers it. Whatever a
+handler raises becomes an error in its family's form; nothing of a request's text is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import Router
+
+from uma_gateway.access import PREFLIGHT, check_host, check_origin, cors_headers
+from uma_gateway.apis import FALLBACK, FAMILIES
+from uma_gateway.apis.base import Access, Family, Route
+from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
+from uma_gateway.gateway import Gateway
+from uma_gateway.keys import Caller
+
+log = logging.getLogger(__name__)
+access_log = logging.getLogger("uma_gateway.access")
+
+KEY = "uma.exchange"
+GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
+CLIENT_CLOSED = 499
+
+
+class App:
+    """`make_gateway` is called once, in the event loop."""
+
+    def __init__(self, make_gateway: Callable[[], Gateway]) -> None:
+        self.gateway: Gateway | None = None
+        self._make = make_gateway
+        routes = [
+            StarletteRoute(route.path, Endpoint(self, family, route), methods=[route.method]) for family in FAMILIES for route in family.routes
+        ]
+        self._router = Router(routes, redirect_slashes=False, default=_not_found)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self.gateway = self._make()
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                if self.gateway is not None:
+                    await self.gateway.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.gateway is not None
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+        request_id = given if GIVEN_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        exchange = Exchange(self.gateway, scope, receive, send, request_id)
+        exchange.family = family_of(exchange.path)
+        exchange.extra_headers.append((b"x-request-id", request_id.encode()))
+        scope[KEY] = exchange
+        scope["app"] = self  # makes starlette raise for a wrong method instead of answering by itself
+        try:
+            await self._guarded(exchange, scope, receive, send)
+        except ClientGone:
+            exchange.status = exchange.status or CLIENT_CLOSED
+            exchange.facts["client"] = "gone"
+        except Exception as error:
+            await self._failed(exchange, error)
+        finally:
+            self._log(exchange)
+
+    async def _guarded(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway, access = exchange.gateway, exchange.gateway.config.access
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1:
+            raise GatewayError(Kind.INVALID, "a request needs exactly one Host header", code="bad_host")
+        host = hosts[0].decode("latin-1").strip()
+        check_host(host, gateway.own_names, access.allowed_hosts)
+        origin = exchange.header(b"origin")
+        if check_origin(origin, scope["scheme"], host, access.cors_origins):
+            exchange.extra_headers += cors_headers(origin)
+            if exchange.method == "OPTIONS":
+                await exchange.send_bytes(200, b"", PREFLIGHT)
+                return
+        await self._router(scope, receive, send)
+
+    async def _failed(self, exchange: Exchange, error: Exception) -> None:
+        if isinstance(error, HTTPException):  # starlette's: no such method here
+            error = _translated(error)
+        if not isinstance(error, GatewayError):
+            log.exception("request %s", exchange.request_id, exc_info=error)
+            error = GatewayError(Kind.SERVER, "an unexpected error of the gateway", code="internal")
+        exchange.facts.setdefault("error", error.code or error.kind.type)
+        if not exchange.status:
+            await exchange.send_error(error)
+
+    def _log(self, exchange: Exchange) -> None:
+        if not exchange.gateway.config.log.access:
+            return
+        ms = round((time.perf_counter() - exchange.t_start) * 1e3, 1)
+        who = exchange.caller.account if hasattr(exchange, "caller") else "-"
+        fields = {"request": exchange.request_id, "account": who, "ms": ms, **exchange.facts}
+        level = logging.WARNING if exchange.status >= 500 else logging.INFO
+        access_log.log(level, "%s %s %d", exchange.method, exchange.path[:200], exchange.status, extra=fields)
+
+
+class Endpoint:
+    """One route as an ASGI application: the key, the rate, then the handler."""
+
+    def __init__(self, app: App, family: Family, route: Route) -> None:
+        self._app = app
+        self._family = family
+        self._route = route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[KEY]
+        exchange.family = self._family
+        exchange.params = scope.get("path_params", {})
+        exchange.caller = self._authenticate(exchange)
+        if not self._route.is_work:
+            await self._route.handler(exchange)
+            return
+        gateway, caller = exchange.gateway, exchange.caller
+        gateway.enter()
+        try:
+            caller.enter()
+            try:
+                exchange.extra_headers += caller.rate_headers()
+                await self._route.handler(exchange)
+            finally:
+                caller.leave()
+        finally:
+            gateway.leave()
+
+    def _authenticate(self, exchange: Exchange) -> Caller:
+        """Raises: GatewayError (401, 403)."""
+        keys = exchange.gateway.keys
+        presented = presented_key(exchange)
+        caller = keys.find(presented)
+        if self._route.access is Access.PUBLIC:
+            return caller or keys.anybody
+        if caller is None:
+            message = "this key is not known" if presented else "a key is needed: send `Authorization: Bearer KEY`"
+            raise GatewayError(Kind.AUTHENTICATION, message, code="invalid_api_key")
+        if self._route.access is Access.ADMIN and not caller.key.is_admin:
+            raise GatewayError(Kind.PERMISSION, "this key may not administer", code="admin_only")
+        return caller
+
+
+def presented_key(exchange: Exchange) -> str:
+    """The key that a request shows: as OpenAI's clients send it, or Anthropic's, or Azure's."""
+    scheme, _, token = exchange.header(b"authorization").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return exchange.header(b"x-api-key") or exchange.header(b"api-key")
+
+
+def family_of(path: str) -> Family:
+    """Whose form an error on this path has."""
+    fitting = [(len(prefix), family) for family in FAMILIES for prefix in family.prefixes if path.startswith(prefix)]
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else FALLBACK
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    raise GatewayError(Kind.NOT_FOUND, f"there is nothing at {scope['path'][:200]}", code="not_found")
+
+
+def _translated(error: HTTPException) -> GatewayError:
+    kind = {404: Kind.NOT_FOUND, 405: Kind.METHOD}.get(error.status_code, Kind.INVALID)
+    made = GatewayError(kind, "this method is not answered here" if kind is Kind.METHOD else str(error.detail), code="bad_method")
+    made.headers += [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    return made

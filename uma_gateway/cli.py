@@ -1,0 +1,118 @@
+"""`uma-gateway`: the command line. Flags are generated from the options; nothing is decided here.
+
+Rules: errors are one line on stderr and the exit status of their code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+
+import click
+
+from uma_core._version import __version__
+from uma_core.config_flags import FlagsCommand, OptionFlag, given_flags, print_values
+from uma_core.config_merge import Inputs, merge
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.log import Output
+from uma_gateway.config import FOREIGN, OPTIONS, PREFIX, SCHEMA, Config
+
+PROGRAM = "uma-gateway"
+(CONFIG_VARIABLE,) = FOREIGN
+
+
+class Group(click.Group):
+    """`uma-gateway` alone serves; `uma-gateway key NAME` and others are commands."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help", "--version")):
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name=PROGRAM)
+def cli() -> None:
+    """HTTP for a UMA Serve daemon: the APIs that existing programs speak.
+
+    `uma-gateway [FLAGS]` is `uma-gateway serve [FLAGS]`.
+    """
+
+
+@cli.command(cls=FlagsCommand, params=[OptionFlag(opt) for opt in OPTIONS])
+@click.option("--config", "path", metavar="FILE", default="", envvar=CONFIG_VARIABLE, help=f"YAML file with options.  [{CONFIG_VARIABLE}]")
+@click.option("--check-config", is_flag=True, help="Check the configuration and exit.")
+@click.option("--print-config", is_flag=True, help="Print every value with its origin and exit.")
+@click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
+def serve(path: str, check_config: bool, print_config: bool, as_json: bool, **given: str | bool | None) -> int:
+    """Answer HTTP until told to stop. Precedence: flag > variable > file > default."""
+    environ = {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
+    config, sources = merge(SCHEMA, Inputs(given_flags(OPTIONS, given), environ, path))
+    if print_config:
+        shown = ((opt, "(set)" if opt.key == "access.api_key" and value else value) for opt, value in SCHEMA.items(config))
+        print_values(shown, sources, as_json)
+        return 0
+    keys = importlib.import_module("uma_gateway.keys").Keys(config.access.api_key_file, config.access.api_key)
+    if check_config:
+        for warning in sources.warnings:
+            click.echo(f"{PROGRAM}: warning: {warning}", err=True)
+        click.echo("the configuration is valid")
+        return 0
+    return _run(config, sources.warnings, keys)
+
+
+@cli.command()
+@click.argument("name")
+def key(name: str) -> None:
+    """Make an API key: prints it, and the entry for the key file.
+
+    The key is shown once and kept nowhere; the file holds its hash.
+    """
+    keys = importlib.import_module("uma_gateway.keys")
+    made = keys.new_key()
+    click.echo(f"# the key, for its user: {made}", err=True)
+    click.echo(keys.entry(name, made), nl=False)
+
+
+def _run(config: Config, warnings: tuple[str, ...], keys: object) -> int:
+    output = Output(config.log, root="uma_gateway")
+    logging.getLogger("uvicorn").addHandler(output)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        for warning in warnings:
+            logging.getLogger(__name__).warning(warning)
+        # imported here: the server's libraries are an extra, and checking a configuration does not need them
+        try:
+            server = importlib.import_module("uma_gateway.server")
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("uma_"):
+                raise
+            message = f"{error.name} is not installed: install UMA Serve with the extra [http]"
+            raise UmaError(ErrorCode.CONFIG_INVALID, message) from None
+        return int(server.serve(config, keys))
+    finally:
+        output.close()
+
+
+def main() -> int:
+    """Parse, build, run; the console script's entry."""
+    try:
+        return cli.main(sys.argv[1:], prog_name=PROGRAM, standalone_mode=False) or 0
+    except UmaError as error:
+        return _fail(error)
+    except click.UsageError as error:
+        return _fail(UmaError(ErrorCode.CONFIG_INVALID, error.format_message()))
+    except click.Abort:
+        return 130
+
+
+def _fail(error: UmaError) -> int:
+    text = " ".join(str(error).split())
+    print(f"{PROGRAM}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+    return error.error.spec.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+"""The daemon as the gateway sees it: an asyncio client of the Unix socket.
+
+Each generate request has a connection of its own: closing it cancels, and a client that reads slowly holds back nobody
+else. Everything short goes over one further connection that stays open.
+
+Rules: frames and JSON only; knows no HTTP. Raises GatewayError for whatever goes wrong with the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from uma_core import endpoint
+from uma_core.errors import UmaError
+from uma_core.protocol.framing import FrameReader, encode_frame
+from uma_gateway.errors import GatewayError, Kind, from_daemon
+
+Event = dict[str, Any]
+
+REPLY_CAP_BYTES = 64 << 20
+QUEUE_HIGH = 256  # frames that wait for their reader: then nothing more is read from the daemon
+QUEUE_LOW = 64
+CONNECT_S = 5.0  # while the daemon's backlog is full
+CONNECT_PAUSE_S = 0.005
+CALL_S = 30.0
+RETRY_AFTER_MS = 1000  # of a daemon that is not there
+
+
+class LinkLost(GatewayError):
+    """The daemon is not there, or not any more."""
+
+
+def no_daemon(message: str) -> LinkLost:
+    return LinkLost(Kind.UNAVAILABLE, message, code="daemon_unavailable", retry_after_ms=RETRY_AFTER_MS)
+
+
+class Link(asyncio.Protocol):
+    """One connection: frames out, payloads in, in order."""
+
+    def __init__(self) -> None:
+        self._frames = FrameReader(REPLY_CAP_BYTES)
+        self._payloads: deque[bytes] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_paused = False
+        self._failure: GatewayError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._failure is None and self._transport is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment] # a stream socket's
+
+    def data_received(self, data: bytes) -> None:
+        frames, payloads = self._frames, self._payloads
+        frames.feed(data)
+        try:
+            while (payload := frames.next_payload()) is not None:
+                payloads.append(payload)
+        except UmaError as error:
+            self._fail(no_daemon(f"whoever listens on the socket does not speak the daemon's protocol: {error.message}"))
+            return
+        if len(payloads) > QUEUE_HIGH and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(no_daemon("the daemon hung up" if exc is None else f"the connection to the daemon broke: {exc}"))
+
+    def _fail(self, failure: GatewayError) -> None:
+        if self._failure is None:
+            self._failure = failure
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        if self._transport is None or self._failure is not None:
+            raise self._failure or no_daemon("the connection to the daemon is closed")
+        self._transport.write(encode_frame(orjson.dumps(message)))
+
+    def wake_reader(self) -> None:
+        """Make a waiting `receive` return what there is, which may be nothing."""
+        self._wake()
+
+    async def receive(self) -> list[bytes]:
+        """Wait for what comes next; everything that has come, in order. Raises: GatewayError once nothing can come any more."""
+        if not self._payloads:
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            if not self._payloads and self._failure is not None:
+                raise self._failure
+        taken = list(self._payloads)
+        self._payloads.clear()
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return taken
+
+    def close(self) -> None:
+        """Hang up: the daemon cancels what was asked for here. Idempotent."""
+        if self._failure is None:
+            self._failure = no_daemon("the connection to the daemon is closed")
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        self._wake()
+
+
+async def connect(path: str) -> Link:
+    """Open a connection to the daemon at `path`, or, where that is "", at the first place where one listens.
+
+    Raises: GatewayError (503) where no daemon answers, or somebody who is not to be trusted.
+    """
+    paths = (path,) if path else endpoint.places(os.environ)
+    for place in paths:
+        try:
+            return await _open(place)
+        except (FileNotFoundError, ConnectionRefusedError):
+            continue
+        except (OSError, ValueError) as error:
+            raise no_daemon(f"the daemon cannot be reached on {place}: {_reason(error)}") from None
+    raise no_daemon(f"the daemon cannot be reached on {' or '.join(paths)}: it does not run")
+
+
+async def _open(path: str) -> Link:
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        await _connect(sock, path, loop.time() + CONNECT_S)
+        uid = endpoint.stranger(sock, path, os.environ)
+        if uid is not None:
+            raise ValueError(f"user {uid} listens there, who is not to be trusted ({endpoint.TRUSTED})")
+        _, link = await loop.create_unix_connection(Link, sock=sock)
+    except BaseException:
+        sock.close()
+        raise
+    return link
+
+
+async def _connect(sock: socket.socket, path: str, deadline: float) -> None:
+    """A Unix socket that does not block never waits for a place in the backlog: connect fails at once (EAGAIN)."""
+    while True:
+        try:
+            sock.connect(path)
+            return
+        except BlockingIOError:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise
+            await asyncio.sleep(CONNECT_PAUSE_S)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, BlockingIOError):
+        return "it does not accept connections"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def parse(payload: bytes) -> Event:
+    try:
+        event = orjson.loads(payload)
+    except ValueError:
+        raise no_daemon("the daemon sent a frame that is not JSON") from None
+    if not isinstance(event, dict):
+        raise no_daemon("the daemon sent a frame that is no object")
+    return event
+
+
+class Generation:
+    """One generate request. `close` cancels whatever is not done."""
+
+    def __init__(self, link: Link, request_id: str) -> None:
+        self.request_id = request_id
+        self._link = link
+        self._ready: deque[Event] = deque()
+        self._pings: asyncio.TimerHandle | None = None
+        self._is_silent = False  # nothing has come since the last ping
+
+    async def events(self) -> list[Event]:
+        """Wait for what comes next; an empty list says that it is time for a ping (`ping_every`). Raises: GatewayError."""
+        if self._ready:
+            taken = list(self._ready)
+            self._ready.clear()
+            return taken
+        payloads = await self._link.receive()
+        if payloads:
+            self._is_silent = False
+        return [event for payload in payloads if (event := parse(payload)).get("event") != "reply"]
+
+    async def first(self) -> Event:
+        """Wait for the first event and leave it where it is: it tells whether the request was taken. Raises: GatewayError."""
+        while not self._ready:
+            self._ready.extend(await self.events())
+        event = self._ready[0]
+        if event.get("event") == "error":
+            raise from_daemon(event)
+        return event
+
+    def ping_every(self, seconds: float) -> None:
+        """Make `events` return at least so often."""
+        loop = asyncio.get_running_loop()
+
+        def tick() -> None:
+            if self._is_silent:
+                self._link.wake_reader()
+            self._is_silent = True
+            self._pings = loop.call_later(seconds, tick)
+
+        self._is_silent = True
+        self._pings = loop.call_later(seconds, tick)
+
+    def cancel(self, index: int | None = None) -> None:
+        """Ask for the end of one answer of several, or of all; its final event still comes."""
+        self._link.send({"type": "cancel", "id": self.request_id, **({} if index is None else {"index": index})})
+
+    def close(self) -> None:
+        if self._pings is not None:
+            self._pings.cancel()
+            self._pings = None
+        self._link.close()
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Daemon:
+    """See the module head. One for the life of the gateway."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._numbers = itertools.count(1)
+        self._control: Link | None = None
+        self._connecting = asyncio.Lock()
+        self._calls: dict[str, asyncio.Future[Event]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def generate(self, fields: Mapping[str, Any], request_id: str) -> Generation:
+        """Send a generate request on a connection of its own. Raises: GatewayError."""
+        link = await connect(self.path)
+        try:
+            link.send({**fields, "id": request_id})
+        except BaseException:
+            link.close()
+            raise
+        return Generation(link, request_id)
+
+    async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
+        """Run an operation other than generate and give its reply; fields that are None are left out. Raises: GatewayError."""
+        if self._control is not None and self._control.is_open:
+            try:
+                return await self._call(operation, timeout_s, fields)
+            except LinkLost:  # closed for having been idle, or the daemon was restarted: another connection tells
+                pass
+        return await self._call(operation, timeout_s, fields)
+
+    async def _call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+        link = await self._open_control()
+        call_id = f"g{next(self._numbers)}"
+        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            link.send({"type": operation, "id": call_id, **{name: value for name, value in fields.items() if value is not None}})
+            event = await asyncio.wait_for(future, timeout_s)
+        except asyncio.TimeoutError:
+            raise no_daemon("the daemon does not answer") from None
+        finally:
+            self._calls.pop(call_id, None)
+        if event.get("event") == "error":
+            raise from_daemon(event)
+        return event
+
+    async def _open_control(self) -> Link:
+        async with self._connecting:
+            if self._control is None or not self._control.is_open:
+                self._control = await connect(self.path)
+                self._reader = asyncio.get_running_loop().create_task(self._read(self._control))
+            return self._control
+
+    async def _read(self, link: Link) -> None:
+        """Hand replies to who waits for them, until the connection breaks."""
+        try:
+            while True:
+                for payload in await link.receive():
+                    event = parse(payload)
+                    future = self._calls.get(str(event.get("id")))
+                    if future is not None and not future.done():
+                        future.set_result(event)
+        except GatewayError as error:
+            link.close()
+            if self._control is link:
+                self._control = None
+            for future in self._calls.values():
+                if not future.done():
+                    future.set_exception(error)
+
+    async def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._reader is not None:
+            await asyncio.wait([self._reader], timeout=1.0)

@@ -1,0 +1,127 @@
+"""What a client is told when something fails: one exception, which each API family writes in its own form.
+
+Rules: every refusal of the daemon has its HTTP status here, by code; nothing matches on message text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from uma_core.errors import BY_CODE, ErrorCode
+
+
+class Kind(Enum):
+    """Who has to act, with the HTTP status. The value's text is llama-server's and OpenAI's `type`."""
+
+    INVALID = (400, "invalid_request_error")
+    CONTEXT = (400, "exceed_context_size_error")
+    AUTHENTICATION = (401, "authentication_error")
+    PERMISSION = (403, "permission_error")
+    NOT_FOUND = (404, "not_found_error")
+    METHOD = (405, "invalid_request_error")
+    TIMEOUT = (408, "timeout_error")
+    TOO_LARGE = (413, "request_too_large")
+    RATE_LIMIT = (429, "rate_limit_error")
+    CANCELLED = (499, "request_cancelled")
+    SERVER = (500, "server_error")
+    NOT_SUPPORTED = (501, "not_supported_error")
+    UNAVAILABLE = (503, "unavailable_error")
+    GENERATION_TIMEOUT = (504, "timeout_error")
+
+    @property
+    def status(self) -> int:
+        return self.value[0]
+
+    @property
+    def type(self) -> str:
+        return self.value[1]
+
+
+class GatewayError(Exception):
+    """`param` names the field at fault, `code` is a stable word for machines, `extra` goes into the error object beside these."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_ms: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_ms = retry_after_ms
+        self.extra = dict(extra or {})
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    @property
+    def status(self) -> int:
+        return self.kind.status
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> GatewayError:
+    return GatewayError(Kind.INVALID, message, param, code)
+
+
+def unsupported(message: str, param: str | None = None) -> GatewayError:
+    return GatewayError(Kind.NOT_SUPPORTED, message, param, "not_supported")
+
+
+class _Rule(NamedTuple):
+    kind: Kind
+    code: str | None = None
+
+
+_BY_CODE: dict[ErrorCode, _Rule] = {
+    ErrorCode.PROMPT_TOO_LARGE: _Rule(Kind.CONTEXT, "context_length_exceeded"),
+    ErrorCode.FRAME_TOO_LARGE: _Rule(Kind.TOO_LARGE, "request_too_large"),
+    ErrorCode.OVERLOADED: _Rule(Kind.RATE_LIMIT, "overloaded"),
+    ErrorCode.TOO_MANY_SESSIONS: _Rule(Kind.RATE_LIMIT, "too_many_requests"),
+    ErrorCode.MODEL_NOT_LOADED: _Rule(Kind.UNAVAILABLE, "model_not_loaded"),
+    ErrorCode.MODEL_CHANGED: _Rule(Kind.UNAVAILABLE, "model_changed"),
+    ErrorCode.TEMPLATE_FAILED: _Rule(Kind.INVALID, "template_failed"),
+    ErrorCode.INSUFFICIENT_MEMORY: _Rule(Kind.UNAVAILABLE, "insufficient_memory"),
+    ErrorCode.ENGINE_HUNG: _Rule(Kind.UNAVAILABLE, "engine_hung"),
+    ErrorCode.SHUTTING_DOWN: _Rule(Kind.UNAVAILABLE, "shutting_down"),
+    ErrorCode.DRAINING: _Rule(Kind.UNAVAILABLE, "draining"),
+    ErrorCode.KV_FULL: _Rule(Kind.UNAVAILABLE, "kv_full"),
+    ErrorCode.ADMIN_ONLY: _Rule(Kind.PERMISSION, "admin_only"),
+    ErrorCode.FORBIDDEN: _Rule(Kind.UNAVAILABLE, "daemon_refuses_gateway"),
+    ErrorCode.NOT_FOUND: _Rule(Kind.NOT_FOUND, "not_found"),
+    ErrorCode.UNKNOWN_TYPE: _Rule(Kind.NOT_SUPPORTED, "not_supported"),
+    ErrorCode.SLOW_CLIENT: _Rule(Kind.TIMEOUT, "slow_client"),
+}
+
+
+def from_daemon(error: Mapping[str, Any]) -> GatewayError:
+    """The daemon's `error` event, or the error of an `eos`."""
+    code = BY_CODE.get(str(error.get("code")))
+    message = str(error.get("message") or "the daemon gave no reason")
+    detail = error.get("detail") if isinstance(error.get("detail"), dict) else {}
+    assert isinstance(detail, dict)
+    rule = _rule_for(code)
+    retry_after_ms = detail.get("retry_after_ms")
+    param = detail.get("field") if rule.kind in (Kind.INVALID, Kind.NOT_SUPPORTED) else None
+    made = GatewayError(rule.kind, message, param, rule.code or (code.spec.name if code else None), retry_after_ms)
+    if rule.kind is Kind.CONTEXT:
+        made.extra = {
+            key: detail[name] for key, name in (("n_prompt_tokens", "n_tokens"), ("n_ctx", "n_ctx_seq")) if detail.get(name) is not None
+        }
+    if "queue_position" in detail:
+        made.headers.append((b"x-queue-position", str(detail["queue_position"]).encode()))
+    return made
+
+
+def _rule_for(code: ErrorCode | None) -> _Rule:
+    if code is None:
+        return _Rule(Kind.SERVER)
+    rule = _BY_CODE.get(code)
+    if rule is not None:
+        return rule
+    return _Rule(Kind.INVALID if code.spec.side.value == "client" else Kind.SERVER)

@@ -1,0 +1,180 @@
+"""One HTTP request and its answer, as handlers see it: the body within its limits, JSON out, event streams out.
+
+Rules: the only place that speaks ASGI with the client. When the client goes, the handler is cancelled wherever it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.jsons import parse_object
+
+if TYPE_CHECKING:
+    from uma_gateway.apis.base import Family
+    from uma_gateway.gateway import Gateway
+    from uma_gateway.keys import Caller
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+JSON_TYPE = (b"content-type", b"application/json")
+STREAM_HEADERS: Headers = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the stream
+]
+SSE_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
+NDJSON_TYPE = (b"content-type", b"application/x-ndjson")
+SERVER_FAILED = 500
+
+
+class ClientGone(Exception):
+    """The client closed its connection: nobody waits for an answer."""
+
+
+class Exchange:
+    """See the module head. `caller`, `family` and `params` are set before the handler runs."""
+
+    caller: Caller
+    family: Family
+
+    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self.gateway = gateway
+        self.scope = scope
+        self.request_id = request_id
+        self.params: dict[str, str] = {}  # of the path
+        self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first of each name
+        self.extra_headers: Headers = []  # of the answer, whatever it is
+        self.status = 0  # of the answer; 0: none has begun
+        self.facts: dict[str, Any] = {}  # for the log line
+        self.t_start = time.perf_counter()
+        self._receive = receive
+        self._send = send
+        self._is_body_read = False
+
+    # the request
+
+    @property
+    def method(self) -> str:
+        return str(self.scope["method"])
+
+    @property
+    def path(self) -> str:
+        return str(self.scope["path"])
+
+    def header(self, name: bytes) -> str:
+        return self.headers.get(name, b"").decode("latin-1").strip()
+
+    async def body(self) -> bytes:
+        """Read the body. Raises: GatewayError (413, 408), ClientGone."""
+        limits, most = self.gateway.config.limits, self.gateway.config.max_body_bytes
+        declared = self.header(b"content-length")
+        if declared.isascii() and declared.isdigit() and int(declared) > most:
+            raise self._too_large(most)
+        message = await self._receive()
+        if not message.get("more_body") and message["type"] == "http.request":
+            self._is_body_read = True
+            return self._within(message.get("body", b""), most)
+        try:
+            return await asyncio.wait_for(self._rest_of_body(message, most), limits.body_timeout_s)
+        except asyncio.TimeoutError:
+            self.extra_headers.append((b"connection", b"close"))
+            raise GatewayError(Kind.TIMEOUT, f"the body did not come within {limits.body_timeout_s:g} s", code="body_timeout") from None
+
+    async def _rest_of_body(self, message: Message, most: int) -> bytes:
+        parts: list[bytes] = []
+        n_bytes = 0
+        while True:
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            n_bytes += len(part)
+            if n_bytes > most:
+                raise self._too_large(most)
+            parts.append(part)
+            if not message.get("more_body"):
+                self._is_body_read = True
+                return b"".join(parts)
+            message = await self._receive()
+
+    def _within(self, body: bytes, most: int) -> bytes:
+        if len(body) > most:
+            raise self._too_large(most)
+        return body
+
+    def _too_large(self, most: int) -> GatewayError:
+        self.extra_headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
+        return GatewayError(Kind.TOO_LARGE, f"the body exceeds {most} bytes", code="request_too_large", extra={"limit": most})
+
+    async def json(self) -> dict[str, Any]:
+        """The body, which must be a JSON object. Raises: GatewayError, ClientGone."""
+        return parse_object(await self.body(), self.gateway.config.limits.max_json_depth)
+
+    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` to its end, or cancel it when the client goes. After the body was read.
+
+        Raises: ClientGone, and whatever `work` raises.
+        """
+        worker = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait((worker, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not worker.done():
+                worker.cancel()
+                await asyncio.wait((worker,))
+        if worker.cancelled():
+            raise ClientGone
+        worker.result()
+
+    async def _disconnected(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # the answer
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.extra_headers]})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of a stream. Waits while the client reads slowly."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def send_bytes(self, status: int, body: bytes, headers: Headers) -> None:
+        await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self.finish(body)
+
+    async def send_json(self, value: Any, status: int = 200, headers: Headers | None = None) -> None:
+        await self.send_bytes(status, orjson.dumps(value), [JSON_TYPE, *(headers or ())])
+
+    async def start_sse(self, headers: Headers | None = None) -> None:
+        await self.start(200, [SSE_TYPE, *STREAM_HEADERS, *(headers or ())])
+
+    async def start_ndjson(self, headers: Headers | None = None) -> None:
+        await self.start(200, [NDJSON_TYPE, *STREAM_HEADERS, *(headers or ())])
+
+    async def send_error(self, error: GatewayError) -> None:
+        """Answer with an error in the family's form. Before anything else was sent."""
+        headers = [JSON_TYPE, *error.headers, *retry_headers(error)]
+        await self.send_bytes(error.status, orjson.dumps(self.family.error(error)), headers)
+
+
+def retry_headers(error: GatewayError) -> Headers:
+    """When to come back, in whole seconds as HTTP has it and in milliseconds as SDKs read it first."""
+    if error.retry_after_ms is None:
+        return []
+    ms = max(1, int(error.retry_after_ms))
+    return [(b"retry-after", str(-(-ms // 1000)).encode()), (b"retry-after-ms", str(ms).encode())]

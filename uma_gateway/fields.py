@@ -1,0 +1,204 @@
+"""From the sampling fields of any API to those of the daemon's generate request: one table.
+
+Rules: a field that would change nothing is left out, since clients send neutral values as a habit; one that would change
+something and that the daemon does not know is refused, never dropped. Ranges are the daemon's to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from uma_gateway.config import AnswerOptions
+from uma_gateway.errors import invalid, unsupported
+from uma_gateway.model import Model
+
+UNLIMITED = -1
+
+
+class Param(NamedTuple):
+    """`name` in the client's body, `wire` in the daemon's request, `neutral`: the value that is like none."""
+
+    name: str
+    kind: str  # "number", "integer", "boolean", "array", "string"
+    wire: str = ""
+    neutral: Any = None
+
+
+PARAMS = (
+    Param("temperature", "number"),
+    Param("top_p", "number"),
+    Param("top_k", "integer"),
+    Param("min_p", "number"),
+    Param("frequency_penalty", "number", neutral=0),
+    Param("presence_penalty", "number", neutral=0),
+    Param("repeat_penalty", "number", neutral=1),
+    Param("repetition_penalty", "number", "repeat_penalty", neutral=1),  # vLLM's name
+    Param("repeat_last_n", "integer"),
+    Param("typical_p", "number", neutral=1),
+    Param("top_n_sigma", "number", neutral=-1),
+    Param("xtc_probability", "number", neutral=0),
+    Param("xtc_threshold", "number", neutral=0.1),
+    Param("dynatemp_range", "number", neutral=0),
+    Param("dynatemp_exponent", "number", neutral=1),
+    Param("dry_multiplier", "number", neutral=0),
+    Param("dry_base", "number"),
+    Param("dry_allowed_length", "integer"),
+    Param("dry_penalty_last_n", "integer"),
+    Param("dry_sequence_breakers", "array"),
+    Param("mirostat", "integer", neutral=0),
+    Param("mirostat_tau", "number"),
+    Param("mirostat_eta", "number"),
+    Param("adaptive_target", "number", neutral=-1),
+    Param("adaptive_decay", "number"),
+    Param("samplers", "array"),
+    Param("banned_strings", "array", neutral=[]),
+    Param("stop_token_ids", "array", neutral=[]),
+    Param("min_tokens", "integer", neutral=0),
+    Param("ignore_eos", "boolean", neutral=False),
+    Param("cache_prompt", "boolean", neutral=True),
+    Param("post_sampling_probs", "boolean", neutral=False),
+    Param("lora", "array", neutral=[]),
+    Param("timeout_ms", "number", neutral=0),
+    Param("overflow", "string"),
+    Param("slo", "object"),
+)
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "array": (list,),
+    "string": (str,),
+    "object": (dict,),
+}
+_GUARDED = frozenset(("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"))  # nothing without a multiplier
+_MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
+
+
+def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptions) -> dict[str, Any]:
+    """The wire's fields. Raises: GatewayError that names the field."""
+    fields: dict[str, Any] = {
+        "temperature": defaults.temperature,
+        "top_k": defaults.top_k,
+        "top_p": defaults.top_p,
+        "min_p": defaults.min_p,
+    }
+    for param in PARAMS:
+        value = body.get(param.name)
+        if value is not None and _matters(param, _typed(param, value), body):
+            wire = param.wire or param.name
+            if not model.can(wire):
+                raise unsupported(f"`{param.name}` is not supported by this daemon", param.name)
+            fields[wire] = value
+    seed = integer(body, "seed")
+    if seed is not None and seed != UNLIMITED:
+        fields["seed"] = seed & 0xFFFFFFFF
+    stops = stop_texts(body)
+    if stops:
+        fields["stop"] = stops
+    bias = logit_bias(body.get("logit_bias"))
+    if bias:
+        need(model, "logit_bias", "logit_bias")
+        fields["logit_bias"] = bias
+    return fields
+
+
+def _typed(param: Param, value: Any) -> Any:
+    if (isinstance(value, bool) and param.kind != "boolean") or not isinstance(value, _TYPES[param.kind]):
+        raise invalid(f"`{param.name}` must be {'an' if param.kind[0] in 'aio' else 'a'} {param.kind}", param.name)
+    return value
+
+
+def _matters(param: Param, value: Any, body: Mapping[str, Any]) -> bool:
+    if param.name in _GUARDED:
+        return bool(body.get("dry_multiplier"))
+    if param.name in _MIROSTAT:
+        return bool(body.get("mirostat"))
+    return param.neutral is None or bool(value != param.neutral)
+
+
+def need(model: Model, field: str, param: str) -> None:
+    """Raises: GatewayError (501) where the daemon's generate does not take a field."""
+    if not model.can(field):
+        raise unsupported(f"`{param}` is not supported by this daemon", param)
+
+
+def integer(body: Mapping[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():  # JavaScript knows no other numbers
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise invalid(f"`{name}` must be an integer", name)
+    return value
+
+
+def boolean(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise invalid(f"`{name}` must be true or false", name)
+    return value
+
+
+def text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise invalid(f"`{name}` must be a string", name)
+    return value
+
+
+def table(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object; {} where it is absent."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise invalid(f"`{name}` must be an object", name)
+    return value
+
+
+def array(body: Mapping[str, Any], name: str) -> list[Any]:
+    """An array; [] where it is absent."""
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise invalid(f"`{name}` must be an array", name)
+    return value
+
+
+def stop_texts(body: Mapping[str, Any], name: str = "stop") -> list[str]:
+    value = body.get(name)
+    texts = [value] if isinstance(value, str) else value or []
+    if not isinstance(texts, list) or not all(isinstance(item, str) for item in texts):
+        raise invalid(f"`{name}` must be a string or an array of strings", name)
+    return [item for item in texts if item]
+
+
+def logit_bias(value: Any) -> list[list[Any]]:
+    """OpenAI's object of token ids, or llama-server's array of pairs, as pairs. Raises: GatewayError."""
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        try:
+            return [[int(token), bias] for token, bias in value.items() if bias != 0]
+        except ValueError:
+            raise invalid("the keys of `logit_bias` must be token ids", "logit_bias") from None
+    if not isinstance(value, list):
+        raise invalid("`logit_bias` must be an object or an array", "logit_bias")
+    return value
+
+
+def most_tokens(body: Mapping[str, Any], names: tuple[str, ...], model: Model, defaults: AnswerOptions) -> int:
+    """The limit of an answer: the first of `names` that is given. -1, as llama-server's clients send it, is no limit."""
+    for name in names:
+        value = integer(body, name)
+        if value is not None and value != UNLIMITED:
+            if value < 1:
+                raise invalid(f"`{name}` must be at least 1", name)
+            return value
+    return defaults.max_tokens or model.max_tokens

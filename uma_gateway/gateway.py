@@ -1,0 +1,94 @@
+"""What all requests share: configuration, the daemon, keys, the model that is served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+from uma_core.errors import UmaError
+from uma_gateway.config import Config
+from uma_gateway.daemon import Daemon
+from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.keys import Keys
+from uma_gateway.model import Model
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 2.0  # how long what is known of the model is shown without asking again; requests are safe by the fingerprint
+
+
+class Gateway:
+    """One for the life of the process; made in the event loop."""
+
+    def __init__(self, config: Config, keys: Keys) -> None:
+        self.config = config
+        self.keys = keys
+        self.daemon = Daemon(config.serve.socket)
+        self.own_names = frozenset({socket.gethostname().lower(), config.serve.host.lower()})
+        self.started_at = int(time.time())
+        self.n_in_flight = 0
+        self._model: Model | None = None
+        self._t_model = 0.0
+        self._asking: asyncio.Task[Model] | None = None
+
+    async def model(self, is_new: bool = False) -> Model:
+        """What is served. `is_new`: ask the daemon again even though something is known. Raises: GatewayError (503)."""
+        known = self._model
+        if known is not None and not is_new:
+            if time.monotonic() - self._t_model > FRESH_S:
+                self._ask()
+            return known
+        return await asyncio.shield(self._ask())
+
+    def _ask(self) -> asyncio.Task[Model]:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._learn())
+            self._asking.add_done_callback(_forget_failure)
+        return self._asking
+
+    async def _learn(self) -> Model:
+        props = await self.daemon.call("props")
+        known = self._model
+        if known is None or known.props != _without_envelope(props):
+            self._model = Model(_without_envelope(props), self.config.serve.model_alias)
+        self._t_model = time.monotonic()
+        assert self._model is not None
+        return self._model
+
+    def enter(self) -> None:
+        """Count a request that the model answers. Raises: GatewayError (503)."""
+        if self.n_in_flight >= self.config.limits.max_in_flight:
+            raise GatewayError(
+                Kind.UNAVAILABLE, f"{self.n_in_flight} requests are being answered already", code="overloaded", retry_after_ms=1000
+            )
+        self.n_in_flight += 1
+
+    def leave(self) -> None:
+        self.n_in_flight -= 1
+
+    def reload_keys(self) -> None:
+        """On SIGHUP. Keeps the old keys where the file is wrong."""
+        try:
+            log.info("%d keys are in force", self.keys.reload())
+        except UmaError as error:
+            log.error("the keys stay as they are: %s", error)
+
+    async def close(self) -> None:
+        await self.daemon.close()
+
+
+def _without_envelope(reply: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in reply.items() if name not in ("id", "event", "type")}
+
+
+def _forget_failure(task: asyncio.Task[Model]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.debug("the model is not known: %s", task.exception())
+
+
+def process_environ() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if name.startswith("UMA_GATEWAY_")}

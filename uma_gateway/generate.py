@@ -1,0 +1,140 @@
+"""A generate request from its first frame to its last event, for every API family.
+
+`begin` sends it and waits until the daemon took it; `batches` gives what comes, keeping a silent client's connection alive;
+`ended` tells a good end from one that must not look like one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
+
+from uma_gateway.daemon import Event, Generation
+from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid
+from uma_gateway.exchange import Exchange, Headers
+from uma_gateway.model import Model
+
+GOOD_ENDS = ("stop", "length")
+TRIES = 3  # at writing a prompt for the model that is served, while it is being replaced
+PING = b":\n\n"
+LANES = ("interactive", "background")
+_TIERS = {"priority": "interactive", "flex": "background"}  # OpenAI's service tiers; auto and default leave it to the daemon
+
+P = TypeVar("P", bound="Plan")
+
+
+class Plan(NamedTuple):
+    """What to ask the daemon for, and the model that it is written for."""
+
+    model: Model
+    fields: dict[str, Any]
+    context: Any = None  # what the family needs to read the answer
+
+
+async def begin(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]) -> tuple[Plan, Generation]:
+    """Plan, send, and wait until the request is taken. Close the generation in any case. Raises: GatewayError."""
+    for n in range(TRIES):
+        model = await exchange.gateway.model(is_new=n > 0)
+        plan = await plan_for(model)
+        try:
+            return plan, await send(exchange, plan)
+        except GatewayError as error:
+            if error.code != "model_changed" or n == TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def send(exchange: Exchange, plan: Plan, suffix: str = "") -> Generation:
+    """Ask the daemon and wait until it took the request. Raises: GatewayError."""
+    fields = {**plan.fields, "account": exchange.caller.account, "queue_updates": True}
+    generation = await exchange.gateway.daemon.generate(fields, exchange.request_id + suffix)
+    try:
+        first = await generation.first()
+    except BaseException:
+        generation.close()
+        raise
+    if first.get("event") == "queued" and b"x-queue-position" not in dict(exchange.extra_headers):
+        exchange.extra_headers += queue_headers(first)
+        exchange.facts["queue"] = first["position"]
+    return generation
+
+
+def queue_headers(event: Event) -> Headers:
+    return [(b"x-queue-position", str(event["position"]).encode()), (b"x-queue-wait-ms", str(event["wait_ms"]).encode())]
+
+
+def queue_comment(event: Event) -> bytes:
+    """What a waiting reader of an event stream is told: a comment, which clients skip."""
+    return b": queue_position=%d wait_ms=%d\n\n" % (event["position"], event["wait_ms"])
+
+
+async def batches(exchange: Exchange, generation: Generation, is_sse: bool = True) -> AsyncIterator[list[Event]]:
+    """Yield the events of a streamed answer as they come, without those about the queue.
+
+    Meanwhile a silent event stream gets comments: where the request stands, or that it goes on.
+    """
+    if is_sse:
+        generation.ping_every(exchange.gateway.config.answers.ping_s)
+    while True:
+        events = await generation.events()
+        if events and events[0].get("event") != "queued":
+            yield events
+            continue
+        if not events:
+            if is_sse:
+                await exchange.write(PING)
+            continue
+        told = [event for event in events if event.get("event") == "queued"]
+        if is_sse and told[-1]["position"] + told[-1]["wait_ms"]:
+            await exchange.write(queue_comment(told[-1]))
+        rest = [event for event in events if event.get("event") != "queued"]
+        if rest:
+            yield rest
+
+
+async def final(generation: Generation) -> Event:
+    """Wait for the end of an answer that is not streamed. Raises: GatewayError, for a bad end too."""
+    while True:
+        for event in await generation.events():
+            if event["event"] == "eos":
+                return ended(event)
+            if event["event"] == "error":
+                raise from_daemon(event)
+
+
+def ended(eos: Event) -> Event:
+    """Let good ends pass. Raises: GatewayError for the others: what they cut off must not look whole."""
+    reason = eos["reason"]
+    if reason in GOOD_ENDS:
+        return eos
+    if reason == "error":
+        raise from_daemon(eos.get("error") or {})
+    if reason == "draining":
+        raise GatewayError(Kind.UNAVAILABLE, "the daemon stopped before the answer was complete", code="draining", retry_after_ms=1000)
+    if reason == "timeout":
+        error = GatewayError(Kind.GENERATION_TIMEOUT, "the time for this request passed before the answer was complete", code="timeout")
+    else:
+        error = GatewayError(Kind.CANCELLED, "the request was cancelled", code="request_cancelled")
+    error.headers.append((b"x-should-retry", b"false"))
+    raise error
+
+
+def lane_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:
+    """The lane that a request asks for, by header or field, no more urgent than its key allows. Raises: GatewayError."""
+    wish = exchange.header(b"x-priority").lower() or body.get("priority") or _TIERS.get(str(body.get("service_tier")))
+    if wish is not None and wish not in LANES:
+        raise invalid(f"the priority must be one of {', '.join(LANES)}", "priority")
+    if exchange.caller.key.priority == "background":
+        wish = "background"
+    return {} if wish is None else {"priority": wish}
+
+
+def note_end(exchange: Exchange, eos: Event) -> None:
+    """What the log line says of an answer."""
+    usage, timing = eos.get("usage") or {}, eos.get("timing") or {}
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        if name in usage:
+            exchange.facts[name] = exchange.facts.get(name, 0) + usage[name]
+    if "ttft_ms" in timing:
+        exchange.facts["ttft_ms"] = timing["ttft_ms"]
+    exchange.facts["reason"] = eos.get("reason")

@@ -1,0 +1,219 @@
+"""Who asks: API keys, what each may do, and how much.
+
+The file is a list:
+
+    - name: alice                      # the account: fair shares, `uma-ctl sessions`
+      hash: sha256:9f86d081884c7d65…   # of the key; `uma-gateway key alice` makes both
+      priority: interactive            # the most urgent lane; background: never before interactive requests
+      rate: 60                         # requests a minute; 0 or absent: no limit
+      max_in_flight: 4                 # requests answered at once; 0 or absent: no limit
+      admin: false                     # may drain and reload
+
+Rules: keys are never kept, logged or compared as text; comparing takes the same time whichever key is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uma_core.config_merge import read_yaml_list
+from uma_core.errors import ErrorCode, UmaError
+from uma_gateway.errors import GatewayError, Kind
+
+KEY_PREFIX = "uma-"
+LANES = ("interactive", "background")
+MINUTE_S = 60.0
+LONGEST_NAME = 64
+_FIELDS = {"name", "hash", "priority", "rate", "max_in_flight", "admin"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One account."""
+
+    name: str
+    digest: bytes  # sha256 of the key
+    priority: str = "interactive"
+    rate: float = 0.0  # requests a minute; 0: any
+    max_in_flight: int = 0  # 0: any
+    is_admin: bool = False
+
+
+class Caller:
+    """Who made a request: its account and what is left of its rate. One per key for as long as the gateway lives."""
+
+    def __init__(self, key: Key, clock: Callable[[], float]) -> None:
+        self.key = key
+        self.n_in_flight = 0
+        self._clock = clock
+        self._tokens = key.rate
+        self._t_filled = clock()
+
+    @property
+    def account(self) -> str:
+        return self.key.name
+
+    def become(self, key: Key) -> None:
+        """The file was read again."""
+        self._fill()
+        self._tokens = min(self._tokens, key.rate) if self.key.rate else key.rate
+        self.key = key
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._tokens = min(self.key.rate, self._tokens + (now - self._t_filled) * self.key.rate / MINUTE_S)
+        self._t_filled = now
+
+    def enter(self) -> None:
+        """Count a request that begins. Raises: GatewayError (429), with the time to come back."""
+        key = self.key
+        if key.max_in_flight and self.n_in_flight >= key.max_in_flight:
+            message = f"{key.max_in_flight} requests of this key are being answered, and no more may be"
+            raise GatewayError(Kind.RATE_LIMIT, message, code="too_many_requests", retry_after_ms=1000)
+        if key.rate:
+            self._fill()
+            if self._tokens < 1.0:
+                wait_ms = int((1.0 - self._tokens) * MINUTE_S / key.rate * 1000) + 1
+                raise GatewayError(Kind.RATE_LIMIT, f"this key may ask {key.rate:g} times a minute", code="rate_limit_exceeded", retry_after_ms=wait_ms)
+            self._tokens -= 1.0
+        self.n_in_flight += 1
+
+    def leave(self) -> None:
+        self.n_in_flight -= 1
+
+    def rate_headers(self) -> list[tuple[bytes, bytes]]:
+        """As OpenAI's API tells them."""
+        if not self.key.rate:
+            return []
+        reset_s = (self.key.rate - self._tokens) * MINUTE_S / self.key.rate
+        return [
+            (b"x-ratelimit-limit-requests", f"{self.key.rate:g}".encode()),
+            (b"x-ratelimit-remaining-requests", str(int(self._tokens)).encode()),
+            (b"x-ratelimit-reset-requests", f"{reset_s:.3f}s".encode()),
+        ]
+
+
+ANYBODY = Key("http", b"", is_admin=True)  # where no keys are asked for
+
+
+class Keys:
+    """All keys. Without any, everybody is the one account `http`."""
+
+    def __init__(self, path: str, single: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Blocks: reads the file. Raises: UmaError (CONFIG_INVALID)."""
+        self._path = path
+        self._single = Key("api-key", digest_of(single), is_admin=True) if single else None
+        self._clock = clock
+        self._callers: dict[str, Caller] = {}
+        self.anybody = Caller(ANYBODY, clock)
+        self.reload()
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody is asked for a key."""
+        return not self._path and self._single is None
+
+    def reload(self) -> int:
+        """Read the file again; returns the number of keys. Raises: UmaError; the old keys stay then."""
+        keys = load_keys(self._path) if self._path else []
+        if self._single is not None:
+            keys.append(self._single)
+        callers: dict[str, Caller] = {}
+        for key in keys:
+            if key.name in callers:
+                raise _bad(self._path, f"the name {key.name!r} appears twice")
+            caller = self._callers.get(key.name)
+            if caller is None:
+                caller = Caller(key, self._clock)
+            else:
+                caller.become(key)
+            callers[key.name] = caller
+        self._callers = callers
+        return len(callers)
+
+    def find(self, presented: str) -> Caller | None:
+        """The account of a key; None: there is no such key. Without keys: everybody."""
+        if self.is_open:
+            return self.anybody
+        digest, found = digest_of(presented), None
+        for caller in self._callers.values():  # all of them, always
+            if hmac.compare_digest(digest, caller.key.digest):
+                found = caller
+        return found
+
+
+def digest_of(key: str) -> bytes:
+    """Keys are random and long: a fast hash is as safe as a slow one."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def new_key() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def entry(name: str, key: str) -> str:
+    """The lines of the file for a new key."""
+    return f"- name: {name}\n  hash: sha256:{digest_of(key).hex()}\n  priority: interactive\n"
+
+
+def load_keys(path: str) -> list[Key]:
+    """Raises: UmaError (CONFIG_INVALID) that names the entry at fault."""
+    return [_key(path, number, item) for number, item in enumerate(read_yaml_list(path), 1)]
+
+
+def _key(path: str, number: int, item: Any) -> Key:
+    if not isinstance(item, Mapping):
+        raise _bad(path, f"entry {number} must be a map with name and hash")
+    unknown = sorted(str(name) for name in item.keys() - _FIELDS)
+    if unknown:
+        raise _bad(path, f"entry {number}: {unknown[0]!r} is not one of {', '.join(sorted(_FIELDS))}")
+    name = item.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise _bad(path, f"entry {number}: name must be a text of 1 to {LONGEST_NAME} characters")
+    return Key(
+        name,
+        _digest(path, name, item.get("hash")),
+        _lane(path, name, item.get("priority", "interactive")),
+        _number(path, name, "rate", item.get("rate", 0)),
+        int(_number(path, name, "max_in_flight", item.get("max_in_flight", 0))),
+        _flag(path, name, item.get("admin", False)),
+    )
+
+
+def _digest(path: str, name: str, value: Any) -> bytes:
+    kind, _, digits = value.partition(":") if isinstance(value, str) else ("", "", "")
+    try:
+        digest = bytes.fromhex(digits)
+    except ValueError:
+        digest = b""
+    if kind != "sha256" or len(digest) != hashlib.sha256().digest_size:
+        raise _bad(path, f"{name}: hash must be sha256: and 64 hexadecimal digits (`uma-gateway key {name}` makes one)")
+    return digest
+
+
+def _lane(path: str, name: str, value: Any) -> str:
+    if value not in LANES:
+        raise _bad(path, f"{name}: priority must be one of {', '.join(LANES)}")
+    return str(value)
+
+
+def _number(path: str, name: str, field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        raise _bad(path, f"{name}: {field} must be a number, 0 for no limit")
+    return float(value)
+
+
+def _flag(path: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _bad(path, f"{name}: admin must be true or false")
+    return value
+
+
+def _bad(path: str, message: str) -> UmaError:
+    return UmaError(ErrorCode.CONFIG_INVALID, f"{path}: {message}", path=path)

@@ -1,0 +1,44 @@
+"""The served model as clients are shown it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from uma_core._version import __version__
+
+
+class Model:
+    """One reply of the daemon's `props`. A new one is made when anything in it changes."""
+
+    def __init__(self, props: dict[str, Any], alias: str = "") -> None:
+        self.props = props
+        facts = props["model"]
+        self.name: str = alias or _plain_name(facts["name"], facts["path"])
+        self.fingerprint: str = facts["fingerprint"]
+        self.n_ctx: int = props["n_ctx_seq"]
+        self.n_ctx_train: int = facts["n_ctx_train"]
+        self.n_vocab: int = facts["n_vocab"]
+        self.system_fingerprint = f"b{__version__}-{self.fingerprint[:12]}"
+        self.max_tokens: int = props["limits"]["max_tokens"]
+        capabilities = props["capabilities"]
+        self.operations = frozenset(capabilities["operations"])
+        self.generate_fields = frozenset(capabilities["generate"])
+        self.has_chat: bool = capabilities["chat"]
+        self.has_infill: bool = capabilities["infill"]
+        self.is_reranker: bool = capabilities["rerank"]
+
+    def special(self, name: str) -> str:
+        """Text of a special token; "" where the model has none."""
+        return str(self.props["special"].get(name, {}).get("text", ""))
+
+    def can(self, field: str) -> bool:
+        """Whether the daemon's generate takes a field."""
+        return field in self.generate_fields
+
+
+def _plain_name(name: str, path: str) -> str:
+    """Names with spaces or slashes confuse clients that put them into URLs: the file's name is better then."""
+    if name and all(c.isalnum() or c in "-_.:" for c in name):
+        return name
+    return os.path.basename(path).removesuffix(".gguf") or "model"

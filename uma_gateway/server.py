@@ -1,0 +1,166 @@
+"""uvicorn with the limits that it lacks: time and size of a request's head, readers that take nothing, connections in all.
+
+Rules: the only place that knows uvicorn. One process, one event loop (uvloop where it is installed).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from typing import Any
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from uma_gateway.app import App
+from uma_gateway.config import Config
+from uma_gateway.gateway import Gateway
+from uma_gateway.keys import Keys
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def protocol_class(config: Config) -> type[asyncio.Protocol]:
+    """The HTTP protocol with this configuration's limits."""
+    limits = config.limits
+    max_head_bytes = limits.max_header_kb << 10
+
+    class LimitedProtocol(HttpToolsProtocol):
+        """A head must be whole in time and in size, and a reader must take something now and then."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._n_head = 0  # bytes of the head that is being read
+            self._is_in_head = True  # or before it
+            self._head_timer: asyncio.TimerHandle | None = None
+            self._write_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            if len(self.connections) >= limits.max_connections:
+                log.warning("%d connections are open: another one is closed", len(self.connections))
+                transport.abort()
+                return
+            super().connection_made(transport)
+            self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timers()
+            if self.flow is not None:  # else it was one too many
+                super().connection_lost(exc)
+
+        def _await_head(self) -> None:
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_later(limits.header_timeout_s, self._on_slow_head)
+
+        def _stop_timers(self) -> None:
+            for timer in (self._head_timer, self._write_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._head_timer = self._write_timer = None
+
+        def _on_slow_head(self) -> None:
+            self._head_timer = None
+            if not self.transport.is_closing():
+                if self._n_head:
+                    self.transport.write(TOO_SLOW)
+                self.transport.close()
+
+        def data_received(self, data: bytes) -> None:
+            if self._is_in_head:
+                self._n_head += len(data)
+            super().data_received(data)
+            if self.transport.is_closing():
+                return
+            if self._is_in_head:
+                if self._n_head > max_head_bytes:
+                    self.transport.write(TOO_LARGE)
+                    self.transport.close()
+                elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+                    self._await_head()
+
+        def on_headers_complete(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+            if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > max_head_bytes:
+                raise ValueError("the head is too large")  # a head that came in one piece with its body
+            self._is_in_head = False
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._is_in_head, self._n_head = True, 0
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            if self._write_timer is None:
+                self._write_timer = self.loop.call_later(limits.write_timeout_s, self._on_slow_reader)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
+
+        def _on_slow_reader(self) -> None:
+            self._write_timer = None
+            log.info("a reader took nothing for %g s: it is dropped", limits.write_timeout_s)
+            self.transport.abort()
+
+    return LimitedProtocol
+
+
+class Server(uvicorn.Server):
+    """Tells where it listens, and reads the keys again at SIGHUP."""
+
+    def __init__(self, config: uvicorn.Config, app: App) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.started:
+            return
+        for server in self.servers:
+            for sock in server.sockets:
+                host, port = sock.getsockname()[:2]
+                scheme = "https" if self.config.is_ssl else "http"
+                log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+        gateway = self._app.gateway
+        assert gateway is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.reload_keys)
+
+
+def serve(config: Config, keys: Keys) -> int:
+    """Answer until told to stop. Returns the exit status. Blocks."""
+    app = App(lambda: Gateway(config, keys))
+    options = uvicorn.Config(
+        app,
+        host=config.serve.host,
+        port=config.serve.port,
+        http=protocol_class(config),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # whoever connects could write them
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=int(config.limits.keep_alive_s),
+        timeout_graceful_shutdown=int(config.limits.drain_s),
+        ssl_certfile=config.serve.tls_cert or None,
+        ssl_keyfile=config.serve.tls_key or None,
+    )
+    server = Server(options, app)
+    server.run()
+    return 0 if server.started else 1
+
+
+assert httptools  # the parser that the protocol above is built on; uvicorn would fall back to another one without it
