@@ -162,7 +162,9 @@ one, `restart` is refused until the daemon is started anew.
 
 _METRICS_INTRO = """# Metrics
 
-`uma-ctl metrics`, the request `{"type": "metrics"}` and the line `/metrics` return the JSON; the Prometheus text has base units.
+`uma-ctl metrics`, the request `{"type": "metrics"}` and the line `/metrics` return the JSON. The Prometheus text has base units:
+`uma-ctl metrics --prometheus`, the request with `"format": "prometheus"`, the line `/metrics prometheus`, and with
+[`metrics.listen`](CONFIG.md#metrics) `GET /metrics` over HTTP on this machine, which Prometheus reads by itself.
 In the JSON, labels nest (`"errors_total": {"E_PROTO_001": 0, ...}`), and a histogram is an object of
 `count, mean, p50, p95, p99, max` since the start. Values of *last minute* cover the last 30 to 60 s.
 

@@ -7,6 +7,7 @@ and nowhere else: `Scheduler.to_knobs` is the one conversion for the policy, `ns
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -26,6 +27,17 @@ _LANES = ("interactive", "background")
 def ns(ms: float) -> int:
     """Milliseconds of the configuration as nanoseconds. Only 0 gives 0, which often means never."""
     return round(ms * _NS_PER_MS) or (1 if ms > 0 else 0)
+
+
+def loopback(text: str) -> tuple[str, int] | None:
+    """(host, port) of `127.0.0.1:9464`, `[::1]:9464` or `localhost:9464`; None where it is not a loopback address with a port."""
+    host, _, port = text.strip().rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return None
+    return (host, int(port)) if is_loopback and port.isascii() and port.isdecimal() and int(port) < 1 << 16 else None
 
 
 @dataclass(frozen=True)
@@ -335,11 +347,17 @@ class DrainOptions:
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """How often figures are brought up to date."""
+    """How often figures are brought up to date, and where else they can be read."""
 
     RELOAD: ClassVar = "live"
     tick_interval_ms: float = option(
         1000.0, "how often gauges and sliding windows are brought up to date", flag="--metrics-interval-ms", unit="ms", min=50, max=30_000
+    )
+    listen: str = option(
+        "",
+        "address of this machine alone, such as 127.0.0.1:9464, where Prometheus reads `/metrics` over HTTP; empty: none",
+        flag="--metrics-listen",
+        reload="restart",
     )
 
 
@@ -400,5 +418,7 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "engine.n_ctx", f"must give each of the {engine.n_seq} sequences at least one cell, not {engine.n_ctx}"
     if len(set(scheduler.stages)) != len(scheduler.stages):
         yield "scheduler.stages", "names a stage twice"
+    if config.metrics.listen and loopback(config.metrics.listen) is None:
+        yield "metrics.listen", "must be an address of this machine alone with a port, such as 127.0.0.1:9464 or [::1]:9464"
     if -1 < scheduler.bmt_budget < 0:
         yield "scheduler.bmt_budget", "must be auto (-1), off (0) or a bandwidth in GB/s"

@@ -256,6 +256,7 @@ def test_a_line_above_the_cap_closes(chunked, begin, is_json):
     [
         (b"/status", "status", {"state": "ready"}, b'{"state":"ready"}'),
         (b"/metrics", "metrics", {"metrics": {"a": 1}}, b'{"a":1}'),
+        (b"/metrics prometheus", "metrics", {"text": "# HELP a b\na 1\n"}, b"# HELP a b\na 1"),
         (b"/help", "help", {"ops": []}, HELP_LINE.encode()),
     ],
 )

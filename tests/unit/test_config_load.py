@@ -292,3 +292,15 @@ def test_a_boolean_where_it_means_nothing_is_refused(tmp_path):
     path.write_text("engine: {calibrate: on}")
     with pytest.raises(UmaError):
         load(Inputs({}, {}, str(path)))
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:9464", "[::1]:9464", "localhost:0", "127.8.0.1:1", "::1:9464"])
+def test_metrics_may_be_read_at_addresses_of_this_machine_alone(text):
+    assert build({"metrics.listen": text})[0].metrics.listen == text
+
+
+@pytest.mark.parametrize(
+    "text", ["0.0.0.0:9464", ":9464", "9464", "[::]:9464", "example.org:80", "10.0.0.1:80", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536",
+             "127.0.0.1:-1", "127.0.0.1:\u0665"])  # fmt: skip
+def test_metrics_are_not_offered_to_other_machines(text):
+    assert "metrics.listen" in refusal(flags={"metrics.listen": text})

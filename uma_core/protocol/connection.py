@@ -38,7 +38,7 @@ from uma_core.protocol.messages import Message, decode, decode_id, generate, par
 from uma_core.protocol.ops import OPS
 from uma_core.types import FinishReason
 
-HELP_LINE = 'Type a prompt, or a JSON request such as {"prompt":"Hello","max_tokens":16}, or one of ' + " ".join(COMMANDS) + "."
+HELP_LINE = 'Type a prompt, or a JSON request such as {"prompt":"Hello","max_tokens":16}, or one of ' + ", ".join(COMMANDS) + "."
 
 
 class Limits(NamedTuple):
@@ -181,8 +181,8 @@ class Connection:
         id = self._new_id()
         command = COMMANDS.get(line.rstrip())
         if command is not None:
-            op = OPS[command]
-            message = Message(op, id, None, {field.name: field.default for field in op.fields})
+            op = OPS[command[0]]
+            message = Message(op, id, None, {field.name: field.default for field in op.fields} | command[1])
             return self._admit(message, Style.COMMAND)
         return self._admit(generate(id, line), Style.RAW, line if self.limits.has_echo else "")
 
@@ -300,6 +300,8 @@ def _command_line(event: Reply) -> bytes:
     if event.type == "help":
         return HELP_LINE.encode()
     assert isinstance(event.data, dict)
+    if "text" in event.data:
+        return str(event.data["text"]).rstrip("\n").encode()
     return to_json(event.data.get("metrics", event.data))
 
 

@@ -11,7 +11,12 @@ from enum import Enum
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.framing import HEADER
 
-COMMANDS = {"/metrics": "metrics", "/status": "status", "/help": "help"}  # line -> operation
+COMMANDS: dict[str, tuple[str, dict[str, str]]] = {  # line -> operation, and its fields that are not default
+    "/metrics": ("metrics", {}),
+    "/metrics prometheus": ("metrics", {"format": "prometheus"}),
+    "/status": ("status", {}),
+    "/help": ("help", {}),
+}
 
 
 class Mode(Enum):

@@ -15,7 +15,7 @@ from typing import Any
 
 from uma_core import __version__, endpoint
 from uma_core.clock import MonotonicClock
-from uma_core.config import Config, ns
+from uma_core.config import Config, loopback, ns
 from uma_core.config_load import Sources
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.compute import ComputeThread
@@ -35,6 +35,7 @@ from uma_core.server.ports import Services
 from uma_core.server.props import props
 from uma_core.server.relief import Relief
 from uma_core.server.reload import Reloader, check_stages
+from uma_core.server.scrape import Scraper
 from uma_core.server.status import Status
 from uma_core.server.supervise import Supervision
 from uma_core.server.tidy import Tidy
@@ -63,6 +64,7 @@ class Daemon:
         self.supervision = Supervision(self.notifier, self.loop, self.compute, self.host, self.lifecycle)
         self.relief = Relief(self.loop, self.compute, self.registry)
         self.tidy = Tidy(self.registry, lambda: self.reloader.generation)
+        self.scraper: Scraper | None = None
         self.exit_status = 0
         self._join()
 
@@ -105,6 +107,9 @@ class Daemon:
         tame_allocator()
         descriptors.make_room(config.ipc.max_connections)
         signals.install(self.loop, self.lifecycle, self._reload)
+        address = loopback(config.metrics.listen)
+        if address is not None:
+            self.scraper = Scraper(self.loop, address, self.status.prometheus)
         sockets = passed_sockets(os.environ, os.getpid()) or [bind_unix(self._path(), config.ipc.backlog, config.ipc.check_folder)]
         try:
             self.compute.start()
@@ -169,6 +174,8 @@ class Daemon:
         self.reloader.give_up()
         self.host.give_up()
         self.app.stop_accepting()
+        if self.scraper is not None:
+            self.scraper.close()
         self.app.intake.stop()
         is_ended = self.compute.stop(STOP_TIMEOUT_S)
         self.loop.turn(0)
