@@ -6,14 +6,15 @@
 #include "mm_panel.h"
 
 // How a type's products are summed: sub-blocks of 32 or 16 columns in s32 and then scaled, or f32 throughout. S8, U6: bytes, arranged or
-// unpacked; N: arranged weights multiplied where they lie, of so many bits, or (NT) 4 bits through a table.
-enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_F32, KIND_N4, KIND_N4_MIN, KIND_N5, KIND_N5_MIN, KIND_N6, KIND_NT, N_KINDS };
+// unpacked (U4: all below 16); N: arranged weights multiplied where they lie, of so many bits, or (NT) 4 bits through a table.
+enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_U4, KIND_U4_MIN, KIND_F32, KIND_N4, KIND_N4_MIN, KIND_N5, KIND_N5_MIN, KIND_N6, KIND_NT, N_KINDS };
 
 // Of unpacked weights.
 static inline enum kind kind_of_bytes(enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
     if (uma_is_float(type)) return KIND_F32;
     if (info.is_signed) return KIND_S8;
+    if (info.bits == 4) return info.has_min ? KIND_U4_MIN : KIND_U4;
     return info.has_min ? KIND_U6_MIN : info.sub == 16 ? KIND_U6_SUB16 : KIND_U6;
 }
 
@@ -41,12 +42,53 @@ static inline bool is_in_place(const struct uma_mm * mm) {
     return uma_type_info(mm->type).bits == 8 || (MULTIPLIES_BITS && mm->n_rows <= V_TILE_ROWS);
 }
 
+#ifdef V_HAS_PAIRS
+// Without VNNI a product of bytes gives sums of pairs in s16. Where weights are small, several groups fit before the sums have to be widened:
+// 15 * 127 * 2 eight times, 31 * 127 * 2 four times, 63 * 127 * 2 twice.
+V_INLINE int groups_in_pairs(const enum kind kind) {
+    switch (kind) {
+        case KIND_U4:
+        case KIND_U4_MIN:
+        case KIND_N4:
+        case KIND_N4_MIN: return 8;
+        case KIND_N5:
+        case KIND_N5_MIN: return 4;
+        case KIND_S8:
+        case KIND_NT: return 0; // signed: not this way
+        default: return 2;
+    }
+}
+#else
+V_INLINE int groups_in_pairs(const enum kind kind) { return (void)kind, 0; }
+static inline vi vi_pairs_u6(vi acc, vi w, vi x) { return (void)w, (void)x, acc; }
+static inline vi vi_widen_pairs(vi acc, vi pairs) { return (void)pairs, acc; }
+#endif
+
 #ifdef V_HAS_I8MM
 #include "mm_dots_i8mm.h"
 #else
 // dot[panel][row] += the products over `sub` columns, from byte `at` of each panel, and of a tile of R rows.
 V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const struct panel * p, int64_t at, const int8_t * q, const int sub, const int R, const int NP,
                        const enum kind kind) {
+    const int n_groups = groups_in_pairs(kind);
+    if (n_groups) {
+        V_UNROLL for (int first = 0; first < sub / 4; first += n_groups) {
+            vi pairs[V_PANELS][V_TILE_ROWS];
+            V_UNROLL for (int r = 0; r < R; r++) {
+                V_UNROLL for (int i = 0; i < NP; i++) pairs[i][r] = vi_set1(0);
+            }
+            V_UNROLL for (int g = 0; g < n_groups; g++, at += V_LANES * 4, q += 4 * R) {
+                V_UNROLL for (int i = 0; i < NP; i++) {
+                    const vi w = vi_load(p[i].q + at);
+                    V_UNROLL for (int r = 0; r < R; r++) pairs[i][r] = vi_pairs_u6(pairs[i][r], w, vi_bcast(q + 4 * r));
+                }
+            }
+            V_UNROLL for (int r = 0; r < R; r++) {
+                V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = vi_widen_pairs(dot[i][r], pairs[i][r]);
+            }
+        }
+        return;
+    }
     V_UNROLL for (int g = 0; g < sub / 4; g++, at += V_LANES * 4, q += 4 * R) {
         vi w[V_PANELS];
         V_UNROLL for (int i = 0; i < NP; i++) w[i] = vi_load(p[i].q + at);
@@ -58,20 +100,38 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const struct panel * p, in
 }
 #endif
 
-// Group g of all rows of a tile, by one vector of one panel.
+// Group g of all rows of a tile, by one vector of one panel: to dot, or to pairs where they are summed so.
 V_INLINE void group_dots(vi dot[V_TILE_ROWS], vi w, const int8_t * q, const int g, const int R, const enum kind kind) {
     V_UNROLL for (int r = 0; r < R; r++) {
         const vi x = vi_bcast(q + 4 * (g * R + r));
-        dot[r] = kind == KIND_NT ? vi_dot_s8(dot[r], w, x) : vi_dot_u6(dot[r], w, x);
+        if (groups_in_pairs(kind)) dot[r] = vi_pairs_u6(dot[r], w, x);
+        else dot[r] = kind == KIND_NT ? vi_dot_s8(dot[r], w, x) : vi_dot_u6(dot[r], w, x);
     }
+}
+
+V_INLINE void clear_rows(vi dot[V_TILE_ROWS], const int R) {
+    V_UNROLL for (int r = 0; r < R; r++) dot[r] = vi_set1(0);
+}
+
+V_INLINE void widen_rows(vi dot[V_TILE_ROWS], const vi pairs[V_TILE_ROWS], const int R) {
+    V_UNROLL for (int r = 0; r < R; r++) dot[r] = vi_widen_pairs(dot[r], pairs[r]);
 }
 
 // The same as sub_dots, of one panel of arranged weights of 4 to 6 bits.
 V_INLINE void bit_dots(vi dot[V_TILE_ROWS], const struct panel * p, const uint8_t * w, const int8_t * q, const int R, const enum kind kind) {
+    const bool has_pairs = groups_in_pairs(kind) != 0;
+    vi pairs[V_TILE_ROWS];
+    vi * to = has_pairs ? pairs : dot;
+    if (has_pairs) clear_rows(pairs, R);
     if (kind == KIND_N6) {
         vi v[4];
         six_bits(w, v);
-        V_UNROLL for (int g = 0; g < 4; g++) group_dots(dot, v[g], q, g, R, kind);
+        V_UNROLL for (int g = 0; g < 4; g++) {
+            group_dots(to, v[g], q, g, R, kind);
+            if (!has_pairs || g % 2 == 0) continue;
+            widen_rows(dot, pairs, R);
+            clear_rows(pairs, R);
+        }
         return;
     }
     struct fifth_bits fifth;
@@ -81,8 +141,11 @@ V_INLINE void bit_dots(vi dot[V_TILE_ROWS], const struct panel * p, const uint8_
         nibbles(w + 4 * V_LANES * k, &low, &high);
         if (kind == KIND_N5 || kind == KIND_N5_MIN) add_fifth(&fifth, &low, &high);
         if (kind == KIND_NT) low = vi_lookup(p->table, low), high = vi_lookup(p->table, high);
-        group_dots(dot, low, q, k, R, kind);
-        group_dots(dot, high, q, k + 4, R, kind);
+        group_dots(to, low, q, k, R, kind);
+        group_dots(to, high, q, k + 4, R, kind);
+        if (!has_pairs || 2 * (k + 1) % groups_in_pairs(kind)) continue;
+        widen_rows(dot, pairs, R);
+        clear_rows(pairs, R);
     }
 }
 
@@ -102,7 +165,7 @@ static inline int bits_of(const enum kind kind) {
 V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const struct part * x, int64_t n, const int R, const int NP,
                          const enum kind kind) {
     const int sub = kind == KIND_U6_SUB16 || kind == KIND_N6 ? 16 : 32;
-    const bool has_min = kind == KIND_U6_MIN || kind == KIND_N4_MIN || kind == KIND_N5_MIN, is_signed = kind == KIND_S8 || kind == KIND_NT;
+    const bool has_min = kind == KIND_U6_MIN || kind == KIND_U4_MIN || kind == KIND_N4_MIN || kind == KIND_N5_MIN, is_signed = kind == KIND_S8 || kind == KIND_NT;
     const int bits = bits_of(kind), run = bits * sub / 8 * V_LANES; // bytes of a sub-block of one panel
     const int8_t * q = x->q;
     const float * dc = x->dc;
@@ -176,6 +239,8 @@ TILE(one_s8, 1, KIND_S8)
 TILE(one_u6, 1, KIND_U6)
 TILE(one_u6_sub16, 1, KIND_U6_SUB16)
 TILE(one_u6_min, 1, KIND_U6_MIN)
+TILE(one_u4, 1, KIND_U4)
+TILE(one_u4_min, 1, KIND_U4_MIN)
 TILE(one_f32, 1, KIND_F32)
 #ifndef V_HAS_I8MM
 TILE(one_n4, 1, KIND_N4)
@@ -191,21 +256,23 @@ TILE(two_s8, 2, KIND_S8)
 TILE(two_u6, 2, KIND_U6)
 TILE(two_u6_sub16, 2, KIND_U6_SUB16)
 TILE(two_u6_min, 2, KIND_U6_MIN)
+TILE(two_u4, 2, KIND_U4)
+TILE(two_u4_min, 2, KIND_U4_MIN)
 #endif
 #undef TILE
 
 // [panels - 1][kind]
 static tile_fn * const TILES[V_PANELS][N_KINDS] = {
     {
-        one_s8, one_u6, one_u6_sub16, one_u6_min, one_f32,
+        one_s8, one_u6, one_u6_sub16, one_u6_min, one_u4, one_u4_min, one_f32,
 #ifndef V_HAS_I8MM
         one_n4, one_n4_min, one_n5, one_n5_min, one_n6, one_nt,
 #endif
     },
 #if V_QUANT_PANELS == 2
-    { two_s8, two_u6, two_u6_sub16, two_u6_min, two_f32 },
+    { two_s8, two_u6, two_u6_sub16, two_u6_min, two_u4, two_u4_min, two_f32 },
 #else
-    { NULL, NULL, NULL, NULL, two_f32 },
+    { NULL, NULL, NULL, NULL, NULL, NULL, two_f32 },
 #endif
 };
 

@@ -122,7 +122,14 @@ static inline vi vi_dot_s8(vi acc, vi w, vi x) { return _mm256_dpbusd_avx_epi32(
 static inline vi vi_dot_u6(vi acc, vi w, vi x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
 #else
 #define V_S8_BIAS 0
+#define V_HAS_PAIRS
 static inline vi vi_bias_s8(vi w) { return w; }
+static inline vi vi_pairs_u6(vi acc, vi w, vi x) {
+    acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x));
+    __asm__("" : "+x"(acc)); // see vi_dot_u6
+    return acc;
+}
+static inline vi vi_widen_pairs(vi acc, vi pairs) { return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
 // The pair sums of maddubs fit 16 bits: 2 * 63 * 127 here, 2 * 128 * 127 below.
 static inline vi vi_dot_u6(vi acc, vi w, vi x) {
     acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));

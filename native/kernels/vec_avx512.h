@@ -136,7 +136,10 @@ static inline vi vi_dot_u6(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc,
 #else
 #define V_BEATS_REPACKED 0
 #define V_S8_BIAS 0
+#define V_HAS_PAIRS
 static inline vi vi_bias_s8(vi w) { return w; }
+static inline vi vi_pairs_u6(vi acc, vi w, vi x) { return _mm512_add_epi16(acc, _mm512_maddubs_epi16(w, x)); }
+static inline vi vi_widen_pairs(vi acc, vi pairs) { return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))); }
 static inline vi vi_dot_u6(vi acc, vi w, vi x) {
     return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1)));
 }

@@ -79,5 +79,6 @@ static inline vi vi_dot_s8(vi acc, vi w, vi x) {
     return acc;
 }
 static inline vi vi_dot_u6(vi acc, vi w, vi x) { return vi_dot_s8(acc, w, x); }
+// Where V_HAS_PAIRS is defined: acc + the sums of pairs of such products, in twice as many s16 lanes; and acc + the sums of two of those.
 
 #endif
