@@ -69,12 +69,12 @@ class EngineOptions:
     )
     n_gpu_layers: int = option(-1, "layers on the GPU; -1: all", min=-1, max=10_000, words={"all": -1, "auto": -1})
     kv_mode: str = option(
-        "auto",
-        "one KV stream per sequence, or one pool of cells for all; auto: what measures faster on the backend",
-        choices=("auto", "streams", "unified"),
+        "streams", "one KV stream per sequence, or one pool of cells for all", choices=("streams", "unified")
     )
     kv_type: str = option("f16", "element type of K and V", choices=("f16", "q8_0", "q4_0"))
-    flash_attn: str = option("auto", "fused attention kernels", choices=("auto", "on", "off"))
+    flash_attn: str = option(
+        "auto", "fused attention kernels; auto: where the device that holds the KV has them", choices=("auto", "on", "off")
+    )
     prefill_lanes: int = option(
         2, "prompts whose reading can be paused between layers at the same time; 0: prompts are read in sized chunks", min=0, max=4
     )
@@ -253,7 +253,10 @@ class SchedulerOptions:
         _KNOBS.slo_tbt_ns / _NS_PER_MS, "target between tokens for requests that give none; 0: none", unit="ms", min=0, max=_DAYS
     )
     interactive_share: float = option(
-        _KNOBS.interactive_share, "share of a tick's time kept for the interactive lane while it has work", min=0, max=1
+        _KNOBS.interactive_share,
+        "share of the time that an interactive prompt gets beside background streams, where reading it can be paused; they decode in the rest",
+        min=0.05,
+        max=0.99,
     )
     max_background_decoders: int = option(
         _KNOBS.max_background_decoders, "background streams served in one tick; 0: found by hill-climbing", min=0, max=256

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, eventually
+from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, eventually, running
 
 OTHER, FRIEND, CLERK = 4001, 4002, 4003
 
@@ -148,3 +148,32 @@ def test_a_folder_in_which_others_could_replace_the_socket_ends_the_start(folder
     assert "could be replaced by another user" in daemon.log
     daemon = DaemonProcess(folder, "--engine", "fake", "--no-check-folder").reach("ready")
     assert daemon.stop() == 0
+
+
+def test_metadata_is_shown_to_its_user_and_to_administrators(serve):
+    daemon = serve("--allow-uids", f"{FRIEND},{OTHER}", "--admin-uids", str(CLERK))
+    daemon.pull(peer=[FRIEND, FRIEND, 1], step_ms=20)
+    stream = daemon.stream("hello", max_tokens=2000, metadata={"job": "nightly"}).begun()
+    for uid, shown in ((FRIEND, {"job": "nightly"}), (CLERK, {"job": "nightly"}), (OTHER, None)):
+        daemon.pull(peer=[uid, uid, 1])
+        (row,) = eventually(lambda: daemon.ask("sessions")["sessions"])
+        assert row["uid"] == FRIEND and row.get("metadata") == shown
+    daemon.pull(step_ms=0)
+    stream.cancel()
+
+
+def test_trusted_peers_may_send_longer_frames(serve):
+    daemon = serve("--max-frame-bytes", "2048", "--max-prompt-bytes", "1024", "--trusted-frame-bytes", "8192", "--allow-uids", str(FRIEND))
+    long = "x" * 4000
+    assert daemon.ask("tokenize", content=long)["event"] == "reply"
+    daemon.pull(peer=[FRIEND, FRIEND, 1])
+    assert daemon.ask("tokenize", content=long)["name"] == "frame_too_large"
+
+
+def test_a_folder_that_others_may_write_to_is_refused_unless_it_is_not_looked_at(folder):
+    folder.chmod(0o777)
+    refused = DaemonProcess(folder, "--engine", "fake")
+    assert refused.wait() != 0
+    refused.logs("could be replaced by another user")
+    with running(folder, "--engine", "fake", "--no-check-folder") as daemon:
+        assert daemon.state() == "ready"

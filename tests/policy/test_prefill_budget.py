@@ -73,9 +73,15 @@ class TestInteractivePromptBesideBackgroundStreams:
         due = [v._replace(t_last_ns=NOW - 10 * CPU.rows_ns(2, 220)) for v in self.VIEWS]
         assert sorted(sids(run(state_of(*due, reading(2, n_prompt=900))), Phase.DECODE)) == [0, 1]
 
-    def test_the_interactive_share_can_be_raised(self):
-        plan = run(state_of(*self.VIEWS, reading(2, n_prompt=900), knobs=Knobs(interactive_share=0.98)))
-        assert plan.run_ns > 40 * CPU.rows_ns(2, 220)
+    @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.8, 0.9, 0.99])
+    def test_the_interactive_share_is_what_it_says(self, share):
+        """Of the time from one round of theirs to the next; whatever the share, the prompt goes on."""
+        due = [v._replace(t_last_ns=NOW - 200 * CPU.rows_ns(2, 220)) for v in self.VIEWS]
+        plan = run(state_of(*due, reading(2, n_prompt=900), knobs=Knobs(interactive_share=share)))
+        round_ns = CPU.rows_ns(2, 220)
+        assert sorted(sids(plan, Phase.DECODE)) == [0, 1] and sids(plan, Phase.PREFILL) == [2]
+        assert plan.run_ns / (plan.run_ns + round_ns) == pytest.approx(share, rel=0.01)
+        assert plan.run_ns >= plan.quantum_ns or plan.min_pieces
 
 
 class TestWithoutResumablePrefill:

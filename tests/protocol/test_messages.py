@@ -155,8 +155,23 @@ def test_every_operation_refuses_unknown_fields_and_ignores_the_clients_own(op):
 
 
 def test_metadata_and_messages_are_the_clients():
-    message = decode(b'{"messages":[{"role":"user","content":"a","name":"b"}],"metadata":{"c":1},"slo":{"x_d":1}}')
+    message = decode(b'{"messages":[{"role":"user","content":"a","name":"b"}],"metadata":{"c":1,"d":"e","f":true},"slo":{"x_d":1}}')
+    assert message.request.metadata == {"c": 1, "d": "e", "f": True}
     assert message.request.messages == ({"role": "user", "content": "a", "name": "b"},)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field"),
+    [
+        ({"a": "x" * 513}, "metadata.a"),
+        ({"a": {"b": 1}}, "metadata.a"),
+        ({"a": None}, "metadata.a"),
+        ({"a" * 65: 1}, "metadata"),
+        ({str(i): i for i in range(17)}, "metadata"),
+    ],
+)
+def test_metadata_is_small_and_flat(metadata, field):
+    assert refuse(json.dumps({"prompt": "a", "metadata": metadata}).encode()).detail["field"] == field
 
 
 @pytest.mark.parametrize("id", ['""', '"' + "x" * 129 + '"', "1.5", "true", "[]", "9223372036854775808"])

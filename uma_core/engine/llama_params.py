@@ -20,7 +20,7 @@ LOAD_MODES = {
     "direct-io": "LLAMA_LOAD_MODE_DIRECT_IO",
 }
 KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0", "q4_0": "GGML_TYPE_Q4_0"}
-FLASH = {"auto": "LLAMA_FLASH_ATTN_TYPE_ENABLED", "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED", "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED"}
+FLASH = {"auto": "LLAMA_FLASH_ATTN_TYPE_AUTO", "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED", "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED"}
 N_OUTPUTS_MIN = 16  # rows with logits per decode call; the compute buffer grows with it
 
 

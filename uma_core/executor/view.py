@@ -146,6 +146,7 @@ def sessions(executor: Executor, now_ns: int) -> list[dict[str, Any]]:
             "max_tokens": s.n_max,
             "age_ms": round((now_ns - s.t_received_ns) / 1e6, 1),
             "is_held": s.is_held,
+            "metadata": s.request.metadata,
         }
         for s in executor.table
     ]

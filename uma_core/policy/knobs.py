@@ -33,7 +33,7 @@ class Knobs:
     starvation_ticks: int = 64  # every admitted prompt gets a piece at least once in so many decode ticks
     slo_ttft_ns: int = 0  # default targets of requests that give none; 0: none
     slo_tbt_ns: int = 0
-    interactive_share: float = 0.5  # of a tick's time, kept for the interactive lane while it has work
+    interactive_share: float = 0.9  # of the time, for an interactive prompt beside background streams
     max_background_decoders: int = 0  # served per tick; 0: the sweet spot decides
     aging_ns: int = 10_000_000_000  # waiting so long raises a background prompt above fresh interactive ones
     bmt_budget: float = 0.0  # GB/s; 0: off; -1: the bandwidth that calibration measured

@@ -10,6 +10,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.suggest import nearest, suggest
 
 OWN_PREFIX = "x_"  # of names that a client may use as it likes: they are ignored
+TAG_NAME, TAG_TEXT = 64, 512  # most characters of a tag's name, and of its value
 SHOWN_NAME = 64  # characters of an unknown name that a message repeats
 
 
@@ -20,7 +21,8 @@ class Kind(str, Enum):
     INTEGER = "integer"
     NUMBER = "number"
     BOOLEAN = "boolean"
-    OBJECT = "object"  # free-form, unless `fields` says what it holds
+    OBJECT = "object"  # free-form in replies; in requests `fields` says what it holds
+    TAGS = "object of strings, numbers and booleans"
     ID = "string or integer"
     STRINGS = "string or array of strings"
     INTEGERS = "array of integers"
@@ -133,6 +135,17 @@ def _check_object(field: Field, value: Any, path: str) -> Any:
     return check_fields(field.fields, value, path + ".")
 
 
+def _check_tags(field: Field, value: Any, path: str) -> Any:
+    _expect(field, value, path, dict)
+    _in_range(field, len(value), path, "must have {} entries")
+    for name, tag in value.items():
+        if len(name) > TAG_NAME:
+            raise bad_field(path, f"must have names of at most {TAG_NAME} characters")
+        if type(tag) not in (str, int, float, bool) or (type(tag) is str and len(tag) > TAG_TEXT):
+            raise bad_field(f"{path}.{name}", f"must be a string of at most {TAG_TEXT} characters, a number or a boolean")
+    return value
+
+
 def _check_id(field: Field, value: Any, path: str) -> Any:
     _expect(field, value, path, str, int)
     if isinstance(value, str):
@@ -204,6 +217,7 @@ _CHECKS: dict[Kind, Callable[[Field, Any, str], Any]] = {
     Kind.NUMBER: _check_number,
     Kind.BOOLEAN: _check_boolean,
     Kind.OBJECT: _check_object,
+    Kind.TAGS: _check_tags,
     Kind.ID: _check_id,
     Kind.STRINGS: _check_strings,
     Kind.INTEGERS: _check_integers,

@@ -53,7 +53,7 @@ _GENERATE = (
     Field("model", Kind.STRING, "fingerprint of the model that the prompt is written for (`props`); another one refuses it", None, 1, 128),
     Field("account", Kind.STRING, "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)", None, 1, 128),
     Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),
-    Field("metadata", Kind.OBJECT, "kept with the request, for the client's own use"),
+    Field("metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16),
 )
 
 _STATE = Field("state", Kind.STRING, "", choices=("starting", "ready", "degraded", "draining", "stopping"))

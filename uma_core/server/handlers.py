@@ -145,7 +145,10 @@ def on_metrics(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_sessions(ctx: Context, client: Client, message: Message) -> None:
-    ctx.reply(client, message, {"sessions": ctx.services.sessions()})
+    rows = ctx.services.sessions()
+    if not is_admin(client.peer, os.getuid(), ctx.services.config().access):
+        rows = [row if row["uid"] == client.peer.uid else {k: v for k, v in row.items() if k != "metadata"} for row in rows]
+    ctx.reply(client, message, {"sessions": rows})
 
 
 def on_props(ctx: Context, client: Client, message: Message) -> None:

@@ -3,8 +3,7 @@
 Rules with resumable prefill: chunks are as large as pays (cost model), but cut into pieces that would fit the
 pause of a chat that starts meanwhile; the run is long, for a new request rings it off at the next piece.
 Beside background streams it takes at least the tick budget and PROMPT_SHARE of the time. A prompt of the
-interactive lane takes all but TRICKLE (at most 1 - interactive_share): background streams skip ticks until
-their share is due.
+interactive lane takes interactive_share of it: background streams skip ticks until their share is due.
 Rules without it: one chunk per prompt and call, in order, while the adaptive token budget lasts.
 """
 
@@ -25,7 +24,6 @@ QUANTUM_NS = 8_000_000  # longest piece while no chat streams: what a new chat m
 QUANTUM_SHARE = 0.25  # ... and at most this share of the time that reading its own short prompt takes
 SHORT_PROMPT = 32
 PROMPT_SHARE = 0.9
-TRICKLE = 0.1
 PAUSE_SAFETY = 0.8
 TYPICAL_CONTEXT = 512
 CHUNK_TICKS = 4  # with one lane, or none, a new chat waits for the chunk's end: its longest time in tick budgets
@@ -81,8 +79,8 @@ def _sliced(state: SchedulerState, plan: Plan, parts: Parts, item: PlanItem) -> 
 
 def _trickle_period(state: SchedulerState, decode_ns: int) -> int:
     """Prefill time between two background decode rounds while an interactive prompt is read."""
-    share = min(TRICKLE, max(0.01, 1.0 - state.knobs.interactive_share))
-    return int(decode_ns * (1.0 - share) / share)
+    share = state.knobs.interactive_share
+    return int(decode_ns * share / (1.0 - share))
 
 
 def _time_to_trickle(state: SchedulerState, workers: list[SessionView], decode_ns: int) -> int:
