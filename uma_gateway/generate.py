@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from uma_gateway.model import Model
 GOOD_ENDS = ("stop", "length")
 TRIES = 3  # at writing a prompt for the model that is served, while it is being replaced
 PING = b":\n\n"
+MERGED_WAITING = 64  # batches of several answers that wait for a slow reader
 LANES = ("interactive", "background")
 _TIERS = {"priority": "interactive", "flex": "background"}  # OpenAI's service tiers; auto and default leave it to the daemon
 
@@ -79,6 +81,8 @@ async def batches(exchange: Exchange, generation: Generation, is_sse: bool = Tru
         events = await generation.events()
         if events and events[0].get("event") != "queued":
             yield events
+            if events[-1]["event"] in ("eos", "error"):
+                return
             continue
         if not events:
             if is_sse:
@@ -90,6 +94,39 @@ async def batches(exchange: Exchange, generation: Generation, is_sse: bool = Tru
         rest = [event for event in events if event.get("event") != "queued"]
         if rest:
             yield rest
+            if rest[-1]["event"] in ("eos", "error"):
+                return
+
+
+async def merged(exchange: Exchange, generations: list[Generation]) -> AsyncIterator[tuple[int, list[Event]]]:
+    """Yield (number of the generation, its events) of several that are streamed as one. Ends after all of them did."""
+    if len(generations) == 1:
+        async for events in batches(exchange, generations[0]):
+            yield 0, events
+        return
+    arrived: asyncio.Queue[tuple[int, list[Event], Exception | None]] = asyncio.Queue(MERGED_WAITING)
+
+    async def pump(number: int) -> None:
+        try:
+            async for events in batches(exchange, generations[number], is_sse=number == 0):
+                await arrived.put((number, events, None))
+        except Exception as error:  # told by whoever reads
+            await arrived.put((number, [], error))
+
+    pumps = [asyncio.ensure_future(pump(number)) for number in range(len(generations))]
+    n_left = len(generations)
+    try:
+        while n_left:
+            number, events, error = await arrived.get()
+            if error is not None:
+                raise error
+            if events[-1]["event"] in ("eos", "error"):
+                n_left -= 1
+            yield number, events
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.wait(pumps)
 
 
 async def final(generation: Generation) -> Event:

@@ -221,3 +221,29 @@ def test_nothing_of_prompts_or_answers_is_logged(gateway):
     gateway.chat([{"role": "secret role"}])
     gateway.logs("completion_tokens=30")
     assert "secret" not in gateway.log and text not in gateway.log
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_every_token_and_of_others_in_its_place(gateway, stream):
+    answer = gateway.chat(max_tokens=6, temperature=0, logprobs=True, top_logprobs=3, stream=stream)
+    if stream:
+        choices = [event["choices"][0] for event in answer.events]
+        entries = [entry for choice in choices for entry in (choice.get("logprobs") or {}).get("content", ())]
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    else:
+        (choice,) = answer.json["choices"]
+        entries, text = choice["logprobs"]["content"], choice["message"]["content"]
+    assert "".join(entry["token"] for entry in entries) == text and len(entries) == 6
+    for entry in entries:
+        assert entry["logprob"] <= 0 and bytes(entry["bytes"]).decode() == entry["token"] and len(entry["top_logprobs"]) == 3
+
+
+def test_logprobs_without_alternatives(gateway):
+    (choice,) = gateway.chat(max_tokens=2, logprobs=True).json["choices"]
+    assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [[], []]
+
+
+def test_sampling_fields_reach_the_daemon(gateway):
+    answer = gateway.chat(max_tokens=5, logit_bias={str(ord("Q")): 50})
+    assert answer.json["choices"][0]["message"]["content"] == "QQQQQ"
+    assert gateway.chat(max_tokens=5, frequency_penalty=1000).error["param"] == "frequency_penalty"

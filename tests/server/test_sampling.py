@@ -41,3 +41,8 @@ def test_a_plain_request_stays_as_it_is(fake_text):
     request = Request(id="a", prompt="x")
     assert resolve(fake_text, request) is request
     assert not fake_text.calls and not fake_text.prepared
+
+
+def test_preserved_tokens_are_looked_up_and_plain_text_is_none(fake_text):
+    request = resolve(fake_text, Request(id="a", prompt="x", preserved_tokens=("A", "plain")))
+    assert request.preserved_tokens == (ord("A"),)

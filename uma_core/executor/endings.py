@@ -45,7 +45,7 @@ class Deliveries:
         session.add_token(token, now_ns)
         self._meters.on_token(session, last_ns, now_ns)
         if session.answer is None:
-            self._send(session, session.text.push(self._engine.piece(token)), token)
+            self._send(session, session.text.push(self._piece(session, token)), token)
         else:
             self._watch(session, session.answer, token)
         stop = (session.answer or session.text).stopped_by
@@ -54,11 +54,14 @@ class Deliveries:
         elif len(session.generated) >= session.n_max:
             self.finish(session, FinishReason.LENGTH, now_ns)
 
+    def _piece(self, session: Session, token: TokenId) -> bytes:
+        return self._engine.piece(token, token in session.preserved_tokens)
+
     def _watch(self, session: Session, answer: Answer, token: TokenId) -> None:
         """A token of an answer whose tokens matter one by one."""
         if len(session.generated) == session.request.sampling.min_tokens and session.sampler is not None:
             session.sampler.allow_end()
-        self._send(session, answer.push(token, self._engine.piece(token), self._logprob(session, token)), token)
+        self._send(session, answer.push(token, self._piece(session, token), self._logprob(session, token)), token)
 
     def _logprob(self, session: Session, token: TokenId) -> TokenLogprob | None:
         found = session.sampler.logprobs() if session.sampler is not None else None

@@ -136,6 +136,7 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         ignore_eos=args["ignore_eos"],
         timeout_ns=_to_ns(args["timeout_ms"]),
         overflow=args["overflow"] or "",
+        preserved_tokens=args["preserved_tokens"] or (),
         model=args["model"] or "",
         account=args["account"] or "",
         queue_updates=args["queue_updates"],

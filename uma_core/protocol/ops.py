@@ -50,6 +50,7 @@ _GENERATE = (
     Field("ignore_eos", Kind.BOOLEAN, "generate past the end-of-generation token", _REQUEST.ignore_eos),
     Field("timeout_ms", Kind.NUMBER, "end with reason `timeout` after this long; 0: never", 0, 0, 86_400_000),
     Field("overflow", Kind.STRING, "when the context is full; absent: configured", None, choices=("error", "truncate-middle", "shift")),
+    Field("preserved_tokens", Kind.STRINGS, "texts of control tokens that shall appear in the answer; others never do", high=256),
     Field("model", Kind.STRING, "fingerprint of the model that the prompt is written for (`props`); another one refuses it", None, 1, 128),
     Field("account", Kind.STRING, "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)", None, 1, 128),
     Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),

@@ -12,6 +12,8 @@ from uma_core.types import Request, SamplingParams, TokenId
 
 def resolve(text: TextPort, request: Request) -> Request:
     """The request with token ids that the vocabulary has in place of texts. Raises: BAD_REQUEST."""
+    if request.preserved_tokens:
+        request = replace(request, preserved_tokens=_single_tokens(text, request.preserved_tokens))
     params = request.sampling
     if not params.needs_sampler and not params.stop_token_ids:
         return request
@@ -25,6 +27,12 @@ def check_ids(text: TextPort, tokens: Iterable[TokenId], field: str) -> None:
     """Raises: BAD_REQUEST."""
     if any(token >= text.n_vocab for token in tokens):
         raise UmaError(ErrorCode.BAD_REQUEST, f"`{field}`: token ids go from 0 to {text.n_vocab - 1}", field=field)
+
+
+def _single_tokens(text: TextPort, named: Iterable[str | TokenId]) -> tuple[TokenId, ...]:
+    """Texts of more than one token are plain text, and appear in any case."""
+    found = [text.tokenize(name, False, True) for name in named if isinstance(name, str)]
+    return tuple(tokens[0] for tokens in found if len(tokens) == 1)
 
 
 def _biases(text: TextPort, params: SamplingParams) -> tuple[tuple[TokenId | str, float], ...]:

@@ -77,6 +77,7 @@ class Session:
         is_watched = request.sampling.logprobs is not None or request.sampling.min_tokens > 0
         self.answer = Answer(request.stop) if is_watched else None  # instead of `text`, where tokens matter one by one
         self.logprobs: list[TokenLogprob] = []  # those kept for a request that does not stream
+        self.preserved_tokens = frozenset(request.preserved_tokens)
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)
         self.parts: list[str] = []  # text kept for a request that does not stream
         self.seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(32)

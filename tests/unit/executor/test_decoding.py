@@ -113,3 +113,14 @@ def test_the_end_says_which_stop_it_was() -> None:
     rig.submit("a", max_tokens=40, stop=("Q",))
     rig.run()
     assert rig.finals("a")[0].stop is None, "the model's own end is none of the request's"
+
+
+# -- control tokens
+
+
+def test_control_tokens_appear_only_where_they_are_asked_for() -> None:
+    always_bos = SamplingParams(logit_bias=((256, 50.0),))
+    assert answer(n=3, sampling=always_bos)[0] == ""
+    assert answer(n=3, sampling=always_bos, preserved_tokens=(256,))[0] == "<bos>" * 3
+    told_too = SamplingParams(logit_bias=((256, 50.0),), logprobs=0)
+    assert answer(n=3, sampling=told_too, preserved_tokens=(256,))[0] == "<bos>" * 3

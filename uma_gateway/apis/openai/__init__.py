@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uma_gateway.apis.base import Family, Route
 from uma_gateway.apis.openai.chat import on_chat
+from uma_gateway.apis.openai.completions import on_completions
 from uma_gateway.apis.openai.errors import error_object
 from uma_gateway.apis.openai.models import on_model, on_models
 
@@ -12,6 +13,7 @@ FAMILY = Family(
     (
         Route("POST", "/v1/chat/completions", on_chat, is_work=True),
         Route("POST", "/chat/completions", on_chat, is_work=True),
+        Route("POST", "/v1/completions", on_completions, is_work=True),
         Route("GET", "/v1/models", on_models),
         Route("GET", "/v1/models/{name:path}", on_model),
         Route("GET", "/models", on_models),

@@ -146,36 +146,31 @@ class _Stream:
         try:
             async for events in batches(self._exchange, self._generation):
                 out: list[bytes] = []
-                is_over = False
                 for event in events:
-                    is_over = self._on_event(event, out) or is_over
+                    self._on_event(event, out)
                 if out:
                     await self._exchange.write(b"".join(out))
-                if is_over:
-                    break
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
             await self._exchange.finish(error_event(self._exchange.family.error(error)))
             return
         await self._exchange.finish(DONE)
 
-    def _on_event(self, event: Event, out: list[bytes]) -> bool:
-        """Add the chunks of an event. True: it was the last one. Raises: GatewayError."""
+    def _on_event(self, event: Event, out: list[bytes]) -> None:
+        """Add the chunks of an event. Raises: GatewayError."""
         kind, index = event["event"], event.get("index", 0)
         if kind == "token":
             self._on_text(index, event["text"], event.get("logprobs"), out)
-            return False
-        if kind == "end":
+        elif kind == "end":
             self._on_end(index, ended(event), out)
-            return False
-        if kind == "error":
+        elif kind == "error":
             raise from_daemon(event)
-        note_end(self._exchange, event)
-        ended(event)
-        if self._ask.n == 1:
-            self._on_end(0, event, out)
-        self._on_last(event, out)
-        return True
+        else:
+            note_end(self._exchange, event)
+            ended(event)
+            if self._ask.n == 1:
+                self._on_end(0, event, out)
+            self._on_last(event, out)
 
     def _on_text(self, index: int, text: str, logprobs: list[Event] | None, out: list[bytes], is_final: bool = False) -> None:
         if index not in self._begun:
@@ -195,7 +190,7 @@ class _Stream:
         return self._chunk.delta(index, delta_object(diff), None if held is None else chunks.logprobs(held))
 
     def _on_end(self, index: int, end: Event, out: list[bytes]) -> None:
-        self._on_text(index, "", None, out, is_final=True)
+        self._on_text(index, "", end.get("logprobs"), out, is_final=True)
         held = self._held.pop(index, None)
         reason = finish_reason(end, self._messages[index])
         last = None if self._ask.wants_usage or self._ask.n > 1 else chunks.timings(end)

@@ -1,0 +1,113 @@
+"""`/v1/completions` field by field."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def complete(gateway, prompt="once upon", **body):
+    return gateway.post("/v1/completions", prompt=prompt, **{"temperature": 0, "max_tokens": 8, **body})
+
+
+def text_of(answer, index=0):
+    return "".join(event["choices"][0]["text"] for event in answer.events if event["choices"] and event["choices"][0]["index"] == index)
+
+
+def test_whole_and_streamed_say_the_same(gateway):
+    whole = complete(gateway).json
+    (choice,) = whole["choices"]
+    assert whole["object"] == "text_completion" and whole["id"].startswith("cmpl-")
+    assert (len(choice["text"]), choice["finish_reason"], choice["logprobs"]) == (8, "length", None)
+    streamed = complete(gateway, stream=True, stream_options={"include_usage": True})
+    assert streamed.data[-1] == "[DONE]" and text_of(streamed) == choice["text"]
+    *chunks, last = streamed.events
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks[:-1])
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 8
+
+
+def test_tokens_are_a_prompt_too(gateway, fake):
+    tokens = fake.ask("tokenize", content="once upon", add_special=True)["tokens"]
+    assert complete(gateway, tokens).json["choices"] == complete(gateway).json["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts_are_answered_in_their_order(gateway, stream):
+    prompts = ["once upon", "a time", [104, 105]]
+    alone = [complete(gateway, prompt).json["choices"][0]["text"] for prompt in prompts]
+    answer = complete(gateway, prompts, stream=stream)
+    if stream:
+        assert [text_of(answer, i) for i in range(3)] == alone
+        ends = [e["choices"][0]["index"] for e in answer.events if e["choices"][0]["finish_reason"]]
+        assert sorted(ends) == [0, 1, 2] and answer.data[-1] == "[DONE]"
+    else:
+        assert [(c["index"], c["text"]) for c in answer.json["choices"]] == list(enumerate(alone))
+        assert answer.json["usage"]["completion_tokens"] == 24
+
+
+def test_without_a_limit_it_is_sixteen_tokens(gateway):
+    answer = gateway.post("/v1/completions", prompt="once", temperature=0)
+    assert answer.json["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["once upon", [111, 110]])
+def test_echo_puts_the_prompt_first(gateway, stream, prompt):
+    said = complete(gateway, prompt).json["choices"][0]["text"]
+    answer = complete(gateway, prompt, echo=True, stream=stream)
+    text = text_of(answer) if stream else answer.json["choices"][0]["text"]
+    assert text == ("once upon" if isinstance(prompt, str) else "on") + said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_the_older_api_s_arrays(gateway, stream):
+    answer = complete(gateway, logprobs=2, stream=stream, stop=None)
+    if stream:
+        parts = [e["choices"][0]["logprobs"] for e in answer.events if e["choices"][0].get("logprobs")]
+        arrays = {name: [item for part in parts for item in part[name]] for name in parts[0]}
+        text = text_of(answer)
+    else:
+        (choice,) = answer.json["choices"]
+        arrays, text = choice["logprobs"], choice["text"]
+    assert "".join(arrays["tokens"]) == text
+    assert arrays["text_offset"] == list(range(len(text)))
+    assert all(p <= 0 for p in arrays["token_logprobs"]) and all(len(top) == 2 for top in arrays["top_logprobs"])
+
+
+def test_text_offsets_count_the_echo(gateway):
+    (choice,) = complete(gateway, ["ab"], logprobs=0, stream=False).json["choices"]
+    assert choice["logprobs"]["text_offset"][0] == 0 and choice["logprobs"]["top_logprobs"][0] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"prompt": None}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": [[]]}, 400, "prompt"),
+        ({"prompt": ["a", 1]}, 400, "prompt"),
+        ({"prompt": {"a": 1}}, 400, "prompt"),
+        ({"prompt": ["x"] * 200}, 400, "prompt"),
+        ({"logprobs": 99}, 400, "logprobs"),
+        ({"best_of": 1, "n": 2}, 400, "best_of"),
+        ({"best_of": 3, "stream": True}, 400, "best_of"),
+        ({"suffix": "end"}, 501, "suffix"),
+    ],
+)
+def test_a_wrong_field_is_named(gateway, body, status, param):
+    answer = complete(gateway, **body)
+    assert (answer.status, answer.error["param"]) == (status, param), answer.body
+
+
+def test_one_prompt_of_several_that_is_refused_refuses_all(gateway, fake):
+    n_ctx = fake.ask("props")["n_ctx_seq"]
+    for stream in (False, True):
+        answer = complete(gateway, ["fine", "x" * (n_ctx + 1)], stream=stream)
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_failure_of_one_of_several_streams_is_an_error_event(gateway, levers):
+    levers(statuses=["OK"] * 6 + ["FATAL"])
+    answer = complete(gateway, ["a", "b"], max_tokens=50, stream=True)
+    assert "error" in answer.events[-1] and "[DONE]" not in answer.data

@@ -1,0 +1,273 @@
+"""`/v1/completions`: OpenAI's older endpoint, for prompts that are texts or tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from uma_gateway import sse
+from uma_gateway.apis.openai import chunks
+from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answers_wanted
+from uma_gateway.daemon import Event, Generation
+from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import boolean, integer, most_tokens, need, sampling_fields, table, text
+from uma_gateway.generate import Plan, ended, final, lane_fields, merged, note_end, send
+from uma_gateway.model import Model
+
+MOST_PROMPTS = 128
+MOST_LOGPROBS = 20
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+Prompt = str | list[int]
+
+
+@dataclass
+class Ask:
+    """A request beside its sampling."""
+
+    prompts: list[Prompt]
+    is_stream: bool
+    wants_usage: bool
+    n: int
+    best_of: int
+    n_logprobs: int | None  # alternatives beside each token; None: no log probabilities
+    has_echo: bool
+    suffix: str
+
+
+async def on_completions(exchange: Exchange) -> None:
+    body = await exchange.json()
+    ask = _read(body)
+    await exchange.while_connected(_answer(exchange, body, ask))
+
+
+def _read(body: dict[str, Any]) -> Ask:
+    """Raises: GatewayError."""
+    n = answers_wanted(body)
+    best_of = integer(body, "best_of") or n
+    is_stream = boolean(body, "stream")
+    if not n <= best_of <= MOST_ANSWERS:
+        raise invalid(f"`best_of` goes from `n` to {MOST_ANSWERS}", "best_of")
+    if is_stream and best_of > n:
+        raise invalid("`best_of` chooses among whole answers: it cannot be streamed", "best_of")
+    return Ask(
+        prompts=_prompts(body.get("prompt")),
+        is_stream=is_stream,
+        wants_usage=boolean(table(body, "stream_options"), "include_usage"),
+        n=n,
+        best_of=best_of,
+        n_logprobs=_logprobs_wanted(body),
+        has_echo=boolean(body, "echo"),
+        suffix=text(body, "suffix") or "",
+    )
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """One prompt or several, each a text or token ids. Raises: GatewayError."""
+    if isinstance(value, str) or _is_tokens(value):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise invalid("`prompt` is required: a string, token ids, or an array of either", "prompt")
+    if not all((isinstance(item, str) and item) or _is_tokens(item) for item in value):
+        raise invalid("`prompt` must hold strings that are not empty, or arrays of token ids", "prompt")
+    if len(value) > MOST_PROMPTS:
+        raise invalid(f"`prompt` may hold {MOST_PROMPTS} prompts", "prompt")
+    return value
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _logprobs_wanted(body: dict[str, Any]) -> int | None:
+    value = body.get("logprobs")
+    if value is None or value is False:
+        return None
+    if value is True:  # chat clients' way of asking
+        return integer(body, "top_logprobs") or 0
+    n_top = integer(body, "logprobs")
+    if n_top is None or not 0 <= n_top <= MOST_LOGPROBS:
+        raise invalid(f"`logprobs` goes from 0 to {MOST_LOGPROBS}", "logprobs")
+    return n_top
+
+
+async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
+    model = await exchange.gateway.model()
+    plans = [_plan(exchange, body, ask, model, prompt) for prompt in ask.prompts]
+    shape = Shape.of(exchange, model, "cmpl-", body)
+    echoes = [await _echo(exchange, prompt) if ask.has_echo else "" for prompt in ask.prompts]
+    generations: list[Generation] = []
+    try:
+        for i, plan in enumerate(plans):
+            generations.append(await send(exchange, plan, f".{i}" if i else ""))
+        if ask.is_stream:
+            await _Stream(exchange, shape, ask, echoes).run(generations)
+        else:
+            await exchange.send_json(await _whole(exchange, shape, ask, echoes, generations))
+    finally:
+        for generation in generations:
+            generation.close()
+
+
+def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prompt: Prompt) -> Plan:
+    answers = exchange.gateway.config.answers
+    has_limit = body.get("max_tokens") is not None or body.get("n_predict") is not None
+    fields = {
+        **sampling_fields(body, model, answers),
+        **lane_fields(exchange, body),
+        **({"prompt": prompt} if isinstance(prompt, str) else {"tokens": prompt}),
+        "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers) if has_limit else DEFAULT_MAX_TOKENS,
+        "stream": ask.is_stream,
+    }
+    if ask.n_logprobs is not None:
+        need(model, "logprobs", "logprobs")
+        if ask.has_echo:
+            need(model, "prompt_logprobs", "echo")
+            fields |= {"echo": True, "prompt_logprobs": True}
+        fields["logprobs"] = ask.n_logprobs
+    if ask.best_of > 1:
+        need(model, "n", "n")
+        fields["n"] = ask.n
+        if ask.best_of > ask.n:
+            need(model, "best_of", "best_of")
+            fields["best_of"] = ask.best_of
+    if ask.suffix:
+        need(model, "suffix", "suffix")
+        if not model.has_infill:
+            raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
+        fields["suffix"] = ask.suffix
+    return Plan(model, fields)
+
+
+async def _echo(exchange: Exchange, prompt: Prompt) -> str:
+    """The prompt as text, to stand before its answer. Raises: GatewayError."""
+    if isinstance(prompt, str):
+        return prompt
+    return str((await exchange.gateway.daemon.call("detokenize", tokens=prompt))["content"])
+
+
+# ---- whole
+
+
+async def _whole(exchange: Exchange, shape: Shape, ask: Ask, echoes: list[str], generations: list[Generation]) -> dict[str, Any]:
+    """Raises: GatewayError."""
+    choices: list[dict[str, Any]] = []
+    finals = [await final(generation) for generation in generations]
+    for number, eos in enumerate(finals):
+        note_end(exchange, eos)
+        for answer in eos.get("answers") or [{**eos, "index": 0}]:
+            ended(answer)
+            choices.append(
+                {
+                    "text": echoes[number] + answer.get("text", ""),
+                    "index": number * ask.n + answer["index"],
+                    "logprobs": _Offsets(len(echoes[number])).arrays(answer.get("logprobs")) if ask.n_logprobs is not None else None,
+                    "finish_reason": answer["reason"],
+                }
+            )
+    return {
+        "id": shape.id,
+        "object": "text_completion",
+        "created": shape.created,
+        "model": shape.model,
+        "system_fingerprint": shape.system_fingerprint,
+        "choices": choices,
+        "usage": chunks.usage(_summed(finals)),
+        "timings": chunks.timings(finals[-1]),
+        **shape.tier,
+    }
+
+
+def _summed(finals: list[Event]) -> dict[str, int]:
+    names = {name for eos in finals for name in eos["usage"]}
+    return {name: sum(eos["usage"].get(name, 0) for eos in finals) for name in names}
+
+
+# ---- streamed
+
+
+class _Stream:
+    """One streamed request; its answers, of one prompt or of several, are told apart by their index."""
+
+    def __init__(self, exchange: Exchange, shape: Shape, ask: Ask, echoes: list[str]) -> None:
+        self._exchange = exchange
+        self._ask = ask
+        self._echoes = echoes
+        self._offsets: dict[int, _Offsets] = {}
+        self._finals: list[Event] = []
+        self._common = {
+            "created": shape.created,
+            "id": shape.id,
+            "model": shape.model,
+            "system_fingerprint": shape.system_fingerprint,
+            "object": "text_completion",
+            **shape.tier,
+        }
+
+    async def run(self, generations: list[Generation]) -> None:
+        await self._exchange.start_sse()
+        try:
+            if self._ask.has_echo:
+                echoed = [self._chunk(p * self._ask.n + i, echo) for p, echo in enumerate(self._echoes) for i in range(self._ask.n)]
+                await self._exchange.write(b"".join(echoed))
+            async for number, events in merged(self._exchange, generations):
+                out = [chunk for event in events for chunk in self._on_event(number, event)]
+                if out:
+                    await self._exchange.write(b"".join(out))
+        except GatewayError as error:
+            self._exchange.facts["error"] = error.code
+            await self._exchange.finish(sse.error_event(self._exchange.family.error(error)))
+            return
+        await self._exchange.finish(self._usage() + sse.DONE)
+
+    def _on_event(self, number: int, event: Event) -> list[bytes]:
+        """The chunks of an event. Raises: GatewayError."""
+        kind, index = event["event"], number * self._ask.n + event.get("index", 0)
+        if kind == "token":
+            return [self._chunk(index, event["text"], event.get("logprobs"))]
+        if kind == "end":
+            return [self._chunk(index, "", event.get("logprobs"), ended(event)["reason"])]
+        if kind == "error":
+            raise from_daemon(event)
+        note_end(self._exchange, event)
+        self._finals.append(ended(event))
+        return [self._chunk(index, "", event.get("logprobs"), event["reason"])] if self._ask.n == 1 else []
+
+    def _chunk(self, index: int, text: str, logprobs: list[Event] | None = None, reason: str | None = None) -> bytes:
+        choice: dict[str, Any] = {"text": text, "index": index, "logprobs": None, "finish_reason": reason}
+        if logprobs and self._ask.n_logprobs is not None:
+            choice["logprobs"] = self._offset(index).arrays(logprobs)
+        return sse.data({"choices": [choice], **self._common})
+
+    def _offset(self, index: int) -> _Offsets:
+        if index not in self._offsets:
+            self._offsets[index] = _Offsets(len(self._echoes[index // self._ask.n]))
+        return self._offsets[index]
+
+    def _usage(self) -> bytes:
+        if not self._ask.wants_usage:
+            return b""
+        return sse.data({"choices": [], **self._common, "usage": chunks.usage(_summed(self._finals)), "timings": chunks.timings(self._finals[-1])})
+
+
+class _Offsets:
+    """Log probabilities as the older API has them: parallel arrays, with each token's place in the text."""
+
+    def __init__(self, start: int) -> None:
+        self._at = start
+
+    def arrays(self, entries: list[Event] | None) -> dict[str, Any]:
+        made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for entry in entries or ():
+            token = _text_of(entry)
+            made["tokens"].append(token)
+            made["token_logprobs"].append(entry["logprob"])
+            made["top_logprobs"].append({_text_of(other): other["logprob"] for other in entry.get("top", ())} or None)
+            made["text_offset"].append(self._at)
+            self._at += len(token)
+        return made
+
+
+def _text_of(entry: Event) -> str:
+    return bytes(entry["bytes"]).decode("utf-8", "replace")
