@@ -39,7 +39,7 @@ check: ext ## lint, types, import rules, generated files up to date
 	$(PY) -m pytest -q tests/arch
 	$(PY) -m bindings.generate --check
 
-fuzz: ext ## long random input against the protocol
+fuzz: ext ## long random input: the protocol, combinations of options, damaged model files, limits of memory
 	UMA_FUZZ=full $(PY) -m pytest -q -m fuzz
 
 conversations: ext ## 1,200 random chats: logits after a cached beginning against those of full reads

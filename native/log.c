@@ -22,6 +22,9 @@ static void on_line(enum ggml_log_level level, const char * text, void * user) {
         level = ring.last_level; // a continuation has the level of the line it continues
     }
     ring.last_level = level;
+    if (level == GGML_LOG_LEVEL_ERROR) {
+        uma_guard_note_errno();
+    }
     if (strstr(text, "failed to find a memory slot")) {
         ring.n_slot_warnings++;
     }

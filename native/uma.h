@@ -18,6 +18,16 @@ int32_t uma_log_take(char * line, int32_t capacity, int32_t * level); // bytes o
 int64_t uma_log_lost(void);                                        // lines overwritten before they were taken
 int64_t uma_log_slot_warnings(void);                               // "failed to find a memory slot" lines so far
 
+// -- guard.cpp: calls that fail where llama.cpp throws, or asserts (guard.h says which)
+enum { UMA_BROKEN = -1000 }; // in place of a return code: something was thrown in the middle of a computation
+bool         uma_guard_reserve(void);                              // set memory aside for calls that must not fail; false: there is none
+void         uma_guard_install(void);                              // once, before anything is loaded
+bool         uma_guard_is_short(void);                             // whether the last one of this thread that loads failed for want of memory
+const char * uma_guard_message(void);                              // what was thrown past llama.cpp in it; "": nothing
+
+// -- threads.c: tried out, with stacks of the usual size
+bool         uma_threads_fit(int32_t n);                           // whether so many more threads can run at once
+
 // -- abort.c: an abort callback that reads one int (Python callbacks inside compute wait for the GIL at every node)
 bool uma_abort_cb(void * flag);                                    // flag: int32_t *, nonzero aborts
 
@@ -248,3 +258,7 @@ void         uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns
 void         uma_slices_free(uma_slices * s);
 
 /* cdef end */
+
+void uma_guard_note_errno(void); // an error is being told of: is it one of memory?
+
+#include "guard.h"

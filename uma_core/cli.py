@@ -18,8 +18,11 @@ from uma_core.config_flags import FlagsCommand, OptionFlag, given_flags, print_v
 from uma_core.config_load import SCHEMA, Inputs, Sources, load
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.log import Output
+from uma_core.machine import limit_room, stack_bytes
 
 PROGRAM = "uma-core"
+START_BYTES = 56 << 20  # private memory of the interpreter and all that is imported
+N_THREADS = 6  # log, compute, two of the intake, loader, cache
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -71,13 +74,25 @@ def main() -> int:
         return cli.main(sys.argv[1:] or ["--help"], prog_name=PROGRAM, standalone_mode=False) or 0
     except UmaError as error:
         return _fail(error)
+    except MemoryError:
+        return _fail(UmaError(ErrorCode.INSUFFICIENT_MEMORY, "the daemon itself has no memory"))
     except click.UsageError as error:
         return _fail(UmaError(ErrorCode.CONFIG_INVALID, error.format_message()))
     except click.Abort:
         return 130
 
 
+def _check_memory() -> None:
+    """Where the process is limited, refuse what would end somewhere among its first threads. Raises: INSUFFICIENT_MEMORY."""
+    room, need = limit_room(), START_BYTES + N_THREADS * stack_bytes()
+    if room is not None and room < need:
+        text = f"the daemon needs {need >> 20} MiB before it loads a model, its limit (ulimit -d or -v) leaves {room >> 20}"
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, text, need_mb=need >> 20, limit_mb=room >> 20)
+
+
 def _run(config: Config, sources: Sources) -> int:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, unused here: 40 MiB and a thread for every core
+    _check_memory()
     output = Output(config.log)
     try:
         for warning in sources.warnings:

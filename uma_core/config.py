@@ -419,6 +419,8 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
             yield opt.key, f"must not exceed {cap} ({config.get(BY_KEY[cap])}), not {value}"
     if 0 < engine.n_ctx < engine.n_seq:
         yield "engine.n_ctx", f"must give each of the {engine.n_seq} sequences at least one cell, not {engine.n_ctx}"
+    if engine.kv_type != "f16" and engine.flash_attn == "off":
+        yield "engine.kv_type", f"needs fused attention (engine.flash_attn), so not {engine.kv_type} where that is off"
     if len(set(scheduler.stages)) != len(scheduler.stages):
         yield "scheduler.stages", "names a stage twice"
     if config.metrics.listen and loopback(config.metrics.listen) is None:

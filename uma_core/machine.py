@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import sys
 from pathlib import Path
 from typing import Any
 
+ENDLESS_STACK = 2 << 20  # of a thread where stacks have no limit, on x86-64
+
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What could be allocated without swapping: the machine's or the control group's figure, whichever is less."""
+    """What could be allocated without swapping: the machine's, the control group's or the process's own figure, whichever is least."""
     if sys.platform == "darwin":
         return darwin_available(ctypes.CDLL(None, use_errno=True))
     try:
@@ -17,8 +20,28 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return None
-    limit = _cgroup_room(proc, cgroup)
-    return free if limit is None else min(free, limit)
+    limits = (_cgroup_room(proc, cgroup), limit_room(proc))
+    return min([free, *(limit for limit in limits if limit is not None)])
+
+
+def limit_room(proc: Path = Path("/proc")) -> int | None:
+    """Room below the process's limits of private and of all address space (ulimit -d, ulimit -v). None without a limit."""
+    rooms = []
+    try:
+        used = dict(line.split(":", 1) for line in (proc / "self/status").read_text().splitlines())
+        for limit, name in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+            most, _ = resource.getrlimit(limit)
+            if most != resource.RLIM_INFINITY:
+                rooms.append(max(0, most - int(used[name].split()[0]) * 1024))
+    except (OSError, KeyError, ValueError, IndexError):  # not Linux
+        return None
+    return min(rooms, default=None)
+
+
+def stack_bytes() -> int:
+    """Address space that a new thread's stack takes. Source: pthread_create(3)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return ENDLESS_STACK if limit == resource.RLIM_INFINITY else limit
 
 
 def _cgroup_room(proc: Path, cgroup: Path) -> int | None:

@@ -125,6 +125,10 @@ class Stream(threading.Thread):
         assert self.started.wait(WAIT_S)
         return self
 
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.events) and self.events[-1]["event"] in ("eos", "error")
+
     def cancel(self) -> None:
         self._wire.send(type="cancel", id="s")
 

@@ -36,7 +36,7 @@ from uma_core.cache.files import (
     payload_digest,
 )
 from uma_core.clock import Clock
-from uma_core.errors import ErrorCode
+from uma_core.errors import ErrorCode, UmaError
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,10 @@ class DiskTier:
         self._results: deque[Callable[[], None]] = deque()
         self._warned: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="cache-disk", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for the thread of the cache's disk") from error
 
     @property
     def can_write(self) -> bool:

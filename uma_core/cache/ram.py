@@ -39,6 +39,14 @@ class RamTier:
             self.on_evict(victim)
         return True
 
+    def shrink(self, n_bytes: int) -> int:
+        """Drop segments of so many bytes, the least useful first, as far as there are any. Returns how many bytes went."""
+        before, budget = self.n_bytes, self.budget
+        self.budget = max(0, before - n_bytes)
+        self.make_room(0)
+        self.budget = budget
+        return before - self.n_bytes
+
     def reserve(self, tenant: int, n_bytes: int) -> None:
         """Count bytes that are about to be filled; `make_room` said that they fit."""
         self.n_bytes += n_bytes

@@ -8,11 +8,7 @@ from uma_core.cache.manager import PrefixCache
 def trim_snapshots(cache: PrefixCache) -> int:
     """Drop half of the bytes of the RAM tier, the cheapest to make again first. Returns the bytes dropped."""
     ram = cache.store.ram
-    before, budget = ram.n_bytes, ram.budget
-    ram.budget = before // 2
-    ram.make_room(0)
-    ram.budget = budget
-    return before - ram.n_bytes
+    return ram.shrink(ram.n_bytes - ram.n_bytes // 2)
 
 
 def drop_idle(cache: PrefixCache) -> int:

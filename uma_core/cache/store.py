@@ -21,7 +21,7 @@ from uma_core.cache.ram import RamTier
 from uma_core.cache.segment import Segment, has_beginning, path_segments
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
-from uma_core.engine.api import Engine
+from uma_core.engine.api import Engine, Export
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.policy.cost import CostModel
 
@@ -44,6 +44,7 @@ class Store:
         self.disk_bytes = 0
         self._is_indexing = False  # the directory is being looked through: its files are not known yet
         self._is_found_unwanted = False  # they were cleared before they were known
+        self._is_short = False  # the system had no memory for the last snapshot
         self.wake: Callable[[], None] = lambda: None
         self._engine = engine
         self._finder = finder
@@ -108,19 +109,22 @@ class Store:
             self.ram.reserve(tree.tenant, n_bytes)
         is_taken = False
         try:
-            export = self._engine.export_state(holding.seq_id, end, start)
+            export = self._export(holding.seq_id, start, end, n_bytes)
             yield self._meters.copied(export)
             seg = self._segment(tree, node, start, end)
             if seg is not None:
                 if is_in_ram:
                     seg.weight = cost.prompt_ns(end - start, start) / max(1, seg.n_bytes)
                     self.ram.put(seg, export.blob)
+                    self._is_short = False
                     self.ram.touch(path_segments(node))
                     is_taken = True
                 self._write_behind(seg, export.blob, is_last)
                 seg.let_go()
         except UmaError as error:
-            log.warning("a snapshot was not made: %s", error)
+            level = logging.DEBUG if self._is_short and error.error is ErrorCode.INSUFFICIENT_MEMORY else logging.WARNING
+            self._is_short = error.error is ErrorCode.INSUFFICIENT_MEMORY
+            log.log(level, "a snapshot was not made: %s", error)
         finally:
             if is_in_ram and not is_taken:
                 self.ram.unreserve(tree.tenant, n_bytes)
@@ -144,6 +148,15 @@ class Store:
             seg = Segment(tree, start, end, (end - start) * self._finder.cell_bytes)
             return seg if seg.attach(node) else None
         return seg if seg.blob is None and not seg.is_writing else None
+
+    def _export(self, seq_id: int, start: int, end: int, n_bytes: int) -> Export:
+        """Where the system has no memory for it, the least useful snapshots make room. Raises: INSUFFICIENT_MEMORY."""
+        try:
+            return self._engine.export_state(seq_id, end, start)
+        except UmaError as error:
+            if error.error is not ErrorCode.INSUFFICIENT_MEMORY or not self.ram.shrink(n_bytes):
+                raise
+            return self._engine.export_state(seq_id, end, start)
 
     def load(self, seq_id: int, piece: Piece) -> Legs:
         """Bring a piece into its sequence. Raises (through the chain): STATE_RESTORE_FAILED, CACHE_IO."""

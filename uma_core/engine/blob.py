@@ -12,13 +12,24 @@ import mmap
 
 import numpy as np
 
+from uma_core.engine.lib import lib
+from uma_core.errors import ErrorCode, UmaError
+
 MAP_FROM_BYTES = 1 << 20  # below, a mapping would cost more than it is worth, and numpy asks for nothing
 
 
 def new_blob(n_bytes: int) -> memoryview:
-    """Room for `n_bytes`, freed with its last view. Large ones are zero, without being touched; small ones hold anything."""
+    """Room for `n_bytes`, freed with its last view. Large ones are zero, without being touched; small ones hold anything.
+
+    Raises: INSUFFICIENT_MEMORY.
+    """
+    if not lib.uma_guard_reserve():
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for snapshots: what is left is for computing")
     flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
     if n_bytes >= MAP_FROM_BYTES and flags:
         with contextlib.suppress(OSError):  # as many mappings as the system allows: the heap goes on
             return memoryview(mmap.mmap(-1, n_bytes, flags=flags))
-    return np.empty(n_bytes, np.uint8).data
+    try:
+        return np.empty(n_bytes, np.uint8).data
+    except MemoryError as error:
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no {n_bytes >> 10} KiB for a snapshot") from error

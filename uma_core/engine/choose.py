@@ -16,9 +16,9 @@ from uma_core import measured
 from uma_core.config import EngineOptions
 from uma_core.engine.fingerprint import fingerprint
 from uma_core.engine.graph.device import device_of
-from uma_core.engine.graph.header import Header
 from uma_core.engine.graph.load import check
 from uma_core.engine.graph.shape import Unsupported
+from uma_core.engine.header import Header
 from uma_core.engine.lib import lib, text
 from uma_core.engine.llama_params import n_threads_of
 

@@ -20,6 +20,7 @@ from uma_core.config import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, Engine, MemoryUse
 from uma_core.engine.choose import Choice
 from uma_core.engine.graph.device import device_of
+from uma_core.engine.graph.store import PAGE
 from uma_core.engine.llama_params import is_unified
 from uma_core.engine.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
@@ -146,12 +147,13 @@ def _is_agreed(calls: Sequence[int]) -> bool:
 
 def shapes_of(n_ctx: int, n_seq: int, n_batch: int, is_unified: bool) -> list[Shape]:
     """What to time: ticks of one and of some streams over short and long contexts, and a prompt's beginning. Pure."""
-    longest = (n_ctx if is_unified else n_ctx // n_seq) - N_MOST - 1
+    n_seq_ctx = n_ctx if is_unified else n_ctx // n_seq
+    longest = n_seq_ctx - N_MOST - 1
     shapes = []
     for n_kv in sorted({min(n_kv, longest) for n_kv in CONTEXTS if longest > 0}):
-        n_rows = min(N_ROWS, n_seq, n_batch, n_ctx // (n_kv + N_MOST + 1))
+        n_rows = min(N_ROWS, n_seq, n_batch, n_ctx // (-(-(n_kv + N_MOST + 1) // PAGE) * PAGE) or 1)
         shapes += [Shape(n, n_kv) for n in sorted({1, n_rows})]
-    return [*shapes, Shape(min(N_CHUNK, n_batch, n_ctx if is_unified else n_ctx // n_seq))]
+    return [*shapes, Shape(min(N_CHUNK, n_batch, n_seq_ctx))]
 
 
 def measure(engines: Sequence[Engine], shapes: Sequence[Shape], trial: Trial) -> list[Times]:

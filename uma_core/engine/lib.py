@@ -17,6 +17,7 @@ ffi = _llama.ffi
 lib = _llama.lib
 
 check_bindings(ffi, lib)
+lib.uma_guard_install()
 lib.uma_log_install(lib.GGML_LOG_LEVEL_INFO)
 
 

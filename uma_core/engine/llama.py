@@ -34,7 +34,7 @@ from uma_core.engine.llama_kv import HostExport, Move, Span
 from uma_core.engine.llama_log import slot_warnings, tap
 from uma_core.engine.llama_model import LlamaModel, Progress
 from uma_core.engine.llama_pages import release_stream, touch_stream
-from uma_core.engine.llama_params import decode_params, is_unified, lane_params, n_threads_of
+from uma_core.engine.llama_params import check_threads, decode_params, is_unified, lane_params, n_threads_of
 from uma_core.engine.llama_prefill import PrefillLane
 from uma_core.engine.llama_probe import discover, proves_direct_kv, warm_up
 from uma_core.engine.llama_sampler import LlamaSampler
@@ -62,6 +62,7 @@ class LlamaEngine:
         params = decode_params(options, int(lib.llama_model_n_ctx_train(self.model.handle)))
         self.decoder = DecodeContext(self.model, params)
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(self.decoder.handle))
+        check_threads(n_threads_of(options))
         warm_up(self.decoder)
         notes = discover(self.decoder, self.model)
         if not notes and not is_unified(options) and options.prefill_lanes:
@@ -192,7 +193,11 @@ class LlamaEngine:
         return next((lane for lane in self.lanes if lane.seq_id == seq_id), None)
 
     def _pick_lane(self, seq_id: SeqId) -> PrefillLane | None:
-        free = [lane for lane in self.lanes if lane.is_free]
+        """Raises: DECODE_FAILED where none can be used any more."""
+        usable = [lane for lane in self.lanes if not lane.is_broken]
+        if not usable:
+            raise UmaError(ErrorCode.DECODE_FAILED, "memory ran out while a prompt was read; a reload loads the model anew")
+        free = [lane for lane in usable if lane.is_free]
         warm = [lane for lane in free if lane.warm_seq == seq_id]
         cold = [lane for lane in free if lane.warm_seq < 0]
         return next(iter([*warm, *cold, *free]), None)

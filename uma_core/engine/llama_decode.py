@@ -12,6 +12,8 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_model import LlamaModel, new_context
 from uma_core.types import TokenId
 
+BAD = DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
+BROKEN = BAD._replace(status=DecodeStatus.FATAL)
 STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.FULL, 2: DecodeStatus.ABORTED, -1: DecodeStatus.BAD_BATCH}
 
 
@@ -22,6 +24,7 @@ class DecodeContext:
     """
 
     def __init__(self, model: LlamaModel, params: Any) -> None:
+        self.is_broken = False  # neither used nor freed any more
         self.gate = ffi.new("uma_gate *")
         self.abort_flag = ffi.new("int32_t *")
         params.cb_eval = ffi.addressof(lib, "uma_gate_cb")
@@ -48,6 +51,8 @@ class DecodeContext:
             self._views = (batch, views)
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        if not 0 < batch.n <= self.n_batch:  # llama.cpp asserts it
+            return BAD
         self._point_at(batch)
         rows = self._rows
         rows.n, rows.wake_fd = batch.n, batch.wake_fd
@@ -55,7 +60,10 @@ class DecodeContext:
             self._samplers = samplers
             for i, sampler in enumerate(samplers):
                 self._handles[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
+        if self.is_broken:
+            return BROKEN
         rc = lib.uma_decode(self.handle, rows)
+        self.is_broken = rc == lib.UMA_BROKEN
         tokens: list[TokenId] = ffi.unpack(self._out, batch.n_rows) if rc == 0 and batch.n_rows else []
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), tokens, rows.call_ns, rows.sample_ns)
 
@@ -77,7 +85,8 @@ class DecodeContext:
             lib.ggml_backend_free(self.gate.copier)
             self.gate.copier = ffi.NULL
         if self.handle:
-            lib.llama_free(self.handle)
+            if not self.is_broken:
+                lib.llama_free(self.handle)
             self.handle = None
 
 

@@ -9,9 +9,9 @@ import re
 
 from uma_core.config import EngineOptions
 from uma_core.engine.api import MemoryUse
+from uma_core.engine.header import check_file, refusal, words_of_failure
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_log import Line, tap
-from uma_core.engine.llama_model import check_file, refusal
 from uma_core.engine.llama_params import decode_params, is_unified, lane_params, model_params
 from uma_core.errors import ErrorCode, UmaError
 
@@ -57,7 +57,8 @@ def _context(model: object, params: object) -> tuple[tuple[int, int], int]:
     mark = tap.pump()
     context = lib.llama_init_from_model(model, params)
     if context == ffi.NULL:
-        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"context: {tap.errors(mark) or 'llama.cpp refused it'}")
+        error = ErrorCode.INSUFFICIENT_MEMORY if lib.uma_guard_is_short() else ErrorCode.MODEL_LOAD_FAILED
+        raise UmaError(error, f"llama.cpp cannot serve this model with these options: {words_of_failure(mark)}")
     n_ctx_seq = int(lib.llama_n_ctx_seq(context))
     lib.llama_free(context)
     lines = tap.since(mark)

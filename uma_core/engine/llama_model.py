@@ -9,6 +9,7 @@ from typing import Any
 from uma_core.config import EngineOptions
 from uma_core.engine.api import ModelFacts
 from uma_core.engine.fingerprint import fingerprint
+from uma_core.engine.header import check_file, refusal, words_of_failure
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama_log import tap
 from uma_core.engine.llama_params import model_params
@@ -18,6 +19,7 @@ from uma_core.types import TokenId
 
 PIECE_BYTES = 256  # room for a token's text at first; there are longer ones
 
+INT32_MIN = -(1 << 31)
 Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
 
 
@@ -68,6 +70,8 @@ class LlamaModel:
         while True:
             out = ffi.new("llama_token[]", capacity)
             n = lib.llama_tokenize(self.vocab, data, len(data), out, capacity, add_special, parse_special)
+            if n == INT32_MIN:  # what a failed call gives (native/guard.h)
+                raise UmaError(ErrorCode.INTERNAL, f"llama.cpp cannot read this text: {text(lib.uma_guard_message())}")
             if n >= 0:
                 return ffi.unpack(out, n) if n else []
             capacity = -n
@@ -133,29 +137,10 @@ class LlamaModel:
             self.handle = None
 
 
-def check_file(path: str) -> None:
-    """Refuse what is plainly no GGUF before the loader touches it.
-
-    Raises: MODEL_LOAD_FAILED.
-    """
-    try:
-        with open(path, "rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=path) from error
-    if magic != b"GGUF":
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: not a GGUF file", path=path)
-
-
-def refusal(path: str, mark: int) -> UmaError:
-    """Why llama.cpp did not load the file, in its own words since the log line `mark`."""
-    return UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {tap.errors(mark) or 'llama.cpp refused the file'}", path=path)
-
-
 def new_context(model: LlamaModel, params: Any, what: str) -> Any:
-    """Raises: INSUFFICIENT_MEMORY (llama_init_from_model gives no other reason in practice)."""
+    """Raises: INSUFFICIENT_MEMORY: what else llama.cpp may refuse was found when it laid out the same context without memory."""
     mark = tap.pump()
     handle = lib.llama_init_from_model(model.handle, params)
     if not handle:
-        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{what} context: {tap.errors(mark) or 'llama.cpp refused it'}")
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{what} context: {words_of_failure(mark)}")
     return handle

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
-from gguf import GGUFReader
-
 from uma_core.config import EngineOptions
+from uma_core.engine.header import Header, Scalar
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
@@ -21,31 +21,60 @@ LOAD_MODES = {
 }
 KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0", "q4_0": "GGML_TYPE_Q4_0"}
 FLASH = {"auto": "LLAMA_FLASH_ATTN_TYPE_AUTO", "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED", "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED"}
+KV_BLOCK = 32  # elements that q8_0 and q4_0 quantize together
 N_OUTPUTS_MIN = 16  # rows with logits per decode call; the compute buffer grows with it
 
 
 def model_params(options: EngineOptions, path: str) -> tuple[Any, Any]:
-    """llama_model_params, and what they point at: to be kept until the model is loaded."""
+    """llama_model_params, and what they point at: to be kept until the model is loaded.
+
+    Raises: MODEL_LOAD_FAILED, CONFIG_INVALID for options that this model cannot have.
+    """
+    arch, n_expert = check_model(options, path)
     params = lib.llama_model_default_params()
     params.n_gpu_layers = options.n_gpu_layers
     params.load_mode = getattr(lib, LOAD_MODES[options.load_mode])
-    if not options.moe_top_k:
+    if not n_expert:
         return params, None
     overrides = ffi.new("struct llama_model_kv_override[2]")  # the second one, without a key, ends the list
     overrides[0].tag = lib.LLAMA_KV_OVERRIDE_TYPE_INT
-    overrides[0].key = f"{architecture(path)}.expert_used_count".encode()
+    overrides[0].key = f"{arch}.expert_used_count".encode()
     overrides[0].val_i64 = options.moe_top_k
     params.kv_overrides = overrides
     return params, overrides
 
 
-def architecture(path: str) -> str:
-    """`general.architecture` of a GGUF that is not loaded: metadata keys begin with it. Raises: MODEL_LOAD_FAILED."""
+def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
+    """The architecture, and how many experts a layer has, where an option asks for that; ("", 0) where none does.
+
+    llama.cpp asserts what is checked here, or tells it apart from a lack of memory by the text of a log line only.
+
+    Raises: MODEL_LOAD_FAILED, CONFIG_INVALID.
+    """
+    if not options.moe_top_k and options.kv_type == "f16":
+        return "", 0
+    header = Header(path)
     try:
-        field = GGUFReader(path).get_field("general.architecture")
-        return str(field.contents()) if field else "unknown"
-    except (OSError, ValueError, IndexError) as error:
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error}", path=path) from error
+        meta = header.of_arch()
+        n_expert = _count(meta, "expert_count")
+        if n_expert and options.moe_top_k > n_expert:
+            raise _refusal("moe_top_k", f"must not exceed the {n_expert} experts of this model, not {options.moe_top_k}")
+        n_each = _count(meta, "embedding_length") // max(1, _count(meta, "attention.head_count"))
+        for length in (_count(meta, f"attention.{part}_length") or n_each for part in ("key", "value")):
+            if options.kv_type != "f16" and length % KV_BLOCK:
+                raise _refusal("kv_type", f"must be f16 for heads of length {length}: {options.kv_type} takes multiples of {KV_BLOCK}")
+        return header.arch, n_expert if options.moe_top_k else 0
+    finally:
+        header.close()
+
+
+def _count(meta: Mapping[str, Scalar], key: str) -> int:
+    value = meta.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def _refusal(name: str, complaint: str) -> UmaError:
+    return UmaError(ErrorCode.CONFIG_INVALID, f"engine.{name} {complaint}", option=f"engine.{name}")
 
 
 def is_unified(options: EngineOptions) -> bool:
@@ -89,6 +118,15 @@ def context_params(**values: Any) -> Any:
     for name, value in values.items():
         setattr(params, name, value)
     return params
+
+
+def check_threads(n_threads: int) -> None:
+    """Before anything is computed: OpenMP ends the process where it cannot start its threads. Raises: INSUFFICIENT_MEMORY.
+
+    Each thread that computes has a team of its own: the one that loads, and the one that serves.
+    """
+    if not lib.uma_threads_fit(2 * (n_threads - 1)):
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"the system starts no {n_threads} compute threads; engine.threads can be less")
 
 
 def n_threads_of(options: EngineOptions) -> int:

@@ -11,6 +11,7 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_decode import DecodeContext, view_logits
 from uma_core.engine.llama_kv import Move, Span
 from uma_core.engine.llama_model import LlamaModel, new_context
+from uma_core.errors import ErrorCode, UmaError
 
 FILL_NS = 5_000_000  # of copying between two looks at the bell
 WARM_UP_SEQ = 0
@@ -26,7 +27,11 @@ class PrefillLane:
     """
 
     def __init__(self, model: LlamaModel, params: Any, bell: Any) -> None:
+        self.handle: Any = None
+        self.is_broken = False  # neither used nor freed any more
         self.native = lib.uma_prefill_new(params.n_ubatch)
+        if not self.native:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill lane")
         params.cb_eval = ffi.addressof(lib, "uma_prefill_cb")
         params.cb_eval_user_data = self.native
         self.handle = new_context(model, params, "prefill")
@@ -50,7 +55,7 @@ class PrefillLane:
         """Read a chunk once, so that pieces are predicted from measurements from the first prompt on."""
         self.take(WARM_UP_SEQ, None, 0, 0)
         for _ in range(2):
-            self.start(np.zeros(WARM_UP_TOKENS, np.int32), False)
+            self.start(np.zeros(min(WARM_UP_TOKENS, self.n_batch), np.int32), False)
             self.run(2**62, 1, 0)
         self.drop()
 
@@ -96,15 +101,18 @@ class PrefillLane:
     def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
         run = self._run
         t0 = lib.uma_now_ns()
+        if self.is_broken:
+            return PrefillOutcome(PrefillStatus.FAILED, 0, 0.0, 0, 0)
         if not self._fill_up(until_ns):
             return PrefillOutcome(PrefillStatus.PAUSED, 0, 0.0, lib.uma_now_ns() - t0, 0)
         lib.uma_prefill_run(self.native, until_ns, max(1, quantum_ns), min_pieces, run)
         status = PrefillStatus.PAUSED
         if run.is_done:
             status = PrefillStatus.DONE if run.rc == 0 else PrefillStatus.FAILED
+            self.is_broken = run.rc == lib.UMA_BROKEN
             if run.rc == 0:
                 self.n_kv += self.n_chunk
-            else:
+            elif not self.is_broken:
                 lib.llama_memory_seq_rm(self.memory, 0, self.n_kv, -1)
         outcome = PrefillOutcome(status, run.n_pieces, run.fraction, run.elapsed_ns, run.longest_ns)
         if run.is_done:
@@ -128,13 +136,15 @@ class PrefillLane:
             lib.uma_prefill_cancel(self.native)
             self.n_chunk = 0
         self._fill = None
-        lib.llama_memory_seq_rm(self.memory, 0, -1, -1)
+        if not self.is_broken:
+            lib.llama_memory_seq_rm(self.memory, 0, -1, -1)
         self.seq_id = self.warm_seq = -1
         self.n_kv = self.n_shared = 0
 
     def close(self) -> None:
         if self.handle:
             self.drop()
-            lib.llama_free(self.handle)
-            lib.uma_prefill_free(self.native)
+            if not self.is_broken:
+                lib.llama_free(self.handle)
+                lib.uma_prefill_free(self.native)
             self.handle = None

@@ -23,6 +23,7 @@ class HasGate(Protocol):
     handle: Any
     gate: Any
     memory: Any
+    n_batch: int
 
 
 def _decode(context: HasGate, tokens: list[int]) -> None:
@@ -35,7 +36,7 @@ def _decode(context: HasGate, tokens: list[int]) -> None:
 def warm_up(context: HasGate) -> None:
     """First calls pay for page faults, kernel compilation and thread start; nobody's token should."""
     _decode(context, [0])
-    _decode(context, [0] * 4)
+    _decode(context, [0] * min(4, context.n_batch))
 
 
 def discover(context: HasGate, model: LlamaModel) -> list[str]:
@@ -86,5 +87,6 @@ def proves_direct_kv(engine: LlamaEngine) -> bool:
 
 
 def _read(lane: PrefillLane, tokens: np.ndarray) -> None:
-    lane.start(tokens, True)
-    lane.run(2**62, 2**40, 0)
+    for at in range(0, len(tokens), lane.n_batch):
+        lane.start(tokens[at : at + lane.n_batch], True)
+        lane.run(2**62, 2**40, 0)

@@ -13,7 +13,7 @@ from uma_core import measured
 from uma_core.clock import Clock
 from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.policy.calibrate import CHUNK, DECODE, PIECE, RIDE, SHORT, TRANSFER, Sample, Shape, calibration_shapes, fit, guess
+from uma_core.policy.calibrate import CHUNK, DECODE, N_STEPS, PIECE, RIDE, SHORT, TRANSFER, Sample, Shape, calibration_shapes, fit, guess
 from uma_core.policy.cost import CostModel
 from uma_core.policy.state import DeviceView
 
@@ -93,7 +93,7 @@ def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> T
     for seq_id in range(shape.n_rows):
         engine.pretend(seq_id, shape.n_kv)
     ns = 0
-    for step in range(2):  # the first call of a shape builds its graph
+    for step in range(N_STEPS):
         batch.clear()
         for seq_id in range(shape.n_rows):
             batch.add(0, shape.n_kv + step, seq_id, True)

@@ -170,7 +170,11 @@ class Calls:
         self._t_run_end_ns = self._clock.now_ns() + plan.run_ns
         if not session.n_chunk:
             tokens = session.token_at(session.n_past, session.n_past + item.n_tokens)
-            if not engine.prefill_open(session.seq_id, tokens, item.want_logits):
+            try:
+                if not engine.prefill_open(session.seq_id, tokens, item.want_logits):
+                    return
+            except UmaError as error:  # no memory for its graph
+                self._deliveries.fail(session, error, self._clock.now_ns())
                 return
             session.n_chunk, session.chunk_fraction = item.n_tokens, 0.0
             session.touch()

@@ -15,6 +15,8 @@ from uma_core.policy.state import DeviceView
 
 DECODE, CHUNK, PIECE, TRANSFER, RIDE = "decode", "prefill", "piece", "transfer", "ride"
 SHORT, LONG = 64, 1024  # contexts at which rows are timed
+N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape builds its graph
+PAGE = 64  # cells that a sequence takes at a time, at most
 BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth
 GUESS_COMPUTE = 30.0  # guess: prefill of one token costs a weight pass divided by this
 HEAVIEST_NODE = 0.3  # of a layer's time at no context: one of the three feed-forward products
@@ -43,7 +45,8 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     `ride`: one call of n_rows rows, one of them a stream's, the others a prompt's after n_kv cells.
     Time each two or three times.
     """
-    rows = [n for n in (1, 2, 4, 3, 8, 16, 6, 12, 9, 24, 32) if n <= device.n_seq_max]
+    n_most = min(device.n_seq_max, device.n_batch)  # rows of a decode call
+    rows = [n for n in (1, 2, 4, 3, 8, 16, 6, 12, 9, 24, 32) if n <= n_most]
     sizes = [n for n in (64, 512, 256, 128, 32, 16, 63, 8, 1024, 2048) if n <= device.n_ubatch]
     if device.n_ubatch not in sizes:
         sizes.append(device.n_ubatch)
@@ -54,9 +57,21 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
         shapes += [Shape(RIDE, n, 0) for n in device.ride_rows] + [Shape(RIDE, device.ride_rows[-1], long_kv)]
     shapes += [Shape(TRANSFER, min(n, device.n_ctx_seq) * device.kv_bytes_per_cell, 0) for n in (64, 512)]
     shapes += [Shape(DECODE, n, SHORT) for n in rows[4:]] + [Shape(CHUNK, n, 0) for n in sizes[5:]]
-    shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, device.n_seq_max), long_kv)]
+    shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, n_most), long_kv)]
     shapes.append(Shape(CHUNK, min(512, device.n_ubatch), long_kv))
-    return [s for s in shapes if s.kind == TRANSFER or s.n_kv + (1 if s.kind == DECODE else s.n_rows) <= device.n_ctx_seq]
+    return [s for s in shapes if _fits(s, device)]
+
+
+def _fits(shape: Shape, device: DeviceView) -> bool:
+    """Whether the KV memory holds all sequences that timing the shape takes."""
+    longest = shape.n_kv + (N_STEPS if shape.kind == DECODE else shape.n_rows)
+    if shape.kind == TRANSFER:
+        n_copies, longest = 2, shape.n_rows // device.kv_bytes_per_cell
+    elif shape.kind == RIDE:
+        n_copies, longest = 2, max(longest, min(SHORT, device.n_ctx_seq // 2) + 1)
+    else:
+        n_copies = shape.n_rows if shape.kind == DECODE else 1
+    return longest <= device.n_ctx_seq and n_copies * -(-longest // PAGE) * PAGE <= device.n_ctx
 
 
 def fit(samples: Iterable[Sample | tuple[str, int, int, int]], device: DeviceView | None = None) -> CostModel:

@@ -7,6 +7,7 @@ and no prompt is being tokenised with it.
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import threading
@@ -149,18 +150,21 @@ class Host:
             except UmaError as error:
                 self._tell(lambda error=error: end(on_error, error))  # type: ignore[misc]
             except Exception as error:
-                log.exception("loading failed")
-                failure = UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{type(error).__name__}: {error}")
+                failure = _load_failure(error)
                 self._tell(lambda: end(on_error, failure))
             else:
                 self._tell(lambda: end(on_done, result))
 
-        self._spawn(run, "loader")
+        try:
+            self._spawn(run, "loader")
+        except UmaError as error:
+            self._tell(lambda error=error: end(on_error, error))  # type: ignore[misc]
 
     def _spawn(self, function: Callable[[], None], name: str) -> None:
+        """Raises: INSUFFICIENT_MEMORY."""
         thread = threading.Thread(target=function, name=name, daemon=True)
+        memory.start(thread)
         self._threads = [*(t for t in self._threads if t.is_alive()), thread]
-        thread.start()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for loading and closing to end. True when they did."""
@@ -242,7 +246,11 @@ class Host:
     def _retire(self, executor: Executor) -> None:
         """On the compute thread. Closing a model takes long: nobody's tick shall."""
         leaving = [executor.engine]
-        self._spawn(lambda: self._close(leaving), "closer")
+        try:
+            self._spawn(lambda: self._close(leaving), "closer")
+        except UmaError as error:
+            log.warning("%s is closed between two ticks: %s", executor.engine.info.model_name, error)
+            self._close(leaving)
 
     def _close(self, leaving: list[Engine]) -> None:
         """Close the engine that is in the list, and see to it that nothing of it stays in memory."""
@@ -312,6 +320,15 @@ class Host:
             self.view = views[executors.index(current)]._replace(estimate_ms=max(v.estimate_ms for v in views))
         self.retiring = [{"model": e.engine.info.model_name, "sessions": len(e.table)} for e in executors if e is not current]
         self.rows = [row for executor in executors for row in view.sessions(executor, now)]
+
+
+def _load_failure(error: Exception) -> UmaError:
+    """What an exception without a code says of a load: the system had no memory, or the model is not what was expected."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text)
+    log.error("loading failed", exc_info=error)
+    return UmaError(ErrorCode.MODEL_LOAD_FAILED, text)
 
 
 def _log_failure(result: object, failure: BaseException | None) -> None:

@@ -113,7 +113,8 @@ class Intake:
             self._is_stopping = True
             self._condition.notify_all()
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # where the start failed, not all were started
+                thread.join()
         for job in list(self._jobs.values()):
             self._end(job, UmaError(ErrorCode.SHUTTING_DOWN))
         for task in list(self._tasks):

@@ -9,12 +9,14 @@ import ctypes
 import logging
 import os
 import sys
+import threading
 from enum import Enum
 from pathlib import Path
 
 from uma_core.engine.api import MemoryUse
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import available_bytes as available_bytes
+from uma_core.machine import limit_room, stack_bytes
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ MIB = 1 << 20
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # malloc.h
 MMAP_FROM_BYTES = MIB
 N_ARENAS = 2
+THREAD_BYTES = 4 * MIB  # what a thread takes beside its stack until it runs
 SPARE_BYTES = 64 * MIB  # for buffers that no estimate knows
 
 
@@ -61,6 +64,20 @@ def _refusal(need: int, limit: int, what: str) -> UmaError:
     told = f"engine.memory_budget_mb is {limit_mb}" if what == "budget" else f"{limit_mb} MiB are available"
     text = f"the load needs about {need_mb} MiB, {told}; a smaller engine.n_ctx or another model needs less"
     return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text, need_mb=need_mb, limit_mb=limit_mb)
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread. Raises: INSUFFICIENT_MEMORY.
+
+    Python waits forever for a thread that gets a stack and then has no memory to say that it runs: there must be room for more.
+    """
+    room = limit_room()
+    try:
+        if room is not None and room < stack_bytes() + THREAD_BYTES:
+            raise MemoryError
+        thread.start()
+    except (MemoryError, RuntimeError) as error:
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no memory for the thread {thread.name!r}") from error
 
 
 def resident_bytes() -> int:

@@ -15,7 +15,7 @@ from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import BLOCKS_OF_32, MODELS, TYPED
 from uma_core.engine.graph import load
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.graph.header import Header
+from uma_core.engine.header import Header
 from uma_core.engine.lib import lib
 from uma_core.engine.llama import use_kernels
 

@@ -39,7 +39,7 @@ def test_its_sizes_are_those_of_a_graph_built_for_the_batch(model: Model, writte
     with closing(GraphEngine(written(model), SMALL, is_stock=is_stock)) as engine:
         loaded = engine._loaded
         assert loaded is not None
-        compute, room = Compute(engine._backends[0], loaded.attention(N_MOST)), 768 if is_stock else 0
+        compute, room = Compute(engine._backends[0], loaded.attention(N_MOST), []), 768 if is_stock else 0
         space = Workspace(loaded.device)
         fitted = Fitted(loaded.network, loaded.pages, compute, BatchShape(N_MOST, 1, room), space)
         for n, n_span in ((N_MOST, 768), (2, 256), (17, 512), (N_MOST - 1, 768), (64, 512)):

@@ -12,8 +12,8 @@ from tests.engine.conftest import DRAFT
 from tests.engine.drive import generate, read, tokens_of
 from tests.engine.graph.conftest import SMALL
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.graph.header import Header, TensorPlace
 from uma_core.engine.graph.joined import Joined
+from uma_core.engine.header import Header, TensorPlace
 from uma_core.engine.lib import lib
 
 COPIED = replace(SMALL, load_mode="none")  # as on a device that cannot read the mapped file

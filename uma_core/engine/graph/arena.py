@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from uma_core.engine.graph.device import tensor_context
 from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.store import KV_TYPES, PAGE, row_bytes
 from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
 
 
 class Arena:
     """Owns the memory. See store.Store for the contract."""
 
     def __init__(self, shape: Shape, kv_type: str, n_pages: int) -> None:
-        """Raises: Unsupported."""
+        """Raises: Unsupported, INSUFFICIENT_MEMORY."""
         self.cell_bytes = row_bytes(shape, kv_type)
         self.layer_rows = shape.n_head_kv * PAGE  # K of a layer, and as many of its V, in a page
         self.page_rows = 2 * shape.n_layer * self.layer_rows
@@ -29,9 +31,11 @@ class Arena:
         self.blob_shape = (shape.n_layer, shape.n_head_kv, self.cell_bytes)
         self._memory = _memory(self.n_bytes + mmap.PAGESIZE)  # the kernel's vectors may look past the last row
         self._base = ffi.from_buffer(self._memory)
+        self._context = tensor_context(2)
         self._buffer = lib.ggml_backend_cpu_buffer_from_ptr(self._base, len(self._memory))
-        params = ffi.new("struct ggml_init_params *", {"mem_size": 2 * lib.ggml_tensor_overhead(), "no_alloc": True})
-        self._context = lib.ggml_init(params[0])
+        if not self._buffer:
+            lib.ggml_free(self._context)
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for the KV's buffer")
         kind = getattr(lib, KV_TYPES[kv_type])
         self.rows = lib.ggml_new_tensor_2d(self._context, kind, shape.dim, n_pages * self.page_rows)  # one head and one position each
         lib.ggml_backend_tensor_alloc(self._buffer, self.rows, self._base)
@@ -78,9 +82,15 @@ class Arena:
 
 
 def _memory(n_bytes: int) -> mmap.mmap:
-    """Private memory, zero until it is touched; in large pages of the system where it has them: a KV page is read in many places."""
+    """Private memory, zero until it is touched; in large pages of the system where it has them: a KV page is read in many places.
+
+    Raises: INSUFFICIENT_MEMORY.
+    """
     flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
-    memory = mmap.mmap(-1, n_bytes, flags=flags) if flags else mmap.mmap(-1, n_bytes)
+    try:
+        memory = mmap.mmap(-1, n_bytes, flags=flags) if flags else mmap.mmap(-1, n_bytes)
+    except (OSError, OverflowError) as error:
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no {n_bytes >> 20} MiB for KV: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from uma_core.engine.graph.header import Header
-from uma_core.engine.lib import ffi, lib
+from uma_core.engine.graph.device import tensor_context
+from uma_core.engine.header import Header
+from uma_core.engine.lib import lib
 from uma_core.errors import ErrorCode, UmaError
 
 EMBEDDING = "token_embd.weight"
@@ -32,8 +33,8 @@ class Arranged:
 
     def __init__(self, header: Header, names: list[str]) -> None:
         """Raises: INSUFFICIENT_MEMORY."""
-        size = max(1, len(names)) * lib.ggml_tensor_overhead()
-        self._context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": size, "no_alloc": True})[0])
+        self._buffer = None
+        self._context = tensor_context(len(names))
         self._sources = {name: lib.ggml_get_tensor(header.context, name.encode()) for name in names}
         self.tensors = {name: lib.ggml_new_tensor_3d(self._context, t.type, t.ne[0], t.ne[1], t.ne[2]) for name, t in self._sources.items()}
         self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, lib.uma_accel_arranged_type())

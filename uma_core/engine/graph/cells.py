@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from uma_core.engine.graph.device import Device
+from uma_core.engine.graph.device import Device, tensor_context
 from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.store import KV_TYPES, PAGE, row_bytes
 from uma_core.engine.lib import ffi, lib
@@ -26,7 +26,7 @@ class Cells:
         self.page_bytes = 2 * shape.n_layer * PAGE * self.cell_bytes
         self.n_bytes = self.n_cells * self.page_bytes // PAGE
         self.blob_shape = (shape.n_layer, shape.n_head_kv, head_bytes)
-        self._context = _context(2 * shape.n_layer)
+        self._context = tensor_context(2 * shape.n_layer)
         kind, width = getattr(lib, KV_TYPES[kv_type]), shape.n_head_kv * shape.dim
         self.tensors = [[lib.ggml_new_tensor_2d(self._context, kind, width, self.n_cells) for _ in "kv"] for _ in range(shape.n_layer)]
         self._buffer = None
@@ -51,7 +51,7 @@ class Cells:
 
     def copy(self, src: int, dst: int, begin: int, end: int) -> None:
         """On the device, without a way by host memory."""
-        context = _context(2)
+        context = tensor_context(2)
         for _, _, tensor in self._parts():
             lib.ggml_reset(context)
             views = [lib.ggml_view_2d(context, tensor, tensor.ne[0], end - begin, tensor.nb[1], self._at(page, begin)) for page in (src, dst)]
@@ -82,8 +82,3 @@ class Cells:
                 lib.ggml_backend_buffer_free(self._buffer)
             lib.ggml_free(self._context)
             self._context = None
-
-
-def _context(n: int) -> Any:
-    """Room for n tensors without their data."""
-    return lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": n * lib.ggml_tensor_overhead(), "no_alloc": True})[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,10 +14,13 @@ from uma_core.engine.graph.attention import BatchShape
 from uma_core.engine.graph.forward import Compute, Forward, Forwards, Network
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.lib import ffi, lib
+from uma_core.errors import UmaError
+
+log = logging.getLogger(__name__)
 
 Run = tuple[int, int, int]  # consecutive rows of one sequence: its number, the first position, how many
 STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.ABORTED, 2: DecodeStatus.BAD_BATCH}  # of uma_forward_decode: everything else is fatal
-REFUSED = {status: DecodeOutcome(status, [], 0, 0) for status in (DecodeStatus.FULL, DecodeStatus.BAD_BATCH)}
+REFUSED = {status: DecodeOutcome(status, [], 0, 0) for status in (DecodeStatus.FULL, DecodeStatus.BAD_BATCH, DecodeStatus.FATAL)}
 
 
 class Decoder:
@@ -33,6 +37,7 @@ class Decoder:
         self._rows = ffi.new("uma_rows *")
         self._samplers = ffi.new("uma_sampler *[]", n_batch)
         self._out = ffi.new("llama_token[]", n_batch)
+        self._broken = compute.broken
         self._ahead = ahead
         self._rows.sampler, self._rows.out, self._rows.ahead = self._samplers, self._out, ahead.handle
         self._views: tuple[Batch | None, list[Any]] = (None, [])
@@ -55,9 +60,18 @@ class Decoder:
         shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span, batch.n))
         if self._last is None or shape != self._last.batch or span != self._last.span:
             self.settle()  # what was begun is of another graph, which may have to make room
-        self._last = forward = self.forwards.of(shape)
+        try:
+            self._last = forward = self.forwards.of(shape)
+        except UmaError as error:  # no memory for another graph: these rows fail, the others go on
+            log.error("a decode call has no graph: %s", error)
+            for seq_id, pos0, _ in runs:
+                self._pages.truncate(seq_id, pos0)
+            return REFUSED[DecodeStatus.FATAL]
         forward.fit(span)
-        status = STATUS_OF.get(lib.uma_forward_decode(forward.native, rows), DecodeStatus.FATAL)
+        rc = lib.uma_forward_decode(forward.native, rows)
+        if rc == lib.UMA_BROKEN:
+            self._broken.append("memory ran out during a decode call")
+        status = STATUS_OF.get(rc, DecodeStatus.FATAL)
         for seq_id, pos0, n in runs:
             if status is DecodeStatus.OK:
                 self.n_kv[seq_id] = pos0 + n - goes_on
@@ -83,6 +97,8 @@ class Decoder:
         for seq_id, pos0, _ in runs:
             if not 0 <= seq_id < len(self.n_kv) or pos0 != self.n_kv[seq_id] or seq_id in reading:
                 return DecodeStatus.BAD_BATCH
+        if self._broken:
+            return DecodeStatus.FATAL
         return DecodeStatus.OK if self._pages.has_room(runs) else DecodeStatus.FULL
 
     def _point_at(self, batch: Batch) -> None:

@@ -62,6 +62,8 @@ class Device:
                 raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{self.description} has no memory for the model")
             return buffer
         buffer = lib.ggml_backend_buft_alloc_buffer(self.buffer_type, 0)
+        if not buffer:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no memory for a buffer of {self.description}")
         tensor = lib.ggml_get_first_tensor(context)
         while tensor:
             tensor.buffer = buffer
@@ -76,6 +78,15 @@ class Device:
                 kinds = " x ".join(text(lib.ggml_type_name(source.type)) for source in node.src if source)
                 return f"{text(lib.ggml_op_desc(node))} of {kinds} on {self.description}"
         return ""
+
+
+def tensor_context(n: int) -> Any:
+    """A ggml_context for n tensors without their data; the caller's to free. Raises: INSUFFICIENT_MEMORY."""
+    size = max(1, n) * lib.ggml_tensor_overhead()
+    context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": size, "no_alloc": True})[0])
+    if not context:
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for the model's tensors")
+    return context
 
 
 def device_of(options: EngineOptions, is_stock: bool = False) -> Device:

@@ -37,6 +37,7 @@ from uma_core.engine.graph.transfers import HostExport, Steps, cell_bytes, impor
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_log import slot_warnings, tap
 from uma_core.engine.llama_model import Progress
+from uma_core.engine.llama_params import check_threads
 from uma_core.engine.llama_sampler import LlamaSampler
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
@@ -55,6 +56,7 @@ class GraphEngine:
         self.decoder: Decoder | None = None
         self.lanes: list[Lane] = []
         self._backends: list[Any] = []
+        self._broken: list[str] = []  # why the backends must neither compute nor be freed any more
         try:
             self._open(self._loaded, options)
         except BaseException:
@@ -66,11 +68,12 @@ class GraphEngine:
         if loaded.device.is_cpu:
             lib.ggml_backend_cpu_set_abort_callback(decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag)
         ahead = Ahead(options.n_batch if loaded.device.is_stock and pays(options.decode_ahead, not loaded.device.is_cpu) else 0, self._bell)
-        decoding = Compute(decode_backend, loaded.attention(options.n_batch))
+        decoding = Compute(decode_backend, loaded.attention(options.n_batch), self._broken)
         self.decoder = Decoder(loaded.network, loaded.pages, decoding, options.n_batch, ahead)
         for _ in range(loaded.n_lanes):
-            reading = Compute(lane_backend, loaded.attention(options.n_ubatch))
+            reading = Compute(lane_backend, loaded.attention(options.n_ubatch), self._broken)
             self.lanes.append(Lane(loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq)))
+        check_threads(loaded.n_threads)
         self._warm_up(ride_rows(loaded.device.is_cpu, options.n_batch))
         self.info = self._describe(loaded, options)
 
@@ -356,7 +359,7 @@ class GraphEngine:
         if self.decoder is not None:
             self.decoder.close()
             self.decoder = None
-        for backend in self._backends:
+        for backend in () if self._broken else self._backends:
             lib.ggml_backend_free(backend)
         self._backends.clear()
         if self._loaded is not None:

@@ -11,7 +11,7 @@ from uma_core.engine.graph.attention import BatchShape
 from uma_core.engine.graph.load import Loaded, Wish, is_arranging, load
 from uma_core.engine.graph.mapped import LOAD_MODES
 from uma_core.engine.graph.ticks import ride_rows, tick_shapes
-from uma_core.engine.graph.workspace import staged_bytes
+from uma_core.engine.graph.workspace import new_allocator, staged_bytes
 from uma_core.engine.lib import ffi, lib
 
 
@@ -37,12 +37,14 @@ def graph_bytes(loaded: Loaded, n: int, n_out: int) -> int:
     """Data of one graph's nodes, and the host's side of its inputs and logits where that is another one."""
     network, attention = loaded.network, loaded.attention(0)
     context = network.new_context()
-    allocator = lib.ggml_gallocr_new(loaded.device.buffer_type)
+    allocator = None
     try:
+        allocator = new_allocator(loaded.device)
         builder, logits, best = network.build(context, BatchShape(n, n_out, attention.largest()), attention)
         sizes = ffi.new("size_t[1]")
         lib.ggml_gallocr_reserve_n_size(allocator, builder.graph, ffi.NULL, ffi.NULL, sizes)
         return int(sizes[0]) + (staged_bytes([*builder.inputs(), logits, best]) if loaded.device.is_stock else 0)
     finally:
-        lib.ggml_gallocr_free(allocator)
+        if allocator is not None:
+            lib.ggml_gallocr_free(allocator)
         lib.ggml_free(context)

@@ -77,6 +77,7 @@ class Compute(NamedTuple):
 
     backend: Any
     attention: Attention
+    broken: list[str]  # shared by all that use the backend; not empty: it must neither compute nor be freed any more
 
 
 class Forward:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from uma_core.engine.graph.header import Header, TensorPlace
-from uma_core.engine.lib import ffi, lib
+from uma_core.engine.graph.device import tensor_context
+from uma_core.engine.header import Header, TensorPlace
+from uma_core.engine.lib import lib
 
 GROUPS = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))  # of a layer
 
@@ -26,8 +27,7 @@ class Joined:
 
     def __init__(self, header: Header) -> None:
         groups = [group for layer in sorted(_layers(header)) for names in GROUPS if (group := _group(header, layer, names))]
-        size = (2 * len(groups) + 1) * lib.ggml_tensor_overhead()
-        self.context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": size, "no_alloc": True})[0])
+        self.context = tensor_context(2 * len(groups) + 1)
         self.parts: dict[str, Part] = {}  # by tensor name without its suffix
         for group in groups:
             self._join(header, group)

@@ -77,8 +77,12 @@ class Lane:
         return self._graph
 
     def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
-        run = self._run
+        run, broken = self._run, self._compute.broken
+        if broken:
+            return PrefillOutcome(PrefillStatus.FAILED, 0, 0.0, 0, 0)
         lib.uma_slices_run(self._slices, until_ns, max(1, quantum_ns), min_pieces, run)
+        if run.rc == lib.UMA_BROKEN:
+            broken.append("memory ran out while a prompt was read")
         status = PrefillStatus.PAUSED
         if run.is_done:
             status = PrefillStatus.DONE if run.rc == 0 else PrefillStatus.FAILED

@@ -13,7 +13,6 @@ from uma_core.engine.graph.cells import Cells
 from uma_core.engine.graph.device import Device, device_of
 from uma_core.engine.graph.families import family_of
 from uma_core.engine.graph.forward import Network
-from uma_core.engine.graph.header import Header
 from uma_core.engine.graph.mapped import LOAD_MODES, Mapped
 from uma_core.engine.graph.masked import Masked
 from uma_core.engine.graph.paged import Paged
@@ -22,6 +21,7 @@ from uma_core.engine.graph.shape import Shape, Unsupported, shape_of
 from uma_core.engine.graph.store import KV_TYPES, PAGE
 from uma_core.engine.graph.uploaded import Uploaded
 from uma_core.engine.graph.weights import Weights
+from uma_core.engine.header import Header
 from uma_core.engine.lib import lib
 from uma_core.engine.llama import use_kernels
 from uma_core.engine.llama_model import LlamaModel, Progress

@@ -9,8 +9,8 @@ from typing import Any
 
 from uma_core.engine.graph.arranged import EMBEDDING, Arranged, arrangeable, bytes_with
 from uma_core.engine.graph.device import Device
-from uma_core.engine.graph.header import Header
 from uma_core.engine.graph.weights import Weights
+from uma_core.engine.header import Header
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 

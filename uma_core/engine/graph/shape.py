@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from uma_core.engine.graph.header import Header, Scalar
+from uma_core.engine.header import Header, Scalar
 
 
 class Unsupported(Exception):
@@ -81,6 +81,9 @@ def shape_of(header: Header, moe_top_k: int = 0) -> Shape:
         raise Unsupported("heads whose K and V differ in length")
     if n_head_kv < 1 or n_head % n_head_kv or n_head // n_head_kv > MAX_GROUP or not 0 < dim <= MAX_DIM:
         raise Unsupported(f"{n_head} query heads over {n_head_kv} KV heads of length {dim}")
+    n_rot = _int(meta, "rope.dimension_count", dim)
+    if not 0 < n_rot <= dim or n_rot % 2:
+        raise Unsupported(f"rotary positions over {n_rot} of {dim} elements")
     n_expert, n_expert_used = _int(meta, "expert_count", 0), moe_top_k or _int(meta, "expert_used_count", 0)
     if n_expert and not 0 < n_expert_used <= n_expert:
         raise Unsupported(f"{n_expert_used} of {n_expert} experts")
@@ -94,7 +97,7 @@ def shape_of(header: Header, moe_top_k: int = 0) -> Shape:
         n_head=n_head,
         n_head_kv=n_head_kv,
         dim=dim,
-        n_rot=_int(meta, "rope.dimension_count", dim),
+        n_rot=n_rot,
         n_vocab=embedding.ne[1],
         n_ctx_train=_int(meta, "context_length"),
         eps=float(meta.get("attention.layer_norm_rms_epsilon", 0.0)),
@@ -149,4 +152,6 @@ def _int(meta: dict[str, Scalar], key: str, default: int | None = None) -> int:
     value = meta.get(key, default)
     if not isinstance(value, int):
         raise Unsupported(f"a file without {key}")
+    if not 0 <= value < 1 << 31:
+        raise Unsupported(f"{key} of {value}")
     return value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_core.engine.graph.header import Header
 from uma_core.engine.graph.joined import Part
 from uma_core.engine.graph.shape import Unsupported
+from uma_core.engine.header import Header
 from uma_core.engine.lib import ffi, lib
 
 

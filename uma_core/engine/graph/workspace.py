@@ -11,12 +11,21 @@ from uma_core.errors import ErrorCode, UmaError
 ALIGNMENT = 64
 
 
+def new_allocator(device: Device) -> Any:
+    """A ggml_gallocr; the caller's to free. Raises: INSUFFICIENT_MEMORY."""
+    allocator = lib.ggml_gallocr_new(device.buffer_type)
+    if not allocator:
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to lay out a graph")
+    return allocator
+
+
 class Workspace:
     """Grows to what the largest graph needed. One graph at a time has its place in it."""
 
     def __init__(self, device: Device) -> None:
+        """Raises: INSUFFICIENT_MEMORY."""
         self._device = device
-        self._allocator = lib.ggml_gallocr_new(device.buffer_type)
+        self._allocator = new_allocator(device)
         self._host: Any = None
         self._n_host = 0
 

@@ -6,9 +6,34 @@ from typing import Any, NamedTuple
 
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama_log import tap
-from uma_core.engine.llama_model import check_file, refusal
+from uma_core.errors import ErrorCode, UmaError
 
 Scalar = int | float | bool | str
+
+
+def check_file(path: str) -> None:
+    """Refuse what is plainly no GGUF before the loader touches it.
+
+    Raises: MODEL_LOAD_FAILED.
+    """
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=path) from error
+    if magic != b"GGUF":
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: not a GGUF file", path=path)
+
+
+def refusal(path: str, mark: int) -> UmaError:
+    """Why llama.cpp did not load the file, in its own words since the log line `mark`: for want of memory, or because of the file."""
+    error = ErrorCode.INSUFFICIENT_MEMORY if lib.uma_guard_is_short() else ErrorCode.MODEL_LOAD_FAILED
+    return UmaError(error, f"{path}: {words_of_failure(mark)}", path=path)
+
+
+def words_of_failure(mark: int) -> str:
+    """What llama.cpp says of a call that failed on this thread."""
+    return tap.errors(mark) or text(lib.uma_guard_message()) or "llama.cpp refused it"
 
 
 class TensorPlace(NamedTuple):
@@ -37,6 +62,10 @@ class Header:
         self.context = context[0]
         self.meta = self._read_meta()
         self.tensors = self._read_tensors()
+        for name in self.tensors:
+            if not lib.ggml_get_tensor(self.context, name.encode()):  # bytes that are no text
+                self.close()
+                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: a tensor without a legible name", path=path)
 
     def _read_meta(self) -> dict[str, Scalar]:
         out: dict[str, Scalar] = {}

@@ -1,0 +1,137 @@
+"""Every value that an engine option's range allows works, or is refused with a code before anything is served: never a signal, never a hang."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from tests.daemon.forked import ANSWERED, Nursery, as_arguments, nursery
+from tests.daemon.support import DRAFT, MOE, Event, running
+from uma_core.config import OPTIONS
+from uma_core.config_schema import Option
+
+N_COMBINATIONS = 1200 if os.environ.get("UMA_FUZZ") == "full" else 24
+OF_A_LOAD = [opt for opt in OPTIONS if opt.section == "engine" and opt.reload != "restart" and opt.name != "model"]
+REFUSALS = {"E_CONFIG_001", "E_MODEL_004"}  # the option itself, or more memory than there is
+ENDS = {*ANSWERED, "E_LIMIT_001", "E_RUNTIME_004"}  # a context too short for the prompt; a step longer than --hang-timeout-ms
+EDGES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 513, 1000, 2048, 4096)
+
+
+@pytest.fixture(scope="module")
+def daemons() -> Iterator[Nursery]:
+    with nursery() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Dense, a mixture of experts, and one whose weights are not quantized."""
+    return [DRAFT, MOE, unquantized(DRAFT, tmp_path_factory.mktemp("models") / "f32.gguf")]
+
+
+def unquantized(source: Path, target: Path) -> Path:
+    """The same model in F32."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    for name, entry in reader.fields.items():
+        if name == "general.file_type":
+            writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+        elif not name.startswith("GGUF.") and name != "general.architecture":
+            is_list = entry.types[0] == gguf.GGUFValueType.ARRAY
+            writer.add_key_value(name, entry.contents(), entry.types[0], entry.types[-1] if is_list else None)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def draw(rng: random.Random, options: list[Option]) -> dict[str, object]:
+    """Values for some of the options, odd ones and the ends of ranges more often than others. What costs much is drawn less often."""
+    flags = {opt.flag: value_of(rng, opt) for opt in rng.sample(options, rng.randrange(1, len(options) + 1))}
+    n_batch, n_ubatch = flags.get("--n-batch", 512), flags.get("--n-ubatch", 1)
+    if rng.random() < 0.9 and int(str(n_ubatch)) > int(str(n_batch)):  # one in ten: refused
+        flags["--n-ubatch"] = n_batch
+    if rng.random() < 0.9:
+        if int(str(flags.get("--threads", 0))) > 8:
+            flags["--threads"] = rng.randrange(4)
+        if flags.get("--memory-budget-mb"):
+            flags["--memory-budget-mb"] = 0
+    return flags
+
+
+def value_of(rng: random.Random, opt: Option) -> object:
+    if opt.name == "engine":
+        return rng.choice(("auto", "llama", "graph"))
+    if opt.kind is bool:
+        return rng.random() < 0.5
+    if opt.choices:
+        return rng.choice(opt.choices)
+    low, high = int(opt.extra["min"]), int(opt.extra["max"])
+    drawn = (rng.choice((low, low + 1, high - 1, high)), rng.randrange(1, 70), rng.choice(EDGES), rng.choice(EDGES), int(2 ** (20 * rng.random())))
+    return max(low, min(high, rng.choice(drawn)))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(N_COMBINATIONS))
+def test_any_combination_is_served_or_refused(daemons: Nursery, models: list[Path], seed: int) -> None:
+    rng = random.Random(seed)
+    model, flags = rng.choice(models), draw(rng, OF_A_LOAD)
+    outcome = daemons.run(model, flags)
+    asked = f"{model.name} {' '.join(as_arguments(flags))}: {outcome}"
+    assert outcome.is_sound, asked
+    assert not outcome.code or outcome.code in REFUSALS, asked
+    assert set(outcome.reasons) <= ENDS, asked
+
+
+@pytest.mark.parametrize("engine", ["llama", "graph"])
+@pytest.mark.parametrize("flag, value", [("--n-batch", 1), ("--n-batch", 3), ("--n-batch", 16), ("--n-batch", 33), ("--n-ubatch", 1), ("--n-ubatch", 5)])
+def test_small_and_odd_batches_serve(daemons: Nursery, engine: str, flag: str, value: int) -> None:
+    outcome = daemons.run(DRAFT, {"--engine": engine, flag: value, "--n-ctx": 2048, "--threads": 1, "--calibrate": "force"})
+    assert outcome.is_sound and set(outcome.reasons) <= ANSWERED, outcome
+
+
+@pytest.mark.parametrize(
+    "flags, option",
+    [
+        ({"--moe-top-k": 9, "--engine": "llama"}, "engine.moe_top_k"),
+        ({"--kv-type": "q8_0", "--flash-attn": "off"}, "engine.kv_type"),
+        ({"--n-batch": 4, "--n-ubatch": 5}, "engine.n_ubatch"),
+        ({"--n-ctx": 3}, "engine.n_ctx"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_name_of_its_option(daemons: Nursery, flags: dict[str, object], option: str) -> None:
+    outcome = daemons.run(MOE, flags)
+    assert (outcome.status, outcome.code) == (1, "E_CONFIG_001") and option in outcome.log, outcome
+
+
+@pytest.mark.fuzz
+def test_a_stream_goes_on_through_reloads_with_any_values(folder: Path) -> None:
+    rng, config = random.Random(3), folder / "uma.yaml"
+    names = {opt.flag: opt.name for opt in OF_A_LOAD}
+    usual: dict[str, object] = {"--threads": 1, "--n-ctx": 8192, "--calibrate": "off"}
+
+    def reload(flags: dict[str, object]) -> Event:
+        lines = [f"  {names[flag]}: {str(value).lower()}" for flag, value in flags.items()]
+        config.write_text("engine:\n" + "\n".join(lines) + "\n")
+        return daemon.ask("reload")
+
+    config.write_text("")
+    with running(folder, "--config", str(config), "--model", str(DRAFT), *as_arguments(usual)[-2:]) as daemon:
+        for _ in range(max(5, N_COMBINATIONS // 20)):
+            drawn = draw(rng, [opt for opt in OF_A_LOAD if opt.name != "calibrate"])
+            assert reload(usual)["event"] == "reply"
+            stream = daemon.stream(max_tokens=1500).begun()
+            reply = reload(drawn)
+            assert reply["event"] == "reply" or reply["code"] in REFUSALS, (drawn, reply)
+            assert not stream.has_ended, (drawn, "the reload took longer than the stream: nothing is shown")
+            final = stream.end()
+            assert (final["reason"], final["usage"]["completion_tokens"]) == ("length", 1500), (drawn, reply, final)
