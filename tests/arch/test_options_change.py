@@ -23,7 +23,6 @@ from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import CPU_SHAPE
 from uma_core.engine.lib import ffi
 from uma_core.engine.llama_params import decode_params, lane_params, model_params, n_threads_of
-from uma_core.models import default_model_path
 from uma_core.policy.guard_memory import GuardMemory
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.pipeline import compose
@@ -145,6 +144,9 @@ def test_every_part_of_an_options_range_changes_plans(name: str) -> None:
 # ---- the engine's options
 
 
+MOE = Path(__file__).parents[1] / "data" / "models" / "uma-moe-q8_0.gguf"  # a dense model has no experts to choose
+
+
 def fields_of(struct: Any) -> tuple[object, ...]:
     """Scalar fields of a struct of llama.h."""
     names = [name for name, field in ffi.typeof(struct).fields if field.type.kind in ("primitive", "enum")]
@@ -153,7 +155,7 @@ def fields_of(struct: Any) -> tuple[object, ...]:
 
 def reaches_llama(options: EngineOptions) -> object:
     """What llama.cpp is told."""
-    params, overrides = model_params(options, str(default_model_path()))
+    params, overrides = model_params(options, str(MOE))
     n_experts = overrides[0].val_i64 if overrides else 0
     return fields_of(params), n_experts, fields_of(decode_params(options, 512)), fields_of(lane_params(options, 512))
 
