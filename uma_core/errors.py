@@ -65,6 +65,13 @@ class ErrorCode(Enum):
     DRAINING = Spec("E_STATE_002", "draining", Side.SERVER, True, False, 2, "the daemon is draining; `detail.retry_after_ms` says when to come back")
     RELOAD_BUSY = Spec("E_STATE_003", "reload_busy", Side.SERVER, True, False, 2, "another reload is under way")
 
+    CONSTRAINT_REFUSED = Spec(
+        "E_CONSTRAINT_001", "constraint_refused", Side.CLIENT, False, False, 2,
+        "the schema or grammar cannot be enforced; `detail.field` names it, `detail.keyword` and `detail.path` what in a schema",
+    )  # fmt: skip
+    CONSTRAINT_FAILED = Spec("E_CONSTRAINT_002", "constraint_failed", Side.CLIENT, False, False, 2, "the answer left its grammar, or that grew too complex")
+    CONSTRAINTS_UNAVAILABLE = Spec("E_CONSTRAINT_003", "constraints_unavailable", Side.SERVER, False, False, 2, "llguidance is not installed, or in another version")
+
     FORBIDDEN = Spec("E_ACCESS_001", "forbidden", Side.CLIENT, False, True, 2, "this peer may not connect")
     ADMIN_ONLY = Spec("E_ACCESS_002", "admin_only", Side.CLIENT, False, False, 2, "only the daemon's owner and root may do this")
 

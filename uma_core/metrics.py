@@ -117,6 +117,11 @@ SLO_VIOLATIONS = _counter(
     json="slo_violations",
 )
 
+# constrained answers
+CONSTRAINT_COMPILE = _times("constraint_compile_seconds", "compiling a schema or grammar", _SHORT)
+CONSTRAINT_CACHE = _counter("constraint_cache_total", "schemas and grammars of requests, found compiled or not", labels={"result": ("hit", "miss")})
+CONSTRAINT_STEP = _times("constraint_step_seconds", "what a token of a constrained answer costs between two decode calls", _SHORT)
+
 # the policy
 PREFILL_GUARD_ACTIVE = _gauge("prefill_guard_active", "1 while the latency guard holds prefill back")
 PREEMPTIONS = _counter("preemptions_total", "background sessions that lost their sequence or their place to make room")

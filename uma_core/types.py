@@ -134,6 +134,25 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True)
+class Trigger:
+    """Text or a token at which a lazy constraint begins."""
+
+    kind: str  # "word", "token", "pattern"
+    value: str
+    is_after: bool = False  # the trigger's own text is not part of what the grammar describes
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer may look like. `uma_core.constraint` enforces it."""
+
+    kind: str  # "json_schema", "regex", "choices", "gbnf", "lark"
+    value: Any  # the schema, the choices as a list, or the grammar's text
+    triggers: tuple[Trigger, ...] = ()  # none: from the first token on
+    prefix: str = ""  # what the grammar has consumed before the first token
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A validated generate request, as protocol.messages decodes it. Exactly one of the three inputs is set."""
 
@@ -155,6 +174,7 @@ class Request:
     model: str = ""  # fingerprint of the model that the prompt is written for; "": whichever is served
     account: str = ""  # whom a gateway asks for; "": the peer itself
     queue_updates: bool = False  # tell where it stands in the queue
+    constraint: Constraint | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
 

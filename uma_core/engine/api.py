@@ -253,6 +253,9 @@ class Engine(Protocol):
         """The token's bytes (possibly half a character); of control tokens b"", or their text with `unparse_special`."""
 
     def is_eog(self, token: TokenId) -> bool: ...
+    def is_control(self, token: TokenId) -> bool:
+        """Not text: a control token, or one that its maker defined in angle brackets (`<think>`)."""
+
     def chat_template(self) -> str | None:
         """The model's own Jinja template."""
 

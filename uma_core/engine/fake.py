@@ -133,6 +133,9 @@ class FakeEngine:
     def is_eog(self, token: TokenId) -> bool:
         return token == EOG
 
+    def is_control(self, token: TokenId) -> bool:
+        return token in CONTROL
+
     def chat_template(self) -> str | None:
         return TEMPLATE
 

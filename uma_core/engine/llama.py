@@ -156,6 +156,9 @@ class LlamaEngine:
     def is_eog(self, token: TokenId) -> bool:
         return token in self.model.eog
 
+    def is_control(self, token: TokenId) -> bool:
+        return self.model.is_control(token)
+
     def chat_template(self) -> str | None:
         return self.model.chat_template
 

@@ -59,6 +59,13 @@ class LlamaModel:
         """Control tokens have no text for a reader: b"", unless `unparse_special`. Any thread."""
         return self.pieces[token] or (self._to_piece(token, True, ffi.new("char[]", PIECE_BYTES)) if unparse_special else b"")
 
+    def is_control(self, token: TokenId) -> bool:
+        """Any thread."""
+        piece, kind = self.pieces[token], lib.llama_vocab_get_attr(self.vocab, token)
+        if kind & lib.LLAMA_TOKEN_ATTR_USER_DEFINED:
+            return piece.startswith(b"<") and piece.endswith(b">")
+        return bool(kind & lib.LLAMA_TOKEN_ATTR_CONTROL)
+
     def _to_piece(self, token: TokenId, unparse_special: bool, buffer: Any) -> bytes:
         n = lib.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, unparse_special)
         return bytes(ffi.buffer(buffer, n)) if n >= 0 else self._to_piece(token, unparse_special, ffi.new("char[]", -n))

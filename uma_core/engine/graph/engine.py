@@ -162,6 +162,9 @@ class GraphEngine:
     def is_eog(self, token: TokenId) -> bool:
         return token in self.model.eog
 
+    def is_control(self, token: TokenId) -> bool:
+        return self.model.is_control(token)  # type: ignore[no-any-return]
+
     def chat_template(self) -> str | None:
         return self.model.chat_template  # type: ignore[no-any-return]
 

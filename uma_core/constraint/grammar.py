@@ -1,0 +1,149 @@
+"""A compiled grammar, and what a request's constraint is in llguidance's own languages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from uma_core.constraint import gbnf, schema
+from uma_core.constraint.lib import ffi, load
+from uma_core.constraint.vocabulary import Vocabulary
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import Constraint, TokenId
+
+N_BYTES_MOST = 256 << 10  # of a schema or grammar; a 50-property schema has 4 KiB
+# Between two tokens JSON allows any white space, of which a small model may not find the end: at most this much here.
+WHITE_SPACE = r"[ \t]{1,8}|(\r?\n){1,2}[ \t]{0,64}"
+_PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # what llguidance's regular expressions want escaped
+
+# Bounds of one grammar. A step is the mask of one token, on the compute thread: llguidance gives 14,000 lexer units and
+# 20,000 items a millisecond, so that no mask takes longer than about 4 ms, of which ordinary ones (to 1.3 ms at 152k tokens,
+# a string with a length limit) stay well clear. A lexer state has 1 to 2 KB.
+LIMITS = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 30_000,
+    "max_grammar_size": 200_000,
+    "precompute_large_lexemes": True,
+    "verbose_errors": False,
+}
+
+
+class Source(NamedTuple):
+    """What llguidance compiles."""
+
+    kind: bytes  # json_schema, regex, lark
+    text: bytes
+
+
+def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
+    """Raises: CONSTRAINT_REFUSED."""
+    value = constraint.value
+    if constraint.kind == "json_schema":
+        return _schema_source(value)
+    if constraint.kind == "choices":
+        return _sized(Source(b"regex", "|".join(map(_literal, value)).encode()), constraint)
+    if constraint.kind == "gbnf":
+        _sized(Source(b"gbnf", value.encode()), constraint)
+        return _sized(Source(b"lark", gbnf.to_lark(value, vocabulary.id_of).encode()), constraint)
+    return _sized(Source(constraint.kind.encode(), value.encode()), constraint)
+
+
+def _schema_source(value: Any) -> Source:
+    normal = schema.checked(value)
+    text = json.dumps({"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **normal}, ensure_ascii=False)
+    if len(text) > N_BYTES_MOST:
+        raise schema.refused(f"the schema has {len(text)} characters, at most {N_BYTES_MOST} are read")
+    return Source(b"json_schema", text.encode())
+
+
+def _sized(source: Source, constraint: Constraint) -> Source:
+    if len(source.text) > N_BYTES_MOST:
+        raise refused(constraint, f"it has {len(source.text)} bytes, at most {N_BYTES_MOST} are read")
+    return source
+
+
+def _literal(text: str) -> str:
+    return "".join("\\" + c if c in _PUNCTUATION else c for c in text)
+
+
+def refused(constraint: Constraint, reason: str) -> UmaError:
+    field = f"constraint.{constraint.kind}"
+    return UmaError(ErrorCode.CONSTRAINT_REFUSED, f"`{field}`: {reason}", field=field)
+
+
+class Grammar:
+    """Owns an LlgMatcher at its beginning, which is only copied from. Copies share what its lexer has learnt, under a lock."""
+
+    def __init__(self, vocabulary: Vocabulary, constraint: Constraint) -> None:
+        """Blocks: for 0.3 to 3 ms, up to about a second for the largest. Raises: CONSTRAINT_REFUSED."""
+        self._lib = load()
+        self.vocabulary = vocabulary
+        self.is_spoilt = False  # a copy has failed: their common lexer may be full
+        source = source_of(constraint, vocabulary)
+        self.n_bytes = len(source.text)
+        init = ffi.new("LlgConstraintInit *", {"tokenizer": vocabulary.handle, "limits": LIMITS})
+        self.handle: Any = ffi.gc(self._lib.llg_new_matcher(init, source.kind, source.text), self._lib.llg_free_matcher)
+        self._check(constraint)
+        if constraint.prefix:
+            self._skip(constraint)
+        self.is_done: bool = self._lib.llg_matcher_is_stopped(self.handle)
+        self.mask = np.zeros(vocabulary.n_words, np.uint32)
+        pointer = ffi.from_buffer("uint32_t *", self.mask)
+        if not self.is_done and self._lib.llg_matcher_compute_mask_into(self.handle, pointer, self.mask.nbytes):
+            self._check(constraint)
+
+    def _check(self, constraint: Constraint) -> None:
+        error = self._lib.llg_matcher_get_error(self.handle)
+        if error:
+            raise _explained(constraint, reason_of(ffi.string(error)))
+
+    def _skip(self, constraint: Constraint) -> None:
+        tokens = self.vocabulary.read(constraint.prefix)
+        if self._lib.llg_matcher_consume_tokens(self.handle, tokens, len(tokens)):
+            field = "constraint.prefix"
+            raise UmaError(ErrorCode.CONSTRAINT_REFUSED, f"`{field}`: the grammar does not begin like this", field=field)
+
+    def copy(self) -> Any:
+        """An LlgMatcher of its own."""
+        return ffi.gc(self._lib.llg_clone_matcher(self.handle), self._lib.llg_free_matcher)
+
+
+def reason_of(message: bytes) -> str:
+    """llguidance's message, without the marks of what it left out."""
+    text = message.decode("utf-8", "replace").replace("<non-verbose/>", "").strip()
+    return NO_WAY if text.startswith("NoExtensionBias") else text[:400]
+
+
+NO_WAY = "no token can follow, and it is not at its end"
+
+
+def _explained(constraint: Constraint, reason: str) -> UmaError:
+    error = refused(constraint, reason)
+    if constraint.kind == "json_schema":
+        keyword = _keyword_in(reason, constraint.value)
+        error.detail.update({"keyword": keyword} if keyword else {})
+    return error
+
+
+def _keyword_in(reason: str, value: Any) -> str:
+    """The keyword that llguidance's message is about: one that the schema has and the message names, or whose value it quotes."""
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            for keyword in sorted(schema.KEYWORDS & item.keys(), key=len, reverse=True):
+                quoted = keyword == "pattern" and isinstance(item[keyword], str) and item[keyword] in reason
+                if quoted or keyword in reason:
+                    return keyword
+            todo += item.values()
+        elif isinstance(item, list):
+            todo += item
+    return ""
+
+
+Tokens = list[TokenId]

@@ -1,0 +1,88 @@
+"""One answer's way through its grammar: told every token, it says which ones may follow."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from uma_core.constraint.grammar import Grammar, reason_of
+from uma_core.constraint.lib import ffi, load
+from uma_core.constraint.triggers import Scanner
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import TokenId
+
+
+class Matcher:
+    """Made on the intake's threads, used on the compute thread.
+
+    `mask`: (n_vocab / 32,) uint32, a bit for each token that may come next, lowest first; changed in place by `accept`. None
+    while everything may come: a trigger is awaited.
+    `is_done`: the answer is complete, and nothing may follow.
+    """
+
+    __slots__ = ("_grammar", "_handle", "_lib", "_pointer", "_scanner", "is_done", "mask", "spent_ns")
+
+    def __init__(self, grammar: Grammar, scanner: Scanner | None = None) -> None:
+        self._lib = load()
+        self._grammar = grammar
+        self._scanner = scanner
+        self._handle: Any = grammar.copy()
+        self._pointer: Any = None
+        self.mask: np.ndarray | None = None
+        self.is_done = False
+        self.spent_ns = 0  # by the last `accept`
+        if scanner is None:
+            self._begin(grammar.mask)
+            self.is_done = grammar.is_done
+
+    def _begin(self, mask: np.ndarray) -> None:
+        self.mask = mask.copy()
+        self._pointer = ffi.from_buffer("uint32_t *", self.mask)
+
+    def accept(self, token: TokenId) -> None:
+        """Go on by one token that is no end-of-generation token. Raises: CONSTRAINT_FAILED; then only `close` may follow."""
+        begun_ns = time.monotonic_ns()
+        if self._scanner is None:
+            self._go_on(token)
+        else:
+            self._await(token, self._scanner)
+        self.spent_ns = time.monotonic_ns() - begun_ns
+
+    def _go_on(self, token: TokenId) -> None:
+        if self._lib.llg_matcher_consume_token(self._handle, token):
+            raise self._failure()
+        self._look()
+
+    def _look(self) -> None:
+        """What may come now."""
+        if self._lib.llg_matcher_is_stopped(self._handle):
+            self.is_done = True
+            return
+        assert self.mask is not None
+        if self._lib.llg_matcher_compute_mask_into(self._handle, self._pointer, self.mask.nbytes):
+            raise self._failure()
+
+    def _await(self, token: TokenId, scanner: Scanner) -> None:
+        tokens = scanner.push(token)
+        if tokens is None:
+            return
+        self._scanner = None
+        self._begin(self._grammar.mask)
+        if tokens:
+            if self._lib.llg_matcher_consume_tokens(self._handle, tokens, len(tokens)):
+                raise self._failure()
+            self._look()
+        else:
+            self.is_done = self._grammar.is_done
+
+    def _failure(self) -> UmaError:
+        self._grammar.is_spoilt = True
+        message = self._lib.llg_matcher_get_error(self._handle)
+        reason = reason_of(ffi.string(message)) if message else "the matcher failed"
+        return UmaError(ErrorCode.CONSTRAINT_FAILED, f"the answer could not be held to its grammar: {reason}")
+
+    def fork(self) -> Matcher:
+        """Another answer to the same request, from the beginning. Before the first `accept`."""
+        return Matcher(self._grammar, self._scanner.fork() if self._scanner is not None else None)

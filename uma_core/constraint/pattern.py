@@ -1,0 +1,382 @@
+"""Regular expressions that are looked for in text while it comes, byte by byte, in time that grows with the text alone.
+
+Why not `re`: it would have to begin anew at every token, and a client's pattern can make it run for ever. Here all ways to
+match go on side by side (R. Cox, "Regular Expression Matching: the Virtual Machine Approach", 2009). The dialect is the
+part of ECMA-262 that chat templates' triggers use: no back references, no look-behind, of look-aheads only `(?!...)`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+N_CHARACTERS_MOST = 1_000  # of a pattern
+N_STEPS_MOST = 2_000  # of a compiled one: a byte of text costs at most so many
+N_REPEATS_MOST = 100
+N_DEEP_MOST = 30
+N_BACK_MOST = 4_096  # bytes before the end at which a match may have begun
+
+Bytes = frozenset[int]
+ASCII: Bytes = frozenset(range(0x80))
+_TAIL: Bytes = frozenset(range(0x80, 0xC0))
+_LONG: list[tuple[Bytes, ...]] = [  # a character that is not ASCII, in UTF-8
+    (frozenset(range(0xC2, 0xE0)), _TAIL),
+    (frozenset(range(0xE0, 0xF0)), _TAIL, _TAIL),
+    (frozenset(range(0xF0, 0xF5)), _TAIL, _TAIL, _TAIL),
+]
+_CLASSES = {"d": b"0123456789", "s": b" \t\n\v\f\r", "w": bytes(b for b in range(0x80) if chr(b).isalnum()) + b"_"}
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "0": "\0"}
+_DIGITS = {"x": 2, "u": 4}
+
+
+class PatternError(ValueError):
+    """What is wrong with a pattern, or not supported."""
+
+
+class Step(NamedTuple):
+    """`byte`: one of `among`, then `next`. `split`: `next` and `also`. `unless`: `next`, as long as what is at `also` does not match."""
+
+    kind: str  # byte, split, group, start, end, unless, match
+    next: int = 0
+    also: int = 0
+    among: Bytes = frozenset()
+
+
+Refuter = tuple[int, int]  # the step of a look-ahead, and where it stands
+
+
+class Way(NamedTuple):
+    """A way to match so far: where it began, and its first group (-1: not yet); what would refute it."""
+
+    begin: int
+    group: int
+    refuters: frozenset[Refuter]
+
+
+class Found(NamedTuple):
+    begin: int  # of the first group that has something, where the pattern has groups
+    end: int
+
+
+class Pattern:
+    def __init__(self, source: str) -> None:
+        """Raises: PatternError."""
+        self.steps, self.first = _Compiler(source).run()
+
+    def search(self) -> Search:
+        return Search(self)
+
+
+class Search:
+    """A search under way. Offsets count all bytes that were pushed."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self._steps, self._first = pattern.steps, pattern.first
+        self._at = 0
+        self._ways: dict[tuple[int, frozenset[Refuter]], Way] = {}  # by step: those that want a byte, or the end
+        self._refuters: dict[Refuter, set[int]] = {}  # what is looked ahead for -> its steps
+        self._refuted: set[Refuter] = set()
+        self._matches: list[tuple[Way, int]] = []  # and where they end
+
+    def push(self, data: bytes) -> Found | None:
+        """The leftmost match, once there is one. `data`: a token's text; `$` is where it ends."""
+        self._matches = []
+        for byte in data:
+            self._add(self._first, Way(self._at, -1, frozenset()))
+            self._eat(byte)
+        ways = dict(self._ways)
+        for (pc, _), way in ways.items():
+            if self._steps[pc].kind == "end":
+                self._add(self._steps[pc].next, way)
+        self._ways = ways  # if more text comes, this was not the end
+        found = [(way.begin, -end, way.group) for way, end in self._matches if not way.refuters & self._refuted]
+        if not found:
+            return None
+        begin, end, group = min(found)
+        return Found(begin if group < 0 else group, -end)
+
+    def _eat(self, byte: int) -> None:
+        ways, self._ways = self._ways, {}
+        self._at += 1
+        self._look_ahead(byte)
+        for (pc, _), way in ways.items():
+            step = self._steps[pc]
+            if byte in step.among and way.begin > self._at - N_BACK_MOST and not way.refuters & self._refuted:
+                self._add(step.next, way)
+        open_ways = [*self._ways.values(), *(way for way, _ in self._matches)]
+        refuters = frozenset[Refuter]().union(*(way.refuters for way in open_ways))
+        self._refuters = {refuter: self._refuters[refuter] for refuter in refuters}
+        self._refuted &= refuters
+
+    def _look_ahead(self, byte: int) -> None:
+        for refuter, pcs in self._refuters.items():
+            self._refuters[refuter] = set()
+            for pc in pcs:
+                if byte in self._steps[pc].among:
+                    self._expect(refuter, self._steps[pc].next)
+
+    def _expect(self, refuter: Refuter, first: int) -> None:
+        """One more step of what refutes."""
+        for pc in _reachable(self._steps, first):
+            if self._steps[pc].kind == "match":
+                self._refuted.add(refuter)
+            else:
+                self._refuters[refuter].add(pc)
+
+    def _add(self, first: int, way: Way) -> None:
+        """Follow a way to all steps that want a byte. Of two ways to the same step, the one that began first stays."""
+        todo, seen = [(first, way)], set()
+        while todo:
+            pc, way = todo.pop()
+            step, key = self._steps[pc], (pc, way.refuters)
+            if key in seen:
+                continue
+            seen.add(key)
+            if step.kind == "match":
+                self._matches.append((way, self._at))
+            elif step.kind in ("byte", "end"):
+                if key not in self._ways or way < self._ways[key]:
+                    self._ways[key] = way
+            elif step.kind == "split":
+                todo += [(step.also, way), (step.next, way)]
+            elif step.kind == "group":
+                todo.append((step.next, way if way.group >= 0 else way._replace(group=self._at)))
+            elif step.kind == "unless":
+                todo.append((step.next, self._unless(pc, step, way)))
+            elif not self._at:
+                todo.append((step.next, way))
+
+    def _unless(self, pc: int, step: Step, way: Way) -> Way:
+        refuter = (pc, self._at)
+        if refuter not in self._refuters:
+            self._refuters[refuter] = set()
+            self._expect(refuter, step.also)
+        return way._replace(refuters=way.refuters | {refuter})
+
+
+def _reachable(steps: list[Step], first: int) -> Iterator[int]:
+    """The steps that want a byte, and the last one, which need no byte to be reached."""
+    todo, seen = [first], {first}
+    while todo:
+        pc = todo.pop()
+        step = steps[pc]
+        if step.kind in ("byte", "match"):
+            yield pc
+            continue
+        more = [step.next, step.also] if step.kind == "split" else [step.next]
+        todo += [pc for pc in more if pc not in seen]
+        seen.update(more)
+
+
+class _Compiler:
+    """Recursive descent to a tree, then from its end to its beginning into steps."""
+
+    def __init__(self, source: str) -> None:
+        if len(source) > N_CHARACTERS_MOST:
+            raise PatternError(f"it has {len(source)} characters, at most {N_CHARACTERS_MOST} are read")
+        self._source = source
+        self._at = 0
+        self._n_deep = 0
+        self._steps = [Step("match")]
+
+    def run(self) -> tuple[list[Step], int]:
+        tree = self._either()
+        if self._at < len(self._source):
+            raise PatternError(f"unexpected {self._source[self._at]!r} at {self._at}")
+        first = self._emit(tree, 0)
+        if 0 in _reachable(self._steps, first):
+            raise PatternError("it matches the empty text")
+        return self._steps, first
+
+    # the tree: (kind, what it holds)
+
+    def _next(self) -> str:
+        if self._at >= len(self._source):
+            raise PatternError("it ends too early")
+        self._at += 1
+        return self._source[self._at - 1]
+
+    def _has(self, text: str) -> bool:
+        if not self._source.startswith(text, self._at):
+            return False
+        self._at += len(text)
+        return True
+
+    def _either(self) -> Any:
+        self._n_deep += 1
+        if self._n_deep > N_DEEP_MOST:
+            raise PatternError(f"it is nested deeper than {N_DEEP_MOST}")
+        choices = [self._sequence()]
+        while self._has("|"):
+            choices.append(self._sequence())
+        self._n_deep -= 1
+        return ("either", choices)
+
+    def _sequence(self) -> Any:
+        items = []
+        while self._at < len(self._source) and self._source[self._at] not in "|)":
+            items.append(self._repeated(self._atom()))
+        return ("all", items)
+
+    def _repeated(self, item: Any) -> Any:
+        if self._has("*"):
+            least, most = 0, None
+        elif self._has("+"):
+            least, most = 1, None
+        elif self._has("?"):
+            least, most = 0, 1
+        elif self._has("{"):
+            least, most = self._bounds()
+        else:
+            return item
+        self._has("?")  # lazy: where a match begins is the same
+        if max(least, most or 0) > N_REPEATS_MOST or (most is not None and most < least):
+            raise PatternError(f"a repetition from {least} to {most}: at most {N_REPEATS_MOST} are supported")
+        return ("repeat", (item, least, most))
+
+    def _bounds(self) -> tuple[int, int | None]:
+        end = self._source.find("}", self._at)
+        least, comma, most = self._source[self._at : max(end, self._at)].partition(",")
+        if not (least.isdecimal() and (most.isdecimal() or not most)) or len(least + most) > 8:
+            raise PatternError(f"a repetition is expected at {self._at}")
+        self._at = end + 1
+        return int(least), int(most) if most else None if comma else int(least)
+
+    def _atom(self) -> Any:
+        character = self._next()
+        if character == "(":
+            return self._group()
+        if character == "[":
+            return ("one", self._class())
+        if character == ".":
+            return ("one", [(ASCII - {10, 13},), *_LONG])
+        if character in "^$":
+            return ("start" if character == "^" else "end", None)
+        if character == "\\":
+            return ("one", self._escape())
+        if character in "*+?{":
+            raise PatternError(f"nothing to repeat at {self._at - 1}")
+        return ("one", [_utf8(character)])
+
+    def _group(self) -> Any:
+        kind = "group"
+        if self._has("?:"):
+            kind = "either"
+        elif self._has("?!"):
+            kind = "unless"
+        elif self._has("?"):
+            raise PatternError(f"this kind of group is not supported, at {self._at}")
+        inner = self._either()
+        if not self._has(")"):
+            raise PatternError("a group is not closed")
+        return inner if kind == "either" else (kind, inner)
+
+    def _escape(self) -> list[tuple[Bytes, ...]]:
+        character = self._next()
+        if character.lower() in _CLASSES:
+            among = frozenset(_CLASSES[character.lower()])
+            return [(among,)] if character.islower() else [(ASCII - among,), *_LONG]
+        return [_utf8(self._escaped(character))]
+
+    def _escaped(self, character: str) -> str:
+        if character in _DIGITS:
+            digits = "".join(self._next() for _ in range(_DIGITS[character]))
+            try:
+                return chr(int(digits, 16))
+            except ValueError:
+                raise PatternError(f"{digits!r} is no number") from None
+        if character in _CONTROLS:
+            return _CONTROLS[character]
+        if character.isalnum():
+            raise PatternError(f"the escape {character!r} is not supported")
+        return character
+
+    def _class(self) -> list[tuple[Bytes, ...]]:
+        is_negated = self._has("^")
+        among: set[int] = set()
+        longer: list[tuple[Bytes, ...]] = []
+        while not self._has("]"):
+            low = self._member(among, longer)
+            if low is not None and self._source[self._at : self._at + 1] == "-" and self._source[self._at + 1 : self._at + 2] != "]":
+                self._at += 1
+                high = self._member(set(), [])
+                if high is None or high < low or ord(high) > 0x7F:
+                    raise PatternError(f"a range that is not supported, at {self._at}")
+                among |= set(range(ord(low), ord(high) + 1))
+            elif low is not None and ord(low) < 0x80:
+                among.add(ord(low))
+            elif low is not None:
+                longer.append(_utf8(low))
+        if is_negated and longer:
+            raise PatternError("a negated class of characters that are not ASCII is not supported")
+        return [(ASCII - among,), *_LONG] if is_negated else [(frozenset(among),), *longer]
+
+    def _member(self, among: set[int], longer: list[tuple[Bytes, ...]]) -> str | None:
+        """One character; None where it was a class of its own, which is in `among` now."""
+        character = self._next()
+        if character != "\\":
+            return character
+        character = self._next()
+        if character.lower() not in _CLASSES:
+            return "\b" if character == "b" else self._escaped(character)
+        inner = frozenset(_CLASSES[character.lower()])
+        among |= inner if character.islower() else ASCII - inner
+        longer += [] if character.islower() else _LONG
+        return None
+
+    # the steps, from the end
+
+    def _put(self, step: Step) -> int:
+        if len(self._steps) >= N_STEPS_MOST:
+            raise PatternError("it is too large")
+        self._steps.append(step)
+        return len(self._steps) - 1
+
+    def _emit(self, tree: Any, then: int) -> int:
+        """Steps that match the tree and go on at `then`; returns the first of them."""
+        kind, content = tree
+        if kind == "one":
+            return self._any_of([self._run_of(run, then) for run in content])
+        if kind == "all":
+            for item in reversed(content):
+                then = self._emit(item, then)
+            return then
+        if kind == "either":
+            return self._any_of([self._emit(item, then) for item in content])
+        if kind == "repeat":
+            return self._repeat(content, then)
+        if kind == "group":
+            return self._put(Step("group", self._emit(content, then)))
+        if kind == "unless":
+            return self._put(Step("unless", then, self._emit(content, 0)))
+        return self._put(Step(kind, then))
+
+    def _run_of(self, run: tuple[Bytes, ...], then: int) -> int:
+        for among in reversed(run):
+            then = self._put(Step("byte", then, 0, among))
+        return then
+
+    def _any_of(self, firsts: list[int]) -> int:
+        first = firsts[-1]
+        for other in reversed(firsts[:-1]):
+            first = self._put(Step("split", other, first))
+        return first
+
+    def _repeat(self, content: tuple[Any, int, int | None], then: int) -> int:
+        item, least, most = content
+        first = then
+        if most is None:
+            first = self._put(Step("split", then, then))
+            self._steps[first] = Step("split", self._emit(item, first), then)
+        for _ in range((most or 0) - least if most is not None else 0):
+            first = self._put(Step("split", self._emit(item, first), then))
+        for _ in range(least):
+            first = self._emit(item, first)
+        return first
+
+
+def _utf8(character: str) -> tuple[Bytes, ...]:
+    try:
+        return tuple(frozenset([byte]) for byte in character.encode())
+    except UnicodeEncodeError:
+        raise PatternError("half of a surrogate pair") from None

@@ -1,0 +1,286 @@
+"""What a JSON Schema asks for, checked before anything is compiled: all that cannot be enforced is refused by name.
+
+Rules: draft 2020-12, or the older one that `$schema` names; an unknown keyword may be a misspelt one, so it is refused as
+well, unless it begins with `x-`. Pure: JSON values in, JSON values out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from uma_core.errors import ErrorCode, UmaError
+
+N_DEEP_MOST = 64  # llguidance's JSON reader gives up at 128, and its grammar is as deep as the schema
+N_NODES_MOST = 20_000  # JSON values in a schema: compiling takes up to 0.1 ms for each
+N_NAMED_MOST = 1_000  # properties of one object: compiling takes their number's square (1,000: 60 ms)
+FIELD = "constraint.json_schema"
+
+_SCHEMA = {"additionalProperties", "items"}  # keywords whose value is a schema, ...
+_SCHEMAS = {"prefixItems", "anyOf", "oneOf", "allOf"}  # ... an array of them, ...
+_NAMED_SCHEMAS = {"properties", "patternProperties"}  # ... or an object of them
+_COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_ASSERTIONS = {"type", "enum", "const", "required", "pattern", "format", "$ref", *_COUNTS, *_NUMBERS}
+_NOTES = {
+    "$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "title", "description", "default", "examples",
+    "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema",
+}  # fmt: skip
+KEYWORDS = {*_SCHEMA, *_SCHEMAS, *_NAMED_SCHEMAS, *_ASSERTIONS, "additionalItems"}
+_OLD_DRAFTS = {
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+    "http://json-schema.org/draft-06/schema",
+}
+_DRAFTS = {"https://json-schema.org/draft/2020-12/schema", *_OLD_DRAFTS}
+FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+# escapes and groups that Rust's regular expressions have, and ECMA-262's, which JSON Schema takes, have not or as something else
+_FOREIGN_ESCAPES = "AzaQhHRXK<>"
+_FOREIGN_GROUP = re.compile(r"\(\?(?![:=!]|<[=!A-Za-z_$])")
+_FOREIGN_IN_CLASS = ("[", "&&", "--", "~~")
+
+Path = tuple[str | int, ...]
+
+
+class _Place(NamedTuple):
+    schema: Any
+    path: Path
+
+
+def refused(message: str, keyword: str = "", path: Path = ()) -> UmaError:
+    """The error that names a keyword and where it is, as a JSON pointer into the schema."""
+    detail: dict[str, Any] = {"field": FIELD}
+    if keyword:
+        detail |= {"keyword": keyword, "path": pointer((*path, keyword))}
+    return UmaError(ErrorCode.CONSTRAINT_REFUSED, message, **detail)
+
+
+def pointer(path: Path) -> str:
+    """RFC 6901."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+
+
+def checked(schema: Any) -> Any:
+    """The schema as llguidance reads it best. Raises: CONSTRAINT_REFUSED, with `detail.keyword` where one is at fault."""
+    measure(schema)
+    if isinstance(schema, bool):
+        if not schema:
+            raise refused("the schema `false` allows no answer")
+        return {}
+    if not isinstance(schema, dict):
+        raise refused("a schema is an object or a boolean")
+    return _Checker(schema).run()
+
+
+def measure(value: Any) -> None:
+    """Refuse JSON that is too deep or too large. Raises: CONSTRAINT_REFUSED."""
+    n_nodes, level = 0, [value]
+    for _ in range(N_DEEP_MOST):
+        n_nodes += len(level)
+        if n_nodes > N_NODES_MOST:
+            raise refused(f"the schema has more than {N_NODES_MOST} values")
+        level = [inner for item in level if isinstance(item, dict | list) for inner in _inside(item)]
+        if not level:
+            return
+    raise refused(f"the schema is nested deeper than {N_DEEP_MOST}")
+
+
+def _inside(item: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(item.values()) if isinstance(item, dict) else item
+
+
+class _Checker:
+    """Goes through all subschemas that can be reached from the root."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        draft = root.get("$schema", "https://json-schema.org/draft/2020-12/schema")
+        if not isinstance(draft, str) or draft.rstrip("#") not in _DRAFTS:
+            raise refused(f"the dialect {draft!r:.80} is not supported", "$schema")
+        self._is_old = draft.rstrip("#") in _OLD_DRAFTS
+        self._anchors = dict(_anchors(root))
+        self._seen: dict[int, Any] = {}  # id of a subschema -> it: what `$ref` leads to may be met again
+        self._todo = [_Place(root, ())]
+
+    def run(self) -> dict[str, Any]:
+        while self._todo:
+            place = self._todo.pop()
+            if isinstance(place.schema, bool) or id(place.schema) in self._seen:
+                continue
+            self._seen[id(place.schema)] = place.schema
+            if not isinstance(place.schema, dict):
+                raise refused("a schema is an object or a boolean", *_split(place.path))
+            for keyword, value in place.schema.items():
+                self._check(place, keyword, value)
+        normal = _normal(self._root, self._seen)
+        assert isinstance(normal, dict)
+        return normal
+
+    def _check(self, place: _Place, keyword: str, value: Any) -> None:
+        path = (*place.path, keyword)
+        if keyword in _SCHEMA or keyword == "additionalItems" and self._is_old:
+            if keyword == "items" and isinstance(value, list) and self._is_old:
+                self._todo += [_Place(item, (*path, i)) for i, item in enumerate(value)]
+            else:
+                self._todo.append(_Place(value, path))
+        elif keyword in _SCHEMAS and (keyword != "prefixItems" or not self._is_old):
+            if not isinstance(value, list) or not value:
+                raise refused(f"`{keyword}` must be an array of schemas", keyword, place.path)
+            self._todo += [_Place(item, (*path, i)) for i, item in enumerate(value)]
+        elif keyword in _NAMED_SCHEMAS:
+            self._check_named(place, keyword, value)
+        elif keyword == "uniqueItems" and value is False:
+            return
+        elif keyword in _ASSERTIONS:
+            self._check_assertion(place, keyword, value)
+        elif keyword == "x-guidance" or keyword not in _NOTES and not keyword.startswith("x-"):
+            raise refused(f"the keyword `{keyword[:64]}` is not supported", keyword[:64], place.path)
+        elif keyword == "$id" and place.path:
+            raise refused("`$id` is only supported at the root", "$id", place.path)
+
+    def _check_named(self, place: _Place, keyword: str, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise refused(f"`{keyword}` must be an object", keyword, place.path)
+        if len(value) > N_NAMED_MOST:
+            raise refused(f"`{keyword}` has more than {N_NAMED_MOST} entries", keyword, place.path)
+        if keyword == "patternProperties":
+            for pattern in value:
+                check_pattern(pattern, keyword, place.path)
+        self._todo += [_Place(item, (*place.path, keyword, name)) for name, item in value.items()]
+
+    def _check_assertion(self, place: _Place, keyword: str, value: Any) -> None:
+        if keyword == "$ref":
+            self._follow(place, value)
+        elif keyword == "pattern":
+            check_pattern(value, keyword, place.path)
+        elif keyword == "format" and value not in FORMATS:
+            raise refused(f"the format {value!r:.64} is not supported", keyword, place.path)
+        elif keyword == "minProperties":
+            self._check_least(place, value)
+        elif keyword in _COUNTS and not _is_count(value):
+            raise refused(f"`{keyword}` must be a whole number from 0 on", keyword, place.path)
+        elif keyword in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise refused(f"`{keyword}` must be a number", keyword, place.path)
+        elif keyword == "multipleOf" and value <= 0:
+            raise refused("`multipleOf` must be greater than 0", keyword, place.path)
+        elif keyword == "required" and not _are_names(value):
+            raise refused("`required` must be an array of different names", keyword, place.path)
+        elif keyword == "enum" and (not isinstance(value, list) or not value):
+            raise refused("`enum` must be an array that is not empty", keyword, place.path)
+
+    def _check_least(self, place: _Place, value: Any) -> None:
+        """Names that no `properties` has may come twice, and then count once: more than one of them cannot be promised."""
+        if not _is_count(value):
+            raise refused("`minProperties` must be a whole number from 0 on", "minProperties", place.path)
+        required = place.schema.get("required")
+        n_required = len(required) if _are_names(required) else 0
+        if value > n_required + 1:
+            message = f"`minProperties` {value} with {n_required} required ones: a repeated name would count twice"
+            raise refused(message, "minProperties", place.path)
+
+    def _follow(self, place: _Place, ref: Any) -> None:
+        if not isinstance(ref, str) or not ref.startswith("#"):
+            raise refused("`$ref` is only supported within the schema (`#...`)", "$ref", place.path)
+        if ref[1:] in self._anchors:
+            self._todo.append(self._anchors[ref[1:]])
+            return
+        try:
+            self._todo.append(_Place(*_find(self._root, ref)))
+        except (KeyError, IndexError, ValueError):
+            raise refused(f"`$ref`: the schema has no {ref[:80]!r}", "$ref", place.path) from None
+
+
+def _split(path: Path) -> tuple[str, Path]:
+    """The keyword of a subschema's path, and the path of the schema that has the keyword."""
+    for i in range(len(path) - 1, -1, -1):
+        if path[i] in _SCHEMA | _SCHEMAS | _NAMED_SCHEMAS | {"additionalItems", "$ref"}:
+            return str(path[i]), path[:i]
+    return "", ()
+
+
+def _find(root: Any, ref: str) -> tuple[Any, Path]:
+    """Raises: KeyError, IndexError, ValueError."""
+    found, path = root, []
+    for part in _unquoted(ref[1:]).split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        key: Any = int(name) if isinstance(found, list) else name
+        if not isinstance(found, dict | list):
+            raise KeyError(name)
+        found = found[key]
+        path.append(key)
+    if ref not in ("#", "") and not ref.startswith("#/"):
+        raise KeyError(ref)
+    return found, tuple(path)
+
+
+def _unquoted(fragment: str) -> str:
+    """Percent-encoding undone. Raises: ValueError."""
+    return re.sub(rb"%([0-9a-fA-F]{2})", lambda m: bytes([int(m[1], 16)]), fragment.encode()).decode()
+
+
+def _anchors(root: Any) -> Iterator[tuple[str, _Place]]:
+    todo: list[_Place] = [_Place(root, ())]
+    while todo:
+        value, path = todo.pop()
+        if isinstance(value, dict):
+            if isinstance(value.get("$anchor"), str):
+                yield value["$anchor"], _Place(value, path)
+            todo += [_Place(item, (*path, name)) for name, item in value.items() if name not in ("enum", "const")]
+        elif isinstance(value, list):
+            todo += [_Place(item, (*path, i)) for i, item in enumerate(value)]
+
+
+def _is_count(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, int | float) and value >= 0 and value == int(value)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value) and len(set(value)) == len(value)
+
+
+def check_pattern(pattern: Any, keyword: str, path: Path) -> None:
+    """Refuse what llguidance would read as something else than JSON Schema says; what it cannot read, it refuses itself."""
+    if not isinstance(pattern, str):
+        raise refused(f"`{keyword}` must be a string", keyword, path)
+    foreign = _foreign(pattern)
+    if foreign:
+        raise refused(f"`{keyword}`: {foreign!r} in {pattern!r:.80} is not supported", keyword, path)
+
+
+def _foreign(pattern: str) -> str:
+    """The first construct that means one thing in Rust's dialect and another in ECMA-262."""
+    at, in_class = 0, False
+    while at < len(pattern):
+        if pattern[at] == "\\":
+            if pattern[at + 1 : at + 2] in tuple(_FOREIGN_ESCAPES):
+                return pattern[at : at + 2]
+            at += 2
+            continue
+        if in_class:
+            found = next((part for part in _FOREIGN_IN_CLASS if pattern.startswith(part, at)), "")
+            in_class = pattern[at] != "]"
+        else:
+            found = next((part for part in ("[]", "[^]") if pattern.startswith(part, at)), "")
+            group = _FOREIGN_GROUP.match(pattern, at)
+            found = found or (group[0] if group else "")
+            in_class = pattern[at] == "["
+        if found:
+            return found
+        at += 1
+    return ""
+
+
+def _normal(value: Any, schemas: dict[int, Any]) -> Any:
+    """A copy in which subschemas say the same in words that llguidance knows."""
+    if isinstance(value, list):
+        return [_normal(item, schemas) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if id(value) not in schemas:
+        return {name: _normal(item, schemas) for name, item in value.items()}
+    return {
+        name: int(item) if name in _COUNTS else _normal(item, schemas)
+        for name, item in value.items()
+        if name != "uniqueItems"
+    }

@@ -1,0 +1,97 @@
+"""When a lazy constraint begins: a scan of the answer's text for the first trigger, of which only a tail is kept. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from uma_core.constraint.pattern import N_BACK_MOST, Pattern
+from uma_core.types import TokenId, Trigger
+
+Encode = Callable[[bytes], list[TokenId]]  # tokens that are exactly these bytes
+Spell = Callable[[TokenId], bytes]  # a token's text, that of control tokens included
+
+
+class Rules(NamedTuple):
+    """A request's triggers, each with whether the grammar begins after it."""
+
+    words: tuple[tuple[bytes, bool], ...] = ()
+    tokens: tuple[tuple[TokenId, bool], ...] = ()
+    patterns: tuple[tuple[Pattern, bool], ...] = ()
+
+
+def rules_of(triggers: tuple[Trigger, ...], id_of: Callable[[str], TokenId | None]) -> Rules:
+    """Raises: PatternError, ValueError for a token that the model does not have."""
+    words, tokens, patterns = [], [], []
+    for trigger in triggers:
+        if trigger.kind == "word":
+            words.append((trigger.value.encode(), trigger.is_after))
+        elif trigger.kind == "pattern":
+            patterns.append((Pattern(trigger.value), trigger.is_after))
+        else:
+            token = id_of(trigger.value)
+            if token is None:
+                raise ValueError(f"{trigger.value[:80]!r} is no token of this model")
+            tokens.append((token, trigger.is_after))
+    return Rules(tuple(words), tuple(tokens), tuple(patterns))
+
+
+class Scanner:
+    """Told every token until a trigger appears. Then `push` gives the tokens that the grammar has to be told first."""
+
+    def __init__(self, rules: Rules, spell: Spell, encode: Encode) -> None:
+        self._rules, self._spell, self._encode = rules, spell, encode
+        self._searches = [(pattern.search(), is_after) for pattern, is_after in rules.patterns]
+        longest = max((len(word) for word, _ in rules.words), default=1)
+        self._n_kept = N_BACK_MOST if rules.patterns else longest
+        self._recent: deque[tuple[TokenId, bytes]] = deque()  # tokens of the last `_n_kept` bytes, or a few more
+        self._n_recent = 0
+        self._end = 0  # bytes so far
+        self._tail = b""  # what a word may begin in
+
+    def fork(self) -> Scanner:
+        """Another one, at the beginning."""
+        return Scanner(self._rules, self._spell, self._encode)
+
+    def push(self, token: TokenId) -> list[TokenId] | None:
+        """None: nothing yet. Else what of the answer so far is the grammar's: a token of which it is a part is encoded anew."""
+        text = self._spell(token)
+        begin, self._end = self._end, self._end + len(text)
+        self._remember(token, text)
+        starts = [self._end if is_after else begin for id, is_after in self._rules.tokens if id == token]
+        starts += self._words(text)
+        for search, is_after in self._searches:
+            match = search.push(text)
+            starts += [match.end if is_after else match.begin] if match else []
+        return self._since(min(starts)) if starts else None
+
+    def _remember(self, token: TokenId, text: bytes) -> None:
+        self._recent.append((token, text))
+        self._n_recent += len(text)
+        while self._n_recent - len(self._recent[0][1]) >= self._n_kept:
+            self._n_recent -= len(self._recent.popleft()[1])
+
+    def _words(self, text: bytes) -> list[int]:
+        starts = []
+        seen = self._tail + text
+        offset = self._end - len(seen)
+        for word, is_after in self._rules.words:
+            at = seen.find(word)
+            if at >= 0:
+                starts.append(offset + at + (len(word) if is_after else 0))
+        longest = max((len(word) for word, _ in self._rules.words), default=1)
+        self._tail = seen[max(0, len(seen) - longest + 1) :]
+        return starts
+
+    def _since(self, start: int) -> list[TokenId]:
+        tokens: list[TokenId] = []
+        at = self._end - self._n_recent
+        for token, text in self._recent:
+            end = at + len(text)
+            if at >= start:
+                tokens += [token] if text else []
+            elif end > start:
+                tokens += self._encode(text[start - at :])
+            at = end
+        return tokens
