@@ -69,8 +69,12 @@ class ErrorCode(Enum):
         "E_CONSTRAINT_001", "constraint_refused", Side.CLIENT, False, False, 2,
         "the schema or grammar cannot be enforced; `detail.field` names it, `detail.keyword` and `detail.path` what in a schema",
     )  # fmt: skip
-    CONSTRAINT_FAILED = Spec("E_CONSTRAINT_002", "constraint_failed", Side.CLIENT, False, False, 2, "the answer left its grammar, or that grew too complex")
-    CONSTRAINTS_UNAVAILABLE = Spec("E_CONSTRAINT_003", "constraints_unavailable", Side.SERVER, False, False, 2, "llguidance is not installed, or in another version")
+    CONSTRAINT_FAILED = Spec(
+        "E_CONSTRAINT_002", "constraint_failed", Side.CLIENT, False, False, 2, "the answer left its grammar, or that grew too complex"
+    )
+    CONSTRAINTS_UNAVAILABLE = Spec(
+        "E_CONSTRAINT_003", "constraints_unavailable", Side.SERVER, False, False, 2, "llguidance is absent, or of another version"
+    )
 
     FORBIDDEN = Spec("E_ACCESS_001", "forbidden", Side.CLIENT, False, True, 2, "this peer may not connect")
     ADMIN_ONLY = Spec("E_ACCESS_002", "admin_only", Side.CLIENT, False, False, 2, "only the daemon's owner and root may do this")

@@ -138,7 +138,7 @@ class Trigger:
     """Text or a token at which a lazy constraint begins."""
 
     kind: str  # "word", "token", "pattern"
-    value: str
+    value: str | int  # int: a token's id
     is_after: bool = False  # the trigger's own text is not part of what the grammar describes
 
 
@@ -146,7 +146,7 @@ class Trigger:
 class Constraint:
     """What an answer may look like. `uma_core.constraint` enforces it."""
 
-    kind: str  # "json_schema", "regex", "choices", "gbnf", "lark"
+    kind: str  # "json_schema", "regex", "choices", "lark"
     value: Any  # the schema, the choices as a list, or the grammar's text
     triggers: tuple[Trigger, ...] = ()  # none: from the first token on
     prefix: str = ""  # what the grammar has consumed before the first token

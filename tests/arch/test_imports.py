@@ -74,6 +74,7 @@ ALLOWED = {
         "uma_core.models",
         "uma_core.waking",
     },
+    "uma_core.constraint": {"uma_core.constraint", "uma_core.errors", "uma_core.metrics", "uma_core.types"},
     "uma_core.cache": {
         "uma_core.cache",
         "uma_core.types",
@@ -121,8 +122,9 @@ STDLIB = {
 
 # third-party package -> where it may be imported
 THIRD_PARTY = {
-    "numpy": ("uma_core.engine", "uma_core.executor", "uma_core.session", "uma_core.cache"),
-    "cffi": ("uma_core.engine.lib",),
+    "numpy": ("uma_core.engine", "uma_core.executor", "uma_core.session", "uma_core.cache", "uma_core.constraint"),
+    "cffi": ("uma_core.engine.lib", "uma_core.constraint.lib"),
+    "llguidance": ("uma_core.constraint.lib",),
     "click": ("uma_core.cli", "uma_core.config_flags", "uma_ctl", "uma_gateway.cli"),
     "yaml": ("uma_core.config_merge",),
     "orjson": ("uma_gateway",),

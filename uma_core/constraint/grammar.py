@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uma_core.constraint import gbnf, schema
+from uma_core.constraint import schema
 from uma_core.constraint.lib import ffi, load
 from uma_core.constraint.vocabulary import Vocabulary
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import Constraint, TokenId
+from uma_core.types import Constraint
 
 N_BYTES_MOST = 256 << 10  # of a schema or grammar; a 50-property schema has 4 KiB
-# Between two tokens JSON allows any white space, of which a small model may not find the end: at most this much here.
-WHITE_SPACE = r"[ \t]{1,8}|(\r?\n){1,2}[ \t]{0,64}"
+# Between two tokens JSON allows any white space, of which a small model does not find the end: here one blank, or a new line
+# with an indentation, as people and programs write it.
+WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
 _PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # what llguidance's regular expressions want escaped
 
 # Bounds of one grammar. A step is the mask of one token, on the compute thread: llguidance gives 14,000 lexer units and
@@ -40,16 +41,13 @@ class Source(NamedTuple):
     text: bytes
 
 
-def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
+def source_of(constraint: Constraint) -> Source:
     """Raises: CONSTRAINT_REFUSED."""
     value = constraint.value
     if constraint.kind == "json_schema":
         return _schema_source(value)
     if constraint.kind == "choices":
         return _sized(Source(b"regex", "|".join(map(_literal, value)).encode()), constraint)
-    if constraint.kind == "gbnf":
-        _sized(Source(b"gbnf", value.encode()), constraint)
-        return _sized(Source(b"lark", gbnf.to_lark(value, vocabulary.id_of).encode()), constraint)
     return _sized(Source(constraint.kind.encode(), value.encode()), constraint)
 
 
@@ -84,7 +82,7 @@ class Grammar:
         self._lib = load()
         self.vocabulary = vocabulary
         self.is_spoilt = False  # a copy has failed: their common lexer may be full
-        source = source_of(constraint, vocabulary)
+        source = source_of(constraint)
         self.n_bytes = len(source.text)
         init = ffi.new("LlgConstraintInit *", {"tokenizer": vocabulary.handle, "limits": LIMITS})
         self.handle: Any = ffi.gc(self._lib.llg_new_matcher(init, source.kind, source.text), self._lib.llg_free_matcher)
@@ -144,6 +142,3 @@ def _keyword_in(reason: str, value: Any) -> str:
         elif isinstance(item, list):
             todo += item
     return ""
-
-
-Tokens = list[TokenId]

@@ -8,6 +8,7 @@ Sources: parser/llguidance.h of the version in VERSION; its structs are the reas
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
 from typing import Any
 
@@ -70,8 +71,13 @@ bool    llg_matcher_is_stopped(const LlgMatcher * matcher);
 bool    llg_matcher_is_accepting(LlgMatcher * matcher);
 """
 
-ffi = cffi.FFI()
+ffi: Any = cffi.FFI()
 ffi.cdef(_CDEF)
+
+
+def is_installed() -> bool:
+    """Whether `load` is likely to succeed. Loads nothing."""
+    return importlib.util.find_spec("llguidance") is not None
 
 
 @functools.lru_cache(maxsize=1)

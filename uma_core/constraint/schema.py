@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from uma_core.constraint.ecma import ForeignError, to_rust
 from uma_core.errors import ErrorCode, UmaError
 
 N_DEEP_MOST = 64  # llguidance's JSON reader gives up at 128, and its grammar is as deep as the schema
@@ -35,11 +36,6 @@ _OLD_DRAFTS = {
 }
 _DRAFTS = {"https://json-schema.org/draft/2020-12/schema", *_OLD_DRAFTS}
 FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-# escapes and groups that Rust's regular expressions have, and ECMA-262's, which JSON Schema takes, have not or as something else
-_FOREIGN_ESCAPES = "AzaQhHRXK<>"
-_FOREIGN_GROUP = re.compile(r"\(\?(?![:=!]|<[=!A-Za-z_$])")
-_FOREIGN_IN_CLASS = ("[", "&&", "--", "~~")
-
 Path = tuple[str | int, ...]
 
 
@@ -119,7 +115,7 @@ class _Checker:
 
     def _check(self, place: _Place, keyword: str, value: Any) -> None:
         path = (*place.path, keyword)
-        if keyword in _SCHEMA or keyword == "additionalItems" and self._is_old:
+        if keyword in _SCHEMA or (keyword == "additionalItems" and self._is_old):
             if keyword == "items" and isinstance(value, list) and self._is_old:
                 self._todo += [_Place(item, (*path, i)) for i, item in enumerate(value)]
             else:
@@ -134,7 +130,7 @@ class _Checker:
             return
         elif keyword in _ASSERTIONS:
             self._check_assertion(place, keyword, value)
-        elif keyword == "x-guidance" or keyword not in _NOTES and not keyword.startswith("x-"):
+        elif keyword == "x-guidance" or (keyword not in _NOTES and not keyword.startswith("x-")):
             raise refused(f"the keyword `{keyword[:64]}` is not supported", keyword[:64], place.path)
         elif keyword == "$id" and place.path:
             raise refused("`$id` is only supported at the root", "$id", place.path)
@@ -240,35 +236,12 @@ def _are_names(value: Any) -> bool:
 
 
 def check_pattern(pattern: Any, keyword: str, path: Path) -> None:
-    """Refuse what llguidance would read as something else than JSON Schema says; what it cannot read, it refuses itself."""
     if not isinstance(pattern, str):
         raise refused(f"`{keyword}` must be a string", keyword, path)
-    foreign = _foreign(pattern)
-    if foreign:
-        raise refused(f"`{keyword}`: {foreign!r} in {pattern!r:.80} is not supported", keyword, path)
-
-
-def _foreign(pattern: str) -> str:
-    """The first construct that means one thing in Rust's dialect and another in ECMA-262."""
-    at, in_class = 0, False
-    while at < len(pattern):
-        if pattern[at] == "\\":
-            if pattern[at + 1 : at + 2] in tuple(_FOREIGN_ESCAPES):
-                return pattern[at : at + 2]
-            at += 2
-            continue
-        if in_class:
-            found = next((part for part in _FOREIGN_IN_CLASS if pattern.startswith(part, at)), "")
-            in_class = pattern[at] != "]"
-        else:
-            found = next((part for part in ("[]", "[^]") if pattern.startswith(part, at)), "")
-            group = _FOREIGN_GROUP.match(pattern, at)
-            found = found or (group[0] if group else "")
-            in_class = pattern[at] == "["
-        if found:
-            return found
-        at += 1
-    return ""
+    try:
+        to_rust(pattern)
+    except ForeignError as foreign:
+        raise refused(f"`{keyword}`: `{foreign}` in {pattern!r:.80} is not supported", keyword, path) from None
 
 
 def _normal(value: Any, schemas: dict[int, Any]) -> Any:
@@ -279,8 +252,14 @@ def _normal(value: Any, schemas: dict[int, Any]) -> Any:
         return value
     if id(value) not in schemas:
         return {name: _normal(item, schemas) for name, item in value.items()}
-    return {
-        name: int(item) if name in _COUNTS else _normal(item, schemas)
-        for name, item in value.items()
-        if name != "uniqueItems"
-    }
+    normal: dict[str, Any] = {}
+    for name, item in value.items():
+        if name in _COUNTS:
+            normal[name] = int(item)
+        elif name == "pattern":
+            normal[name] = to_rust(item)
+        elif name == "patternProperties":
+            normal[name] = {to_rust(pattern): _normal(inner, schemas) for pattern, inner in item.items()}
+        elif name != "uniqueItems":
+            normal[name] = _normal(item, schemas)
+    return normal

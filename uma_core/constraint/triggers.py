@@ -21,18 +21,18 @@ class Rules(NamedTuple):
     patterns: tuple[tuple[Pattern, bool], ...] = ()
 
 
-def rules_of(triggers: tuple[Trigger, ...], id_of: Callable[[str], TokenId | None]) -> Rules:
+def rules_of(triggers: tuple[Trigger, ...], id_of: Callable[[str | int], TokenId | None]) -> Rules:
     """Raises: PatternError, ValueError for a token that the model does not have."""
     words, tokens, patterns = [], [], []
     for trigger in triggers:
         if trigger.kind == "word":
-            words.append((trigger.value.encode(), trigger.is_after))
+            words.append((str(trigger.value).encode(), trigger.is_after))
         elif trigger.kind == "pattern":
-            patterns.append((Pattern(trigger.value), trigger.is_after))
+            patterns.append((Pattern(str(trigger.value)), trigger.is_after))
         else:
             token = id_of(trigger.value)
             if token is None:
-                raise ValueError(f"{trigger.value[:80]!r} is no token of this model")
+                raise ValueError(f"{trigger.value!r:.80} is no token of this model")
             tokens.append((token, trigger.is_after))
     return Rules(tuple(words), tuple(tokens), tuple(patterns))
 

@@ -93,8 +93,10 @@ class Vocabulary:
             raise UmaError(ErrorCode.MODEL_NOT_LOADED)
         return text
 
-    def id_of(self, name: str) -> TokenId | None:
-        """The one token with this text, control tokens first. None: there is none."""
+    def id_of(self, name: str | int) -> TokenId | None:
+        """The one token with this text, control tokens first, or with this id. None: there is none."""
+        if isinstance(name, int):
+            return name if 0 <= name < self.n_vocab else None
         data = name.encode()
         return self._by_name.get(data, self._by_bytes.get(data))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from uma_core.engine.api import Engine, Transfer
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.constraints import Constraints
 from uma_core.executor.meters import Meters
 from uma_core.session.answer import Answer
 from uma_core.session.events import Event, Final, Token
@@ -27,6 +28,8 @@ class Deliveries:
         self._table = table
         self._meters = meters
         self._events = events
+        self.constraints = Constraints(table, meters)
+        self.tick_ns = 0  # how long ticks take
         self.on_release: Callable[[Session, int], None] = self._drop_cells  # sequence -1: it had none
         self.on_linger: Callable[[Session, int, Transfer], None] | None = None  # who sees a last chunk's KV arrive
 
@@ -41,6 +44,11 @@ class Deliveries:
         if token in session.stop_tokens:
             self.finish(session, FinishReason.STOP, now_ns, stop={"token_id": token})
             return
+        if session.matcher is not None:
+            error = self.constraints.accept(session, token, self.tick_ns)
+            if error is not None:
+                self.fail(session, error, now_ns)
+                return
         last_ns = session.t_last_ns
         session.add_token(token, now_ns)
         self._meters.on_token(session, last_ns, now_ns)
@@ -51,6 +59,8 @@ class Deliveries:
         stop = (session.answer or session.text).stopped_by
         if stop:
             self.finish(session, FinishReason.STOP, now_ns, stop={"text": stop})
+        elif session.matcher is not None and session.matcher.is_done:
+            self.finish(session, FinishReason.STOP, now_ns)
         elif len(session.generated) >= session.n_max:
             self.finish(session, FinishReason.LENGTH, now_ns)
 
@@ -110,6 +120,7 @@ class Deliveries:
         if session.sampler is not None:
             session.sampler.close()
             session.sampler = None
+        session.matcher = None
         transfer, session.transfer = session.transfer, None
         if transfer is not None and self.on_linger is not None and session.reason in GOOD_ENDS and session.phase is Phase.DECODE:
             self.on_linger(session, self._table.detach(session), transfer)
@@ -130,9 +141,11 @@ class Deliveries:
     def open_sampler(self, session: Session) -> None:
         """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""
         params = dataclasses.replace(session.request.sampling, ban_eog=session.request.ignore_eos)
-        if not params.needs_sampler and not self._engine.info.suppressed:
+        if not params.needs_sampler and not self._engine.info.suppressed and session.matcher is None:
             return
         session.sampler = self._engine.sampler(params, session.seed)
         n_recent = params.n_recent(self._engine.info.n_ctx_seq)
         if n_recent:
             session.sampler.accept(session.prompt[-n_recent:])
+        if session.matcher is not None:
+            self.constraints.begin(session)

@@ -148,6 +148,7 @@ class Executor:
         now = self._clock.now_ns()
         self._t_served_ns = self._t_served_ns or now
         self._expire(now)
+        self.deliveries.constraints.next_tick()
         if self._n_repeats and self._n_changes == self.table.n_changes and self.recorder is None:
             return self._repeat(now)
         self.settle()
@@ -305,6 +306,7 @@ class Executor:
             for ns in ticks:
                 self.last_tick_ns = ns
                 self.ewma_tick_ns += 0.1 * (ns - self.ewma_tick_ns)
+                self.deliveries.tick_ns = int(self.ewma_tick_ns)
                 self.meters.on_tick(ns, self.allowance.tick_ns)
         return reports
 

@@ -103,6 +103,7 @@ class Admittance:
         session.t_received_ns = command.t_received_ns
         session.message_ends = ends
         session.uid = command.peer.uid
+        session.matcher = command.matcher
         return session
 
     def _completed(self, request: Request) -> Request:

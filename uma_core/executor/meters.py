@@ -42,6 +42,8 @@ class Meters:
         self.ttft = {lane: registry.histogram(m.TTFT, lane=name) for lane, name in lanes.items()}
         self.ttf5 = {lane: registry.histogram(m.TTF5, lane=name) for lane, name in lanes.items()}
         self.inter_token = {lane: registry.histogram(m.INTER_TOKEN, lane=name) for lane, name in lanes.items()}
+        self.step = registry.histogram(m.CONSTRAINT_STEP)
+        self.steps_ns: list[int] = []  # of constrained tokens, not booked yet
         self.stretch = registry.histogram(m.GAP_STRETCH)
         self._gaps: list[tuple[Session, int, int]] = []  # not booked yet: gap, and what was promised when it ended
         self.gap_limit_ns = 0  # of an interactive gap that ends now, where the request has no target of its own; 0: nothing was promised
@@ -114,6 +116,9 @@ class Meters:
     def settle(self) -> None:
         """Book the gaps between tokens."""
         gaps, self._gaps = self._gaps, []
+        steps, self.steps_ns = self.steps_ns, []
+        for ns in steps:
+            self.step.observe(ns)
         self.tokens.add(len(gaps))
         for session, gap, limit in gaps:
             lane, target = session.lane, session.request.slo.tbt_ns

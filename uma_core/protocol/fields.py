@@ -28,6 +28,8 @@ class Kind(str, Enum):
     INTEGERS = "array of integers"
     MESSAGES = "array of objects with `role` and `content`"
     BIASES = "array of [id or text, number or false]"
+    OBJECTS = "array of objects"
+    SCHEMA = "object or boolean"  # a JSON Schema
     LIST = "array"  # replies only
 
 
@@ -40,7 +42,7 @@ class Field(NamedTuple):
     high: float | None = None  # greatest value, or greatest length
     choices: tuple[str, ...] = ()  # of a string, or of each of several
     is_required: bool = False
-    fields: tuple[Field, ...] = ()  # of an OBJECT
+    fields: tuple[Field, ...] = ()  # of an OBJECT, or of each of OBJECTS
     is_open_low: bool = False  # the value must be greater than `low`
 
 
@@ -211,6 +213,21 @@ def _check_messages(field: Field, value: Any, path: str) -> tuple[dict[str, Any]
     return tuple(value)
 
 
+def _check_objects(field: Field, value: Any, path: str) -> tuple[dict[str, Any], ...]:
+    _expect(field, value, path, list)
+    _in_range(field, len(value), path, "must have {} items")
+    for i, item in enumerate(value):
+        if type(item) is not dict:
+            raise bad_field(f"{path}[{i}]", "must be an object")
+        refuse_unknown(field.fields, item, f"{path}[{i}].")
+    return tuple(check_fields(field.fields, item, f"{path}[{i}].") for i, item in enumerate(value))
+
+
+def _check_schema(field: Field, value: Any, path: str) -> Any:
+    _expect(field, value, path, dict, bool)
+    return value
+
+
 _CHECKS: dict[Kind, Callable[[Field, Any, str], Any]] = {
     Kind.STRING: _check_string,
     Kind.INTEGER: _check_integer,
@@ -223,4 +240,6 @@ _CHECKS: dict[Kind, Callable[[Field, Any, str], Any]] = {
     Kind.INTEGERS: _check_integers,
     Kind.MESSAGES: _check_messages,
     Kind.BIASES: _check_biases,
+    Kind.OBJECTS: _check_objects,
+    Kind.SCHEMA: _check_schema,
 }

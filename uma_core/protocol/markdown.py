@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from uma_core.protocol.events import EVENTS
-from uma_core.protocol.fields import Field
+from uma_core.protocol.fields import Field, Kind
 from uma_core.protocol.ops import ID_FIELD, OPS
 
 
@@ -42,7 +42,8 @@ def _flatten(fields: tuple[Field, ...]) -> list[Field]:
     flat = []
     for field in fields:
         flat.append(field)
-        flat += [inner._replace(name=f"{field.name}.{inner.name}") for inner in _flatten(field.fields)]
+        within = field.name + ("[]." if field.kind is Kind.OBJECTS else ".")
+        flat += [inner._replace(name=within + inner.name) for inner in _flatten(field.fields)]
     return flat
 
 

@@ -11,6 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.protocol.constraint import to_constraint
 from uma_core.protocol.events import WireId
 from uma_core.protocol.fields import bad_field, check_fields, check_value, refuse_unknown
 from uma_core.protocol.lines import to_text
@@ -140,6 +141,7 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         model=args["model"] or "",
         account=args["account"] or "",
         queue_updates=args["queue_updates"],
+        constraint=to_constraint(args["constraint"]),
         metadata=args["metadata"] or {},
     )
 

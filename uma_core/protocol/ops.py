@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from uma_core.protocol.constraint import FIELD as CONSTRAINT
 from uma_core.protocol.fields import Field, Kind
 from uma_core.protocol.sampling import SAMPLING_FIELDS
 from uma_core.types import Request
@@ -54,6 +55,7 @@ _GENERATE = (
     Field("model", Kind.STRING, "fingerprint of the model that the prompt is written for (`props`); another one refuses it", None, 1, 128),
     Field("account", Kind.STRING, "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)", None, 1, 128),
     Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),
+    CONSTRAINT,
     Field("metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16),
 )
 
@@ -139,7 +141,7 @@ _OPS = (
             Field("add_bos", Kind.BOOLEAN, "`prompt` gets the bos token in front"),
             Field("add_eos", Kind.BOOLEAN, "and the eos token at its end"),
             Field("limits", Kind.OBJECT, "max_tokens, default_max_tokens, max_prompt_bytes: of your requests"),
-            Field("capabilities", Kind.OBJECT, "operations, generate (the fields that it takes), chat, infill, embeddings, rerank"),
+            Field("capabilities", Kind.OBJECT, "operations, generate (its fields), chat, infill, embeddings, rerank, constraints (the kinds)"),
             Field("generation", Kind.INTEGER, "number of the configuration in use: grows when model or limits may have changed"),
         ),
     ),

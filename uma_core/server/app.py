@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uma_core.config import Config, IpcOptions, ns
+from uma_core.constraint.compiler import Compiler
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.metrics import Registry
 from uma_core.peer import peer_of
@@ -52,7 +53,7 @@ class IoApp:
         self.meters = IoMeters(registry)
         self.ledger: Ledger[Job] = Ledger()
         self.clients: dict[int, Client] = {}
-        self.intake = Intake(services.text, compute.submit, self._post, loop.clock)
+        self.intake = Intake(services.text, compute.submit, self._post, loop.clock, Compiler(registry).compile)
         self._compute = compute
         self._posted: deque[Event] = deque()  # from the intake
         self._dirty: dict[Client, None] = {}

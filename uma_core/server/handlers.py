@@ -58,6 +58,7 @@ def on_generate(ctx: Context, client: Client, message: Message) -> None:
     n_bytes = prompt_bytes(message.request)
     check_prompt(n_bytes, bool(message.request.account), config)
     request = configured(message.request, client.peer, config)
+    n_bytes += _text_bytes(request.constraint.value) if request.constraint is not None else 0  # it is read too
     ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes))
 
 

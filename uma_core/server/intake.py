@@ -26,7 +26,8 @@ from uma_core.server.ports import EncodedAnswer, TextPort
 from uma_core.server.prompt import encode
 from uma_core.server.sampling import resolve
 from uma_core.session.events import Event, Final, Refused, Submit
-from uma_core.types import FinishReason, Peer, Request
+from uma_core.session.session import Matcher
+from uma_core.types import Constraint, FinishReason, Peer, Request
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +86,11 @@ class Intake:
         submit: Callable[[Submit], None],
         post: Callable[[Event], None],
         clock: Clock,
+        compile: Callable[[TextPort, Constraint], Matcher] | None = None,
     ) -> None:
+        """`compile` makes the matcher of a constrained request; without it, there is none to be had."""
         self._text = text
+        self._compile = compile
         self._submit = submit
         self._post = post
         self._clock = clock
@@ -176,7 +180,19 @@ class Intake:
         elif job.is_cancelled or job.is_dropped:
             self._end(job, None)
         else:
-            self._end(job, self._with_text(job.conn_id, lambda text: _submit(text, job)))
+            self._end(job, self._with_text(job.conn_id, lambda text: self._to_submit(text, job)))
+
+    def _to_submit(self, text: TextPort, job: Job) -> Submit:
+        """Raises: MODEL_CHANGED; here, because the model may change while a job waits."""
+        constraint, matcher = job.request.constraint, None
+        if job.request.model and job.request.model != text.info.fingerprint:
+            raise UmaError(ErrorCode.MODEL_CHANGED)
+        request, encoded = resolve(text, job.request), encode(text, job.request)
+        if constraint is not None:
+            if self._compile is None:
+                raise UmaError(ErrorCode.CONSTRAINTS_UNAVAILABLE)
+            matcher = self._compile(text, constraint)
+        return Submit(job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text, matcher)
 
     def _with_text(self, conn_id: int, work: Callable[[TextPort], Outcome]) -> Outcome | UmaError:
         """Do what needs the model's text side, which is not closed meanwhile."""
@@ -215,11 +231,3 @@ class Intake:
                 self._post(Refused(*job.key, outcome))
             elif outcome is not None:
                 self._submit(outcome)
-
-
-def _submit(text: TextPort, job: Job) -> Submit:
-    """Raises: MODEL_CHANGED; here, because the model may change while a job waits."""
-    if job.request.model and job.request.model != text.info.fingerprint:
-        raise UmaError(ErrorCode.MODEL_CHANGED)
-    request, encoded = resolve(text, job.request), encode(text, job.request)
-    return Submit(job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text)

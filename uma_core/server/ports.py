@@ -49,6 +49,10 @@ class TextPort(Protocol):
     def prepare(self, params: SamplingParams) -> None:
         """Do what sampling by these would take long for. Raises: BAD_REQUEST where this model cannot."""
 
+    def is_eog(self, token: TokenId) -> bool: ...
+
+    def is_control(self, token: TokenId) -> bool: ...
+
     def chat_template(self) -> str | None: ...
 
     def special(self, name: str) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from uma_core.config import Config
+from uma_core.constraint.lib import is_installed
 from uma_core.engine.api import Engine, ModelFacts
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.protocol.constraint import KINDS
 from uma_core.protocol.ops import OPS
 
 INFILL = ("fim_pre", "fim_suf", "fim_mid")
@@ -57,4 +59,5 @@ def _capabilities(facts: ModelFacts) -> dict[str, Any]:
         "infill": all(name in facts.special for name in INFILL),
         "embeddings": facts.pooling != "rank",
         "rerank": facts.pooling == "rank",
+        "constraints": list(KINDS) if is_installed() else [],
     }

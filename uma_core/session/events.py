@@ -23,6 +23,7 @@ class Submit(NamedTuple):
     t_received_ns: int  # when its frame was decoded
     message_ends: tuple[int, ...] = ()  # token counts after which a chat message ends: preferred snapshot points
     text: Any = None  # the engine whose vocabulary `tokens` is in: after a reload, another one answers Stale
+    matcher: Any = None  # session.session.Matcher, for the same vocabulary; None: any answer may be given
 
 
 class Cancel(NamedTuple):

@@ -7,7 +7,7 @@ cached view; the state machine is TRANSITIONS and nothing else.
 from __future__ import annotations
 
 import random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,6 +32,20 @@ class Grant(NamedTuple):
     lane: Lane
     n_max: int  # most tokens to generate
     now_ns: int
+
+
+class Matcher(Protocol):
+    """Holds an answer to its grammar: `uma_core.constraint.matcher`."""
+
+    mask: np.ndarray | None  # as Sampler.set_mask takes it, changed in place; None while everything may come
+    is_done: bool  # the answer is complete, and nothing may follow
+    spent_ns: int  # by the last `accept`
+
+    def accept(self, token: TokenId) -> None:
+        """Go on by a token. Raises: CONSTRAINT_FAILED."""
+
+    def fork(self) -> Matcher:
+        """Another answer to the same request, from the beginning."""
 
 
 class Session:
@@ -73,6 +87,8 @@ class Session:
         self.transfer: Transfer | None = None
         self.first_token: TokenId | None = None  # handed out when the second one is about to be computed
         self.sampler: Sampler | None = None
+        self.matcher: Matcher | None = None  # what holds it to a grammar
+        self.n_rest = 0  # ticks to skip, for its grammar took long
         self.text = TextStream(request.stop)
         is_watched = request.sampling.logprobs is not None or request.sampling.min_tokens > 0
         self.answer = Answer(request.stop) if is_watched else None  # instead of `text`, where tokens matter one by one
@@ -192,7 +208,7 @@ class Session:
                 n_cells=self.n_cells,
                 n_chunk=self.n_chunk,
                 chunk_fraction=self.chunk_fraction,
-                is_ready=not self.t_held_ns and self.transfer is None,
+                is_ready=not self.n_rest and not self.t_held_ns and self.transfer is None,
                 is_transferring=self.transfer is not None,
                 t_queued_ns=self.t_queued_ns,
                 t_first_ns=self.t_first_ns,

@@ -32,10 +32,18 @@ class Rig:
         self.executor = Executor(self.engine, self.admittance, knobs or Knobs(), cost, self.registry, self.clock)
         self.seen: list[Event] = []
 
-    def submit(self, request_id: str, prompt: str = "hello", conn_id: int = 1, peer: Peer = Peer(1, 1, 1), **fields: Any) -> None:  # noqa: B008
+    def submit(
+        self,
+        request_id: str,
+        prompt: str = "hello",
+        conn_id: int = 1,
+        peer: Peer = Peer(1, 1, 1),  # noqa: B008
+        matcher: Any = None,
+        **fields: Any,
+    ) -> None:
         request = Request(request_id, prompt=prompt, **fields)
         tokens = self.engine.tokenize(prompt, True, False)
-        self.executor.submit(Submit(conn_id, peer, request, tokens, self.clock.now_ns()))
+        self.executor.submit(Submit(conn_id, peer, request, tokens, self.clock.now_ns(), matcher=matcher))
 
     def tick(self) -> bool:
         is_busy = self.executor.tick()

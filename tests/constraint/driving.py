@@ -1,0 +1,94 @@
+"""Answers written by chance, or by an adversary, under a matcher."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import jsonschema
+import numpy as np
+
+from uma_core.constraint.compiler import Compiler
+from uma_core.constraint.matcher import Matcher
+from uma_core.constraint.vocabulary import Text
+from uma_core.types import Constraint
+
+N_TOKENS_MOST = 400
+
+
+def allowed(matcher: Matcher, n_vocab: int) -> np.ndarray:
+    """Ids that may come next."""
+    assert matcher.mask is not None
+    return np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")[:n_vocab])
+
+
+def write(text: Text, matcher: Matcher, weights: np.ndarray, seed: int, n_most: int = N_TOKENS_MOST) -> tuple[bytes, str]:
+    """Draw tokens by weight among the allowed ones; the answer, and how it ended: stop or length."""
+    rng, out = np.random.default_rng(seed), bytearray()
+    for _ in range(n_most):
+        ids = allowed(matcher, text.n_vocab)
+        chances = weights[ids] + 1e-12
+        token = int(rng.choice(ids, p=chances / chances.sum()))
+        if text.is_eog(token):
+            return bytes(out), "stop"
+        out += text.piece(token)
+        matcher.accept(token)
+        if matcher.is_done:
+            return bytes(out), "stop"
+    return bytes(out), "length"
+
+
+def even(text: Text) -> np.ndarray:
+    return np.ones(text.n_vocab)
+
+
+def hasty(text: Text) -> np.ndarray:
+    """Likes what ends things: complete answers come sooner."""
+    weights = np.ones(text.n_vocab)
+    for token in range(text.n_vocab):
+        piece = text.piece(token)
+        if text.is_eog(token):
+            weights[token] = 30
+        elif piece[-1:] in (b'"', b"}", b"]"):
+            weights[token] = 12
+        elif not piece.strip():
+            weights[token] = 0.3
+    return weights
+
+
+def contrary(text: Text) -> np.ndarray:
+    """An adversary: it avoids what ends things for as long as anything else is allowed."""
+    return 1 / hasty(text) ** 6
+
+
+def schema(value: Any) -> Constraint:
+    return Constraint("json_schema", value)
+
+
+def answer(compiler: Compiler, text: Text, constraint: Constraint, seed: int = 0, n_most: int = N_TOKENS_MOST) -> str:
+    """A complete one."""
+    data, end = write(text, compiler.compile(text, constraint), hasty(text), seed, n_most)
+    assert end == "stop"
+    return data.decode()
+
+
+def check_valid(value: Any, schema: Any) -> None:
+    """Raises: jsonschema.ValidationError. Multiples are decimal ones: a float's remainder is not what JSON Schema means."""
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    kind = jsonschema.validators.extend(kind, {"multipleOf": _multiple_of})
+    kind(schema).validate(value)
+
+
+def _multiple_of(validator: Any, factor: Any, instance: Any, schema: Any) -> Any:
+    is_number = isinstance(instance, int | float) and not isinstance(instance, bool)
+    if is_number and Decimal(str(instance)) % Decimal(str(factor)):
+        yield jsonschema.ValidationError(f"{instance} is no multiple of {factor}")
+
+
+def parse(text: str) -> Any:
+    return json.loads(text)
+
+
+def dumps(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,75 @@
+"""Free text until a trigger appears: where the grammar begins, whatever the tokens are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uma_core.constraint.triggers import Scanner, rules_of
+from uma_core.types import Trigger
+
+PIECES = ["<", "tool", "<to", "ol>", "x<tool>y", "<tool>", "a", " ", "<|call|>", "", "é"]
+
+
+def scanner(*triggers: Trigger) -> Scanner:
+    rules = rules_of(triggers, lambda name: PIECES.index(name) if name in PIECES else None)
+    return Scanner(rules, lambda token: PIECES[token].encode(), lambda data: [1000 + byte for byte in data])
+
+
+def spelled(tokens: list[int]) -> bytes:
+    return b"".join(PIECES[token].encode() if token < 1000 else bytes([token - 1000]) for token in tokens)
+
+
+def feed(scan: Scanner, *pieces: str) -> bytes | None:
+    """What the grammar is told when the trigger appears, and that it does with the last piece."""
+    for piece in pieces[:-1]:
+        assert scan.push(PIECES.index(piece)) is None, piece
+    tokens = scan.push(PIECES.index(pieces[-1]))
+    return None if tokens is None else spelled(tokens)
+
+
+def test_a_word_over_several_tokens():
+    assert feed(scanner(Trigger("word", "<tool>")), "a", "<to", "ol>") == b"<tool>"
+
+
+def test_a_word_within_a_token_leaves_what_comes_before_it():
+    assert feed(scanner(Trigger("word", "<tool>")), "a", "x<tool>y") == b"<tool>y"
+    assert feed(scanner(Trigger("word", "<tool>", True)), "a", "x<tool>y") == b"y"
+    assert feed(scanner(Trigger("word", "<tool>", True)), "a", "<tool>") == b""
+
+
+def test_a_token_is_told_as_itself():
+    scan = scanner(Trigger("token", "<|call|>"))
+    assert feed(scan, "a", "", "<|call|>") == b"<|call|>"
+    assert feed(scanner(Trigger("token", "<|call|>", True)), "a", "<|call|>") == b""
+
+
+def test_a_pattern_begins_at_its_group():
+    assert feed(scanner(Trigger("pattern", r"a\s(<tool>)")), "<tool>", "a", " ", "<to", "ol>") == b"<tool>"
+    assert feed(scanner(Trigger("pattern", "^a<")), "a", "<to") == b"a<to"
+    assert feed(scanner(Trigger("pattern", "^a<")), "x<tool>y", "a", "<") is None
+
+
+def test_the_first_of_several_counts():
+    triggers = Trigger("word", "tool"), Trigger("word", "x<"), Trigger("pattern", "<t")
+    assert feed(scanner(*triggers), "a", "x<tool>y") == b"x<tool>y"
+
+
+def test_a_token_that_the_model_does_not_have_is_an_error():
+    with pytest.raises(ValueError, match="no token"):
+        scanner(Trigger("token", "<|none|>"))
+
+
+@given(st.lists(st.integers(0, len(PIECES) - 1), max_size=30), st.booleans())
+def test_it_is_what_a_search_of_the_whole_text_finds(tokens, is_after):
+    scan = scanner(Trigger("word", "<tool>", is_after))
+    text = b""
+    for token in tokens:
+        text += PIECES[token].encode()
+        told = scan.push(token)
+        at = text.find(b"<tool>")
+        assert (told is None) == (at < 0)
+        if told is not None:
+            assert spelled(told) == text[at + len("<tool>") * is_after :]
+            return

@@ -1,0 +1,52 @@
+"""The `constraint` field of generate: its declaration, and the value that it becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_core.protocol.fields import Field, Kind, bad_field
+from uma_core.types import Constraint, Trigger
+
+N_TRIGGERS_MOST = 64
+KINDS = ("json_schema", "json", "regex", "choices", "lark")
+
+_TRIGGER = (
+    Field("type", Kind.STRING, "what `value` is", choices=("word", "token", "pattern"), is_required=True),
+    Field("value", Kind.ID, "a text, a control token's text or a token's id, or a regular expression", low=1, high=1024, is_required=True),
+    Field("after", Kind.BOOLEAN, "true: the trigger's own text is not part of what the grammar describes", False),
+)
+
+FIELD = Field(
+    "constraint",
+    Kind.OBJECT,
+    f"what the answer may look like: exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}",
+    fields=(
+        Field("json_schema", Kind.SCHEMA, "JSON that validates: draft 2020-12, 2019-09, 7 or 6"),
+        Field("json", Kind.BOOLEAN, "true: any JSON object"),
+        Field("regex", Kind.STRING, "text that matches from its beginning to its end, in Rust's dialect without look-around", low=1),
+        Field("choices", Kind.STRINGS, "one of these texts", high=10_000, low=1),
+        Field("lark", Kind.STRING, "a grammar in llguidance's variant of Lark; it begins at `start`", low=1),
+        Field("triggers", Kind.OBJECTS, "free text until one of these appears", high=N_TRIGGERS_MOST, fields=_TRIGGER),
+        Field("prefix", Kind.STRING, "text of the prompt's end that is the beginning of what the grammar describes", low=1),
+    ),
+)
+
+
+def to_constraint(args: dict[str, Any] | None) -> Constraint | None:
+    """Of the checked field. Raises: BAD_REQUEST unless it has exactly one kind."""
+    if args is None:
+        return None
+    given = [kind for kind in KINDS if args[kind] is not None and not (kind == "json" and args[kind] is False)]
+    if len(given) != 1:
+        path = f"constraint.{given[1] if given else KINDS[0]}"
+        raise bad_field(path, f"conflicts: give exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}")
+    triggers = tuple(Trigger(item["type"], item["value"], item["after"]) for item in args["triggers"] or ())
+    for i, trigger in enumerate(triggers):
+        if trigger.kind != "token" and not isinstance(trigger.value, str):
+            raise bad_field(f"constraint.triggers[{i}].value", "must be a string")
+    if triggers and args["prefix"]:
+        raise bad_field("constraint.prefix", "conflicts with `constraint.triggers`")
+    kind, value = given[0], args[given[0]]
+    if kind == "json":
+        kind, value = "json_schema", {"type": "object"}
+    return Constraint(kind, value, triggers, args["prefix"] or "")
