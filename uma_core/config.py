@@ -366,7 +366,7 @@ class MetricsOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What is written to stderr."""
+    """What is written to stderr, and to the trace's file."""
 
     RELOAD: ClassVar = "live"
     level: str = option(
@@ -379,6 +379,12 @@ class LogOptions:
     )
     format: str = option("text", "concise text, or one JSON object per line", flag="--log-format", choices=("text", "json"))
     prompts: bool = option(False, "write prompt text into the log", flag="--log-prompts")
+    trace: str = option(
+        "", "file that each plan is written to, with the state that it came from: `python -m uma_core.trace replay FILE`; empty: none", flag="--log-trace"
+    )
+    trace_mb: int = option(
+        64, "size at which that file is set aside as FILE.1, of which there is one, and begun anew", flag="--log-trace-mb", unit="MiB", min=1, max=1 << 20
+    )
 
 
 @dataclass(frozen=True)

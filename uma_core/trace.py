@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 from uma_core.policy.cost import CostModel
 from uma_core.policy.guard_memory import GuardMemory
@@ -95,16 +95,22 @@ def _context(state: SchedulerState) -> dict[str, Any]:
     }
 
 
+def _is_same_context(a: SchedulerState, b: SchedulerState) -> bool:
+    """Tables are the same objects from tick to tick, so that comparing them costs nothing."""
+    if a.knobs != b.knobs or any(getattr(a.cost, k) != getattr(b.cost, k) for k in a.cost._fields if k not in DRIFTING):
+        return False
+    return all(getattr(a.device, k) == getattr(b.device, k) for k in a.device._fields if k not in CHANGING)
+
+
 def pack_tick(tick: Tick, context: int) -> dict[str, Any]:
     state = tick.state
-    cost = state.cost.to_dict()
     return {
         "context": context,
         "tick": state.tick,
         "now_ns": state.now_ns,
         "sessions": [pack(tuple(s)) for s in state.sessions],
         "device": {k: pack(getattr(state.device, k)) for k in CHANGING},
-        "cost": {k: cost[k] for k in DRIFTING},
+        "cost": {k: pack(getattr(state.cost, k)) for k in DRIFTING},
         "reports": [pack(tuple(r)) for r in state.reports],
         "carry": pack(dict(state.carry)),
         "plan": pack_plan(tick.plan),
@@ -139,40 +145,102 @@ def _report(row: list[Any]) -> CallReport:
 # ---- recording
 
 
-class Recorder:
-    """Keeps the last ticks; call it as the executor's recorder. Keeps references only: nothing is copied or encoded."""
+class Sink(Protocol):
+    """What an executor tells of its ticks, on the compute thread: whoever takes them keeps references, and encodes them elsewhere."""
 
-    def __init__(self, n_ticks: int = RING_TICKS) -> None:
+    is_every_tick: bool  # those that carry out an earlier plan again are wanted, too: then each is planned anew
+
+    def __call__(self, state: SchedulerState, plan: Plan, reports: tuple[CallReport, ...]) -> None: ...
+
+    def name(self, sid: int, request_id: str) -> None:
+        """A session's request."""
+
+
+class Recorder:
+    """Keeps the last ticks in memory."""
+
+    def __init__(self, n_ticks: int = RING_TICKS, is_every_tick: bool = True) -> None:
+        self.is_every_tick = is_every_tick
         self.ticks: deque[Tick] = deque(maxlen=n_ticks)
         self.names: dict[int, str] = {}  # request ids by session number
 
     def __call__(self, state: SchedulerState, plan: Plan, reports: tuple[CallReport, ...]) -> None:
         self.ticks.append(Tick(state, plan, reports))
 
+    def name(self, sid: int, request_id: str) -> None:
+        self.names[sid] = request_id
+
+
+class Lines:
+    """Ticks as JSON lines that `replay` reads."""
+
+    def __init__(self) -> None:
+        self._last: SchedulerState | None = None
+        self._n_contexts = 0
+
+    def of(self, tick: Tick) -> Iterator[str]:
+        """The tick's line, after one for its context where that is new."""
+        if self._last is None or not _is_same_context(self._last, tick.state):
+            self._n_contexts += 1
+            yield json.dumps({"new_context": self._n_contexts, **_context(tick.state)})
+        self._last = tick.state
+        yield json.dumps(pack_tick(tick, self._n_contexts))
+
+    def restart(self) -> None:
+        """The next line begins a file: it needs its context."""
+        self._last = None
+
 
 def write(ticks: Iterable[Tick], out: TextIO) -> int:
     """Write JSON lines that `replay` reads. Returns the number of ticks."""
-    last: dict[str, Any] | None = None
-    n, n_contexts = 0, 0
+    lines, n = Lines(), 0
     for tick in ticks:
-        context = _context(tick.state)
-        if context != last:
-            n_contexts += 1
-            out.write(json.dumps({"new_context": n_contexts, **context}) + "\n")
-            last = context
-        out.write(json.dumps(pack_tick(tick, n_contexts)) + "\n")
+        out.writelines(line + "\n" for line in lines.of(tick))
         n += 1
     return n
+
+
+def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
+    """A recording as the JSON fields of a reply, without braces; `form` is "chrome" or "jsonl". What exceeds the cap is left out.
+
+    Encoded in small slices, for whoever else waits for the interpreter.
+    """
+    ticks = list(recorder.ticks)
+    lines = Lines()
+    heads = [json.dumps(event) for event in _heads(recorder.names)] if form == "chrome" else []
+    n_bytes, n_ticks, parts = 0, 0, heads
+    for tick in ticks:
+        more = [json.dumps(event) for event in _tick_events(tick)] if form == "chrome" else list(lines.of(tick))
+        n_bytes += sum(map(len, more)) + len(more)
+        if n_bytes > cap_bytes:
+            break
+        parts += more
+        n_ticks += 1
+    name = "traceEvents" if form == "chrome" else "lines"
+    tail = ',"displayTimeUnit":"ms"' if form == "chrome" else ""
+    return f'"{name}":[{",".join(parts)}]{tail},"n_ticks":{n_ticks},"n_left_out":{len(ticks) - n_ticks}'.encode()
 
 
 # ---- replay
 
 
 def differences(lines: Iterable[str]) -> Iterator[str]:
-    """Plan every recorded state again; yield one line per plan that came out differently."""
+    """Plan every recorded state again; yield one line per plan that came out differently.
+
+    A line that was cut off when its writer was stopped is passed over: it is the last one, or a new context follows.
+    Raises ValueError for another one that is not JSON.
+    """
     contexts: dict[int, dict[str, Any]] = {}
+    n_cut = 0
     for number, text in enumerate(lines, 1):
-        line = json.loads(text)
+        try:
+            line = json.loads(text)
+        except ValueError:
+            n_cut = number
+            continue
+        if n_cut and "new_context" not in line:
+            raise ValueError(f"line {n_cut} is not JSON")
+        n_cut = 0
         if "new_context" in line:
             contexts[line["new_context"]] = line
             continue
@@ -187,8 +255,12 @@ def main(argv: list[str]) -> int:
     if len(argv) != 2 or argv[0] != "replay":
         print("usage: python -m uma_core.trace replay FILE", file=sys.stderr)
         return 2
-    with open(argv[1], encoding="utf-8") as file:
-        found = list(differences(file))
+    with open(argv[1], encoding="utf-8", errors="replace") as file:
+        try:
+            found = list(differences(file))
+        except (ValueError, KeyError, TypeError) as error:
+            print(f"{argv[1]} is not a recording of this version: {error}", file=sys.stderr)
+            return 2
     for text in found:
         print(text)
     print(f"{argv[1]}: {'plans differ: ' + str(len(found)) if found else 'every plan is the same'}")
@@ -203,14 +275,17 @@ def chrome(ticks: Iterable[Tick], names: Mapping[int, str] = MappingProxyType({}
 
     Calls are drawn one after the other from the tick's start: engines report durations, not instants.
     """
-    events: list[dict[str, Any]] = []
-    for pid, name in ((1, "ticks"), (2, "sessions")):
-        events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
-    for sid, name in names.items():
-        events.append({"ph": "M", "pid": 2, "tid": sid, "name": "thread_name", "args": {"name": name}})
+    events = list(_heads(names))
     for tick in ticks:
         events.extend(_tick_events(tick))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _heads(names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    for pid, name in ((1, "ticks"), (2, "sessions")):
+        yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+    for sid, name in names.items():
+        yield {"ph": "M", "pid": 2, "tid": sid, "name": "thread_name", "args": {"name": name}}
 
 
 def _tick_events(tick: Tick) -> Iterator[dict[str, Any]]:

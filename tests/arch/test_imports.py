@@ -50,6 +50,7 @@ ALLOWED = {
     "uma_core.metrics": {"uma_core.metrics_core", "uma_core.errors", "uma_core.types"},
     "uma_core.metrics_export": {"uma_core", "uma_core.metrics", "uma_core.metrics_core"},
     "uma_core.trace": {"uma_core.types", "uma_core.errors", "uma_core.policy"},
+    "uma_core.trace_file": {"uma_core.trace", "uma_core.policy"},
     "uma_core.models": {"uma_core.errors"},
     "uma_core.policy": {"uma_core.policy", "uma_core.types"},
     "uma_core.protocol": {"uma_core.protocol", "uma_core.types", "uma_core.errors", "uma_core.suggest"},

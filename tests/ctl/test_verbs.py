@@ -191,6 +191,13 @@ def test_cache_actions(serve, ctl):
     assert server.received[1]["key"] == "k1"
 
 
+def test_trace_lines_go_to_a_file_one_by_one(serve, ctl, tmp_path):
+    serve(answering(trace={"lines": [{"new_context": 1}, {"tick": 2}], "n_ticks": 1, "n_left_out": 3}))
+    done = ctl("trace", "--seconds", "0.1", "--jsonl", "--out", str(tmp_path / "t.jsonl"))
+    assert done.returncode == 0 and "1 ticks in" in done.stderr and "3 later ticks are left out" in done.stderr
+    assert [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()] == [{"new_context": 1}, {"tick": 2}]
+
+
 def test_trace_goes_to_a_file(serve, ctl, tmp_path):
     serve(answering(trace={"traceEvents": [{"name": "tick", "ph": "X"}]}))
     done = ctl("trace", "--seconds", "0.1", "--out", str(tmp_path / "t.json"))

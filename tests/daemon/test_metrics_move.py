@@ -62,7 +62,9 @@ def unread(path: str) -> Iterator[Wire]:
 def test_a_chat_and_what_it_costs(serve_model, watch):
     daemon = serve_model("--bmt-budget", "auto", model=DRAFT)
     daemon.generate(PROMPT, max_tokens=12, temperature=0.8, slo={"target_ttft_ms": 0.001, "target_tbt_ms": 0.001})
+    daemon.generate(PROMPT, max_tokens=12, constraint={"regex": "[a-z ]+"})
     chat = daemon.stream(PROMPT, max_tokens=400).begun()
+    watch(daemon, "constraint_cache_total", "constraint_compile_seconds", "constraint_step_seconds")
     watch(daemon, "overlap_active", "solo_step_seconds", "bmt_budget_bytes", "bmt_seconds", "slo_violations_total", "sampling_last_seconds")
     chat.cancel()
 

@@ -119,3 +119,12 @@ def test_the_time_line_tells_how_far_a_run_came():
     names = [e["name"] for e in trace.chrome(recorded())["traceEvents"] if e["name"].startswith("prefill")]
     assert any("of a chunk of" in name for name in names)
     assert not any("0 tokens" in name for name in names)
+
+
+def test_what_is_no_recording_is_refused(tmp_path, capsys):
+    path = tmp_path / "t"
+    lines = lines_of(recorded())
+    for text in ("{}\n", "hello\n" + lines[1] + "\n", "\n".join([lines[0], lines[1][:-9], *lines[2:]])):
+        path.write_text(text)
+        assert trace.main(["replay", str(path)]) == 2
+        assert "is not a recording of this version" in capsys.readouterr().err

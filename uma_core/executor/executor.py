@@ -37,7 +37,7 @@ from uma_core.policy.state import CallReport, DeviceView, SchedulerState
 from uma_core.session.events import Event, Stale, Submit
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
-from uma_core.trace import Recorder, chrome
+from uma_core.trace import Sink
 from uma_core.types import FinishReason, Lane, Phase
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Executor:
         self.queue_news = QueueNews()
         self.admittance = admittance
         self.cost = cost
-        self.recorder: Recorder | None = None
+        self.recorders: tuple[Sink, ...] = ()
         self.last_plan = Plan()
         self.allowance = Allowance()  # of the last plan
         self.n_ticks = 0
@@ -102,8 +102,8 @@ class Executor:
             return
         session = self.admittance.admit(command, self.engine.info, self.table, self.events, self.cache.peek)
         if session is not None:
-            if self.recorder is not None:
-                self.recorder.names[session.sid] = session.id
+            for recorder in self.recorders:
+                recorder.name(session.sid, session.id)
             self.queue_news.accepted(session)
             self._open_sampler(session)
             self.meters.accepted[session.lane].add()
@@ -149,7 +149,7 @@ class Executor:
         self._t_served_ns = self._t_served_ns or now
         self._expire(now)
         self.deliveries.constraints.next_tick()
-        if self._n_repeats and self._n_changes == self.table.n_changes and self.recorder is None:
+        if self._n_repeats and self._n_changes == self.table.n_changes and not any(r.is_every_tick for r in self.recorders):
             return self._repeat(now)
         self.settle()
         self.places.shift()
@@ -277,8 +277,8 @@ class Executor:
             self.meters.tokens_decode.set(decoded)
             self.meters.tokens_prefill.set(sum(r.n_rows for r in reports) - decoded)
             self.meters.served.set(decoded)
-        if self.recorder is not None:
-            self.recorder(state, plan, reports)
+        for recorder in self.recorders:
+            recorder(state, plan, reports)
 
     def _end_tick(self, t_tick_ns: int) -> None:
         self.n_ticks += 1
@@ -329,17 +329,16 @@ class Executor:
 
     # what others may ask between ticks
 
-    def start_trace(self) -> dict[str, Any]:
-        """Record ticks from now on. A recording under way goes on."""
-        if self.recorder is None:
-            self.recorder = Recorder()
-            self.recorder.names = {session.sid: session.id for session in self.table}
-        return {}
+    def record(self, recorder: Sink) -> None:
+        """Tell it of every tick from now on. Idempotent."""
+        if recorder in self.recorders:
+            return
+        for session in self.table:
+            recorder.name(session.sid, session.id)
+        self.recorders = (*self.recorders, recorder)
 
-    def stop_trace(self) -> dict[str, Any]:
-        """The recorded ticks as Chrome trace events."""
-        recorder, self.recorder = self.recorder, None
-        return chrome(recorder.ticks, recorder.names) if recorder is not None else chrome(())
+    def forget(self, recorder: Sink) -> None:
+        self.recorders = tuple(r for r in self.recorders if r is not recorder)
 
     def cache_admin(self, args: dict[str, Any]) -> dict[str, Any]:
         """The `cache` operation; what `clear` frees goes back to the system. Raises: NOT_FOUND, BAD_REQUEST."""

@@ -186,8 +186,16 @@ _OPS = (
     Op(
         "trace",
         "Record ticks for some seconds; the reply comes after that.",
-        (Field("seconds", Kind.NUMBER, "", 2.0, 0.01, 60),),
-        (Field("traceEvents", Kind.LIST, "Chrome trace event format"),),
+        (
+            Field("seconds", Kind.NUMBER, "", 2.0, 0.01, 60),
+            Field("format", Kind.STRING, "`chrome` draws every tick; `jsonl` holds what a replay needs", "chrome", choices=("chrome", "jsonl")),
+        ),
+        (
+            Field("traceEvents", Kind.LIST, "format chrome: Chrome trace event format"),
+            Field("lines", Kind.LIST, "format jsonl: objects, one a line of the file that `python -m uma_core.trace replay` reads"),
+            Field("n_ticks", Kind.INTEGER, "ticks in the reply"),
+            Field("n_left_out", Kind.INTEGER, "later ticks for which the reply had no room"),
+        ),
         is_admin=True,
     ),
     Op("help", "List the operations.", (), (Field("ops", Kind.LIST, ""), Field("protocol", Kind.INTEGER, "version of this protocol"))),

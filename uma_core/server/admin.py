@@ -14,8 +14,10 @@ from uma_core.server.lifecycle import Lifecycle
 from uma_core.server.loop import Loop
 from uma_core.server.ports import Answer
 from uma_core.server.reload import Reloader
+from uma_core.trace import Recorder, encoded
 
 NS_PER_S = 1_000_000_000
+TRACE_CAP_BYTES = 48 << 20  # of a reply: clients read up to 64 MiB
 
 
 class Admin:
@@ -56,18 +58,20 @@ class Admin:
         self._host.ask(lambda executor: executor.cache_admin(args), answer)
 
     def _giving_back(self, answer: Answer) -> Answer:
-        def give_back(outcome: dict[str, Any] | UmaError) -> None:
+        def give_back(outcome: dict[str, Any] | bytes | UmaError) -> None:
             run_aside(self._loop, "give-back", memory.give_back, lambda _: answer(outcome))
 
         return lambda outcome: self._loop.call_soon(lambda: give_back(outcome))
 
     def _trace(self, args: dict[str, Any], answer: Answer) -> None:
-        """Record, wait, answer. A second recording joins the first one's buffer and ends at its own time."""
+        """Record, wait, answer. Recordings do not know of each other."""
         if self._host.engine is None:
             raise UmaError(ErrorCode.MODEL_NOT_LOADED)
-        self._host.ask(lambda executor: executor.start_trace(), lambda outcome: None)
+        form = args["format"]
+        recorder = Recorder(is_every_tick=form == "chrome")
+        self._host.record(recorder)
 
-        def collect() -> None:
-            self._host.ask(lambda executor: executor.stop_trace(), answer)
+        def encode() -> None:
+            run_aside(self._loop, "trace", lambda: encoded(recorder, form, TRACE_CAP_BYTES), answer)
 
-        self._loop.call_later(int(args["seconds"] * NS_PER_S), collect)
+        self._loop.call_later(int(args["seconds"] * NS_PER_S), lambda: self._host.forget(recorder, encode))

@@ -243,6 +243,8 @@ class IoApp:
             if isinstance(outcome, UmaError):
                 self._fail(client, message, outcome)
             else:
+                if message.op.is_admin and isinstance(outcome, bytes):
+                    client.expect(len(outcome))
                 self.reply(client, message, outcome)
             client.pump()
 

@@ -91,6 +91,7 @@ class Client:
         self._wants_pump = False  # it stopped halfway
         self._is_lingering = False
         self._is_blocked = False  # the socket took less than there was
+        self._n_expected = 0  # of what waits: bytes that its reader asked for as a whole
         self._has_read_eof = False
         self._is_at_end = False  # of what the peer sends
         self._n_counted = 0  # of the unsent bytes, in the gauge
@@ -192,6 +193,10 @@ class Client:
         if self.connection.is_closing:
             self._abandon()
 
+    def expect(self, n_bytes: int) -> None:
+        """A reply of so many bytes follows, and its reader asked for it: it may wait, however large it is."""
+        self._n_expected += n_bytes
+
     def flush(self) -> None:
         """Write what the socket takes; hold, resume, drop or end the client by what remains."""
         if not self.is_open:
@@ -201,7 +206,9 @@ class Client:
         options = self._owner.ipc()
         n_unsent = len(self._tx)
         self._count_unsent(n_unsent)
-        if n_unsent > options.tx_hard_bytes:
+        if not n_unsent:
+            self._n_expected = 0
+        if n_unsent > options.tx_hard_bytes + self._n_expected:
             self._drop_slow(f"{n_unsent} bytes wait for the reader")
             return
         self._hold(n_unsent > (options.tx_soft_bytes // 2 if self.is_held else options.tx_soft_bytes))

@@ -39,6 +39,7 @@ from uma_core.server.scrape import Scraper
 from uma_core.server.status import Status
 from uma_core.server.supervise import Supervision
 from uma_core.server.tidy import Tidy
+from uma_core.server.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Daemon:
         self.notifier = Notifier(os.environ, os.getpid())
         self.supervision = Supervision(self.notifier, self.loop, self.compute, self.host, self.lifecycle)
         self.relief = Relief(self.loop, self.compute, self.registry)
+        self.tracing = Tracing(self.loop, self.host)
         self.tidy = Tidy(self.registry, lambda: self.reloader.generation)
         self.scraper: Scraper | None = None
         self.exit_status = 0
@@ -116,6 +118,7 @@ class Daemon:
             self.app.start(sockets)
             self.supervision.start()
             self.relief.apply(config)
+            self.tracing.apply(config.log)
             self._housekeep()
             gc.freeze()  # what is imported stays: a full collection looks at the rest only, and takes 1 ms instead of 25
             log.info("uma-core %s listens on %s", __version__, sockets[0].path or "a passed socket")
@@ -159,6 +162,7 @@ class Daemon:
         descriptors.make_room(config.ipc.max_connections)
         self.app.apply(config)
         self.relief.apply(config)
+        self.tracing.apply(config.log)
 
     def _housekeep(self) -> None:
         """What has no event of its own: windows move on, hangs begin and end, llama.cpp's log fills."""
@@ -185,6 +189,7 @@ class Daemon:
         self.app.end_all(UmaError(ErrorCode.SHUTTING_DOWN if is_ended else ErrorCode.ENGINE_HUNG))
         self.app.close()
         self.relief.close()
+        self.tracing.close()
         self.notifier.close()
         self.loop.close()
         if not is_ended or not self.host.join(STOP_TIMEOUT_S):

@@ -32,6 +32,7 @@ from uma_core.models import is_default_model
 from uma_core.server import memory
 from uma_core.server.loop import Loop
 from uma_core.session.events import Call
+from uma_core.trace import Sink
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Host:
         self.on_doing: Callable[[], None] = lambda: None  # it changed
         self.is_in_use: Callable[[Engine], bool] = lambda engine: False
         self.admittance = Admittance(limits_of(config), clock)
+        self._recorders: tuple[Sink, ...] = ()
         self._is_given_up = False
         self._loop = loop
         self._compute = compute
@@ -229,6 +231,8 @@ class Host:
     def _install(self, executor: Executor) -> None:
         """On the compute thread."""
         self._compute.install(executor)
+        for recorder in self._recorders:
+            executor.record(recorder)
         self._open.append(executor.engine)
         self._publish(False)
 
@@ -287,6 +291,26 @@ class Host:
             self._tell(lambda: done(error))
 
         self._compute.submit(Call(change, reply))
+
+    def record(self, recorder: Sink) -> None:
+        """Tell it of the ticks of all engines, those that are loaded later included."""
+        self._recorders = (*self._recorders, recorder)
+
+        def record() -> None:
+            for executor in self._compute.executors:
+                executor.record(recorder)
+
+        self._compute.submit(Call(record, _log_failure))
+
+    def forget(self, recorder: Sink, done: Callable[[], None]) -> None:
+        """Tell it of no more; `done` is called on the I/O thread when that is so."""
+        self._recorders = tuple(r for r in self._recorders if r is not recorder)
+
+        def forget() -> None:
+            for executor in self._compute.executors:
+                executor.forget(recorder)
+
+        self._compute.submit(Call(forget, lambda *_: self._tell(done)))
 
     def ask(self, function: Callable[[Executor], dict[str, Any]], answer: Callable[[dict[str, Any] | UmaError], None]) -> None:
         """Run `function` on the compute thread between two ticks; `answer` is called there."""

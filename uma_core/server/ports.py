@@ -59,7 +59,7 @@ class TextPort(Protocol):
         """Text of the "bos" or "eos" token; "" where the model has none."""
 
 
-Answer = Callable[[dict[str, Any] | UmaError], None]  # the reply's fields; any thread; once
+Answer = Callable[[dict[str, Any] | bytes | UmaError], None]  # the reply's fields, or their JSON without braces; any thread; once
 EncodedAnswer = Callable[[bytes | UmaError], None]  # their JSON, without braces; any thread; once
 
 

@@ -1,4 +1,4 @@
-"""`uma-ctl trace`: ticks on a time line."""
+"""`uma-ctl trace`: ticks on a time line, or as lines that can be replayed."""
 
 from __future__ import annotations
 
@@ -7,23 +7,37 @@ from pathlib import Path
 import click
 
 from uma_ctl import output, render
-from uma_ctl.client import DEFAULT_TIMEOUT_S, fields_of
+from uma_ctl.client import DEFAULT_TIMEOUT_S, Event, fields_of
 from uma_ctl.options import Target, with_target
+
+ENCODING_S = 60.0  # the reply of a busy minute takes a while
 
 
 @click.command()
 @with_target
 @click.option("--seconds", type=click.FloatRange(0.01, 60), default=2.0, show_default=True, help="How long to record.")
+@click.option("--jsonl", is_flag=True, help="JSON lines of states and plans, for `python -m uma_core.trace replay FILE`.")
 @click.option("--out", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Where to write; standard output where absent.")
-def command(target: Target, seconds: float, out: str | None) -> None:
+def command(target: Target, seconds: float, jsonl: bool, out: str | None) -> None:
     """Record ticks, rows and guard decisions as a Chrome trace: open it in Perfetto or chrome://tracing."""
-    with target.connect(seconds + DEFAULT_TIMEOUT_S) as client:
-        fields = fields_of(client.call("trace", seconds=seconds))
+    with target.connect(seconds + DEFAULT_TIMEOUT_S + ENCODING_S) as client:
+        fields = fields_of(client.call("trace", seconds=seconds, format="jsonl" if jsonl else None))
+    text = "\n".join(map(render.as_json, render.list_of(fields, "lines"))) if jsonl else render.as_json(fields)
     if out is None:
-        output.line(render.as_json(fields))
-        return
+        output.line(text)
+    else:
+        _write(out, text)
+        output.note(f"{_count(fields, jsonl)} in {out}")
+    if fields.get("n_left_out"):
+        output.note(f"{fields['n_left_out']} later ticks are left out: record for a shorter time")
+
+
+def _write(path: str, text: str) -> None:
     try:
-        Path(out).write_text(render.as_json(fields) + "\n", encoding="utf-8")
+        Path(path).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise click.FileError(out, error.strerror) from None
-    output.note(f"{len(render.rows_of(fields, 'traceEvents'))} events in {out}")
+        raise click.FileError(path, error.strerror) from None
+
+
+def _count(fields: Event, jsonl: bool) -> str:
+    return f"{fields.get('n_ticks')} ticks" if jsonl else f"{len(render.rows_of(fields, 'traceEvents'))} events"

@@ -9,6 +9,7 @@ from tests.unit.executor.rig import Rig
 from uma_core import metrics as m
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.policy.knobs import Knobs
+from uma_core.trace import Recorder
 from uma_core.types import FinishReason, Lane, Peer
 
 N = 60
@@ -49,7 +50,7 @@ def test_every_call_and_token_is_counted_once() -> None:
 
 def test_repeated_ticks_give_the_text_of_planned_ones() -> None:
     repeated, planned = streams(Rig()), streams(Rig())
-    planned.executor.start_trace()  # a recorded tick is never a repeat
+    planned.executor.record(Recorder())  # a recorded tick is never a repeat
     repeated.run()
     planned.run()
     assert repeated.executor.n_ticks == planned.executor.n_ticks

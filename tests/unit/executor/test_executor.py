@@ -11,6 +11,7 @@ from uma_core.errors import ErrorCode
 from uma_core.executor.books import CLIENTS_MOST
 from uma_core.executor.intake import Limits
 from uma_core.session.events import Accepted, Token
+from uma_core.trace import Recorder
 from uma_core.types import FinishReason, Lane, Peer
 
 
@@ -324,14 +325,27 @@ def test_end_all_ends_everything(n_ticks: int, reason: FinishReason) -> None:
 
 
 def test_a_trace_holds_the_ticks_between_start_and_stop() -> None:
-    rig = Rig()
-    rig.executor.start_trace()
+    rig, first, second = Rig(), Recorder(), Recorder()
+    rig.executor.record(first)
     rig.submit("a", max_tokens=5)
     rig.run()
-    n_events = len(rig.executor.stop_trace()["traceEvents"])
+    n_ticks = len(first.ticks)
+    rig.executor.record(second)
     rig.submit("b", max_tokens=5)
+    rig.executor.forget(first)
     rig.run()
-    assert n_events > len(rig.executor.stop_trace()["traceEvents"]) >= 2
+    assert len(first.ticks) == n_ticks >= 5 and len(second.ticks) >= 5, "recordings do not end each other"
+    assert (first.names, second.names) == ({1: "a", 2: "b"}, {2: "b"})
+
+
+def test_a_recording_for_replays_leaves_repeated_plans_alone() -> None:
+    drawn, lines = Recorder(), Recorder(is_every_tick=False)
+    for recorder in (drawn, lines):
+        rig = Rig()
+        rig.executor.record(recorder)
+        rig.submit("a", max_tokens=200)
+        rig.run()
+    assert len(drawn.ticks) > 10 * len(lines.ticks) > 0
 
 
 def test_a_process_for_each_request_does_not_grow_the_shares() -> None:

@@ -17,6 +17,7 @@ from uma_core.executor.meters import Meters
 from uma_core.metrics import new_registry
 from uma_core.policy.calibrate import guess
 from uma_core.policy.curve import Curve
+from uma_core.trace import Recorder
 from uma_core.types import Lane, Peer, Phase
 
 RIDES = FakeModel(is_unified=True, ride_rows=(2, 4, 8))
@@ -76,10 +77,10 @@ def test_every_token_of_the_prompt_is_counted_once() -> None:
 
 def test_what_is_reported_tells_riding_rows_from_streams() -> None:
     rig = beside_a_chat(rig_of(RIDES), Lane.BACKGROUND)
-    rig.executor.start_trace()
+    recorder = Recorder()
+    rig.executor.record(recorder)
     rig.run()
-    assert rig.executor.recorder is not None
-    reports = [report for tick in rig.executor.recorder.ticks for report in tick.reports]
+    reports = [report for tick in recorder.ticks for report in tick.reports]
     riding = [r for r in reports if r.n_riding]
     assert riding and all(r.phase is Phase.DECODE and r.n_rows == 1 + r.n_riding for r in riding)
 

@@ -1,0 +1,109 @@
+"""Recorded ticks in a file of JSON lines, for as long as the daemon runs (`log.trace`).
+
+Rules: the compute thread only puts references into a queue; a thread of its own encodes and writes. A full queue drops ticks and counts
+them. The file is set aside as FILE.1, of which there is one, when it has reached its size.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections import deque
+from typing import BinaryIO
+
+from uma_core.policy.plan import Plan
+from uma_core.policy.state import CallReport, SchedulerState
+from uma_core.trace import Lines, Tick
+
+log = logging.getLogger(__name__)
+
+CAPACITY = 4096  # ticks in the queue: some seconds of a fast model
+BATCH_S = 0.05  # between two looks at the queue: to be woken for each tick would cost the compute thread a switch
+FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+class TraceFile:
+    """A trace.Sink. Lines are appended to what the file holds."""
+
+    is_every_tick = False
+
+    def __init__(self, path: str, max_bytes: int) -> None:
+        """Opened by its own thread: a folder may be slow to answer."""
+        self.path = path
+        self.max_bytes = max_bytes
+        self.n_dropped = 0
+        self._lines = Lines()
+        self._ticks: deque[Tick] = deque()
+        self._has_ticks = threading.Event()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
+        self._thread.start()
+
+    def __call__(self, state: SchedulerState, plan: Plan, reports: tuple[CallReport, ...]) -> None:
+        if len(self._ticks) >= CAPACITY:
+            self.n_dropped += 1
+            return
+        self._ticks.append(Tick(state, plan, reports))
+        self._has_ticks.set()
+
+    def name(self, sid: int, request_id: str) -> None:
+        """Who asked is not written."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what is queued and end. True when it did. Idempotent."""
+        self._is_closing = True
+        self._has_ticks.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # on its own thread
+
+    def _run(self) -> None:
+        try:
+            self._write_all()
+        except (OSError, ValueError) as error:  # ValueError: a stage of somebody's own carries what cannot be recorded
+            log.warning("ticks are no longer written to %s: %s", self.path, error)
+        if self.n_dropped:
+            log.warning("%d ticks were not written to %s: it did not keep up", self.n_dropped, self.path)
+        while not self._is_closing:
+            self._ticks.clear()
+            self._has_ticks.clear()
+            self._has_ticks.wait()
+
+    def _write_all(self) -> None:
+        file = self._open()
+        try:
+            while not self._is_closing or self._ticks:
+                self._has_ticks.wait()
+                self._has_ticks.clear()
+                if not self._is_closing:
+                    time.sleep(BATCH_S)
+                file = self._write_queued(file)
+        finally:
+            file.close()
+
+    def _write_queued(self, file: BinaryIO) -> BinaryIO:
+        while self._ticks:
+            for line in self._lines.of(self._ticks.popleft()):
+                file.write(line.encode() + b"\n")
+            if file.tell() >= self.max_bytes:
+                file.close()
+                os.replace(self.path, self.path + ".1")
+                file = self._open()
+        file.flush()
+        return file
+
+    def _open(self) -> BinaryIO:
+        """Raises: OSError."""
+        fd = os.open(self.path, FLAGS, 0o600)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError("it is not a regular file")
+        self._lines.restart()
+        file = os.fdopen(fd, "ab")
+        if file.tell():
+            file.write(b"\n")  # whoever wrote before may have been stopped in the middle of a line
+        return file
