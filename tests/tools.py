@@ -31,6 +31,7 @@ TOOLS = (
     Tool("nc", ("netcat-openbsd",), "prompts as lines of text, as people type them"),
     Tool("aarch64-linux-gnu-gcc", ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"), "the NEON kernels"),
     Tool("qemu-aarch64", ("qemu-user",), "the NEON kernels"),
+    Tool("openssl", ("openssl",), "a certificate for HTTPS"),
     Tool("prometheus", ("prometheus",), "the metrics, as Prometheus reads them", is_service=True),
     Tool("promtool", ("prometheus",), "the metrics' text, by Prometheus' own rules", is_service=True),
 )

@@ -27,6 +27,7 @@ class Gateway:
     def __init__(self, config: Config, keys: Keys) -> None:
         self.config = config
         self.keys = keys
+        self.state: dict[str, Any] = {}  # what families keep between requests, by a name of theirs
         self.daemon = Daemon(config.serve.socket)
         self.own_names = frozenset({socket.gethostname().lower(), config.serve.host.lower()})
         self.started_at = int(time.time())

@@ -17,13 +17,14 @@ from uma_gateway.parsing import Parser, Plain
 
 @dataclass
 class Chat:
-    """A conversation and what its answer may be. `tool_choice`: auto, none or required; a named tool is the only one in `tools`."""
+    """A conversation and what its answer may be. `tool_choice`: auto, none, required, or an object that names tools, in OpenAI's form."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = field(default_factory=list)
-    tool_choice: str = "auto"
+    tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool | None = None  # None: as the template has it
     json_schema: dict[str, Any] | bool | None = None  # the answer's form; True: any object
+    is_strict: bool = False  # a schema that cannot be enforced whole is refused
     grammar: str = ""  # GBNF
     add_generation_prompt: bool = True
     continue_final_message: bool = False

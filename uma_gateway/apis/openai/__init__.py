@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from uma_gateway.apis.base import Family, Route
+from uma_gateway.apis.openai import responses
 from uma_gateway.apis.openai.chat import on_chat
 from uma_gateway.apis.openai.completions import on_completions
 from uma_gateway.apis.openai.errors import error_object
@@ -14,6 +15,10 @@ FAMILY = Family(
         Route("POST", "/v1/chat/completions", on_chat, is_work=True),
         Route("POST", "/chat/completions", on_chat, is_work=True),
         Route("POST", "/v1/completions", on_completions, is_work=True),
+        Route("POST", "/v1/responses", responses.on_responses, is_work=True),
+        Route("GET", "/v1/responses/{id}", responses.on_get),
+        Route("DELETE", "/v1/responses/{id}", responses.on_delete),
+        Route("GET", "/v1/responses/{id}/input_items", responses.on_input_items),
         Route("GET", "/v1/models", on_models),
         Route("GET", "/v1/models/{name:path}", on_model),
         Route("GET", "/models", on_models),

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from uma_gateway.apis.openai import chunks
-from uma_gateway.apis.openai.request import Ask, Shape, read_chat, response_format
+from uma_gateway.apis.openai.request import Shape, read_chat, response_format
+from uma_gateway.asking import Ask, plan_chat
 from uma_gateway.daemon import Event, Generation
-from uma_gateway.errors import GatewayError, from_daemon, invalid
+from uma_gateway.errors import GatewayError, from_daemon
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import most_tokens, need, sampling_fields, table
-from uma_gateway.generate import Plan, batches, begin, ended, final, lane_fields, note_end
+from uma_gateway.fields import most_tokens
+from uma_gateway.generate import Plan, batches, begin, ended, final, note_end
 from uma_gateway.model import Model
 from uma_gateway.parsing import Diff, Message, Parser, whole
-from uma_gateway.prompting import Prompt, render
+from uma_gateway.prompting import Prompt
 from uma_gateway.sse import DONE, error_event
+
+LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 
 
 async def on_chat(exchange: Exchange) -> None:
@@ -26,7 +29,8 @@ async def on_chat(exchange: Exchange) -> None:
 
 async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
     async def plan_for(model: Model) -> Plan:
-        return await _plan(exchange, body, ask, model)
+        max_tokens = most_tokens(body, LIMITS, model, exchange.gateway.config.answers)
+        return await plan_chat(exchange, model, ask, body, max_tokens)
 
     plan, generation = await begin(exchange, plan_for)
     shape = Shape.of(exchange, plan.model, "chatcmpl-", body)
@@ -37,42 +41,6 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
             eos = await final(generation)
             note_end(exchange, eos)
             await exchange.send_json(_completion(shape, plan.context, ask, eos))
-
-
-async def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model) -> Plan:
-    prompt = await render(model, ask.chat)
-    answers = exchange.gateway.config.answers
-    fields = {
-        **sampling_fields(body, model, answers),
-        **prompt.fields,
-        **lane_fields(exchange, body),
-        "max_tokens": most_tokens(body, ("max_completion_tokens", "max_tokens", "n_predict"), model, answers),
-        "stream": ask.is_stream,
-        "model": model.fingerprint,
-    }
-    if prompt.stops:
-        fields["stop"] = [*fields.get("stop", ()), *prompt.stops]
-    if ask.n_logprobs is not None:
-        need(model, "logprobs", "logprobs")
-        fields["logprobs"] = ask.n_logprobs
-    if ask.n > 1:
-        need(model, "n", "n")
-        fields["n"] = ask.n
-    prediction = _prediction(body)
-    if prediction and model.can("prediction"):  # only makes the answer faster: what does not know it may ignore it
-        fields["prediction"] = prediction
-    return Plan(model, fields, prompt)
-
-
-def _prediction(body: dict[str, Any]) -> str:
-    """OpenAI's predicted output, as text. Raises: GatewayError."""
-    prediction = table(body, "prediction")
-    content = prediction.get("content")
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    if content is not None and not isinstance(content, str):
-        raise invalid("`prediction.content` must be a string or an array of parts", "prediction")
-    return content or ""
 
 
 # ---- whole

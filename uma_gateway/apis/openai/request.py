@@ -7,25 +7,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from uma_gateway.asking import Ask
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, integer, table, text
 from uma_gateway.model import Model
-from uma_gateway.prompting import Chat
+from uma_gateway.prompting import Chat, plain_content
 
 MOST_ANSWERS = 128
 MOST_TOP_LOGPROBS = 20
-
-
-@dataclass
-class Ask:
-    """A chat request beside its sampling."""
-
-    chat: Chat
-    is_stream: bool = False
-    wants_usage: bool = False
-    n: int = 1
-    n_logprobs: int | None = None  # alternatives beside each token; None: no log probabilities
 
 
 @dataclass(frozen=True)
@@ -65,11 +55,20 @@ def read_chat(body: dict[str, Any]) -> Ask:
     read_thinking(body, chat)
     return Ask(
         chat,
-        boolean(body, "stream"),
-        boolean(table(body, "stream_options"), "include_usage"),
-        answers_wanted(body),
-        read_logprobs(body),
+        is_stream=boolean(body, "stream"),
+        wants_usage=boolean(table(body, "stream_options"), "include_usage"),
+        n=answers_wanted(body),
+        n_logprobs=read_logprobs(body),
+        prediction=read_prediction(body),
     )
+
+
+def read_prediction(body: dict[str, Any]) -> str:
+    """OpenAI's predicted output, as text. Raises: GatewayError."""
+    content = table(body, "prediction").get("content")
+    if content is not None and not isinstance(content, (str, list)):
+        raise invalid("`prediction.content` must be a string or an array of parts", "prediction")
+    return plain_content([part for part in content if isinstance(part, dict)] if isinstance(content, list) else content)
 
 
 def refuse_media(body: dict[str, Any]) -> None:
@@ -100,31 +99,29 @@ def read_logprobs(body: dict[str, Any]) -> int | None:
     return n_top or 0
 
 
-def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str]:
-    """The functions that may be called, and whether one must be: a named one is the only one left. Raises: GatewayError."""
-    named = [_tool(tool, i) for i, tool in enumerate(tools)]
-    if choice is None or isinstance(choice, str):
-        word = choice or "auto"
-        if word not in ("auto", "none", "required"):
+def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str | dict[str, Any]]:
+    """The functions that the model knows, and which of them it may or must call. Raises: GatewayError."""
+    known = [_tool(tool, i) for i, tool in enumerate(tools)]
+    if choice is None:
+        return known, "auto"
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
             raise invalid("`tool_choice` must be auto, none, required or an object", "tool_choice")
-        if word == "required" and not named:
+        if choice == "required" and not known:
             raise invalid("`tool_choice` is required, but there are no `tools`", "tool_choice")
-        return named, word
+        return known, choice
     if not isinstance(choice, dict):
         raise invalid("`tool_choice` must be auto, none, required or an object", "tool_choice")
-    if choice.get("type") == "allowed_tools":
-        allowed = table(choice, "allowed_tools") or choice
-        names = [_chosen_name(item) for item in array(allowed, "tools")]
-        mode = allowed.get("mode", "auto")
-        if mode not in ("auto", "required"):
-            raise invalid("`tool_choice.mode` must be auto or required", "tool_choice")
-    else:
-        names, mode = [_chosen_name(choice)], "required"
-    left = [tool for tool in named if tool["function"]["name"] in names]
-    missing = [name for name in names if name not in {tool["function"]["name"] for tool in left}]
-    if missing or not left:
-        raise invalid(f"`tool_choice` names {missing[0] if missing else 'no tool'!r}, which is not among `tools`", "tool_choice")
-    return left, mode
+    names = {tool["function"]["name"] for tool in known}
+    if choice.get("type") != "allowed_tools":
+        return known, {"type": "function", "function": {"name": _chosen_name(choice, names)}}
+    allowed = table(choice, "allowed_tools") or choice  # the Responses API has it flat
+    mode = allowed.get("mode", "auto")
+    chosen = [_chosen_name(item, names) for item in array(allowed, "tools")]
+    if mode not in ("auto", "required") or not chosen:
+        raise invalid("`tool_choice` of type allowed_tools needs a `mode`, auto or required, and `tools`", "tool_choice")
+    tools_named = [{"type": "function", "function": {"name": name}} for name in chosen]
+    return known, {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools_named}}
 
 
 def _tool(tool: Any, i: int) -> dict[str, Any]:
@@ -139,11 +136,13 @@ def _tool(tool: Any, i: int) -> dict[str, Any]:
     return {**tool, "type": "function"}
 
 
-def _chosen_name(choice: Any) -> str:
+def _chosen_name(choice: Any, known: set[str]) -> str:
     function = choice.get("function", choice) if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise invalid("`tool_choice.function.name` must be a string", "tool_choice")
+    if name not in known:
+        raise invalid(f"`tool_choice` names {name[:100]!r}, which is not among `tools`", "tool_choice")
     return name
 
 
@@ -168,29 +167,28 @@ def read_thinking(body: dict[str, Any], chat: Chat) -> None:
 
 def response_format(body: dict[str, Any], chat: Chat) -> None:
     """The form that the answer must have. Raises: GatewayError."""
-    chat.json_schema = _schema(table(body, "response_format"), "response_format")
+    chat.json_schema, chat.is_strict = answer_form(table(body, "response_format"), "response_format")
     if body.get("json_schema") is not None:  # llama-server's
         if chat.json_schema is not None or chat.grammar:
             raise invalid("`json_schema` conflicts with `response_format` and `grammar`", "json_schema")
-        chat.json_schema = _object_schema(table(body, "json_schema"))
+        chat.json_schema = table(body, "json_schema") or True
     if chat.grammar and (chat.json_schema is not None or chat.has_tools):
         raise invalid("`grammar` conflicts with a schema and with tools", "grammar")
 
 
-def _schema(form: dict[str, Any], param: str) -> dict[str, Any] | bool | None:
+def answer_form(form: dict[str, Any], param: str) -> tuple[dict[str, Any] | bool | None, bool]:
+    """The schema that an answer must have (True: any object, None: any text), and whether all of it must be enforced.
+
+    Raises: GatewayError.
+    """
     kind = form.get("type", "text" if not form else None)
     if kind == "text":
-        return None
+        return None, False
     if kind == "json_object":
-        return _object_schema(table(form, "schema"))
+        return table(form, "schema") or True, False
     if kind != "json_schema":
         raise invalid(f"`{param}.type` must be text, json_object or json_schema", f"{param}.type")
-    inner = table(form, "json_schema") or form  # the Responses API has it flat
+    inner, path = (table(form, "json_schema"), f"{param}.json_schema") if "schema" not in form else (form, param)
     if not isinstance(inner.get("schema"), dict):
-        raise invalid(f"`{param}.json_schema.schema` is required", f"{param}.json_schema.schema")
-    return _object_schema(inner["schema"])
-
-
-def _object_schema(schema: dict[str, Any]) -> dict[str, Any] | bool:
-    """No schema means any object."""
-    return schema or True
+        raise invalid(f"`{path}.schema` is required", f"{path}.schema")
+    return inner["schema"] or True, boolean(inner, "strict")

@@ -1,0 +1,204 @@
+"""`/v1/responses`: items, stream events, and conversations that are continued by id."""
+
+from __future__ import annotations
+
+import pytest
+
+from uma_gateway.apis.openai.items import to_messages
+from uma_gateway.apis.openai.store import Store
+from uma_gateway.errors import GatewayError
+from uma_gateway.keys import entry, new_key
+
+
+def respond(gateway, given="hello", headers=None, **body):
+    return gateway.post("/v1/responses", headers, input=given, **{"temperature": 0, "max_output_tokens": 8, **body})
+
+
+def text_of(response):
+    return "".join(part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"])
+
+
+def test_a_whole_response(gateway):
+    response = respond(gateway, metadata={"a": "b"}, instructions="Be brief.").json
+    assert response["id"].startswith("resp_") and response["object"] == "response"
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    (item,) = response["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "incomplete")
+    assert item["content"][0]["type"] == "output_text" and len(text_of(response)) == 8
+    usage = response["usage"]
+    assert usage["output_tokens"] == 8 and usage["total_tokens"] == usage["input_tokens"] + 8
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
+    assert response["metadata"] == {"a": "b"} and response["instructions"] == "Be brief."
+
+
+def test_stream_events_come_in_their_order_and_say_what_the_whole_says(gateway):
+    answer = respond(gateway, stream=True)
+    events = answer.events
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    names = [line[7:] for line in answer.body.decode().split("\n") if line.startswith("event: ")]
+    assert names == [event["type"] for event in events]
+    kinds = list(dict.fromkeys(names))
+    assert kinds == [
+        *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
+        *("response.output_text.delta", "response.output_text.done", "response.content_part.done", "response.output_item.done"),
+        "response.incomplete",
+    ]
+    deltas = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    assert deltas == done["text"] == text_of(events[-1]["response"]) == text_of(respond(gateway).json)
+    ids = {event["item_id"] for event in events if "item_id" in event}
+    assert ids == {events[-1]["response"]["output"][0]["id"]}
+    assert events[0]["response"]["id"] == events[-1]["response"]["id"]
+    assert events[0]["response"]["status"] == "in_progress" and "[DONE]" not in answer.data
+
+
+def test_a_conversation_goes_on_by_id(gateway):
+    first = respond(gateway).json
+    second = respond(gateway, "go on", previous_response_id=first["id"]).json
+    spelled_out = respond(
+        gateway,
+        [
+            {"role": "user", "content": "hello"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text_of(first)}]},
+            {"role": "user", "content": [{"type": "input_text", "text": "go on"}]},
+        ],
+    ).json
+    assert text_of(second) == text_of(spelled_out) and second["usage"]["input_tokens"] == spelled_out["usage"]["input_tokens"]
+    third = respond(gateway, "more", previous_response_id=second["id"]).json
+    assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"] + 8
+
+
+def test_instructions_are_not_carried_over(gateway):
+    first = respond(gateway, instructions="a" * 500).json
+    second = respond(gateway, "go on", previous_response_id=first["id"]).json
+    assert second["usage"]["input_tokens"] < 200
+
+
+def test_kept_responses_are_read_and_deleted(gateway):
+    response = respond(gateway).json
+    path = f"/v1/responses/{response['id']}"
+    assert gateway.get(path).json == response
+    listed = gateway.get(f"{path}/input_items").json["data"]
+    assert [(item["role"], item["content"]) for item in listed] == [("user", "hello")]
+    assert gateway.ask("DELETE", path).json == {"id": response["id"], "object": "response", "deleted": True}
+    for answer in (gateway.get(path), gateway.ask("DELETE", path), respond(gateway, previous_response_id=response["id"])):
+        assert answer.status == 404
+    assert respond(gateway, previous_response_id=response["id"]).error["code"] == "previous_response_not_found"
+
+
+def test_a_response_that_shall_not_be_kept_is_not(gateway):
+    response = respond(gateway, store=False).json
+    assert gateway.get(f"/v1/responses/{response['id']}").status == 404
+
+
+def test_another_key_s_responses_are_nobody_else_s(serve, before, folder):
+    keys = {name: new_key() for name in ("alice", "bob")}
+    path = folder / "keys.yaml"
+    path.write_text("".join(entry(name, key) for name, key in keys.items()))
+    gateway = before(serve(), "--api-key-file", str(path))
+    headers = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
+    response = respond(gateway, headers=headers["alice"]).json
+    assert gateway.ask("GET", f"/v1/responses/{response['id']}", None, headers["bob"]).status == 404
+    assert respond(gateway, headers=headers["bob"], previous_response_id=response["id"]).status == 404
+    assert respond(gateway, headers=headers["alice"], previous_response_id=response["id"]).status == 200
+
+
+def test_a_failure_in_mid_stream_is_a_failed_response(gateway, levers):
+    levers(statuses=["OK"] * 4 + ["FATAL"])
+    events = respond(gateway, stream=True, max_output_tokens=50).events
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["status"] == "failed" and events[-1]["response"]["error"]["code"] == "decode_failed"
+
+
+def test_log_probabilities_where_they_are_included(gateway):
+    response = respond(gateway, include=["message.output_text.logprobs"], top_logprobs=2).json
+    part = response["output"][0]["content"][0]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
+    events = respond(gateway, include=["message.output_text.logprobs"], stream=True).events
+    told = [entry["token"] for event in events if event["type"] == "response.output_text.delta" for entry in event["logprobs"]]
+    assert "".join(told) == part["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"given": None}, 400, "input"),
+        ({"given": []}, 400, "input"),
+        ({"given": [7]}, 400, "input[0]"),
+        ({"given": [{"type": "novel"}]}, 400, "input[0].type"),
+        ({"given": [{"role": "robot", "content": "x"}]}, 400, "input[0].role"),
+        ({"given": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, 501, "input[0].content"),
+        ({"given": [{"type": "item_reference", "id": "x"}]}, 501, "input[0]"),
+        ({"given": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]}, 400, "input[0].arguments"),
+        ({"background": True}, 501, "background"),
+        ({"conversation": "c"}, 501, "conversation"),
+        ({"max_output_tokens": 0}, 400, "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, 400, "text.format.json_schema.schema"),
+        ({"tool_choice": {"type": "web_search"}}, 501, "tool_choice"),
+        ({"previous_response_id": "resp_none"}, 404, "previous_response_id"),
+    ],
+)
+def test_a_wrong_field_is_named(gateway, body, status, param):
+    answer = respond(gateway, **body)
+    assert (answer.status, answer.error["param"]) == (status, param), answer.body
+
+
+def test_tools_that_run_elsewhere_are_left_out(gateway):
+    answer = respond(gateway, tools=[{"type": "web_search"}, {"type": "local_shell"}])
+    assert answer.status == 200 and answer.json["tools"] == [{"type": "web_search"}, {"type": "local_shell"}]
+
+
+def test_what_the_assistant_did_in_a_row_is_one_message():
+    messages = to_messages(
+        [
+            {"role": "developer", "content": "Rules."},
+            {"role": "user", "content": "Weather?"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Look it up."}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]},
+            {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c2", "name": "time", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "noon"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hidden"}], "encrypted_content": "xyz"},
+        ]
+    )
+    assert [message["role"] for message in messages] == ["developer", "user", "assistant", "tool", "tool"]
+    assistant = messages[2]
+    assert (assistant["reasoning_content"], assistant["content"]) == ("Look it up.", "Wait.")
+    assert [call["function"]["name"] for call in assistant["tool_calls"]] == ["weather", "time"]
+    assert [message["content"] for message in messages[3:]] == ["rain", "noon"]
+
+
+def test_an_item_that_lacks_its_text_is_named():
+    with pytest.raises(GatewayError) as caught:
+        to_messages([{"type": "function_call_output", "output": "x"}])
+    assert caught.value.param == "input[0].call_id"
+
+
+# ---- the store
+
+
+def response(name, text="x"):
+    return {"id": name, "output": text}
+
+
+def test_the_store_forgets_after_its_time_and_beyond_its_budget():
+    now = [0.0]
+    store = Store(10.0, 1000, lambda: now[0])
+    store.put("a", response("one"), [], [{"text": "x" * 300}])
+    now[0] = 5.0
+    store.put("a", response("two"), [], [{"text": "x" * 300}])
+    assert store.get("a", "one") and store.get("a", "two") and not store.get("b", "one")
+    now[0] = 10.5
+    assert store.get("a", "one") is None and store.get("a", "two")
+    for i in range(10):
+        store.put("a", response(f"more {i}"), [], [{"text": "x" * 300}])
+    assert store.n_bytes <= 1000 and store.get("a", "two") is None and store.get("a", "more 9")
+    store.put("a", response("huge"), [], [{"text": "x" * 5000}])
+    assert store.get("a", "huge") is None and store.n_bytes == 0
+
+
+def test_a_store_without_time_keeps_nothing():
+    store = Store(0.0, 1000)
+    store.put("a", response("one"), [], [])
+    assert store.get("a", "one") is None

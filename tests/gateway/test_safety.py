@@ -1,0 +1,375 @@
+"""What the gateway does to requests that should not be: foreign pages, wrong keys, endless heads and bodies, smuggling, readers that do not read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import ssl
+import subprocess
+
+import pytest
+
+from tests.daemon.support import WAIT_S, eventually
+from tests.gateway.support import Answer, Raw, n_busy
+from tests.tools import need
+from uma_gateway.keys import entry, new_key
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+# ---- Host and Origin
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:{}", "localhost:{}", "localhost", "[::1]:{}", "10.1.2.3", "app.localhost:1", "LOCALHOST"])
+def test_addresses_and_local_names_are_answered(gateway, host):
+    assert gateway.get("/health", host=host.format(gateway.port)).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8080", "1270.0.1"])
+def test_other_names_are_refused(gateway, host):
+    answer = gateway.get("/v1/models", host=host)
+    assert (answer.status, answer.error["code"]) == (403, "host_not_allowed")
+
+
+@pytest.mark.parametrize("host", ["", "a b", "a/b", "[::1", "localhost:99999999", "x" * 300 + "\xe9"])
+def test_a_host_that_is_none(gateway, host):
+    assert gateway.get("/v1/models", host=host).status == 400
+
+
+def test_exactly_one_host(gateway):
+    for hosts in ("", "Host: localhost\r\nHost: localhost\r\n"):
+        with Raw(gateway.port) as raw:
+            raw.sock.sendall(f"GET /health HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())
+            assert Answer(raw.rest()).status == 400
+
+
+def test_allowed_names_are_answered(folder, before):
+    gateway = before(str(folder / "s"), "--allowed-hosts", "box.example.org")
+    assert gateway.get("/v1/models", host="box.example.org:8080").status == 503, "past the guard, and there is no daemon"
+    assert gateway.get("/v1/models", host="other.example.org").status == 403
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:1", "http://127.0.0.1"])
+def test_pages_of_other_origins_are_refused(gateway, origin):
+    answer = gateway.ask("POST", "/v1/chat/completions", CHAT, {"origin": origin})
+    assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_the_gateway_s_own_pages_may_ask(gateway):
+    assert gateway.get("/health", origin=f"http://127.0.0.1:{gateway.port}").status == 200
+
+
+def test_allowed_origins_get_their_headers_and_others_none(folder, before):
+    gateway = before(str(folder / "s"), "--cors-origins", "https://chat.example.org")
+    preflight = gateway.ask("OPTIONS", "/v1/chat/completions", None, {"origin": "https://chat.example.org"})
+    assert preflight.status == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://chat.example.org"
+    assert "POST" in preflight.headers["access-control-allow-methods"] and "authorization" in preflight.headers["access-control-allow-headers"]
+    assert gateway.get("/v1/models", origin="https://chat.example.org").headers["access-control-allow-origin"] == "https://chat.example.org"
+    for origin in ("https://chat.example.org.evil.example", "http://chat.example.org", "https://chat.example.org:444"):
+        assert gateway.ask("OPTIONS", "/v1/models", None, {"origin": origin}).status == 403
+
+
+# ---- keys
+
+
+@pytest.fixture
+def keyed(serve, before, folder):
+    """A gateway with the keys of alice, bob (background, one at a time), carl (two a minute)."""
+    keys = {name: new_key() for name in ("alice", "bob", "carl")}
+    path = folder / "keys.yaml"
+    path.write_text(
+        entry("alice", keys["alice"])
+        + entry("bob", keys["bob"]).replace("interactive", "background")
+        + "  max_in_flight: 1\n"
+        + entry("carl", keys["carl"])
+        + "  rate: 2\n"
+    )
+    daemon = serve()
+    gateway = before(daemon, "--api-key-file", str(path))
+    return daemon, gateway, keys, path
+
+
+def as_(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_only_known_keys_are_answered(keyed):
+    _, gateway, keys, _ = keyed
+    assert gateway.chat(max_tokens=2, headers=as_(keys["alice"])).status == 200
+    assert gateway.get("/v1/models", x_api_key=keys["alice"]).status == 200
+    assert gateway.get("/health").status == 200, "for whoever watches the process"
+    for headers in ({}, as_("wrong"), as_(""), {"authorization": f"Basic {keys['alice']}"}, as_(keys["alice"] + "x"), as_(keys["alice"][:-1])):
+        answer = gateway.chat(headers=headers)
+        assert (answer.status, answer.error["type"], answer.error["code"]) == (401, "authentication_error", "invalid_api_key")
+    assert not any(key in gateway.log for key in keys.values())
+
+
+def test_a_key_is_an_account_with_a_ceiling(keyed):
+    daemon, gateway, keys, _ = keyed
+    daemon.pull(step_ms=20)
+    lanes = {}
+    for name in ("alice", "bob"):
+        with Raw(gateway.port) as raw:
+            raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True}, {**as_(keys[name]), "x-priority": "interactive"})
+            raw.until(b"delta")
+            (row,) = daemon.ask("sessions")["sessions"]
+            lanes[row["account"]] = row["lane"]
+        eventually(lambda: n_busy(daemon) == 0)
+    assert lanes == {"alice": "interactive", "bob": "background"}
+
+
+def test_a_key_s_requests_in_flight_are_limited(keyed):
+    daemon, gateway, keys, _ = keyed
+    daemon.pull(step_ms=20)
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True}, as_(keys["bob"]))
+        raw.until(b"delta")
+        refused = gateway.chat(headers=as_(keys["bob"]))
+        assert (refused.status, refused.error["code"]) == (429, "too_many_requests") and int(refused.headers["retry-after-ms"]) > 0
+        assert gateway.get("/v1/models", authorization=f"Bearer {keys['bob']}").status == 200
+    eventually(lambda: gateway.chat(max_tokens=1, headers=as_(keys["bob"])).status == 200)
+
+
+def test_a_key_s_rate_is_limited_with_the_time_to_come_back(keyed):
+    _, gateway, keys, _ = keyed
+    answers = [gateway.chat(max_tokens=1, headers=as_(keys["carl"])) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    assert answers[0].headers["x-ratelimit-remaining-requests"] == "1"
+    assert 1_000 < int(answers[2].headers["retry-after-ms"]) <= 30_001
+
+
+def test_keys_are_read_again_at_a_hup_and_a_wrong_file_changes_nothing(keyed):
+    _, gateway, keys, path = keyed
+    new = new_key()
+    path.write_text(path.read_text() + entry("dora", new))
+    assert gateway.chat(headers=as_(new)).status == 401
+    gateway.signal(signal.SIGHUP)
+    gateway.logs("4 keys are in force")
+    assert gateway.chat(max_tokens=1, headers=as_(new)).status == 200
+    path.write_text("- name: alice\n  hash: md5:00\n")
+    gateway.signal(signal.SIGHUP)
+    gateway.logs("the keys stay as they are")
+    assert gateway.chat(max_tokens=1, headers=as_(keys["alice"])).status == 200
+    path.write_text(entry("dora", new))
+    gateway.signal(signal.SIGHUP)
+    gateway.logs("1 keys are in force")
+    assert gateway.chat(headers=as_(keys["alice"])).status == 401
+
+
+def test_service_tiers_and_the_header_choose_the_lane(gateway, fake, levers):
+    levers(step_ms=20)
+    for more, lane in (
+        ({"headers": {"x-priority": "background"}}, "background"),
+        ({"service_tier": "flex"}, "background"),
+        ({"service_tier": "priority"}, "interactive"),
+        ({"priority": "background"}, "background"),
+    ):
+        headers = more.pop("headers", None)
+        with Raw(gateway.port) as raw:
+            raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True, **more}, headers)
+            raw.until(b"delta")
+            (row,) = fake.ask("sessions")["sessions"]
+            assert row["lane"] == lane, more
+        eventually(lambda: n_busy(fake) == 0)
+
+
+# ---- sizes and times
+
+
+@pytest.fixture
+def strict(folder, before):
+    """Little patience and little room; no daemon."""
+    return before(
+        str(folder / "s"),
+        *("--header-timeout-s", "0.3", "--body-timeout-s", "0.3", "--keep-alive-s", "1", "--max-header-kb", "4", "--max-body-mb", "0.01"),
+        *("--max-connections", "8", "--write-timeout-s", "0.5"),
+    )
+
+
+@pytest.mark.parametrize("start", [b"", b"GET", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: ", b"\r\n\r\n"])
+def test_a_head_that_does_not_come_is_not_waited_for(strict, start):
+    with Raw(strict.port) as raw:
+        raw.sock.sendall(start)
+        assert raw.rest().startswith((b"", b"HTTP/1.1 408"))
+
+
+def test_a_head_that_trickles_is_not_waited_for(strict):
+    with Raw(strict.port) as raw, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        raw.sock.settimeout(0.05)
+        raw.sock.sendall(b"GET /health HTTP/1.1\r\n")
+        for i in range(2000):
+            raw.sock.sendall(f"X-{i}: 1\r\n".encode())
+            with contextlib.suppress(TimeoutError):
+                if not raw.sock.recv(1000):
+                    return
+        raise AssertionError("it still listens")
+
+
+def test_a_second_head_on_a_connection_is_not_waited_for_either(strict):
+    with Raw(strict.port) as raw:
+        raw.send("GET", "/health", is_last=False)
+        raw.until(b"}")
+        raw.sock.sendall(b"GET /hea")
+        assert raw.rest().startswith(b"HTTP/1.1 408")
+
+
+def test_an_idle_connection_is_closed(strict):
+    with Raw(strict.port) as raw:
+        raw.send("GET", "/health", is_last=False)
+        raw.until(b"}")
+        assert raw.rest() == b""
+
+
+@pytest.mark.parametrize("is_one_line", [True, False])
+def test_a_head_that_is_too_large(strict, is_one_line):
+    with Raw(strict.port) as raw, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        raw.sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        for i in range(200):
+            raw.sock.sendall(b"x" * 100 if is_one_line else f"X-{i}: {'y' * 90}\r\n".encode())
+        assert raw.rest().startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
+
+
+def test_a_body_that_is_too_large_is_refused_unread(strict):
+    with Raw(strict.port) as raw:
+        raw.send("POST", "/v1/chat/completions", None, {"content-length": "99999999999"}, is_last=False)
+        answer = raw.rest()
+        assert b" 413 " in answer.split(b"\r\n")[0] and b"connection: close" in answer.lower()
+    chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
+    with Raw(strict.port) as raw:
+        raw.sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk)
+        assert b" 413 " in raw.rest().split(b"\r\n")[0]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(strict):
+    with Raw(strict.port) as raw:
+        raw.send("POST", "/v1/chat/completions", b"{", {"content-length": "100"}, is_last=False)
+        assert b" 408 " in raw.rest().split(b"\r\n")[0]
+
+
+def test_too_many_connections_are_closed(strict):
+    with contextlib.ExitStack() as stack:
+        raws = [stack.enter_context(Raw(strict.port)) for _ in range(8)]
+        raws[0].send("GET", "/health", is_last=False)
+        raws[0].until(b"}")
+        with Raw(strict.port) as raw:
+            assert raw.rest() == b""
+    eventually(lambda: strict.get("/health").status == 503)
+
+
+def test_too_many_requests_at_once_are_told_to_come_back(serve, before):
+    daemon = serve()
+    gateway = before(daemon, "--max-in-flight", "1")
+    daemon.pull(step_ms=20)
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True})
+        raw.until(b"delta")
+        refused = gateway.chat()
+        assert (refused.status, refused.error["code"]) == (503, "overloaded") and int(refused.headers["retry-after-ms"]) > 0
+        assert gateway.get("/health").status == 200
+
+
+def test_a_reader_that_takes_nothing_is_dropped_and_its_request_cancelled(serve, before):
+    daemon = serve("--n-ctx", "65536", "--max-tokens", "60000", "--parallel", "1")
+    gateway = before(daemon, "--write-timeout-s", "0.5")
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(WAIT_S)
+    sock.connect(("127.0.0.1", gateway.port))
+    body = json.dumps({**CHAT, "max_tokens": 60000, "stream": True, "ignore_eos": True}).encode()
+    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    gateway.logs("a reader took nothing")
+    eventually(lambda: n_busy(daemon) == 0, "its request still runs")
+    sock.close()
+
+
+# ---- what is not HTTP as it should be
+
+SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"Content-Length: 5\r\nContent-Length: 6\r\n",
+        b"Content-Length: 5, 6\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: -5\r\n",
+        b"Content-Length: 0x5\r\n",
+        b"Content-Length : 5\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Transfer-Encoding : chunked\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"X: a\nContent-Length: 5\r\n",
+        b" Content-Length: 5\r\n",
+        b"\0: 5\r\n",
+    ],
+)
+def test_ambiguous_bodies_are_refused_and_nothing_behind_them_is_a_request(gateway, head):
+    with Raw(gateway.port) as raw:
+        raw.sock.sendall(b"POST /health HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n0\r\n\r\n" + SMUGGLED)
+        raw.sock.shutdown(socket.SHUT_WR)
+        answers = raw.rest()
+    assert b'"data"' not in answers, "the smuggled request was answered"
+    assert answers.count(b"HTTP/1.1 200") == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET\r\n\r\n",
+        b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"\x00" * 100,
+        b"GET  /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /%ff%00 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET http://evil.example/v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused(gateway, data):
+    with Raw(gateway.port) as raw:
+        raw.sock.sendall(data)
+        raw.sock.shutdown(socket.SHUT_WR)
+        assert b"HTTP/1.1 200" not in raw.rest()
+    assert gateway.get("/health").status == 200
+
+
+def test_pipelined_requests_are_answered_in_order(gateway):
+    with Raw(gateway.port) as raw:
+        for path in ("/health", "/v1/models"):
+            raw.send("GET", path, is_last=False)
+        raw.send("GET", "/nothing")
+        answers = raw.rest()
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"200", b"404"]
+
+
+# ---- TLS
+
+
+def test_tls_by_files(serve, before, folder):
+    (openssl,) = need("openssl")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            *(openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "1"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    gateway = before(serve(), "--tls-cert", str(cert), "--tls-key", str(key))
+    context = ssl.create_default_context(cafile=str(cert))
+    with socket.create_connection(("127.0.0.1", gateway.port), WAIT_S) as plain, context.wrap_socket(plain, server_hostname="localhost") as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        data = b""
+        while chunk := sock.recv(4096):
+            data += chunk
+    assert Answer(data).status == 200

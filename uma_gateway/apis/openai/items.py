@@ -1,0 +1,148 @@
+"""The items of the Responses API: conversations come in as items, answers go out as items."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from uma_gateway.errors import invalid, unsupported
+from uma_gateway.parsing import Message
+
+Item = dict[str, Any]
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+# ---- in
+
+
+def read_input(value: Any) -> list[Item]:
+    """The `input` of a request as items. Raises: GatewayError."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise invalid("`input` is required: a string, or an array of items", "input")
+    for i, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise invalid(f"`input[{i}]` must be an object", f"input[{i}]")
+    return value
+
+
+def to_messages(items: list[Item]) -> list[Item]:
+    """Items as chat messages: what the assistant thought, said and called in a row is one message. Raises: GatewayError."""
+    messages: list[Item] = []
+    for i, item in enumerate(items):
+        path = f"input[{i}]"
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if kind == "message":
+            _add_message(messages, item, path)
+        elif kind == "function_call":
+            call = {"name": _text(item, "name", path), "arguments": _text(item, "arguments", path)}
+            _assistant(messages).setdefault("tool_calls", []).append(
+                {"id": _text(item, "call_id", path), "type": "function", "function": call}
+            )
+        elif kind == "function_call_output":
+            content = _content(item.get("output"), f"{path}.output")
+            messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", path), "content": content})
+        elif kind == "reasoning":
+            thought = "".join(part.get("text", "") for part in item.get("content") or () if isinstance(part, dict))
+            if thought:  # an encrypted or summarised one says nothing to this model
+                message = _assistant(messages)
+                message["reasoning_content"] = message.get("reasoning_content", "") + thought
+        elif kind == "item_reference":
+            raise unsupported(f"`{path}`: items cannot be referred to; use `previous_response_id`", path)
+        else:
+            raise invalid(f"`{path}.type` {str(kind)[:50]!r} is not supported", f"{path}.type")
+    return messages
+
+
+def _add_message(messages: list[Item], item: Item, path: str) -> None:
+    role = _text(item, "role", path)
+    if role not in ("user", "system", "developer", "assistant"):
+        raise invalid(f"`{path}.role` must be user, system, developer or assistant", f"{path}.role")
+    content = _content(item.get("content"), f"{path}.content")
+    if role != "assistant":
+        messages.append({"role": role, "content": content})
+        return
+    message = _assistant(messages)
+    message["content"] = (message.get("content") or "") + content
+
+
+def _assistant(messages: list[Item]) -> Item:
+    """The assistant's message that the next of its items belongs to."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _content(value: Any, path: str) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise invalid(f"`{path}` must be a string or an array of parts", path)
+    return "".join(_part(part, path) for part in value)
+
+
+def _part(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return str(part["refusal"])
+    if kind in ("input_image", "input_file", "input_audio"):
+        raise unsupported(f"`{path}`: parts of type {kind!r} are not supported: the daemon serves text", path)
+    raise invalid(f"`{path}`: every part must be an object with a known `type` and its text", path)
+
+
+def _text(item: Item, name: str, path: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise invalid(f"`{path}.{name}` must be a string", f"{path}.{name}")
+    return value
+
+
+def read_tools(tools: list[Any]) -> list[Item]:
+    """Function tools in the chat API's form. Others run on OpenAI's servers, and clients send them by habit: they are left out."""
+    made = []
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+            raise invalid(f"`tools[{i}].type` is required", f"tools[{i}].type")
+        if tool["type"] == "function":
+            function = {name: value for name, value in tool.items() if name != "type"}
+            made.append({"type": "function", "function": tool.get("function") or function})
+    return made
+
+
+# ---- out
+
+
+def reasoning_item(item_id: str, text: str, status: str) -> Item:
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "encrypted_content": None, "status": status}
+
+
+def text_part(text: str, logprobs: list[Any] | None = None) -> Item:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+
+
+def message_item(item_id: str, parts: list[Item], status: str) -> Item:
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> Item:
+    return {"id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments}
+
+
+def output_items(message: Message, status: str, logprobs: list[Any] | None = None) -> list[Item]:
+    """A whole answer as items."""
+    made = []
+    if message.reasoning:
+        made.append(reasoning_item(new_id("rs"), message.reasoning, "completed"))
+    if message.content or not message.tool_calls:
+        made.append(message_item(new_id("msg"), [text_part(message.content, logprobs)], status))
+    made += [call_item(new_id("fc"), call.id, call.name, call.arguments, status) for call in message.tool_calls]
+    return made

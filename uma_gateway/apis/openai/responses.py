@@ -1,0 +1,368 @@
+"""`/v1/responses`: OpenAI's newer endpoint, of items and named stream events, with conversations kept for a while."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from uma_gateway import sse
+from uma_gateway.apis.openai import chunks, items
+from uma_gateway.apis.openai.items import Item
+from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, answer_form, read_tools
+from uma_gateway.apis.openai.store import Store, Stored
+from uma_gateway.asking import Ask, plan_chat
+from uma_gateway.daemon import Event, Generation
+from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid, unsupported
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import array, boolean, integer, most_tokens, table, text
+from uma_gateway.generate import Plan, batches, begin, ended, final, note_end
+from uma_gateway.model import Model
+from uma_gateway.parsing import Diff, whole
+from uma_gateway.prompting import Chat, Prompt
+
+LOGPROBS_WANTED = "message.output_text.logprobs"
+_ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "truncation", "user", "metadata", "prompt_cache_key")
+
+
+@dataclass
+class Request:
+    """One request, and the conversation that it continues."""
+
+    body: dict[str, Any]
+    ask: Ask
+    input_items: list[Item]
+    items: list[Item]  # all of the conversation
+    is_kept: bool
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.ask.n_logprobs is not None
+
+
+async def on_responses(exchange: Exchange) -> None:
+    request = _read(exchange, await exchange.json())
+    await exchange.while_connected(_answer(exchange, request))
+
+
+# ---- what was kept
+
+
+def _store(exchange: Exchange) -> Store:
+    state, answers = exchange.gateway.state, exchange.gateway.config.answers
+    if "responses" not in state:
+        state["responses"] = Store(answers.responses_kept_s, int(answers.responses_kept_mb * (1 << 20)))
+    store: Store = state["responses"]
+    return store
+
+
+def _found(exchange: Exchange, response_id: str, param: str | None = None) -> Stored:
+    stored = _store(exchange).get(exchange.caller.account, response_id)
+    if stored is None:
+        kept_s = exchange.gateway.config.answers.responses_kept_s
+        message = f"there is no response {response_id[:100]!r}: responses are kept for {kept_s:g} s, in memory"
+        raise GatewayError(Kind.NOT_FOUND, message, param, "previous_response_not_found" if param else "not_found")
+    return stored
+
+
+async def on_get(exchange: Exchange) -> None:
+    await exchange.send_json(_found(exchange, exchange.params["id"]).response)
+
+
+async def on_input_items(exchange: Exchange) -> None:
+    stored = _found(exchange, exchange.params["id"])
+    data = [{"id": items.new_id("item"), **item} for item in reversed(stored.input_items)]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    await exchange.send_json({"object": "list", "data": data, **ends, "has_more": False})
+
+
+async def on_delete(exchange: Exchange) -> None:
+    response_id = exchange.params["id"]
+    _found(exchange, response_id)
+    _store(exchange).delete(exchange.caller.account, response_id)
+    await exchange.send_json({"id": response_id, "object": "response", "deleted": True})
+
+
+# ---- the request
+
+
+def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
+    """Raises: GatewayError."""
+    if boolean(body, "background"):
+        raise unsupported("`background` is not supported: a response ends with its connection", "background")
+    for name in ("conversation", "prompt"):
+        if body.get(name) is not None:
+            raise unsupported(f"`{name}` is kept on OpenAI's servers, and not supported", name)
+    input_items = items.read_input(body.get("input"))
+    previous = text(body, "previous_response_id")
+    earlier = _found(exchange, previous, "previous_response_id").items if previous else []
+    conversation = [*earlier, *input_items]
+    messages = items.to_messages(conversation)
+    instructions = text(body, "instructions")
+    if instructions:
+        messages.insert(0, {"role": "system", "content": instructions})
+    tools, choice = read_tools(items.read_tools(array(body, "tools")), _choice(body.get("tool_choice")))
+    chat = Chat(messages, tools, choice, boolean(body, "parallel_tool_calls") if body.get("parallel_tool_calls") is not None else None)
+    chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
+    _read_effort(table(body, "reasoning"), chat)
+    ask = Ask(chat, is_stream=boolean(body, "stream"), n_logprobs=_logprobs_wanted(body))
+    return Request(body, ask, input_items, conversation, boolean(body, "store", True))
+
+
+def _choice(choice: Any) -> Any:
+    """A choice of a tool that runs on OpenAI's servers cannot be honoured, and auto and the like pass. Raises: GatewayError."""
+    if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
+        raise unsupported("`tool_choice` names a tool that is no function", "tool_choice")
+    return choice
+
+
+def _read_effort(reasoning: dict[str, Any], chat: Chat) -> None:
+    effort = text(reasoning, "effort")
+    if effort == "none":
+        chat.enable_thinking = False
+    elif effort:
+        chat.template_kwargs["reasoning_effort"] = effort
+
+
+def _logprobs_wanted(body: dict[str, Any]) -> int | None:
+    n_top = integer(body, "top_logprobs")
+    if n_top is not None and not 0 <= n_top <= MOST_TOP_LOGPROBS:
+        raise invalid(f"`top_logprobs` goes from 0 to {MOST_TOP_LOGPROBS}", "top_logprobs")
+    return (n_top or 0) if LOGPROBS_WANTED in array(body, "include") or n_top else None
+
+
+async def _answer(exchange: Exchange, request: Request) -> None:
+    answers = exchange.gateway.config.answers
+
+    async def plan_for(model: Model) -> Plan:
+        max_tokens = most_tokens(request.body, ("max_output_tokens",), model, answers)
+        return await plan_chat(exchange, model, request.ask, request.body, max_tokens)
+
+    plan, generation = await begin(exchange, plan_for)
+    async with generation:
+        shape = _shape(exchange, request, plan.model)
+        if request.ask.is_stream:
+            await _Stream(exchange, request, shape, plan.context).run(generation)
+            return
+        eos = await final(generation)
+        note_end(exchange, eos)
+        output = _whole(request, plan.context, eos)
+        response = _ended(shape, eos, output)
+        _keep(exchange, request, response)
+        await exchange.send_json(response)
+
+
+def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]:
+    """A response that has only begun."""
+    body = request.body
+    answers = exchange.gateway.config.answers
+    return {
+        "id": items.new_id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "model": text(body, "model") or model.name,
+        "output": [],
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "reasoning": {"effort": table(body, "reasoning").get("effort"), "summary": None},
+        "service_tier": body.get("service_tier") or "default",
+        "store": request.is_kept,
+        "text": {"format": table(body, "text").get("format") or {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_logprobs": body.get("top_logprobs") or 0,
+        "usage": None,
+        **{name: body.get(name) for name in _ECHOED},
+        "temperature": body.get("temperature", answers.temperature),
+        "top_p": body.get("top_p", answers.top_p),
+        "truncation": body.get("truncation") or "disabled",
+        "metadata": body.get("metadata") or {},
+    }
+
+
+def _whole(request: Request, prompt: Prompt, eos: Event) -> list[Item]:
+    message = whole(prompt.parser(), eos.get("text", ""))
+    status = "completed" if eos["reason"] == "stop" else "incomplete"
+    return items.output_items(message, status, chunks.logprobs(eos.get("logprobs")) if request.has_logprobs else None)
+
+
+def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, Any]:
+    is_whole = eos["reason"] == "stop"
+    return {
+        **shape,
+        "status": "completed" if is_whole else "incomplete",
+        "completed_at": int(time.time()),
+        "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
+        "output": output,
+        "usage": usage(eos["usage"]),
+        "timings": chunks.timings(eos),
+    }
+
+
+def usage(counts: dict[str, int]) -> dict[str, Any]:
+    n_prompt, n_answer = counts["prompt_tokens"], counts["completion_tokens"]
+    return {
+        "input_tokens": n_prompt,
+        "input_tokens_details": {"cached_tokens": counts["cached_tokens"]},
+        "output_tokens": n_answer,
+        "output_tokens_details": {"reasoning_tokens": counts.get("reasoning_tokens", 0)},
+        "total_tokens": n_prompt + n_answer,
+    }
+
+
+def _keep(exchange: Exchange, request: Request, response: dict[str, Any]) -> None:
+    if request.is_kept:
+        conversation = [*request.items, *response["output"]]
+        _store(exchange).put(exchange.caller.account, response, request.input_items, conversation)
+
+
+# ---- streamed
+
+
+class _Open:
+    """The item that the answer is at."""
+
+    def __init__(self, kind: str, item_id: str, number: int, call: Diff | None = None) -> None:
+        self.kind = kind  # "reasoning", "message", "call"
+        self.id = item_id
+        self.number = number  # output_index
+        self.call = call
+        self.parts: list[str] = []
+        self.logprobs: list[Any] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+    def item(self, status: str) -> Item:
+        if self.kind == "reasoning":
+            return items.reasoning_item(self.id, self.text, status)
+        if self.call is not None:
+            return items.call_item(self.id, self.call.tool_id, self.call.tool_name, self.text, status)
+        return items.message_item(self.id, [items.text_part(self.text, self.logprobs)], status)
+
+
+class _Stream:
+    """One streamed response: its events are numbered, its items open and close one after the other."""
+
+    def __init__(self, exchange: Exchange, request: Request, shape: dict[str, Any], prompt: Prompt) -> None:
+        self._exchange = exchange
+        self._request = request
+        self._shape = shape
+        self._parser = prompt.parser()
+        self._n_events = 0
+        self._open: _Open | None = None
+        self._output: list[Item] = []
+        self._held: list[Event] = []  # log probabilities of text that the parser holds back
+        self._tool = -1
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        self._n_events += 1
+        return sse.event(name, {"type": name, "sequence_number": self._n_events - 1, **fields})
+
+    async def run(self, generation: Generation) -> None:
+        await self._exchange.start_sse()
+        begun = [self._event(f"response.{name}", response=self._shape) for name in ("created", "in_progress")]
+        await self._exchange.write(b"".join(begun))
+        try:
+            async for events in batches(self._exchange, generation):
+                out = [chunk for event in events for chunk in self._on_event(event)]
+                if out:
+                    await self._exchange.write(b"".join(out))
+        except GatewayError as error:
+            self._exchange.facts["error"] = error.code
+            failed = {**self._shape, "status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
+            await self._exchange.finish(self._event("response.failed", response={**failed, "output": self._output}))
+            return
+        await self._exchange.finish()
+
+    def _on_event(self, event: Event) -> list[bytes]:
+        """Raises: GatewayError."""
+        if event["event"] == "token":
+            return self._on_text(event["text"], event.get("logprobs"))
+        if event["event"] == "error":
+            raise from_daemon(event)
+        note_end(self._exchange, event)
+        ended(event)
+        out = self._on_text("", event.get("logprobs"), is_final=True)
+        status = "completed" if event["reason"] == "stop" else "incomplete"
+        if not self._output and self._open is None:  # a response without any item confuses clients
+            out += self._begin("message", items.new_id("msg"))
+        out += self._close(status)
+        response = _ended(self._shape, event, self._output)
+        _keep(self._exchange, self._request, response)
+        return [*out, self._event(f"response.{response['status']}", response=response)]
+
+    def _on_text(self, text: str, logprobs: list[Event] | None, is_final: bool = False) -> list[bytes]:
+        self._held += logprobs or ()
+        return [chunk for diff in self._parser.feed(text, is_final) for chunk in self._on_diff(diff)]
+
+    def _on_diff(self, diff: Diff) -> list[bytes]:
+        out: list[bytes] = []
+        if diff.reasoning:
+            out += self._at("reasoning") + self._add("response.reasoning_text.delta", diff.reasoning, content_index=0)
+        if diff.content:
+            told = self._take_logprobs()
+            out += self._at("message") + self._add("response.output_text.delta", diff.content, content_index=0, logprobs=told)
+        if diff.tool >= 0:
+            if diff.tool != self._tool:
+                self._tool = diff.tool
+                out += self._close("completed") + self._begin("call", items.new_id("fc"), diff)
+            if diff.tool_arguments:
+                out += self._add("response.function_call_arguments.delta", diff.tool_arguments)
+        return out
+
+    def _take_logprobs(self) -> list[Any]:
+        if not self._request.has_logprobs:
+            return []
+        told, self._held = chunks.logprobs(self._held), []
+        if self._open is not None and self._open.kind == "message":
+            self._open.logprobs += told
+        return told
+
+    def _at(self, kind: str) -> list[bytes]:
+        """Close the open item unless it is of this kind, and open one."""
+        if self._open is not None and self._open.kind == kind:
+            return []
+        prefix = {"reasoning": "rs", "message": "msg"}[kind]
+        return self._close("completed") + self._begin(kind, items.new_id(prefix))
+
+    def _begin(self, kind: str, item_id: str, call: Diff | None = None) -> list[bytes]:
+        self._open = opened = _Open(kind, item_id, len(self._output), call)
+        shown = opened.item("in_progress")
+        if kind == "message":
+            shown["content"] = []
+        out = [self._event("response.output_item.added", output_index=opened.number, item=shown)]
+        if kind == "message":
+            out.append(self._event("response.content_part.added", **self._place(), part=items.text_part("")))
+        return out
+
+    def _place(self) -> dict[str, Any]:
+        assert self._open is not None
+        return {"item_id": self._open.id, "output_index": self._open.number, "content_index": 0}
+
+    def _add(self, name: str, text: str, **more: Any) -> list[bytes]:
+        assert self._open is not None
+        self._open.parts.append(text)
+        return [self._event(name, item_id=self._open.id, output_index=self._open.number, delta=text, **more)]
+
+    def _close(self, status: str) -> list[bytes]:
+        opened, out = self._open, []
+        if opened is None:
+            return []
+        place, item = self._place(), opened.item(status)
+        if opened.kind == "message":
+            out.append(self._event("response.output_text.done", **place, text=opened.text, logprobs=opened.logprobs))
+            out.append(self._event("response.content_part.done", **place, part=item["content"][0]))
+        elif opened.kind == "reasoning":
+            out.append(self._event("response.reasoning_text.done", **place, text=opened.text))
+        else:
+            where = {"item_id": opened.id, "output_index": opened.number}
+            out.append(self._event("response.function_call_arguments.done", **where, name=item["name"], arguments=opened.text))
+        out.append(self._event("response.output_item.done", output_index=opened.number, item=item))
+        self._output.append(item)
+        self._open = None
+        return out

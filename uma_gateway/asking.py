@@ -1,0 +1,51 @@
+"""A chat request of any family, made into what the daemon is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import need, sampling_fields
+from uma_gateway.generate import Plan, lane_fields
+from uma_gateway.model import Model
+from uma_gateway.prompting import Chat, render
+
+
+@dataclass
+class Ask:
+    """A chat request beside its sampling."""
+
+    chat: Chat
+    is_stream: bool = False
+    wants_usage: bool = False
+    n: int = 1
+    n_logprobs: int | None = None  # alternatives beside each token; None: no log probabilities
+    prediction: str = ""  # what the answer probably is
+
+
+async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, Any], max_tokens: int) -> Plan:
+    """`body` has the sampling fields, under the names of fields.py, and the priority. The plan's context is its `Prompt`.
+
+    Raises: GatewayError.
+    """
+    prompt = await render(model, ask.chat)
+    fields = {
+        **sampling_fields(body, model, exchange.gateway.config.answers),
+        **prompt.fields,
+        **lane_fields(exchange, body),
+        "max_tokens": max_tokens,
+        "stream": ask.is_stream,
+        "model": model.fingerprint,
+    }
+    if prompt.stops:
+        fields["stop"] = [*fields.get("stop", ()), *prompt.stops]
+    if ask.n_logprobs is not None:
+        need(model, "logprobs", "logprobs")
+        fields["logprobs"] = ask.n_logprobs
+    if ask.n > 1:
+        need(model, "n", "n")
+        fields["n"] = ask.n
+    if ask.prediction and model.can("prediction"):  # only makes the answer faster: what does not know it may ignore it
+        fields["prediction"] = ask.prediction
+    return Plan(model, fields, prompt)
