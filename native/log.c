@@ -11,7 +11,7 @@ static struct {
     char    text[N_LINES][LINE_BYTES];
     int32_t level[N_LINES];
     int64_t head, tail; // lines written, lines taken; head - tail <= N_LINES
-    int64_t n_lost, n_slot_warnings;
+    int64_t n_lost;
     int32_t min_level, last_level;
 } ring = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -24,9 +24,6 @@ static void on_line(enum ggml_log_level level, const char * text, void * user) {
     ring.last_level = level;
     if (level == GGML_LOG_LEVEL_ERROR) {
         uma_guard_note_errno();
-    }
-    if (strstr(text, "failed to find a memory slot")) {
-        ring.n_slot_warnings++;
     }
     if ((int32_t) level >= ring.min_level) {
         if (ring.head - ring.tail == N_LINES) {
@@ -60,5 +57,4 @@ int32_t uma_log_take(char * line, int32_t capacity, int32_t * level) {
     return n;
 }
 
-int64_t uma_log_lost(void)          { return ring.n_lost; }
-int64_t uma_log_slot_warnings(void) { return ring.n_slot_warnings; }
+int64_t uma_log_lost(void) { return ring.n_lost; }

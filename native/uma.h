@@ -16,7 +16,6 @@ int64_t uma_now_ns(void);
 void    uma_log_install(int32_t min_level);                        // a ggml_log_level; lines below it are dropped at once
 int32_t uma_log_take(char * line, int32_t capacity, int32_t * level); // bytes of the oldest line, 0: none left
 int64_t uma_log_lost(void);                                        // lines overwritten before they were taken
-int64_t uma_log_slot_warnings(void);                               // "failed to find a memory slot" lines so far
 
 // -- guard.cpp: calls that fail where llama.cpp throws, or asserts (guard.h says which)
 enum { UMA_BROKEN = -1000 }; // in place of a return code: something was thrown in the middle of a computation

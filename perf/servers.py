@@ -132,6 +132,7 @@ class Server(ABC):
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-n_lines:])
 
     def n_allocator_warnings(self) -> int:
+        """How often it found no KV cells for what it computes. llama.cpp's servers say so in their log."""
         return self.log_path.read_text(errors="replace").count(ALLOCATOR_WARNING) if self.log_path.exists() else 0
 
 
@@ -173,6 +174,7 @@ class UmaServer(Server):
 
     def __init__(self, label: str, settings: Settings, folder: Path) -> None:
         super().__init__(label, settings, folder)
+        self._n_refused = 0  # by processes that have ended
         self._variant = label.partition(":")[2]
         self.socket_path = folder / f"{label.replace(':', '-')}.sock"
         if len(os.fsencode(self.socket_path)) > 100:  # the system's limit on such paths is about 104 bytes
@@ -191,6 +193,17 @@ class UmaServer(Server):
         if not self._is_known:  # what an earlier run left is not this run's doing
             shutil.rmtree(self._cache_dir, ignore_errors=True)
         super().start()
+
+    def stop(self) -> None:
+        self._n_refused += self._n_refused_now()  # the next process counts from 0
+        super().stop()
+
+    def n_allocator_warnings(self) -> int:
+        """By the daemon's own count, which both engines feed; its log has llama.cpp's words only."""
+        return self._n_refused + self._n_refused_now()
+
+    def _n_refused_now(self) -> int:
+        return int(self.counters().get("alloc_warnings_total", 0))
 
     def _variant_flags(self) -> list[str]:
         parts = [part for part in self._variant.split(",") if part not in ("", "default")]

@@ -21,6 +21,7 @@ from uma_core import cli
 from uma_core.cache import disk
 from uma_core.engine.api import DecodeOutcome, DecodeStatus, PrefillOutcome, PrefillStatus
 from uma_core.engine.open import open_engine
+from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor import calibration, executor
 from uma_core.server import app, host, listener, memory, relief
@@ -35,6 +36,7 @@ class Levers:
         self.statuses: deque[str] = deque()  # of the next decode calls
         self.n_full = 0  # so many decode calls find no room
         self.bad_plans = 0  # so many plans break their contract
+        self.has_no_pages = False
         self.nan_rows: list[int] = []  # of the next decode call
         self.prefill_failures = 0
         self.is_hanging = False
@@ -45,7 +47,6 @@ class Levers:
         self.accept_errors: deque[str] = deque()  # names of errno values that the next accepts end with
         self.disk_ms = 0.0  # every write to the cache's disk takes so much longer
         self.available_mb: float | None = None  # memory of the machine
-        self.n_refused = 0
         self.n_decodes = 0
         self.n_aborts = 0
 
@@ -71,6 +72,7 @@ class Levered:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
         self._aborted = threading.Event()
+        self._hidden: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -83,14 +85,23 @@ class Levered:
             return DecodeOutcome(DecodeStatus.ABORTED, [], 0, 0)
         if LEVERS.n_full > 0:
             LEVERS.n_full -= 1
-            LEVERS.n_refused += 1
+            refusals.add()
             return DecodeOutcome(DecodeStatus.FULL, [], 0, 0)
+        self._hide_pages()
         status = DecodeStatus[LEVERS.statuses.popleft()] if LEVERS.statuses else DecodeStatus.OK
         outcome = self._inner.decode(batch, samplers)
         if status is not DecodeStatus.OK:  # the call got somewhere before it failed
             return DecodeOutcome(status, [], outcome.call_ns, 0)
         nan, LEVERS.nan_rows = LEVERS.nan_rows, []
         return outcome._replace(tokens=[-1 if i in nan else token for i, token in enumerate(outcome.tokens)])
+
+    def _hide_pages(self) -> None:
+        """The graph engine has no free pages for as long as the lever says so."""
+        if LEVERS.has_no_pages and not self._hidden:
+            self._hidden, self._inner._pages._free[:] = self._inner._pages._free[:], []
+        elif self._hidden and not LEVERS.has_no_pages:
+            self._inner._pages._free[:] = sorted(self._inner._pages._free + self._hidden)
+            self._hidden = []
 
     def _hang(self) -> bool:
         """True when an abort ended it."""
@@ -110,9 +121,6 @@ class Levered:
             self._inner.prefill_close(seq_id)
             return PrefillOutcome(PrefillStatus.FAILED, 0, 0.0, 0, 0)
         return self._inner.prefill_run(seq_id, until_ns, quantum_ns, min_pieces)
-
-    def slot_warnings(self) -> int:
-        return self._inner.slot_warnings() + LEVERS.n_refused  # type: ignore[no-any-return]
 
     def abort(self) -> None:
         LEVERS.n_aborts += 1

@@ -6,7 +6,10 @@ import signal
 
 import pytest
 
-from tests.daemon.support import MOE, text_of
+from perf.criteria import clean_rows
+from perf.results import Cell, Results
+from perf.servers import Settings, UmaServer
+from tests.daemon.support import MOE, TINY, eventually, text_of
 
 GRAPH = ("--engine", "graph")
 LONG = "The shell is a program that reads commands and runs them. " * 12
@@ -54,3 +57,19 @@ def test_experts_are_served(serve_model):
 def test_what_it_lacks_ends_the_start_with_a_reason(serve_model):
     with pytest.raises(AssertionError, match=r"ended with 1: (.|\n)*it lacks KV type q4_0; use --engine llama"):
         serve_model(*GRAPH, "--kv-type", "q4_0")
+
+
+def test_pages_that_are_short_show_in_the_metric_and_fail_the_bench(serve_model, folder):
+    """The graph engine logs nothing there: what counts is what it refuses."""
+    daemon = serve_model(*GRAPH, has_levers=True)
+    server = UmaServer("uma", Settings(TINY, threads=1, n_seq=4, n_ctx_seq=512), folder)
+    server.socket_path = daemon.path
+    text = text_of(daemon.generate("A process has", max_tokens=200))
+    assert server.n_allocator_warnings() == 0
+    stream = daemon.stream("A process has", max_tokens=200).begun()
+    daemon.pull(has_no_pages=True)
+    eventually(server.n_allocator_warnings)
+    daemon.pull(has_no_pages=False)
+    assert stream.end()["reason"] == "length" and stream.text == text  # it waited, and lost nothing
+    results = Results({}, "", "", {}, cells={"any": {"uma": Cell()}}, allocator_warnings={"uma": server.n_allocator_warnings()})
+    assert [is_met for _, is_met in clean_rows(results)] == [True, False]

@@ -288,7 +288,10 @@ class Engine(Protocol):
 
     # resumable prefill; a sequence has at most one chunk in progress
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:
-        """Begin one chunk (<= n_ubatch tokens) after the sequence's last position. False: all lanes are taken."""
+        """Begin one chunk (<= n_ubatch tokens) after the sequence's last position. False: all lanes are taken.
+
+        Raises: KV_FULL, INSUFFICIENT_MEMORY, DECODE_FAILED where no chunk can be read any more; BAD_BATCH: our bug.
+        """
 
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
         """Compute pieces of about `quantum_ns` while another one fits before `until_ns` (monotonic clock).
@@ -351,7 +354,7 @@ class Engine(Protocol):
         """Pass on what the backend logged: warnings and errors as such, the rest as debug. Any thread."""
 
     def slot_warnings(self) -> int:
-        """How often the KV memory found no room for a batch, since the start of the process. Any thread."""
+        """How often an engine of this process found no cells for a batch, a chunk or a transfer. Any thread."""
 
     def pretend(self, seq_id: SeqId, n: int) -> None:
         """Make an empty sequence n positions long without computing them: for timing steps over a context only."""

@@ -31,6 +31,7 @@ from uma_core.engine.api import (
 from uma_core.engine.fake_cost import INSTANT, FakeCost
 from uma_core.engine.fake_kv import FakeExport, FakeKV, FakeTransfer, blob_of, tokens_of_blob
 from uma_core.engine.fake_text import BOS, CONTROL, EOG, N_VOCAB, TEMPLATE, FakeSampler, encode, next_token, piece_of, row_logits
+from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
 from uma_core.waking import wake
@@ -158,6 +159,8 @@ class FakeEngine:
         start = self.clock.now_ns()
         runs = _runs(batch)
         status = self._refusal(batch, runs)
+        if status is DecodeStatus.FULL:
+            refusals.add()
         if status is DecodeStatus.OK:
             self.elapse(self._decode_time(runs))
             status = DecodeStatus.ABORTED if self._aborted.is_set() else status
@@ -356,7 +359,7 @@ class FakeEngine:
         """It has no log."""
 
     def slot_warnings(self) -> int:
-        return 0
+        return refusals.n
 
     def close(self) -> None:
         self.is_closed = True

@@ -31,13 +31,14 @@ from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama_decode import DecodeContext
 from uma_core.engine.llama_estimate import compute_bytes
 from uma_core.engine.llama_kv import HostExport, Move, Span
-from uma_core.engine.llama_log import slot_warnings, tap
+from uma_core.engine.llama_log import tap
 from uma_core.engine.llama_model import LlamaModel, Progress
 from uma_core.engine.llama_pages import release_stream, touch_stream
 from uma_core.engine.llama_params import check_threads, decode_params, is_unified, lane_params, n_threads_of
 from uma_core.engine.llama_prefill import PrefillLane
 from uma_core.engine.llama_probe import discover, proves_direct_kv, warm_up
 from uma_core.engine.llama_sampler import LlamaSampler
+from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
 
@@ -312,7 +313,7 @@ class LlamaEngine:
         tap.pump()
 
     def slot_warnings(self) -> int:
-        return slot_warnings()
+        return refusals.n
 
     def pretend(self, seq_id: SeqId, n: int) -> None:
         assert self.decoder is not None

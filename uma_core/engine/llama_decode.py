@@ -10,8 +10,10 @@ import numpy as np
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_model import LlamaModel, new_context
+from uma_core.engine.refusals import refusals
 from uma_core.types import TokenId
 
+NO_CELLS = 1  # of llama_decode
 BAD = DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
 BROKEN = BAD._replace(status=DecodeStatus.FATAL)
 STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.FULL, 2: DecodeStatus.ABORTED, -1: DecodeStatus.BAD_BATCH}
@@ -64,6 +66,8 @@ class DecodeContext:
             return BROKEN
         rc = lib.uma_decode(self.handle, rows)
         self.is_broken = rc == lib.UMA_BROKEN
+        if rc == NO_CELLS:
+            refusals.add()
         tokens: list[TokenId] = ffi.unpack(self._out, batch.n_rows) if rc == 0 and batch.n_rows else []
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), tokens, rows.call_ns, rows.sample_ns)
 

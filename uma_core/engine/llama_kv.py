@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 from uma_core.engine.blob import new_blob
 from uma_core.engine.lib import ffi, lib
+from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 
+NO_CELLS = 1  # of llama_decode
 MARK_TOKENS = 64  # cells marked per slice while somebody waits: marking fills an attention mask of that many rows
 MARK_TOKENS_MAX = 512  # ... and while nobody does
 UNHURRIED_NS = 20_000_000
@@ -71,8 +73,10 @@ class Move:
         context, seq_id = self._into
         n = min(n_most, context.n_batch, self._p1 - self._n_marked)
         rc = lib.uma_kv_mark(context.handle, context.gate, seq_id, self._n_marked, n)
+        if rc == NO_CELLS:
+            refusals.add()
         if rc != 0:
-            raise UmaError(ErrorCode.KV_FULL if rc == 1 else ErrorCode.STATE_RESTORE_FAILED, f"no cells to move KV into (rc {rc})")
+            raise UmaError(ErrorCode.KV_FULL if rc == NO_CELLS else ErrorCode.STATE_RESTORE_FAILED, f"no cells to move KV into (rc {rc})")
         self._n_marked += n
 
     def close(self) -> None:

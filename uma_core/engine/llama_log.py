@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from uma_core.engine.lib import lib, take_log
+from uma_core.engine.lib import take_log
 
 log = logging.getLogger("uma_core.engine.llama_cpp")
 
@@ -86,8 +86,3 @@ class Tap:
 
 
 tap = Tap()
-
-
-def slot_warnings() -> int:
-    """How often the KV memory found no room for a batch, since the start."""
-    return int(lib.uma_log_slot_warnings())

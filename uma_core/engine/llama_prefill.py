@@ -8,9 +8,10 @@ import numpy as np
 
 from uma_core.engine.api import PrefillOutcome, PrefillStatus
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama_decode import DecodeContext, view_logits
+from uma_core.engine.llama_decode import NO_CELLS, DecodeContext, view_logits
 from uma_core.engine.llama_kv import Move, Span
 from uma_core.engine.llama_model import LlamaModel, new_context
+from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 
 FILL_NS = 5_000_000  # of copying between two looks at the bell
@@ -110,6 +111,8 @@ class PrefillLane:
         if run.is_done:
             status = PrefillStatus.DONE if run.rc == 0 else PrefillStatus.FAILED
             self.is_broken = run.rc == lib.UMA_BROKEN
+            if run.rc == NO_CELLS:
+                refusals.add()
             if run.rc == 0:
                 self.n_kv += self.n_chunk
             elif not self.is_broken:

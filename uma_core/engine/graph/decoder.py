@@ -14,6 +14,7 @@ from uma_core.engine.graph.attention import BatchShape
 from uma_core.engine.graph.forward import Compute, Forward, Forwards, Network
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.lib import ffi, lib
+from uma_core.engine.refusals import refusals
 from uma_core.errors import UmaError
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,10 @@ class Decoder:
                 return DecodeStatus.BAD_BATCH
         if self._broken:
             return DecodeStatus.FATAL
-        return DecodeStatus.OK if self._pages.has_room(runs) else DecodeStatus.FULL
+        if self._pages.has_room(runs):
+            return DecodeStatus.OK
+        refusals.add()
+        return DecodeStatus.FULL
 
     def _point_at(self, batch: Batch) -> None:
         """Batches are reused tick after tick: their buffers are wrapped once."""

@@ -35,10 +35,11 @@ from uma_core.engine.graph.store import PAGE
 from uma_core.engine.graph.ticks import ride_rows, tick_shapes
 from uma_core.engine.graph.transfers import HostExport, Steps, cell_bytes, import_moves
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama_log import slot_warnings, tap
+from uma_core.engine.llama_log import tap
 from uma_core.engine.llama_model import Progress
 from uma_core.engine.llama_params import check_threads
 from uma_core.engine.llama_sampler import LlamaSampler
+from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
 
@@ -217,9 +218,12 @@ class GraphEngine:
             return False
         n_kv = self.kv_len(seq_id) if lane.is_free else lane.n_kv
         n = len(tokens)
-        is_fit = 0 < n <= self._loaded.n_ubatch and pages.has_room([(seq_id, n_kv, n)])
+        is_fit = 0 < n <= self._loaded.n_ubatch and n_kv + n <= pages.n_ctx_seq
         if lane.n_chunk or not is_fit or tokens.min() < 0 or tokens.max() >= self._loaded.network.shape.n_vocab:
             raise UmaError(ErrorCode.BAD_BATCH, "a chunk is in progress, or it does not fit")
+        if not pages.has_room([(seq_id, n_kv, n)]):
+            refusals.add()
+            raise UmaError(ErrorCode.KV_FULL, "no pages for a chunk of a prompt")
         if lane.is_free:
             lane.take(seq_id, n_kv)
         pages.reserve(seq_id, n_kv, n)
@@ -285,6 +289,7 @@ class GraphEngine:
         if self._lane(seq_id) or self.kv_len(seq_id) != start:
             raise UmaError(ErrorCode.BAD_BATCH, f"sequence {seq_id} does not end at position {start}")
         if not self._pages.has_room([(seq_id, start, n - start)]):
+            refusals.add()
             raise UmaError(ErrorCode.KV_FULL, "no pages to move KV into")
         self._pages.reserve(seq_id, start, n - start)
 
@@ -348,7 +353,7 @@ class GraphEngine:
         tap.pump()
 
     def slot_warnings(self) -> int:
-        return slot_warnings()
+        return refusals.n
 
     def pretend(self, seq_id: SeqId, n: int) -> None:
         self._append(seq_id, 0, n)

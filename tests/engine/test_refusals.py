@@ -1,0 +1,47 @@
+"""What every engine counts when it has no cells for what it is asked: the daemon's alert, the soak and the bench read that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.conftest import DRAFT, OPTIONS
+from tests.engine.drive import read, tokens_of
+from uma_core.engine.api import Batch, DecodeStatus, Engine
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.engine.llama import LlamaEngine
+from uma_core.errors import ErrorCode, UmaError
+
+SMALL = replace(OPTIONS, n_ctx=512, n_seq=2, n_batch=64, n_ubatch=64)
+POOL = replace(SMALL, kv_mode="unified")
+
+
+@pytest.mark.parametrize("kind, options", [(LlamaEngine, SMALL), (LlamaEngine, POOL), (GraphEngine, SMALL), (GraphEngine, POOL)])
+def test_a_batch_without_cells_is_counted(kind: type[Engine], options: object) -> None:
+    engine = kind(DRAFT, options)  # type: ignore[call-arg]
+    try:
+        n = engine.info.n_ctx_seq
+        before = engine.slot_warnings()
+        read(engine, 0, tokens_of(engine, n))
+        assert engine.slot_warnings() == before, "there was room for these"
+        batch = Batch(1)
+        batch.add(1, n, 0, True)
+        assert engine.decode(batch, [None]).status is DecodeStatus.FULL
+        assert engine.slot_warnings() == before + 1
+    finally:
+        engine.close()
+
+
+def test_a_chunk_without_pages_is_counted() -> None:
+    engine = GraphEngine(DRAFT, SMALL)
+    try:
+        before = engine.slot_warnings()
+        taken, engine._pages._free[:] = engine._pages._free[:], []
+        with pytest.raises(UmaError) as caught:
+            engine.prefill_open(0, tokens_of(engine, 64), False)
+        assert caught.value.error is ErrorCode.KV_FULL and engine.slot_warnings() == before + 1
+        engine._pages._free[:] = taken
+        assert engine.prefill_open(0, tokens_of(engine, 64), False)
+    finally:
+        engine.close()
