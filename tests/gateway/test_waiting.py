@@ -1,0 +1,86 @@
+"""What a client is told while it waits: in the queue, while a long prompt is read, during silence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.daemon.support import eventually
+from tests.gateway.support import Answer, Raw, n_busy
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+@pytest.fixture
+def busy(serve, before):
+    """A daemon with one sequence, which a stream has, and a gateway that pings every 50 ms."""
+    daemon = serve("--parallel", "1")
+    gateway = before(daemon, "--ping-s", "0.05")
+    daemon.pull(step_ms=10)
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 2000, "stream": True})
+        raw.until(b"delta")
+        yield daemon, gateway, raw
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 3}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 3}),
+    ],
+)
+def test_a_waiting_stream_begins_and_hears_where_it_stands(busy, path, body):
+    daemon, gateway, running = busy
+    with Raw(gateway.port) as first, Raw(gateway.port) as second:
+        first.send("POST", path, {**body, "stream": True})
+        eventually(lambda: n_busy(daemon) == 2)
+        second.send("POST", path, {**body, "stream": True})
+        head = second.until(b"queue_position=1")
+        assert b"200 OK" in head and b"x-queue-position: 1" in head
+        assert int(re.search(rb"x-queue-wait-ms: (\d+)", head)[1]) > 0
+        waited = second.until(b":\n\n")  # a ping: the connection is not silent
+        running.sock.close()
+        answers = [Answer(first.rest()), Answer(head + waited + second.rest())]
+    for answer in answers:
+        assert answer.status == 200 and "error" not in answer.events[-1]
+    positions = [int(found[1]) for comment in answers[1].comments if (found := re.match(r"queue_position=(\d+)", comment))]
+    assert positions[0] == 1 and positions == sorted(positions, reverse=True)
+
+
+def test_an_answer_that_is_not_streamed_says_where_it_stood(busy):
+    daemon, gateway, running = busy
+    with Raw(gateway.port) as waiting:
+        waiting.send("POST", "/v1/chat/completions", CHAT)
+        eventually(lambda: n_busy(daemon) == 2)
+        running.sock.close()
+        answer = Answer(waiting.rest())
+    assert answer.status == 200 and answer.headers["x-queue-position"] == "0" and int(answer.headers["x-queue-wait-ms"]) > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_leaves_the_queue(busy, stream):
+    daemon, gateway, _ = busy
+    with Raw(gateway.port) as waiting:
+        waiting.send("POST", "/v1/chat/completions", {**CHAT, "stream": stream})
+        eventually(lambda: n_busy(daemon) == 2)
+    eventually(lambda: n_busy(daemon) == 1)
+
+
+def test_a_full_queue_is_429_with_the_time_to_come_back(serve, before):
+    daemon = serve("--parallel", "1", "--queue-interactive", "0")
+    gateway = before(daemon)
+    answer = gateway.chat()
+    assert (answer.status, answer.error["code"], answer.error["type"]) == (429, "overloaded", "rate_limit_error")
+    assert int(answer.headers["retry-after-ms"]) > 0 and int(answer.headers["retry-after"]) > 0
+
+
+def test_a_silent_stream_is_kept_alive(serve, before):
+    daemon = serve()
+    gateway = before(daemon, "--ping-s", "0.05")
+    daemon.pull(step_ms=300)
+    answer = gateway.chat(max_tokens=3, stream=True)
+    assert answer.comments.count("") >= 2 and answer.data[-1] == "[DONE]"
+    assert '""' not in answer.data, "an event with an empty text breaks some clients"
