@@ -2,7 +2,9 @@
 #include "uma.h"
 
 #include "ggml-uma/uma_ggml.h"
+#include "kernels/kernels.h"
 
+int32_t      uma_accel_use(const char * isa) { return uma_kernels_use(isa); }
 int32_t      uma_accel_register(void)     { return uma_ggml_register(); }
 void         uma_accel_enable(uint32_t ops) { uma_ggml_enable(ops); }
 int64_t      uma_accel_count(void) {

@@ -137,6 +137,7 @@ void    uma_kv_open_copier(uma_gate * gate);
 void    uma_kv_release_pages(const uma_gate * gate);                // give zeroed, untouched cache pages back to the system
 
 // -- accel.c: our kernels inside ggml's CPU backend (native/ggml-uma), for every model and context of the process
+int32_t      uma_accel_use(const char * isa); // of our kernels, NULL: the best; before the first model is loaded. -1: not on this processor
 int32_t      uma_accel_register(void);      // before the first model is loaded; -1: nothing faster than ggml's for this processor
 void         uma_accel_enable(uint32_t ops); // bit set: 1 matmul, 2 experts' matmul, 4 attention; 0 none. Not while a graph computes
 int64_t      uma_accel_count(void);         // operations computed so far

@@ -116,7 +116,7 @@ class Reader:
         return self._decode()
 
     def _decode(self) -> np.ndarray:
-        use_kernels(self._mode.options.cpu_kernels)  # one switch for the process, and other modes' engines beside this one
+        use_kernels(self._mode.options.cpu_kernels, self._mode.options.isa)  # one switch for the process, and other modes' engines beside this one
         batch = self._batch
         assert self.engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
         return self.engine.logits(0) if batch.n_rows else np.empty(0, np.float32)

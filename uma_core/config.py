@@ -81,6 +81,13 @@ class EngineOptions:
     cpu_kernels: bool = option(
         True, "small-batch matmul and attention kernels of ours inside ggml's CPU backend; off: ggml's own", env="UMA_CPU_KERNELS"
     )
+    isa: str = option(
+        "auto",
+        "instruction set of our CPU kernels; auto: the best of the processor. Another one shows what a processor without it would do; ggml's own"
+        " operations keep what they were built for",
+        choices=("auto", "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable"),
+        reload="restart",
+    )
     moe_top_k: int = option(0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256)
     load_mode: str = option(
         "auto", "how the weights get into memory; auto lets the graph engine arrange copies of its own",

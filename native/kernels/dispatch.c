@@ -37,14 +37,21 @@ enum { N_TABLES = sizeof TABLES / sizeof *TABLES };
 
 static int can_run(int i) { return (uma_cpu_features() & TABLES[i].needs) == TABLES[i].needs; }
 
+static _Atomic(const struct uma_kernels *) chosen;
+
 const struct uma_kernels * uma_kernels(void) {
-    static _Atomic(const struct uma_kernels *) chosen;
     const struct uma_kernels * k = atomic_load_explicit(&chosen, memory_order_acquire);
     for (int i = 0; !k; i++) {
         if (can_run(i)) k = &TABLES[i].kernels;
     }
     atomic_store_explicit(&chosen, k, memory_order_release);
     return k;
+}
+
+int uma_kernels_use(const char * name) {
+    const struct uma_kernels * k = name ? uma_kernels_named(name) : NULL;
+    if (k || !name) atomic_store_explicit(&chosen, k, memory_order_release);
+    return k || !name ? 0 : -1;
 }
 
 const struct uma_kernels * uma_kernels_named(const char * name) {

@@ -98,8 +98,12 @@ struct uma_kernels {
     const struct uma_attn_table * attn;
 };
 
-// The best table for this processor. Never NULL. Thread-safe.
+// The best table for this processor, or the one that was asked for. Never NULL. Thread-safe.
 const struct uma_kernels * uma_kernels(void);
+
+// Ask for a table by its name, NULL for the best; -1: this processor or this build does not have it. Before weights are arranged: tables
+// differ in the order that they want.
+int uma_kernels_use(const char * name);
 
 // The table of that name if this build has it and this processor can run it, else NULL.
 const struct uma_kernels * uma_kernels_named(const char * name);

@@ -174,6 +174,7 @@ LOOKS_INSIDE: dict[str, tuple[Callable[[EngineOptions], object], tuple[Any, ...]
     "kv_mode": (reaches_llama, ("streams", "unified")),
     "kv_type": (reaches_llama, ("f16", "q8_0", "q4_0")),
     "flash_attn": (reaches_llama, ("auto", "on", "off")),
+    "isa": (lambda options: options.isa, BY_KEY["engine.isa"].choices),  # what it does: tests/kernels/test_isa.py
     "moe_top_k": (reaches_llama, (0, 1, 2)),
     "load_mode": (reaches_llama, ("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io")),
     "metal_residency": (reaches_backends, (False, True)),

@@ -24,7 +24,7 @@ from uma_core.engine.llama_params import n_threads_of
 
 log = logging.getLogger(__name__)
 
-VERSION = 4  # of what is measured; stored choices of another version do not count
+VERSION = 5  # of what is measured; stored choices of another version do not count
 
 
 class Choice(NamedTuple):
@@ -71,6 +71,6 @@ def store(path: str, options: EngineOptions, choice: Choice) -> None:
 def stored_in(path: str, options: EngineOptions) -> Path:
     """The file of the choice for this model, machine and what changes the engines' times."""
     shape = (options.n_ctx, options.n_seq, options.n_batch, options.n_ubatch, options.kv_mode, options.kv_type, options.prefill_lanes)
-    kernels = (options.cpu_kernels, options.load_mode, options.moe_top_k)
+    kernels = (options.cpu_kernels, options.isa, options.load_mode, options.moe_top_k)
     facts = (VERSION, fingerprint(path), device_of(options).description, n_threads_of(options), text(lib.ggml_commit()), *kernels, shape)
     return measured.folder() / f"engine-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.json"

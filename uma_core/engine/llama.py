@@ -48,7 +48,7 @@ class LlamaEngine:
 
     def __init__(self, path: str, options: Any, progress: Progress | None = None) -> None:
         self._bell = ffi.new("int32_t *")
-        self._kernels = use_kernels(options.cpu_kernels)
+        self._kernels = use_kernels(options.cpu_kernels, options.isa)
         self.model = LlamaModel(path, options, progress)
         self.decoder: DecodeContext | None = None
         self.lanes: list[PrefillLane] = []
@@ -77,7 +77,7 @@ class LlamaEngine:
         if self._has_direct_kv:
             lib.uma_kv_release_pages(self.decoder.gate)
         self._compute_bytes = compute_bytes(mark)
-        self.info = self._describe(options, tuple(notes))
+        self.info = self._describe(options, (*notes, *isa_notes(options.isa, self._kernels)))
 
     def _open_lanes(self, options: Any) -> None:
         assert self.decoder is not None
@@ -333,16 +333,27 @@ class LlamaEngine:
 ALL_KERNELS = 7  # the bit set of native/uma.h
 
 
-def use_kernels(is_wanted: bool) -> str:
+def use_kernels(is_wanted: bool, isa: str = "auto") -> str:
     """Switch our CPU kernels on or off for the process, before a model is loaded. Their instruction set; "" when off.
 
-    ggml's own stay in use where this processor would only have the portable ones.
+    ggml's own stay in use where this processor would only have the portable ones, or is to be taken for such a one.
+    Raises: CONFIG_INVALID for an instruction set that this processor does not have.
     """
+    if lib.uma_accel_use(ffi.NULL if isa == "auto" else isa.encode()) != 0:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"engine.isa is {isa}, which this processor does not have", option="engine.isa")
     if is_wanted and lib.uma_accel_register() == 0:
         lib.uma_accel_enable(ALL_KERNELS)
         return text(lib.uma_accel_isa())
     lib.uma_accel_enable(0)
     return ""
+
+
+def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
+    """What computes where another instruction set was asked for: only our kernels can be told."""
+    if isa == "auto":
+        return ()
+    ours = f"our kernels use {kernels}" if kernels else "our kernels are off"
+    return (f"{ours}, as engine.isa asks; ggml's own operations use what they were built for ({text(lib.llama_print_system_info()).strip(' |')})",)
 
 
 def backend_name() -> str:

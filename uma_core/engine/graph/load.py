@@ -23,7 +23,7 @@ from uma_core.engine.graph.uploaded import Uploaded
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.header import Header
 from uma_core.engine.lib import lib
-from uma_core.engine.llama import use_kernels
+from uma_core.engine.llama import isa_notes, use_kernels
 from uma_core.engine.llama_model import LlamaModel, Progress
 from uma_core.engine.llama_params import is_unified, n_threads_of
 from uma_core.errors import ErrorCode, UmaError
@@ -98,7 +98,7 @@ def load(path: str, options: EngineOptions, wish: Wish = Wish()) -> Loaded:
 def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -> Loaded:
     shape = check(header, options)
     device = device_of(options, wish.is_stock)
-    kernels = use_kernels(options.cpu_kernels) if device.is_cpu else ""
+    kernels = use_kernels(options.cpu_kernels, options.isa) if device.is_cpu else ""
     vocab = LlamaModel(header.path, options, None, is_vocab_only=True)
     kept.append(vocab)
     if vocab.n_vocab != shape.n_vocab:
@@ -126,7 +126,7 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
         n_lanes=0 if unified else options.prefill_lanes,
         is_unified=unified,
         kernels=kernels,
-        notes=_notes(device, unified),
+        notes=(*_notes(device, unified), *(isa_notes(options.isa, kernels) if device.is_cpu else ())),
     )  # fmt: skip
 
 

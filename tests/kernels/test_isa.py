@@ -1,0 +1,60 @@
+"""`UMA_ISA`: our kernels as on a processor that has less. Each in a process of its own, for the choice is the process's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+
+import pytest
+
+from uma_core.config import BY_KEY
+from uma_core.engine.lib import ffi, lib, text
+
+ISAS = BY_KEY["engine.isa"].choices
+
+PROGRAM = """
+import dataclasses, json, sys
+from tests.engine.conftest import DRAFT, OPTIONS
+from tests.engine.drive import generate, read, tokens_of
+from uma_core.engine.open import open_engine
+engine = open_engine(dataclasses.replace(OPTIONS, engine=sys.argv[1], isa=sys.argv[2]), DRAFT)
+out = generate(engine, 0, read(engine, 0, tokens_of(engine, 60)), 12)
+print(json.dumps({"kernels": engine.info.kernels, "notes": engine.info.notes, "tokens": out}))
+"""
+
+
+@lru_cache
+def runnable() -> tuple[str, ...]:
+    """Of the instruction sets, those that this processor has, best first."""
+    found = tuple(isa for isa in ISAS[1:] if lib.uma_accel_use(isa.encode()) == 0)
+    lib.uma_accel_use(ffi.NULL)
+    return found
+
+
+def run(engine: str, isa: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PROGRAM, engine, isa], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("engine", ["llama", "graph"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_kernels_are_those_that_were_asked_for(engine: str, isa: str) -> None:
+    done = run(engine, isa)
+    if isa != "auto" and isa not in runnable():
+        assert done.returncode != 0 and f"engine.isa is {isa}, which this processor does not have" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["kernels"] == ("" if isa == "portable" else runnable()[0] if isa == "auto" else isa)
+    notes = [note for note in seen["notes"] if "engine.isa" in note]
+    assert len(notes) == (isa != "auto")
+    assert len(seen["tokens"]) == 13
+
+
+def test_the_variable_is_the_options() -> None:
+    assert BY_KEY["engine.isa"].env == "UMA_ISA"
+
+
+def test_the_best_is_what_auto_takes() -> None:
+    assert text(lib.uma_accel_isa()) == runnable()[0]
