@@ -1,0 +1,116 @@
+"""Ollama's endpoints, by its own Python client where that speaks them, and field by field."""
+
+from __future__ import annotations
+
+import json
+
+import ollama
+import pytest
+
+from tests.gateway.support import GatewayProcess
+
+USER = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess) -> ollama.Client:
+    return ollama.Client(gateway.url)
+
+
+def lines(answer) -> list[dict]:
+    return [json.loads(line) for line in answer.body.decode().splitlines()]
+
+
+def test_a_whole_chat(client):
+    answer = client.chat("any:latest", USER, options={"num_predict": 6, "temperature": 0, "num_ctx": 8192})
+    assert answer.done and answer.done_reason == "length" and answer.message.role == "assistant"
+    assert len(answer.message.content) == 6 == answer.eval_count and answer.prompt_eval_count > 0
+    assert answer.total_duration >= answer.eval_duration > 0
+
+
+def test_a_streamed_chat_says_what_the_whole_one_says(client, gateway):
+    options = {"num_predict": 9, "temperature": 0}
+    whole = client.chat("any", USER, options=options)
+    parts = list(client.chat("any", USER, options=options, stream=True))
+    assert "".join(part.message.content or "" for part in parts) == whole.message.content
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    raw = gateway.post("/api/chat", model="any", messages=USER, options=options)
+    assert raw.headers["content-type"] == "application/x-ndjson"  # streamed where nothing is said
+    assert all({"model", "created_at", "message", "done"} <= line.keys() for line in lines(raw))
+
+
+def test_generate_with_and_without_the_template(client):
+    templated = client.generate("any", "hello", system="be brief", options={"num_predict": 4, "temperature": 0})
+    raw = client.generate("any", "hello", raw=True, options={"num_predict": 4, "temperature": 0})
+    assert len(templated.response) == 4 == len(raw.response)
+    assert raw.prompt_eval_count < templated.prompt_eval_count
+    assert "".join(part.response for part in client.generate("any", "hello", raw=True, stream=True, options={"num_predict": 4})) != ""
+
+
+def test_stop_and_unlimited_answers_end(client):
+    text = client.chat("any", USER, options={"num_predict": 30, "temperature": 0}).message.content
+    stopped = client.chat("any", USER, options={"num_predict": 30, "temperature": 0, "stop": [text[5:7]]})
+    assert stopped.message.content == text[: text.index(text[5:7])] and stopped.done_reason == "stop"
+
+
+def test_an_empty_conversation_only_loads(client):
+    assert client.chat("any", []).done_reason == "load"
+    assert client.generate("any", "").done_reason == "load"
+
+
+def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gateway):
+    (listed,) = client.list().models
+    assert listed.size > 0 and listed.digest and listed.details.format == "gguf" and listed.details.family
+    raw = gateway.get("/api/tags").json["models"][0]
+    assert raw["name"] == raw["model"] and raw["modified_at"].endswith("Z")
+    shown = client.show(listed.model)
+    arch = shown.modelinfo["general.architecture"]
+    assert shown.modelinfo[f"{arch}.context_length"] > 0 and "completion" in shown.capabilities
+    assert shown.modelinfo["general.basename"] == listed.model
+    (running,) = client.ps().models
+    assert running.model == listed.model
+    assert client.pull(listed.model).status == "success"
+    assert tuple(map(int, gateway.get("/api/version").json["version"].split("."))) >= (0, 6, 4)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        ("/api/pull", {"model": "llama3"}, 501, "served"),
+        ("/api/create", {"model": "x"}, 501, "managed"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 501, "images"),
+        ("/api/chat", {"messages": "x"}, 400, "messages"),
+        ("/api/chat", {"messages": [{"content": "x"}]}, 400, "role"),
+        ("/api/chat", {"messages": USER, "format": 3}, 400, "format"),
+        ("/api/chat", {"messages": USER, "think": "much"}, 400, "think"),
+        ("/api/chat", {"messages": USER, "options": {"temperature": "hot"}}, 400, "temperature"),
+        ("/api/generate", {"prompt": "x", "template": "y"}, 501, "template"),
+        ("/api/nothing", {}, 404, "/api/nothing"),
+    ],
+)
+def test_errors_are_a_text_that_names_what_is_wrong(gateway, path, body, status, word):
+    answer = gateway.post(path, **body)
+    assert answer.status == status and list(answer.json) == ["error"] and word in answer.json["error"]
+
+
+def test_an_error_in_a_stream_is_its_last_line_and_raised_by_the_client(gateway, client, levers):
+    levers(statuses=["OK"] * 4 + ["FATAL"])
+    with pytest.raises(ollama.ResponseError):
+        list(client.chat("any", USER, stream=True))
+
+
+def test_tool_results_are_matched_with_their_calls():
+    from uma_gateway.apis.ollama import openai_messages
+
+    calls = [{"function": {"name": name, "arguments": {"city": city}}} for name, city in (("weather", "Oslo"), ("time", "Rome"))]
+    made = openai_messages(
+        [
+            {"role": "user", "content": "both?"},
+            {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": calls},
+            {"role": "tool", "tool_name": "time", "content": "9:00"},
+            {"role": "tool", "content": "rain"},
+        ]
+    )
+    weather, time = made[1]["tool_calls"]
+    assert json.loads(weather["function"]["arguments"]) == {"city": "Oslo"} and made[1]["reasoning_content"] == "hm"
+    assert made[2]["tool_call_id"] == time["id"] and made[3]["tool_call_id"] == weather["id"] and made[3]["name"] == "weather"

@@ -1,0 +1,443 @@
+"""Ollama's endpoints: lines of JSON, options in a table of their own, tool arguments as objects.
+
+Source: Ollama's docs/api.md. The one model that is served answers to any name, since clients write tags such as
+`:latest`. What would fetch, make or delete models is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from uma_gateway.apis.base import Access, Family, Route
+from uma_gateway.apis.openai.request import read_tools
+from uma_gateway.daemon import Event, Generation
+from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import array, boolean, integer, most_tokens, sampling_fields, table, text
+from uma_gateway.generate import Plan, batches, begin, ended, final, lane_fields, note_end
+from uma_gateway.model import Model
+from uma_gateway.parsing import Message, Parser, Plain, ToolCall, whole
+from uma_gateway.prompting import Chat, Prompt, render
+
+VERSION = "0.12.0"  # of the API that is spoken: Copilot asks for at least 0.6.4
+SINCE_LOADED = "0001-01-01T00:00:00Z"  # of models that stay: Ollama's way of saying never
+MS = 1_000_000
+_THINKING = {"low": True, "medium": True, "high": True}
+# options that say how to load a model: that is the daemon's configuration
+LOADING = frozenset(
+    ("num_ctx", "num_gpu", "num_thread", "num_batch", "num_keep", "main_gpu", "use_mmap", "use_mlock", "low_vram", "numa", "f16_kv")
+)
+
+
+def now_text() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+# ---- chat and generate
+
+
+class Answer:
+    """How one endpoint writes an answer: `part` is a piece of a message as fields of a line."""
+
+    def __init__(self, model: Model, part: Callable[[Message], dict[str, Any]]) -> None:
+        self._name = model.name
+        self._part = part
+
+    def line(self, message: Message) -> dict[str, Any]:
+        return {"model": self._name, "created_at": now_text(), **self._part(message), "done": False}
+
+    def last(self, message: Message, eos: Event) -> dict[str, Any]:
+        return {**self.line(message), "done": True, "done_reason": eos["reason"], **durations(eos)}
+
+    def loaded(self) -> dict[str, Any]:
+        """What asks for nothing, only loads the model."""
+        return {**self.line(Message()), "done": True, "done_reason": "load"}
+
+
+def chat_part(message: Message) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning:
+        made["thinking"] = message.reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [tool_object(i, call) for i, call in enumerate(message.tool_calls)]
+    return {"message": made}
+
+
+def generate_part(message: Message) -> dict[str, Any]:
+    return {"response": message.content, **({"thinking": message.reasoning} if message.reasoning else {})}
+
+
+def tool_object(index: int, call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = orjson.loads(call.arguments or "{}")
+    except ValueError:  # the answer was cut off in the middle: its text is all there is
+        arguments = {"": call.arguments}
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
+
+
+def durations(eos: Event) -> dict[str, int]:
+    """Nanoseconds, as Ollama counts; the first token belongs to the prompt's time."""
+    counts, timing = eos["usage"], eos["timing"]
+    total, ttft, queue = (timing.get(name, 0.0) for name in ("total_ms", "ttft_ms", "queue_ms"))
+    return {
+        "total_duration": round(total * MS),
+        "load_duration": 0,
+        "prompt_eval_count": counts["prompt_tokens"],
+        "prompt_eval_duration": round(max(0.0, ttft - queue) * MS),
+        "eval_count": counts["completion_tokens"],
+        "eval_duration": round(max(0.0, total - ttft) * MS) if ttft else 0,
+    }
+
+
+async def on_chat(exchange: Exchange) -> None:
+    body = await exchange.json()
+    messages = array(body, "messages")
+    if not messages:
+        await _loaded(exchange, chat_part)
+        return
+    tools, _ = read_tools(array(body, "tools"), None)
+    chat = _with_options(body, Chat(messages=openai_messages(messages), tools=tools))
+
+    async def prompt_for(model: Model) -> Prompt:
+        return await render(model, chat)
+
+    await exchange.while_connected(_answer(exchange, body, prompt_for, chat_part))
+
+
+async def on_generate(exchange: Exchange) -> None:
+    body = await exchange.json()
+    prompt, suffix = text(body, "prompt") or "", text(body, "suffix") or ""
+    if not prompt:
+        await _loaded(exchange, generate_part)
+        return
+    _refuse_images(body.get("images"), "images")
+    if body.get("template"):
+        raise unsupported("`template` is not supported: the model's own is used, or `raw`", "template")
+    if body.get("context"):
+        raise unsupported("`context` is not supported: send the conversation to /api/chat", "context")
+    system = text(body, "system")
+    messages = [{"role": "system", "content": system}] if system else []
+    chat = _with_options(body, Chat(messages=[*messages, {"role": "user", "content": prompt}]))
+    is_raw = boolean(body, "raw")
+
+    async def prompt_for(model: Model) -> Prompt:
+        if suffix:
+            if not model.has_infill:
+                raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
+            return Prompt({"prompt": prompt, "suffix": suffix}, [], Plain)
+        return Prompt({"prompt": prompt}, [], Plain) if is_raw else await render(model, chat)
+
+    await exchange.while_connected(_answer(exchange, body, prompt_for, generate_part))
+
+
+async def _loaded(exchange: Exchange, part: Callable[[Message], dict[str, Any]]) -> None:
+    await exchange.send_json(Answer(await exchange.gateway.model(), part).loaded())
+
+
+def _with_options(body: dict[str, Any], chat: Chat) -> Chat:
+    """What `format` and `think` say."""
+    form = body.get("format")
+    if form == "json":
+        chat.json_schema = True
+    elif isinstance(form, dict):
+        chat.json_schema = form or True
+    elif form not in (None, ""):
+        raise invalid('`format` must be "json" or a JSON schema', "format")
+    think = body.get("think")
+    if think is not None:
+        if not isinstance(think, bool) and think not in _THINKING:
+            raise invalid("`think` must be true, false, low, medium or high", "think")
+        chat.enable_thinking = bool(think)
+        if isinstance(think, str):
+            chat.template_kwargs["reasoning_effort"] = think
+    return chat
+
+
+async def _answer(exchange: Exchange, body: dict[str, Any], prompt_for: Any, part: Callable[[Message], dict[str, Any]]) -> None:
+    is_stream = boolean(body, "stream", True)
+
+    async def plan_for(model: Model) -> Plan:
+        prompt: Prompt = await prompt_for(model)
+        options, answers = options_of(body), exchange.gateway.config.answers
+        fields = {
+            **sampling_fields(options, model, answers),
+            **prompt.fields,
+            **lane_fields(exchange, body),
+            "max_tokens": most_tokens(options, ("num_predict",), model, answers),
+            "stream": is_stream,
+            "model": model.fingerprint,
+        }
+        if prompt.stops:
+            fields["stop"] = [*fields.get("stop", ()), *prompt.stops]
+        return Plan(model, fields, prompt)
+
+    plan, generation = await begin(exchange, plan_for)
+    answer, parser = Answer(plan.model, part), plan.context.parser()
+    async with generation:
+        if is_stream:
+            await _stream(exchange, generation, answer, parser)
+        else:
+            eos = await final(generation)
+            note_end(exchange, eos)
+            await exchange.send_json(answer.last(whole(parser, eos.get("text", "")), eos))
+
+
+async def _stream(exchange: Exchange, generation: Generation, answer: Answer, parser: Parser) -> None:
+    """Text as it comes; tool calls whole, once their arguments are: that is how Ollama's clients read them."""
+    await exchange.start_ndjson()
+    calls = Message()
+    try:
+        async for events in batches(exchange, generation, is_sse=False):
+            lines: list[bytes] = []
+            for event in events:
+                if event["event"] == "error":
+                    raise from_daemon(event)
+                is_last = event["event"] == "eos"
+                if is_last:
+                    note_end(exchange, event)
+                    ended(event)
+                piece = Message()
+                for diff in parser.feed("" if is_last else event["text"], is_last):
+                    (calls if diff.tool >= 0 else piece).add(diff)
+                if piece.content or piece.reasoning:
+                    lines.append(ndjson(answer.line(piece)))
+                if is_last:
+                    if calls.tool_calls:
+                        lines.append(ndjson(answer.line(calls)))
+                    lines.append(ndjson(answer.last(Message(), event)))
+            if lines:
+                await exchange.write(b"".join(lines))
+    except GatewayError as error:
+        exchange.facts["error"] = error.code
+        await exchange.finish(ndjson(error_object(error)))
+        return
+    await exchange.finish()
+
+
+def ndjson(value: dict[str, Any]) -> bytes:
+    return orjson.dumps(value) + b"\n"
+
+
+def options_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Sampling options under the names that other APIs share. A limit of -2 fills the context; so does none."""
+    options = {name: value for name, value in table(body, "options").items() if name not in LOADING}
+    if integer(options, "num_predict") in (-2, 0):
+        options["num_predict"] = None
+    return options
+
+
+def openai_messages(messages: list[Any]) -> list[dict[str, Any]]:
+    """Messages as OpenAI has them: calls get ids, results name them. Raises: GatewayError."""
+    made: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []  # (name, id) of calls without a result
+    for i, message in enumerate(messages):
+        path = f"messages[{i}]"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid(f"`{path}` must be an object with a role", path)
+        _refuse_images(message.get("images"), f"{path}.images")
+        new: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
+        if message.get("thinking"):
+            new["reasoning_content"] = message["thinking"]
+        if message.get("tool_calls"):
+            new["tool_calls"] = [_call(call, f"call_{i}_{n}", path) for n, call in enumerate(array(message, "tool_calls"))]
+            waiting += [(call["function"]["name"], call["id"]) for call in new["tool_calls"]]
+        if message["role"] == "tool":
+            name = message.get("tool_name") or message.get("name")
+            found = next((pair for pair in waiting if name in (None, pair[0])), None)
+            if found is not None:
+                waiting.remove(found)
+                new["tool_call_id"] = found[1]
+            if name or found:
+                new["name"] = name or (found and found[0])
+        made.append(new)
+    return made
+
+
+def _call(call: Any, call_id: str, path: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(f"`{path}.tool_calls` must hold objects with a function's name", f"{path}.tool_calls")
+    arguments = function.get("arguments")
+    written = arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode()
+    return {"id": call.get("id") or call_id, "type": "function", "function": {"name": function["name"], "arguments": written}}
+
+
+def _refuse_images(images: Any, param: str) -> None:
+    if images:
+        raise unsupported(f"`{param}` is not supported: the daemon serves text", param)
+
+
+# ---- embeddings
+
+
+async def on_embed(exchange: Exchange) -> None:
+    body = await exchange.json()
+    inputs = body.get("input")
+    if inputs is None or inputs == "" or inputs == []:
+        await exchange.send_json({"model": (await exchange.gateway.model()).name, "embeddings": []})
+        return
+    await exchange.while_connected(_embed(exchange, body, [inputs] if isinstance(inputs, str) else inputs, is_legacy=False))
+
+
+async def on_embeddings(exchange: Exchange) -> None:
+    """The endpoint before `/api/embed`: one prompt, one vector."""
+    body = await exchange.json()
+    await exchange.while_connected(_embed(exchange, body, [text(body, "prompt") or ""], is_legacy=True))
+
+
+async def _embed(exchange: Exchange, body: dict[str, Any], inputs: Any, is_legacy: bool) -> None:
+    if not isinstance(inputs, list) or not all(isinstance(item, str) and item for item in inputs):
+        raise invalid("`input` must be a string or an array of strings that are not empty", "input")
+    model = await exchange.gateway.model()
+    if "embed" not in model.operations:
+        raise unsupported("embeddings are not supported by this daemon")
+    options: dict[str, Any] = {"dimensions": body["dimensions"]} if body.get("dimensions") else {}
+    reply = await exchange.gateway.daemon.call("embed", input=inputs, encoding="base64", account=exchange.caller.account, **options)
+    vectors = [unpacked(item) for item in reply["embeddings"]]
+    if is_legacy:
+        await exchange.send_json({"embedding": vectors[0]})
+        return
+    n_tokens = (reply.get("usage") or {}).get("prompt_tokens", 0)
+    durations = {"total_duration": round(reply.get("total_ms", 0.0) * MS), "load_duration": 0, "prompt_eval_count": n_tokens}
+    await exchange.send_json({"model": model.name, "embeddings": vectors, **durations})
+
+
+def unpacked(data: str) -> list[float]:
+    """Little-endian f32 in base64, as numbers."""
+    raw = base64.b64decode(data)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+
+
+# ---- about models
+
+
+async def on_version(exchange: Exchange) -> None:
+    await exchange.send_json({"version": VERSION})
+
+
+def details(model: Model) -> dict[str, Any]:
+    facts = model.props["model"]
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": facts["arch"],
+        "families": [facts["arch"]],
+        "parameter_size": size_text(facts["n_params"]),
+        "quantization_level": quantisation(facts["description"]),
+    }
+
+
+def size_text(n: int) -> str:
+    return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M"
+
+
+def quantisation(description: str) -> str:
+    """The type in llama.cpp's description of a model, such as `llama 1B Q4_K - Medium`."""
+    words = description.split(" - ")[0].split()
+    suffix = description.split(" - ")[1][:1] if " - " in description else ""
+    kind = words[-1] if words else ""
+    return f"{kind}_{suffix}" if suffix else kind
+
+
+def listed(model: Model, since: str) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": since,
+        "size": model.props["model"]["n_bytes"],
+        "digest": model.fingerprint,
+        "details": details(model),
+    }
+
+
+def _since(exchange: Exchange) -> str:
+    started = datetime.datetime.fromtimestamp(exchange.gateway.started_at, datetime.timezone.utc)
+    return started.isoformat().replace("+00:00", "Z")
+
+
+async def on_tags(exchange: Exchange) -> None:
+    await exchange.send_json({"models": [listed(await exchange.gateway.model(is_new=True), _since(exchange))]})
+
+
+async def on_ps(exchange: Exchange) -> None:
+    model = await exchange.gateway.model(is_new=True)
+    row = {**listed(model, _since(exchange)), "expires_at": SINCE_LOADED, "size_vram": model.props["model"]["n_bytes"]}
+    await exchange.send_json({"models": [{**row, "context_length": model.n_ctx}]})
+
+
+async def on_show(exchange: Exchange) -> None:
+    await exchange.json()
+    model = await exchange.gateway.model(is_new=True)
+    facts = model.props["model"]
+    arch, template = facts["arch"], model.props["chat_template"] or ""
+    can = ["completion"] if not model.is_reranker else []
+    can += ["tools"] if "tools" in template else []
+    can += ["thinking"] if "reasoning_content" in template or "<think>" in template else []
+    can += ["insert"] if model.has_infill else []
+    can += ["embedding"] if "embed" in model.operations and not model.is_reranker else []
+    await exchange.send_json(
+        {
+            "modelfile": f"FROM {model.name}\n",
+            "parameters": "",
+            "template": template,
+            "details": details(model),
+            "model_info": {
+                "general.architecture": arch,
+                "general.basename": model.name,
+                "general.parameter_count": facts["n_params"],
+                f"{arch}.context_length": model.n_ctx,
+                f"{arch}.embedding_length": facts["n_embd"],
+                f"{arch}.vocab_size": model.n_vocab,
+            },
+            "capabilities": can,
+            "modified_at": _since(exchange),
+        }
+    )
+
+
+async def on_pull(exchange: Exchange) -> None:
+    """Clients fetch a model before they use it: for the one that is served there is nothing to do."""
+    body = await exchange.json()
+    name = str(body.get("model") or body.get("name") or "")
+    model = await exchange.gateway.model()
+    if name.split(":")[0] != model.name.split(":")[0]:
+        raise unsupported(f"only {model.name!r} is served here: the daemon's configuration says which model", "model")
+    if boolean(body, "stream", True):
+        await exchange.start_ndjson()
+        await exchange.finish(ndjson({"status": "success"}))
+    else:
+        await exchange.send_json({"status": "success"})
+
+
+async def on_managing(exchange: Exchange) -> None:
+    raise unsupported("models are not managed here: the daemon's configuration says which one is served")
+
+
+def error_object(error: GatewayError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+FAMILY = Family(
+    "ollama",
+    (
+        Route("POST", "/api/chat", on_chat, is_work=True),
+        Route("POST", "/api/generate", on_generate, is_work=True),
+        Route("POST", "/api/embed", on_embed, is_work=True),
+        Route("POST", "/api/embeddings", on_embeddings, is_work=True),
+        Route("GET", "/api/version", on_version, Access.PUBLIC),
+        Route("GET", "/api/tags", on_tags),
+        Route("GET", "/api/ps", on_ps),
+        Route("POST", "/api/show", on_show),
+        Route("POST", "/api/pull", on_pull),
+        *(Route("POST", f"/api/{name}", on_managing) for name in ("create", "copy", "push")),
+        Route("DELETE", "/api/delete", on_managing),
+    ),
+    error_object,
+    ("/api/",),
+)
