@@ -1,0 +1,79 @@
+"""llama-server's own endpoints: fields, streams, figures, errors."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_a_whole_completion(gateway):
+    answer = gateway.post("/completion", prompt="hello", n_predict=6, temperature=0).json
+    assert len(answer["content"]) == 6 == answer["tokens_predicted"] and answer["stop"] is True
+    assert (answer["stop_type"], answer["truncated"], answer["stopping_word"]) == ("limit", False, "")
+    assert answer["tokens_evaluated"] > 0 and answer["timings"]["predicted_n"] == 6
+    assert answer["generation_settings"]["n_predict"] == 6
+    assert gateway.post("/completion", prompt=[104, 105], n_predict=2, temperature=0).json["tokens_evaluated"] == 2
+
+
+def test_a_streamed_completion_says_what_the_whole_one_says(gateway):
+    whole = gateway.post("/completion", prompt="hello", n_predict=9, temperature=0).json
+    answer = gateway.post("/completion", prompt="hello", n_predict=9, temperature=0, stream=True)
+    *pieces, last = answer.events
+    assert "".join(piece["content"] for piece in pieces) == whole["content"]
+    assert all(piece["stop"] is False and len(piece["tokens"]) == 1 for piece in pieces)
+    assert last["stop"] is True and last["content"] == "" and last["tokens_predicted"] == 9
+    assert "[DONE]" not in answer.data
+
+
+def test_stop_words_probabilities_and_chosen_fields(gateway):
+    text = gateway.post("/completion", prompt="hello", n_predict=30, temperature=0).json["content"]
+    stopped = gateway.post("/completion", prompt="hello", n_predict=30, temperature=0, stop=[text[8:10]]).json
+    assert stopped["content"] == text[: text.index(text[8:10])]
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", text[8:10])
+    likely = gateway.post("/completion", prompt="hello", n_predict=3, temperature=0, n_probs=2).json["completion_probabilities"]
+    assert len(likely) == 3 and all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in likely)
+    after = gateway.post("/completion", prompt="hello", n_predict=1, n_probs=2, post_sampling_probs=True).json
+    assert 0 <= after["completion_probabilities"][0]["prob"] <= 1
+    chosen = gateway.post("/completion", prompt="hello", n_predict=2, response_fields=["content", "timings/predicted_n", "none/such"]).json
+    assert chosen.keys() == {"content", "predicted_n"} and chosen["predicted_n"] == 2
+
+
+def test_text_to_tokens_and_back(gateway):
+    tokens = gateway.post("/tokenize", content="hello").json["tokens"]
+    assert tokens and gateway.post("/detokenize", tokens=tokens).json == {"content": "hello"}
+    pieces = gateway.post("/tokenize", content="hello", with_pieces=True).json["tokens"]
+    assert [piece["id"] for piece in pieces] == tokens and "".join(piece["piece"] for piece in pieces) == "hello"
+    assert gateway.post("/tokenize", content="").json == {"tokens": []}
+    assert gateway.post("/detokenize", tokens=[]).json == {"content": ""}
+    prompt = gateway.post("/apply-template", messages=[{"role": "user", "content": "hello"}]).json["prompt"]
+    assert "hello" in prompt and len(prompt) > len("hello")
+
+
+def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
+    slots = gateway.get("/slots").json
+    assert slots and not any(slot["is_processing"] for slot in slots)
+    answer = gateway.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain") and int(answer.headers["process-start-time-unix"]) > 0
+    text = answer.body.decode()
+    assert "uma_tokens_generated_total" in text and "llamacpp:tokens_predicted_total" in text
+    before = float(text.split("\nllamacpp:tokens_predicted_total ")[1].split("\n")[0])
+    gateway.post("/completion", prompt="hello", n_predict=5)
+    after = gateway.get("/metrics").body.decode()
+    assert float(after.split("\nllamacpp:tokens_predicted_total ")[1].split("\n")[0]) >= before + 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        ("/completion", {}, 400, "prompt"),
+        ("/completion", {"prompt": [1, None]}, 400, "prompt"),
+        ("/completion", {"prompt": "x", "n_probs": 99}, 400, "n_probs"),
+        ("/completion", {"prompt": "x", "json_schema": 3}, 400, "json_schema"),
+        ("/infill", {}, 400, "input_prefix"),
+        ("/infill", {"input_prefix": "a", "input_extra": [3]}, 400, "input_extra"),
+        ("/detokenize", {"tokens": ["a"]}, 400, "tokens"),
+        ("/tokenize", {"content": 3}, 400, "content"),
+    ],
+)
+def test_errors_have_llama_servers_form(gateway, path, body, status, word):
+    answer = gateway.post(path, **body)
+    assert answer.status == status and answer.error["code"] == status and word in answer.error["message"]

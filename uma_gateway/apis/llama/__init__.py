@@ -1,0 +1,27 @@
+"""llama-server's own endpoints."""
+
+from __future__ import annotations
+
+from uma_gateway.apis.base import Access, Family, Route
+from uma_gateway.apis.llama.about import error_object, on_health, on_metrics, on_props, on_slots
+from uma_gateway.apis.llama.completion import on_completion, on_infill
+from uma_gateway.apis.llama.tokens import on_apply_template, on_detokenize, on_tokenize
+
+FAMILY = Family(
+    "llama-server",
+    (
+        Route("GET", "/health", on_health, Access.PUBLIC),
+        Route("GET", "/v1/health", on_health, Access.PUBLIC),
+        Route("GET", "/props", on_props),
+        Route("GET", "/slots", on_slots),
+        Route("GET", "/metrics", on_metrics),
+        Route("POST", "/completion", on_completion, is_work=True),
+        Route("POST", "/completions", on_completion, is_work=True),
+        Route("POST", "/infill", on_infill, is_work=True),
+        Route("POST", "/tokenize", on_tokenize),
+        Route("POST", "/detokenize", on_detokenize),
+        Route("POST", "/apply-template", on_apply_template),
+    ),
+    error_object,
+    (),
+)

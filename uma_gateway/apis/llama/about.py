@@ -1,0 +1,122 @@
+"""What llama-server tells of itself: health, properties, slots, metrics; and its form of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.exchange import Exchange
+
+
+async def on_health(exchange: Exchange) -> None:
+    """200 while requests would be taken, else 503: for load balancers and for whoever waits for the start."""
+    health = await exchange.gateway.daemon.call("health")
+    is_ready = bool(health["is_ready"])
+    await exchange.send_json({"status": "ok" if is_ready else health["state"]}, 200 if is_ready else 503)
+
+
+async def on_props(exchange: Exchange) -> None:
+    model = await exchange.gateway.model(is_new=True)
+    props = model.props
+    await exchange.send_json(
+        {
+            "default_generation_settings": {"n_ctx": model.n_ctx, "params": default_params(exchange)},
+            "total_slots": props["n_seq_max"],
+            "model_alias": model.name,
+            "model_path": props["model"]["path"],
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": props["chat_template"] or "",
+            **({"chat_template_tool_use": props["chat_template_tool_use"]} if props["chat_template_tool_use"] else {}),
+            "bos_token": model.special("bos"),
+            "eos_token": model.special("eos"),
+            "build_info": model.system_fingerprint,
+            "is_sleeping": False,
+        }
+    )
+
+
+def default_params(exchange: Exchange) -> dict[str, Any]:
+    answers = exchange.gateway.config.answers
+    return {
+        "temperature": answers.temperature,
+        "top_k": answers.top_k,
+        "top_p": answers.top_p,
+        "min_p": answers.min_p,
+        "n_predict": answers.max_tokens or -1,
+    }
+
+
+def error_object(error: GatewayError) -> dict[str, Any]:
+    """llama-server's form: the status is in the body too."""
+    return {"error": {"code": error.status, "message": error.message, "type": error.kind.type, **error.extra}}
+
+
+async def on_slots(exchange: Exchange) -> None:
+    """The daemon's requests, as llama-server shows its slots: one row for each sequence, busy ones first."""
+    model = await exchange.gateway.model()
+    sessions = (await exchange.gateway.daemon.call("sessions"))["sessions"]
+    busy = [row for row in sessions if row["phase"] in ("prefill", "decode")]
+    rows = [slot_object(i, model.n_ctx, row) for i, row in enumerate(busy)]
+    rows += [slot_object(i, model.n_ctx, None) for i in range(len(rows), model.props["n_seq_max"])]
+    if exchange.scope["query_string"] == b"fail_on_no_slot=1" and len(busy) >= len(rows):
+        raise GatewayError(Kind.UNAVAILABLE, "no slot available", code="no_slot_available")
+    await exchange.send_json(rows)
+
+
+def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None) -> dict[str, Any]:
+    """Says nothing of anybody's prompt."""
+    made: dict[str, Any] = {"id": number, "n_ctx": n_ctx, "speculative": False, "is_processing": row is not None}
+    if row is not None:
+        made |= {
+            "id_task": row["request_id"],
+            "n_prompt_tokens": row["prompt_tokens"],
+            "n_prompt_tokens_processed": row["prefilled_tokens"],
+            "n_prompt_tokens_cache": row["cached_tokens"],
+            "next_token": [{"n_decoded": row["completion_tokens"], "n_remain": row["max_tokens"] - row["completion_tokens"]}],
+        }
+    return made
+
+
+class Theirs(NamedTuple):
+    """A metric under llama-server's name."""
+
+    name: str
+    kind: str
+    help: str
+    value: Callable[[dict[str, Any]], float]
+
+
+def _sum(name: str) -> Callable[[dict[str, Any]], float]:
+    """The sum over one of our metrics, where it has labels."""
+
+    def read(metrics: dict[str, Any]) -> float:
+        value = metrics.get(name, 0)
+        return float(sum(value.values())) if isinstance(value, dict) else float(value)
+
+    return read
+
+
+THEIRS = (
+    Theirs("prompt_tokens_total", "counter", "Prompt tokens processed.", _sum("prefill_tokens_total")),
+    Theirs("tokens_predicted_total", "counter", "Generated tokens.", _sum("tokens_generated_total")),
+    Theirs("n_decode_total", "counter", "Calls of llama_decode.", _sum("batch_calls_total")),
+    Theirs("requests_deferred", "gauge", "Requests that wait.", _sum("queue_depth")),
+)
+
+
+async def on_metrics(exchange: Exchange) -> None:
+    """The daemon's metrics in Prometheus's text form, and those that llama-server's dashboards read under its names."""
+    daemon = exchange.gateway.daemon
+    ours = (await daemon.call("metrics", format="prometheus"))["text"]
+    values = (await daemon.call("metrics"))["metrics"]
+    sessions = (await daemon.call("sessions"))["sessions"]
+    n_running = sum(row["phase"] in ("prefill", "decode") for row in sessions)
+    lines = ["# HELP llamacpp:requests_processing Requests being processed.", "# TYPE llamacpp:requests_processing gauge"]
+    lines.append(f"llamacpp:requests_processing {n_running}")
+    for metric in THEIRS:
+        name = f"llamacpp:{metric.name}"
+        lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}", f"{name} {metric.value(values):g}"]
+    started = str(exchange.gateway.started_at).encode()
+    headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"), (b"process-start-time-unix", started)]
+    await exchange.send_bytes(200, (ours.rstrip("\n") + "\n" + "\n".join(lines) + "\n").encode(), headers)
