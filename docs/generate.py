@@ -14,7 +14,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from uma_core import config, config_schema, errors, metrics, metrics_core, metrics_export  # noqa: E402
+from uma_core import config, config_schema, errors, metrics, metrics_core, metrics_export, presets  # noqa: E402
 from uma_core.protocol import messages  # noqa: E402
 from uma_gateway import config as gateway_config  # noqa: E402
 
@@ -35,7 +35,16 @@ def config_page() -> str:
         purpose = vars(type(getattr(config.Config(), section)))["__doc__"]
         parts.append(f"\n## {section}\n\n{purpose}\n\n")
         parts.append(table(("key", "flag", "variable", "value", "default", "reload", "meaning"), map(_option_row, options)))
-    return "".join(parts)
+    return "".join((*parts, _PRESETS_INTRO, *map(_preset, presets.PRESETS)))
+
+
+def _preset(name: str) -> str:
+    preset = presets.PRESETS[name]
+    rows = [
+        (f"`{key}`", f"`{config_schema.write_value(value)}`", f"`{config_schema.write_value(config.BY_KEY[key].default)}`")
+        for key, value in preset.values.items()
+    ]
+    return f"\n### `--preset {name}`\n\n{preset.help}\n\n" + table(("key", "value", "instead of the default"), rows)
 
 
 def metrics_page() -> str:
@@ -148,9 +157,18 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
+_PRESETS_INTRO = """
+## Presets
+
+A preset is a list of options for a kind of machine: `--preset NAME`, `UMA_PRESET=NAME`, or `preset: NAME` in the file. Whatever a flag, a
+variable or the file says goes before it. It depends on no model: how much context a model's KV leaves room for is in
+[MEMORY.md](MEMORY.md), and [TUNING.md](TUNING.md) tells which options matter for which class of model.
+"""
+
 _CONFIG_INTRO = """# Configuration
 
-A value comes from, in this order: the flag, the environment variable, the YAML file (`--config FILE`, `UMA_CONFIG`), the default.
+A value comes from, in this order: the flag, the environment variable, the YAML file (`--config FILE`, `UMA_CONFIG`), the preset,
+the default.
 The file is a regular one of at most 1 MiB: a pipe could block its reader.
 `uma-core daemon --print-config` shows every value with its origin, and what it prints is a valid file; `--check-config` only checks.
 An unknown key, a wrong type or a value out of range is `E_CONFIG_001` and names the key and its source; nothing is guessed.

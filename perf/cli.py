@@ -159,6 +159,22 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...]) -> Non
 
 
 @main.command()
+@click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
+@click.option("--threads", default=0, show_default=True, help="Compute threads; 0: chosen for the machine.")
+@click.option("--engine", default="graph", show_default=True, type=click.Choice(["llama", "graph"]), help="Which engine.")
+@click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all.")
+@click.option("--depth", default=512, show_default=True, help="Positions that each sequence holds.")
+@click.option("--rounds", default=7, show_default=True, help="Calls of each size; the fastest counts.")
+def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, rounds: int) -> None:
+    """Tell what batch sizes cost MODEL on this machine, and which options follow (docs/TUNING.md)."""
+    from perf.batches import advice, measure, table  # loads the engine
+    from uma_core.config import EngineOptions
+
+    found = measure(model, EngineOptions(engine=engine, threads=threads, n_gpu_layers=gpu_layers), depth, rounds)
+    click.echo(f"{table(found)}\n\n{advice(found)}")
+
+
+@main.command()
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 @click.option("--tokens", "n_tokens", default=20_000, show_default=True, help="Of the text, most.")

@@ -36,7 +36,7 @@ def cli() -> None:
 @click.option("--print-config", is_flag=True, help="Print every value with its origin and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
 def daemon(path: str, check_config: bool, print_config: bool, as_json: bool, **given: str | bool | None) -> int:
-    """Serve until told to stop. Precedence: flag > variable > file > default."""
+    """Serve until told to stop. Precedence: flag > variable > file > preset > default."""
     config, sources = load(Inputs(given_flags(OPTIONS, given), {name: text for name, text in os.environ.items() if name.startswith("UMA_")}, path))
     if print_config:
         print_values(SCHEMA.items(config), sources, as_json)

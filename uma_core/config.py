@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from uma_core import presets
 from uma_core.config_schema import Option, option, options_of
 from uma_core.policy.knobs import Knobs
 from uma_core.protocol.framing import FRAME_CAP_LIMIT
@@ -47,6 +48,13 @@ class EngineOptions:
     RELOAD: ClassVar = "engine"
     model: str = option(
         "", "path of the GGUF to serve; empty: the small demonstration model that is installed with the package", yaml="model"
+    )
+    preset: str = option(
+        presets.NONE,
+        "a list of options for a kind of machine, see below; what is given explicitly goes before it",
+        yaml="preset",
+        choices=(presets.NONE, *presets.PRESETS),
+        reload="live",
     )
     engine: str = option(
         "auto",

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from uma_core.config import OPTIONS, Config, conflicts
 from uma_core.config_merge import Inputs, Schema, Sources, merge
+from uma_core.presets import PRESETS
 
 __all__ = ["SCHEMA", "Change", "Inputs", "Sources", "diff", "load"]
 
@@ -13,7 +14,14 @@ __all__ = ["SCHEMA", "Change", "Inputs", "Sources", "diff", "load"]
 FOREIGN_VARIABLES = frozenset({"UMA_CONFIG", "UMA_BACKEND", "UMA_LLAMA_DIR", "UMA_TRUST_UIDS"})
 FOREIGN_PREFIX = "UMA_GATEWAY_"  # of the HTTP gateway's options
 
-SCHEMA = Schema(Config, OPTIONS, conflicts, "UMA_", lambda name: name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIX))
+SCHEMA = Schema(
+    Config,
+    OPTIONS,
+    conflicts,
+    "UMA_",
+    lambda name: name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIX),
+    {name: preset.values for name, preset in PRESETS.items()},
+)
 
 
 class Change(NamedTuple):

@@ -1,4 +1,4 @@
-"""Merge flag > variable > file > default into a program's configuration, and remember where each value came from.
+"""Merge flag > variable > file > preset > default into a program's configuration, and remember where each value came from.
 
 Rules: the only place that reads configuration files and variables; nothing is silent: an unknown key, a wrong
 type or an unfit value is CONFIG_INVALID and names the key and its source. Knows no particular option.
@@ -10,7 +10,7 @@ import dataclasses
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -34,6 +34,7 @@ class Schema(Generic[C]):
     conflicts: Callable[[C], Iterator[tuple[str, str]]]  # (key, complaint) for values that do not fit together
     prefix: str  # of its variables
     is_foreign: Callable[[str], bool]  # a variable with that prefix that something else reads
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by the value of the option `preset`: option key -> value
 
     @cached_property
     def by_key(self) -> dict[str, Option]:
@@ -66,7 +67,7 @@ class Sources(NamedTuple):
     """Where the values of a Config came from."""
 
     inputs: Inputs
-    origins: Mapping[str, str]  # option key -> "default", "file PATH", "variable NAME", "flag --NAME"
+    origins: Mapping[str, str]  # option key -> "default", "preset NAME", "file PATH", "variable NAME", "flag --NAME"
     warnings: tuple[str, ...]
 
 
@@ -89,6 +90,9 @@ def merge(schema: Schema[C], inputs: Inputs) -> tuple[C, Sources]:
         except BadValue as error:
             problems.append(f"{given.opt.key} {error} ({given.origin})")
         origins[given.opt.key] = given.origin
+    for key, value in schema.presets.get(values.get("preset", ""), {}).items():
+        if key not in values:
+            values[key], origins[key] = value, f"preset {values['preset']}"
     if not problems:
         config = _build(schema, values, origins)
         problems = [f"{key} {complaint} ({origins[key]})" for key, complaint in schema.conflicts(config)]
@@ -106,13 +110,13 @@ def _build(schema: Schema[C], values: Mapping[str, Any], origins: dict[str, str]
 
 
 def _lower_defaults(schema: Schema[C], config: C, origins: dict[str, str]) -> C:
-    """Lower defaults to the caps that the user chose: who sets n_batch need not set n_ubatch too."""
+    """Lower defaults, and what a preset says, to the caps that the user chose: who sets n_batch need not set n_ubatch too."""
     for opt, value in schema.items(config):
         cap = opt.extra.get("cap", "")
-        if cap and origins[opt.key] == "default" and value > schema.get(config, schema.by_key[cap]):
+        if cap and origins[opt.key].startswith(("default", "preset ")) and value > schema.get(config, schema.by_key[cap]):
             section = dataclasses.replace(getattr(config, opt.section), **{opt.name: schema.get(config, schema.by_key[cap])})
             config = dataclasses.replace(config, **{opt.section: section})  # type: ignore[type-var]
-            origins[opt.key] = f"default, lowered to {cap}"
+            origins[opt.key] += f", lowered to {cap}"
     return config
 
 

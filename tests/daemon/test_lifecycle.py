@@ -210,3 +210,10 @@ def test_closed_standard_descriptors_are_not_taken_by_sockets(folder):
     finally:
         process.terminate()
     assert process.wait(WAIT_S) == 0
+
+
+def test_a_preset_is_in_force_and_what_is_given_goes_before_it(serve):
+    daemon = serve("--preset", "laptop", "--max-sessions", "9")
+    daemon.logs("with the preset laptop")
+    engine = daemon.status()["engine"]
+    assert (engine["n_seq_max"], engine["n_ctx"]) == (2, 8192)

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from uma_core import __version__, endpoint
+from uma_core import __version__, endpoint, presets
 from uma_core.clock import MonotonicClock
 from uma_core.config import Config, loopback, ns
 from uma_core.config_load import Sources
@@ -121,7 +121,8 @@ class Daemon:
             self.tracing.apply(config.log)
             self._housekeep()
             gc.freeze()  # what is imported stays: a full collection looks at the rest only, and takes 1 ms instead of 25
-            log.info("uma-core %s listens on %s", __version__, sockets[0].path or "a passed socket")
+            preset = "" if config.engine.preset == presets.NONE else f", with the preset {config.engine.preset}"
+            log.info("uma-core %s listens on %s%s", __version__, sockets[0].path or "a passed socket", preset)
             if not config.engine.model:
                 log.warning(DEMO_NOTICE)
             self.host.load(config, self._loaded, is_start=True)
