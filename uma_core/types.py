@@ -146,7 +146,7 @@ class Trigger:
 class Constraint:
     """What an answer may look like. `uma_core.constraint` enforces it."""
 
-    kind: str  # "json_schema", "regex", "choices", "lark"
+    kind: str  # "json_schema", "regex", "choices", "gbnf", "lark"
     value: Any  # the schema, the choices as a list, or the grammar's text
     triggers: tuple[Trigger, ...] = ()  # none: from the first token on
     prefix: str = ""  # what the grammar has consumed before the first token

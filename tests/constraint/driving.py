@@ -23,8 +23,10 @@ def allowed(matcher: Matcher, n_vocab: int) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")[:n_vocab])
 
 
-def write(text: Text, matcher: Matcher, weights: np.ndarray, seed: int, n_most: int = N_TOKENS_MOST) -> tuple[bytes, str]:
-    """Draw tokens by weight among the allowed ones; the answer, and how it ended: stop or length."""
+def write(
+    text: Text, matcher: Matcher, weights: np.ndarray, seed: int, n_most: int = N_TOKENS_MOST, watch: Any = None
+) -> tuple[bytes, str]:
+    """Draw tokens by weight among the allowed ones; the answer, and how it ended: stop or length. `watch` has to allow them as well."""
     rng, out = np.random.default_rng(seed), bytearray()
     for _ in range(n_most):
         ids = allowed(matcher, text.n_vocab)
@@ -34,6 +36,9 @@ def write(text: Text, matcher: Matcher, weights: np.ndarray, seed: int, n_most: 
             return bytes(out), "stop"
         out += text.piece(token)
         matcher.accept(token)
+        if watch is not None:
+            assert watch.allowed([token]), bytes(out)
+            watch.accept(token)
         if matcher.is_done:
             return bytes(out), "stop"
     return bytes(out), "length"

@@ -45,11 +45,13 @@ def test_the_documented_example_and_every_kind(serve_model, engine):
             assert text_of(wire.until_final("c")) in ("yes", "no", "yes and no")
             wire.send(id="l", constraint={"lark": 'start: "<" word ("," word)? ">"\nword: /[a-z]{3}/'}, **common)
             assert re.fullmatch("<[a-z]{3}(,[a-z]{3})?>", text_of(wire.until_final("l")))
+            wire.send(id="g", constraint={"gbnf": 'root ::= "<" x ">"\nx ::= "(" x ")" | [a-c]{1,3} "cd"'}, **common)
+            assert re.fullmatch(r"<\(*([a-c]+cd\)*>|)", text_of(wire.until_final("g")))
             wire.send(id="t", constraint={"regex": "[0-9]{2}#", "triggers": [{"type": "pattern", "value": "[a-z]$", "after": True}]}, **common)
             assert re.fullmatch("(?s).*?[a-z][0-9]{2}#", text_of(wire.until_final("t")))
             wire.send(id="p", constraint={"regex": "is a [a-z]{4}", "prefix": "is a"}, **common)
             assert re.fullmatch(" [a-z]{4}", text_of(wire.until_final("p")))
-    assert set(daemon.ask("props")["capabilities"]["constraints"]) >= {"json_schema", "regex", "choices", "lark"}
+    assert set(daemon.ask("props")["capabilities"]["constraints"]) == {"json_schema", "json", "regex", "choices", "gbnf", "lark"}
     found = daemon.ask("metrics")["metrics"]["constraint_cache_total"]
     assert found["hit"] >= 5 and found["miss"] >= 7, "the second time they are found compiled"
 

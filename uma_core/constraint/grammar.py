@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uma_core.constraint import schema
+from uma_core.constraint import gbnf, schema
+from uma_core.constraint.lexemes import to_lark
 from uma_core.constraint.lib import ffi, load
 from uma_core.constraint.vocabulary import Vocabulary
 from uma_core.errors import ErrorCode, UmaError
@@ -41,13 +42,20 @@ class Source(NamedTuple):
     text: bytes
 
 
-def source_of(constraint: Constraint) -> Source:
+def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
     """Raises: CONSTRAINT_REFUSED."""
     value = constraint.value
     if constraint.kind == "json_schema":
         return _schema_source(value)
     if constraint.kind == "choices":
         return _sized(Source(b"regex", "|".join(map(_literal, value)).encode()), constraint)
+    if constraint.kind == "gbnf":
+        _sized(Source(b"gbnf", value.encode()), constraint)
+        try:
+            lark = to_lark(gbnf.parse(value, vocabulary.id_of, vocabulary.names_in(value)))
+        except gbnf.GbnfError as error:
+            raise refused(constraint, str(error)) from None
+        return _sized(Source(b"lark", lark.encode()), constraint)
     return _sized(Source(constraint.kind.encode(), value.encode()), constraint)
 
 
@@ -82,7 +90,7 @@ class Grammar:
         self._lib = load()
         self.vocabulary = vocabulary
         self.is_spoilt = False  # a copy has failed: their common lexer may be full
-        source = source_of(constraint)
+        source = source_of(constraint, vocabulary)
         self.n_bytes = len(source.text)
         init = ffi.new("LlgConstraintInit *", {"tokenizer": vocabulary.handle, "limits": LIMITS})
         self.handle: Any = ffi.gc(self._lib.llg_new_matcher(init, source.kind, source.text), self._lib.llg_free_matcher)

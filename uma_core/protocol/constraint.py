@@ -8,7 +8,7 @@ from uma_core.protocol.fields import Field, Kind, bad_field
 from uma_core.types import Constraint, Trigger
 
 N_TRIGGERS_MOST = 64
-KINDS = ("json_schema", "json", "regex", "choices", "lark")
+KINDS = ("json_schema", "json", "regex", "choices", "gbnf", "lark")
 
 _TRIGGER = (
     Field("type", Kind.STRING, "what `value` is", choices=("word", "token", "pattern"), is_required=True),
@@ -25,6 +25,7 @@ FIELD = Field(
         Field("json", Kind.BOOLEAN, "true: any JSON object"),
         Field("regex", Kind.STRING, "text that matches from its beginning to its end, in Rust's dialect without look-around", low=1),
         Field("choices", Kind.STRINGS, "one of these texts", high=10_000, low=1),
+        Field("gbnf", Kind.STRING, "a grammar in llama.cpp's notation; it begins at `root`", low=1),
         Field("lark", Kind.STRING, "a grammar in llguidance's variant of Lark; it begins at `start`", low=1),
         Field("triggers", Kind.OBJECTS, "free text until one of these appears", high=N_TRIGGERS_MOST, fields=_TRIGGER),
         Field("prefix", Kind.STRING, "text of the prompt's end that is the beginning of what the grammar describes", low=1),

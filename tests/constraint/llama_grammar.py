@@ -1,0 +1,37 @@
+"""llama.cpp's own grammar sampler, one token at a time: what GBNF means."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import numpy as np
+
+from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama_model import LlamaModel
+
+
+class LlamaGrammar:
+    def __init__(self, model: LlamaModel, source: str) -> None:
+        """Raises ValueError where llama.cpp refuses it."""
+        self._n_vocab = model.n_vocab
+        self._handle = lib.llama_sampler_init_grammar(model.vocab, source.encode(), b"root")
+        if not self._handle:
+            raise ValueError(source)
+
+    def __enter__(self) -> LlamaGrammar:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        lib.llama_sampler_free(self._handle)
+
+    def allowed(self, tokens: list[int] | None = None) -> list[int]:
+        """Which of these (None: of all) may come next."""
+        tokens = list(range(self._n_vocab)) if tokens is None else tokens
+        data = ffi.new("llama_token_data[]", [(token, 0.0, 0.0) for token in tokens])
+        candidates = ffi.new("llama_token_data_array *", {"data": data, "size": len(tokens), "selected": -1})
+        lib.llama_sampler_apply(self._handle, candidates)
+        return [data[i].id for i in range(len(tokens)) if np.isfinite(data[i].logit)]
+
+    def accept(self, token: int) -> None:
+        """One that is allowed: the sampler throws otherwise."""
+        lib.llama_sampler_accept(self._handle, token)

@@ -1,0 +1,488 @@
+"""A grammar over characters, as rules over lexemes in llguidance's Lark.
+
+llguidance's lexer takes what comes for one lexeme for as long as some expected lexeme goes on. So
+- whatever of a grammar is regular becomes one lexeme, in which the characters alone decide. Rules that recur at their ends only are
+  regular too (automata written as rules, such as "anything but this text"): Arden's lemma;
+- where rules nest, as in JSON, a lexeme that could go on with what may follow it, or that another one could outrun, is taken
+  apart: into its parts, and at last into characters, which no lexer can read in two ways. Pure.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from uma_core.constraint.automaton import Alphabet, Automata, Classes, TooLarge
+from uma_core.constraint.gbnf import EMPTY, Chars, Either, GbnfError, Node, Ref, Repeat, Sequence, Text, Token, refs
+
+N_NODES_MOST = 5_000  # of rules that nest: above that, lexemes stay as they are
+N_PAIRS_MOST = 20_000  # states of two lexemes side by side that are looked at
+_PLAIN = frozenset(string.ascii_letters + string.digits + " _,;:'\"@%=<>!")
+
+
+def to_lark(rules: Mapping[str, Node]) -> str:
+    """Raises: GbnfError."""
+    writer = _Writer(rules)
+    writer.take_apart()
+    return writer.text()
+
+
+# which rules are regular
+
+
+Line = tuple[Node, str | None]  # a way through a rule: what it begins with, and the rule that it ends with
+
+
+def _all_refs(nodes: Iterable[Node]) -> set[str]:
+    return set[str]().union(*map(refs, nodes))
+
+
+def _lines(node: Node, among: frozenset[str]) -> list[Line] | None:
+    """The ways through a rule that refers to `among` at its ends alone. None: elsewhere too."""
+    if not refs(node) & among:
+        return [(node, None)]
+    if isinstance(node, Ref):
+        return [(EMPTY, node.rule)]
+    if isinstance(node, Either):
+        lines = [_lines(item, among) for item in node.items]
+        return None if None in lines else [line for item in lines for line in item or ()]
+    if isinstance(node, Sequence) and not _all_refs(node.items[:-1]) & among:
+        last = _lines(node.items[-1], among)
+        return None if last is None else [(Sequence((*node.items[:-1], begin)), end) for begin, end in last]
+    if isinstance(node, Repeat) and (node.least, node.most) == (0, 1):
+        inner = _lines(node.item, among)
+        return None if inner is None else [*inner, (EMPTY, None)]
+    return None
+
+
+def _has_token(node: Node) -> bool:
+    if isinstance(node, Sequence | Either):
+        return any(map(_has_token, node.items))
+    return _has_token(node.item) if isinstance(node, Repeat) else isinstance(node, Token)
+
+
+@dataclass
+class _Loops:
+    """Rules that recur at their ends, as states: what leads from one to another, and what ends at it."""
+
+    edges: dict[str, dict[str, list[Node]]] = field(default_factory=dict)
+    ends: dict[str, list[Node]] = field(default_factory=dict)
+
+    def eliminate(self, state: str, name: Callable[[Node], Node]) -> None:
+        """Arden: what loops at a state comes before whatever leaves it."""
+        loop = self.edges[state].pop(state, [])
+        before = (Repeat(name(Either(tuple(loop))), 0, None),) if loop else ()
+        leaving = {to: name(Sequence((*before, Either(tuple(nodes))))) for to, nodes in self.edges.pop(state).items()}
+        ending = [name(Sequence((*before, Either(tuple(self.ends[state])))))] if self.ends[state] else []
+        del self.ends[state]
+        for source, targets in self.edges.items():
+            through = targets.pop(state, None)
+            if through is None:
+                continue
+            first = name(Either(tuple(through)))
+            for to, node in leaving.items():
+                targets.setdefault(to, []).append(Sequence((first, node)))
+            self.ends[source] += [Sequence((first, node)) for node in ending]
+
+    def weight(self, state: str) -> int:
+        return sum(state in targets for targets in self.edges.values()) * (len(self.edges[state]) + 1)
+
+
+def components(rules: Mapping[str, Node]) -> list[list[str]]:
+    """Rules that can be reached from the root, in groups that refer to each other, callees first (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    open_rules: set[str] = set()
+    groups: list[list[str]] = []
+    work: list[tuple[str, list[str]]] = []
+
+    def enter(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        open_rules.add(name)
+        work.append((name, sorted(refs(rules[name]))))
+
+    enter("root")
+    while work:
+        name, todo = work[-1]
+        if todo:
+            other = todo.pop()
+            if other not in index:
+                enter(other)
+            elif other in open_rules:
+                low[name] = min(low[name], index[other])
+            continue
+        work.pop()
+        if work:
+            low[work[-1][0]] = min(low[work[-1][0]], low[name])
+        if low[name] == index[name]:
+            at = stack.index(name)
+            groups.append(sorted(stack[at:]))
+            open_rules.difference_update(stack[at:])
+            del stack[at:]
+    return groups
+
+
+# rules over lexemes
+
+
+class Lexeme(NamedTuple):
+    name: str
+
+
+class Rule(NamedTuple):
+    name: str
+
+
+class Special(NamedTuple):
+    token: Token
+
+
+class All(NamedTuple):
+    items: tuple[Shape, ...]
+
+
+class Any(NamedTuple):
+    items: tuple[Shape, ...]
+
+
+class Times(NamedTuple):
+    item: Shape
+    least: int
+    most: int | None
+
+
+Shape = Lexeme | Rule | Special | All | Any | Times
+
+
+class _Writer:
+    """`T0`... are lexemes, `r0`... rules that nest, `o0`... lexemes that were taken apart."""
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._regular: dict[str, Node] = {}  # rules that are lexemes: as a reference to one, or EMPTY
+        self._nesting: dict[str, str] = {}  # the others, and what they are called
+        self._lexemes: dict[Node, str] = {}
+        self._bodies: dict[str, Node] = {}  # of lexemes
+        self._apart: set[str] = set()  # lexemes that are rules now
+        self._shapes: dict[str, Shape] = {}
+        for group in components(rules):
+            self._settle(group)
+
+    def _settle(self, group: list[str]) -> None:
+        """Whether these rules, which refer to each other, are lexemes; those that they refer to are settled."""
+        among = frozenset(group)
+        outer = _all_refs(self._rules[name] for name in group) - among
+        if outer <= self._regular.keys() and not any(_has_token(self._rules[name]) for name in group):
+            if group[0] not in refs(self._rules[group[0]]) and len(group) == 1:
+                self._regular[group[0]] = self._named(self._rules[group[0]])
+                return
+            lines = {name: _lines(self._rules[name], among) for name in group}
+            if None not in lines.values():
+                self._solve({name: found or [] for name, found in lines.items()})
+                return
+        self._nesting |= {name: f"r{len(self._nesting) + i}" for i, name in enumerate(group)}
+
+    def _solve(self, lines: dict[str, list[Line]]) -> None:
+        outside = _all_refs(node for name, node in self._rules.items() if name not in lines) | {"root"}
+        for wanted in sorted(lines.keys() & outside):
+            loops = _Loops({name: {} for name in lines}, {name: [] for name in lines})
+            for name, found in lines.items():
+                for begin, end in found:
+                    if end is None:
+                        loops.ends[name].append(begin)
+                    else:
+                        loops.edges[name].setdefault(end, []).append(begin)
+            while len(loops.edges) > 1:
+                others = sorted(name for name in loops.edges if name != wanted)
+                loops.eliminate(min(others, key=loops.weight), self._named)
+            loop, ends = loops.edges[wanted].get(wanted), loops.ends[wanted]
+            if not ends:
+                raise GbnfError(f"the rule `{wanted}` never ends")
+            before = (Repeat(Either(tuple(loop)), 0, None),) if loop else ()
+            self._regular[wanted] = self._named(Sequence((*before, Either(tuple(ends)))))
+
+    def _named(self, node: Node) -> Node:
+        """A regular node as a reference to a lexeme, so that it is written once."""
+        if isinstance(node, Sequence | Either) and len(node.items) == 1:
+            return self._named(node.items[0])
+        if isinstance(node, Ref):
+            return self._regular.get(node.rule, node)
+        if node == EMPTY:
+            return node
+        name = self._lexemes.get(node)
+        if name is None:
+            name = self._lexemes[node] = f"T{len(self._lexemes)}"
+            self._bodies[name] = node
+        return Ref(name)
+
+    def _body(self, name: str) -> Node:
+        """Of a lexeme, or of a rule that is one."""
+        return self._bodies.get(name) or self._regular[name]
+
+    # shapes
+
+    def _is_regular(self, node: Node) -> bool:
+        return not _has_token(node) and refs(node) <= self._regular.keys() | self._bodies.keys()
+
+    def _shape(self, node: Node) -> Shape:
+        """A node with rules or tokens in it: what is regular between them is one lexeme."""
+        if self._is_regular(node):
+            return self._lexeme(node)
+        if isinstance(node, Ref):
+            return Rule(self._nesting[node.rule])
+        if isinstance(node, Token):
+            return Special(node)
+        if isinstance(node, Repeat):
+            return Times(self._shape(node.item), node.least, node.most)
+        if isinstance(node, Either):
+            return Any(tuple(map(self._shape, node.items)))
+        assert isinstance(node, Sequence)
+        return All(tuple(self._runs(_flat(node))))
+
+    def _runs(self, items: list[Node]) -> Iterator[Shape]:
+        run: list[Node] = []
+        for item in items:
+            if self._is_regular(item):
+                run.append(item)
+                continue
+            if run:
+                yield self._lexeme(Sequence(tuple(run)))
+            run = []
+            yield self._shape(item)
+        if run:
+            yield self._lexeme(Sequence(tuple(run)))
+
+    def _lexeme(self, node: Node) -> Shape:
+        named = self._named(node)
+        if not isinstance(named, Ref):
+            return All(())
+        if named.rule not in self._apart:
+            return Lexeme(named.rule)
+        rule = "o" + named.rule[1:]
+        if rule not in self._shapes:
+            self._shapes[rule] = All(())  # lexemes do not recur: nothing asks for it before it is there
+            self._shapes[rule] = self._opened(self._bodies[named.rule])
+        return Rule(rule)
+
+    def _opened(self, node: Node) -> Shape:
+        """One layer of a lexeme taken off."""
+        if isinstance(node, Text):
+            return All(tuple(self._lexeme(Text(character)) for character in node.value))
+        if isinstance(node, Repeat):
+            return Times(self._lexeme(node.item), node.least, node.most)
+        if isinstance(node, Either):
+            return Any(tuple(map(self._lexeme, node.items)))
+        assert isinstance(node, Sequence)
+        return All(tuple(map(self._lexeme, _flat(node))))
+
+    def _reshape(self) -> None:
+        self._shapes = {}
+        for name, rule in self._nesting.items():
+            self._shapes[rule] = self._shape(self._rules[name])
+
+    def take_apart(self) -> None:
+        """Take lexemes apart until none can be read in two ways, as far as that can be told."""
+        self._reshape()
+        if sum(map(_size, self._shapes.values())) > N_NODES_MOST or not self._nesting:
+            return
+        alphabet = Alphabet(self._rules.values())
+        while True:
+            automata = Automata(alphabet, self._body)
+            try:
+                clashes = _Clashes(self._shapes, self._nesting["root"], automata).find()
+            except TooLarge:
+                return
+            apart = {self._which(one, other) for one, other in clashes} - {""}
+            if not apart:
+                return
+            self._apart |= apart
+            self._reshape()
+
+    def _which(self, one: str, other: str) -> str:
+        """The longer one is taken apart, if it can be."""
+        return next((name for name in (other, one) if _has_parts(self._bodies[name])), "")
+
+    # Lark
+
+    def text(self) -> str:
+        start = self._nesting.get("root") or self._lark(self._lexeme(Ref("root")))
+        lines = [f"{rule}: {self._lark(shape)}" for rule, shape in self._shapes.items()]
+        lines += [f"{name}: {self._regex(body)}" for name, body in self._bodies.items()]
+        return "\n".join(["%llguidance {}", f"start: {start}", *lines]) + "\n"
+
+    def _lark(self, shape: Shape) -> str:
+        if isinstance(shape, Lexeme | Rule):
+            return shape.name
+        if isinstance(shape, Special):
+            return f"<[{'^' * shape.token.is_negated}{shape.token.id}]>"
+        if isinstance(shape, Times):
+            return _times(self._lark(shape.item), shape.least, shape.most)
+        if isinstance(shape, Any):
+            return "(" + " | ".join(map(self._lark, shape.items)) + ")"
+        return "(" + " ".join(map(self._lark, shape.items)) + ")" if shape.items else '""'
+
+    def _regex(self, node: Node) -> str:
+        if isinstance(node, Text):
+            return f"/{''.join(map(_escaped, map(ord, node.value)))}/"
+        if isinstance(node, Chars):
+            return _class(node)
+        if isinstance(node, Ref):
+            target = self._regular.get(node.rule, node)
+            return target.rule if isinstance(target, Ref) else '""'
+        if isinstance(node, Repeat):
+            return _times(self._regex(node.item), node.least, node.most)
+        if isinstance(node, Either):
+            return "(" + " | ".join(map(self._regex, node.items)) + ")"
+        assert isinstance(node, Sequence)
+        return " ".join(map(self._regex, node.items)) or '""'
+
+
+def _flat(node: Sequence) -> list[Node]:
+    return [inner for item in node.items for inner in (_flat(item) if isinstance(item, Sequence) else [item])]
+
+
+def _has_parts(node: Node) -> bool:
+    """Whether to take it apart is worth it: a run of nearly any characters would cost a mask of a large vocabulary milliseconds."""
+    if isinstance(node, Repeat):
+        return not _is_wide(node.item)
+    return not isinstance(node, Chars) and not (isinstance(node, Text) and len(node.value) == 1)
+
+
+def _is_wide(node: Node) -> bool:
+    if isinstance(node, Sequence | Either):
+        return any(map(_is_wide, node.items))
+    return _is_wide(node.item) if isinstance(node, Repeat) else isinstance(node, Chars) and node.is_negated
+
+
+def _escaped(code: int) -> str:
+    return chr(code) if chr(code) in _PLAIN else f"\\x{{{code:x}}}"
+
+
+def _class(node: Chars) -> str:
+    if not node.ranges:
+        return "/(?s:.)/"
+    for low, high in node.ranges:
+        if high < low:
+            raise GbnfError(f"a range from {chr(low)!r} to {chr(high)!r}")
+    inside = "".join(f"\\x{{{low:x}}}" + (f"-\\x{{{high:x}}}" if high > low else "") for low, high in node.ranges)
+    return f"/[{'^' * node.is_negated}{inside}]/"
+
+
+def _times(item: str, least: int, most: int | None) -> str:
+    if most == 0:
+        return '""'
+    signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    return f"({item})" + signs.get((least, most), f"{{{least},{'' if most is None else most}}}")
+
+
+# what a lexer could read in two ways
+
+
+def _size(shape: Shape) -> int:
+    if isinstance(shape, All | Any):
+        return 1 + sum(map(_size, shape.items))
+    return 1 + _size(shape.item) if isinstance(shape, Times) else 1
+
+
+Names = frozenset[str]
+
+
+class _Clashes:
+    """Which lexemes may follow which, and where a longer one hides the end of a shorter one."""
+
+    def __init__(self, shapes: Mapping[str, Shape], root: str, automata: Automata) -> None:
+        self._shapes = shapes
+        self._root = root
+        self._automata = automata
+        self._first: dict[str, tuple[Names, bool]] = {rule: (frozenset(), False) for rule in shapes}  # and may it be empty
+        self._after: dict[str, Names] = {rule: frozenset() for rule in shapes}
+        self._follow: dict[str, set[str]] = {}  # of lexemes
+
+    def find(self) -> set[tuple[str, str]]:
+        """Lexemes that another one (or themselves) may outrun, with that one. Raises: TooLarge."""
+        self._fix(lambda: {rule: self._firsts(shape) for rule, shape in self._shapes.items()}, self._first)
+        while self._spread():
+            pass
+        expected = {self._first[self._root][0], *map(frozenset, self._follow.values())}
+        found: set[tuple[str, str]] = set()
+        n_left = N_PAIRS_MOST
+        for one, other in {(one, other) for names in expected for one in names for other in names}:
+            n_left -= self._compare(one, other, found)
+            if n_left < 0:
+                raise TooLarge
+        return found
+
+    def _fix(self, step: Callable[[], dict[str, tuple[Names, bool]]], known: dict[str, tuple[Names, bool]]) -> None:
+        while (new := step()) != known:
+            known.update(new)
+
+    def _firsts(self, shape: Shape) -> tuple[Names, bool]:
+        if isinstance(shape, Lexeme):
+            return frozenset([shape.name]), self._automata.at(self._automata.start(shape.name)).is_end
+        if isinstance(shape, Rule):
+            return self._first[shape.name]
+        if isinstance(shape, Special):
+            return frozenset(), False
+        if isinstance(shape, Times):
+            names, is_empty = self._firsts(shape.item)
+            return names, is_empty or not shape.least
+        parts = [self._firsts(item) for item in shape.items]
+        if isinstance(shape, Any):
+            return Names().union(*(names for names, _ in parts)), any(is_empty for _, is_empty in parts)
+        found: Names = frozenset()
+        for names, is_empty in parts:
+            found |= names
+            if not is_empty:
+                return found, False
+        return found, True
+
+    def _spread(self) -> bool:
+        """What may follow lexemes and rules, once around. False: nothing new."""
+        before = dict(self._after.items()), sum(map(len, self._follow.values()))
+        for rule, shape in self._shapes.items():
+            self._pass(shape, self._after[rule])
+        return before != (self._after, sum(map(len, self._follow.values())))
+
+    def _pass(self, shape: Shape, after: Names) -> None:
+        if isinstance(shape, Lexeme):
+            self._follow.setdefault(shape.name, set()).update(after)
+        elif isinstance(shape, Rule):
+            self._after[shape.name] |= after
+        elif isinstance(shape, Any):
+            for item in shape.items:
+                self._pass(item, after)
+        elif isinstance(shape, Times):
+            again = self._firsts(shape.item)[0] if shape.most is None or shape.most > 1 else frozenset[str]()
+            self._pass(shape.item, after | again)
+        elif isinstance(shape, All):
+            for item in reversed(shape.items):
+                self._pass(item, after)
+                names, is_empty = self._firsts(item)
+                after = names | after if is_empty else names
+
+    def _compare(self, one: str, other: str, found: set[tuple[str, str]]) -> int:
+        """Whether `other` goes on where `one` is complete and something else may follow it. Returns the states looked at."""
+        follow = self._characters_after(one)
+        first = self._automata.start(one), self._automata.start(other)
+        todo, seen = [first], {first}
+        while todo and follow:
+            here, there = (self._automata.at(state) for state in todo.pop())
+            if here.is_end and follow & there.next.keys():
+                found.add((one, other))
+                break
+            for one_class, state in here.next.items():
+                pair = state, there.next.get(one_class, -1)
+                if pair[1] >= 0 and pair not in seen:
+                    seen.add(pair)
+                    todo.append(pair)
+        return len(seen)
+
+    def _characters_after(self, lexeme: str) -> Classes:
+        found: set[int] = set()
+        for name in self._follow.get(lexeme, ()):
+            found |= self._automata.at(self._automata.start(name)).next.keys()
+        return frozenset(found)
