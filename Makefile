@@ -24,7 +24,7 @@ build: $(READY) ## build llama.cpp's libraries and the bindings, through the cac
 ext: $(READY) ## rebuild only what changed of the bindings and native/*.c
 	$(PY) setup.py -q build_ext --inplace
 
-demo: $(READY) ## daemon on the embedded model, three clients at once, status, clean stop
+demo: $(READY) ## daemon on the embedded model, three clients at once, a chat over HTTP, clean stop
 	$(PY) -m uma_ctl.demo
 
 test: ext ## run the whole test suite

@@ -403,6 +403,16 @@ class LogOptions:
 
 
 @dataclass(frozen=True)
+class HttpOptions:
+    """The HTTP gateway, as a process of its own beside the daemon (docs/GATEWAY.md). Needs the extra `[http]`."""
+
+    RELOAD: ClassVar = "live"
+    port: int = option(0, "port on which a gateway answers HTTP; 0: none is started", flag="--http", env="UMA_HTTP", min=0, max=65_535)
+    host: str = option("127.0.0.1", "address that it listens on", flag="--http-host")
+    config: str = option("", "its YAML file: keys, limits, TLS; empty: its variables and defaults", flag="--http-config")
+
+
+@dataclass(frozen=True)
 class Config:
     engine: EngineOptions = field(default_factory=EngineOptions)
     ipc: IpcOptions = field(default_factory=IpcOptions)
@@ -412,6 +422,7 @@ class Config:
     access: AccessOptions = field(default_factory=AccessOptions)
     drain: DrainOptions = field(default_factory=DrainOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
     log: LogOptions = field(default_factory=LogOptions)
 
     def get(self, opt: Option) -> Any:

@@ -1,10 +1,14 @@
-"""`python -m uma_ctl.demo`: the daemon on its embedded model, three clients at once, status, and a clean stop.
+"""`python -m uma_ctl.demo`: the daemon on its embedded model, three clients at once, a chat over HTTP, status, and a clean stop.
 
 Everything lives in a temporary folder and is over after at most about five minutes.
 """
 
 from __future__ import annotations
 
+import http.client
+import importlib.util
+import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +25,8 @@ START_S = 120.0  # loading, calibration and warm-up, on a slow and busy machine
 ANSWER_S = 120.0  # seconds on a quiet machine are a minute on a crowded one
 STOP_S = 20.0
 POLL_S = 0.1
+LOOPBACK = "127.0.0.1"
+QUESTION = "What is a socket?"
 LINE_LENGTH = 48  # characters of a client's text that are shown in one go
 
 BEGINNINGS = (
@@ -105,10 +111,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="uma-demo-") as folder:
         log_path = Path(folder) / "daemon.log"
         socket_path = str(Path(folder) / "uma.sock")
+        port = _free_port()
         with log_path.open("wb") as log:
-            daemon = subprocess.Popen([sys.executable, "-m", "uma_core", "daemon", "--socket", socket_path], stderr=log, stdout=log)
+            command = [sys.executable, "-m", "uma_core", "daemon", "--socket", socket_path, "--http", str(port)]
+            daemon = subprocess.Popen(command, stderr=log, stdout=log)
         try:
-            _play(daemon, socket_path)
+            _play(daemon, socket_path, port)
             return EXIT_OK
         except (DemoFailed, CtlError) as error:
             output.note(f"the demonstration failed: {error}\n\nthe daemon's log:\n{_tail(log_path)}")
@@ -124,12 +132,47 @@ def main() -> int:
                 daemon.wait()
 
 
-def _play(daemon: subprocess.Popen[bytes], socket_path: str) -> None:
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((LOOPBACK, 0))
+        return int(sock.getsockname()[1])
+
+
+def _ask_over_http(port: int) -> None:
+    """One chat through the gateway, as curl or OpenAI's client would ask. Raises: DemoFailed."""
+    if importlib.util.find_spec("uvicorn") is None:
+        output.line("left out: it needs the extra [http]\n")
+        return
+    question = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 48, "temperature": 0.7, "seed": 7}
+    output.line(f"POST http://{LOOPBACK}:{port}/v1/chat/completions  {QUESTION}")
+    deadline = time.monotonic() + START_S
+    while True:
+        connection = http.client.HTTPConnection(LOOPBACK, port, timeout=ANSWER_S)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(question))
+            answer = connection.getresponse()
+            text = answer.read()
+            break
+        except OSError as error:  # it is still starting
+            if time.monotonic() >= deadline:
+                raise DemoFailed(f"the gateway does not answer: {error}") from None
+            time.sleep(POLL_S)
+        finally:
+            connection.close()
+    if answer.status != 200:
+        raise DemoFailed(f"the gateway answered {answer.status}: {text.decode('utf-8', 'replace')}")
+    said = json.loads(text)["choices"][0]["message"]["content"]
+    output.line(f"{answer.status} | {units.printable(' '.join(said.split()))}\n")
+
+
+def _play(daemon: subprocess.Popen[bytes], socket_path: str, port: int) -> None:
     _title("uma-core daemon, on the embedded demonstration model")
     _wait_ready(daemon, socket_path)
     output.line("ready\n")
     _title("three clients at once, one stream each")
     _talk(socket_path)
+    _title("a chat over HTTP")
+    _ask_over_http(port)
     _title("uma-ctl status")
     with Client(socket_path) as client:
         output.line(render.status(client.call("status")) + "\n")

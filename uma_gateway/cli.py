@@ -17,10 +17,9 @@ from uma_core.config_flags import FlagsCommand, OptionFlag, given_flags, print_v
 from uma_core.config_merge import Inputs, merge
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.log import Output
-from uma_gateway.config import FOREIGN, OPTIONS, PREFIX, SCHEMA, Config
+from uma_gateway.config import CONFIG_VARIABLE, OPTIONS, PREFIX, SCHEMA, Config
 
 PROGRAM = "uma-gateway"
-(CONFIG_VARIABLE,) = FOREIGN
 
 
 class Group(click.Group):

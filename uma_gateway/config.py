@@ -128,5 +128,6 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
 OPTIONS: tuple[Option, ...] = tuple(
     opt for section in dataclasses.fields(Config) for opt in options_of(section.name, section.default_factory, PREFIX)  # type: ignore[arg-type]
 )
-FOREIGN = frozenset({"UMA_GATEWAY_CONFIG"})
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+FOREIGN = frozenset({CONFIG_VARIABLE, f"{PREFIX}LIFELINE"})  # read elsewhere: the command line, the server
 SCHEMA = Schema(Config, OPTIONS, conflicts, PREFIX, lambda name: name in FOREIGN)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from typing import Any
@@ -23,6 +24,7 @@ from uma_gateway.keys import Keys
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a pipe that is closed when the daemon, whose child this is, ends
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -135,7 +137,15 @@ class Server(uvicorn.Server):
                 log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
         gateway = self._app.gateway
         assert gateway is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.reload_keys)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, gateway.reload_keys)
+        lifeline = os.environ.get(LIFELINE, "")
+        if lifeline.isdigit():  # a daemon started this process: it ends with the daemon
+            loop.add_reader(int(lifeline), self._let_go, int(lifeline))
+
+    def _let_go(self, lifeline: int) -> None:
+        asyncio.get_running_loop().remove_reader(lifeline)
+        self.should_exit = True
 
 
 def serve(config: Config, keys: Keys) -> int:

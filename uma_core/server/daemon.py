@@ -25,6 +25,7 @@ from uma_core.models import DEMO_NOTICE
 from uma_core.server import descriptors, signals
 from uma_core.server.admin import Admin
 from uma_core.server.app import IoApp
+from uma_core.server.gateway import Gateway
 from uma_core.server.host import Host
 from uma_core.server.lifecycle import Lifecycle
 from uma_core.server.listener import bind_unix, passed_sockets
@@ -66,6 +67,7 @@ class Daemon:
         self.relief = Relief(self.loop, self.compute, self.registry)
         self.tracing = Tracing(self.loop, self.host)
         self.tidy = Tidy(self.registry, lambda: self.reloader.generation)
+        self.gateway = Gateway(self.loop, self._path())
         self.scraper: Scraper | None = None
         self.exit_status = 0
         self._join()
@@ -94,6 +96,7 @@ class Daemon:
         """Who hears of what."""
         self.host.is_in_use = self.app.intake.is_using
         self.host.on_doing = self.supervision.on_doing
+        self.status.gateway = self.gateway.report
         self.status.n_connections = lambda: len(self.app.clients)
         self.lifecycle.n_in_flight = lambda: len(self.app.ledger)
         self.lifecycle.has_unsent = self.app.has_unsent
@@ -119,6 +122,7 @@ class Daemon:
             self.supervision.start()
             self.relief.apply(config)
             self.tracing.apply(config.log)
+            self.gateway.apply(config.http)
             self._housekeep()
             gc.freeze()  # what is imported stays: a full collection looks at the rest only, and takes 1 ms instead of 25
             preset = "" if config.engine.preset == presets.NONE else f", with the preset {config.engine.preset}"
@@ -164,6 +168,7 @@ class Daemon:
         self.app.apply(config)
         self.relief.apply(config)
         self.tracing.apply(config.log)
+        self.gateway.apply(config.http)
 
     def _housekeep(self) -> None:
         """What has no event of its own: windows move on, hangs begin and end, llama.cpp's log fills."""
@@ -189,6 +194,7 @@ class Daemon:
             self.exit_status = self.exit_status or 1
         self.app.end_all(UmaError(ErrorCode.SHUTTING_DOWN if is_ended else ErrorCode.ENGINE_HUNG))
         self.app.close()
+        self.gateway.close()
         self.relief.close()
         self.tracing.close()
         self.notifier.close()

@@ -26,6 +26,7 @@ class Status:
 
     def __init__(self, host: Host, lifecycle: Lifecycle, reloader: Reloader, registry: m.Registry, clock: Clock) -> None:
         self.n_connections: Callable[[], int] = lambda: 0
+        self.gateway: Callable[[], dict[str, Any] | None] = lambda: None
         self.start_ms = 0.0  # from the start to the first `ready`
         self._host = host
         self._lifecycle = lifecycle
@@ -96,6 +97,9 @@ class Status:
         }
         if self._lifecycle.state == DRAINING:
             status["drain"] = self._lifecycle.progress()
+        gateway = self.gateway()
+        if gateway is not None:
+            status["http"] = gateway
         if self._lifecycle.state == STARTING:
             status["load_share"] = round(self._host.progress, 3)
         engine = self._host.engine

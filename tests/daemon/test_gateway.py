@@ -1,0 +1,134 @@
+"""The HTTP gateway as the daemon's child: one command gives a working endpoint, and nothing is left when it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.support import DaemonProcess, eventually
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    except OSError:
+        return 0, None
+    finally:
+        connection.close()
+
+
+def children(daemon: DaemonProcess) -> list[int]:
+    text = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def answers(port: int) -> bool:
+    return ask(port, "GET", "/health")[0] == 200
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def test_one_command_gives_a_working_endpoint(serve, port):
+    daemon = serve("--http", str(port))
+    eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
+    status, chat = ask(port, "POST", "/v1/completions", {"prompt": "hello", "max_tokens": 4})
+    assert status == 200 and len(chat["choices"][0]["text"]) == 4
+    assert daemon.status()["http"] == {"host": "127.0.0.1", "port": port, "is_running": True, "restarts": 0}
+    (pid,) = children(daemon)
+    daemon.stop()
+    eventually(lambda: not is_alive(pid), "the gateway outlived the daemon")
+
+
+def test_it_is_started_again_when_it_ends(serve, port):
+    daemon = serve("--http", str(port))
+    eventually(lambda: answers(port))
+    (pid,) = children(daemon)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: daemon.status()["http"]["restarts"] == 1 and answers(port), "it did not come back")
+    assert daemon.generate("hello", max_tokens=2)[-1]["reason"] == "length"
+    daemon.logs("the HTTP gateway ended with status -9")
+
+
+def test_a_killed_daemon_takes_it_along(serve, port):
+    daemon = serve("--http", str(port))
+    eventually(lambda: answers(port))
+    (pid,) = children(daemon)
+    daemon.process.kill()
+    eventually(lambda: not is_alive(pid), "the gateway outlived the daemon")
+
+
+def test_a_reload_starts_moves_and_ends_it(serve, folder, port):
+    config = folder / "config.yaml"
+    config.write_text("http: {}\n")
+    daemon = serve("--config", str(config))
+    assert "http" not in daemon.status()
+    for number in (port, free_port()):
+        config.write_text(f"http:\n  port: {number}\n")
+        daemon.ask("reload")
+        eventually(lambda number=number: answers(number), f"no endpoint: {daemon.log}")
+    eventually(lambda: not answers(port))
+    config.write_text("http: {}\n")
+    daemon.ask("reload")
+    eventually(lambda: not children(daemon))
+    assert "http" not in daemon.status()
+
+
+def test_its_own_file_configures_it(serve, folder, port):
+    config = folder / "gateway.yaml"
+    config.write_text("access:\n  api_key: secret\n")
+    serve("--http", str(port), "--http-config", str(config))
+    eventually(lambda: ask(port, "GET", "/v1/models")[0] == 401)
+
+
+def test_a_gateway_that_cannot_start_ends_nothing_and_says_why(serve, port):
+    daemon = serve("--http", str(port), "--http-host", "0.0.0.0")
+    daemon.logs("can be reached by others")
+    assert daemon.generate("hello", max_tokens=2)[-1]["reason"] == "length"
+    assert daemon.state() == "ready"
+
+
+def test_a_port_that_is_taken_is_tried_again(serve, port):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        daemon = serve("--http", str(port))
+        daemon.logs("another one is started")
+    eventually(lambda: answers(port), f"it was given up: {daemon.log}")
+
+
+def test_a_terminal_s_ctrl_c_drains_with_the_gateway_still_there(serve, port):
+    daemon = serve("--http", str(port), start_new_session=True)
+    eventually(lambda: answers(port))
+    daemon.pull(step_ms=10)
+    stream = daemon.stream(max_tokens=100).begun()
+    os.killpg(daemon.process.pid, signal.SIGINT)
+    eventually(lambda: ask(port, "POST", "/v1/completions", {"prompt": "x"})[0] == 503)
+    assert stream.end()["reason"] == "length"
+    assert daemon.wait() == 0
