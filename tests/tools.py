@@ -32,6 +32,7 @@ TOOLS = (
     Tool("aarch64-linux-gnu-gcc", ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"), "the NEON kernels"),
     Tool("qemu-aarch64", ("qemu-user",), "the NEON kernels"),
     Tool("openssl", ("openssl",), "a certificate for HTTPS"),
+    Tool("systemd-analyze", ("systemd",), "the service units"),
     Tool("prometheus", ("prometheus",), "the metrics, as Prometheus reads them", is_service=True),
     Tool("promtool", ("prometheus",), "the metrics' text, by Prometheus' own rules", is_service=True),
 )
