@@ -1,0 +1,76 @@
+"""The pages and what feeds them: what is served, what it may load, what it tells."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.daemon.support import eventually
+from tests.gateway.support import Raw
+from uma_gateway.keys import digest_of
+
+PAGES = ["/", "/dashboard"]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_loads_nothing_from_elsewhere(gateway, path):
+    page = gateway.get(path)
+    assert page.status == 200 and page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    html = page.body.decode()
+    assert "://" not in html and "<style" not in html and not re.search(r"\son\w+=", html) and "style=" not in html
+    for name in re.findall(r'(?:src|href)="(/pages/[^"]+)"', html):
+        part = gateway.get(name)
+        assert part.status == 200 and "://" not in part.body.decode()
+        for inner in re.findall(r'from "\./([^"]+)"', part.body.decode()):
+            assert gateway.get(f"/pages/{inner}").status == 200
+
+
+@pytest.mark.parametrize("path", ["/pages/none.js", "/pages/..%2fapp.py", "/pages/__init__.py"])
+def test_only_the_pages_files_are_served(gateway, path):
+    assert gateway.get(path).status == 404
+
+
+def test_the_overview_tells_requests_without_their_text(gateway, levers):
+    levers(step_ms=20)
+    with Raw(gateway.port) as raw:
+        body = {"messages": [{"role": "user", "content": "a secret word"}], "max_tokens": 200, "stream": True}
+        raw.send("POST", "/v1/chat/completions", body, {"x-request-id": "seen-1"})
+        raw.until(b'"content"')
+        overview = eventually(lambda: (v := gateway.get("/uma/status").json)["requests"] and v, "no request is shown")
+    assert overview["requests"][0]["request_id"].startswith("seen-1") and overview["state"] == "ready"
+    assert overview["totals"]["tokens_generated_total"] and "secret" not in json.dumps(overview)
+
+
+def test_events_come_one_after_the_other_until_the_client_goes(gateway):
+    with Raw(gateway.port) as raw:
+        raw.send("GET", "/uma/events")
+        first = raw.until(b"\n\n")
+        while b"data: " not in first:
+            first += raw.until(b"\n\n")
+        raw.until(b"data: ")
+    assert b"text/event-stream" in first
+    assert gateway.get("/health").status == 200
+
+
+def test_drain_undrain_and_reload_need_an_administrators_key(folder, serve, before):
+    daemon = serve()
+    keys = folder / "keys.yaml"
+    keys.write_text(
+        "".join(
+            f"- {{name: {name}, hash: 'sha256:{digest_of(f'{name}-key-0123456789').hex()}', admin: {is_admin}}}\n"
+            for name, is_admin in (("boss", "true"), ("user", "false"))
+        )
+    )
+    gateway = before(daemon, "--api-key-file", str(keys))
+    user, boss = ({"authorization": f"Bearer {name}-key-0123456789"} for name in ("user", "boss"))
+    assert gateway.ask("GET", "/uma/status").status == 401 and gateway.ask("GET", "/").status == 200
+    assert gateway.ask("POST", "/uma/drain", {}, user).status == 403
+    assert gateway.ask("POST", "/uma/drain", {}, boss).json["state"] in ("draining", "drained")
+    assert gateway.chat(headers=user).status == 503
+    assert gateway.ask("POST", "/uma/undrain", {}, boss).json["state"] == "ready"
+    assert gateway.chat(headers=user, max_tokens=2).status == 200
+    assert gateway.ask("POST", "/uma/reload", {"check": True}, boss).json["changes"] == []

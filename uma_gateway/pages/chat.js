@@ -1,0 +1,151 @@
+// A chat with the served model. The conversation is kept for this tab: a reload in mid-answer keeps what came.
+import { ask, element, events } from "./common.js";
+
+const CHAT = "uma.chat";
+let messages = JSON.parse(sessionStorage.getItem(CHAT) ?? "[]");
+let running = null; // AbortController of the answer that comes
+
+const keep = () => sessionStorage.setItem(CHAT, JSON.stringify(messages));
+const log = element("log");
+
+// Text with fenced code in boxes of its own. Text only: nothing a model says becomes markup.
+function fill(node, text) {
+  node.replaceChildren();
+  text.split(/```[^\n]*\n?/).forEach((part, i) => {
+    if (!part) return;
+    if (i % 2 === 0) return node.append(part);
+    const box = document.createElement("pre");
+    box.textContent = part;
+    node.append(box);
+  });
+}
+
+function show(message) {
+  const node = document.createElement("article");
+  node.className = `message ${message.role}`;
+  const who = document.createElement("span");
+  who.className = "who";
+  who.textContent = message.role === "user" ? "You" : "Model";
+  const thought = document.createElement("details");
+  const summary = document.createElement("summary");
+  summary.textContent = "Thoughts";
+  const inner = document.createElement("div");
+  thought.append(summary, inner);
+  const text = document.createElement("span");
+  text.className = "text";
+  node.append(who, thought, text);
+  log.append(node);
+  const update = () => {
+    const isLow = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
+    thought.hidden = !message.reasoning;
+    inner.textContent = message.reasoning ?? "";
+    fill(text, message.content);
+    if (isLow) log.scrollTop = log.scrollHeight;
+  };
+  update();
+  return update;
+}
+
+function tell(words, isBad = false) {
+  const state = element("state");
+  state.textContent = words;
+  state.classList.toggle("bad", isBad);
+}
+
+function setRunning(controller) {
+  running = controller;
+  element("send").hidden = controller !== null;
+  element("stop").hidden = controller === null;
+}
+
+function waiting(comment) {
+  const found = /queue_position=(\d+) wait_ms=(\d+)/.exec(comment);
+  if (found) tell(`Waiting: place ${Number(found[1]) + 1} in the queue, about ${Math.ceil(found[2] / 1000)} s`);
+}
+
+async function answer() {
+  const controller = new AbortController();
+  setRunning(controller);
+  const reply = { role: "assistant", content: "", reasoning: "" };
+  const system = element("system").value.trim();
+  const body = {
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...messages.map(({ role, content }) => ({ role, content }))],
+    temperature: Number(element("temperature").value),
+    max_tokens: Number(element("most").value) || undefined,
+    chat_template_kwargs: { enable_thinking: element("thinking").checked },
+    stream: true,
+    stream_options: { include_usage: true },
+  };
+  let update = null;
+  try {
+    const answer = await ask("/v1/chat/completions", {
+      method: "POST",
+      headers: { "content-type": "application/json", "x-priority": "interactive" },
+      body: JSON.stringify(body),
+      signal: controller.signal,
+    });
+    messages.push(reply);
+    update = show(reply);
+    for await (const { data, comment } of events(answer)) {
+      if (comment !== undefined) waiting(comment);
+      if (!data || data === "[DONE]") continue;
+      const event = JSON.parse(data);
+      if (event.error) throw new Error(event.error.message);
+      const delta = event.choices?.[0]?.delta;
+      if (delta?.content) reply.content += delta.content;
+      if (delta?.reasoning_content) reply.reasoning += delta.reasoning_content;
+      if (delta?.content || delta?.reasoning_content) {
+        tell("");
+        update();
+        keep();
+      }
+      if (event.timings) tell(`${event.usage?.completion_tokens ?? event.timings.predicted_n} tokens, ${event.timings.predicted_per_second} a second`);
+    }
+  } catch (error) {
+    if (error.name === "AbortError") tell("Stopped.");
+    else tell(error.message, true);
+  } finally {
+    if (update === null && messages.at(-1)?.role === "user") tell(element("state").textContent || "Nothing came.", true);
+    keep();
+    setRunning(null);
+    element("text").focus();
+  }
+}
+
+element("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const box = element("text");
+  const content = box.value.trim();
+  if (!content || running) return;
+  const message = { role: "user", content };
+  messages.push(message);
+  show(message);
+  keep();
+  box.value = "";
+  box.style.height = "";
+  log.scrollTop = log.scrollHeight;
+  answer();
+});
+element("text").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  element("ask").requestSubmit();
+});
+element("text").addEventListener("input", ({ target }) => {
+  target.style.height = "";
+  target.style.height = `${target.scrollHeight + 2}px`;
+});
+element("stop").addEventListener("click", () => running?.abort());
+element("fresh").addEventListener("click", () => {
+  running?.abort();
+  messages = [];
+  keep();
+  log.replaceChildren();
+  tell("");
+});
+
+messages.forEach(show);
+log.scrollTop = log.scrollHeight;
+ask("/v1/models").then((answer) => answer.json()).then(({ data }) => {
+  element("model").textContent = `${data[0].id}, ${data[0].context_length.toLocaleString()} tokens of context`;
+}).catch((error) => tell(error.message, true));

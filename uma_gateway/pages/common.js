@@ -1,0 +1,48 @@
+// What both pages share: the key, event streams, errors as text.
+const KEY = "uma.key";
+
+export const element = (id) => document.getElementById(id);
+
+export function authorization() {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+// Ask for a key once the server wants one. True when a new one was given.
+export function askForKey() {
+  const key = window.prompt("This server needs a key:");
+  if (!key) return false;
+  sessionStorage.setItem(KEY, key);
+  return true;
+}
+
+// Fetch with the key; asks for one where it is missing. Throws an Error with the server's words.
+export async function ask(path, options = {}) {
+  for (;;) {
+    const answer = await fetch(path, { ...options, headers: { ...options.headers, ...authorization() } });
+    if (answer.ok) return answer;
+    if (answer.status === 401 && askForKey()) continue;
+    let words = `HTTP ${answer.status}`;
+    try {
+      const body = await answer.json();
+      words = body.error?.message ?? body.error ?? words;
+    } catch { /* not JSON: the status is all there is */ }
+    throw new Error(words);
+  }
+}
+
+// The lines of an event stream: yields {data} for events and {comment} for comments.
+export async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (held + value).split("\n");
+    held = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data: ")) yield { data: line.slice(6) };
+      else if (line.startsWith(":")) yield { comment: line.slice(1).trim() };
+    }
+  }
+}
