@@ -9,6 +9,7 @@ import click
 
 from uma_core._version import __version__
 from uma_ctl.commands.generate import generate
+from uma_ctl.constraint import constraint_options
 from uma_ctl.main import run
 from uma_ctl.options import Target, generation_options, json_option, prompt_options, socket_option
 
@@ -18,6 +19,7 @@ from uma_ctl.options import Target, generation_options, json_option, prompt_opti
 @json_option
 @prompt_options
 @generation_options
+@constraint_options
 @click.version_option(__version__)
 def command(socket_path: str | None, as_json: bool, prompt: str | None, **options: Any) -> int:
     """Generate text from a prompt.

@@ -1,0 +1,61 @@
+"""Command-line options that hold an answer to a schema, an expression, choices or a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
+_OPTIONS = (
+    click.option("--json-schema", type=_FILE, help="A JSON Schema that the answer validates."),
+    click.option("--json-object", is_flag=True, help="The answer is a JSON object, whichever."),
+    click.option("--regex", metavar="REGEX", help="A regular expression that the whole answer matches."),
+    click.option("--choices", multiple=True, metavar="TEXT", help="The answer is one of these; repeat for several."),
+    click.option("--grammar", type=_FILE, help="A GBNF grammar (llama.cpp's notation)."),
+    click.option("--lark", type=_FILE, help="A Lark grammar (llguidance's variant)."),
+)
+
+
+def constraint_options(command: F) -> F:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def take_constraint(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The `constraint` field; None where no option asks for one. Raises: UsageError."""
+    found: dict[str, Any] = {}
+    if options.get("json_schema"):
+        found["json_schema"] = _schema(options["json_schema"])
+    if options.get("json_object"):
+        found["json"] = True
+    if options.get("regex") is not None:
+        found["regex"] = options["regex"]
+    if options.get("choices"):
+        found["choices"] = list(options["choices"])
+    for name, kind in (("grammar", "gbnf"), ("lark", "lark")):
+        if options.get(name):
+            found[kind] = _read(options[name])
+    if len(found) > 1:
+        raise click.UsageError("give one of --json-schema, --json-object, --regex, --choices, --grammar, --lark")
+    return found or None
+
+
+def _read(path: str) -> str:
+    try:
+        return click.get_text_stream("stdin").read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{path}: {error}") from None
+
+
+def _schema(path: str) -> Any:
+    try:
+        return json.loads(_read(path))
+    except ValueError as error:
+        raise click.UsageError(f"{path} is not JSON: {error}") from None
