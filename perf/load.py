@@ -23,6 +23,7 @@ class Ask:
     priority: str | None = None  # sent with the request; None: the server finds out
     app: str = ""  # asks of one app share a connection where the protocol can; "": one of its own
     parts: tuple[tuple[str, int], ...] = ()  # (name, tokens): the prompt's texts, equal ones by equal names; servers may use their caches
+    has_schema: bool = False  # held to a JSON Schema that does not let it end before its last token
 
 
 @dataclass(frozen=True, slots=True)

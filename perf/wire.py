@@ -69,6 +69,24 @@ class FrameParser:
         return None
 
 
+# An answer of thousands of rows: no stream under it ends by itself.
+SCHEMA = {
+    "type": "array",
+    "minItems": 2_000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 24},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+            "note": {"type": ["string", "null"]},
+        },
+        "required": ["name", "age", "tags", "note"],
+        "additionalProperties": False,
+    },
+}
+
+
 def frame(message: dict[str, Any]) -> bytes:
     body = json.dumps(message, separators=(",", ":")).encode()
     return struct.pack("<I", len(body)) + body
@@ -86,6 +104,8 @@ def frame_request(ask: Ask, text: str) -> bytes:
     }
     if ask.priority is not None:
         message["priority"] = ask.priority
+    if ask.has_schema:
+        message["constraint"] = {"json_schema": SCHEMA}
     return frame(message)
 
 

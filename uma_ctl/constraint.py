@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
-_OPTIONS = (
+_OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--json-schema", type=_FILE, help="A JSON Schema that the answer validates."),
     click.option("--json-object", is_flag=True, help="The answer is a JSON object, whichever."),
     click.option("--regex", metavar="REGEX", help="A regular expression that the whole answer matches."),
     click.option("--choices", multiple=True, metavar="TEXT", help="The answer is one of these; repeat for several."),
     click.option("--grammar", type=_FILE, help="A GBNF grammar (llama.cpp's notation)."),
     click.option("--lark", type=_FILE, help="A Lark grammar (llguidance's variant)."),
-)
+]
 
 
 def constraint_options(command: F) -> F:
     for option in reversed(_OPTIONS):
-        command = option(command)
+        command = cast(F, option(command))
     return command
 
 
@@ -49,7 +50,7 @@ def take_constraint(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _read(path: str) -> str:
     try:
-        return click.get_text_stream("stdin").read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{path}: {error}") from None
 

@@ -1,0 +1,54 @@
+"""What schemas cost: a chat beside four streams that are held to one, against the same beside four free ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perf.load import Ask, Needs, Phase, Sizing, scaled
+from perf.scenarios.base import Chat, Figures, Logs
+from perf.stats import PhaseLog, against_solo, percentile, phase_figures, ratio, stream_figures
+
+_CHAT = Chat(32, 160)  # prompt and answer, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Schemas:
+    name: ClassVar[str] = "schemas"
+    title: ClassVar[str] = "a chat beside four streams with a JSON Schema"
+    chat: Chat = _CHAT
+    n_streams: int = 4
+    n_prompt: int = 32
+    n_tokens: int = 240
+
+    def needs(self, sizing: Sizing) -> Needs:
+        return Needs(n_seq=self.n_streams + 1, n_ctx_seq=2048 * sizing.scale)
+
+    def phases(self, sizing: Sizing) -> list[Phase]:
+        def beside(has_schema: bool) -> tuple[Ask, ...]:
+            streams = (Ask(f"stream{i}", self.n_prompt, self.n_tokens, has_schema=has_schema) for i in range(self.n_streams))
+            return scaled((self.chat.ask("chat", 200.0), *streams), sizing.scale)
+
+        alone = Ask("alone", self.n_prompt, self.n_tokens)
+        held = Ask("alone", self.n_prompt, self.n_tokens, has_schema=True)
+        return [
+            Phase("alone", scaled((alone,), sizing.scale)),
+            Phase("alone_held", scaled((held,), sizing.scale)),
+            Phase("free", beside(False)),
+            Phase("held", beside(True)),
+        ]
+
+    def measure(self, logs: Logs) -> Figures:
+        free, held = logs["free"], logs["held"]
+        return {
+            **stream_figures(held["chat"]),
+            **against_solo(held["chat"], free["chat"]),  # the chat beside the free streams stands for the solo run
+            **stream_figures(free["chat"], "free_"),
+            "alone_speed_x": ratio(percentile(logs["alone"]["alone"].gaps_ms, 50), percentile(logs["alone_held"]["alone"].gaps_ms, 50)),
+            "streams_speed_x": ratio(_p50(free), _p50(held)),
+            **phase_figures(held),
+        }
+
+
+def _p50(log: PhaseLog) -> float:
+    return percentile([gap for stream in log.named("stream") for gap in stream.gaps_ms], 50)
