@@ -33,7 +33,10 @@ STREAM_HEADERS: Headers = [
 ]
 SSE_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 NDJSON_TYPE = (b"content-type", b"application/x-ndjson")
-SERVER_FAILED = 500
+CLOSE = (b"connection", b"close")
+DISCARDED_BYTES = 1 << 20
+DISCARD_S = 2.0
+BUSY_RETRY_MS = 1000  # where the daemon did not say when to come back
 
 
 class ClientGone(Exception):
@@ -86,7 +89,6 @@ class Exchange:
         try:
             return await asyncio.wait_for(self._rest_of_body(message, most), limits.body_timeout_s)
         except asyncio.TimeoutError:
-            self.extra_headers.append((b"connection", b"close"))
             raise GatewayError(Kind.TIMEOUT, f"the body did not come within {limits.body_timeout_s:g} s", code="body_timeout") from None
 
     async def _rest_of_body(self, message: Message, most: int) -> bytes:
@@ -111,12 +113,35 @@ class Exchange:
         return body
 
     def _too_large(self, most: int) -> GatewayError:
-        self.extra_headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
         return GatewayError(Kind.TOO_LARGE, f"the body exceeds {most} bytes", code="request_too_large", extra={"limit": most})
 
     async def json(self) -> dict[str, Any]:
         """The body, which must be a JSON object. Raises: GatewayError, ClientGone."""
         return parse_object(await self.body(), self.gateway.config.limits.max_json_depth)
+
+    async def _discard_body(self) -> bool:
+        """Read what nobody wants, if it is little and comes soon: a connection that is closed on unread bytes is reset, and its
+        client never sees why. False: there is more.
+        """
+
+        async def discard() -> bool:
+            n_bytes = 0
+            while n_bytes <= DISCARDED_BYTES:
+                message = await self._receive()
+                if not message.get("more_body"):
+                    return True
+                n_bytes += len(message.get("body", b""))
+            return False
+
+        declared = self.header(b"content-length")
+        if not declared and not self.header(b"transfer-encoding"):
+            return True
+        if declared.isascii() and declared.isdigit() and int(declared) > DISCARDED_BYTES:
+            return False
+        try:
+            return await asyncio.wait_for(discard(), DISCARD_S)
+        except asyncio.TimeoutError:
+            return False
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end, or cancel it when the client goes. After the body was read.
@@ -168,13 +193,18 @@ class Exchange:
 
     async def send_error(self, error: GatewayError) -> None:
         """Answer with an error in the family's form. Before anything else was sent."""
+        if not self._is_body_read and not await self._discard_body():
+            self.extra_headers.append(CLOSE)
         headers = [JSON_TYPE, *error.headers, *retry_headers(error)]
         await self.send_bytes(error.status, orjson.dumps(self.family.error(error)), headers)
 
 
 def retry_headers(error: GatewayError) -> Headers:
     """When to come back, in whole seconds as HTTP has it and in milliseconds as SDKs read it first."""
-    if error.retry_after_ms is None:
-        return []
-    ms = max(1, int(error.retry_after_ms))
+    ms = error.retry_after_ms
+    if ms is None:
+        if error.kind not in (Kind.RATE_LIMIT, Kind.UNAVAILABLE):
+            return []
+        ms = BUSY_RETRY_MS
+    ms = max(1, int(ms))
     return [(b"retry-after", str(-(-ms // 1000)).encode()), (b"retry-after-ms", str(ms).encode())]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 from typing import Any
@@ -17,13 +18,14 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from uma_gateway.app import App
-from uma_gateway.config import Config
+from uma_gateway.config import Config, LimitOptions
 from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+SPARE_FILES = 64
 LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a pipe that is closed when the daemon, whose child this is, ends
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -148,8 +150,20 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def make_room(limits: LimitOptions) -> None:
+    """Raise this process's limit of open files to what its own limits may need: each request has two connections."""
+    wanted = limits.max_connections + limits.max_in_flight + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        if most < wanted:
+            log.warning("the system allows %d open files, %d may be needed: connections may be refused", most, wanted)
+
+
 def serve(config: Config, keys: Keys) -> int:
     """Answer until told to stop. Returns the exit status. Blocks."""
+    make_room(config.limits)
     app = App(lambda: Gateway(config, keys))
     options = uvicorn.Config(
         app,

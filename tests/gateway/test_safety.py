@@ -287,6 +287,24 @@ def test_a_reader_that_takes_nothing_is_dropped_and_its_request_cancelled(serve,
     sock.close()
 
 
+def test_a_refused_body_is_read_away_so_that_its_sender_sees_why(before, folder):
+    gateway = before(str(folder / "s"), environ={"UMA_GATEWAY_API_KEY": "secret"})
+    for n_bytes in (100, 500_000):
+        with Raw(gateway.port) as raw:
+            raw.send("POST", "/v1/chat/completions", b"x" * n_bytes, is_last=False)
+            raw.until(b"invalid_api_key")
+            raw.send("GET", "/health")  # and the connection can be used again
+            assert raw.rest().startswith(b"HTTP/1.1 503")
+
+
+def test_the_end_of_a_refused_body_is_not_waited_for(before, folder):
+    gateway = before(str(folder / "s"), environ={"UMA_GATEWAY_API_KEY": "secret"})
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/chat/completions", b"{", {"content-length": "1000"}, is_last=False)
+        answer = raw.rest()
+    assert b" 401 " in answer.split(b"\r\n")[0] and b"connection: close" in answer.lower()
+
+
 # ---- what is not HTTP as it should be
 
 SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
