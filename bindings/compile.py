@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import io
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from bindings import build_ffi, generate
 from native import cache
-from native.build import HEADERS_DIR, ROOT, Native
+from native.build import HEADERS_DIR, ROOT, Native, cpu_flags
 from native.cmake_build import HIDE_ARCHIVES, n_jobs
 from native.pin import BuildError
 from native.probe import library_paths
@@ -78,12 +77,6 @@ def include_closure(source: Path, folders: Sequence[Path] = INCLUDE_DIRS) -> lis
     return sorted(found)
 
 
-def cpu_flags(native: Native) -> list[str]:
-    if not native.is_native_cpu:
-        return []
-    return ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
-
-
 def build_module(native: Native, output: Path, progress: Progress) -> None:
     """Generate, compile, link and self-test the module, then put it at `output`. Unchanged objects come from the cache.
 
@@ -117,7 +110,7 @@ def compile_objects(native: Native, progress: Progress) -> list[Path]:
     units = [Unit(emitted, [*tools.cc, *COMMON, *STRICT, *BINDING_FLAGS], include)]
     for source in own_sources():
         compiler = tools.cc if source.suffix == ".c" else tools.cxx
-        units.append(Unit(source, [*compiler, *STANDARD[source.suffix], *COMMON, *OWN_FLAGS, *cpu_flags(native)], include))
+        units.append(Unit(source, [*compiler, *STANDARD[source.suffix], *COMMON, *OWN_FLAGS, *cpu_flags(native.is_native_cpu)], include))
     with ThreadPoolExecutor(n_jobs()) as pool:
         objects = list(pool.map(lambda unit: compile_unit(unit, tools.identity, progress), units))
     cache.prune(cache.cache_root(), "objects", N_KEPT_OBJECTS)

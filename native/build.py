@@ -1,7 +1,7 @@
 """Builds llama.cpp's libraries and the chat library into the packages, through the cache. `python native/build.py [--force]`.
 
 What it leaves: uma_core/lib/ (libraries and build.json), uma_gateway/lib/ and native/headers/, all git-ignored.
-Environment: UMA_BACKEND, UMA_CMAKE_ARGS, UMA_OPENMP, UMA_CACHE_DIR, UMA_SDIST, UMA_LLAMA_DIR, UMA_JOBS, CC, CXX.
+Environment: UMA_BACKEND, UMA_BUILD, UMA_CMAKE_ARGS, UMA_OPENMP, UMA_CACHE_DIR, UMA_SDIST, UMA_LLAMA_DIR, UMA_JOBS, CC, CXX.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if __name__ == "__main__":  # the folder of this file would shadow other package
 
 from native import cache, chat_build, cmake_build, fetch  # noqa: E402
 from native.external import use_external  # noqa: E402
+from native.instructions import BASELINE, LIBRARY, VARIANTS, build_processor_library, needed  # noqa: E402
 from native.mirror import mirror  # noqa: E402
 from native.pin import BuildError, Pin, load_pin  # noqa: E402
 from native.probe import library_paths, probe  # noqa: E402
@@ -46,6 +47,8 @@ class Native:
     lib_dir: str
     is_external: bool
     is_native_cpu: bool  # compiled for this CPU's own instructions
+    needs: list[str] = field(default_factory=list)  # of the processor: names as native/instructions.py has them
+    variants: list[tuple[str, list[str]]] = field(default_factory=list)  # folders with a CPU backend for better ones, best first: what each needs
     flags: dict[str, str] = field(default_factory=dict)
     extra_args: list[str] = field(default_factory=list)
     compiler: str = ""
@@ -61,6 +64,7 @@ def prepare(progress: Progress | None = None, force: bool = False) -> Native:
     external = os.environ.get("UMA_LLAMA_DIR")
     native = _from_external(Path(external).expanduser().resolve(), pin, progress) if external else _from_source(pin, progress, force)
     chat_build.build_chat_library(pin, progress, CHAT_LIB_DIR)
+    build_processor_library(find_toolchain("cpu", needs_cmake=False), LIB_DIR)
     record = {key: value for key, value in asdict(native).items() if key != "lib_dir" or native.is_external}
     _write_if_changed(LIB_DIR / BUILD_RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
     return native
@@ -68,9 +72,11 @@ def prepare(progress: Progress | None = None, force: bool = False) -> Native:
 
 def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
     backend = chosen_backend()
-    identity = find_toolchain(backend, needs_cmake=False).identity
+    found = find_toolchain(backend, needs_cmake=False)
+    identity = found.identity
     flags, extra = cmake_build.cmake_flags(pin, backend), cmake_build.extra_arguments()
     is_native_cpu = cmake_build.is_native(flags, extra)
+    variants = VARIANTS if cmake_build.has_variants(cmake_build.is_portable()) else ()
     facts: dict[str, object] = {
         "source": pin.sha256,
         "backend": backend,
@@ -80,6 +86,8 @@ def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
         "cpu": cpu_identity() if is_native_cpu else platform.machine(),
         "os": f"{platform.system()} {' '.join(platform.libc_ver())}",
     }
+    if variants:
+        facts["variants"] = [f"{each.name} {each.flags}" for each in variants]
     root = cache.cache_root()
 
     def produce(entry: Path) -> None:
@@ -89,6 +97,11 @@ def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
             source = fetch.extract(sdist, pin, Path(work) / "source")
             cmake_build.build(source, Path(work) / "build", flags, tools, progress)
             cmake_build.collect(Path(work) / "build", entry / "lib")
+            for each in variants:
+                folder = Path(work) / each.name
+                own = {**flags, **each.cmake_flags(), "CMAKE_INSTALL_RPATH": "$ORIGIN/.."}
+                cmake_build.build(source, folder, own, tools, progress, "ggml-cpu")
+                cmake_build.collect(folder, entry / "lib" / each.name, "libggml-cpu")
         _check_against_pin(entry / "lib", pin)
 
     if force:
@@ -96,17 +109,21 @@ def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
     entry = cache.get_or_build(root, "llama", facts, produce, progress.note)
     cache.prune(root, "llama", N_KEPT_BUILDS)
     install_headers(pin, root, progress)
-    mirror(entry / "lib", LIB_DIR, keep=(BUILD_RECORD,))
+    mirror(entry / "lib", LIB_DIR, keep=(BUILD_RECORD, LIBRARY))
     version = (pin.llama_version, pin.ggml_version, pin.short_commit)
-    return Native(backend, *version, str(LIB_DIR), False, is_native_cpu, flags, extra, identity)
+    needs = needed(found, cpu_flags(is_native_cpu))
+    better = [(each.name, each.needs) for each in variants]
+    return Native(backend, *version, str(LIB_DIR), False, is_native_cpu, needs, better, flags, extra, identity)
 
 
 def _from_external(folder: Path, pin: Pin, progress: Progress) -> Native:
     found = use_external(folder, pin)
     install_headers(pin, cache.cache_root(), progress)  # an install lacks the inner ones; its public ones are the same
-    mirror(None, LIB_DIR, keep=(BUILD_RECORD,))
+    mirror(None, LIB_DIR, keep=(BUILD_RECORD, LIBRARY))
     version = (found.facts.llama_version, found.facts.ggml_version, found.facts.ggml_commit)
-    return Native("external", *version, str(found.lib_dir), True, True, compiler=find_toolchain("cpu", needs_cmake=False).identity)
+    tools, is_native_cpu = find_toolchain("cpu", needs_cmake=False), not cmake_build.is_portable()
+    needs = needed(tools, cpu_flags(is_native_cpu))  # of our own part; what the installed libraries need, they do not tell
+    return Native("external", *version, str(found.lib_dir), True, is_native_cpu, needs, compiler=tools.identity)
 
 
 def install_headers(pin: Pin, root: Path, progress: Progress) -> None:
@@ -119,6 +136,13 @@ def install_headers(pin: Pin, root: Path, progress: Progress) -> None:
 
     facts: dict[str, object] = {"source": pin.sha256, "headers": pin.headers}
     mirror(cache.get_or_build(root, "headers", facts, produce, progress.note), HEADERS_DIR)
+
+
+def cpu_flags(is_native_cpu: bool) -> list[str]:
+    """For our own part, whose kernels name their instructions themselves: all that this processor has, or the least that a portable build asks."""
+    if is_native_cpu:
+        return ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
+    return [f"-march={BASELINE}"] if cmake_build.is_portable() and platform.machine() in ("x86_64", "AMD64") else []
 
 
 def _check_against_pin(lib_dir: Path, pin: Pin) -> None:

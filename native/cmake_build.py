@@ -6,6 +6,7 @@ Rules: only libllama and the libggml* it needs; no server, tools, tests or examp
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from native.instructions import BASE
 from native.pin import BuildError, Pin
 from native.progress import Progress
 from native.toolchain import Toolchain
@@ -35,6 +37,10 @@ def cmake_flags(pin: Pin, backend: str) -> dict[str, str]:
         # A compiler may bring only a static C++ runtime. Each library then holds a copy, and where the copies see each
         # other's symbols half of one works on the locale of another: llama.cpp's loader crashed so. Hidden, each is whole.
         flags["CMAKE_SHARED_LINKER_FLAGS"] = flags["CMAKE_MODULE_LINKER_FLAGS"] = HIDE_ARCHIVES
+    if is_portable():
+        flags["GGML_NATIVE"] = "OFF"
+        if has_variants(True):
+            flags |= BASE.cmake_flags()
     if backend != "cpu":
         flags["CMAKE_INSTALL_RPATH_USE_LINK_PATH"] = "ON"  # vendor libraries are found where they were linked
     # without these the libraries would name the commit of whatever git tree surrounds the build folder
@@ -57,7 +63,20 @@ def is_native(flags: dict[str, str], arguments: list[str]) -> bool:
     return value.upper() in ("ON", "1", "TRUE", "YES")
 
 
-def build(source: Path, build_dir: Path, flags: dict[str, str], tools: Toolchain, progress: Progress) -> None:
+def is_portable() -> bool:
+    """Whether the build shall run on any processor of the architecture (UMA_BUILD). Raises: BuildError on an unknown word."""
+    word = os.environ.get("UMA_BUILD", "").strip().lower() or "native"
+    if word not in ("native", "portable"):
+        raise BuildError(f"UMA_BUILD={word}: choose native or portable")
+    return word == "portable"
+
+
+def has_variants(is_portable: bool) -> bool:
+    """Whether a build has ggml's CPU backend several times: ld.so takes a library that is loaded already by its name, others do not."""
+    return is_portable and sys.platform.startswith("linux") and platform.machine() in ("x86_64", "AMD64")
+
+
+def build(source: Path, build_dir: Path, flags: dict[str, str], tools: Toolchain, progress: Progress, target: str = "llama") -> None:
     """Configure and compile. Blocks for one to several minutes.
 
     Raises: BuildError with the tail of the log.
@@ -66,10 +85,10 @@ def build(source: Path, build_dir: Path, flags: dict[str, str], tools: Toolchain
     configure = [tools.cmake, "-S", str(source), "-B", str(build_dir), "-G", tools.generator]
     configure += [f"-D{name}={value}" for name, value in variables.items()] + extra_arguments()
     env = {**os.environ, "CC": shlex.join(tools.cc), "CXX": shlex.join(tools.cxx), "NINJA_STATUS": "[%f/%t] "}
-    progress.note("configuring llama.cpp")
+    progress.note(f"configuring {target}")
     _run(configure, env, progress, "CMake could not configure llama.cpp")
-    progress.note(f"compiling llama.cpp with {n_jobs()} jobs")
-    compile_command = [tools.cmake, "--build", str(build_dir), "--target", "llama", "--parallel", str(n_jobs())]
+    progress.note(f"compiling {target} with {n_jobs()} jobs")
+    compile_command = [tools.cmake, "--build", str(build_dir), "--target", target, "--parallel", str(n_jobs())]
     _run(compile_command, env, progress, "llama.cpp did not compile")
     progress.finish()
 
@@ -106,11 +125,11 @@ def _stem(name: str) -> str:
     return name.split(".", 1)[0]
 
 
-def collect(build_dir: Path, lib_dir: Path) -> None:
-    """Copy the built libraries, one file each (a wheel would copy links as whole files). Raises: BuildError when none."""
-    shipped = ship_files(build_dir / "bin")
-    if not any(_stem(name) == "libllama" for name in shipped):
-        raise BuildError(f"the build left no libllama in {build_dir / 'bin'}")
+def collect(build_dir: Path, lib_dir: Path, only: str = "") -> None:
+    """Copy the built libraries, or one of them, one file each (a wheel would copy links as whole files). Raises: BuildError when none."""
+    shipped = {name: path for name, path in ship_files(build_dir / "bin").items() if only in ("", _stem(name))}
+    if not any(_stem(name) == (only or "libllama") for name in shipped):
+        raise BuildError(f"the build left no {only or 'libllama'} in {build_dir / 'bin'}")
     lib_dir.mkdir(parents=True, exist_ok=True)
     for name, path in shipped.items():
         shutil.copyfile(path.resolve(), lib_dir / name)

@@ -31,6 +31,7 @@ TOOLS = (
     Tool("nc", ("netcat-openbsd",), "prompts as lines of text, as people type them"),
     Tool("aarch64-linux-gnu-gcc", ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"), "the NEON kernels"),
     Tool("qemu-aarch64", ("qemu-user",), "the NEON kernels"),
+    Tool("qemu-x86_64", ("qemu-user",), "an older processor"),
     Tool("openssl", ("openssl",), "a certificate for HTTPS"),
     Tool("systemd-analyze", ("systemd",), "the service units"),
     Tool("prometheus", ("prometheus",), "the metrics, as Prometheus reads them", is_service=True),

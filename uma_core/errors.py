@@ -82,6 +82,7 @@ class ErrorCode(Enum):
     CONFIG_INVALID = Spec("E_CONFIG_001", "config_invalid", Side.CLIENT, False, False, 1, "an option is unknown, or its value is out of range")
     SOCKET_IN_USE = Spec("E_CONFIG_002", "socket_in_use", Side.CLIENT, False, False, 1, "another daemon answers on this socket")
     BINDINGS_MISMATCH = Spec("E_CONFIG_003", "bindings_mismatch", Side.OURS, False, False, 1, "the bindings and the llama.cpp library differ")
+    WRONG_PROCESSOR = Spec("E_CONFIG_004", "wrong_processor", Side.SERVER, False, False, 1, "the build is for another processor")
 
     BAD_BATCH = Spec("E_INTERNAL_001", "bad_batch", Side.OURS, False, False, 2, "we built a batch that the engine refuses")
     PLAN_INVALID = Spec("E_INTERNAL_002", "plan_invalid", Side.OURS, False, False, 2, "a policy stage broke the plan's contract")

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+import platform
 from pathlib import Path
 
 import pytest
 
 from bindings import build_ffi, compile
-from native.build import Native
 from native.pin import BuildError
 from native.progress import Progress
 
@@ -111,6 +110,11 @@ def test_a_compiler_error_is_shown_with_the_command(tmp_path: Path) -> None:
         build(root / "a.c")
 
 
-def test_our_sources_are_tuned_only_when_the_libraries_are(native: Native) -> None:
-    assert len(compile.cpu_flags(replace(native, is_native_cpu=True))) == 1
-    assert compile.cpu_flags(replace(native, is_native_cpu=False)) == []
+def test_our_sources_are_tuned_only_when_the_libraries_are() -> None:
+    assert len(compile.cpu_flags(True)) == 1
+    assert compile.cpu_flags(False) == []
+
+
+def test_a_portable_build_names_the_least_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMA_BUILD", "portable")
+    assert compile.cpu_flags(False) == (["-march=x86-64-v2"] if platform.machine() == "x86_64" else [])

@@ -15,7 +15,7 @@ from native.toolchain import Toolchain, find_toolchain
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("UMA_OPENMP", "UMA_CMAKE_ARGS", "UMA_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL"):
+    for name in ("UMA_OPENMP", "UMA_BUILD", "UMA_CMAKE_ARGS", "UMA_JOBS", "CMAKE_BUILD_PARALLEL_LEVEL"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -23,6 +23,21 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_openmp_is_a_switch(pin: Pin, monkeypatch: pytest.MonkeyPatch, value: str, expected: str) -> None:
     monkeypatch.setenv("UMA_OPENMP", value)
     assert cmake_build.cmake_flags(pin, "cpu")["GGML_OPENMP"] == expected
+
+
+def test_a_portable_build_uses_nothing_of_this_processor(pin: Pin, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not cmake_build.is_portable()
+    monkeypatch.setenv("UMA_BUILD", "portable")
+    flags = cmake_build.cmake_flags(pin, "cpu")
+    assert flags["GGML_NATIVE"] == "OFF" and not cmake_build.is_native(flags, [])
+    if cmake_build.has_variants(True):
+        assert (flags["GGML_SSE42"], flags["GGML_AVX"], flags["GGML_AVX2"], flags["GGML_AVX512"]) == ("ON", "OFF", "OFF", "OFF")
+
+
+def test_an_unknown_kind_of_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMA_BUILD", "fast")
+    with pytest.raises(BuildError, match="native or portable"):
+        cmake_build.is_portable()
 
 
 def test_the_pinned_commit_is_baked_in_and_git_is_not_asked(pin: Pin) -> None:

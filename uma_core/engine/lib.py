@@ -10,8 +10,12 @@ from collections.abc import Iterator
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assert would otherwise fork a debugger out of the daemon
 
-import uma_core._llama as _llama
-from uma_core.engine.selftest import check_bindings
+from uma_core.engine import processor
+
+CPU_BACKEND = processor.prepare()  # before anything of llama.cpp is loaded
+
+import uma_core._llama as _llama  # noqa: E402
+from uma_core.engine.selftest import check_bindings  # noqa: E402
 
 ffi = _llama.ffi
 lib = _llama.lib

@@ -1,0 +1,69 @@
+"""A build for another processor is refused with a code before its libraries are loaded; a portable one has a backend for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from native.instructions import BASE, VARIANTS
+from tests.tools import need
+from uma_core.engine import processor
+from uma_core.errors import ErrorCode, UmaError
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAFT = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
+RECORD = {"variants": [(each.name, each.needs) for each in VARIANTS]}
+on_x86 = pytest.mark.skipif(platform.machine() != "x86_64" or not sys.platform.startswith("linux"), reason="x86-64 Linux alone has variants")
+
+
+@pytest.mark.parametrize("name", [each.name for each in VARIANTS])
+def test_each_backend_is_chosen_on_the_processor_that_it_is_for(name: str) -> None:
+    has = frozenset(*(each.needs for each in VARIANTS if each.name == name))
+    assert processor.best(RECORD, has) == name
+
+
+def test_an_old_processor_gets_the_plain_backend() -> None:
+    assert processor.best(RECORD, frozenset(BASE.needs)) == ""
+    assert processor.best({}, frozenset(BASE.needs)) == ""
+
+
+def test_what_a_processor_lacks_is_named() -> None:
+    with pytest.raises(UmaError, match=r"another machine.*avx2, fma.*UMA_BUILD=portable") as caught:
+        processor.check({"needs": ["pni", "avx2", "fma"], "is_native_cpu": True}, frozenset({"pni", "avx"}))
+    assert caught.value.error is ErrorCode.WRONG_PROCESSOR
+    processor.check({"needs": ["pni"]}, frozenset({"pni", "avx"}))
+    processor.check({}, frozenset({"pni"}))
+    processor.check({"needs": ["avx2"]}, frozenset())  # a system that does not tell
+
+
+@on_x86
+def test_the_processor_is_asked_and_runs_this_build() -> None:
+    has = processor.features(processor.FOLDER)
+    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
+    assert has and has - {"lzcnt"} <= set(flags)
+    processor.prepare()
+
+
+@on_x86
+def test_on_a_processor_of_2008() -> None:
+    """A build for this machine's processor says that it is none; a portable one serves. (numpy's OpenBLAS does not know what qemu is.)"""
+    (qemu,) = need("qemu-x86_64")
+    code = (
+        "from uma_core.engine.open import estimate_engine\n"
+        "from uma_core.config import EngineOptions\n"
+        f"estimate_engine(EngineOptions(engine='llama', n_ctx=256), {str(DRAFT)!r})\n"
+        "print('served')\n"
+    )
+    environ = {**os.environ, "OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([qemu, "-cpu", "Nehalem", sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600)
+    record = json.loads((processor.FOLDER / processor.RECORD).read_text())
+    if record["variants"] or "avx" not in record["needs"]:
+        assert (done.returncode, done.stdout) == (0, "served\n"), done
+    else:
+        assert done.returncode == 1 and "E_CONFIG_004 wrong_processor" in done.stderr, done

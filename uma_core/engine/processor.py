@@ -1,0 +1,64 @@
+"""Before the libraries are loaded: whether this processor runs them, and which build of ggml's CPU backend is the best for it.
+
+Rules: nothing of llama.cpp is loaded here. A portable build has that backend several times, each under the same name in a folder of
+its own: the one that is loaded first serves everybody who asks for the name (ld.so(8): a library is known by its DT_SONAME).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from uma_core.errors import ErrorCode, UmaError
+
+log = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).resolve().parent.parent / "lib"
+RECORD = "build.json"
+LIBRARY = "libuma_processor.dylib" if sys.platform == "darwin" else "libuma_processor.so"
+BACKEND = "libggml-cpu.so.0"
+
+
+def prepare(folder: Path = FOLDER) -> str:
+    """Load the CPU backend for this processor. Its name; "" where the build has but one. Raises: WRONG_PROCESSOR."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""  # a library that is missing tells so when it is loaded
+    has = features(folder)
+    check(record, has)
+    name = best(record, has)
+    if name:
+        ctypes.CDLL(str(folder / name / BACKEND), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
+        log.debug("ggml's CPU backend is the one for %s", name)
+    return name
+
+
+def features(folder: Path) -> frozenset[str]:
+    """What the processor has. Source: native/processor/processor.c, /proc/cpuinfo's names."""
+    try:
+        ask = ctypes.CDLL(str(folder / LIBRARY)).uma_processor
+    except OSError as error:
+        log.debug("the processor is not asked: %s", error)
+        return frozenset()
+    ask.restype = ctypes.c_char_p
+    return frozenset(ask().decode().split())
+
+
+def check(record: dict[str, Any], has: frozenset[str]) -> None:
+    """Raises: WRONG_PROCESSOR where the build has instructions that this processor lacks."""
+    missing = [name for name in record.get("needs", ()) if name not in has]
+    if has and missing:
+        how = "for the processor of another machine" if record.get("is_native_cpu") else "for newer processors"
+        text = f"UMA Serve was built {how}: this one lacks {', '.join(missing)}; install it again here, or build it with UMA_BUILD=portable"
+        raise UmaError(ErrorCode.WRONG_PROCESSOR, text, missing=missing)
+
+
+def best(record: dict[str, Any], has: frozenset[str]) -> str:
+    """The first variant of the record, which has the best first, that this processor runs; "" for the one beside the other libraries."""
+    return next((name for name, needs in record.get("variants", ()) if has.issuperset(needs)), "")
