@@ -17,8 +17,9 @@ from typing import NamedTuple
 from uma_core.constraint.automaton import Alphabet, Automata, Classes, TooLarge
 from uma_core.constraint.gbnf import EMPTY, Chars, Either, GbnfError, Node, Ref, Repeat, Sequence, Text, Token, refs
 
-N_NODES_MOST = 5_000  # of rules that nest: above that, lexemes stay as they are
-N_PAIRS_MOST = 20_000  # states of two lexemes side by side that are looked at
+N_NODES_MOST = 1_500  # of rules that nest: above that, lexemes stay as they are
+N_PAIRS_MOST = 5_000  # states of two lexemes side by side that are looked at
+N_ROUNDS_MOST = 20
 _PLAIN = frozenset(string.ascii_letters + string.digits + " _,;:'\"@%=<>!")
 
 
@@ -290,7 +291,7 @@ class _Writer:
         if sum(map(_size, self._shapes.values())) > N_NODES_MOST or not self._nesting:
             return
         alphabet = Alphabet(self._rules.values())
-        while True:
+        for _ in range(N_ROUNDS_MOST):
             automata = Automata(alphabet, self._body)
             try:
                 clashes = _Clashes(self._shapes, self._nesting["root"], automata).find()

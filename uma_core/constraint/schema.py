@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from uma_core.constraint.ecma import ForeignError, to_rust
 from uma_core.errors import ErrorCode, UmaError
 
 N_DEEP_MOST = 64  # llguidance's JSON reader gives up at 128, and its grammar is as deep as the schema
-N_NODES_MOST = 20_000  # JSON values in a schema: compiling takes up to 0.1 ms for each
+N_NODES_MOST = 12_000  # JSON values in a schema: compiling takes up to 0.1 ms for each
 N_NAMED_MOST = 1_000  # properties of one object: compiling takes their number's square (1,000: 60 ms)
+N_LEVELS_MOST = 600  # of all subschemas that `$ref` leads to, together: llguidance follows them by recursion (4,000 overflow 8 MiB)
+N_PATTERN_NAMES_MOST = 100  # of `patternProperties`: each is compared with each
+N_PATTERN_MOST = 4_096  # characters
+N_MULTIPLE_MOST = 20_000  # digits of `multipleOf` as a whole number: an automaton of so many states, 0.3 s
 FIELD = "constraint.json_schema"
 
 _SCHEMA = {"additionalProperties", "items"}  # keywords whose value is a schema, ...
@@ -98,6 +103,8 @@ class _Checker:
         self._anchors = dict(_anchors(root))
         self._seen: dict[int, Any] = {}  # id of a subschema -> it: what `$ref` leads to may be met again
         self._todo = [_Place(root, ())]
+        self._entered: set[int] = set()
+        self._n_levels = 0
 
     def run(self) -> dict[str, Any]:
         while self._todo:
@@ -141,6 +148,8 @@ class _Checker:
         if len(value) > N_NAMED_MOST:
             raise refused(f"`{keyword}` has more than {N_NAMED_MOST} entries", keyword, place.path)
         if keyword == "patternProperties":
+            if len(value) > N_PATTERN_NAMES_MOST:
+                raise refused(f"`{keyword}` has more than {N_PATTERN_NAMES_MOST} entries", keyword, place.path)
             for pattern in value:
                 check_pattern(pattern, keyword, place.path)
         self._todo += [_Place(item, (*place.path, keyword, name)) for name, item in value.items()]
@@ -160,6 +169,8 @@ class _Checker:
             raise refused(f"`{keyword}` must be a number", keyword, place.path)
         elif keyword == "multipleOf" and value <= 0:
             raise refused("`multipleOf` must be greater than 0", keyword, place.path)
+        elif keyword == "multipleOf" and int("".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))) > N_MULTIPLE_MOST:
+            raise refused(f"`multipleOf` {value!r:.40} has too many digits", keyword, place.path)
         elif keyword == "required" and not _are_names(value):
             raise refused("`required` must be an array of different names", keyword, place.path)
         elif keyword == "enum" and (not isinstance(value, list) or not value):
@@ -179,12 +190,30 @@ class _Checker:
         if not isinstance(ref, str) or not ref.startswith("#"):
             raise refused("`$ref` is only supported within the schema (`#...`)", "$ref", place.path)
         if ref[1:] in self._anchors:
-            self._todo.append(self._anchors[ref[1:]])
+            self._enter(self._anchors[ref[1:]])
             return
         try:
-            self._todo.append(_Place(*_find(self._root, ref)))
+            self._enter(_Place(*_find(self._root, ref)))
         except (KeyError, IndexError, ValueError):
             raise refused(f"`$ref`: the schema has no {ref[:80]!r}", "$ref", place.path) from None
+
+
+    def _enter(self, place: _Place) -> None:
+        """Go on at what a `$ref` leads to."""
+        if id(place.schema) not in self._entered:
+            self._entered.add(id(place.schema))
+            self._n_levels += _depth(place.schema)
+            if self._n_levels > N_LEVELS_MOST:
+                raise refused(f"what `$ref` leads to has more than {N_LEVELS_MOST} levels in all", "$ref", place.path)
+        self._todo.append(place)
+
+
+def _depth(value: Any) -> int:
+    n, level = 0, [value]
+    while level:
+        n += 1
+        level = [inner for item in level if isinstance(item, dict | list) for inner in _inside(item)]
+    return n
 
 
 def _split(path: Path) -> tuple[str, Path]:
@@ -238,6 +267,8 @@ def _are_names(value: Any) -> bool:
 def check_pattern(pattern: Any, keyword: str, path: Path) -> None:
     if not isinstance(pattern, str):
         raise refused(f"`{keyword}` must be a string", keyword, path)
+    if len(pattern) > N_PATTERN_MOST:
+        raise refused(f"`{keyword}` has {len(pattern)} characters, at most {N_PATTERN_MOST} are read", keyword, path)
     try:
         to_rust(pattern)
     except ForeignError as foreign:

@@ -1,0 +1,75 @@
+"""Schemas and grammars that want to hang or to crash somebody: each is refused with a code, or harmless, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHILD = """
+import sys
+import threading
+import numpy as np
+from uma_core.constraint.compiler import Compiler
+from uma_core.engine.fake import FakeEngine
+from uma_core.errors import UmaError
+from uma_core.metrics import new_registry
+from uma_core.types import Constraint
+
+def run():
+    engine = FakeEngine()
+    try:
+        matcher = Compiler(new_registry()).compile(engine, Constraint(*eval(sys.argv[1])))
+        for _ in range(20):
+            ids = np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")[:256])
+            if matcher.is_done or not len(ids):
+                break
+            matcher.accept(int(ids[0]))
+        print("harmless")
+    except UmaError as error:
+        print(error.error.name)
+
+thread = threading.Thread(target=run)  # with a thread's stack
+thread.start()
+thread.join()
+"""
+LARK_CHAIN = "'\\n'.join(['start: r0', *[f'r{i}: r{i + 1}' for i in range(9000)], 'r9000: \"a\"'])"
+GBNF_CHAIN = "'\\n'.join(['root ::= r0', *[f'r{i} ::= r{i + 1}' + chr(34) + 'a' + chr(34) for i in range(3000)], 'r3000 ::= \"x\"'])"
+REFS = "{'$ref': '#/$defs/a0', '$defs': {**{f'a{i}': {'items': {'$ref': f'#/$defs/a{i + 1}'}} for i in range(2900)}, 'a2900': {}}}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "'regex', '(' * 60000 + 'a' + ')' * 60000",
+        "'regex', '(a*)*' * 20000",
+        "'regex', '[a-z]?' * 40000",
+        "'regex', '((a{1,1000}){1,1000}){1,1000}b'",
+        "'regex', '^((a?){30}){30}b$'",
+        "'lark', 'start: ' + '(' * 60000 + '\"a\"' + ')' * 60000",
+        f"'lark', {LARK_CHAIN}",
+        "'lark', 'start: start start | \"a\"'",
+        f"'lark', 'start: %json ' + __import__('json').dumps({REFS})",
+        "'lark', 'start: %json ' + '{\"items\":' * 20000 + '{}' + '}' * 20000",
+        f"'gbnf', {GBNF_CHAIN}",
+        "'gbnf', 'root ::= ' + '(' * 100000",
+        "'gbnf', 'root ::= ' + ' | '.join(f'\"w{i}\" root' for i in range(5000))",
+        f"'json_schema', {REFS}",
+        "'json_schema', {'patternProperties': {f'^a{i}x.*y{i}$': {} for i in range(300)}}",
+        "'json_schema', {'type': 'integer', 'multipleOf': 999983}",
+        "'json_schema', {'type': 'string', 'pattern': '(' * 50000 + 'a' + ')' * 50000}",
+        "'json_schema', {'type': 'string', 'pattern': '^((a?){30}){30}b$'}",
+        "'json_schema', {'allOf': [{'anyOf': [{'properties': {f'k{i}_{j}': {}}, 'type': 'object'} for j in range(10)]} for i in range(8)]}",
+        "'json_schema', {'type': 'object', 'properties': {f'p{i}': {} for i in range(1000)}}",
+        "'json_schema', {'type': 'array', 'minItems': 10**9, 'items': {'type': 'string', 'maxLength': 10**9}}",
+        "'json_schema', __import__('functools').reduce(lambda inner, _: {'items': inner}, range(900), {})",
+    ],
+    ids=range(22),
+)
+def test_it_is_refused_or_harmless(source):
+    done = subprocess.run([sys.executable, "-c", CHILD, f"({source})"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert done.stdout.strip() in ("harmless", "CONSTRAINT_REFUSED", "CONSTRAINT_FAILED"), done.stdout + done.stderr[-500:]
