@@ -1,0 +1,57 @@
+"""`pip install .` into an empty environment, and the demonstration with what it installed.
+
+With the running Python; `UMA_PYTHONS=all`, as in .ci/run, takes every supported one that this machine has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from native.build import ROOT
+
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
+NOT_SOURCE = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", "_llama*.so", "lib", "out", ".*_cache", ".hypothesis")
+
+
+def pythons() -> list[str]:
+    """Those to try. A name on PATH that runs nothing, or cannot make environments, does not count."""
+    if os.environ.get("UMA_PYTHONS") != "all":
+        return [sys.executable]
+    probe = [f"python{version}" for version in SUPPORTED]
+    probe += [str(path) for version in SUPPORTED for path in (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")]
+    found: dict[str, str] = {}
+    for program in probe:
+        if shutil.which(program):
+            command = [program, "-c", "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2], sys.executable)"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                version, path = done.stdout.split(maxsplit=1)
+                found.setdefault(version, path.strip())
+    return list(found.values())
+
+
+@pytest.mark.model
+@pytest.mark.daemon
+@pytest.mark.parametrize("python", pythons())
+def test_a_plain_installation_serves(python: str, tmp_path: Path) -> None:
+    source, home = tmp_path / "source", tmp_path / "venv"
+    shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
+
+    def run(*command: str, timeout_s: float) -> str:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout_s)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    run(python, "-m", "venv", str(home), timeout_s=120)
+    run(str(home / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", str(source), timeout_s=1800)
+    assert run(str(home / "bin" / "uma-core"), "version", timeout_s=60).startswith("uma-core ")
+    where = run(str(home / "bin" / "python"), "-c", "import uma_core; print(uma_core.__file__)", timeout_s=60)
+    assert where.startswith(str(home)), "not what was installed"
+    run(str(home / "bin" / "python"), "-m", "uma_ctl.demo", timeout_s=600)
