@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 EXTRAS := top,http,perf,test,dev
 
-.PHONY: help venv build ext demo test test-deps check fuzz conversations perf gen size clean distclean
+.PHONY: help venv build ext demo test test-deps portable check fuzz conversations perf gen size clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -32,6 +32,9 @@ test: ext ## run the whole test suite
 
 test-deps: $(READY) ## install what some tests run beside the product (Debian packages; as root, or with sudo)
 	$(PY) -m tests.tools install
+
+portable: ext ## one wheel for every x86-64 processor, run on emulated ones of four generations
+	$(PY) -m tests.portable
 
 check: ext ## lint, types, import rules, generated files up to date
 	$(VENV)/bin/ruff check .
