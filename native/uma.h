@@ -12,6 +12,9 @@
 // -- clock.c: the monotonic clock that every deadline here counts on (Python: time.monotonic_ns)
 int64_t uma_now_ns(void);
 
+// -- gentle.c: a process of one thread that yields of itself
+void uma_gentle(const uint8_t * wanted, int64_t run_ns, int64_t pause_ns); // in turns of run and pause while *wanted is not 0; at once, until its end
+
 // -- log.c: llama.cpp's log lines, kept in a ring until Python drains them
 void    uma_log_install(int32_t min_level);                        // a ggml_log_level; lines below it are dropped at once
 int32_t uma_log_take(char * line, int32_t capacity, int32_t * level); // bytes of the oldest line, 0: none left

@@ -1,0 +1,43 @@
+// Makes a process that has one thread work in short turns: a timer's signal handler sleeps, whatever the process is at.
+//
+// A scheduler lets a thread run for milliseconds before another one gets its processor back, whatever their priorities. A decode
+// step of a small model takes one, and waits for the slowest of its threads: beside a process that yields of itself it hardly notices.
+#include "uma.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stddef.h>
+#include <sys/time.h>
+#include <time.h>
+
+static const volatile uint8_t * is_wanted;
+static int64_t run_ns;
+static int64_t pause_ns;
+
+static void arm(void) {
+    struct itimerval once = { { 0, 0 }, { (time_t) (run_ns / 1000000000), (suseconds_t) (run_ns / 1000 % 1000000) } };
+    setitimer(ITIMER_REAL, &once, NULL);
+}
+
+static void on_alarm(int number) {
+    (void) number;
+    const int kept = errno;
+    if (*is_wanted) {
+        struct timespec pause = { (time_t) (pause_ns / 1000000000), (long) (pause_ns % 1000000000) };
+        nanosleep(&pause, NULL);
+    }
+    arm();
+    errno = kept;
+}
+
+void uma_gentle(const uint8_t * wanted, int64_t run, int64_t pause) {
+    is_wanted = wanted;
+    run_ns = run;
+    pause_ns = pause;
+    struct sigaction action = { 0 };
+    action.sa_handler = on_alarm;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGALRM, &action, NULL);
+    arm();
+}
