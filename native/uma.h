@@ -13,7 +13,8 @@
 int64_t uma_now_ns(void);
 
 // -- gentle.c: a process of one thread that yields of itself
-void uma_gentle(const uint8_t * wanted, int64_t run_ns, int64_t pause_ns); // in turns of run and pause while *wanted is not 0; at once, until its end
+void uma_gentle_begin(const uint8_t * wanted, int64_t run_ns, int64_t pause_ns); // from now on in turns, while *wanted is not 0
+void uma_gentle_end(void);                                                       // it has nothing to do: no timer runs
 
 // -- log.c: llama.cpp's log lines, kept in a ring until Python drains them
 void    uma_log_install(int32_t min_level);                        // a ggml_log_level; lines below it are dropped at once

@@ -193,6 +193,11 @@ class IpcOptions:
     idle_timeout_ms: float = option(
         300_000.0, "a connection without a request in flight is closed after so long; 0: never", unit="ms", min=0, max=_DAYS
     )
+    read_apart: bool = option(
+        True,
+        "requests of more than 16 KiB are read in a process of their own (30 to 70 MiB), which delays no stream; off: in the daemon",
+        reload="restart",
+    )
     echo: bool = option(False, "text lines: stream the prompt back first")
 
 

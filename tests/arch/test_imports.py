@@ -122,9 +122,12 @@ STDLIB = {
     "uma_core.config_schema": {*PURE, "json"},
 }
 
+# the token ids of large requests are arrays from the start
+ARRAYS = tuple(f"uma_core.server.{name}" for name in ("prompt", "large", "helper", "helper_child"))
+
 # third-party package -> where it may be imported
 THIRD_PARTY = {
-    "numpy": ("uma_core.engine", "uma_core.executor", "uma_core.session", "uma_core.cache", "uma_core.constraint"),
+    "numpy": ("uma_core.engine", "uma_core.executor", "uma_core.session", "uma_core.cache", *ARRAYS, "uma_core.constraint"),
     "cffi": ("uma_core.engine.lib", "uma_core.constraint.lib"),
     "llguidance": ("uma_core.constraint.lib",),
     "click": ("uma_core.cli", "uma_core.config_flags", "uma_ctl", "uma_gateway.cli"),

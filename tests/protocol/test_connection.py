@@ -5,10 +5,11 @@ import json
 import pytest
 
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.protocol.connection import HELP_LINE, Limits, Rejected, Signal
+from uma_core.protocol.connection import HELP_LINE, Connection, Limits, Rejected, Signal
 from uma_core.protocol.events import Eos, Error, Reply, Started, Token
-from uma_core.protocol.framing import HEADER
+from uma_core.protocol.framing import HEADER, encode_frame
 from uma_core.protocol.lines import Mode
+from uma_core.protocol.messages import Large, Message, Source, Unfit, decode, decode_id, parse_object
 from uma_core.types import FinishReason
 
 
@@ -290,3 +291,56 @@ def test_a_reply_that_json_cannot_say_keeps_its_id(driver):
     with pytest.raises(ValueError):
         driver.send(Reply("s", "status", {"x": float("nan")}))
     assert unframe(driver.send(Error("s", UmaError(ErrorCode.INTERNAL))))[0]["id"] == "s"
+
+
+LARGE = Limits(frame_cap_bytes=1 << 20, line_cap_bytes=1 << 16, max_in_flight=4, inline_bytes=200)
+
+
+def large_one(**fields) -> bytes:
+    return json.dumps({"x_filler": "y" * 300, **fields}).encode()
+
+
+def message(payload: bytes) -> Message:
+    value = parse_object(payload)
+    return decode(value, decode_id(value))
+
+
+@pytest.mark.parametrize("wrap", [encode_frame, lambda payload: payload + b"\n"])
+def test_a_large_request_is_decoded_elsewhere_and_what_follows_waits(wrap):
+    connection = Connection(LARGE)
+    payload = large_one(id="a", prompt="hi")
+    connection.receive_data(wrap(payload) + wrap(b'{"id":"a","type":"cancel"}'))
+    assert connection.next_event() == Large(payload)
+    assert connection.is_waiting
+    assert connection.next_event() is Signal.PAUSED
+    assert connection.resume(message(payload)).request.prompt == "hi"
+    assert list(connection.in_flight) == ["a"]
+    assert connection.next_event().op.name == "cancel"
+
+
+def test_a_large_request_that_is_none():
+    connection = Connection(LARGE)
+    connection.receive_data(encode_frame(large_one(id=5, prompt=1)))
+    assert isinstance(connection.next_event(), Large)
+    rejected = connection.resume(Unfit(5, UmaError(ErrorCode.BAD_REQUEST, "no")))
+    assert json.loads(connection.send(rejected)[4:])["id"] == 5
+    assert connection.next_event() is Signal.NEED_DATA
+
+
+def test_a_large_request_under_an_id_that_is_taken_or_without_one():
+    connection = Connection(LARGE)
+    first, second = large_one(id="a", prompt="x"), large_one(prompt="x")
+    connection.receive_data(b"".join(map(encode_frame, (b'{"id":"a","prompt":"x"}', first, second))))
+    connection.next_event()
+    assert isinstance(connection.next_event(), Large)
+    assert connection.resume(message(first)).error.error is ErrorCode.DUPLICATE_ID
+    assert isinstance(connection.next_event(), Large)
+    assert connection.resume(message(second)).request.id == "#1"
+
+
+def test_a_long_prompt_line_keeps_its_text_in_the_source():
+    connection = Connection(LARGE)
+    connection.receive_data(b"word " * 60 + b"\n")
+    found = connection.next_event()
+    assert found.source == Source(b"word " * 60, True, 300)
+    assert found.request.prompt is None

@@ -144,7 +144,7 @@ class FakeCompute(threading.Thread):
         elif self.stale_for is not None and command.text is self.stale_for:
             self.events.append(Stale(*key))
         else:
-            text = bytes(command.tokens[command.tokens[0] == 1 :]).decode()
+            text = bytes(map(int, command.tokens[int(command.tokens[0] == 1) :])).decode()
             self.sessions[key] = FakeSession(command, text, command.request.max_tokens or len(text))
             self.events.append(Accepted(*key, 0))
 

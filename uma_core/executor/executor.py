@@ -310,6 +310,11 @@ class Executor:
                 self.meters.on_tick(ns, self.allowance.tick_ns)
         return reports
 
+    @property
+    def has_streams(self) -> bool:
+        """Its last plan had decode calls."""
+        return bool(self._groups)
+
     # when nothing is to be done
 
     def idle(self) -> float | None:

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from uma_core.clock import Clock
 from uma_core.engine.api import EngineInfo
 from uma_core.errors import ErrorCode, UmaError
@@ -64,8 +66,9 @@ class Admittance:
             raise self.closed
         if table.find(command.conn_id, request.id) is not None:
             raise UmaError(ErrorCode.DUPLICATE_ID)
-        self._check_prompt(command, info)
-        session = self._fitted(command, info.n_ctx_seq)
+        tokens = np.asarray(command.tokens, np.int32)
+        _check_tokens(tokens, info.n_vocab)
+        session = self._fitted(command, tokens, info.n_ctx_seq)
         session.n_cells = -(-session.n_cells // info.kv_page) * info.kv_page
         if request.lane is None and session.n_prompt - n_cached(session) > limits.auto_lane_tokens:
             session.lane = Lane.BACKGROUND
@@ -76,10 +79,9 @@ class Admittance:
         table.add(session, command.peer)
         return session
 
-    def _fitted(self, command: Submit, n_ctx: int) -> Session:
+    def _fitted(self, command: Submit, tokens: np.ndarray, n_ctx: int) -> Session:
         """A session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""
-        request, limits = command.request, self.limits
-        tokens, ends = command.tokens, command.message_ends
+        request, limits, ends = command.request, self.limits, command.message_ends
         how = request.overflow or limits.overflow
         n_wanted = min(request.max_tokens or limits.default_max_tokens, limits.max_tokens)
         n_most = n_ctx - overflow.room_for_answer(n_ctx, n_wanted)
@@ -112,13 +114,6 @@ class Admittance:
         slo = Slo(request.slo.ttft_ns or limits.slo_ttft_ns, request.slo.tbt_ns or limits.slo_tbt_ns)
         return dataclasses.replace(request, slo=slo, timeout_ns=request.timeout_ns or limits.timeout_ns)
 
-    def _check_prompt(self, command: Submit, info: EngineInfo) -> None:
-        tokens = command.tokens
-        if not tokens:
-            raise UmaError(ErrorCode.BAD_REQUEST, "the prompt is empty", field="prompt")
-        if min(tokens) < 0 or max(tokens) >= info.n_vocab:
-            raise UmaError(ErrorCode.BAD_REQUEST, f"token ids go from 0 to {info.n_vocab - 1}", field="tokens")
-
     def _overloaded(self, lane: Lane, table: SessionTable) -> UmaError:
         return UmaError(
             ErrorCode.OVERLOADED,
@@ -133,6 +128,14 @@ class Admittance:
         now = self._clock.now_ns()
         left = sorted(_time_left_ns(session, now) for session in table if session.seq_id >= 0)
         return max(RETRY_AFTER_MS_LEAST, left[len(left) // 2] // 1_000_000 if left else 0)
+
+
+def _check_tokens(tokens: np.ndarray, n_vocab: int) -> None:
+    """Raises: BAD_REQUEST."""
+    if not len(tokens):
+        raise UmaError(ErrorCode.BAD_REQUEST, "the prompt is empty", field="prompt")
+    if tokens.min() < 0 or tokens.max() >= n_vocab:
+        raise UmaError(ErrorCode.BAD_REQUEST, f"token ids go from 0 to {n_vocab - 1}", field="tokens")
 
 
 def _time_left_ns(session: Session, now: int) -> int:

@@ -34,7 +34,7 @@ from uma_core.protocol.events import (
 )
 from uma_core.protocol.framing import FrameReader, encode_frame
 from uma_core.protocol.lines import COMMANDS, LineReader, Mode, detect_mode
-from uma_core.protocol.messages import Message, decode, decode_id, generate, parse_object
+from uma_core.protocol.messages import Large, Message, Unfit, decode, decode_id, generate, parse_object
 from uma_core.protocol.ops import OPS
 from uma_core.types import FinishReason
 
@@ -46,6 +46,7 @@ class Limits(NamedTuple):
     line_cap_bytes: int
     max_in_flight: int  # of one connection: generate requests, and others, each
     has_echo: bool = False  # a prompt line's text comes back before the answer
+    inline_bytes: int = 0  # larger requests are decoded elsewhere; 0: none is
 
 
 class Signal(Enum):
@@ -98,6 +99,7 @@ class Connection:
         self._line: str | None = None  # a line that waits for the connection to be free
         self._n_generate = 0
         self._n_named = 0
+        self._is_waiting = False  # for what comes of a large request
         self._is_raw = False  # the last line was no JSON: what concerns no request looks like text
 
     # bytes in
@@ -140,10 +142,12 @@ class Connection:
 
     # messages out
 
-    def next_event(self) -> Message | Rejected | Signal:
-        """Take the next message."""
+    def next_event(self) -> Message | Rejected | Large | Signal:
+        """Take the next message. After a large one there is none before `resume`."""
         if self.is_closing:
             return Signal.END
+        if self._is_waiting:
+            return Signal.PAUSED
         try:
             if self.mode is Mode.FRAMES:
                 return self._next_frame()
@@ -156,7 +160,17 @@ class Connection:
     def _no_more(self) -> Signal:
         return Signal.END if self.has_eof else Signal.NEED_DATA
 
-    def _next_frame(self) -> Message | Rejected | Signal:
+    @property
+    def is_waiting(self) -> bool:
+        """A large request is being decoded."""
+        return self._is_waiting
+
+    def resume(self, outcome: Message | Unfit) -> Message | Rejected:
+        """Go on with what a large request turned out to be."""
+        self._is_waiting = False
+        return self._reject(*outcome) if isinstance(outcome, Unfit) else self._admit_named(outcome)
+
+    def _next_frame(self) -> Message | Rejected | Large | Signal:
         payload = self._frames.next_payload()
         if payload is not None:
             return self._request(payload)
@@ -164,7 +178,7 @@ class Connection:
             raise UmaError(ErrorCode.BAD_FRAME, "the stream ended inside a frame")
         return self._no_more()
 
-    def _next_line(self) -> Message | Rejected | Signal:
+    def _next_line(self) -> Message | Rejected | Large | Signal:
         while self._line is None or not self._line.strip():
             self._is_raw = not self._lines.begins_with_brace if len(self._lines) else self._is_raw
             self._line = self._lines.next_line(self.has_eof)
@@ -184,9 +198,15 @@ class Connection:
             op = OPS[command[0]]
             message = Message(op, id, None, {field.name: field.default for field in op.fields} | command[1])
             return self._admit(message, Style.COMMAND)
-        return self._admit(generate(id, line), Style.RAW, line if self.limits.has_echo else "")
+        return self._admit(generate(id, line, self._is_large(line)), Style.RAW, line if self.limits.has_echo else "")
 
-    def _request(self, payload: bytes | str) -> Message | Rejected:
+    def _is_large(self, payload: bytes | str) -> bool:
+        return 0 < self.limits.inline_bytes < len(payload)
+
+    def _request(self, payload: bytes | str) -> Message | Rejected | Large:
+        if self._is_large(payload):
+            self._is_waiting = True
+            return Large(payload if isinstance(payload, bytes) else payload.encode())
         wire_id = None
         try:
             value = parse_object(payload)
@@ -194,6 +214,9 @@ class Connection:
             message = decode(value, wire_id)
         except UmaError as error:
             return self._reject(wire_id, error)
+        return self._admit_named(message)
+
+    def _admit_named(self, message: Message) -> Message | Rejected:
         return self._admit(message if message.id else self._named(message), Style.JSON)
 
     def _named(self, message: Message) -> Message:

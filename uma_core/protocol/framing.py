@@ -51,6 +51,7 @@ class FrameReader:
         end = HEADER.size + length
         if len(buffer) < end:
             return None
-        payload = bytes(buffer[HEADER.size : end])
+        with memoryview(buffer) as view:  # one copy, not two: it may be megabytes
+            payload = bytes(view[HEADER.size : end])
         del buffer[:end]
         return payload

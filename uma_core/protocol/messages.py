@@ -20,9 +20,30 @@ from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, TYPE_FIELD, Op
 from uma_core.protocol.sampling import to_params
 from uma_core.types import Lane, Request, Slo
 
-__all__ = ["OPS", "Message", "decode", "decode_id", "events_markdown", "generate", "ops_markdown", "parse_object"]
+__all__ = ["OPS", "Large", "Message", "Source", "Unfit", "decode", "decode_id", "events_markdown", "generate", "ops_markdown", "parse_object"]
 
 NS_PER_MS = 1_000_000
+
+
+class Source(NamedTuple):
+    """What a large request consists of, as it came: whoever needs its text reads it again, where that keeps nobody waiting."""
+
+    payload: bytes  # its JSON, or with `is_text` the prompt
+    is_text: bool
+    n_bytes: int  # of its input as text
+
+
+class Large(NamedTuple):
+    """A request that takes long to decode. `Connection.resume` gets what came of it."""
+
+    payload: bytes  # its JSON
+
+
+class Unfit(NamedTuple):
+    """What came of one that is none."""
+
+    wire_id: WireId
+    error: UmaError
 
 
 class Message(NamedTuple):
@@ -33,6 +54,7 @@ class Message(NamedTuple):
     wire_id: WireId  # as the client wrote it
     args: dict[str, Any]  # the operation's fields, defaults filled in
     request: Request | None = None  # of generate
+    source: Source | None = None  # of a large one: there its input is, and not in the two above
 
 
 def parse_object(payload: bytes | str) -> dict[str, Any]:
@@ -98,17 +120,19 @@ def decode(value: dict[str, Any], wire_id: WireId) -> Message:
         raise bad_field("id", "is required")
     refuse_unknown((TYPE_FIELD, ID_FIELD, *op.fields), value)
     args = check_fields(op.fields, value)
-    if name == "count":
+    if name in ("generate", "count"):
         check_input(args)
     id = "" if wire_id is None else str(wire_id)
     return Message(op, id, wire_id, args, to_request(id, args) if name == "generate" else None)
 
 
-def generate(id: str, prompt: str) -> Message:
+def generate(id: str, prompt: str, is_large: bool = False) -> Message:
     """Make the message of a prompt line."""
     op = OPS["generate"]
-    args = check_fields(op.fields, {"prompt": prompt})
-    return Message(op, id, id, args, to_request(id, args))
+    args = check_fields(op.fields, {} if is_large else {"prompt": prompt})
+    payload = prompt.encode() if is_large else b""
+    source = Source(payload, True, len(payload)) if is_large else None
+    return Message(op, id, id, args, to_request(id, args), source)
 
 
 def check_input(args: dict[str, Any]) -> None:
@@ -119,8 +143,7 @@ def check_input(args: dict[str, Any]) -> None:
 
 
 def to_request(id: str, args: dict[str, Any]) -> Request:
-    """Build the Request of checked generate fields. Raises: BAD_REQUEST unless exactly one input is there."""
-    check_input(args)
+    """Build the Request of checked generate fields."""
     slo = args["slo"] or {}
     return Request(
         id=id,

@@ -22,12 +22,13 @@ from uma_core.peer import peer_of
 from uma_core.protocol import events as wire
 from uma_core.protocol.connection import Connection, Limits
 from uma_core.protocol.framing import encode_frame
-from uma_core.protocol.messages import Message
+from uma_core.protocol.messages import Large, Message, Unfit
 from uma_core.server import journal
 from uma_core.server.access import is_admin, is_trusted, may_connect
 from uma_core.server.client import Client
 from uma_core.server.handlers import HANDLERS
-from uma_core.server.intake import NO_USAGE, Intake, Job, Task
+from uma_core.server.intake import NO_USAGE, Decoding, Intake, Job, Task
+from uma_core.server.large import LARGE_BYTES, Local, Reader
 from uma_core.server.ledger import Ledger
 from uma_core.server.listener import BoundSocket, Listener
 from uma_core.server.loop import Loop
@@ -47,13 +48,16 @@ SHUTDOWN_FLUSH_S = 2.0
 class IoApp:
     """See the module head. Everything runs on the loop's thread, except what says otherwise."""
 
-    def __init__(self, loop: Loop, compute: ComputePort, services: Services, registry: Registry) -> None:
+    def __init__(
+        self, loop: Loop, compute: ComputePort, services: Services, registry: Registry, reader: Reader | None = None
+    ) -> None:
         self.loop = loop
         self.services = services
         self.meters = IoMeters(registry)
         self.ledger: Ledger[Job] = Ledger()
         self.clients: dict[int, Client] = {}
-        self.intake = Intake(services.text, compute.submit, self._post, loop.clock, Compiler(registry).compile)
+        self.reader = reader or Local()  # of large requests
+        self.intake = Intake(services.text, compute.submit, self._post, loop.clock, Compiler(registry).compile, self.reader)
         self._compute = compute
         self._posted: deque[Event] = deque()  # from the intake
         self._dirty: dict[Client, None] = {}
@@ -133,7 +137,7 @@ class IoApp:
         config = self.services.config()
         ipc, cap_bytes = config.ipc, config.ipc.max_frame_bytes
         frame_bytes = max(cap_bytes, ipc.trusted_frame_bytes) if is_trusted(peer, os.getuid(), config.access) else cap_bytes
-        connection = Connection(Limits(frame_bytes, cap_bytes, config.limits.max_in_flight, ipc.echo))
+        connection = Connection(Limits(frame_bytes, cap_bytes, config.limits.max_in_flight, ipc.echo, LARGE_BYTES))
         client = Client(self, sock, next(self._conn_ids), peer, connection, refusal, is_reserve)
         self.clients[client.conn_id] = client
         self.meters.connections_total.add()
@@ -191,6 +195,12 @@ class IoApp:
             self._fail(client, message, UmaError(ErrorCode.INTERNAL))
         if refusal is not None:
             client.close_when_written()
+
+    def on_large(self, client: Client, large: Large) -> None:
+        def answer(outcome: Message | Unfit) -> None:
+            self.loop.call_soon(lambda: client.resume(outcome))
+
+        self.intake.put(Decoding(client.conn_id, self.now_ns(), large.payload, answer))
 
     def _fail(self, client: Client, message: Message, error: UmaError) -> None:
         journal.refused(client, message.op.name, message.id, error)

@@ -24,7 +24,7 @@ from uma_core.peer import has_hung_up
 from uma_core.protocol.connection import Connection, Rejected, Signal
 from uma_core.protocol.events import Eos, Error, Event
 from uma_core.protocol.lines import Mode
-from uma_core.protocol.messages import Message
+from uma_core.protocol.messages import Large, Message, Unfit
 from uma_core.server.loop import READ, WRITE, Loop, Timer
 from uma_core.server.meters import IoMeters
 from uma_core.types import Peer
@@ -32,6 +32,7 @@ from uma_core.types import Peer
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 16
+MESSAGES_PER_TURN = 32  # of one client, a millisecond's work: then others have their turn
 SETTLE_NS = 50_000_000  # silence after which a line of less than four bytes cannot be a frame header any more
 HANG_UP_CHECK_NS = 250_000_000  # how often to look for a hang-up while nothing is read from a client
 LINGER_NS = 1_000_000_000
@@ -49,6 +50,9 @@ class Owner(Protocol):
     def ipc(self) -> IpcOptions: ...
 
     def on_message(self, client: Client, message: Message) -> None: ...
+
+    def on_large(self, client: Client, large: Large) -> None:
+        """Call `resume` with what comes of it."""
 
     def on_dirty(self, client: Client) -> None:
         """It has bytes to write: call `flush` before the loop waits."""
@@ -152,6 +156,7 @@ class Client:
         if self._is_pumping or self._is_lingering:
             return
         self._is_pumping = True
+        n_left = MESSAGES_PER_TURN
         try:
             while self.is_open and not self._is_flooded():
                 event = self.connection.next_event()
@@ -159,18 +164,36 @@ class Client:
                     self._is_at_end = event is Signal.END
                     break
                 self._t_active_ns = self._t_begun_ns = self._owner.loop.clock.now_ns()
-                if isinstance(event, Rejected):
-                    log.debug("%r: %s", self, event.error)
-                    self.send(event)
+                if isinstance(event, Large):
+                    self._owner.on_large(self, event)
                 else:
-                    self._owner.on_message(self, event)
+                    self._take(event)
+                n_left -= 1
+                if not n_left:
+                    break
         finally:
             self._is_pumping = False
         if self.is_open:
             self._update_interest()
             self._wants_pump = self._is_flooded()
+            if not n_left:
+                self._owner.loop.call_soon(self.pump)
             if self.connection.is_ambiguous:
                 self._arm("settle", SETTLE_NS, self._settle)
+
+    def _take(self, event: Message | Rejected) -> None:
+        if isinstance(event, Rejected):
+            log.debug("%r: %s", self, event.error)
+            self.send(event)
+        else:
+            self._owner.on_message(self, event)
+
+    def resume(self, outcome: Message | Unfit) -> None:
+        """Go on with what a large request turned out to be."""
+        if self.is_open and not self._is_lingering:
+            self._take(self.connection.resume(outcome))
+            self.pump()
+            self._end_if_done()
 
     def _is_flooded(self) -> bool:
         """Requests that are answered at once must not make more bytes than their sender reads."""
@@ -291,7 +314,7 @@ class Client:
         limit_ns = self._idle_limit_ns()
         t_last_ns = max(self._t_active_ns, self._t_begun_ns) if self.connection.n_buffered else self._t_active_ns
         quiet_ns = self._owner.loop.clock.now_ns() - t_last_ns
-        if self.connection.in_flight or self._tx:
+        if self.connection.in_flight or self.connection.is_waiting or self._tx:
             self._arm("idle", limit_ns, self._check_idle)
         elif quiet_ns < limit_ns:
             self._arm("idle", limit_ns - quiet_ns, self._check_idle)

@@ -26,6 +26,7 @@ from uma_core.server import descriptors, signals
 from uma_core.server.admin import Admin
 from uma_core.server.app import IoApp
 from uma_core.server.gateway import Gateway
+from uma_core.server.helper import Helper
 from uma_core.server.host import Host
 from uma_core.server.lifecycle import Lifecycle
 from uma_core.server.listener import bind_unix, passed_sockets
@@ -61,7 +62,8 @@ class Daemon:
         self.lifecycle = Lifecycle(self._config, self.loop, self.compute, self.host, self.clock)
         self.reloader = Reloader(config, sources, self.loop, self.host, self.lifecycle, self.registry)
         self.status = Status(self.host, self.lifecycle, self.reloader, self.registry, self.clock)
-        self.app = IoApp(self.loop, self.compute, self._services(), self.registry)
+        self.helper = Helper() if config.ipc.read_apart else None
+        self.app = IoApp(self.loop, self.compute, self._services(), self.registry, self.helper)
         self.notifier = Notifier(os.environ, os.getpid())
         self.supervision = Supervision(self.notifier, self.loop, self.compute, self.host, self.lifecycle)
         self.relief = Relief(self.loop, self.compute, self.registry)
@@ -97,6 +99,8 @@ class Daemon:
         self.host.is_in_use = self.app.intake.is_using
         self.host.on_doing = self.supervision.on_doing
         self.status.gateway = self.gateway.report
+        if self.helper is not None:
+            self.host.on_crowded = self.helper.is_crowded.set
         self.status.n_connections = lambda: len(self.app.clients)
         self.lifecycle.n_in_flight = lambda: len(self.app.ledger)
         self.lifecycle.has_unsent = self.app.has_unsent
@@ -146,6 +150,7 @@ class Daemon:
         info = engine.info
         self.status.on_ready()
         self.lifecycle.loaded()
+        self.app.intake.prepare()
         what = f"{info.model_name} ({info.engine}) on {info.backend}, {info.n_seq_max} sequences of {info.n_ctx_seq} cells"
         log.info("ready after %.1f s: %s", self.status.start_ms / 1e3, what)
 

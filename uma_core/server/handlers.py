@@ -19,7 +19,9 @@ from uma_core.server import texts
 from uma_core.server.access import is_admin, is_trusted, lane_for
 from uma_core.server.client import Client
 from uma_core.server.intake import Job, Task
+from uma_core.server.large import Reader
 from uma_core.server.ports import Services
+from uma_core.server.sizes import input_bytes, text_bytes
 from uma_core.types import Peer, Request
 
 
@@ -27,6 +29,7 @@ class Context(Protocol):
     """What handlers ask of the app."""
 
     services: Services
+    reader: Reader
 
     def find_client(self, conn_id: int) -> Client | None: ...
 
@@ -55,11 +58,11 @@ def on_generate(ctx: Context, client: Client, message: Message) -> None:
     config = ctx.services.config()
     if message.request.account:
         check_trusted(client, config)
-    n_bytes = prompt_bytes(message.request)
+    n_bytes = message.source.n_bytes if message.source is not None else input_bytes(message.args)
     check_prompt(n_bytes, bool(message.request.account), config)
     request = configured(message.request, client.peer, config)
-    n_bytes += _text_bytes(request.constraint.value) if request.constraint is not None else 0  # it is read too
-    ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes))
+    n_bytes += text_bytes(request.constraint.value) if request.constraint is not None else 0  # it is read too
+    ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes, message.source))
 
 
 def check_prompt(n_bytes: int, may_be_long: bool, config: Config) -> None:
@@ -87,28 +90,6 @@ def configured(request: Request, peer: Peer, config: Config) -> Request:
     )
 
 
-def prompt_bytes(request: Request) -> int:
-    """Size of the prompt as text; token ids count as four bytes, about what they stand for."""
-    if request.prompt is not None:
-        return len(request.prompt.encode())
-    if request.tokens is not None:
-        return 4 * len(request.tokens)
-    return sum(map(_text_bytes, request.messages or ()))
-
-
-def _text_bytes(value: Any) -> int:
-    n_bytes, stack = 0, [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, str):
-            n_bytes += len(item.encode())
-        elif isinstance(item, dict):
-            stack += item.values()
-        elif isinstance(item, list):
-            stack += item
-    return n_bytes
-
-
 def on_cancel(ctx: Context, client: Client, message: Message) -> None:
     conn_id = message.args["conn"]
     if conn_id is None or conn_id == client.conn_id:
@@ -123,11 +104,12 @@ def on_cancel(ctx: Context, client: Client, message: Message) -> None:
 def on_text(ctx: Context, client: Client, message: Message) -> None:
     """Tokenize, detokenize, count, apply_template: the intake answers, in its turn. A drain does not refuse them."""
     config, args = ctx.services.config(), message.args
-    request = Request("", args.get("content", args.get("prompt")), args.get("tokens"), args.get("messages"))
-    n_bytes = prompt_bytes(request)
+    op, source, cap_bytes = message.op.name, message.source, config.ipc.tx_hard_bytes
+    n_bytes = source.n_bytes if source is not None else input_bytes(args)
     check_prompt(n_bytes, is_trusted(client.peer, os.getuid(), config.access), config)
-    work = functools.partial(texts.answer, message.op.name, args, config.ipc.tx_hard_bytes)
-    ctx.put(Task(client.conn_id, ctx.now_ns(), n_bytes, work, ctx.reply_later(client, message)))
+    reader = ctx.reader
+    work = (lambda text: reader.answer(text, op, source, cap_bytes)) if source else functools.partial(texts.answer, op, args, cap_bytes)
+    ctx.put(Task(client.conn_id, ctx.now_ns(), n_bytes, work, ctx.reply_later(client, message), source is not None))
 
 
 def on_status(ctx: Context, client: Client, message: Message) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from uma_core.trace import Sink
 
 log = logging.getLogger(__name__)
 
+N_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 PUBLISH_NS = 250_000_000  # between two views while work is done: a view costs hundreds of microseconds between two ticks
 CLOSE_POLL_S = 0.01
 UNLOAD_TIMEOUT_S = 60.0
@@ -84,6 +86,7 @@ class Host:
         self.progress = 0.0  # share of the weights that is read
         self.doing = LOADING  # while it is
         self.on_doing: Callable[[], None] = lambda: None  # it changed
+        self.on_crowded: Callable[[bool], None] = lambda is_crowded: None  # streams take all processors, or do not: called every turn
         self.is_in_use: Callable[[Engine], bool] = lambda engine: False
         self.admittance = Admittance(limits_of(config), clock)
         self._recorders: tuple[Sink, ...] = ()
@@ -334,6 +337,7 @@ class Host:
     # views, on the compute thread
 
     def _publish(self, is_busy: bool) -> None:
+        self.on_crowded(is_busy and any(e.has_streams and e.engine.info.n_threads >= N_PROCESSORS for e in self._compute.executors))
         executors, current, last = self._compute.executors, self._compute.current, self.view
         now, n_sessions = self._clock.now_ns(), sum(len(e.table) for e in executors)
         is_fresh = last is not None and now - last.at_ns < PUBLISH_NS and n_sessions == len(self.rows)

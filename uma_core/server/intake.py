@@ -1,6 +1,7 @@
 """The intake: prompts are templated and tokenised here, off the I/O thread, before the compute side sees them.
 
-So is what operations such as `tokenize` want of the model's text side (`Task`); it waits in the same queues.
+So is what operations such as `tokenize` want of the model's text side (`Task`), and the decoding of large requests (`Decoding`); all of
+them wait in the same queues. What is large is left to a `Reader`.
 
 Short prompts go first, with aging: a prompt's turn is its arrival time plus its size at `AGING_BYTES_PER_S`, so the
 order never needs to be recomputed and a long paste waits a bounded time. One worker takes short prompts only, so
@@ -22,6 +23,8 @@ from typing import TypeVar
 
 from uma_core.clock import Clock
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.protocol.messages import Message, Source, Unfit
+from uma_core.server.large import LARGE_BYTES, Local, Reader, message_of
 from uma_core.server.ports import EncodedAnswer, TextPort
 from uma_core.server.prompt import encode
 from uma_core.server.sampling import resolve
@@ -32,7 +35,7 @@ from uma_core.types import Constraint, FinishReason, Peer, Request
 log = logging.getLogger(__name__)
 
 AGING_BYTES_PER_S = 4_000_000  # about what a tokeniser reads: an equal wait weighs as much as equal work
-SHORT_BYTES = 16_384
+SHORT_BYTES = LARGE_BYTES
 NO_USAGE = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
 
 
@@ -45,8 +48,13 @@ class Job:
     request: Request
     t_received_ns: int
     n_bytes: int
+    source: Source | None = None  # of a large one
     is_cancelled: bool = False
     is_dropped: bool = False  # the client is gone: no event
+
+    @property
+    def is_large(self) -> bool:
+        return self.source is not None
 
     @property
     def key(self) -> tuple[int, str]:
@@ -66,6 +74,7 @@ class Task:
     n_bytes: int
     work: Callable[[TextPort], bytes]  # gives the reply's fields, encoded
     answer: EncodedAnswer
+    is_large: bool = False
     is_dropped: bool = False
 
     @property
@@ -73,8 +82,29 @@ class Task:
         return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
 
 
+@dataclass(slots=True, eq=False)
+class Decoding:
+    """A large request that is to become a message. Answered once, unless its client is gone."""
+
+    conn_id: int
+    t_received_ns: int
+    payload: bytes
+    answer: Callable[[Message | Unfit], None]
+    is_large: bool = True
+    is_dropped: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.payload)
+
+    @property
+    def turn(self) -> float:
+        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
+
+
 Outcome = TypeVar("Outcome")
-Queue = list[tuple[float, int, Job | Task]]
+Work = Job | Task | Decoding
+Queue = list[tuple[float, int, Work]]
 
 
 class Intake:
@@ -87,10 +117,12 @@ class Intake:
         post: Callable[[Event], None],
         clock: Clock,
         compile: Callable[[TextPort, Constraint], Matcher] | None = None,
+        reader: Reader | None = None,
     ) -> None:
-        """`compile` makes the matcher of a constrained request; without it, there is none to be had."""
+        """`compile` makes the matcher of a constrained request; without it, there is none to be had. `reader` reads large ones."""
         self._text = text
         self._compile = compile
+        self._reader = reader or Local()
         self._submit = submit
         self._post = post
         self._clock = clock
@@ -99,7 +131,7 @@ class Intake:
         self._short: Queue = []
         self._long: Queue = []
         self._jobs: dict[tuple[int, str], Job] = {}  # waiting or being worked on
-        self._tasks: set[Task] = set()  # likewise
+        self._tasks: set[Task | Decoding] = set()  # likewise
         self._in_use: list[TextPort] = []
         self._is_stopping = False
         self._threads = [
@@ -112,17 +144,27 @@ class Intake:
             thread.start()
 
     def stop(self) -> None:
-        """Refuse what waits, and end the threads after the jobs they are at."""
+        """Refuse what waits, and end the threads after the jobs they are at; large ones are given up."""
         with self._condition:
             self._is_stopping = True
             self._condition.notify_all()
+        self._reader.close()
         for thread in self._threads:
             if thread.ident is not None:  # where the start failed, not all were started
                 thread.join()
-        for job in list(self._jobs.values()):
-            self._end(job, UmaError(ErrorCode.SHUTTING_DOWN))
-        for task in list(self._tasks):
-            self._end_task(task, UmaError(ErrorCode.SHUTTING_DOWN))
+        waiting: list[Work] = [*self._jobs.values(), *self._tasks]
+        for job in waiting:
+            self._refuse(job)
+
+    def _refuse(self, job: Work) -> None:
+        """There is nobody any more to do it."""
+        error = UmaError(ErrorCode.SHUTTING_DOWN)
+        if isinstance(job, Job):
+            self._end(job, error)
+        elif isinstance(job, Task):
+            self._end_task(job, error)
+        else:
+            self._end_decoding(job, _unread(job.payload, error))
 
     # the I/O thread's side
 
@@ -130,15 +172,27 @@ class Intake:
     def n_jobs(self) -> int:
         return len(self._jobs) + len(self._tasks)
 
-    def put(self, job: Job | Task) -> None:
+    def put(self, job: Work) -> None:
         with self._condition:
-            if isinstance(job, Task):
-                self._tasks.add(job)
-            else:
+            if isinstance(job, Job):
                 self._jobs[job.key] = job
-            queue = self._short if job.n_bytes <= SHORT_BYTES else self._long
+            else:
+                self._tasks.add(job)
+            queue = self._long if job.is_large or job.n_bytes > SHORT_BYTES else self._short
             heapq.heappush(queue, (job.turn, next(self._order), job))
             self._condition.notify_all()
+            is_late = self._is_stopping
+        if is_late:
+            self._refuse(job)
+
+    def prepare(self) -> None:
+        """Get the reader of large requests ready for the present model, when nothing else is to be done."""
+
+        def work(text: TextPort) -> bytes:
+            self._reader.prepare(text)
+            return b""
+
+        self.put(Task(-1, self._clock.now_ns(), 0, work, lambda outcome: None, True))
 
     def cancel(self, conn_id: int, request_id: str) -> bool:
         """False: it is not here any more; its Submit is with the compute side."""
@@ -150,7 +204,7 @@ class Intake:
 
     def hang_up(self, conn_id: int) -> None:
         with self._condition:
-            waiting: list[Job | Task] = [*self._jobs.values(), *self._tasks]
+            waiting: list[Work] = [*self._jobs.values(), *self._tasks]
             for job in waiting:
                 job.is_dropped |= job.conn_id == conn_id
 
@@ -165,7 +219,7 @@ class Intake:
         while (job := self._take(queues)) is not None:
             self._process(job)
 
-    def _take(self, queues: tuple[Queue, ...]) -> Job | Task | None:
+    def _take(self, queues: tuple[Queue, ...]) -> Work | None:
         with self._condition:
             while not self._is_stopping:
                 filled = [queue for queue in queues if queue]
@@ -174,8 +228,10 @@ class Intake:
                 self._condition.wait()
         return None
 
-    def _process(self, job: Job | Task) -> None:
-        if isinstance(job, Task):
+    def _process(self, job: Work) -> None:
+        if isinstance(job, Decoding):
+            self._end_decoding(job, None if job.is_dropped else self._decode(job.payload))
+        elif isinstance(job, Task):
             self._end_task(job, None if job.is_dropped else self._with_text(job.conn_id, job.work))
         elif job.is_cancelled or job.is_dropped:
             self._end(job, None)
@@ -187,12 +243,29 @@ class Intake:
         constraint, matcher = job.request.constraint, None
         if job.request.model and job.request.model != text.info.fingerprint:
             raise UmaError(ErrorCode.MODEL_CHANGED)
-        request, encoded = resolve(text, job.request), encode(text, job.request)
+        request = resolve(text, job.request)
+        encoded = self._reader.encode(text, job.source) if job.source is not None else encode(text, job.request)
         if constraint is not None:
             if self._compile is None:
                 raise UmaError(ErrorCode.CONSTRAINTS_UNAVAILABLE)
             matcher = self._compile(text, constraint)
         return Submit(job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text, matcher)
+
+    def _decode(self, payload: bytes) -> Message | Unfit:
+        try:
+            found = self._reader.digest(payload)
+        except UmaError as error:
+            return _unread(payload, error)
+        except Exception as error:
+            log.exception("a large request")
+            return _unread(payload, UmaError(ErrorCode.INTERNAL, f"reading the request failed: {type(error).__name__}"))
+        return found if isinstance(found, Unfit) else message_of(found, payload)
+
+    def _end_decoding(self, job: Decoding, outcome: Message | Unfit | None) -> None:
+        with self._condition:
+            self._tasks.discard(job)
+        if outcome is not None and not job.is_dropped:
+            job.answer(outcome)
 
     def _with_text(self, conn_id: int, work: Callable[[TextPort], Outcome]) -> Outcome | UmaError:
         """Do what needs the model's text side, which is not closed meanwhile."""
@@ -231,3 +304,9 @@ class Intake:
                 self._post(Refused(*job.key, outcome))
             elif outcome is not None:
                 self._submit(outcome)
+
+
+def _unread(payload: bytes, error: UmaError) -> Unfit:
+    """A large request that nobody reads any more: at least it is told under its id."""
+    found = Local().digest(payload)
+    return found if isinstance(found, Unfit) else Unfit(found.wire_id, error)

@@ -30,14 +30,17 @@ class ModelNamed(Protocol):
     """The part of EngineInfo that tells models apart."""
 
     @property
+    def engine(self) -> str: ...
+
+    @property
+    def model_path(self) -> str: ...
+
+    @property
     def fingerprint(self) -> str: ...
 
 
-class TextPort(Protocol):
-    """The part of an engine that reads text. Any thread. `Engine` implements it."""
-
-    @property
-    def info(self) -> ModelNamed: ...
+class Reading(Protocol):
+    """What makes tokens of text. Any thread."""
 
     @property
     def n_vocab(self) -> int: ...
@@ -46,17 +49,24 @@ class TextPort(Protocol):
 
     def piece(self, token: TokenId, unparse_special: bool = False) -> bytes: ...
 
+    def chat_template(self) -> str | None: ...
+
+    def special(self, name: str) -> str:
+        """Text of the "bos" or "eos" token; "" where the model has none."""
+
+
+class TextPort(Reading, Protocol):
+    """The part of an engine that knows text. Any thread. `Engine` implements it."""
+
+    @property
+    def info(self) -> ModelNamed: ...
+
     def prepare(self, params: SamplingParams) -> None:
         """Do what sampling by these would take long for. Raises: BAD_REQUEST where this model cannot."""
 
     def is_eog(self, token: TokenId) -> bool: ...
 
     def is_control(self, token: TokenId) -> bool: ...
-
-    def chat_template(self) -> str | None: ...
-
-    def special(self, name: str) -> str:
-        """Text of the "bos" or "eos" token; "" where the model has none."""
 
 
 Answer = Callable[[dict[str, Any] | bytes | UmaError], None]  # the reply's fields, or their JSON without braces; any thread; once

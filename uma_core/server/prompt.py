@@ -5,14 +5,16 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
+import numpy as np
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.server.ports import TextPort
+from uma_core.server.ports import Reading
 from uma_core.types import Request, TokenId
 
 ENDS_MAX_MESSAGES = 64  # above these, message ends are not looked for: they cost a second tokenisation
@@ -20,11 +22,11 @@ ENDS_MAX_BYTES = 1 << 16
 
 
 class Encoded(NamedTuple):
-    tokens: list[TokenId]
+    tokens: Sequence[TokenId] | np.ndarray  # an array where they are many
     message_ends: tuple[int, ...] = ()  # see session.events.Submit
 
 
-def encode(text: TextPort, request: Request) -> Encoded:
+def encode(text: Reading, request: Request) -> Encoded:
     """Tokenise. Blocks: for as long as the tokeniser takes. Raises: TEMPLATE_FAILED."""
     if request.tokens is not None:
         return Encoded(list(request.tokens))
@@ -33,7 +35,7 @@ def encode(text: TextPort, request: Request) -> Encoded:
     return _encode_chat(text, list(request.messages or ()))
 
 
-def _encode_chat(text: TextPort, messages: list[dict[str, Any]]) -> Encoded:
+def _encode_chat(text: Reading, messages: list[dict[str, Any]]) -> Encoded:
     template = ChatTemplate.of(text)
     rendered = template.render(messages, True)
     has_bos = bool(template.bos) and rendered.startswith(template.bos)
@@ -44,7 +46,7 @@ def _encode_chat(text: TextPort, messages: list[dict[str, Any]]) -> Encoded:
 
 
 def _message_ends(
-    text: TextPort, template: ChatTemplate, messages: list[dict[str, Any]], rendered: str, tokens: list[TokenId]
+    text: Reading, template: ChatTemplate, messages: list[dict[str, Any]], rendered: str, tokens: list[TokenId]
 ) -> tuple[int, ...]:
     """Tokenise message by message: where the pieces add up to the whole, their ends are exact; else there are none."""
     ends, pieces, done = [], [], 0
@@ -61,7 +63,7 @@ def _message_ends(
     return tuple(ends) if tokens[: len(pieces)] == pieces else ()
 
 
-def apply_template(text: TextPort, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+def apply_template(text: Reading, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
     """The text that a chat becomes: as a `prompt` it gives the tokens that the messages give. Raises: TEMPLATE_FAILED."""
     template = ChatTemplate.of(text)
     rendered = template.render(messages, add_generation_prompt)
@@ -70,7 +72,7 @@ def apply_template(text: TextPort, messages: list[dict[str, Any]], add_generatio
     return rendered
 
 
-def _adds_bos(text: TextPort, bos: str) -> bool:
+def _adds_bos(text: Reading, bos: str) -> bool:
     return text.tokenize("", True, False)[:1] == text.tokenize(bos, False, True)
 
 
@@ -86,7 +88,7 @@ class ChatTemplate:
             raise UmaError(ErrorCode.TEMPLATE_FAILED, f"the model's chat template: {error}") from None
 
     @classmethod
-    def of(cls, text: TextPort) -> ChatTemplate:
+    def of(cls, text: Reading) -> ChatTemplate:
         """Compile the model's template, or find it compiled. Raises: TEMPLATE_FAILED."""
         source = text.chat_template()
         if not source:

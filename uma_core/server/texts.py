@@ -12,7 +12,7 @@ from typing import Any
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.fields import bad_field
-from uma_core.server.ports import TextPort
+from uma_core.server.ports import Reading
 from uma_core.server.prompt import apply_template, encode
 from uma_core.types import Request, TokenId
 
@@ -21,12 +21,12 @@ SLICE = 2048  # items, or characters, for one call of the JSON encoder: some ten
 Fields = dict[str, Any]
 
 
-def tokenize(text: TextPort, args: Fields) -> Fields:
+def tokenize(text: Reading, args: Fields) -> Fields:
     tokens = text.tokenize(args["content"], args["add_special"], args["parse_special"])
     return {"tokens": tokens, **_pieces(text, args, tokens, True)}
 
 
-def detokenize(text: TextPort, args: Fields) -> Fields:
+def detokenize(text: Reading, args: Fields) -> Fields:
     """Raises: BAD_REQUEST for a token that the model does not have."""
     n_vocab = text.n_vocab
     for token in args["tokens"]:
@@ -36,18 +36,18 @@ def detokenize(text: TextPort, args: Fields) -> Fields:
     return {"content": content.decode("utf-8", "replace"), **_pieces(text, args, args["tokens"], args["unparse_special"])}
 
 
-def count(text: TextPort, args: Fields) -> Fields:
+def count(text: Reading, args: Fields) -> Fields:
     """Count as `generate` does: its `prompt_tokens` for the same input. Raises: what `encode` raises."""
     request = Request(id="", prompt=args["prompt"], tokens=args["tokens"], messages=args["messages"])
     return {"n_tokens": len(encode(text, request).tokens)}
 
 
-def template(text: TextPort, args: Fields) -> Fields:
+def template(text: Reading, args: Fields) -> Fields:
     """Raises: TEMPLATE_FAILED."""
     return {"prompt": apply_template(text, list(args["messages"]), args["add_generation_prompt"])}
 
 
-WORK: dict[str, Callable[[TextPort, Fields], Fields]] = {
+WORK: dict[str, Callable[[Reading, Fields], Fields]] = {
     "tokenize": tokenize,
     "detokenize": detokenize,
     "count": count,
@@ -55,7 +55,7 @@ WORK: dict[str, Callable[[TextPort, Fields], Fields]] = {
 }
 
 
-def answer(op: str, args: Fields, cap_bytes: int, text: TextPort) -> bytes:
+def answer(op: str, args: Fields, cap_bytes: int, text: Reading) -> bytes:
     """Carry out an operation. The reply's fields as JSON, without braces.
 
     Raises: PROMPT_TOO_LARGE where they are more than `cap_bytes`, and what the operation raises.
@@ -93,7 +93,7 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _pieces(text: TextPort, args: Fields, tokens: Sequence[TokenId], unparse_special: bool) -> Fields:
+def _pieces(text: Reading, args: Fields, tokens: Sequence[TokenId], unparse_special: bool) -> Fields:
     return {"pieces": [_shown(text.piece(token, unparse_special)) for token in tokens]} if args["with_pieces"] else {}
 
 

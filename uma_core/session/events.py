@@ -6,8 +6,10 @@ Commands go to the compute thread, events come back; both through lock-free dequ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from uma_core.errors import UmaError
 from uma_core.types import FinishReason, Peer, Request, TokenId, TokenLogprob
@@ -19,7 +21,7 @@ class Submit(NamedTuple):
     conn_id: int
     peer: Peer
     request: Request
-    tokens: list[TokenId]
+    tokens: Sequence[TokenId] | np.ndarray
     t_received_ns: int  # when its frame was decoded
     message_ends: tuple[int, ...] = ()  # token counts after which a chat message ends: preferred snapshot points
     text: Any = None  # the engine whose vocabulary `tokens` is in: after a reload, another one answers Stale

@@ -7,6 +7,7 @@ cached view; the state machine is TRANSITIONS and nothing else.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -51,7 +52,7 @@ class Matcher(Protocol):
 class Session:
     """See the module head. Times are monotonic ns; counts are tokens."""
 
-    def __init__(self, sid: int, conn_id: int, request: Request, tokens: list[TokenId], grant: Grant) -> None:
+    def __init__(self, sid: int, conn_id: int, request: Request, tokens: Sequence[TokenId] | np.ndarray, grant: Grant) -> None:
         self.sid = sid
         self.conn_id = conn_id
         self.request = request

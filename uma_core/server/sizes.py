@@ -1,0 +1,29 @@
+"""How large the text of a request is: what its caps and its turn go by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+INPUTS = ("prompt", "tokens", "messages", "content")  # fields of requests that hold their text
+
+
+def input_bytes(args: dict[str, Any]) -> int:
+    """Size of a request's input as text; token ids count as four bytes, about what they stand for."""
+    tokens = args.get("tokens")
+    if tokens is not None:
+        return 4 * len(tokens)
+    return sum(text_bytes(args[name]) for name in ("prompt", "content", "messages") if args.get(name) is not None)
+
+
+def text_bytes(value: Any) -> int:
+    """Size of all strings in a JSON value, names of objects left out."""
+    n_bytes, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            n_bytes += len(item.encode())
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list | tuple):
+            stack += item
+    return n_bytes
