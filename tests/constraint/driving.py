@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 
 import jsonschema
@@ -86,13 +86,23 @@ def check_valid(value: Any, schema: Any) -> None:
 
 
 def _multiple_of(validator: Any, factor: Any, instance: Any, schema: Any) -> Any:
-    is_number = isinstance(instance, int | float) and not isinstance(instance, bool)
-    if is_number and Decimal(str(instance)) % Decimal(str(factor)):
-        yield jsonschema.ValidationError(f"{instance} is no multiple of {factor}")
+    is_number = isinstance(instance, int | float | Decimal) and not isinstance(instance, bool)
+    with localcontext() as context:  # answers may have hundreds of digits
+        context.prec = 2000
+        if is_number and Decimal(str(instance)) % Decimal(str(factor)):
+            yield jsonschema.ValidationError(f"{instance} is no multiple of {factor}")
 
 
 def parse(text: str) -> Any:
-    return json.loads(text)
+    """Every digit counts: an answer may have more of them than a float."""
+    return json.loads(text, parse_float=_number)
+
+
+def _number(digits: str) -> Decimal | float:
+    try:
+        return Decimal(digits)
+    except InvalidOperation:  # an exponent that nobody can count to
+        return float(digits)
 
 
 def dumps(value: Any) -> bytes:
