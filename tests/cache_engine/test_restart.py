@@ -39,7 +39,9 @@ def size_of(folder: Path) -> int:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(p.name for p in (folder / "kv").iterdir())
+    """None before the first write, which makes the folder."""
+    kept = folder / "kv"
+    return sorted(p.name for p in kept.iterdir()) if kept.exists() else []
 
 
 def shrinks_to(folder: Path, n_bytes: int) -> bool:
