@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 from native.pin import BuildError
-from perf import plots, report, scorecard
+from perf import csv_files, plots, report, scorecard
 from perf.criteria import ON_CPU, ON_GPU, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, labels_for
 from perf.gguf_file import ensure
 from perf.harness import Harness, Job, Plan
 from perf.lanes import run_beside
 from perf.load import Sizing
 from perf.peers import OURS, PEER, make_server
-from perf.results import Results, commit_id, load, machine_facts
+from perf.results import MixedCommits, Results, commit_id, load, machine_facts
 from perf.scenarios import SCENARIOS
 from perf.servers import ServerError
 from perf.shapes import SHAPES
@@ -222,7 +222,11 @@ def report_(folder: Path) -> None:
 @click.option("--docs", type=_FOLDER, default=Path("docs"), show_default=True, help="Where the pages go.")
 def scorecard_(folders: tuple[Path, ...], docs: Path) -> None:
     """Generate docs/FINDINGS.md, docs/BENCHMARKS.md and docs/SCORECARD.md from the results in FOLDERS (default: those of perf/measured)."""
-    for path in scorecard.write([load(folder) for folder in folders or scorecard.measured()], docs):
+    try:
+        paths = scorecard.write([load(folder) for folder in folders or scorecard.measured()], docs)
+    except MixedCommits as error:
+        raise click.ClickException(str(error)) from error
+    for path in paths:
         click.echo(path)
 
 
@@ -264,5 +268,6 @@ def _write(results: Results, folder: Path, criteria: tuple[Criterion, ...]) -> N
     text = report.summary(results, criteria)
     (folder / "summary.md").write_text(text)
     click.echo(text)
+    tables = ", ".join(path.name for path in csv_files.write(results, folder))
     pictures = plots.draw(results, folder) if plots.can_plot() else []
-    click.echo(f"{folder}: results.json, summary.md, tokens/*.csv" + (f", {len(pictures)} plots" if pictures else ""))
+    click.echo(f"{folder}: results.json, summary.md, {tables}, tokens/*.csv" + (f", {len(pictures)} plots" if pictures else ""))

@@ -12,6 +12,7 @@ from perf.results import Results
 from perf.stats import median, spread
 
 BETTER = 0.99
+ENOUGH = 0.8  # of a row's repeats have to be within its bound besides the median: 4 of 5
 GUARD_OFF = f"{OURS}:guard-off"
 LLAMA_ENGINE = f"{OURS}:engine=llama"
 
@@ -44,6 +45,10 @@ class Criterion:
             unit = "x solo"
         return f"{'≥' if self.is_floor else '≤'} {self.limit:g}{unit}"
 
+    def is_within(self, value: float) -> bool:
+        """False for NaN."""
+        return value >= self.limit if self.is_floor else value <= self.limit
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -51,7 +56,9 @@ class Verdict:
     value: float  # median over repeats; NaN where it was not measured
     low: float
     high: float
-    n: int  # repeats that gave a value
+    n: int  # repeats
+    n_within: int  # of these, within the bound; one that gave no value is not
+    runs: tuple[float, ...]  # median of each run, where it was measured in several
     is_met: bool | None  # None: not measured
 
     @property
@@ -163,18 +170,21 @@ def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[s
 
 
 def judge(results: Results, criterion: Criterion) -> Verdict:
-    """Hold the median over repeats against the limit; ratios are taken repeat by repeat first."""
+    """Hold the median over the repeats of all runs against the limit, and the repeats themselves; ratios are taken repeat by repeat first."""
     c = criterion
     if c.against is Against.LIMIT:
         cell = results.cells.get(c.scenario, {}).get(c.ours)
-        values = cell.values(c.figure) if cell else []
+        runs = cell.runs(c.figure) if cell else []
     else:
         fixed = {Against.PEER: PEER, Against.LLAMA_ENGINE: LLAMA_ENGINE}
         peer = fixed.get(c.against) or best_peer(results, c.scenario, c.figure)
-        values = results.ratios(c.scenario, c.figure, c.ours, peer)
+        runs = results.ratio_runs(c.scenario, c.figure, c.ours, peer)
+    values = [value for run in runs for value in run]
     s = spread(values)
-    met = None if math.isnan(s.median) else (s.median >= c.limit if c.is_floor else s.median <= c.limit)
-    return Verdict(c, s.median, s.low, s.high, s.n, met)
+    n_within = sum(c.is_within(value) for value in values)
+    met = None if math.isnan(s.median) else c.is_within(s.median) and n_within >= ENOUGH * len(values)
+    medians = tuple(spread(run).median for run in runs if run)
+    return Verdict(c, s.median, s.low, s.high, len(values), n_within, medians if len(medians) > 1 else (), met)
 
 
 def best_peer(results: Results, scenario: str, figure: str) -> str:

@@ -60,6 +60,9 @@ NAMES: dict[str, str] = {
     "idle_cpu_percent": "CPU without work, % of a core",
     "tick_overhead_us": "between decode calls, µs",
     "tick_overhead_share": "between decode calls, share of the ticks",
+    "device_idle_share": "device idle, share of the time with requests",
+    "copy_free_ratio": "prompts' KV used where it lay, share",
+    "memory_gb_s": "memory traffic of engine calls, GB/s",
     "foreign_cores": "other processes, cores",
     "rss_mb": "server RSS, MiB",
 }
@@ -98,11 +101,13 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
-def with_spread(s: Spread) -> str:
-    """Median, and least to greatest where there were repeats."""
+def with_spread(s: Spread, runs: Sequence[Sequence[float]] = ()) -> str:
+    """Median, and least to greatest where there were repeats; the median of each run where there were several."""
     if s.n < 2:
         return number(s.median)
-    return f"{number(s.median)} ({number(s.low)} to {number(s.high)})"
+    medians = [number(spread(run).median) for run in runs if run]
+    more = f"; runs: {', '.join(medians)}" if len(medians) > 1 else ""
+    return f"{number(s.median)} ({number(s.low)} to {number(s.high)}{more})"
 
 
 def scenario_table(results: Results, scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> str:
@@ -116,7 +121,7 @@ def scenario_table(results: Results, scenario: str, criteria: Sequence[Criterion
     for figure in figures:
         if figure_name(figure) == figure:
             continue  # kept in the JSON, too detailed for the table
-        cells = [with_spread(row[label].spread(figure)) for label in labels]
+        cells = [with_spread(row[label].spread(figure), row[label].runs(figure)) for label in labels]
         ratio = [number(spread(results.ratios(scenario, figure, OURS, PEER)).median)] if has_ratio else []
         verdicts = [judge(results, c) for c in criteria if c.scenario == scenario and c.figure == figure]
         verdicts = [v for v in verdicts if v.is_met is not None]
@@ -131,8 +136,22 @@ def acceptance_table(verdicts: Sequence[Verdict], titles: dict[str, str]) -> str
     for v in verdicts:
         c = v.criterion
         value = "–" if v.is_met is None else number(v.value) + (f" ({number(v.low)} to {number(v.high)})" if v.n > 1 else "")
-        rows.append([titles.get(c.scenario, c.scenario), c.what, c.target, value, str(v.n), v.word])
-    return markdown_table(["scenario", "figure", "target", "measured", "repeats", "verdict"], rows)
+        value += f"; runs: {', '.join(map(number, v.runs))}" if v.runs else ""
+        rows.append([titles.get(c.scenario, c.scenario), c.what, c.target, value, f"{v.n_within} of {v.n}", v.word])
+    return markdown_table(["scenario", "figure", "target", "measured", "repeats within", "verdict"], rows)
+
+
+OWN_FIGURES = ("device_idle_share", "copy_free_ratio", "memory_gb_s")
+
+
+def own_lines(results: Results) -> list[str]:
+    """What our daemon measured of itself, scenario by scenario: told, not judged."""
+    lines = []
+    for figure in OWN_FIGURES:
+        cells = {scenario: row[OURS].spread(figure) for scenario, row in results.cells.items() if OURS in row}
+        told = [f"{number(s.median)} ({scenario})" for scenario, s in cells.items() if not math.isnan(s.median)]
+        lines += [f"{figure_name(figure)}: {', '.join(told)}"] if told else []
+    return lines
 
 
 def machine_lines(results: Results) -> str:
@@ -152,6 +171,7 @@ def summary(results: Results, criteria: Sequence[Criterion] = ON_CPU) -> str:
     if measured:
         parts += ["\n## Acceptance\n\n", acceptance_table(measured, results.titles), "\n"]
         parts += [f"- {text}: {'met' if ok else 'MISSED'}\n" for text, ok in clean_rows(results)]
+        parts += [f"- {line}\n" for line in own_lines(results)]
     for scenario, title in results.titles.items():
         parts += [f"\n## {scenario}: {title}\n\n", scenario_table(results, scenario, criteria)]
         errors = {label: cell.errors for label, cell in results.cells[scenario].items() if cell.errors}

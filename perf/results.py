@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -28,6 +29,13 @@ class Cell:
 
     figures: list[dict[str, float]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # repeats by run, where runs were joined; 0: that run did not have this server
+
+    def runs(self, figure: str) -> list[list[float]]:
+        """`values`, run by run."""
+        ends = list(itertools.accumulate(self.sizes or [len(self.figures)]))
+        values = self.values(figure)
+        return [values[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def values(self, figure: str) -> list[float]:
         """One per repeat; NaN where it is missing."""
@@ -55,11 +63,15 @@ class Results:
 
     def ratios(self, scenario: str, figure: str, ours: str, theirs: str) -> list[float]:
         """ours / theirs, repeat by repeat: what ran close in time is compared."""
+        return [value for run in self.ratio_runs(scenario, figure, ours, theirs) for value in run]
+
+    def ratio_runs(self, scenario: str, figure: str, ours: str, theirs: str) -> list[list[float]]:
+        """The same, run by run."""
         row = self.cells.get(scenario, {})
         if ours not in row or theirs not in row:
             return []
-        pairs = zip(row[ours].values(figure), row[theirs].values(figure), strict=False)
-        return [ratio(a, b) for a, b in pairs]
+        pairs = zip(row[ours].runs(figure), row[theirs].runs(figure), strict=True)
+        return [[ratio(a, b) for a, b in zip(mine, others, strict=False)] for mine, others in pairs]
 
     def labels(self) -> list[str]:
         return list(dict.fromkeys(label for row in self.cells.values() for label in row))
@@ -78,27 +90,51 @@ def load(folder: Path) -> Results:
     for scenario, row in cells.items():
         for label, cell in row.items():
             figures = [{k: math.nan if v is None else float(v) for k, v in each.items()} for each in cell["figures"]]
-            results.cells.setdefault(scenario, {})[label] = Cell(figures, cell["errors"])
+            results.cells.setdefault(scenario, {})[label] = Cell(figures, cell["errors"], cell.get("sizes", []))
     return results
 
 
+class MixedCommits(ValueError):
+    """Runs that would share a table were made with different code."""
+
+
 def merge(runs: Sequence[Results]) -> list[Results]:
-    """Join runs of one machine and setting into one; where two have the same scenario, the later one's figures count."""
+    """Join runs of one machine and setting into one; a scenario that several runs have keeps the repeats of all of them.
+
+    Raises: MixedCommits.
+    """
     out: dict[str, Results] = {}
     for run in runs:
         key = json.dumps([run.machine, {k: v for k, v in run.settings.items() if k != "bare_decode_tok_s"}, "tick" in run.cells])
         if key not in out:
             out[key] = Results(run.machine, run.commit, run.date, dict(run.settings))
         joined = out[key]
+        if run.commit != joined.commit:
+            raise MixedCommits(
+                f"{', '.join(run.cells)} on {run.machine.get('cpu')} is of commit {run.commit or 'unknown'}, {', '.join(joined.cells)} of "
+                f"{joined.commit or 'unknown'}: a table holds one commit, so measure all of it again, or leave one out"
+            )
         joined.settings |= run.settings
-        joined.cells |= run.cells
+        for scenario, row in run.cells.items():
+            joined.cells[scenario] = _joined(joined.cells.get(scenario), row)
         joined.titles |= run.titles
         joined.notes += run.notes
-        joined.commit = ", ".join(dict.fromkeys([*joined.commit.split(", "), run.commit]))
         joined.date = max(joined.date, run.date)
         for label, n in run.allocator_warnings.items():
             joined.allocator_warnings[label] = joined.allocator_warnings.get(label, 0) + n
     return list(out.values())
+
+
+def _joined(before: dict[str, Cell] | None, row: dict[str, Cell]) -> dict[str, Cell]:
+    """A scenario's cells with those of one more run."""
+    if before is None:
+        return row
+    n_runs = max(len(cell.sizes) or 1 for cell in before.values())
+    out = {}
+    for label in (*before, *(label for label in row if label not in before)):
+        old, new = before.get(label, Cell(sizes=[0] * n_runs)), row.get(label, Cell())
+        out[label] = Cell(old.figures + new.figures, old.errors + new.errors, [*(old.sizes or [len(old.figures)]), len(new.figures)])
+    return out
 
 
 def _plain(value: Any) -> Any:

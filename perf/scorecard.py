@@ -46,7 +46,9 @@ def run_name(results: Results) -> str:
 
 def scorecard_page(runs: Sequence[Results]) -> str:
     parts = ["# Scorecard\n\nEach row is a promise, and what was measured. Ratios are taken within one run, repeat by repeat; "]
-    parts.append("the figure is their median, with the least and the greatest.\n")
+    parts.append("the figure is their median, with the least and the greatest. A row is met where its median is within the bound and at ")
+    parts.append("least 4 of 5 repeats are. Where a row was measured in several runs, all of them count, and the median of each is shown. All ")
+    parts.append("rows of a table are of one commit.\n")
     for results in runs:
         verdicts = judge_all(results, criteria_of(results))
         measured = [v for v in verdicts if v.is_met is not None]
@@ -56,6 +58,7 @@ def scorecard_page(runs: Sequence[Results]) -> str:
         parts += [f"\n## {run_name(results)}\n\n{n_met} of {len(measured)} measured rows met.\n\n"]
         parts.append(report.acceptance_table(measured, results.titles))
         parts += ["\n", *(f"- {text}: {'met' if ok else 'MISSED'}\n" for text, ok in clean_rows(results))]
+        parts += [f"- {line}\n" for line in report.own_lines(results)]
         absent = [f"{v.criterion.scenario}: {v.criterion.what}" for v in verdicts if v.is_met is None]
         parts += [f"- not measured in this run: {'; '.join(absent)}\n"] if absent else []
         parts += [f"- {note}\n" for note in results.notes]
@@ -101,7 +104,10 @@ with the same model, threads, context and sequences, and interleaves the repeats
 acceptance table; on a machine of many cores `--beside 5` takes five repeats at a time, each on cores of its own, for contexts whose
 repeats take half an hour. Models have random weights in the shapes of real ones (`python -m perf model SHAPE`), because step times
 depend on the shape; a prompt of n characters is n tokens. Every prompt is unique, prompt caches are off, sampling is greedy.
-All figures are the client's: one process with one selector, a monotonic time stamp per received token.
+All figures are the client's: one process with one selector, a monotonic time stamp per received token. Exceptions are what our daemon
+tells of itself (time between decode calls, device idle, copies of KV, memory traffic) and CPU and memory, which the system tells.
+Every run leaves `results.json`, `tokens/SCENARIO.SERVER.rN.csv` (`session_id,token_idx,ts_ms,is_interactive`: every token of every stream),
+`figures.csv`, and of the scenarios that have them `long_ctx.SERVER.csv` (`ctx,tps`) and `ipc_overhead.csv` (`path,ttft_ms,cpu_pct`).
 
 - TTFT: sending to the first token. TTF5: to the fifth. Inter-token: gaps between a stream's tokens.
 - Worst pause in the first 3 s: the longest gap that began within 3 s of sending.

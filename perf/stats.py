@@ -200,9 +200,17 @@ def phase_figures(phase: PhaseLog) -> dict[str, float]:
 
 
 def _own_figures(counters: dict[str, float]) -> dict[str, float]:
-    """What our daemon counts of itself: the time between decode calls, and its share of the ticks."""
+    """What our daemon counts of itself: the time between decode calls, the device's idle time, copies of KV, memory traffic."""
     overhead, ticks = counters.get("tick_overhead_ms.sum"), counters.get("tick_ms.sum")
     if overhead is None or not ticks:
         return {}
-    n = counters.get("tick_overhead_ms.count", 0.0)
-    return {"tick_overhead_us": ratio(overhead * 1000.0, n), "tick_overhead_share": overhead / ticks}
+    engine_ms, moved = counters.get("engine_ms_total", math.nan), counters.get("bmt_moved_bytes_total", math.nan)
+    idle = 1.0 - ratio(engine_ms, counters.get("serving_ms_total", 0.0))
+    copied = ratio(counters.get("kv_copied_bytes_total", math.nan), counters.get("kv_bytes_total", 0.0))
+    return {
+        "tick_overhead_us": ratio(overhead * 1000.0, counters.get("tick_overhead_ms.count", 0.0)),
+        "tick_overhead_share": overhead / ticks,
+        "device_idle_share": idle if math.isnan(idle) else max(0.0, idle),
+        "copy_free_ratio": copied if math.isnan(copied) else max(0.0, 1.0 - copied),
+        "memory_gb_s": ratio(moved / 1e6, engine_ms),
+    }

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from perf import cli, findings, plots, report, scorecard
 from perf.criteria import Against, Criterion, best_peer, clean_rows, judge
-from perf.results import CSV_FIELDS, Cell, Results, csv_name, load, merge, read_tokens, vector_unit, write_tokens
+from perf.results import CSV_FIELDS, Cell, MixedCommits, Results, csv_name, load, merge, read_tokens, vector_unit, write_tokens
 from perf.stats import PhaseLog, StreamLog
 
 MS = 1_000_000
@@ -33,7 +33,28 @@ def rows(figure: str, *values: float) -> list[dict[str, float]]:
 def test_ratio_is_taken_repeat_by_repeat() -> None:
     results = make({"solo": {"uma": rows("ttft_ms", 10, 40, 90), "llama-server": rows("ttft_ms", 10, 20, 30)}})
     verdict = judge(results, Criterion("solo", "x", "ttft_ms", 2.0, Against.PEER))
-    assert (verdict.value, verdict.low, verdict.high, verdict.n, verdict.is_met) == (2.0, 1.0, 3.0, 3, True)
+    assert (verdict.value, verdict.low, verdict.high, verdict.n, verdict.n_within) == (2.0, 1.0, 3.0, 3, 2)
+    assert verdict.is_met is False, "2 of 3 are not 4 of 5"
+
+
+@pytest.mark.parametrize(
+    ("values", "met"),
+    [
+        ((1.0, 1.1, 1.1, 1.2, 1.3), True),  # 4 of 5
+        ((1.0, 1.1, 1.1, 1.3, 1.3), False),  # its median is within, and two of five are not
+        ((1.0, 1.1, 1.3, 1.3, 1.3), False),
+        ((1.0, 1.1, 1.1, 1.1, math.nan), True),
+        ((1.0, 1.1, 1.1, 1.3, math.nan), False),  # what failed is not within
+        ((1.0, 1.1, 1.3), False),
+        ((1.0, 1.2), True),
+        ((1.0,) * 8 + (1.3,) * 2, True),
+        ((1.0,) * 7 + (1.3,) * 3, False),
+    ],
+)
+def test_a_row_is_met_where_its_median_and_four_of_five_repeats_are(values: tuple[float, ...], met: bool) -> None:
+    assert judge(make({"s": {"uma": rows("f", *values)}}), Criterion("s", "x", "f", 1.2)).is_met is met
+    lower = [2.4 - value for value in values]
+    assert judge(make({"s": {"uma": rows("f", *lower)}}), Criterion("s", "x", "f", 1.2, is_floor=True)).is_met is met
 
 
 @pytest.mark.parametrize(
@@ -137,16 +158,41 @@ def test_pages_are_generated_from_results(tmp_path: Path) -> None:
     assert "1 of 1 measured rows met" in card
 
 
-def test_runs_of_one_setting_are_joined_and_later_ones_count() -> None:
-    first = make({"solo": {"uma": rows("ttft_ms", 1)}, "storm": {"uma": rows("p95_x", 1)}})
-    again = make({"solo": {"uma": rows("ttft_ms", 2)}})
-    again.commit, again.allocator_warnings = "def", {"uma": 2}
-    other = make({"solo": {"uma": rows("ttft_ms", 3)}}, gpu_layers=-1)
-    joined, apart = merge([first, again, other])
-    assert joined.cells["solo"]["uma"].values("ttft_ms") == [2] and "storm" in joined.cells
-    assert joined.commit == "abc, def" and joined.allocator_warnings == {"uma": 2}
-    assert apart.settings["gpu_layers"] == -1
-    assert first.cells["solo"]["uma"].values("ttft_ms") == [1]
+def test_a_row_that_was_measured_in_several_runs_shows_and_counts_all_of_them() -> None:
+    first = make({"moe": {"uma": rows("p95_x", 1.3, 1.33, 1.4)}, "storm": {"uma": rows("p95_x", 1)}})
+    second, third = make({"moe": {"uma": rows("p95_x", 1.0, 1.03)}}), make({"moe": {"uma": rows("p95_x", 1.09)}})
+    second.allocator_warnings = {"uma": 2}
+    other = make({"moe": {"uma": rows("p95_x", 3)}}, gpu_layers=-1)
+    joined, apart = merge([first, second, third, other])
+    assert joined.cells["moe"]["uma"].values("p95_x") == [1.3, 1.33, 1.4, 1.0, 1.03, 1.09] and "storm" in joined.cells
+    assert joined.allocator_warnings == {"uma": 2} and apart.settings["gpu_layers"] == -1
+    assert first.cells["moe"]["uma"].values("p95_x") == [1.3, 1.33, 1.4]
+    verdict = judge(joined, Criterion("moe", "x", "p95_x", 1.2))
+    assert verdict.runs == pytest.approx((1.33, 1.015, 1.09)) and (verdict.n_within, verdict.n, verdict.is_met) == (3, 6, False)
+    assert "runs: 1.33, 1.01, 1.09" in report.acceptance_table([verdict], joined.titles) and "3 of 6" in report.acceptance_table([verdict], {})
+    assert "runs: 1.33, 1.01, 1.09" in report.scenario_table(joined, "moe")
+
+
+def test_ratios_stay_within_a_run() -> None:
+    """A peer that took part in fewer repeats, or in one run only, is not held against another run's."""
+    first = make({"s": {"uma": rows("f", 10, 20, 30), "llama-server": rows("f", 10)}})
+    second = make({"s": {"uma": rows("f", 4, 9), "llama-server": rows("f", 2, 3), "llama-server:kvu": rows("f", 1, 1)}})
+    (joined,) = merge([first, second])
+    assert joined.ratio_runs("s", "f", "uma", "llama-server") == [[1.0], [2.0, 3.0]]
+    assert joined.ratio_runs("s", "f", "uma", "llama-server:kvu") == [[], [4.0, 9.0]]
+
+
+def test_no_table_mixes_commits(tmp_path: Path) -> None:
+    first, second = make({"solo": {"uma": rows("ttft_ms", 1)}}), make({"storm": {"uma": rows("p95_x", 1)}})
+    second.commit = "def"
+    with pytest.raises(MixedCommits, match="storm on test is of commit def, solo of abc: a table holds one commit"):
+        merge([first, second])
+    first.save(tmp_path / "a")
+    second.save(tmp_path / "b")
+    result = CliRunner().invoke(cli.main, ["scorecard", str(tmp_path / "a"), str(tmp_path / "b"), "--docs", str(tmp_path)])
+    assert result.exit_code == 1 and "a table holds one commit" in result.output
+    second.settings["gpu_layers"] = -1
+    assert len(merge([first, second])) == 2, "another machine or setting is another table"
 
 
 def test_findings_say_only_what_was_measured() -> None:
