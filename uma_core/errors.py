@@ -49,7 +49,7 @@ class ErrorCode(Enum):
     MODEL_NOT_LOADED = Spec("E_MODEL_001", "model_not_loaded", Side.SERVER, True, False, 2, "no model is loaded yet, or none any more")
     MODEL_LOAD_FAILED = Spec("E_MODEL_002", "model_load_failed", Side.ENGINE, False, False, 1, "the GGUF is absent, damaged, unsupported or too large")
     TEMPLATE_FAILED = Spec("E_MODEL_003", "template_failed", Side.CLIENT, False, False, 2, "the model's chat template is absent or refuses these messages")
-    INSUFFICIENT_MEMORY = Spec("E_MODEL_004", "insufficient_memory", Side.SERVER, True, False, 1, "the load would exceed the memory budget")
+    INSUFFICIENT_MEMORY = Spec("E_MODEL_004", "insufficient_memory", Side.SERVER, True, False, 1, "the load would exceed the memory budget, or what the machine has")
     MODEL_CHANGED = Spec("E_MODEL_005", "model_changed", Side.CLIENT, True, False, 2, "the request names another model than the one served: see `props`")
 
     DECODE_FAILED = Spec("E_RUNTIME_001", "decode_failed", Side.ENGINE, True, False, 2, "the decode call failed for the sessions in its batch")
@@ -77,7 +77,7 @@ class ErrorCode(Enum):
     )
 
     FORBIDDEN = Spec("E_ACCESS_001", "forbidden", Side.CLIENT, False, True, 2, "this peer may not connect")
-    ADMIN_ONLY = Spec("E_ACCESS_002", "admin_only", Side.CLIENT, False, False, 2, "only the daemon's owner and root may do this")
+    ADMIN_ONLY = Spec("E_ACCESS_002", "admin_only", Side.CLIENT, False, False, 2, "only the daemon's owner, root and administrators may do this")
 
     CONFIG_INVALID = Spec("E_CONFIG_001", "config_invalid", Side.CLIENT, False, False, 1, "an option is unknown, or its value is out of range")
     SOCKET_IN_USE = Spec("E_CONFIG_002", "socket_in_use", Side.CLIENT, False, False, 1, "another daemon answers on this socket")

@@ -13,7 +13,7 @@ def ops_markdown() -> str:
     """Describe every operation: one section each, with its request and reply fields."""
     parts = []
     for op in OPS.values():
-        parts.append(f"### `{op.name}`\n\n{op.help}{' Owner and root only.' if op.is_admin else ''}\n")
+        parts.append(f"### `{op.name}`\n\n{op.help}{' Owner, root and administrators (`access.admin_uids`) only.' if op.is_admin else ''}\n")
         parts.append(fields_table((ID_FIELD, *op.fields)))
         if op.reply:
             parts.append("Reply:\n\n" + fields_table(op.reply, is_reply=True))

@@ -20,7 +20,7 @@ class Op(NamedTuple):
     help: str
     fields: tuple[Field, ...]  # besides `id` and `type`
     reply: tuple[Field, ...]  # besides `id`, `event` and `type`; others may be there too
-    is_admin: bool = False  # only for the daemon's owner and root
+    is_admin: bool = False  # only for the daemon's owner, root and administrators
 
 
 _SLO = (

@@ -72,16 +72,17 @@ def _trimmed(state: SchedulerState, plan: Plan, budget: int) -> tuple[Plan, int]
     decode, prompt = _estimate(state, plan)
     if decode + prompt <= budget:
         return plan, decode + prompt
+    why = f"{(decode + prompt) / 1e6:.0f} MB > {budget / 1e6:.0f}"
     if prompt and decode and not _is_forced(plan):
-        plan = _less_prompt(state, plan, max(0.0, (budget - decode) / prompt))
+        plan = _less_prompt(state, plan, max(0.0, (budget - decode) / prompt), why)
         decode, prompt = _estimate(state, plan)
     if decode + prompt > budget:
-        plan = _fewer_rows(state, plan, budget - prompt)
+        plan = _fewer_rows(state, plan, budget - prompt, why)
         decode, prompt = _estimate(state, plan)
     return plan, decode + prompt
 
 
-def _less_prompt(state: SchedulerState, plan: Plan, part: float) -> Plan:
+def _less_prompt(state: SchedulerState, plan: Plan, part: float, why: str) -> Plan:
     """Shorten the run to `part` of what it would compute; without resumable prefill drop the last prompts' calls."""
     prefill = [i for i in plan.items if i.phase is Phase.PREFILL]
     if prefill[0].call == SLICED:
@@ -89,7 +90,7 @@ def _less_prompt(state: SchedulerState, plan: Plan, part: float) -> Plan:
         whole = state.cost.prefill_ns(prefill[0].n_tokens, view.n_past) * (1.0 - view.chunk_fraction)
         run_ns = int(min(plan.run_ns, whole) * part)
         if run_ns >= plan.quantum_ns > 0:
-            return plan._replace(run_ns=run_ns, notes=(*plan.notes, "bmt_guard: shorter prompt run"))
+            return plan._replace(run_ns=run_ns, notes=(*plan.notes, f"bmt_guard: shorter prompt run: {why}"))
         keep = 0
     else:
         keep = int(len(prefill) * part)
@@ -99,11 +100,11 @@ def _less_prompt(state: SchedulerState, plan: Plan, part: float) -> Plan:
         items=items,
         run_ns=0 if prefill[0].call == SLICED else plan.run_ns,
         quantum_ns=0 if prefill[0].call == SLICED else plan.quantum_ns,
-        notes=(*plan.notes, f"bmt_guard: {len(dropped)} prompts wait"),
+        notes=(*plan.notes, f"bmt_guard: {len(dropped)} prompts wait: {why}"),
     )
 
 
-def _fewer_rows(state: SchedulerState, plan: Plan, budget: int) -> Plan:
+def _fewer_rows(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
     """Drop background rows, most recently served first, until the decode calls fit."""
     parts = parts_of(state)
     planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
@@ -119,7 +120,7 @@ def _fewer_rows(state: SchedulerState, plan: Plan, budget: int) -> Plan:
     items = decode_items(state, talkers, workers[:n])
     first = 1 + max((i.call for i in items), default=-1)
     moved = tuple(i if i.call == SLICED else i._replace(call=first + k) for k, i in enumerate(others))
-    return plan._replace(items=items + moved, notes=(*plan.notes, f"bmt_guard: {n} of {len(workers)} background rows"))
+    return plan._replace(items=items + moved, notes=(*plan.notes, f"bmt_guard: {n} of {len(workers)} background rows: {why}"))
 
 
 def _is_forced(plan: Plan) -> bool:
