@@ -91,8 +91,8 @@ class EngineOptions:
     )
     isa: str = option(
         "auto",
-        "instruction set of our CPU kernels; auto: the best of the processor. Another one shows what a processor without it would do; ggml's own"
-        " operations keep what they were built for",
+        "instruction set of our CPU kernels; auto: the best of the processor. Another one shows what a processor with less would do; ggml's own"
+        " operations follow in a portable build, else they keep what they were built for",
         choices=("auto", "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable"),
         reload="restart",
     )
@@ -136,8 +136,10 @@ class EngineOptions:
     )
 
     def backend_environ(self) -> dict[str, str]:
-        """Return the variables that ggml's backends read when they load; they test some for presence only."""
+        """Return the variables that are read when ggml's backends are loaded; they test some for presence only."""
         environ = {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": str(self.metal_keep_alive_s)}
+        if self.isa != "auto":
+            environ["UMA_ISA"] = self.isa
         if not self.metal_residency:
             environ["GGML_METAL_NO_RESIDENCY"] = "1"
         if self.metal_shared_buffers != "auto":

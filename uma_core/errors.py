@@ -49,7 +49,7 @@ class ErrorCode(Enum):
     MODEL_NOT_LOADED = Spec("E_MODEL_001", "model_not_loaded", Side.SERVER, True, False, 2, "no model is loaded yet, or none any more")
     MODEL_LOAD_FAILED = Spec("E_MODEL_002", "model_load_failed", Side.ENGINE, False, False, 1, "the GGUF is absent, damaged, unsupported or too large")
     TEMPLATE_FAILED = Spec("E_MODEL_003", "template_failed", Side.CLIENT, False, False, 2, "the model's chat template is absent or refuses these messages")
-    INSUFFICIENT_MEMORY = Spec("E_MODEL_004", "insufficient_memory", Side.SERVER, True, False, 1, "the load would exceed the memory budget, or what the machine has")
+    INSUFFICIENT_MEMORY = Spec("E_MODEL_004", "insufficient_memory", Side.SERVER, True, False, 1, "the load exceeds the memory budget, or the machine's")
     MODEL_CHANGED = Spec("E_MODEL_005", "model_changed", Side.CLIENT, True, False, 2, "the request names another model than the one served: see `props`")
 
     DECODE_FAILED = Spec("E_RUNTIME_001", "decode_failed", Side.ENGINE, True, False, 2, "the decode call failed for the sessions in its batch")

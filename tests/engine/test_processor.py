@@ -28,6 +28,23 @@ def test_each_backend_is_chosen_on_the_processor_that_it_is_for(name: str) -> No
     assert processor.best(RECORD, has) == name
 
 
+@pytest.mark.parametrize(
+    ("isa", "name"),
+    [
+        ("", "sapphirerapids"),
+        ("auto", "sapphirerapids"),
+        ("avx512vnni", "zen4"),
+        ("avx512", "skylakex"),
+        ("avxvnni", "alderlake"),
+        ("avx2", "haswell"),
+        ("portable", ""),
+    ],
+)
+def test_another_instruction_set_gets_the_backend_of_a_processor_that_has_no_better(isa: str, name: str) -> None:
+    everything = frozenset(need for each in VARIANTS for need in each.needs)
+    assert processor.best(RECORD, processor.limited(everything, isa)) == name
+
+
 def test_an_old_processor_gets_the_plain_backend() -> None:
     assert processor.best(RECORD, frozenset(BASE.needs)) == ""
     assert processor.best({}, frozenset(BASE.needs)) == ""

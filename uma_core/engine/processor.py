@@ -22,6 +22,14 @@ FOLDER = Path(__file__).resolve().parent.parent / "lib"
 RECORD = "build.json"
 LIBRARY = "libuma_processor.dylib" if sys.platform == "darwin" else "libuma_processor.so"
 BACKEND = "libggml-cpu.so.0"
+ISA = "UMA_ISA"
+LACKS = {  # beginnings of /proc/cpuinfo's names
+    "avx512vnni": ("amx",),
+    "avx512": ("amx", "avx512_vnni", "avx512vbmi", "avx512_bf16", "avx_vnni"),
+    "avxvnni": ("amx", "avx512"),
+    "avx2": ("amx", "avx512", "avx_vnni"),
+    "portable": ("amx", "avx", "fma", "f16c", "bmi"),
+}
 
 
 def prepare(folder: Path = FOLDER) -> str:
@@ -32,7 +40,7 @@ def prepare(folder: Path = FOLDER) -> str:
         return ""  # a library that is missing tells so when it is loaded
     has = features(folder)
     check(record, has)
-    name = best(record, has)
+    name = best(record, limited(has, os.environ.get(ISA, "")))
     if name:
         ctypes.CDLL(str(folder / name / BACKEND), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
         log.debug("ggml's CPU backend is the one for %s", name)
@@ -48,6 +56,11 @@ def features(folder: Path) -> frozenset[str]:
         return frozenset()
     ask.restype = ctypes.c_char_p
     return frozenset(ask().decode().split())
+
+
+def limited(has: frozenset[str], isa: str) -> frozenset[str]:
+    """What a processor would have whose best kernels of ours were those of `isa` (`engine.isa`)."""
+    return frozenset(name for name in has if not name.startswith(LACKS.get(isa, ())))
 
 
 def check(record: dict[str, Any], has: frozenset[str]) -> None:
