@@ -1,6 +1,7 @@
 // The C interface of the chat library: llama.cpp's templates, parsers of answers and schema conversion, JSON text in and out.
 // Every function answers {"ok": ...} or {"error": {"kind", "message", "log"}}; the text belongs to the caller, who gives it to
 // uma_chat_free. No exception leaves. A template handle may be used by several threads at once, a parser handle by one.
+#include "chat-peg-parser.h"
 #include "chat.h"
 #include "json-schema-to-grammar.h"
 #include "json.h"
@@ -22,17 +23,21 @@ using json = common_json;
 static constexpr int INTERFACE = 1; // raised with every change that uma_gateway/chat/library.py has to follow
 
 // Templates, schema conversion and the parsers of answers recurse with what they are given, and an overflow of the stack
-// would end the process. The stack that one level takes: measured with the bundled templates up to 4.3 and 4.1 KB.
+// would end the process. One level of an answer takes up to 4.1 KB of stack with the bundled templates. What one level of a
+// request takes is up to the template, 4.3 KB with these: uma_gateway/chat/check.py tries each on 8 MB.
 static constexpr int MAX_JSON_DEPTH = 256, MAX_ANSWER_DEPTH = 1000;
-static constexpr size_t JSON_LEVEL_BYTES = 16 << 10, ANSWER_LEVEL_BYTES = 6 << 10;
+static constexpr size_t JSON_LEVEL_BYTES = 32 << 10, ANSWER_LEVEL_BYTES = 6 << 10;
 
 struct uma_chat_templates {
     llama_model model;
+    int max_depth; // of a request's JSON
     common_chat_templates_ptr templates;
 };
 
 struct uma_chat_parser {
-    common_chat_parser_params params;
+    common_chat_format format;
+    std::string generation_prompt; // the parser begins with it
+    common_peg_arena arena;
     std::string text;              // of the answer so far
     common_chat_msg message;       // what the differences given out so far add up to
     std::vector<std::string> ids;  // of its tool calls
@@ -144,8 +149,8 @@ static int json_depth(const char * text) {
     return deepest;
 }
 
-static void refuse_deep(const char * text, const char * what) {
-    const int limit = depth_limit(MAX_JSON_DEPTH, JSON_LEVEL_BYTES);
+static void refuse_deep(const char * text, const char * what, int most = MAX_JSON_DEPTH) {
+    const int limit = depth_limit(most, JSON_LEVEL_BYTES);
     if (json_depth(text) > limit) throw problem("depth", std::string(what) + " is nested deeper than " + std::to_string(limit) + " levels");
 }
 
@@ -158,18 +163,18 @@ static void count_depth(uma_chat_parser & handle, const char * text, size_t size
     if (handle.deepest > depth_limit(MAX_ANSWER_DEPTH, ANSWER_LEVEL_BYTES)) throw problem("depth", "the answer is nested too deep");
 }
 
-static json parse_request(const char * text) {
-    refuse_deep(text, "the request");
+static json parse_request(const char * text, int max_depth = MAX_JSON_DEPTH) {
+    refuse_deep(text, "the request", max_depth);
     return json::parse(text);
 }
 
 // Texts that llama.cpp parses as JSON in turn: the arguments of tool calls, and with some templates the results.
-static void refuse_deep_texts(const std::vector<common_chat_msg> & messages) {
+static void refuse_deep_texts(const std::vector<common_chat_msg> & messages, int max_depth) {
     for (const auto & message : messages) {
-        for (const auto & call : message.tool_calls) refuse_deep(call.arguments.c_str(), "a tool call's arguments");
+        for (const auto & call : message.tool_calls) refuse_deep(call.arguments.c_str(), "a tool call's arguments", max_depth);
         const size_t first = message.content.find_first_not_of(" \t\r\n");
         if (message.role == "tool" && first != std::string::npos && strchr("[{", message.content[first]))
-            refuse_deep(message.content.c_str() + first, "a tool's result");
+            refuse_deep(message.content.c_str() + first, "a tool's result", max_depth);
     }
 }
 
@@ -187,7 +192,7 @@ static json template_facts(const uma_chat_templates & handle) {
 static common_chat_templates_inputs read_inputs(const uma_chat_templates & handle, const json & request) {
     common_chat_templates_inputs inputs;
     inputs.messages = common_chat_msgs_parse_oaicompat(request.at("messages"));
-    refuse_deep_texts(inputs.messages);
+    refuse_deep_texts(inputs.messages, handle.max_depth);
     inputs.add_bos = handle.model.add_bos;
     inputs.add_eos = handle.model.add_eos;
     if (request.contains("tools")) inputs.tools = common_chat_tools_parse_oaicompat(request.at("tools"));
@@ -248,6 +253,47 @@ static json applied_json(const common_chat_params & params) {
 
 // --- answers of the model
 
+static const char * const END_MARK = "\xEE\x80\x80"; // a private character, which is no part of any delimiter
+
+static bool take_mark(std::string & text) {
+    const size_t size = strlen(END_MARK);
+    if (text.size() < size || text.compare(text.size() - size, size, END_MARK)) return false;
+    text.resize(text.size() - size);
+    return true;
+}
+
+struct parsed {
+    common_chat_msg message;
+    bool is_whole; // the text does not end in the middle of something
+};
+
+// common_chat_parse, which tells neither whether an answer is whole nor whether a part of one fits the form so far.
+static parsed parse(const uma_chat_parser & handle, const std::string & text) {
+    common_peg_parse_context context(handle.generation_prompt + text, COMMON_PEG_PARSE_FLAG_LENIENT);
+    const auto result = handle.arena.parse(context);
+    if (result.fail()) throw problem("answer", "the answer does not have the template's form");
+    parsed found{ {}, !result.need_more_input() };
+    found.message.role = "assistant";
+    std::unique_ptr<common_chat_peg_mapper> mapper;
+    if (handle.format == COMMON_CHAT_FORMAT_PEG_GEMMA4) mapper = std::make_unique<common_chat_peg_gemma4_mapper>(found.message);
+    else if (handle.format == COMMON_CHAT_FORMAT_PEG_MINIMAX_M3) mapper = std::make_unique<common_chat_peg_minimax_m3_mapper>(found.message);
+    else mapper = std::make_unique<common_chat_peg_mapper>(found.message);
+    mapper->from_ast(context.ast, result);
+    return found;
+}
+
+// llama.cpp keeps back what may be the beginning of a delimiter, and an answer that ends with "<" would lose it; with something
+// behind it, it is text.
+static parsed parse_whole(const uma_chat_parser & handle) {
+    try {
+        auto found = parse(handle, handle.text + END_MARK);
+        if (take_mark(found.message.content) || take_mark(found.message.reasoning_content)) return { std::move(found.message), true };
+    } catch (const problem &) {
+        // it ends with a delimiter, or in the middle of a call
+    }
+    return parse(handle, handle.text);
+}
+
 static json differences(uma_chat_parser & handle, common_chat_msg message) {
     json list = json::array();
     if (message.empty()) return list;
@@ -274,7 +320,7 @@ API int uma_chat_interface() { return INTERFACE; }
 
 API void uma_chat_free(char * text) { free(text); }
 
-// {chat_template, tool_use_template, bos, eos, add_bos, add_eos} -> {capabilities, log}; *out is null on failure
+// {chat_template, tool_use_template, bos, eos, add_bos, add_eos, max_depth} -> {capabilities, log}; *out is null on failure
 API char * uma_chat_templates_new(const char * request, uma_chat_templates ** out) {
     *out = nullptr;
     return guarded([&] {
@@ -286,6 +332,7 @@ API char * uma_chat_templates_new(const char * request, uma_chat_templates ** ou
         handle->model.eos = given.value("eos", "");
         handle->model.add_bos = given.value("add_bos", false);
         handle->model.add_eos = given.value("add_eos", false);
+        handle->max_depth = given.value("max_depth", MAX_JSON_DEPTH);
         handle->templates = about("template", [&] { return common_chat_templates_init(&handle->model, ""); });
         const json facts = template_facts(*handle);
         *out = handle.release();
@@ -299,7 +346,7 @@ API void uma_chat_templates_delete(uma_chat_templates * handle) { delete handle;
 //  reasoning_format?, enable_thinking?, chat_template_kwargs?} -> common_chat_params
 API char * uma_chat_apply(const uma_chat_templates * handle, const char * request) {
     return guarded([&] {
-        const json given = parse_request(request);
+        const json given = parse_request(request, handle->max_depth);
         const auto inputs = about("request", [&] { return read_inputs(*handle, given); });
         about("schema", [&] { check_schemas(inputs); return 0; });
         chat_log.clear();
@@ -307,7 +354,7 @@ API char * uma_chat_apply(const uma_chat_templates * handle, const char * reques
     });
 }
 
-// {format, parser, generation_prompt, reasoning_format, is_continuation} -> true. `parser` is what uma_chat_apply gave:
+// {format, parser, generation_prompt, is_continuation} -> true. `parser` is what uma_chat_apply gave:
 // it is trusted, a cyclic one would end the process.
 API char * uma_chat_parser_new(const char * request, uma_chat_parser ** out) {
     *out = nullptr;
@@ -316,14 +363,13 @@ API char * uma_chat_parser_new(const char * request, uma_chat_parser ** out) {
         auto handle = std::make_unique<uma_chat_parser>();
         const int format = given.at("format").get<int>();
         if (format < 0 || format >= COMMON_CHAT_FORMAT_COUNT) throw problem("request", "no such format");
-        handle->params.format = static_cast<common_chat_format>(format);
-        handle->params.reasoning_format = common_reasoning_format_from_name(given.value("reasoning_format", "auto"));
-        handle->params.generation_prompt = given.value("generation_prompt", "");
-        handle->params.is_continuation = given.value("is_continuation", false);
+        handle->format = static_cast<common_chat_format>(format);
+        handle->generation_prompt = given.value("generation_prompt", "");
         const std::string parser = given.value("parser", "");
-        if (!parser.empty()) handle->params.parser.load(parser);
+        if (parser.empty()) handle->arena = build_chat_peg_parser([](common_chat_peg_builder & p) { return p.content(p.rest()) + p.end(); });
+        else handle->arena.load(parser);
         // the prefilled beginning of a continued message is not part of the answer
-        if (handle->params.is_continuation) handle->message = common_chat_parse("", true, handle->params);
+        if (given.value("is_continuation", false)) handle->message = parse(*handle, "").message;
         *out = handle.release();
         return json(true);
     });
@@ -331,13 +377,24 @@ API char * uma_chat_parser_new(const char * request, uma_chat_parser ** out) {
 
 API void uma_chat_parser_delete(uma_chat_parser * handle) { delete handle; }
 
-// Adds text to the answer and parses all of it -> the differences to what was given out before.
+// Adds text to the answer and parses all of it -> {differences, is_whole}: what was not given out before.
 API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, size_t size, int is_final) {
     return guarded([&] {
         handle->text.append(text, size);
         count_depth(*handle, text, size);
-        return about("answer", [&] { return differences(*handle, common_chat_parse(handle->text, !is_final, handle->params)); });
+        return about("answer", [&] {
+            parsed found = is_final ? parse_whole(*handle) : parse(*handle, handle->text);
+            json answer = json::object();
+            answer["is_whole"] = found.is_whole;
+            answer["differences"] = differences(*handle, std::move(found.message));
+            return answer;
+        });
     });
+}
+
+// Takes back all but the first `size` bytes, which parsed.
+API void uma_chat_parser_rewind(uma_chat_parser * handle, size_t size) {
+    if (size < handle->text.size()) handle->text.resize(size);
 }
 
 // -> {grammar, log}: a GBNF, and what the conversion left out

@@ -12,10 +12,12 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-First = frozenset[str] | None  # characters; None: any
-NOTHING: frozenset[str] = frozenset()
+Letters = frozenset[str]  # characters; all those beyond ASCII count as one
+BEYOND = "\uffff"
+NONE: Letters = frozenset()
+ALL: Letters = frozenset([*map(chr, range(128)), BEYOND])
 MAX_NODES = 200_000  # read from one parser; far more than 500 tools make
-MAX_CLASS = 256  # a larger class of characters counts as any
+MAX_DELIMITERS, STEM = 16, 6  # of one open text; more of them are grouped by their first characters
 
 
 class Unsettled(Exception):
@@ -26,8 +28,9 @@ class Node:
     """A set of texts. Immutable; made by a `Grammar`, where equal nodes are one object."""
 
     nullable = False  # the empty text is one of them
-    first: First = None  # the characters that a text may begin with, or more than these
-    more: First = NOTHING  # the characters that may follow a whole text of the set within a longer one, or more than these
+    first: Letters = ALL  # with which a text may begin, or more than these
+    more: Letters = NONE  # which may follow a whole text of the set within a longer one, or more than these
+    alphabet: Letters = ALL  # of its texts, or more than these
     regular = True  # one regular expression says it: no JSON value and no recursive rule inside
 
 
@@ -35,7 +38,7 @@ class Literal(Node):
     def __init__(self, text: str) -> None:
         self.text = text
         self.nullable = not text
-        self.first = frozenset(text[:1])
+        self.first, self.alphabet = letters(text[:1]), letters(text)
 
 
 class Chars(Node):
@@ -44,9 +47,11 @@ class Chars(Node):
     def __init__(self, ranges: tuple[tuple[int, int], ...], negated: bool, least: int, most: int | None) -> None:
         self.ranges, self.negated, self.least, self.most = ranges, negated, least, most
         self.nullable = least == 0
-        if not negated and sum(high - low + 1 for low, high in ranges) <= MAX_CLASS:
-            self.first = frozenset(chr(code) for low, high in ranges for code in range(low, high + 1))
-        self.more = NOTHING if most == least else self.first
+        self.first = self.alphabet = frozenset(letter for letter in ALL if self.has(letter) or (letter == BEYOND and self._goes_beyond()))
+        self.more = NONE if most == least else self.first
+
+    def _goes_beyond(self) -> bool:
+        return self.negated or any(high >= 128 for _, high in self.ranges)
 
     def has(self, character: str) -> bool:
         return any(low <= ord(character) <= high for low, high in self.ranges) != self.negated
@@ -56,17 +61,17 @@ class Quoted(Node):
     """What stands between the quotes of a JSON-like string."""
 
     nullable = True
-    more = None
 
     def __init__(self, quote: str) -> None:
         self.quote = quote
+        self.first = self.more = ALL - letters(quote)
 
 
 class Until(Node):
     """Any text without one of the delimiters. `seen`: what was taken from its beginning and may be part of one."""
 
     nullable = True
-    more = None
+    more = ALL
 
     def __init__(self, delimiters: tuple[str, ...], seen: str) -> None:
         self.delimiters, self.seen = delimiters, seen
@@ -95,7 +100,10 @@ class Sequence(Node):
         self.nullable = all(item.nullable for item in items)
         self.first = union(item.first for item in _reached(items))
         ends = _reached(items[::-1])  # the last item that takes text, and those after it
-        self.more = union([*(item.more for item in ends), *(item.first for item in ends[: None if self.nullable else -1])])
+        # where an item can take what belongs to the next, a text may be split in two ways, and go on in two ways
+        unclear = [item.alphabet for i, item in enumerate(items[:-1]) if runs_into(item, items[i + 1 :])]
+        self.more = union([*(item.more for item in ends), *(item.first for item in ends[: None if self.nullable else -1]), *unclear])
+        self.alphabet = union(item.alphabet for item in items)
         self.regular = all(item.regular for item in items)
 
 
@@ -105,17 +113,18 @@ class Choice(Node):
         self.nullable = any(item.nullable for item in items)
         self.first = union(item.first for item in items)
         self.more = union([*(item.more for item in items), *self._rivals()])
+        self.alphabet = union(item.alphabet for item in items)
         self.regular = all(item.regular for item in items)
 
-    def _rivals(self) -> Iterable[First]:
+    def _rivals(self) -> Iterable[Letters]:
         """Where one alternative is the beginning of another, the longer one's next character counts."""
         for i, one in enumerate(self.items):
             for other in self.items[i + 1 :]:
                 if isinstance(one, Literal) and isinstance(other, Literal):
                     short, long = sorted((one.text, other.text), key=len)
-                    yield frozenset(long[len(short)]) if long.startswith(short) else NOTHING
-                elif overlap(one.first, other.first):
-                    yield None
+                    yield letters(long[len(short)]) if long.startswith(short) else NONE
+                elif not one.first.isdisjoint(other.first):
+                    yield ALL
 
 
 class Repeat(Node):
@@ -124,6 +133,7 @@ class Repeat(Node):
         self.nullable = least == 0 or item.nullable
         self.first = item.first
         self.more = item.more if most == 1 else union((item.more, item.first))
+        self.alphabet = item.alphabet
         self.regular = item.regular
 
 
@@ -137,19 +147,23 @@ class Rule(Node):
         self.body: Node | None = None
 
 
-def union(sets: Iterable[First]) -> First:
-    found: set[str] = set()
-    for each in sets:
-        if each is None:
-            return None
-        found |= each
-    return frozenset(found)
+def letters(text: str) -> Letters:
+    return frozenset(character if character < "\x80" else BEYOND for character in text)
 
 
-def overlap(one: First, other: First) -> bool:
-    if one is None or other is None:
-        return one != NOTHING and other != NOTHING
-    return not one.isdisjoint(other)
+def union(sets: Iterable[Letters]) -> Letters:
+    return NONE.union(*sets)
+
+
+def first_of(items: Iterable[Node]) -> Letters:
+    """With which a text of these items, one after the other, may begin."""
+    return union(item.first for item in _reached(tuple(items)))
+
+
+def runs_into(node: Node, rest: Iterable[Node]) -> bool:
+    """True where what belongs to the rest could be taken for a part of the node."""
+    follows = first_of(rest)
+    return not follows.isdisjoint(node.more | node.first if node.nullable else node.more)
 
 
 def _reached(items: tuple[Node, ...]) -> list[Node]:
@@ -218,6 +232,10 @@ class Grammar:
             return self.empty
         if (least, most) == (1, 1) or (most == 1 and item.nullable):
             return item
+        if most is None and item.nullable and isinstance(item, Sequence) and isinstance(item.items[0], Repeat) and item.items[0].most == 1:
+            # (call? space)+ as space (call space)*: where an item may be empty, no place would tell one from the next
+            rest = self.sequence(*item.items[1:])
+            return self.sequence(rest, self.repeat(self.sequence(item.items[0].item, rest), 0, None))
         return self._one(Repeat, item, least, most)
 
     # --- taking text from the front
@@ -246,8 +264,8 @@ class Grammar:
             return self._then(self._after(node.item, character), self.repeat(node.item, max(node.least - 1, 0), _less(node.most)))
         if isinstance(node, Rule) and node.body is not None:
             return self._after(node.body, character)
-        if node.first is not None and character not in node.first:
-            return None
+        if isinstance(node, Json) or (letters(character).isdisjoint(node.first)):
+            return None  # no value begins within a prompt or a delimiter
         raise Unsettled(f"cannot take {character!r} from a {type(node).__name__}")
 
     def _until_after(self, node: Until, character: str) -> Node | None:
@@ -349,16 +367,17 @@ def _is_open(node: Node) -> bool:
 class Reader:
     """Reads the PEG parser that `apply` gave, as llama.cpp saves it.
 
-    `schema_of(name)` gives the JSON schema for which a schema node of that name stands. Raises: Unsettled.
+    `schema_of(name)` gives the JSON schema for which a schema node of that name stands. `content`, where it is given, takes the
+    place of the answer's text. Raises: Unsettled.
     """
 
-    def __init__(self, grammar: Grammar, saved: str, schema_of: Callable[[str], Any], has_content: bool = True) -> None:
+    def __init__(self, grammar: Grammar, saved: str, schema_of: Callable[[str], Any], content: Node | None = None) -> None:
         arena = json.loads(saved)
-        self._grammar, self._schema_of, self._has_content = grammar, schema_of, has_content
+        self._grammar, self._schema_of, self._content = grammar, schema_of, content
         self._parsers: list[dict[str, Any]] = arena["parsers"]
         self._rules: dict[str, int] = arena["rules"]
         self._root: int = arena["root"]
-        self._facts: dict[str, tuple[bool, First, First]] = {}  # of recursive rules: nullable, first, more
+        self._facts: dict[str, tuple[bool, Letters, Letters]] = {}  # of recursive rules: nullable, first, more
         self._made: dict[str, Node] = {}
         self._n_nodes = 0
 
@@ -397,7 +416,9 @@ class Reader:
         if kind == "choice":
             return make.choice(*(self._read(child) for child in parser["children"])) if parser["children"] else make.empty
         if kind == "repetition":
-            return make.repeat(self._read(parser["child"]), parser["min_count"], _most(parser))
+            item = self._read(parser["child"])
+            least = 1 if self._content is not None and item is self._content else parser["min_count"]  # no text: allowed; no JSON: not
+            return make.repeat(item, least, _most(parser))
         if kind == "any":
             return make.chars((), True, 1, 1)
         if kind == "space":
@@ -408,15 +429,15 @@ class Reader:
         if kind == "string":
             return make.quoted(parser["delimiter"])
         if kind == "until":
-            return make.until(tuple(parser["delimiters"]))
+            return make.until(_fewer(parser["delimiters"]))
         if kind == "ac":
             return make.up_to(tuple(parser["delimiters"]))
         if kind == "schema":
             return make.json(self._schema_of(parser["name"]))
         if kind == "gbnf":  # narrower than the parser: nothing, or another rule
             return self._rule(parser["grammar"]) if parser["grammar"] else make.empty
-        if kind == "tag" and parser["tag"] == "content" and not self._has_content:
-            return make.empty
+        if kind == "tag" and parser["tag"] == "content" and self._content is not None:
+            return self._content
         if kind in ("tag", "atomic"):
             return self._read(parser["child"])
         if kind in ("rule", "ref"):
@@ -428,12 +449,12 @@ class Reader:
         if name in self._made:
             made = self._made[name]
             if isinstance(made, Rule) and made.body is None:  # met again inside its own body
-                self._facts.setdefault(name, (False, NOTHING, NOTHING))
+                self._facts.setdefault(name, (False, NONE, NONE))
             return made
         if name not in self._rules:
             raise Unsettled(f"no rule has the name {name}")
         rule = self._made[name] = Rule(name)
-        rule.nullable, rule.first, rule.more = self._facts.get(name, (False, NOTHING, NOTHING))
+        rule.nullable, rule.first, rule.more = self._facts.get(name, (False, NONE, NONE))
         body = self._read(self._parsers[self._rules[name]]["child"])
         if name in self._facts:
             rule.body = body
@@ -441,6 +462,21 @@ class Reader:
             return rule
         self._made[name] = body
         return body
+
+
+def _fewer(delimiters: list[str]) -> tuple[str, ...]:
+    """The delimiters, or what groups of them begin with: one for each of 200 tools makes a grammar that llguidance refuses."""
+    if len(delimiters) <= MAX_DELIMITERS:
+        return tuple(delimiters)
+    groups: dict[str, list[str]] = {}
+    for delimiter in delimiters:
+        groups.setdefault(delimiter[:STEM], []).append(delimiter)
+    return tuple(_common_beginning(group) for group in groups.values())
+
+
+def _common_beginning(texts: list[str]) -> str:
+    first, last = min(texts), max(texts)
+    return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
 def _most(parser: dict[str, Any]) -> int | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 
 from uma_gateway.chat.grammar import (
+    ALL,
     Chars,
     Choice,
-    First,
     Grammar,
     Json,
     Literal,
@@ -23,10 +23,12 @@ from uma_gateway.chat.grammar import (
     Unsettled,
     Until,
     UpTo,
-    overlap,
-    union,
+    first_of,
+    runs_into,
 )
 
+Parts = list[Node]
+MAX_INSIDE = 8  # parts that stand inside each other, in which a beginning is put
 _ANY_TEXT = "(?s:.*)"
 
 
@@ -43,6 +45,7 @@ class _Writer:
         self.terminals: list[str] = []
         self._grammar = grammar
         self._rule_names: dict[Node, str] = {}
+        self._as_rules: dict[Node, Rule] = {}
         self._terminal_names: dict[str, str] = {}
 
     # --- rules
@@ -50,21 +53,44 @@ class _Writer:
     def body(self, node: Node) -> str:
         """A rule's right side."""
         if isinstance(node, Choice) and not node.regular:
-            return " | ".join(self._sequence(item) for item in node.items)
-        return self._sequence(node)
+            return " | ".join(self._written(parts) for parts in self._alternatives(node))
+        return self._written(self._cut(node))
 
-    def _sequence(self, node: Node) -> str:
-        return " ".join(self._item(part) for part in self._cut(node)) or '""'
+    def _written(self, parts: Parts) -> str:
+        return " ".join(self._item(part) for part in parts) or '""'
 
-    def _cut(self, node: Node) -> list[Node]:
+    def _alternatives(self, node: Choice) -> list[Parts]:
+        """The alternatives, cut; those that share a beginning as far as possible in one lexeme, so that none hides another."""
+        cut = {item: self._cut(item) for item in node.items}
+        rivals = {item for item in node.items for other in node.items if other is not item and _are_rivals(cut[item], cut[other])}
+        return [parts for item in node.items for parts in (self._uncut(item) if item in rivals else [cut[item]])]
+
+    def _uncut(self, node: Node, n_inside: int = 0) -> list[Parts]:
+        """The alternatives of a node, each with its beginning in one lexeme: to the first part that is no regular expression, or the
+        first delimiter of an open text. `n_inside`: how often it was put into another part; loops have no end of that."""
+        make = self._grammar
+        items = list(node.items) if isinstance(node, Sequence) else [node]
+        n = next((i for i, item in enumerate(items) if not item.regular or isinstance(items[i - 1] if i else None, UpTo)), len(items))
+        lexeme, rest = make.sequence(*items[:n]), items[n + 1 :]
+        if n == len(items):
+            return [[lexeme]]
+        inside = None if items[n].regular or n_inside == MAX_INSIDE else self._with_beginning(lexeme, items[n])
+        if inside is None:
+            return [[*([] if lexeme is make.empty else [lexeme]), *self._cut(make.sequence(*items[n:]))]]
+        found = inside.items if isinstance(inside, Choice) else (inside,)
+        return [parts for item in found for parts in self._uncut(make.sequence(item, *rest), n_inside + 1)]
+
+    def _cut(self, node: Node) -> Parts:
         """Split into parts that are lexemes, or no regular expressions; put together what cannot be cut."""
+        if node is self._grammar.empty:
+            return []
         make = self._grammar
         parts: list[Node] = []
         lexeme = make.empty
         waiting = list(node.items) if isinstance(node, Sequence) else [node]
         while waiting:
             item = waiting.pop(0)
-            if lexeme is not make.empty and _runs_into(lexeme, item, waiting):
+            if lexeme is not make.empty and _goes_on(lexeme, [item, *waiting]):
                 if item.regular:
                     lexeme = make.sequence(lexeme, item)
                     continue
@@ -93,16 +119,15 @@ class _Writer:
             return make.choice(*(make.sequence(lexeme, part) for part in item.items))
         if isinstance(item, Repeat):
             rest = make.repeat(item.item, max(item.least - 1, 0), None if item.most is None else item.most - 1)
+            rest = rest if item.most == 1 else self._as_rule(rest)  # nothing is put into that: it would have no end
             once = make.sequence(lexeme, item.item, rest)
             return once if item.least else make.choice(once, lexeme)
-        if isinstance(item, Rule) and item.body is not None:
-            return make.sequence(lexeme, item.body)
         return None
 
     def _with_end(self, item: Node, waiting: list[Node]) -> Node | None:
         """`item` with what follows it inside, where its end cannot be cut from that; None where it can, or has no inside."""
         make = self._grammar
-        if not waiting or not overlap(item.more, _first_of(waiting)):
+        if not waiting or item.more.isdisjoint(first_of(waiting)):
             return None
         if isinstance(item, Choice):
             return make.choice(*(make.sequence(part, waiting[0]) for part in item.items))
@@ -133,9 +158,10 @@ class _Writer:
         return self.body(node)
 
     def _as_rule(self, node: Node) -> Node:
-        rule = Rule("")
-        rule.body = node
-        return rule
+        if node not in self._as_rules:
+            rule = self._as_rules[node] = Rule("")
+            rule.body, rule.nullable, rule.first, rule.more = node, node.nullable, node.first, node.more
+        return self._as_rules[node]
 
     # --- terminals
 
@@ -145,6 +171,8 @@ class _Writer:
         return self._named(self._expression(node))
 
     def _named(self, expression: str) -> str:
+        if expression in self._terminal_names.values():
+            return expression
         if expression not in self._terminal_names:
             self._terminal_names[expression] = f"T{len(self._terminal_names)}"
             self.terminals.append(f"{self._terminal_names[expression]}: {expression}")
@@ -177,21 +205,34 @@ class _Writer:
         return f"({expression})" if isinstance(node, (Sequence, Choice, Repeat)) and node is not self._grammar.space else expression
 
 
-def _runs_into(lexeme: Node, item: Node, waiting: list[Node]) -> bool:
-    """True where the lexer could take for the lexeme what belongs to that which follows."""
-    follows = _first_of([item, *waiting])
-    if isinstance(lexeme, UpTo) or (isinstance(lexeme, Sequence) and isinstance(lexeme.items[-1], UpTo)):
-        return False  # it ends with its delimiter; where it can go on, it should: the delimiter stood inside the thinking
-    return overlap(lexeme.more, follows) or (lexeme.nullable and overlap(lexeme.first, follows))
+def _goes_on(lexeme: Node, rest: list[Node]) -> bool:
+    """True where no cut can be made between the lexeme and the rest."""
+    if _ends_with_delimiter(lexeme):
+        return False  # where it can go on, it should: the delimiter stood inside the thinking
+    return runs_into(lexeme, rest)
 
 
-def _first_of(items: list[Node]) -> First:
-    found = []
-    for item in items:
-        found.append(item.first)
-        if not item.nullable:
-            break
-    return union(found)
+def _ends_with_delimiter(node: Node) -> bool:
+    if isinstance(node, Sequence):
+        return _ends_with_delimiter(node.items[-1])
+    if isinstance(node, Choice):
+        return any(_ends_with_delimiter(item) for item in node.items) and all(
+            _ends_with_delimiter(item) or (isinstance(item, Sequence) and isinstance(item.items[-1], Literal)) for item in node.items
+        )
+    return isinstance(node, UpTo)
+
+
+def _are_rivals(one: Parts, other: Parts) -> bool:
+    """True where the lexer could follow one alternative to a place from which only the other goes on."""
+    for a, b in zip(one, other, strict=False):
+        if a is b:
+            continue
+        if a.first == ALL or b.first == ALL or a.first.isdisjoint(b.first):
+            return False  # an open text may take anything, and so it should
+        if isinstance(a, Literal) and isinstance(b, Literal):
+            return a.text.startswith(b.text) or b.text.startswith(a.text)
+        return True
+    return False
 
 
 def _times(least: int, most: int | None) -> str:

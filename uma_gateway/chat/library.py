@@ -10,6 +10,7 @@ import ctypes
 import functools
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ def load() -> ctypes.CDLL:
         raise ChatError(ChatCode.UNAVAILABLE, f"the chat library cannot be loaded: {error}; {_REBUILD}") from error
     if found != INTERFACE:
         raise ChatError(ChatCode.UNAVAILABLE, f"the chat library has interface {found}, {INTERFACE} is needed; {_REBUILD}")
+    if sys.platform == "darwin" and not threading.stack_size():
+        threading.stack_size(8 << 20)  # as on Linux; the 512 KB of macOS would let requests be nested 15 levels deep at most
     text, handle, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
     answer = ctypes.c_void_p  # not c_char_p: the pointer is needed to free it
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -68,6 +71,7 @@ def load() -> ctypes.CDLL:
         "uma_chat_parser_new": (answer, [text, ctypes.POINTER(handle)]),
         "uma_chat_parser_delete": (None, [handle]),
         "uma_chat_parser_feed": (answer, [handle, text, size, ctypes.c_int]),
+        "uma_chat_parser_rewind": (None, [handle, size]),
         "uma_chat_schema_to_grammar": (answer, [text]),
     }
     for name, (result, arguments) in signatures.items():

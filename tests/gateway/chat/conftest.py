@@ -1,0 +1,140 @@
+"""The templates that come with llama.cpp's source, and what each of them would have a model write."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from native.chat_build import chat_source
+from native.pin import load_pin
+from native.progress import Progress
+from uma_gateway.chat import Applied, Templates
+
+FOLDER = chat_source(load_pin(), Progress(io.StringIO())) / "models" / "templates"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Tells the weather of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "unit": {"type": "string", "enum": ["C", "F"]},
+                },
+                "required": ["city"],
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Searches.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string"},
+                    "limit": {"type": "integer"},
+                    "filters": {"type": "object", "properties": {"tag": {"type": "string"}}},
+                },
+                "required": ["query", "limit"],
+            },
+        },
+    },
+]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["name", "age"],
+}
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "You are helpful."},
+    {"role": "user", "content": "What is the weather in Paris?"},
+]
+CALLS: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "Paris"}), ("search", {"query": "hotels", "limit": 3})]
+NAMED: dict[str, Any] = {"type": "function", "function": {"name": "search"}}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tools": {"tools": TOOLS},
+    "parallel": {"tools": TOOLS, "parallel_tool_calls": True},
+    "required": {"tools": TOOLS, "tool_choice": "required"},
+    "required-parallel": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": True},
+    "named": {"tools": TOOLS, "tool_choice": NAMED},
+    "none": {"tools": TOOLS, "tool_choice": "none"},
+    "json": {"json_schema": SCHEMA},
+    "json-and-tools": {"json_schema": SCHEMA, "tools": TOOLS},
+    "no-thinking": {"tools": TOOLS, "enable_thinking": False},
+}
+
+
+# describe no tools, or have no form of calls that llama.cpp finds: the generic form is used
+WITHOUT_CALLS = {
+    "HuggingFaceTB-SmolLM3-3B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1", "fireworks-ai-llama-3-firefunction-v2", "google-gemma-2-2b-it", "ibm-granite-granite-3.3-2B-Instruct",
+    "llama-cpp-rwkv-world", "microsoft-Phi-3.5-mini-instruct",
+}  # fmt: skip
+
+
+@functools.cache
+def templates(name: str) -> Templates:
+    """A bundled template. Mistral's and others need BOS and EOS as their models have them."""
+    return Templates((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), bos="<s>", eos="</s>")
+
+
+@functools.cache
+def apply(name: str, kind: str) -> Applied:
+    return templates(name).apply(MESSAGES, **REQUESTS[kind])
+
+
+# what ends a message, and belongs to no answer's text: the daemon stops there
+ENDS = (
+    "<|im_end|>", "<|eot_id|>", "</s>", "<｜end▁of▁sentence｜>", "<|role_end|>", "<|end_of_text|>", "<end_of_sentence>", "[e~[", "<|call|>",
+    "<|eot|>", "<sep>", "<turn|>", "<|tool_response>", "<seed:eos>", "<|eom_id|>", "</assistant>", "<｜hy_eos:opensource｜>", "<|end_of_msg|>",
+    "<|end|>", "<|END_OF_TURN_TOKEN|>", "<SPECIAL_12>", "<|eom|>", "<|calls|>", "<|message_sep|>\n\n",
+)  # fmt: skip
+# the texts of these templates' own messages are no answers: they leave calls out, or change what was said before
+UNWRITTEN = ("CohereForAI-c4ai-command-r-plus-tool_use", "LFM2-8B-A1B", "LFM2.5-Instruct")
+
+
+def written(name: str, calls: list[tuple[str, dict[str, Any]]] | None = None) -> str:
+    """What the template itself writes for a message with calls: the answer that a model was trained to give."""
+    loaded = templates(name)
+    made = [  # Solar's parser takes the first id for a part of the form
+        {"id": f"call0000{i + 1}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
+        for i, (tool, arguments) in enumerate(calls or CALLS[:1])
+    ]
+    message = {"role": "assistant", "content": "", "tool_calls": made}
+    base = loaded.render({"messages": MESSAGES, "tools": TOOLS})
+    whole = loaded.render({"messages": [*MESSAGES, message], "tools": TOOLS, "add_generation_prompt": False})["prompt"]
+    if whole.startswith(base["prompt"]):
+        return _without_end(whole[len(base["prompt"]) :])
+    # the prompt opens the thinking, and the template leaves it out of earlier messages
+    start = base["grammar_triggers"][0]["value"].strip()
+    text = whole[whole.index(start, len(base["prompt"]) - 60) :]
+    thinking = apply(name, "tools").thinking
+    thought = f"Let me think.{thinking.end}" if thinking and thinking.is_open else ""
+    return thought + _without_end(text)
+
+
+def _without_end(text: str) -> str:
+    ends = [text.rindex(end) for end in ENDS if end in text[1:]]
+    return text[: min(ends)] if ends else text
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from uma_gateway.chat import ChatCode, ChatError, Templates, check
+from uma_gateway.chat.library import encode
+
+RECURSIVE = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
+ENDLESS = "{% for i in range(1000000000) %}{% endfor %}"
+GROWING = "{% set ns = namespace(a='x' * 1000) %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}{{ ns.a }}"
+NESTED = "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"
+# 40 calls of itself for each level of what it is given
+DEEP = (
+    "{%- macro f(v, n) -%}{%- if n > 0 -%}{{ f(v, n - 1) }}{%- elif v is mapping -%}{%- for k in v -%}{{ f(v[k], 40) }}{%- endfor -%}"
+    "{%- endif -%}{%- endmacro -%}{% for t in tools %}{{ f(t, 1) }}{% endfor %}{{ messages[0].content }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [(RECURSIVE, "overflows the stack"), (NESTED, "overflows the stack"), (ENDLESS, "runs for more than"), (GROWING, "memory|runs for more")],
+)
+def test_a_template_that_would_end_or_hold_the_process_is_refused(source: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "DEPTHS", (48,))
+    with pytest.raises(ChatError, match=reason) as caught:
+        Templates(source)
+    assert caught.value.code is ChatCode.TEMPLATE_UNSAFE
+
+
+def test_a_template_that_goes_deep_gets_shallower_requests_only() -> None:
+    assert check.check_template(encode({"chat_template": "{{ messages[0].content }}"}, "a template")) == check.DEPTHS[0]
+    assert check.check_template(encode({"chat_template": DEEP}, "a template")) == check.DEPTHS[1]
+
+
+def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{{ messages[0].content }} once"
+    Templates(source)
+    monkeypatch.setattr(check.subprocess, "run", lambda *_, **__: pytest.fail("tried again"))
+    Templates(source)

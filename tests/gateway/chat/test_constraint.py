@@ -1,0 +1,279 @@
+"""The constraints are held against llguidance, which enforces them in the daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from tests.gateway.chat.conftest import CALLS, MESSAGES, NAMES, REQUESTS, SCHEMA, TOOLS, UNWRITTEN, WITHOUT_CALLS, apply, templates, written
+from tests.gateway.chat.test_parser import KNOWN
+from uma_gateway.chat import Applied, ChatError, constraint
+from uma_gateway.chat.generic import END, START
+
+WITH_CONSTRAINT = [kind for kind in REQUESTS if kind not in ("plain", "none")]
+UNMARKED = [name for name in NAMES if "Llama-3." in name]  # a call begins like any JSON: only required ones are enforced
+WRITES = [name for name in NAMES if name not in (*UNWRITTEN, *WITHOUT_CALLS)]
+# llama.cpp's parsers of these take no second call in the form in which the template writes it
+ONE_CALL = {"MiniMax-M1", "MiniMax-M2", "meetkai-functionary-medium-v3.2", "upstage-Solar-Open-100B", *UNMARKED}
+# with these parsers a call ends the thinking
+ENDS_THINKING = {"NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3.5-4B", "StepFun3.5-Flash", "Kimi-K3", "inclusionai-ling-3.0-flash"}
+FENCED = ("gemma-4", "Ministral", "Devstral", "MiniMax-M3", "DeepSeek-V3.2", "DeepSeek-V4")  # JSON stands between fences
+JSON_ANSWER = '{"name": "Ada", "age": 36, "tags": ["x", "y"]}'
+
+
+@functools.cache
+def bytes_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+class Follower:
+    """llguidance on one constraint, a token a byte."""
+
+    def __init__(self, wire: dict[str, Any] | None) -> None:
+        assert wire is not None and set(wire) <= {"lark", "triggers"}, wire
+        self.matcher = LLMatcher(bytes_tokenizer(), wire["lark"], log_level=0)
+        assert not self.matcher.get_error(), self.matcher.get_error()
+        self.triggers = wire.get("triggers", [])
+
+    def take(self, text: str) -> str:
+        """Follow the text, from its first trigger on where there are some; return what is refused of it."""
+        if self.triggers:
+            places = [text.find(trigger["value"]) for trigger in self.triggers if trigger["value"] in text]
+            assert places, f"no trigger in {text!r}"
+            text = text[min(places) :]
+        data = text.encode()
+        for i, byte in enumerate(data):
+            if not self.matcher.try_consume_tokens([byte]):
+                return data[i:].decode(errors="replace")
+        return ""
+
+    def can_end(self) -> bool:
+        return bool(self.matcher.is_accepting())
+
+
+def thought(applied: Applied, text: str = "Let me think.") -> str:
+    return f"{text}{applied.thinking.end}" if applied.thinking and applied.thinking.is_open else ""
+
+
+@pytest.mark.parametrize("kind", WITH_CONSTRAINT)
+def test_every_constraint_is_a_grammar_that_llguidance_takes(name: str, kind: str) -> None:
+    wire = apply(name, kind).constraint
+    if wire is None:
+        assert name in UNMARKED and kind in ("tools", "parallel", "no-thinking")
+        return
+    assert set(wire) <= {"lark", "triggers"}
+    assert LLMatcher.validate_grammar(json.dumps({"grammars": [{"lark_grammar": wire["lark"]}]}), None) == ""
+    assert all(trigger["type"] == "word" and trigger["value"] for trigger in wire.get("triggers", []))
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, text, _, _, _ in KNOWN if name not in (*UNMARKED, "LFM2.5-8B-A1B")])
+def test_known_answers_are_allowed(name: str, text: str) -> None:
+    applied = apply(name, "parallel")
+    if applied.constraint and "triggers" in applied.constraint and not any(trigger["value"] in text for trigger in applied.constraint["triggers"]):
+        return
+    follower = Follower(applied.constraint)
+    assert follower.take(text.rstrip()) == "" and follower.can_end()
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("kind", ["tools", "required", "no-thinking"])
+def test_what_a_template_writes_is_allowed(name: str, kind: str) -> None:
+    if name in UNMARKED and kind != "required":
+        return
+    applied = apply(name, kind)
+    text = written(name)
+    if kind == "no-thinking" and applied.thinking and not applied.thinking.is_open:
+        text = text.removeprefix(thought(apply(name, "tools")))
+    follower = Follower(applied.constraint)
+    assert follower.take(text.rstrip()) == ""
+    if name != "upstage-Solar-Open-100B":  # the end of its calls is the token that ends the answer
+        assert follower.can_end()
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if name not in ONE_CALL])
+def test_parallel_calls_are_allowed(name: str) -> None:
+    follower = Follower(apply(name, "required-parallel").constraint)
+    assert follower.take(written(name, CALLS).rstrip()) == ""
+    assert follower.can_end()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_required_call_is_required_and_of_a_known_tool(name: str) -> None:
+    applied = apply(name, "required")
+    plain = Follower(applied.constraint)
+    plain.take(thought(applied) + "It is sunny.")
+    assert not plain.can_end()
+    unknown = Follower(applied.constraint)
+    assert unknown.take(written(name).replace("get_weather", "get_fortune")) != ""
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_named_call_is_of_that_tool(name: str) -> None:
+    follower = Follower(apply(name, "named").constraint)
+    assert follower.take(written(name)) != ""
+    text = written(name, [("search", {"query": "a", "limit": 1})])
+    if name != "upstage-Solar-Open-100B" or "call00001" in text:
+        assert Follower(apply(name, "named").constraint).take(text.rstrip()) == ""
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_arguments_keep_their_types(name: str) -> None:
+    """Some parsers know the names of arguments only, or take any text; none lets a number be an object where JSON is written."""
+    text = written(name, [("search", {"query": "a", "limit": 1})])
+    assert "1" in text
+    broken = Follower(apply(name, "required").constraint).take(text.replace('"limit": 1', '"limit": {}'))
+    assert bool(broken) is ('"limit": 1' in text)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNMARKED])
+def test_free_text_stays_free(name: str) -> None:
+    """Also where the whole answer is followed, and where text or thoughts only speak of calls."""
+    applied = apply(name, "tools")
+    assert applied.constraint is not None
+    if "triggers" in applied.constraint:
+        return
+    starts = {"meetkai-functionary-medium-v3.2": "all\n", "openai-gpt-oss-120b": "<|channel|>final<|message|>", "muse-glimmer": "<|message|>"}
+    follower = Follower(applied.constraint)
+    assert follower.take(thought(applied) + starts.get(name, "") + "It is sunny, isn't it? < 30 °C ✓\n\n```json\n{}\n```") == ""
+    assert follower.can_end()
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if apply(name, "tools").thinking and "triggers" not in (apply(name, "tools").constraint or {})])
+def test_a_call_within_the_thinking_is_a_thought(name: str) -> None:
+    applied = apply(name, "tools")
+    if not applied.thinking or not applied.thinking.is_open or name in ENDS_THINKING:
+        return
+    call = written(name).removeprefix(thought(applied))
+    follower = Follower(applied.constraint)
+    assert follower.take(f"I could write {call[:12]} or not.{applied.thinking.end}It is sunny.") == ""
+    assert follower.can_end()
+
+
+def test_thinking_may_be_long() -> None:
+    """llama.cpp's own grammar of it recurses at every character: llguidance gives up after 2,000."""
+    for kind in ("required", "json"):
+        follower = Follower(apply("Qwen3.5-4B", kind).constraint)
+        assert follower.take("I think, and go on. " * 2_000) == ""
+        assert follower.matcher.get_error() == ""
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6", "MiniMax-M2", "Qwen3.5-4B"])
+def test_arguments_that_are_text_may_be_long(name: str) -> None:
+    follower = Follower(apply(name, "required").constraint)
+    text = written(name, [("get_weather", {"city": "PLACE"})])
+    before, _, after = text.partition("PLACE")
+    assert follower.take(before + "A line of code < that goes on > and on.\n" * 1_000 + after.rstrip()) == ""
+
+
+def test_a_json_answer_is_enforced(name: str) -> None:
+    applied = apply(name, "json")
+    starts = {
+        "meetkai-functionary-medium-v3.2": "all\n", "openai-gpt-oss-120b": "<|channel|>final<|message|>", "muse-glimmer": "<|message|>",
+        "Cohere2MoE": "<|START_TEXT|>",
+    }  # fmt: skip
+    fenced = {name for name in NAMES if any(part in name for part in FENCED)}
+    lead = thought(applied) + starts.get(name, "")
+    if name in fenced:
+        lead += "```json\n"
+    ends = {"Cohere2MoE": "<|END_TEXT|>"}
+    follower = Follower(applied.constraint)
+    assert follower.take(lead + JSON_ANSWER + ("\n```" if name in fenced else "") + ends.get(name, "")) == ""
+    assert follower.can_end()
+    for wrong in ('{"name": 1', '{"age"', '{"name": "Ada", "age": -', '{"name": "Ada", "age": 3, "more"', "Sure"):
+        assert Follower(applied.constraint).take(lead + wrong) != "", wrong
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if name not in UNMARKED and "gemma-4" not in name])
+def test_json_and_tools_allow_either_and_nothing_else(name: str) -> None:
+    applied = apply(name, "json-and-tools")
+    called = Follower(applied.constraint)
+    assert called.take(written(name).rstrip()) == ""
+    fences = ("```json\n", "\n```") if any(part in name for part in FENCED) else ("", "")
+    if "Cohere" not in name and name not in ("meetkai-functionary-medium-v3.2", "openai-gpt-oss-120b", "muse-glimmer"):
+        answered = Follower(applied.constraint)
+        assert answered.take(thought(applied) + fences[0] + JSON_ANSWER + fences[1]) == ""
+        assert answered.can_end()
+    talked = Follower(applied.constraint)
+    assert talked.take(thought(applied) + "Sure, it is sunny.") != "" or not talked.can_end()
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_CALLS))
+def test_the_generic_form_is_enforced(name: str) -> None:
+    applied = apply(name, "required")
+    text = thought(applied) + f'\n{START}\n{{"name": "search", "arguments": {{"query": "a", "limit": 1}}}}\n{END}'
+    follower = Follower(applied.constraint)
+    assert follower.take(text) == "" and follower.can_end()
+    assert Follower(applied.constraint).take(text.replace('"limit": 1', '"limit": "1"')) != ""
+    assert not Follower(apply(name, "required").constraint).can_end()
+
+
+def test_every_schema_of_a_parser_is_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is not known would let any JSON pass."""
+    unknown: list[str] = []
+    original = constraint.Schemas.__call__
+
+    def watched(self: constraint.Schemas, schema_name: str) -> dict[str, Any]:
+        schema = original(self, schema_name)
+        if "type" not in schema and "$ref" not in schema:
+            unknown.append(schema_name)
+        return schema
+
+    monkeypatch.setattr(constraint.Schemas, "__call__", watched)
+    nested = {"type": "object", "properties": {"inner": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}}
+    listed = {"type": "array", "items": {"type": "integer"}}
+    tool = {"type": "function", "function": {"name": "a-b_c.d", "parameters": {"type": "object", "properties": {"x y": nested, "z": listed}}}}
+    for cached in (constraint._whole_lark, constraint._triggered_lark, constraint._json_lark, constraint._either_lark):
+        cached.cache_clear()
+    for request in ({"tools": [tool]}, {"tools": [tool], "tool_choice": "required"}, {"json_schema": SCHEMA}):
+        with contextlib.suppress(ChatError):  # one template refuses arguments that are objects
+            templates(name).apply(MESSAGES, **request)
+    assert unknown == []
+
+
+def test_references_in_arguments_lead_somewhere() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"place": {"$ref": "#/$defs/Place"}, "n": {"type": "integer"}},
+        "required": ["place", "n"],
+        "$defs": {"Place": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Place"}, "x": {"type": "integer"}}, "required": ["x"]}},
+    }
+    tools = [{"type": "function", "function": {"name": "go", "parameters": parameters}}]
+    texts = {
+        "Qwen3-Coder": "<tool_call>\n<function=go>\n<parameter=place>\n{}\n</parameter>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+        "Qwen-Qwen2.5-7B-Instruct": '<tool_call>\n{{"name": "go", "arguments": {{"place": {}, "n": 1}}}}\n</tool_call>',
+    }
+    for name, text in texts.items():
+        wire = templates(name).apply(MESSAGES, tools=tools, tool_choice="required").constraint
+        form = text.replace("{}", "{place}").replace("{{", "{").replace("}}", "}")
+        assert Follower(wire).take(form.replace("{place}", '{"next": {"x": 2}, "x": 1}')) == ""
+        assert Follower(wire).take(form.replace("{place}", '{"next": {"x": "2"}, "x": 1}')) != ""
+
+
+def test_strict_tools_are_strict_and_others_are_not() -> None:
+    schema = {"type": "object", "properties": {"when": {"type": "string", "format": "moonphase"}}, "required": ["when"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    applied = templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, tools=[tool], tool_choice="required")
+    assert applied.unenforced == ["#/properties/when/format: moonphase"]
+    assert Follower(applied.constraint).take('<tool_call>\n{"name": "f", "arguments": {"when": "soon"}}\n</tool_call>') == ""
+
+
+@pytest.mark.parametrize("text", ['"quoted"', "back\\slash", "new\nline", "tab\t", "<tag>/", "é✓😀", "\u2028", "[x]{2,3}(a|b)*^$.+?", "%json {}"])
+def test_odd_names_of_tools_are_literal(text: str) -> None:
+    tool = {"type": "function", "function": {"name": text, "parameters": {"type": "object", "properties": {}}}}
+    wire = templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, tools=[tool], tool_choice="required").constraint
+    call = f'<tool_call>\n{{"name": "{text}", "arguments": {{}}}}\n</tool_call>'
+    assert Follower(wire).take(call) == ""
+    assert Follower(wire).take(call.replace(text, "other")) != ""
+
+
+def test_many_tools_make_one_grammar() -> None:
+    tools = [{**tool, "function": {**tool["function"], "name": f"{tool['function']['name']}_{i}"}} for i in range(100) for tool in TOOLS]
+    for name in ("Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder", "Kimi-K2-Instruct"):
+        applied = templates(name).apply(MESSAGES, tools=tools, tool_choice="required", parallel_tool_calls=True)
+        follower = Follower(applied.constraint)
+        assert follower.take(written(name).replace("get_weather", "get_weather_99").rstrip()) == ""

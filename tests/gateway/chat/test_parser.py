@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from tests.gateway.chat.conftest import CALLS, MESSAGES, NAMES, REQUESTS, UNWRITTEN, WITHOUT_CALLS, apply, templates, written
+from uma_gateway.chat import Answer, Applied, Parser, parser
+
+TEXTS = ("Hello < world <", "I like <tool", '```json\n{"a":1}\n```', "a {", "x [TOOL_", "<", "Hi", "{", "Il pleut à Paris ✓ 😀")
+# by hand, from what the models' makers document: family, answer, content, reasoning, calls
+KNOWN: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
+    ("Qwen-Qwen3-0.6B", "<think>\nHm.\n</think>\n\nIt rains.", "It rains.", "Hm.", []),
+    (
+        "Qwen-Qwen2.5-7B-Instruct",
+        'Let me look.\n<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 2}}\n</tool_call>',
+        "Let me look.\n", "", [("search", {"query": "a", "limit": 2})],
+    ),
+    (
+        "Qwen3-Coder",
+        "<tool_call>\n<function=search>\n<parameter=query>\nfoo\nbar\n</parameter>\n<parameter=limit>\n3\n</parameter>\n</function>\n</tool_call>",
+        "", "", [("search", {"query": "foo\nbar", "limit": 3})],
+    ),
+    (
+        "openai-gpt-oss-120b",
+        "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>Done.",
+        "Done.", "Think.", [],
+    ),
+    (
+        "openai-gpt-oss-120b",
+        '<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json'
+        '<|message|>{"city":"Paris"}',
+        "", "Think.", [("get_weather", {"city": "Paris"})],
+    ),
+    ("meta-llama-Llama-3.1-8B-Instruct", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "", "", [("get_weather", {"city": "Paris"})]),
+    ("mistralai-Mistral-Nemo-Instruct-2407", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "123456789"}]', "", "",
+     [("get_weather", {"city": "Paris"})]),
+    ("Mistral-Small-3.2-24B-Instruct-2506", '[TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Paris"}', "", "",
+     [("get_weather", {"city": "Paris"})]),
+    ("mistralai-Ministral-3-14B-Reasoning-2512", '[THINK]Hm.[/THINK]Yes.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', "Yes.", "Hm.",
+     [("get_weather", {"city": "Paris"})]),
+    (
+        "Kimi-K2-Thinking",
+        '<think>Hm.</think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "", "Hm.", [("get_weather", {"city": "Paris"})],
+    ),
+    ("deepseek-ai-DeepSeek-V3.2", "Hm.</think>It rains.", "It rains.", "Hm.", []),
+    ("google-gemma-4-31B-it", '<|tool_call>call:search{query:<|"|>a "b"<|"|>,limit:3}<tool_call|>', "", "", [("search", {"query": 'a "b"', "limit": 3})]),
+    ("LFM2-8B-A1B", '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>', "", "", [("get_weather", {"city": "Paris"})]),
+    ("meetkai-functionary-medium-v3.2", "all\nLet me see.", "Let me see.", "", []),
+    ("meetkai-functionary-medium-v3.2", 'get_weather\n{"city": "Paris"}', "", "", [("get_weather", {"city": "Paris"})]),
+    ("GLM-4.6", "\n<think>Hm.</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>\n", "", "Hm.",
+     [("get_weather", {"city": "Paris"})]),
+    (
+        "MiniMax-M2",
+        'Hm.\n</think>\n\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n</invoke>\n</minimax:tool_call>',
+        "", "Hm.", [("get_weather", {"city": "Paris"})],
+    ),
+    ("LFM2.5-8B-A1B", "[CALL]", "[CALL]", "", []),
+]  # fmt: skip
+
+
+def read(applied: Applied, text: str, step: int = 0, new_id: Any = None) -> Parser:
+    """Feed the text in pieces of that many bytes; 0: at once."""
+    made = Parser(applied, **({"new_id": new_id} if new_id else {}))
+    data, kept = text.encode(), b""
+    for i in range(0, len(data), step) if step else ():
+        kept += data[i : i + step]
+        piece = kept.decode(errors="ignore")  # the daemon never splits a character
+        kept = kept[len(piece.encode()) :]
+        made.feed(piece)
+    made.feed(text if not step else "", is_final=True)
+    return made
+
+
+def calls_of(answer: Answer) -> list[tuple[str, dict[str, Any]]]:
+    return [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
+
+
+def without_ids(answer: Answer) -> tuple[Any, ...]:
+    """An id that stands behind the arguments comes too late for a stream, which has told one by then."""
+    return answer.content.strip(), answer.reasoning.strip(), calls_of(answer)
+
+
+@pytest.mark.parametrize(("name", "text", "content", "reasoning", "calls"), KNOWN)
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 4, 5, 50])
+def test_known_answers(name: str, text: str, content: str, reasoning: str, calls: list[tuple[str, dict[str, Any]]], step: int) -> None:
+    answer = read(apply(name, "parallel"), text, step).answer
+    assert (answer.content.strip(), answer.reasoning.strip()) == (content.strip(), reasoning)
+    assert calls_of(answer) == calls
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*UNWRITTEN, *WITHOUT_CALLS)])
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 4, 5])
+def test_what_a_template_writes_is_read_back(name: str, step: int) -> None:
+    parser = read(apply(name, "tools"), written(name), step)
+    assert calls_of(parser.answer) == CALLS[:1]
+    assert parser.answer.tool_calls[0].is_complete and parser.answer.tool_calls[0].id
+
+
+def test_the_pieces_add_up_to_the_whole(name: str) -> None:
+    """In steps of 1 to 5 bytes, for text and for calls, for every template."""
+    applied = apply(name, "parallel")
+    thought = f"Hm.{applied.thinking.end}" if applied.thinking and applied.thinking.is_open else ""
+    texts = [thought + "It is sunny < there."]
+    if name not in (*UNWRITTEN, *WITHOUT_CALLS):
+        texts += [written(name), written(name) + "\n", written(name) + "Garbage."]
+    for text in texts:
+        whole = without_ids(read(applied, text).answer)
+        for step in (1, 2, 3, 4, 5):
+            assert without_ids(read(applied, text, step).answer) == whole
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_no_text_is_ever_lost(name: str, text: str) -> None:
+    """Also where it ends with half a delimiter, or is not in the template's form at all."""
+    applied = apply(name, "tools")
+    thought = f"Hm.{applied.thinking.end}" if applied.thinking and applied.thinking.is_open else ""
+    for step in (0, 1, 3):
+        answer = read(applied, thought + text, step).answer
+        assert answer.content.strip() == text.strip()
+        assert answer.tool_calls == []
+        assert not thought or "Hm." in answer.reasoning
+
+
+@pytest.mark.parametrize("step", [0, 1, 7])
+def test_a_call_of_an_unknown_tool_comes_back_as_text(step: int) -> None:
+    text = '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'
+    assert read(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), text, step).answer == Answer(content=text)
+
+
+@pytest.mark.parametrize("step", [0, 1, 7])
+def test_a_call_without_json_comes_back_as_text(step: int) -> None:
+    text = "Look: <tool_call>\nget_weather(Paris)\n</tool_call>"
+    answer = read(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), text, step).answer
+    assert answer.content == text and answer.tool_calls == []
+
+
+def test_cut_arguments_are_told() -> None:
+    """The library takes them for a success; whoever looks at the reason of the end knows better."""
+    applied = apply("Qwen-Qwen2.5-7B-Instruct", "tools")
+    cut = read(applied, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par', 1).answer
+    assert cut.tool_calls[0].name == "get_weather" and not cut.tool_calls[0].is_complete
+    assert cut.tool_calls[0].arguments.startswith('{"city": "Par')
+
+
+def test_a_call_whose_name_was_cut_is_not_lost() -> None:
+    answer = read(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), 'Well.\n<tool_call>\n{"name": "get_wea', 1).answer
+    assert answer.content == 'Well.\n<tool_call>\n{"name": "get_wea'
+
+
+def test_unclosed_thinking_is_reasoning() -> None:
+    answer = read(apply("Qwen3.5-4B", "tools"), "I think and think </thi", 1).answer
+    assert (answer.reasoning.strip(), answer.content) == ("I think and think </thi", "")
+
+
+def test_reasoning_can_stay_in_the_text() -> None:
+    applied = templates("Qwen-Qwen3-0.6B").apply(MESSAGES, reasoning_format="none")
+    assert read(applied, "<think>\nHm.\n</think>\n\nYes.").answer == Answer(content="<think>\nHm.\n</think>\n\nYes.")
+
+
+@pytest.mark.parametrize("depth", [900, 4_000, 200_000])
+@pytest.mark.parametrize("step", [0, 1000])
+def test_deep_output_ends_nothing_and_is_not_lost(depth: int, step: int) -> None:
+    for name, start in (
+        ("Qwen-Qwen2.5-7B-Instruct", '<tool_call>\n{"name": "get_weather", "arguments": {"city": '),
+        ("google-gemma-4-31B-it", "<|tool_call>call:get_weather{city:"),
+        ("LFM2-8B-A1B", "<|tool_call_start|>[get_weather(city="),
+    ):
+        text = start + "[" * depth
+        answer = read(apply(name, "tools"), text, step).answer
+        assert answer.tool_calls or answer.content == text
+
+
+def test_deep_output_ends_no_thread_with_a_small_stack() -> None:
+    answers: list[Answer] = []
+
+    def work() -> None:
+        for depth in (10, 100, 900):
+            arguments = '{"city": ' + "[" * depth + "]" * depth + "}"
+            text = f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
+            answers.append(read(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), text, 50).answer)
+
+    apply("Qwen-Qwen2.5-7B-Instruct", "tools")
+    before = threading.stack_size(512 << 10)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    assert len(answers) == 3 and len(answers[0].tool_calls) == 1
+    assert all(answer.content or answer.tool_calls for answer in answers)
+
+
+@pytest.mark.parametrize("n_tokens", [2_000, 16_000])
+def test_long_answers_are_not_parsed_at_every_token(n_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that the library reads over an answer stay in proportion to its length."""
+    sizes: list[int] = []
+    original = parser.call
+
+    def counted(name: str, *arguments: Any) -> Any:
+        if name == "uma_chat_parser_feed":
+            sizes.append((sizes[-1] if sizes else 0) + arguments[2])  # the library reads all that it has
+        return original(name, *arguments)
+
+    monkeypatch.setattr(parser, "call", counted)
+    made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "tools"))
+    for _ in range(n_tokens):
+        made.feed("word ")
+    made.feed("", is_final=True)
+    assert made.answer.content == "word " * n_tokens
+    assert sum(sizes) < 210 * 5 * n_tokens  # at every token it would be 1,000 and 8,000 times the length
+
+
+def test_short_answers_stream_at_every_token() -> None:
+    made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "tools"))
+    assert [sum(bool(diff.content) for diff in made.feed("word ")) for _ in range(20)] == [1] * 20
+
+
+def test_streamed_calls_tell_name_and_id_once_and_arguments_in_pieces() -> None:
+    made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), new_id=lambda: "call_1")
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    diffs = [diff for character in text for diff in made.feed(character)] + made.feed("", is_final=True)
+    assert [(diff.index, diff.id, diff.name) for diff in diffs if diff.name or diff.id] == [(0, "call_1", "get_weather")]
+    assert len(diffs) > 5 and "".join(diff.arguments for diff in diffs) == '{"city": "Paris"}'
+
+
+def test_ids_that_the_model_gives_are_kept_and_others_are_new() -> None:
+    given = read(apply("Mistral-Small-3.2-24B-Instruct-2506", "tools"), '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris"}')
+    assert given.answer.tool_calls[0].id == "abcdefghi"
+    text = written("Qwen-Qwen2.5-7B-Instruct")
+    ids = {read(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), text).answer.tool_calls[0].id for _ in range(20)}
+    assert len(ids) == 20 and "" not in ids
+
+
+def test_threads_read_answers_of_one_template() -> None:
+    applied = apply("openai-gpt-oss-120b", "parallel")
+    text = next(text for name, text, *_ in KNOWN if name == "openai-gpt-oss-120b" and "get_weather" in text)
+    answers: list[list[tuple[str, dict[str, Any]]]] = []
+    threads = [threading.Thread(target=lambda: answers.extend(calls_of(read(applied, text, 3).answer) for _ in range(20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [[("get_weather", {"city": "Paris"})]] * 80
+
+
+def test_a_request_without_tools_reads_no_calls() -> None:
+    text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    assert read(templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, **REQUESTS["plain"]), text, 3).answer == Answer(content=text)

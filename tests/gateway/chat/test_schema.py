@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from tests.gateway.chat.conftest import SCHEMA
+from uma_gateway.chat import ChatCode, ChatError, schema_to_grammar
+from uma_gateway.chat.schema import _FORMATS, _NOT_ENFORCED, constrained, unenforced
+
+PATTERNS = {r"^(?!a)b$": False, r"(a)\1": False, r"\bfoo\b": False, r"^(?<x>a)$": True, r"^\d{3}-\d{4}$": True, r"^a\\b$": True, r"^[a-z\-]+$": True}
+
+
+def refusal(schema: Any) -> str:
+    return str(LLMatcher.validate_grammar(json.dumps({"grammars": [{"json_schema": schema}]}), None))
+
+
+def allows(schema: Any, text: str) -> bool:
+    from tests.gateway.chat.test_constraint import bytes_tokenizer
+
+    matcher = LLMatcher(bytes_tokenizer(), f"start: value\nvalue: %json {json.dumps(schema)}", log_level=0)
+    assert not matcher.get_error(), matcher.get_error()
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and bool(matcher.is_accepting())
+
+
+@pytest.mark.parametrize("key", sorted(_NOT_ENFORCED))
+def test_the_keywords_that_are_called_unenforced_are_those_that_llguidance_does_not_know(key: str) -> None:
+    schema = {"type": "object", key: {} if key not in ("minContains", "maxContains") else 1}
+    assert "Unimplemented keys" in refusal(schema) and key in refusal(schema)
+    assert unenforced(schema) == [f"#/{key}"]
+    assert refusal(constrained(schema, strict=False)) == ""
+    assert refusal(constrained(schema, strict=True)) != ""
+
+
+@pytest.mark.parametrize("name", [*sorted(_FORMATS), "regex", "iri", "moonphase"])
+def test_the_known_formats_are_those_of_llguidance(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    assert (refusal(schema) == "") is (name in _FORMATS) is (unenforced(schema) == [])
+    assert refusal(constrained(schema, strict=False)) == ""
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_that_are_not_regular_are_told_and_left_out(pattern: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+    assert (unenforced(schema) == []) is PATTERNS[pattern]
+    assert (refusal(schema) == "") is PATTERNS[pattern]
+    assert refusal(constrained(schema, strict=False)) == ""
+
+
+def test_references_to_other_documents_are_told_and_left_out() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "https://example.org/x.json"}}}
+    assert unenforced(schema) == ["#/properties/a/$ref: https://example.org/x.json"]
+    assert refusal(constrained(schema, strict=False)) == ""
+
+
+def test_gaps_are_found_at_every_depth() -> None:
+    gap = {"type": "array", "uniqueItems": True}
+    schema = {"anyOf": [{"properties": {"a": gap}}, {"items": gap}], "$defs": {"x": {"additionalProperties": gap}}}
+    assert sorted(unenforced(schema)) == [
+        "#/$defs/x/additionalProperties/uniqueItems",
+        "#/anyOf/0/properties/a/uniqueItems",
+        "#/anyOf/1/items/uniqueItems",
+    ]
+
+
+def test_a_property_of_that_name_is_no_keyword() -> None:
+    assert unenforced({"type": "object", "properties": {"not": {"type": "string"}, "format": {"type": "string"}}}) == []
+
+
+def test_objects_have_the_properties_that_they_list() -> None:
+    closed = constrained(SCHEMA, strict=False)
+    assert allows(closed, '{"name": "Ada", "age": 1}') and not allows(closed, '{"name": "Ada", "age": 1, "more": 2}')
+    free = constrained({"type": "object"}, strict=False)
+    assert allows(free, '{"anything": [1, {"x": null}]}')
+    said = constrained({**SCHEMA, "additionalProperties": {"type": "integer"}}, strict=False)
+    assert allows(said, '{"name": "Ada", "age": 1, "more": 2}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}], "type": "object"},
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "anyOf": [{"properties": {"b": {"type": "integer"}}}]},
+        {"$defs": {"A": {"properties": {"a": {"type": "integer"}}}}, "$ref": "#/$defs/A", "properties": {"b": {"type": "integer"}}},
+    ],
+)
+def test_objects_that_are_put_together_are_not_closed(schema: Any) -> None:
+    assert allows(constrained(schema, strict=False), '{"a": 1, "b": 2}')
+
+
+def test_a_required_property_that_is_not_listed_can_be_written() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "b"]}
+    assert allows(constrained(schema, strict=False), '{"a": 1, "b": 2}')
+
+
+def test_white_space_is_bounded() -> None:
+    schema = constrained(SCHEMA, strict=False)
+    assert allows(schema, '{\n  "name": "Ada",\n  "age": 1\n}') and not allows(schema, '{\n\n\n\n"name": "Ada", "age": 1}')
+
+
+def test_the_given_schema_is_left_as_it_is() -> None:
+    before = json.dumps(SCHEMA)
+    constrained(SCHEMA, strict=False)
+    assert json.dumps(SCHEMA) == before
+
+
+def test_a_schema_becomes_a_grammar() -> None:
+    assert 'root ::= "{" space' in schema_to_grammar(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "uniqueItems": True},
+        {"type": "string", "pattern": "a"},
+        {"type": "string", "format": "email"},
+        {"type": "number", "minimum": 3},
+        {"type": "object", "properties": {}, "patternProperties": {"^a": {}}},
+    ],
+)
+def test_a_grammar_that_would_let_something_pass_is_refused_where_it_must_not(schema: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert schema_to_grammar(schema)
+    with pytest.raises(ChatError) as caught:
+        schema_to_grammar(schema, strict=True)
+    assert caught.value.code is ChatCode.SCHEMA_UNSUPPORTED
+    assert capfd.readouterr().err == ""  # what a client sent does not reach the log
+
+
+@pytest.mark.parametrize("schema", [{"type": "perhaps"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "^(a$"}, {"anyOf": []}])
+def test_a_schema_that_is_none_is_refused(schema: Any) -> None:
+    with pytest.raises(ChatError) as caught:
+        schema_to_grammar(schema)
+    assert caught.value.code is ChatCode.SCHEMA_UNSUPPORTED

@@ -1,0 +1,117 @@
+"""Tries a template in a process of its own before it is used: some end the process, some never end.
+
+A template is a program that came with a model file. One that calls itself overflows the stack, one with range(1e9) computes
+for minutes. So it is loaded and rendered once where nothing can be lost, with limits on time and memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from uma_gateway.chat.errors import ChatCode, ChatError
+
+CPU_SECONDS = 5  # the slowest bundled template needs 0.3 s on one core
+WALL_SECONDS = 60  # a busy machine may be far slower
+MEMORY_BYTES = 2 << 30  # the interpreter and the library take 0.1 GB; macOS does not enforce it
+STACK_BYTES = 8 << 20
+DEPTHS = (240, 48)  # levels of nested JSON in a request; the library's own limit is 256, and deep requests are rare
+
+_SIGNS = {
+    -11: "it overflows the stack",
+    -24: f"it runs for more than {CPU_SECONDS} s",
+    -9: f"it runs for more than {CPU_SECONDS} s, or takes too much memory",
+    -6: "it ends the process",
+}
+_QUESTION = {"role": "user", "content": "Question."}
+
+
+def _requests(depth: int) -> list[dict[str, Any]]:
+    """What is asked of a template: a question, a conversation, a call of tools whose schema and arguments are that deep."""
+    schema: dict[str, Any] = {"type": "string"}
+    arguments: Any = None
+    for _ in range(depth // 2 - 5):  # two levels each, and those of the request around it
+        schema = {"type": "object", "properties": {"a": schema}}
+        arguments = [{"a": arguments}]
+    tools = [{"type": "function", "function": {"name": "probe", "description": "Tries.", "parameters": schema}}]
+    call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": json.dumps({"a": arguments})}}
+    conversation: list[dict[str, Any]] = [
+        {"role": "system", "content": "System."},
+        _QUESTION,
+        {"role": "assistant", "content": "", "reasoning_content": "Thought.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00001", "name": "probe", "content": json.dumps(arguments)},
+        {"role": "assistant", "content": "Answer."},
+        _QUESTION,
+    ]
+    return [
+        {"messages": [_QUESTION]},
+        {"messages": [*conversation[:2], *conversation[4:]]},
+        {"messages": conversation[:2], "tools": tools, "tool_choice": "required", "parallel_tool_calls": True},
+        {"messages": conversation, "tools": tools},
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def check_template(request: bytes) -> int:
+    """Load and render the templates of a `uma_chat_templates_new` request elsewhere. Blocks for about 0.3 s, once for each request.
+
+    Returns how deep the JSON of its requests may be nested. Raises: ChatError where it crashes or does not end.
+    What the template refuses is no fault: it may refuse these messages only.
+    """
+    reason = ""
+    for depth in DEPTHS:
+        reason = _trial(request, depth)
+        if not reason:
+            return depth
+    raise ChatError(ChatCode.TEMPLATE_UNSAFE, f"the chat template is not used: {reason}")
+
+
+def _trial(request: bytes, depth: int) -> str:
+    """Return what goes wrong in a process of its own, or ""."""
+    command = [sys.executable, "-c", f"from uma_gateway.chat.check import main; main({depth})"]
+    path = os.pathsep.join(filter(None, sys.path))
+    try:
+        done = subprocess.run(command, input=request, capture_output=True, timeout=WALL_SECONDS, env={**os.environ, "PYTHONPATH": path})
+    except subprocess.TimeoutExpired:
+        return f"it runs for more than {WALL_SECONDS} s"
+    if not done.returncode:
+        return ""
+    return _SIGNS.get(done.returncode) or done.stderr.decode(errors="replace").strip()[-300:]
+
+
+def main(depth: int) -> None:
+    """The process of its own: limits itself, then does what first requests would do."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform != "darwin":
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    threading.stack_size(STACK_BYTES)
+    ended: list[str] = []
+    trial = threading.Thread(target=lambda: ended.append(_try(sys.stdin.buffer.read(), depth)))
+    trial.start()
+    trial.join()
+    if ended != [""]:
+        sys.exit(ended[0] if ended else 1)
+
+
+def _try(request: bytes, depth: int) -> str:
+    """Return what the library could not do, or ""."""
+    from uma_gateway.chat.library import Handle, LibraryError, call, encode
+
+    try:
+        handle = Handle("templates", request)
+        for asked in _requests(depth):
+            try:
+                call("uma_chat_apply", handle.pointer, encode(asked, "a trial"))
+            except LibraryError as error:
+                if error.kind in ("memory", "internal", "request", "depth"):
+                    raise
+    except LibraryError as error:
+        return "" if error.kind == "template" else f"{error.kind}: {error}"
+    return ""

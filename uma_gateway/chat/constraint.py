@@ -1,0 +1,168 @@
+"""What an answer must look like, as the wire's `constraint`: from a template's parser, tools and schemas to a Lark grammar.
+
+Where the grammar cannot be built here, llama.cpp's GBNF goes to the daemon instead, which follows it less well.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from uma_gateway.chat.grammar import Grammar, Node, Reader, Unsettled
+from uma_gateway.chat.lark import write_lark
+from uma_gateway.chat.schema import Schema, constrained, part
+
+Constraint = dict[str, Any]
+
+_PLAIN_TEXT = "Hello, world."
+_N_KEPT = 128  # grammars of the last requests: a client sends the same tools with every one of them
+
+
+class Schemas:
+    """The schemas of one request, by the names that llama.cpp's parsers give them."""
+
+    def __init__(self, tools: list[dict[str, Any]], json_schema: Schema | None, is_strict: bool) -> None:
+        self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self._json_schema, self._is_strict = json_schema, is_strict
+        self._arguments: dict[str, tuple[str, tuple[str, ...]]] = {}
+        for name, function in self._tools.items():
+            for rule, pointer in _argument_rules(function.get("parameters")):
+                self._arguments.setdefault(f"tool-{name}-arg{rule}-schema", (name, pointer))
+                self._arguments.setdefault(f"ling3-arg-{name}{rule}-schema", (name, pointer))
+
+    def __call__(self, name: str) -> Schema:
+        """The schema as the daemon gets it; any JSON where the name is not known."""
+        if name.startswith("response-format") and self._json_schema is not None:
+            return constrained(self._json_schema, self._is_strict)
+        tool = self._tools.get(name.removeprefix("tool-").removesuffix("-schema"))
+        pointer: tuple[str, ...] = ()
+        if tool is None and name in self._arguments:
+            tool_name, pointer = self._arguments[name]
+            tool = self._tools[tool_name]
+        if tool is None:
+            return constrained({}, False)
+        whole = tool.get("parameters") or {"type": "object", "properties": {}}
+        return constrained(part(whole, pointer), bool(tool.get("strict")))
+
+    def key(self) -> str:
+        return json.dumps([self._tools, self._json_schema, self._is_strict])
+
+
+def _argument_rules(schema: Any, rule: str = "", pointer: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The rules that parsers of tagged arguments make for the parts of a schema, and where these parts are."""
+    if not isinstance(schema, dict):
+        return
+    if pointer:
+        yield rule, pointer
+    for name, sub in schema.get("properties", {}).items() if isinstance(schema.get("properties"), dict) else ():
+        yield from _argument_rules(sub, f"{rule}-{name}", (*pointer, "properties", name))
+    if "items" in schema:
+        yield from _argument_rules(schema["items"], f"{rule}-item", (*pointer, "items"))
+    for key in ("anyOf", "oneOf"):
+        for i, sub in enumerate(schema[key]) if isinstance(schema.get(key), list) else ():
+            yield from _argument_rules(sub, f"{rule}-{i}", (*pointer, key, str(i)))
+
+
+def constraint_of(applied: dict[str, Any], schemas: Schemas) -> Constraint | None:
+    """The constraint of an `apply` that came with a grammar, None without one."""
+    if not applied["grammar"]:
+        return None
+    triggers = [_trigger(trigger) for trigger in applied["grammar_triggers"]] if applied["grammar_lazy"] else []
+    words_only = all(trigger["type"] == "word" for trigger in triggers)
+    # a trigger's word may also stand inside the thinking, and other triggers look at the place: there, the whole answer is followed
+    follows_all = not applied["grammar_lazy"] or applied["supports_thinking"] or not words_only
+    key = (applied["parser"], applied["generation_prompt"], schemas.key())
+    lark = _whole_lark(*key, applied["grammar_lazy"] and words_only) if follows_all else ""
+    if lark:
+        return {"lark": lark}
+    if triggers:
+        lark = _triggered_lark(*key)
+        return {"lark": lark, "triggers": triggers} if lark else {"gbnf": applied["grammar"], "triggers": triggers}
+    return {"gbnf": applied["grammar"], "prefix": applied["generation_prompt"]}
+
+
+def json_constraint(applied: dict[str, Any], schemas: Schemas) -> Constraint | None:
+    """The same for an answer that is JSON, where the template knows no such answer: the JSON takes the place of the text."""
+    lark = _json_lark(applied["parser"], applied["generation_prompt"], schemas.key())
+    return {"lark": lark} if lark else None
+
+
+def either_constraint(tools: dict[str, Any], text: dict[str, Any], schemas: Schemas) -> Constraint | None:
+    """The constraint of an answer that calls tools, or is JSON. `tools` requires calls; `text` knows of none."""
+    keys = (tools["parser"], tools["generation_prompt"], text["parser"], text["generation_prompt"], bool(text["grammar"]), schemas.key())
+    lark = _either_lark(*keys)
+    return {"lark": lark} if lark else None
+
+
+def _trigger(trigger: dict[str, str]) -> dict[str, str]:
+    """llama.cpp's trigger as the wire has it. Its patterns are tried at every token, so that `$` means "so far"."""
+    kind, value = trigger["type"], trigger["value"]
+    if kind == "pattern_full":
+        kind, value = "pattern", "^" + value.removeprefix("^")
+    return {"type": kind, "value": value.removesuffix("$") if kind == "pattern" else value}
+
+
+@functools.lru_cache(maxsize=_N_KEPT)
+def _whole_lark(parser: str, generation_prompt: str, schemas: str, must_take_text: bool) -> str:
+    """The grammar of what follows the generation prompt, "" where there is none."""
+    try:
+        grammar = Grammar()
+        root = _after(grammar, Reader(grammar, parser, _schemas(schemas)).root(), generation_prompt)
+        if must_take_text:  # some parsers of optional calls end only with a call; as grammars they would force one
+            rest = grammar.after(root, _PLAIN_TEXT)
+            if rest is None or not rest.nullable:
+                return ""
+        return write_lark(grammar, grammar.settle(root))
+    except (Unsettled, RecursionError):
+        return ""
+
+
+@functools.lru_cache(maxsize=_N_KEPT)
+def _triggered_lark(parser: str, generation_prompt: str, schemas: str) -> str:
+    try:
+        grammar = Grammar()
+        return write_lark(grammar, grammar.settle(Reader(grammar, parser, _schemas(schemas)).triggered()))
+    except (Unsettled, RecursionError):
+        return ""
+
+
+@functools.lru_cache(maxsize=_N_KEPT)
+def _json_lark(parser: str, generation_prompt: str, schemas: str) -> str:
+    try:
+        grammar = Grammar()
+        schema_of = _schemas(schemas)
+        root = Reader(grammar, parser, schema_of, _json_text(grammar, schema_of)).root()
+        return write_lark(grammar, grammar.settle(_after(grammar, root, generation_prompt)))
+    except (Unsettled, RecursionError):
+        return ""
+
+
+@functools.lru_cache(maxsize=_N_KEPT)
+def _either_lark(tools: str, tools_prompt: str, text: str, text_prompt: str, knows_json: bool, schemas: str) -> str:
+    try:
+        grammar, schema_of = Grammar(), _schemas(schemas)
+        calls = _after(grammar, Reader(grammar, tools, schema_of, content=grammar.empty).root(), tools_prompt)
+        content = None if knows_json else _json_text(grammar, schema_of)
+        answer = _after(grammar, Reader(grammar, text, schema_of, content).root(), text_prompt)
+        return write_lark(grammar, grammar.settle(grammar.choice(calls, answer)))
+    except (Unsettled, RecursionError):
+        return ""
+
+
+def _json_text(grammar: Grammar, schema_of: Schemas) -> Node:
+    return grammar.sequence(grammar.space, grammar.json(schema_of("response-format")), grammar.space)
+
+
+def _after(grammar: Grammar, root: Node, generation_prompt: str) -> Node:
+    """What is left of the grammar once the prompt's end, which is part of it, is written."""
+    rest = grammar.after(root, generation_prompt)
+    if rest is None:
+        raise Unsettled("the generation prompt does not fit the grammar")
+    return rest
+
+
+def _schemas(key: str) -> Schemas:
+    tools, json_schema, is_strict = json.loads(key)
+    return Schemas([{"function": function} for function in tools.values()], json_schema, is_strict)

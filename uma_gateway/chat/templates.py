@@ -1,0 +1,368 @@
+"""A model's chat templates: a conversation becomes the prompt, what the answer must look like, and how to read it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from uma_gateway.chat import generic
+from uma_gateway.chat.check import check_template
+from uma_gateway.chat.constraint import Constraint, Schemas, constraint_of, either_constraint, json_constraint
+from uma_gateway.chat.errors import ChatCode, ChatError
+from uma_gateway.chat.library import Handle, LibraryError, call, encode
+from uma_gateway.chat.schema import MAX_NAME_BYTES, check_schema, is_readable, readable, refuse_unenforced, unenforced
+
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+_MAX_TOOLS = 1024
+# Mistral's templates refuse other ids, and those of clients that change the model in the middle of a conversation are others
+_SHORT_IDS = re.compile(r"\|\s*length\s*!=\s*9|length\s*==\s*9")
+_SHORT_ID_ALPHABET = string.ascii_letters + string.digits
+_PROBE: list[Tool] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "probe_function",
+            "description": "Tries.",
+            "parameters": {"type": "object", "properties": {"value": {"type": "string"}}, "required": ["value"]},
+        },
+    }
+]
+_PROBE_MESSAGES = [{"role": "user", "content": "Question."}]
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """Between which texts the model thinks. `is_open`: the prompt ends inside."""
+
+    start: str
+    end: str
+    is_open: bool
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How to read the answer: what `Parser` needs, opaque to others."""
+
+    format: int
+    parser: str
+    generation_prompt: str
+    is_continuation: bool
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A request, made ready for the daemon."""
+
+    prompt: str  # without the BOS that the daemon adds
+    constraint: Constraint | None  # the wire's field
+    stops: list[str]  # texts that end an answer of this template
+    preserved_tokens: list[str]  # special tokens that must appear in the answer's text, or it cannot be read
+    generation_prompt: str  # the end of the prompt that is the beginning of the answer's message
+    thinking: Thinking | None
+    answer: AnswerFormat
+    unenforced: list[str] = field(default_factory=list)  # what of the schemas an answer may break
+
+
+@dataclass(frozen=True)
+class _Choice:
+    mode: Literal["auto", "none", "required"]
+    names: frozenset[str] | None = None  # of the tools that may be called; None: all
+
+
+class Templates:
+    """The templates of one model. Making one tries the template in another process first: it blocks, a third of a second or more.
+
+    Raises: ChatError. May be used by several threads at once.
+    """
+
+    def __init__(
+        self, source: str, tool_use_source: str = "", bos: str = "", eos: str = "", add_bos: bool = False, add_eos: bool = False
+    ) -> None:
+        if not (source.strip() or tool_use_source.strip()):  # llama.cpp would take ChatML
+            raise ChatError(ChatCode.NO_TEMPLATE, "the model has no chat template")
+        facts = {"chat_template": source, "tool_use_template": tool_use_source, "bos": bos, "eos": eos}
+        facts |= {"add_bos": add_bos, "add_eos": add_eos}  # type: ignore[dict-item]
+        max_depth = check_template(encode(facts, "the template"))
+        self._handle = Handle("templates", encode({**facts, "max_depth": max_depth}, "the template"))
+        self._parse_handle = self._handle
+        self.capabilities: dict[str, bool] = self._handle.facts["capabilities"]
+        self._wants_short_ids = bool(_SHORT_IDS.search(source + tool_use_source))
+        required = self._probe(self._handle)
+        bare = Handle("templates", encode({**facts, "bos": "", "eos": "", "max_depth": max_depth}, "the template"))
+        other = self._probe(bare)
+        if required and other and required["generation_prompt"] == other["generation_prompt"] and required["parser"] != other["parser"]:
+            # llama.cpp finds the form of calls by comparing texts; with EOS in them it is wrong about Mistral-Small-3.2
+            self._parse_handle, required = bare, other
+        self.calls_tools = bool(required and required["grammar"])  # False: the generic form is used
+
+    def apply(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = "auto",
+        parallel_tool_calls: bool | None = None,
+        json_schema: Mapping[str, Any] | None = None,
+        strict: bool = False,
+        grammar: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
+        reasoning_format: str = "auto",
+        enable_thinking: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Applied:
+        """Render the conversation and say what its answer looks like. Blocks for 1 to 20 ms.
+
+        messages, tools: as OpenAI's API has them; content is text or parts of type text.
+        tool_choice: auto, none, required, or an object that names a function or several (`allowed_tools`).
+        parallel_tool_calls: None: as the template allows.
+        json_schema: what an answer that is no call must be. grammar: a GBNF for the same; not with tools or a schema.
+        strict: refuse a `json_schema` of which a part would not be enforced. A tool's own `strict` does that for its arguments.
+        continue_final_message: go on with the last message, which is the assistant's; "reasoning_content" or "content" says with what.
+        Raises: ChatError.
+        """
+        choice = _read_choice(tool_choice, tools)
+        used = [_read_tool(tool) for tool in tools or ()]
+        schema = _read_schema(json_schema)
+        if grammar and (schema is not None or (used and choice.mode != "none")):
+            raise ChatError(ChatCode.BAD_REQUEST, "a grammar cannot be used beside tools or a JSON schema")
+        base = {
+            "messages": [self._with_short_ids(message) for message in messages] if self._wants_short_ids else list(messages),
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "continue_final_message": continue_final_message,
+            "reasoning_format": reasoning_format,
+            "enable_thinking": enable_thinking,
+            "chat_template_kwargs": dict(chat_template_kwargs or {}),
+            "parallel_tool_calls": self._is_parallel(parallel_tool_calls),
+        }
+        request = _Request(self, base, used, choice, schema, strict)
+        applied = request.apply()
+        return replace(applied, constraint={"gbnf": grammar}) if grammar else applied
+
+    def _is_parallel(self, asked: bool | None) -> bool:
+        return self.capabilities.get("supports_parallel_tool_calls", False) or not self.calls_tools if asked is None else asked
+
+    def _probe(self, handle: Handle) -> dict[str, Any] | None:
+        request = {"messages": _PROBE_MESSAGES, "tools": _PROBE, "tool_choice": "required"}
+        try:
+            applied: dict[str, Any] = call("uma_chat_apply", handle.pointer, encode(request, "a trial"))
+        except LibraryError as error:
+            if error.code is ChatCode.TEMPLATE_FAILED:
+                return None
+            raise
+        return applied if "probe_function" in applied["prompt"] else {**applied, "grammar": ""}
+
+    def render(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What the library makes of a request: prompt, grammar, parser."""
+        return dict(call("uma_chat_apply", self._handle.pointer, encode(request, "the request")))
+
+    def parse_only(self, request: Mapping[str, Any], rendered: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The same, for everything but the prompt. `rendered` is what `render` gave for the same request."""
+        if rendered is not None and self._parse_handle is self._handle:
+            return rendered
+        return dict(call("uma_chat_apply", self._parse_handle.pointer, encode(request, "the request")))
+
+    def _with_short_ids(self, message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message
+        changed = dict(message)
+        if isinstance(message.get("tool_call_id"), str):
+            changed["tool_call_id"] = _short_id(message["tool_call_id"])
+        if isinstance(message.get("tool_calls"), list):
+            calls = [call for call in message["tool_calls"] if isinstance(call, dict)]
+            changed["tool_calls"] = [{**call, "id": _short_id(str(call.get("id", i)))} for i, call in enumerate(calls)]
+        return changed
+
+
+@functools.cache
+def _generic_templates() -> Templates:
+    return Templates(generic.TEMPLATE)
+
+
+class _Request:
+    """One `Templates.apply`."""
+
+    def __init__(
+        self, templates: Templates, base: dict[str, Any], tools: list[Tool], choice: _Choice, schema: dict[str, Any] | None, strict: bool
+    ) -> None:
+        self._templates, self._base, self._tools, self._choice, self._schema = templates, base, tools, choice, schema
+        self._callable = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
+        self._calls = bool(tools) and choice.mode != "none"
+        self._is_generic = self._calls and not templates.calls_tools
+        if strict and schema is not None:
+            refuse_unenforced(schema, "the JSON schema")
+        for tool in self._callable if self._calls else ():
+            if tool["function"].get("strict"):
+                refuse_unenforced(tool["function"]["parameters"], f"the schema of {tool['function']['name']}")
+        self._schemas = Schemas(self._callable if self._calls else [], schema, strict)
+
+    def apply(self) -> Applied:
+        rendered = self._rendered()
+        answer = rendered
+        parser_side = _generic_templates() if self._is_generic else self._templates
+        if self._calls:
+            answer = self._with_tools(parser_side, rendered, self._choice.mode)
+            constraint = self._tools_constraint(parser_side, rendered, answer)
+        elif self._schema is not None:
+            answer, constraint = self._json_only(rendered)
+        else:
+            answer, constraint = self._templates.parse_only(self._plain(), rendered), None
+        return self._applied(rendered, answer, constraint)
+
+    def _rendered(self) -> dict[str, Any]:
+        """The prompt, by the model's own template."""
+        if self._is_generic:
+            messages = generic.told(self._base["messages"], self._callable, self._choice.mode)
+            return self._templates.render({**self._base, "messages": messages})
+        request = {**self._base, "tool_choice": self._choice.mode}
+        if self._tools:
+            request["tools"] = self._tools
+        try:
+            return self._templates.render(request)
+        except LibraryError as error:
+            if error.code is not ChatCode.SCHEMA_UNSUPPORTED:
+                raise
+            return self._templates.render({**request, "tool_choice": "none"})  # the prompt needs no grammar
+
+    def _with_tools(self, side: Templates, rendered: dict[str, Any], mode: str) -> dict[str, Any]:
+        """Grammar and parser of an answer that may, or must, call one of the tools."""
+        if mode == self._choice.mode and self._callable == self._tools and rendered["parser"] and not self._is_generic:
+            request = {**self._base, "tools": self._tools, "tool_choice": mode}
+            try:
+                if rendered["grammar"] or mode == "auto":
+                    return side.parse_only(request, rendered)
+            except LibraryError as error:
+                if error.code is not ChatCode.SCHEMA_UNSUPPORTED:
+                    raise
+        return self._analysed(side, {"tools": [_with_readable_schema(tool) for tool in self._callable], "tool_choice": mode})
+
+    def _tools_constraint(self, side: Templates, rendered: dict[str, Any], answer: dict[str, Any]) -> Constraint | None:
+        if self._schema is None or self._choice.mode == "required":
+            return constraint_of(self._fitted(answer, rendered), self._schemas)
+        must = self._with_tools(side, rendered, "required")
+        text = self._text_format(side)
+        either = either_constraint(self._fitted(must, rendered), self._fitted(text, rendered), self._schemas)
+        return either or constraint_of(self._fitted(answer, rendered), self._schemas)
+
+    def _json_only(self, rendered: dict[str, Any]) -> tuple[dict[str, Any], Constraint | None]:
+        text = self._text_format(self._templates)
+        if text["grammar"]:
+            return text, constraint_of(text, self._schemas)
+        return text, json_constraint(text, self._schemas)
+
+    def _text_format(self, side: Templates) -> dict[str, Any]:
+        """Grammar and parser of an answer that is JSON; without a grammar where the template knows none."""
+        assert self._schema is not None
+        if is_readable(self._schema):
+            return self._analysed(side, {"json_schema": self._schema})
+        return self._analysed(side, {})
+
+    def _analysed(self, side: Templates, what: dict[str, Any]) -> dict[str, Any]:
+        base = self._plain() if side is self._templates else {**self._base, "messages": _PROBE_MESSAGES, "continue_final_message": False}
+        return side.parse_only({**base, **what})
+
+    def _plain(self) -> dict[str, Any]:
+        return dict(self._base)
+
+    def _fitted(self, answer: dict[str, Any], rendered: dict[str, Any]) -> dict[str, Any]:
+        """The generic form's generation prompt, with the thinking open where the model's own template opens it."""
+        if not self._is_generic:
+            return answer
+        thinking = _thinking(rendered)
+        opened = f"{generic.THINKING_START}\n" if thinking and thinking.is_open and thinking.end == generic.THINKING_END else ""
+        return {**answer, "generation_prompt": generic.GENERATION_PROMPT + opened, "supports_thinking": True}
+
+    def _applied(self, rendered: dict[str, Any], answer: dict[str, Any], constraint: Constraint | None) -> Applied:
+        fitted = self._fitted(answer, rendered)
+        tools = self._callable if self._calls else []
+        gaps = [gap for tool in tools for gap in unenforced(tool["function"]["parameters"])] + unenforced(self._schema)
+        return Applied(
+            prompt=rendered["prompt"],
+            constraint=constraint,
+            stops=rendered["additional_stops"],
+            preserved_tokens=sorted({*rendered["preserved_tokens"], *answer["preserved_tokens"]}),
+            generation_prompt=rendered["generation_prompt"],
+            thinking=_thinking(rendered),
+            answer=AnswerFormat(
+                fitted["format"],
+                fitted["parser"],
+                fitted["generation_prompt"],
+                bool(self._base["continue_final_message"]) and not self._is_generic,
+            ),
+            unenforced=gaps,
+        )
+
+
+def _thinking(rendered: dict[str, Any]) -> Thinking | None:
+    start, ends = rendered["thinking_start_tag"], rendered["thinking_end_tags"]
+    if not rendered["supports_thinking"] or not start or not ends:
+        return None
+    opened = rendered["generation_prompt"].rfind(start)
+    return Thinking(start, ends[0], opened >= 0 and ends[0] not in rendered["generation_prompt"][opened:])
+
+
+def _read_choice(given: str | Mapping[str, Any] | None, tools: Sequence[Tool] | None) -> _Choice:
+    if given is None or given == "auto" or not tools:
+        return _Choice("auto" if tools else "none")
+    if given in ("none", "required", "any"):
+        return _Choice("none" if given == "none" else "required")
+    names: list[Any] = []
+    mode = "required"
+    if isinstance(given, Mapping) and given.get("type") == "function":
+        function = given.get("function")
+        names = [function.get("name") if isinstance(function, Mapping) else given.get("name")]
+    elif isinstance(given, Mapping) and given.get("type") == "allowed_tools":
+        allowed = given.get("allowed_tools", given)
+        mode = allowed.get("mode", "auto")
+        names = [(tool.get("function") or tool).get("name") for tool in allowed.get("tools", ()) if isinstance(tool, Mapping)]
+    known = {tool["function"].get("name") for tool in tools if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)}
+    if not names or mode not in ("auto", "required"):
+        raise ChatError(ChatCode.BAD_REQUEST, f"tool_choice: {str(given)[:100]} is not known")
+    for name in names:
+        if name not in known:
+            raise ChatError(ChatCode.BAD_REQUEST, f"tool_choice: no tool has the name {name}")
+    return _Choice("auto" if mode == "auto" else "required", frozenset(names))
+
+
+def _read_tool(tool: Any) -> Tool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        raise ChatError(ChatCode.BAD_REQUEST, "tools: each has a type, function, and a function with a name")
+    if tool.get("type", "function") != "function":
+        raise ChatError(ChatCode.BAD_REQUEST, f"tools: the type {str(tool['type'])[:50]} is not supported")
+    if len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+        raise ChatError(ChatCode.BAD_REQUEST, f"tools: a name is longer than {MAX_NAME_BYTES} bytes")
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise ChatError(ChatCode.BAD_REQUEST, f"tools: the parameters of {name} are no schema")
+    check_schema(parameters)
+    return {"type": "function", "function": {**function, "description": function.get("description") or "", "parameters": dict(parameters)}}
+
+
+def _read_schema(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ChatError(ChatCode.BAD_REQUEST, "the JSON schema is no object")
+    check_schema(given)
+    return dict(given) or {"type": "object"}  # OpenAI's json_object
+
+
+def _with_readable_schema(tool: Tool) -> Tool:
+    return {**tool, "function": {**tool["function"], "parameters": readable(tool["function"]["parameters"])}}
+
+
+def _short_id(given: str) -> str:
+    """Nine letters and digits, the same for the same id."""
+    if len(given) == 9 and given.isascii() and given.isalnum():
+        return given
+    digest = int.from_bytes(hashlib.sha256(given.encode("utf-8", "replace")).digest()[:8], "little")
+    return "".join(_SHORT_ID_ALPHABET[digest // 62**i % 62] for i in range(9))
