@@ -51,6 +51,7 @@ class ErrorCode(Enum):
     TEMPLATE_FAILED = Spec("E_MODEL_003", "template_failed", Side.CLIENT, False, False, 2, "the model's chat template is absent or refuses these messages")
     INSUFFICIENT_MEMORY = Spec("E_MODEL_004", "insufficient_memory", Side.SERVER, True, False, 1, "the load exceeds the memory budget, or the machine's")
     MODEL_CHANGED = Spec("E_MODEL_005", "model_changed", Side.CLIENT, True, False, 2, "the request names another model than the one served: see `props`")
+    UNSUPPORTED = Spec("E_MODEL_006", "unsupported", Side.CLIENT, False, False, 2, "this model or engine cannot do what the request asks")
 
     DECODE_FAILED = Spec("E_RUNTIME_001", "decode_failed", Side.ENGINE, True, False, 2, "the decode call failed for the sessions in its batch")
     KV_FULL = Spec("E_RUNTIME_002", "kv_full", Side.SERVER, True, False, 2, "the KV cache has no room and none can be made")

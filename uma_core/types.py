@@ -39,6 +39,19 @@ class FinishReason(str, Enum):
 
 
 USUAL_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+class Ended(NamedTuple):
+    """How one of several answers ended."""
+
+    which: int  # its `index` on the wire
+    reason: FinishReason
+    text: str  # "" where it was streamed
+    usage: dict[str, int]
+    timing: dict[str, float]
+    error: dict[str, Any] | None = None  # code, name, message, detail
+    stop: dict[str, Any] | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
 COLDEST = 1e-6  # temperature below which only the likeliest token can be drawn, and logits divided by it might overflow
 
 
@@ -153,16 +166,30 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class Infill:
+    """A gap in a file: what stands before and after it, and other files of its project, the nearest last."""
+
+    prefix: str
+    suffix: str
+    extra: tuple[tuple[str, str], ...] = ()  # file name and text
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """A validated generate request, as protocol.messages decodes it. Exactly one of the three inputs is set."""
+    """A validated generate request, as protocol.messages decodes it. Exactly one of the four inputs is set."""
 
     id: str
-    prompt: str | None = None
+    prompt: str | tuple[str | TokenId, ...] | None = None  # text, or parts of it
     tokens: tuple[TokenId, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
+    infill: Infill | None = None
     max_tokens: int | None = None  # None: the configured default
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
+    suffix: str = ""  # what follows the text that is asked for, after `prompt` or `tokens`
+    n: int = 1  # answers
+    best_of: int = 0  # so many are made, and the n likeliest told; 0: n
+    echo: bool = False  # an answer begins with its prompt's text
     stream: bool = True
     lane: Lane | None = None  # None: inferred
     slo: Slo = field(default_factory=Slo)

@@ -84,7 +84,7 @@ def test_null_is_absent():
         ('"messages":["a"]', "messages[0]"),
         ('"messages":[{"role":"user","content":"a"},{"content":"a"}]', "messages[1].role"),
         ('"messages":[{"role":"user","content":1}]', "messages[0].content"),
-        ('"prompt":"a","max_tokens":0', "max_tokens"),
+        ('"prompt":"a","max_tokens":-1', "max_tokens"),
         ('"prompt":"a","max_tokens":1.0', "max_tokens"),
         ('"prompt":"a","max_tokens":true', "max_tokens"),
         ('"prompt":"a","max_tokens":"5"', "max_tokens"),
@@ -240,7 +240,7 @@ def leaf_fields():
 
 @pytest.mark.parametrize(("op", "field"), leaf_fields(), ids=lambda value: value.name if isinstance(value, Field) else value)
 def test_ranges_are_what_is_declared(op, field):
-    values = {"type": op, "id": "a", "prompt": "x"} if op == "generate" else {"type": op, "id": "a"}
+    values = {"type": op, "id": "a", "prompt": "x", "stream": False} if op == "generate" else {"type": op, "id": "a"}
     step = 1 if field.kind is Kind.INTEGER else 1e-6
     for bound, outside in ((field.low, -1), (field.high, 1)):
         if bound is None or (field.is_open_low and outside < 0):

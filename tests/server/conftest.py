@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from uma_core.config import Config
+from uma_core.engine.api import ModelFacts
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.metrics import new_registry
 from uma_core.server.app import IoApp
@@ -35,6 +36,9 @@ class FakeText:
     )
 
     def __init__(self) -> None:
+        self.known = ModelFacts(None, None, {"bos": (1, "[B]")}, True, False, 0, 0, "fake", "fake")
+        self.n_ctx_seq = 4096
+        self.fingerprint = "f" * 8
         self.prepared: list[SamplingParams] = []
         self.calls: list[tuple[str, bool]] = []
         self.gates: dict[str, threading.Event] = {}  # text: tokenising it waits for this
@@ -58,6 +62,13 @@ class FakeText:
 
     def piece(self, token: int, unparse_special: bool = False) -> bytes:
         return bytes([token]) if token != 1 else b"[B]" * unparse_special
+
+    @property
+    def info(self) -> FakeText:
+        return self
+
+    def facts(self) -> ModelFacts:
+        return self.known
 
     def prepare(self, params: SamplingParams) -> None:
         self.prepared.append(params)

@@ -3,7 +3,7 @@
 Rules: owned by the compute thread. A sequence keeps its cells after its request ended, until it is needed; then what
 no tier holds yet is saved, in slices, as part of the newcomer's own transfer. The last prompt token is always computed.
 A tenant (peer uid) has a tree of its own, so neither bytes nor timing of another tenant's prompts show.
-A request with `cache_prompt: false` has one that ends with it: it can be parked, and shares nothing.
+A request with `cache_prompt: false` has one that ends with it: it can be parked, and shares nothing but among its own answers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PrefixCache:
 
     def _tenant(self, session: Session) -> int:
         if not (self.settings.is_on and session.request.cache_prompt):
-            return PRIVATE - session.sid
+            return PRIVATE - session.first_sid
         return SHARED if self.settings.is_shared else session.uid
 
     def _tree(self, tenant: int) -> Tree:
@@ -262,7 +262,7 @@ class PrefixCache:
     def grew(self, session: Session) -> None:
         """More of the session's prompt is in its sequence: others may begin with it from now on."""
         holding = self.holdings[session.seq_id]
-        if holding.owner == session.sid and self._tenant(session) > PRIVATE:
+        if holding.owner == session.sid and (self._tenant(session) > PRIVATE or session.group is not None):
             n = min(session.n_past, session.n_prompt, self.engine.kv_len(session.seq_id))
             if n > holding.n:
                 self._hold(session, holding, n)
@@ -294,9 +294,13 @@ class PrefixCache:
         """The session ended. Its sequence, if it had one (-1: none), stays as it is for others, until it is needed."""
         self.unpark(session)
         tenant = self._tenant(session)
+        is_needed = tenant > PRIVATE or (session.group is not None and session.group.has_others(session))
         if seq_id >= 0 and self.holdings[seq_id].owner == session.sid:
-            self._leave(session, self.holdings[seq_id], session.reason is not FinishReason.ERROR and tenant > PRIVATE)
-        if tenant <= PRIVATE and (tree := self.trees.pop(tenant, None)) is not None:
+            self._leave(session, self.holdings[seq_id], session.reason is not FinishReason.ERROR and is_needed)
+        if not is_needed and (tree := self.trees.pop(tenant, None)) is not None:
+            for holding in self.holdings:
+                if holding.tree is tree and not holding.owner and not holding.is_claimed:
+                    self.empty(holding)
             self.store.clear([tree])
 
     def _leave(self, session: Session, holding: Holding, is_good: bool) -> None:

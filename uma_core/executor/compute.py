@@ -160,7 +160,7 @@ class ComputeThread:
             else:
                 self.current.submit(command)
         elif isinstance(command, Cancel):
-            any(executor.cancel(command.conn_id, command.request_id) for executor in self.executors)
+            any(executor.cancel(command.conn_id, command.request_id, command.which) for executor in self.executors)
         elif isinstance(command, HangUp):
             for executor in self.executors:
                 executor.hang_up(command.conn_id)

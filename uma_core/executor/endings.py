@@ -12,10 +12,10 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.constraints import Constraints
 from uma_core.executor.meters import Meters
 from uma_core.session.answer import Answer
-from uma_core.session.events import Event, Final, Token
+from uma_core.session.events import End, Event, Final, Token
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
-from uma_core.types import FinishReason, Phase, TokenId, TokenLogprob
+from uma_core.types import Ended, FinishReason, Phase, TokenId, TokenLogprob
 
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -37,6 +37,9 @@ class Deliveries:
         """One sampled token: to the reader, and to the end of the session where it is the last."""
         if token < 0:
             self.fail(session, UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
+            return
+        if session.answer is not None and session.is_silent:
+            self.finish(session, FinishReason.LENGTH, now_ns)
             return
         if not session.request.ignore_eos and self._engine.is_eog(token):
             self.finish(session, FinishReason.STOP, now_ns)
@@ -71,14 +74,21 @@ class Deliveries:
         """A token of an answer whose tokens matter one by one."""
         if len(session.generated) == session.request.sampling.min_tokens and session.sampler is not None:
             session.sampler.allow_end()
+        self._echo(session)
         self._send(session, answer.push(token, self._piece(session, token), self._logprob(session, token)), token)
 
     def _logprob(self, session: Session, token: TokenId) -> TokenLogprob | None:
         found = session.sampler.logprobs() if session.sampler is not None else None
         if found is None:
             return None
+        session.logprob_sum += found.logprob
         piece = self._engine.piece
         return TokenLogprob(token, piece(token, True), found.logprob, tuple((t, piece(t, True), p) for t, p in found.top))
+
+    def _echo(self, session: Session) -> None:
+        """What the answer begins with, once."""
+        text, session.echo = session.echo, ""
+        self._send(session, text, int(session.prompt[-1]))
 
     def _send(self, session: Session, text: str, token: TokenId) -> None:
         if not text:
@@ -86,7 +96,7 @@ class Deliveries:
         answer = session.answer
         carried = None if answer is None or session.request.sampling.logprobs is None else answer.take()
         if session.request.stream:
-            self._events.append(Token(session.conn_id, session.id, text, token, carried))
+            self._events.append(Token(session.conn_id, session.id, text, token, carried, session.index))
         else:
             session.parts.append(text)
             session.logprobs += carried or ()
@@ -100,6 +110,8 @@ class Deliveries:
         """The session's one final event; its sequence, cells, lane and sampler are free afterwards."""
         if session.phase is Phase.DONE:
             return
+        if session.echo and reason in GOOD_ENDS:
+            self._echo(session)
         rest = (session.answer or session.text).finish()
         self._send(session, rest, session.generated[-1] if session.generated else -1)
         unsent = session.answer.take() if session.answer is not None else ()
@@ -108,8 +120,17 @@ class Deliveries:
         self._meters.on_end(session, reason)
         text = "" if session.request.stream else "".join(session.parts)
         logprobs = self._kept_logprobs(session, unsent)
-        timing = session.timing(now_ns)
-        self._events.append(Final(session.conn_id, session.id, reason, text, session.usage(), timing, error, stop, logprobs))
+        usage, timing = session.usage(), session.timing(now_ns)
+        if session.group is None:
+            self._events.append(Final(session.conn_id, session.id, reason, text, usage, timing, error, stop, logprobs))
+            return
+        problem = error.to_dict() if error is not None else None
+        answer = Ended(session.index, reason, text, usage, timing, problem, stop, logprobs)
+        if session.request.stream:
+            self._events.append(End(session.conn_id, session.id, answer))
+        final = session.group.end(session, answer, error)
+        if final is not None:
+            self._events.append(final)
 
     def _kept_logprobs(self, session: Session, unsent: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...] | None:
         kept = (*session.logprobs, *unsent)
@@ -140,7 +161,10 @@ class Deliveries:
 
     def open_sampler(self, session: Session) -> None:
         """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""
-        params = dataclasses.replace(session.request.sampling, ban_eog=session.request.ignore_eos)
+        request = session.request
+        params = dataclasses.replace(request.sampling, ban_eog=request.ignore_eos)
+        if request.best_of > request.n and params.logprobs is None:
+            params = dataclasses.replace(params, logprobs=0)
         if not params.needs_sampler and not self._engine.info.suppressed and session.matcher is None:
             return
         session.sampler = self._engine.sampler(params, session.seed)

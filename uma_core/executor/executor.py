@@ -19,6 +19,7 @@ from uma_core.clock import Clock
 from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.allowance import Allowance, allowance
+from uma_core.executor.answers import Group
 from uma_core.executor.calls import Calls
 from uma_core.executor.endings import Deliveries
 from uma_core.executor.intake import Admittance
@@ -69,6 +70,7 @@ class Executor:
         self.last_plan = Plan()
         self.allowance = Allowance()  # of the last plan
         self.n_ticks = 0
+        self._groups_waiting: list[Group] = []  # some of whose answers wait for their prompt
         self._n_repeats = 0  # times that the last plan may be carried out again ...
         self._n_changes = 0  # ... while the table stays at this
         self._groups: list[list[tuple[PlanItem, Session]]] = []  # its decode calls
@@ -100,14 +102,21 @@ class Executor:
         if command.text is not None and command.text is not self.engine:
             self.events.append(Stale(command.conn_id, command.request.id))
             return
-        session = self.admittance.admit(command, self.engine.info, self.table, self.events, self.cache.peek)
-        if session is not None:
+        sessions = self.admittance.admit(command, self.engine.info, self.table, self.events, self.cache.peek)
+        if not sessions:
+            return
+        first = sessions[0]
+        if len(sessions) > 1:
+            self._groups_waiting.append(Group(sessions))
+        self.queue_news.accepted(first)
+        self.meters.accepted[first.lane].add()
+        self.meters.prompt_tokens.add(first.n_prompt)
+        for session in sessions:
             for recorder in self.recorders:
                 recorder.name(session.sid, session.id)
-            self.queue_news.accepted(session)
             self._open_sampler(session)
-            self.meters.accepted[session.lane].add()
-            self.meters.prompt_tokens.add(session.n_prompt)
+        for which in command.cancelled:
+            self.cancel(command.conn_id, command.request.id, which)
 
     def _open_sampler(self, session: Session) -> None:
         try:
@@ -116,12 +125,14 @@ class Executor:
             log.exception("sampler of request %s", session.id)
             self.deliveries.fail(session, UmaError(ErrorCode.SAMPLER_FAILED, str(error)), self._clock.now_ns())
 
-    def cancel(self, conn_id: int, request_id: str) -> bool:
-        session = self.table.find(conn_id, request_id)
-        if session is None:
-            return False
-        self.deliveries.finish(session, FinishReason.CANCELLED, self._clock.now_ns())
-        return True
+    def cancel(self, conn_id: int, request_id: str, which: int | None = None) -> bool:
+        """One of a request's answers; None: all."""
+        found = [s for s in self.table.find(conn_id, request_id) if which is None or which == max(0, s.index)]
+        for session in found:
+            if session.group is not None and which is None:
+                session.group.is_cancelled = True
+            self.deliveries.finish(session, FinishReason.CANCELLED, self._clock.now_ns())
+        return bool(found)
 
     def hang_up(self, conn_id: int) -> None:
         for session in self.table.of_connection(conn_id):
@@ -149,6 +160,8 @@ class Executor:
         self._t_served_ns = self._t_served_ns or now
         self._expire(now)
         self.deliveries.constraints.next_tick()
+        if self._groups_waiting:
+            self._follow()
         if self._n_repeats and self._n_changes == self.table.n_changes and not any(r.is_every_tick for r in self.recorders):
             return self._repeat(now)
         self.settle()
@@ -186,6 +199,15 @@ class Executor:
             return False
         return not any(session.is_at_its_last for _, session in self._groups[0])
 
+    def _follow(self) -> None:
+        """Answers whose prompt is there now go to the policy."""
+        for group in self._groups_waiting:
+            for session in group.follow():
+                session.is_waiting = False
+                session.touch()
+                self.table.n_changes += 1
+        self._groups_waiting = [group for group in self._groups_waiting if group.is_waiting]
+
     def _expire(self, now: int) -> None:
         for session in self.table:
             if session.deadline_ns and now >= session.deadline_ns:
@@ -194,7 +216,7 @@ class Executor:
     def _snapshot(self, now: int) -> SchedulerState:
         table, cache = self.table, self.cache
         cache.cost = self.cost
-        sessions = list(table)
+        sessions = [session for session in table if not session.is_waiting]
         cache.store.poll(any(s.phase is Phase.DECODE for s in sessions))
         cache.offer(sessions)
         is_awaited = any(s.phase in (Phase.QUEUED, Phase.PARKED) for s in sessions)

@@ -50,22 +50,39 @@ class Admittance:
 
     def admit(
         self, command: Submit, info: EngineInfo, table: SessionTable, events: deque[Event], n_cached: Peek = lambda session: 0
-    ) -> Session | None:
-        """Put an Accepted or Refused event on the way; the session if it was accepted."""
+    ) -> list[Session]:
+        """Put an Accepted or Refused event on the way; the sessions, one for each answer, if it was accepted."""
         try:
             session = self._open(command, info, table, n_cached)
         except UmaError as error:
             events.append(Refused(command.conn_id, command.request.id, error))
-            return None
+            return []
+        n_answers = max(session.request.n, session.request.best_of)
+        answers = [session, *(self._another(session) for _ in range(n_answers - 1))]
         events.append(Accepted(session.conn_id, session.id, table.position(session)))
-        return session
+        for answer in answers[1:]:
+            table.add(answer, command.peer)
+        return answers
+
+    def _another(self, session: Session) -> Session:
+        """For one more answer to the same request."""
+        grant = Grant(session.lane, session.n_max, self._clock.now_ns(), session.echo)
+        other = Session(next(self._sids), session.conn_id, session.request, session.prompt, grant)
+        for name in ("n_cells", "n_dropped", "is_shifting", "n_head", "t_received_ns", "message_ends", "uid"):
+            setattr(other, name, getattr(session, name))
+        other.matcher = session.matcher.fork() if session.matcher is not None else None
+        return other
 
     def _open(self, command: Submit, info: EngineInfo, table: SessionTable, n_cached: Peek) -> Session:
         request, limits = command.request, self.limits
         if self.closed is not None:
             raise self.closed
-        if table.find(command.conn_id, request.id) is not None:
+        if table.find(command.conn_id, request.id):
             raise UmaError(ErrorCode.DUPLICATE_ID)
+        n_answers = max(request.n, request.best_of)
+        if n_answers > info.n_seq_max:
+            field = "best_of" if request.best_of else "n"
+            raise UmaError(ErrorCode.BAD_REQUEST, f"`{field}`: at most {info.n_seq_max} answers at once", field=field, limit=info.n_seq_max)
         tokens = np.asarray(command.tokens, np.int32)
         _check_tokens(tokens, info.n_vocab)
         session = self._fitted(command, tokens, info.n_ctx_seq)
@@ -74,7 +91,7 @@ class Admittance:
             session.lane = Lane.BACKGROUND
         if table.n_queued[session.lane] >= limits.queue[session.lane]:
             raise self._overloaded(session.lane, table)
-        if len(table) >= limits.max_sessions:
+        if len(table) + n_answers > limits.max_sessions:
             raise UmaError(ErrorCode.TOO_MANY_SESSIONS, retry_after_ms=self._retry_after_ms(table))
         table.add(session, command.peer)
         return session
@@ -83,7 +100,8 @@ class Admittance:
         """A session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""
         request, limits, ends = command.request, self.limits, command.message_ends
         how = request.overflow or limits.overflow
-        n_wanted = min(request.max_tokens or limits.default_max_tokens, limits.max_tokens)
+        n_asked = limits.default_max_tokens if request.max_tokens is None else max(1, request.max_tokens)
+        n_wanted = min(n_asked, limits.max_tokens)
         n_most = n_ctx - overflow.room_for_answer(n_ctx, n_wanted)
         if how == overflow.ERROR and len(tokens) > n_ctx:
             raise UmaError(
@@ -96,7 +114,7 @@ class Admittance:
             tokens, ends = overflow.without_middle(tokens, ends, n_most)
         n_max = n_wanted if how == overflow.SHIFT else min(n_wanted, n_ctx - len(tokens) + 1)
         lane = Lane.INTERACTIVE if request.lane is None else request.lane
-        grant = Grant(lane, n_max, self._clock.now_ns())
+        grant = Grant(lane, n_max, self._clock.now_ns(), command.echo)
         session = Session(next(self._sids), command.conn_id, self._completed(request), tokens, grant)
         session.n_cells = min(session.n_cells, n_ctx)
         session.n_dropped = len(command.tokens) - len(tokens)

@@ -134,6 +134,7 @@ def sessions(executor: Executor, now_ns: int) -> list[dict[str, Any]]:
         {
             "conn": s.conn_id,
             "request_id": s.id,
+            "index": max(0, s.index),
             "uid": s.uid,
             "pid": s.pid,
             "account": s.request.account,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.events import (
+    End,
     Eos,
     Error,
     Event,
@@ -24,6 +25,7 @@ from uma_core.protocol.events import (
     Started,
     Token,
     WireId,
+    end_json,
     eos_json,
     error_json,
     queued_json,
@@ -283,6 +285,10 @@ class Connection:
     def _send_queued(self, event: Queued) -> bytes:
         return self._pack(queued_json(self.in_flight[event.id].wire_id, event))
 
+    def _send_end(self, event: End) -> bytes:
+        flight = self.in_flight[event.id]
+        return self._pack(end_json(flight.wire_id, event)) if flight.style is Style.JSON else b""
+
     def _send_eos(self, event: Eos) -> bytes:
         flight = self._land(event.id)
         if flight.style is Style.JSON:
@@ -331,6 +337,7 @@ def _command_line(event: Reply) -> bytes:
 _SENDERS: dict[type, Callable[..., bytes]] = {
     Started: Connection._send_started,
     Queued: Connection._send_queued,
+    End: Connection._send_end,
     Eos: Connection._send_eos,
     Error: Connection._send_error,
     Rejected: Connection._send_rejected,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from uma_core.errors import UmaError
 from uma_core.protocol.fields import Field, Kind
-from uma_core.types import FinishReason, TokenId, TokenLogprob
+from uma_core.types import Ended, FinishReason, TokenId, TokenLogprob
 
 WireId = str | int | None
 LEAST_LOGPROB = -9999.0  # what is less likely, or impossible, as other servers write it
@@ -36,6 +36,14 @@ class Token(NamedTuple):
     text: str  # whole characters
     token_id: TokenId
     logprobs: tuple[TokenLogprob, ...] | None = None
+    which: int = -1  # of the answer, where there are several
+
+
+class End(NamedTuple):
+    """One of several answers has ended."""
+
+    id: str
+    answer: Ended
 
 
 class Eos(NamedTuple):
@@ -49,6 +57,7 @@ class Eos(NamedTuple):
     error: UmaError | None = None
     stop: dict[str, Any] | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    answers: tuple[Ended, ...] | None = None
 
 
 class Error(NamedTuple):
@@ -67,7 +76,7 @@ class Reply(NamedTuple):
     wire_id: WireId = None  # echoed with `id` "": cancel, whose id is the request's
 
 
-Event = Started | Queued | Token | Eos | Error | Reply
+Event = Started | Queued | Token | End | Eos | Error | Reply
 
 _ID = Field("id", Kind.ID, "of the request, as it was given; null where none is known")
 
@@ -76,6 +85,17 @@ _LOGPROBS = Field(
     "logprobs",
     Kind.LIST,
     "with `logprobs`, of each token of the text: `id`, `bytes`, `logprob` (natural logarithm), `top`: the likeliest in its place",
+)
+
+
+_INDEX = Field("index", Kind.INTEGER, "of the answer, where the request asked for several")
+_ENDING = (
+    Field("reason", Kind.STRING, "", choices=tuple(reason.value for reason in FinishReason)),
+    Field("stop", Kind.OBJECT, "`text` or `token_id`: which of `stop` and `stop_token_ids` ended it, where one did"),
+    _LOGPROBS._replace(help="with `logprobs`: of all tokens; of a stream those that came with no `token` event"),
+    Field("usage", Kind.OBJECT, "prompt_tokens, cached_tokens, completion_tokens"),
+    Field("timing", Kind.OBJECT, "queue_ms, ttft_ms, total_ms, itl_p50_ms, itl_max_ms"),
+    Field("error", Kind.OBJECT, "code, name, message, detail; only with reason `error`"),
 )
 
 
@@ -102,21 +122,25 @@ EVENTS = (
             _ID,
             Field("text", Kind.STRING, "never empty"),
             Field("token_id", Kind.INTEGER, "the token that completed the text"),
+            _INDEX,
             _LOGPROBS,
         ),
     ),
     EventSpec(
+        "end",
+        "The end of one of several answers (`n`) to a streaming request; `eos` follows the last one.",
+        (_ID, _INDEX._replace(help="of the answer"), *_ENDING),
+    ),
+    EventSpec(
         "eos",
-        "The end of an accepted request. Exactly one for each.",
+        "The end of an accepted request. Exactly one for each. With several answers it speaks of all of them: the reason is that of "
+        "the one that went worst, `usage` their sum.",
         (
             _ID,
-            Field("reason", Kind.STRING, "", choices=tuple(reason.value for reason in FinishReason)),
+            _ENDING[0],
             Field("text", Kind.STRING, "all of the text; only with `stream: false`"),
-            Field("stop", Kind.OBJECT, "`text` or `token_id`: which of `stop` and `stop_token_ids` ended it, where one did"),
-            _LOGPROBS._replace(help="with `logprobs`: of all tokens; of a stream those that came with no `token` event"),
-            Field("usage", Kind.OBJECT, "prompt_tokens, cached_tokens, completion_tokens"),
-            Field("timing", Kind.OBJECT, "queue_ms, ttft_ms, total_ms, itl_p50_ms, itl_max_ms"),
-            Field("error", Kind.OBJECT, "code, name, message, detail; only with reason `error`"),
+            Field("answers", Kind.LIST, "of several answers, with `stream: false`: `index`, `text`, and the fields of an `end`"),
+            *_ENDING[1:],
         ),
     ),
     EventSpec(
@@ -154,20 +178,20 @@ def token_head(wire_id: WireId) -> str:
 
 
 def token_json(head: str, event: Token) -> bytes:
-    more = "" if event.logprobs is None else f',"logprobs":{_dump(logprobs_list(event.logprobs))}'
+    more = "" if event.which < 0 else f',"index":{event.which}'
+    if event.logprobs is not None:
+        more += f',"logprobs":{_logprobs(event.logprobs)}'
     return f'{head}{encode_basestring(event.text)},"token_id":{event.token_id}{more}}}'.encode("utf-8", "replace")
 
 
-def logprobs_list(logprobs: tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": one.token_id,
-            "bytes": list(one.data),
-            "logprob": _finite(one.logprob),
-            "top": [{"id": token, "bytes": list(data), "logprob": _finite(value)} for token, data, value in one.top],
-        }
-        for one in logprobs
-    ]
+def _logprobs(logprobs: tuple[TokenLogprob, ...]) -> str:
+    """Token by token: one long call of the JSON encoder would keep the interpreter from the compute thread."""
+    return f"[{','.join(map(_logprob, logprobs))}]"
+
+
+def _logprob(one: TokenLogprob) -> str:
+    top = [{"id": token, "bytes": list(data), "logprob": _finite(value)} for token, data, value in one.top]
+    return _dump({"id": one.token_id, "bytes": list(one.data), "logprob": _finite(one.logprob), "top": top})
 
 
 def _finite(value: float | None) -> float | None:
@@ -181,17 +205,35 @@ def queued_json(wire_id: WireId, event: Queued) -> bytes:
 
 def eos_json(wire_id: WireId, event: Eos, has_text: bool) -> bytes:
     value: dict[str, Any] = {"id": wire_id, "event": "eos", "reason": event.reason.value}
-    if has_text:
+    if has_text and event.answers is None:
         value["text"] = event.text
+    error = event.error.to_dict() if event.error is not None else None
+    json_text = _with_ending(value, event, error)
+    if event.answers is not None:
+        json_text = f'{json_text[:-1]},"answers":[{",".join(_answer(answer) for answer in event.answers)}]}}'
+    return json_text.encode("utf-8", "replace")
+
+
+def end_json(wire_id: WireId, event: End) -> bytes:
+    answer = event.answer
+    value = {"id": wire_id, "event": "end", "index": answer.which, "reason": answer.reason.value}
+    return _with_ending(value, answer, answer.error).encode("utf-8", "replace")
+
+
+def _answer(answer: Ended) -> str:
+    return _with_ending({"index": answer.which, "text": answer.text, "reason": answer.reason.value}, answer, answer.error)
+
+
+def _with_ending(value: dict[str, Any], event: Eos | Ended, error: dict[str, Any] | None) -> str:
+    """What an answer's end and a request's have in common."""
     if event.stop is not None:
         value["stop"] = event.stop
-    if event.logprobs is not None:
-        value["logprobs"] = logprobs_list(event.logprobs)
     value["usage"] = event.usage
     value["timing"] = event.timing
-    if event.error is not None:
-        value["error"] = event.error.to_dict()
-    return to_json(value)
+    if error is not None:
+        value["error"] = error
+    json_text = _dump(value)
+    return json_text if event.logprobs is None else f'{json_text[:-1]},"logprobs":{_logprobs(event.logprobs)}}}'
 
 
 def error_json(wire_id: WireId, error: UmaError) -> bytes:

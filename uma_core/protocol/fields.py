@@ -26,6 +26,7 @@ class Kind(str, Enum):
     ID = "string or integer"
     STRINGS = "string or array of strings"
     INTEGERS = "array of integers"
+    MIXED = "string or array of strings and token ids"
     MESSAGES = "array of objects with `role` and `content`"
     BIASES = "array of [id or text, number or false]"
     OBJECTS = "array of objects"
@@ -199,6 +200,19 @@ def _check_biases(field: Field, value: Any, path: str) -> tuple[tuple[int | str,
     return tuple((token, bias if bias is False else float(bias)) for token, bias in value)
 
 
+def _check_mixed(field: Field, value: Any, path: str) -> str | tuple[str | int, ...]:
+    _expect(field, value, path, str, list)
+    if isinstance(value, str):
+        _in_range(field, len(value), path, "must have {} characters")
+        return value
+    if not value:
+        raise bad_field(path, "must not be empty")
+    for i, part in enumerate(value):
+        if type(part) is not str and not _is_id(part):
+            raise bad_field(f"{path}[{i}]", "must be a string or a token id")
+    return tuple(value)
+
+
 def _check_messages(field: Field, value: Any, path: str) -> tuple[dict[str, Any], ...]:
     _expect(field, value, path, list)
     if not value:
@@ -238,6 +252,7 @@ _CHECKS: dict[Kind, Callable[[Field, Any, str], Any]] = {
     Kind.ID: _check_id,
     Kind.STRINGS: _check_strings,
     Kind.INTEGERS: _check_integers,
+    Kind.MIXED: _check_mixed,
     Kind.MESSAGES: _check_messages,
     Kind.BIASES: _check_biases,
     Kind.OBJECTS: _check_objects,

@@ -18,7 +18,7 @@ from uma_core.protocol.lines import to_text
 from uma_core.protocol.markdown import events_markdown, ops_markdown
 from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, TYPE_FIELD, Op
 from uma_core.protocol.sampling import to_params
-from uma_core.types import Lane, Request, Slo
+from uma_core.types import Infill, Lane, Request, Slo
 
 __all__ = ["OPS", "Large", "Message", "Source", "Unfit", "decode", "decode_id", "events_markdown", "generate", "ops_markdown", "parse_object"]
 
@@ -135,21 +135,54 @@ def generate(id: str, prompt: str, is_large: bool = False) -> Message:
     return Message(op, id, id, args, to_request(id, args), source)
 
 
+INPUTS = ("prompt", "tokens", "messages", "infill")
+
+
 def check_input(args: dict[str, Any]) -> None:
     """Raises: BAD_REQUEST unless exactly one input is there."""
-    inputs = [name for name in ("prompt", "tokens", "messages") if args[name] is not None]
+    inputs = [name for name in INPUTS if args[name] is not None]
     if len(inputs) != 1:
-        raise bad_field(inputs[1] if inputs else "prompt", "conflicts: give exactly one of `prompt`, `tokens`, `messages`")
+        names = ", ".join(f"`{name}`" for name in INPUTS)
+        raise bad_field(inputs[1] if inputs else "prompt", f"conflicts: give exactly one of {names}")
+    if args["suffix"] and inputs[0] in ("messages", "infill"):
+        raise bad_field("suffix", f"conflicts: `{inputs[0]}` has no gap at its end")
+
+
+def to_input(args: dict[str, Any]) -> dict[str, Any]:
+    """The fields of Request that say what is continued."""
+    infill = args["infill"]
+    if infill is not None:
+        files = tuple((file["filename"], file["text"]) for file in infill["extra"])
+        infill = Infill(infill["prefix"], infill["suffix"], files)
+    return {
+        "prompt": args["prompt"],
+        "tokens": args["tokens"],
+        "messages": args["messages"],
+        "infill": infill,
+        "suffix": args["suffix"] or "",
+    }
+
+
+def _check_answers(args: dict[str, Any]) -> None:
+    n, best_of = args["n"], args["best_of"]
+    if best_of is not None and best_of < n:
+        raise bad_field("best_of", "must be at least `n`")
+    if best_of is not None and best_of > n and args["stream"]:
+        raise bad_field("best_of", "conflicts with `stream`: which answers are best is known at their end")
+    if args["echo"] and (args["messages"] is not None or args["infill"] is not None):
+        raise bad_field("echo", "conflicts: there is no prompt of the client's own to give back")
 
 
 def to_request(id: str, args: dict[str, Any]) -> Request:
-    """Build the Request of checked generate fields."""
+    """Build the Request of checked generate fields. Raises: BAD_REQUEST where they contradict each other."""
+    _check_answers(args)
     slo = args["slo"] or {}
     return Request(
         id=id,
-        prompt=args["prompt"],
-        tokens=args["tokens"],
-        messages=args["messages"],
+        **to_input(args),
+        n=args["n"],
+        best_of=args["best_of"] or 0,
+        echo=args["echo"],
         max_tokens=args["max_tokens"],
         sampling=to_params(args),
         stop=args["stop"] or (),

@@ -28,17 +28,32 @@ _SLO = (
     Field("target_tbt_ms", Kind.NUMBER, "time between tokens, milliseconds", None, 0, 3_600_000),
 )
 
+_FILE = (
+    Field("filename", Kind.STRING, "", is_required=True),
+    Field("text", Kind.STRING, "", is_required=True),
+)
+_INFILL = (
+    Field("prefix", Kind.STRING, "what stands before the gap", is_required=True),
+    Field("suffix", Kind.STRING, "what stands after it", is_required=True),
+    Field("extra", Kind.OBJECTS, "other files, the nearest last; where the context is short the first ones go", (), 0, 256,
+          fields=_FILE),
+)
 _INPUTS = (
-    Field("prompt", Kind.STRING, "text to continue; exactly one of `prompt`, `tokens`, `messages`", low=1),
+    Field("prompt", Kind.MIXED, "what to continue; exactly one of `prompt`, `tokens`, `messages`, `infill`", low=1),
     Field("tokens", Kind.INTEGERS, "the prompt as token ids"),
     Field("messages", Kind.MESSAGES, "a chat, put through the model's own template"),
+    Field("suffix", Kind.STRING, "what follows the gap after `prompt` or `tokens`; needs a model for filling in"),
+    Field("infill", Kind.OBJECT, "a gap in a file; needs a model for filling in", fields=_INFILL),
 )
 _WITH_PIECES = Field("with_pieces", Kind.BOOLEAN, "tell what each token stands for", False)
 _PIECES = Field("pieces", Kind.LIST, "with `with_pieces`, for each token: its text, or an array of its bytes where they are no text alone")
 
 _GENERATE = (
     *_INPUTS,
-    Field("max_tokens", Kind.INTEGER, "most tokens to generate; absent: the server's default", _REQUEST.max_tokens, 1, 1 << 30),
+    Field("max_tokens", Kind.INTEGER, "most tokens to generate; absent: the server's default", _REQUEST.max_tokens, 0, 1 << 30),
+    Field("n", Kind.INTEGER, "answers to give, at most `n_seq_max` of `props`", _REQUEST.n, 1, 1024),
+    Field("best_of", Kind.INTEGER, "answers to make, of which the `n` of likeliest tokens are given; not with `stream`", None, 1, 1024),
+    Field("echo", Kind.BOOLEAN, "answers begin with their prompt; not with `messages` and `infill`", _REQUEST.echo),
     *SAMPLING_FIELDS,
     Field("stop", Kind.STRINGS, "end before any of these texts", high=16),
     Field("stop_token_ids", Kind.INTEGERS, "end before any of these tokens", low=0, high=64),
@@ -66,7 +81,10 @@ _OPS = (
     Op(
         "cancel",
         "End a request: its `eos` has the reason `cancelled`. `id` names that request.",
-        (Field("conn", Kind.INTEGER, "connection of the request as `sessions` shows it; absent: this one", None, 0),),
+        (
+            Field("conn", Kind.INTEGER, "connection of the request as `sessions` shows it; absent: this one", None, 0),
+            Field("index", Kind.INTEGER, "end this one of its answers only", None, 0),
+        ),
         (Field("found", Kind.BOOLEAN, "false: nothing with this id is in flight"),),
     ),
     Op(

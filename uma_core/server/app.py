@@ -34,7 +34,7 @@ from uma_core.server.listener import BoundSocket, Listener
 from uma_core.server.loop import Loop
 from uma_core.server.meters import IoMeters
 from uma_core.server.ports import ComputePort, Services
-from uma_core.session.events import Accepted, Cancel, Event, Final, HangUp, Hold, Queued, Refused, Stale, Token
+from uma_core.session.events import Accepted, Cancel, End, Event, Final, HangUp, Hold, Queued, Refused, Stale, Token
 from uma_core.types import FinishReason, Peer
 
 log = logging.getLogger(__name__)
@@ -229,14 +229,14 @@ class IoApp:
         self.ledger.open(job.key, job)
         self.intake.put(job)
 
-    def cancel(self, conn_id: int, request_id: str) -> bool:
+    def cancel(self, conn_id: int, request_id: str, index: int | None) -> bool:
         if (conn_id, request_id) not in self.ledger:
             return False
-        if not self.intake.cancel(conn_id, request_id):
+        if not self.intake.cancel(conn_id, request_id, index):
             job = self.ledger.work((conn_id, request_id))
             if job is not None:
-                job.is_cancelled = True  # should it come back as stale
-            self._compute.submit(Cancel(conn_id, request_id))
+                job.cancel(index)  # should it come back as stale
+            self._compute.submit(Cancel(conn_id, request_id, index))
         return True
 
     def reply(self, client: Client, message: Message, data: dict[str, Any] | bytes) -> None:
@@ -288,7 +288,11 @@ class IoApp:
 
     def _on_token(self, client: Client, event: Token) -> None:
         if self.ledger.is_running((event.conn_id, event.request_id)):
-            client.send(wire.Token(event.request_id, event.text, event.token_id, event.logprobs))
+            client.send(wire.Token(event.request_id, event.text, event.token_id, event.logprobs, event.which))
+
+    def _on_end(self, client: Client, event: End) -> None:
+        if self.ledger.is_running((event.conn_id, event.request_id)):
+            client.send(wire.End(event.request_id, event.answer))
 
     def _on_accepted(self, client: Client, event: Accepted) -> None:
         if self.ledger.accept((event.conn_id, event.request_id)):
@@ -309,7 +313,7 @@ class IoApp:
     def _on_final(self, client: Client, event: Final) -> None:
         if self.ledger.end((event.conn_id, event.request_id)):
             journal.ended(client, event)
-            how = event.reason, event.text, event.usage, event.timing, event.error, event.stop, event.logprobs
+            how = event.reason, event.text, event.usage, event.timing, event.error, event.stop, event.logprobs, event.answers
             client.send(wire.Eos(event.request_id, *how))
             client.pump()
 
@@ -326,6 +330,7 @@ def _own_id(message: Message) -> str:
 
 _DELIVER: dict[type, Callable[..., None]] = {
     Token: IoApp._on_token,
+    End: IoApp._on_end,
     Accepted: IoApp._on_accepted,
     Queued: IoApp._on_queued,
     Refused: IoApp._on_refused,

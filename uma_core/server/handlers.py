@@ -39,8 +39,8 @@ class Context(Protocol):
     def put(self, task: Task) -> None:
         """Let the intake do it. Raises: OVERLOADED."""
 
-    def cancel(self, conn_id: int, request_id: str) -> bool:
-        """False: no such request is under way."""
+    def cancel(self, conn_id: int, request_id: str, index: int | None) -> bool:
+        """One of its answers, None: all. False: no such request is under way."""
 
     def reply(self, client: Client, message: Message, data: dict[str, Any]) -> None: ...
 
@@ -93,12 +93,12 @@ def configured(request: Request, peer: Peer, config: Config) -> Request:
 def on_cancel(ctx: Context, client: Client, message: Message) -> None:
     conn_id = message.args["conn"]
     if conn_id is None or conn_id == client.conn_id:
-        ctx.reply(client, message, {"found": ctx.cancel(client.conn_id, message.id)})
+        ctx.reply(client, message, {"found": ctx.cancel(client.conn_id, message.id, message.args["index"])})
         return
     target = ctx.find_client(conn_id)
     if target is not None and target.peer.uid != client.peer.uid:
         check_admin(ctx, client)
-    ctx.reply(client, message, {"found": target is not None and ctx.cancel(conn_id, message.id)})
+    ctx.reply(client, message, {"found": target is not None and ctx.cancel(conn_id, message.id, message.args["index"])})
 
 
 def on_text(ctx: Context, client: Client, message: Message) -> None:

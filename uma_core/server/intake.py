@@ -24,9 +24,9 @@ from typing import TypeVar
 from uma_core.clock import Clock
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.messages import Message, Source, Unfit
-from uma_core.server.large import LARGE_BYTES, Local, Reader, message_of
+from uma_core.server.large import LARGE_BYTES, Local, Reader, message_of, with_input
 from uma_core.server.ports import EncodedAnswer, TextPort
-from uma_core.server.prompt import encode
+from uma_core.server.prompt import echo_text, encode
 from uma_core.server.sampling import resolve
 from uma_core.session.events import Event, Final, Refused, Submit
 from uma_core.session.session import Matcher
@@ -50,7 +50,15 @@ class Job:
     n_bytes: int
     source: Source | None = None  # of a large one
     is_cancelled: bool = False
+    cancelled: frozenset[int] = frozenset()  # answers that nobody wants any more
     is_dropped: bool = False  # the client is gone: no event
+
+    def cancel(self, index: int | None) -> None:
+        """One of its answers; None: all."""
+        if index is not None:
+            self.cancelled |= {index}
+        n = max(self.request.n, self.request.best_of)
+        self.is_cancelled |= index is None or self.cancelled.issuperset(range(n))
 
     @property
     def is_large(self) -> bool:
@@ -194,12 +202,12 @@ class Intake:
 
         self.put(Task(-1, self._clock.now_ns(), 0, work, lambda outcome: None, True))
 
-    def cancel(self, conn_id: int, request_id: str) -> bool:
+    def cancel(self, conn_id: int, request_id: str, index: int | None = None) -> bool:
         """False: it is not here any more; its Submit is with the compute side."""
         with self._condition:
             job = self._jobs.get((conn_id, request_id))
             if job is not None:
-                job.is_cancelled = True
+                job.cancel(index)
             return job is not None
 
     def hang_up(self, conn_id: int) -> None:
@@ -243,13 +251,17 @@ class Intake:
         constraint, matcher = job.request.constraint, None
         if job.request.model and job.request.model != text.info.fingerprint:
             raise UmaError(ErrorCode.MODEL_CHANGED)
-        request = resolve(text, job.request)
-        encoded = self._reader.encode(text, job.source) if job.source is not None else encode(text, job.request)
+        request, source = resolve(text, job.request), job.source
+        if source is not None and (request.suffix or request.echo):  # rare: read here, where model and text meet
+            request, source = with_input(request, source), None
+        has_source = source is not None and request.infill is None
+        encoded = self._reader.encode(text, source) if source is not None and has_source else encode(text, request)
         if constraint is not None:
             if self._compile is None:
                 raise UmaError(ErrorCode.CONSTRAINTS_UNAVAILABLE)
             matcher = self._compile(text, constraint)
-        return Submit(job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text, matcher)
+        how = job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text, matcher
+        return Submit(*how, echo=echo_text(text, request) if request.echo else "")
 
     def _decode(self, payload: bytes) -> Message | Unfit:
         try:
@@ -303,7 +315,7 @@ class Intake:
             elif isinstance(outcome, UmaError):
                 self._post(Refused(*job.key, outcome))
             elif outcome is not None:
-                self._submit(outcome)
+                self._submit(outcome._replace(cancelled=job.cancelled) if job.cancelled else outcome)
 
 
 def _unread(payload: bytes, error: UmaError) -> Unfit:

@@ -6,13 +6,14 @@ Nothing is kept between two calls but the bytes that came, so whatever reads the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from uma_core.errors import UmaError
 from uma_core.protocol.events import WireId
-from uma_core.protocol.messages import Message, Source, Unfit, decode, decode_id, parse_object, to_request
+from uma_core.protocol.messages import Message, Source, Unfit, decode, decode_id, parse_object, to_input, to_request
 from uma_core.protocol.ops import OPS
 from uma_core.server import texts
 from uma_core.server.ports import Reading, TextPort
@@ -91,13 +92,14 @@ def message_of(found: Digest, payload: bytes) -> Message:
 
 def encode_source(text: Reading, payload: bytes, is_text: bool) -> Encoded:
     """Make tokens of the input of a generate request that `digest` found fit. Raises: TEMPLATE_FAILED."""
-    if is_text:
-        request = Request("", prompt=payload.decode())
-    else:
-        args = _args(payload)
-        request = Request("", args["prompt"], args["tokens"], args["messages"])
+    request = Request("", prompt=payload.decode()) if is_text else Request("", **to_input(_args(payload)))
     encoded = encode(text, request)
     return Encoded(np.array(encoded.tokens, np.int32), encoded.message_ends)
+
+
+def with_input(request: Request, source: Source) -> Request:
+    """The request of a digest with the input that is in its source."""
+    return replace(request, **to_input(_args(source.payload)))
 
 
 def answer_source(text: Reading, op: str, payload: bytes, cap_bytes: int) -> bytes:

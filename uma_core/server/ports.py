@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from uma_core.config import Config
+from uma_core.engine.api import ModelFacts
 from uma_core.errors import UmaError
 from uma_core.session.events import Command, Event
 from uma_core.types import SamplingParams, TokenId
@@ -27,7 +28,7 @@ class ComputePort(Protocol):
 
 
 class ModelNamed(Protocol):
-    """The part of EngineInfo that tells models apart."""
+    """The part of EngineInfo that tells models apart, and what they hold."""
 
     @property
     def engine(self) -> str: ...
@@ -37,6 +38,9 @@ class ModelNamed(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+    @property
+    def n_ctx_seq(self) -> int: ...
 
 
 class Reading(Protocol):
@@ -60,6 +64,8 @@ class TextPort(Reading, Protocol):
 
     @property
     def info(self) -> ModelNamed: ...
+
+    def facts(self) -> ModelFacts: ...
 
     def prepare(self, params: SamplingParams) -> None:
         """Do what sampling by these would take long for. Raises: BAD_REQUEST where this model cannot."""

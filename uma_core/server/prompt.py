@@ -6,7 +6,7 @@ import datetime
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import jinja2
 import numpy as np
@@ -14,7 +14,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.server.ports import Reading
+from uma_core.server.infill import gap_tokens, infill_tokens
+from uma_core.server.ports import Reading, TextPort
 from uma_core.types import Request, TokenId
 
 ENDS_MAX_MESSAGES = 64  # above these, message ends are not looked for: they cost a second tokenisation
@@ -27,12 +28,36 @@ class Encoded(NamedTuple):
 
 
 def encode(text: Reading, request: Request) -> Encoded:
-    """Tokenise. Blocks: for as long as the tokeniser takes. Raises: TEMPLATE_FAILED."""
+    """Tokenise. Blocks: for as long as the tokeniser takes. Raises: TEMPLATE_FAILED, UNSUPPORTED.
+
+    Gaps need a TextPort.
+    """
+    if request.infill is not None:
+        return Encoded(infill_tokens(cast(TextPort, text), request.infill, request.max_tokens))
+    if request.messages is not None:
+        return _encode_chat(text, list(request.messages))
+    if request.suffix:
+        before = list(request.tokens) if request.tokens is not None else _encode_parts(text, request.prompt, False)
+        return Encoded(gap_tokens(cast(TextPort, text), before, text.tokenize(request.suffix, False, False)))
     if request.tokens is not None:
         return Encoded(list(request.tokens))
-    if request.prompt is not None:
-        return Encoded(text.tokenize(request.prompt, True, True))
-    return _encode_chat(text, list(request.messages or ()))
+    return Encoded(_encode_parts(text, request.prompt, True))
+
+
+def _encode_parts(text: Reading, prompt: str | tuple[str | TokenId, ...] | None, add_special: bool) -> list[TokenId]:
+    """Only a text that comes first gets what the model puts in front of a prompt."""
+    tokens: list[TokenId] = []
+    parts = (prompt,) if isinstance(prompt, str) else prompt or ()
+    for i, part in enumerate(parts):
+        tokens += text.tokenize(part, add_special and i == 0, add_special) if isinstance(part, str) else [part]
+    return tokens
+
+
+def echo_text(text: TextPort, request: Request) -> str:
+    """The prompt as it came, for answers that begin with it."""
+    parts = (request.prompt,) if isinstance(request.prompt, str) else request.prompt or request.tokens or ()
+    data = b"".join(part.encode() if isinstance(part, str) else text.piece(part) for part in parts)
+    return data.decode("utf-8", "replace")
 
 
 def _encode_chat(text: Reading, messages: list[dict[str, Any]]) -> Encoded:

@@ -9,10 +9,8 @@ INPUTS = ("prompt", "tokens", "messages", "content")  # fields of requests that 
 
 def input_bytes(args: dict[str, Any]) -> int:
     """Size of a request's input as text; token ids count as four bytes, about what they stand for."""
-    tokens = args.get("tokens")
-    if tokens is not None:
-        return 4 * len(tokens)
-    return sum(text_bytes(args[name]) for name in ("prompt", "content", "messages") if args.get(name) is not None)
+    names = ("prompt", "content", "messages", "suffix", "infill")
+    return 4 * len(args.get("tokens") or ()) + sum(text_bytes(args[name]) for name in names if args.get(name) is not None)
 
 
 def text_bytes(value: Any) -> int:
@@ -22,6 +20,8 @@ def text_bytes(value: Any) -> int:
         item = stack.pop()
         if isinstance(item, str):
             n_bytes += len(item.encode())
+        elif type(item) is int:
+            n_bytes += 4
         elif isinstance(item, dict):
             stack += item.values()
         elif isinstance(item, list | tuple):

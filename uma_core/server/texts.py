@@ -12,6 +12,7 @@ from typing import Any
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.fields import bad_field
+from uma_core.protocol.messages import to_input
 from uma_core.server.ports import Reading
 from uma_core.server.prompt import apply_template, encode
 from uma_core.types import Request, TokenId
@@ -38,8 +39,7 @@ def detokenize(text: Reading, args: Fields) -> Fields:
 
 def count(text: Reading, args: Fields) -> Fields:
     """Count as `generate` does: its `prompt_tokens` for the same input. Raises: what `encode` raises."""
-    request = Request(id="", prompt=args["prompt"], tokens=args["tokens"], messages=args["messages"])
-    return {"n_tokens": len(encode(text, request).tokens)}
+    return {"n_tokens": len(encode(text, Request(id="", **to_input(args))).tokens)}
 
 
 def template(text: Reading, args: Fields) -> Fields:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from uma_core.errors import UmaError
-from uma_core.types import FinishReason, Peer, Request, TokenId, TokenLogprob
+from uma_core.types import Ended, FinishReason, Peer, Request, TokenId, TokenLogprob
 
 
 class Submit(NamedTuple):
@@ -26,11 +26,14 @@ class Submit(NamedTuple):
     message_ends: tuple[int, ...] = ()  # token counts after which a chat message ends: preferred snapshot points
     text: Any = None  # the engine whose vocabulary `tokens` is in: after a reload, another one answers Stale
     matcher: Any = None  # session.session.Matcher, for the same vocabulary; None: any answer may be given
+    echo: str = ""  # what every answer begins with
+    cancelled: frozenset[int] = frozenset()  # answers that ended before they began
 
 
 class Cancel(NamedTuple):
     conn_id: int
     request_id: str
+    which: int | None = None  # one of its answers; None: all
 
 
 class HangUp(NamedTuple):
@@ -96,6 +99,15 @@ class Token(NamedTuple):
     text: str
     token_id: TokenId  # the token that completed the text
     logprobs: tuple[TokenLogprob, ...] | None = None  # of the tokens that the text came from; None: not asked for
+    which: int = -1  # of the answer, where there are several
+
+
+class End(NamedTuple):
+    """One of several answers to a streaming request has ended."""
+
+    conn_id: int
+    request_id: str
+    answer: Ended
 
 
 class Final(NamedTuple):
@@ -110,6 +122,7 @@ class Final(NamedTuple):
     error: UmaError | None  # with reason ERROR
     stop: dict[str, Any] | None = None  # the `text` or `token_id` of the request that ended it
     logprobs: tuple[TokenLogprob, ...] | None = None  # of all tokens; of a stream those that no Token event carried
+    answers: tuple[Ended, ...] | None = None  # of a request with several that does not stream
 
 
-Event = Accepted | Queued | Refused | Stale | Token | Final
+Event = Accepted | Queued | Refused | Stale | Token | End | Final

@@ -33,6 +33,7 @@ class Grant(NamedTuple):
     lane: Lane
     n_max: int  # most tokens to generate
     now_ns: int
+    echo: str = ""
 
 
 class Matcher(Protocol):
@@ -64,6 +65,10 @@ class Session:
         self.n_folded = 0  # generated tokens that are part of `prompt`
         self.n_max = grant.n_max
         self.n_cells = self.n_prompt + grant.n_max
+        self.index = -1  # of several answers to its request
+        self.group: Any = None  # which hold together in this
+        self.is_waiting = False  # for another one to have read the prompt: the policy does not see it
+        self.first_sid = sid  # of those that share a prompt
         self.uid = self.pid = -1
         self.lane = grant.lane
         self.client = -1
@@ -91,11 +96,16 @@ class Session:
         self.matcher: Matcher | None = None  # what holds it to a grammar
         self.n_rest = 0  # ticks to skip, for its grammar took long
         self.text = TextStream(request.stop)
-        is_watched = request.sampling.logprobs is not None or request.sampling.min_tokens > 0
+        is_ranked = request.best_of > request.n
+        sampling = request.sampling
+        self.is_silent = request.max_tokens == 0  # only its prompt is read
+        is_watched = sampling.logprobs is not None or sampling.min_tokens > 0 or is_ranked or request.echo or self.is_silent
         self.answer = Answer(request.stop) if is_watched else None  # instead of `text`, where tokens matter one by one
+        self.logprob_sum = 0.0  # of its tokens, where answers are ranked or told their log probabilities
         self.logprobs: list[TokenLogprob] = []  # those kept for a request that does not stream
         self.preserved_tokens = frozenset(request.preserved_tokens)
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)
+        self.echo = grant.echo  # what is to be sent before its first text
         self.parts: list[str] = []  # text kept for a request that does not stream
         self.seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(32)
         self.message_ends: tuple[int, ...] = ()
@@ -225,6 +235,11 @@ class Session:
                 t_held_ns=self.t_held_ns,
             )
         return view
+
+    @property
+    def likelihood(self) -> float:
+        """Mean log probability of its tokens."""
+        return self.logprob_sum / len(self.generated) if self.generated else float("-inf")
 
     def usage(self) -> dict[str, int]:
         usage = {"prompt_tokens": self.n_given, "cached_tokens": self.n_cached, "completion_tokens": len(self.generated)}

@@ -37,7 +37,7 @@ class SessionTable:
         self.n_changes = 0  # grows whenever a session comes, goes, moves or is held: what a repeated plan would not know
         self.free_seqs = list(range(info.n_seq_max))
         self._by_sid: dict[int, Session] = {}
-        self._by_key: dict[Key, Session] = {}
+        self._by_key: dict[Key, list[Session]] = {}
         self._clients: dict[Account, int] = {}
         self._n_clients = 0  # ever: numbers are not used twice
         self.n_queued = dict.fromkeys(Lane, 0)
@@ -55,7 +55,7 @@ class SessionTable:
         name = session.request.account
         session.client = self._client(Account(peer.uid, 0 if name else peer.pid, name))
         self._by_sid[session.sid] = session
-        self._by_key[session.conn_id, session.id] = session
+        self._by_key.setdefault((session.conn_id, session.id), []).append(session)
         self.n_queued[session.lane] += 1
 
     def _client(self, key: Account) -> int:
@@ -71,8 +71,9 @@ class SessionTable:
     def get(self, sid: int) -> Session:
         return self._by_sid[sid]
 
-    def find(self, conn_id: int, request_id: str) -> Session | None:
-        return self._by_key.get((conn_id, request_id))
+    def find(self, conn_id: int, request_id: str) -> list[Session]:
+        """The answers to a request that have not ended."""
+        return list(self._by_key.get((conn_id, request_id), ()))
 
     def of_connection(self, conn_id: int) -> list[Session]:
         return [s for s in self._by_sid.values() if s.conn_id == conn_id]
@@ -121,7 +122,10 @@ class SessionTable:
             self.mean_answer += EWMA * (n - self.mean_answer) if self.mean_answer else n
         session.become(Phase.DONE)
         del self._by_sid[session.sid]
-        del self._by_key[session.conn_id, session.id]
+        answers = self._by_key[session.conn_id, session.id]
+        answers.remove(session)
+        if not answers:
+            del self._by_key[session.conn_id, session.id]
 
     def position(self, session: Session) -> int:
         """How many of its lane are queued before it."""
@@ -133,7 +137,7 @@ class SessionTable:
         return ahead
 
     def views(self) -> tuple[SessionView, ...]:
-        return tuple([s._view or s.view() for s in self._by_sid.values()])
+        return tuple([s._view or s.view() for s in self._by_sid.values() if not s.is_waiting])
 
     def accounts(self) -> dict[int, Account]:
         """Fairness accounts by number."""

@@ -43,7 +43,8 @@ class Rig:
     ) -> None:
         request = Request(request_id, prompt=prompt, **fields)
         tokens = self.engine.tokenize(prompt, True, False)
-        self.executor.submit(Submit(conn_id, peer, request, tokens, self.clock.now_ns(), matcher=matcher))
+        echo = prompt if request.echo else ""
+        self.executor.submit(Submit(conn_id, peer, request, tokens, self.clock.now_ns(), matcher=matcher, echo=echo))
 
     def tick(self) -> bool:
         is_busy = self.executor.tick()

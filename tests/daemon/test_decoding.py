@@ -1,0 +1,86 @@
+"""What a request may ask of its answers, through the socket and on a real model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tests.daemon.support import DaemonProcess, Event, Wire, text_of
+
+PROMPT = "The shell reads commands and"
+Serve = Callable[..., DaemonProcess]
+
+
+def ask(wire: Wire, **fields: Any) -> list[Event]:
+    wire.send(id="r", prompt=PROMPT, **fields)
+    return wire.until_final("r")
+
+
+def test_answers_of_one_request(serve_model: Serve) -> None:
+    with serve_model().connect() as wire:
+        alone = [text_of(ask(wire, max_tokens=12, temperature=0.8, seed=5 + i)) for i in range(3)]
+        events = ask(wire, max_tokens=12, temperature=0.8, seed=5, n=3)
+        said = ["".join(e["text"] for e in events if e.get("index") == i and e["event"] == "token") for i in range(3)]
+        assert said == alone and len(set(said)) > 1
+        assert sorted(e["index"] for e in events if e["event"] == "end") == [0, 1, 2]
+        assert [e["event"] for e in events].count("eos") == 1 and events[-1]["event"] == "eos"
+        assert events[-1]["usage"]["completion_tokens"] == sum(
+            e["usage"]["completion_tokens"] for e in events if e["event"] == "end"
+        )
+        (eos,) = ask(wire, max_tokens=12, temperature=0.8, seed=5, n=3, stream=False)
+        assert [answer["text"] for answer in eos["answers"]] == alone
+
+
+def test_one_of_them_is_cancelled_by_its_index(serve_model: Serve) -> None:
+    with serve_model().connect() as wire:
+        wire.send(id="r", prompt=PROMPT, n=2, max_tokens=400, ignore_eos=True)
+        wire.first_token("r")
+        wire.send(type="cancel", id="r", index=1)
+        events: list[Event] = []
+        while not any(e["event"] == "end" and e["index"] == 1 for e in events):
+            events.append(wire.event())
+        wire.send(type="cancel", id="r")
+        events += wire.until_final("r")
+    ends = {e["index"]: e["reason"] for e in events if e["event"] == "end"}
+    assert ends == {0: "cancelled", 1: "cancelled"}
+    n = [sum(e.get("index") == i and e["event"] == "token" for e in events) for i in range(2)]
+    assert n[0] > n[1], "the other one went on"
+
+
+def test_tokens_are_told_with_their_probabilities(serve_model: Serve) -> None:
+    with serve_model().connect() as wire:
+        events = ask(wire, max_tokens=10, logprobs=3)
+        ones = [one for e in events for one in e.get("logprobs", ())]
+        assert bytes(b for one in ones for b in one["bytes"]).decode() == text_of(events)
+        assert len(ones) == 10 and all(one["top"][0]["id"] == one["id"] for one in ones)
+        assert all(0 < sum(math.exp(other["logprob"]) for other in one["top"]) <= 1.0001 for one in ones)
+        (eos,) = ask(wire, max_tokens=10, logprobs=20, temperature=1, top_k=4, post_sampling_probs=True, stream=False)
+        for one in eos["logprobs"]:
+            assert len(one["top"]) == 4 and math.isclose(
+                sum(math.exp(o["logprob"]) for o in one["top"]), 1, abs_tol=1e-4
+            )
+
+
+def test_the_end_tells_what_it_was(serve_model: Serve) -> None:
+    with serve_model().connect() as wire:
+        text = text_of(ask(wire, max_tokens=30))
+        stop = text[10:14]
+        events = ask(wire, max_tokens=30, stop=["\x01", stop])
+        assert text_of(events) == text[: text.index(stop)] and events[-1]["stop"] == {"text": stop}
+        (token,) = wire.ask("tokenize", content=text)["tokens"][5:6]
+        events = ask(wire, max_tokens=30, stop_token_ids=[token])
+        assert events[-1]["stop"] == {"token_id": token} and text.startswith(text_of(events))
+
+
+def test_prompts_in_parts_and_their_echo(serve_model: Serve) -> None:
+    with serve_model().connect() as wire:
+        plain = text_of(ask(wire, max_tokens=8))
+        ids = wire.ask("tokenize", content=PROMPT, add_special=True)["tokens"]
+        rest = wire.ask("detokenize", tokens=ids[4:])["content"]
+        wire.send(id="p", prompt=[*ids[:4], rest], max_tokens=8, echo=True, n=2, stream=False)
+        (eos,) = wire.until_final("p")
+        assert {answer["text"] for answer in eos["answers"]} == {PROMPT + plain}
+        wire.send(id="s", prompt=PROMPT, suffix="z")
+        (error,) = wire.until_final("s")
+        assert error["name"] == "unsupported"
