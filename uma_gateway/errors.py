@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from uma_core.errors import BY_CODE, ErrorCode
+from uma_gateway.chat.errors import ChatCode, ChatError
 
 
 class Kind(Enum):
@@ -125,3 +126,15 @@ def _rule_for(code: ErrorCode | None) -> _Rule:
     if rule is not None:
         return rule
     return _Rule(Kind.INVALID if code.spec.side.value == "client" else Kind.SERVER)
+
+
+_CHAT = {
+    ChatCode.TEMPLATE_UNSAFE: Kind.NOT_SUPPORTED,
+    ChatCode.UNAVAILABLE: Kind.NOT_SUPPORTED,
+    ChatCode.INTERNAL: Kind.SERVER,
+}
+
+
+def from_chat(error: ChatError) -> GatewayError:
+    """What the chat layer refuses."""
+    return GatewayError(_CHAT.get(error.code, Kind.INVALID), str(error), code=error.code.value)

@@ -35,6 +35,7 @@ class Gateway:
         self._model: Model | None = None
         self._t_model = 0.0
         self._asking: asyncio.Task[Model] | None = None
+        self._ask()  # so that the first request need not wait
 
     async def model(self, is_new: bool = False) -> Model:
         """What is served. `is_new`: ask the daemon again even though something is known. Raises: GatewayError (503)."""
@@ -56,6 +57,7 @@ class Gateway:
         known = self._model
         if known is None or known.props != _without_envelope(props):
             self._model = Model(_without_envelope(props), self.config.serve.model_alias)
+            self._model.prepare()
         self._t_model = time.monotonic()
         assert self._model is not None
         return self._model

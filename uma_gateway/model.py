@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
 from uma_core._version import __version__
+from uma_gateway.chat.templates import Templates
 
 
 class Model:
@@ -27,6 +29,30 @@ class Model:
         self.has_chat: bool = capabilities["chat"]
         self.has_infill: bool = capabilities["infill"]
         self.is_reranker: bool = capabilities["rerank"]
+        self._templates: asyncio.Future[Templates] | None = None
+
+    def prepare(self) -> None:
+        """Begin to load the templates: trying them takes a third of a second, which no chat shall wait for."""
+        if self._templates is None:
+            self._templates = asyncio.ensure_future(asyncio.to_thread(self._load_templates))
+            self._templates.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever asks for them is told
+
+    async def templates(self) -> Templates:
+        """Raises: ChatError, the same each time."""
+        self.prepare()
+        assert self._templates is not None
+        return await asyncio.shield(self._templates)
+
+    def _load_templates(self) -> Templates:
+        props = self.props
+        return Templates(
+            props["chat_template"] or "",
+            props["chat_template_tool_use"] or "",
+            self.special("bos"),
+            self.special("eos"),
+            props["add_bos"],
+            props["add_eos"],
+        )
 
     def special(self, name: str) -> str:
         """Text of a special token; "" where the model has none."""

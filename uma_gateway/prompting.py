@@ -5,14 +5,18 @@ Every family turns its requests into a `Chat`; here it becomes the fields of a g
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from uma_gateway.errors import invalid, unsupported
+from uma_gateway.chat.errors import ChatError
+from uma_gateway.chat.parser import Parser as LibraryParser
+from uma_gateway.chat.templates import Applied, Templates
+from uma_gateway.errors import from_chat, invalid, unsupported
 from uma_gateway.fields import need
 from uma_gateway.model import Model
-from uma_gateway.parsing import Parser, Plain
+from uma_gateway.parsing import Diff, Parser
 
 
 @dataclass
@@ -23,11 +27,11 @@ class Chat:
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool | None = None  # None: as the template has it
-    json_schema: dict[str, Any] | bool | None = None  # the answer's form; True: any object
+    json_schema: dict[str, Any] | bool | None = None  # the answer's form; True: any object; None: any text
     is_strict: bool = False  # a schema that cannot be enforced whole is refused
     grammar: str = ""  # GBNF
     add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    continue_final_message: bool | str = False  # go on with the last message, or with a part of it: content, reasoning_content
     reasoning_format: str = "auto"
     enable_thinking: bool = True
     reasoning_budget: int | None = None  # tokens; None: any
@@ -47,19 +51,63 @@ class Prompt(NamedTuple):
 async def render(model: Model, chat: Chat) -> Prompt:
     """Raises: GatewayError."""
     check_messages(chat.messages)
-    if chat.has_tools:
-        raise unsupported("tools are not supported", "tools")
-    return Prompt({"messages": [_plain(message) for message in chat.messages], **constraint_fields(model, chat)}, [], Plain)
+    try:
+        templates = await model.templates()
+        applied = await asyncio.to_thread(_apply, templates, chat)
+    except ChatError as error:
+        raise from_chat(error) from None
+    fields: dict[str, Any] = {"prompt": applied.prompt}
+    if applied.constraint is not None:
+        need(model, "constraint", "tools" if chat.has_tools else "response_format")
+        fields["constraint"] = applied.constraint
+    if applied.preserved_tokens:
+        fields["preserved_tokens"] = applied.preserved_tokens
+    fields |= _thinking(model, chat, applied)
+    return Prompt(fields, applied.stops, lambda: ChatParser(applied))
 
 
-def constraint_fields(model: Model, chat: Chat) -> dict[str, Any]:
-    """The constraint that a chat asks for by itself, without tools. Raises: GatewayError."""
-    if chat.json_schema is None and not chat.grammar:
+def _apply(templates: Templates, chat: Chat) -> Applied:
+    """Raises: ChatError. Blocks: for 1 to 20 ms."""
+    schema = chat.json_schema
+    return templates.apply(
+        chat.messages,
+        tools=chat.tools if chat.has_tools else None,  # a model that sees tools calls them, whatever the request says
+        tool_choice=chat.tool_choice,
+        parallel_tool_calls=chat.parallel_tool_calls,
+        json_schema={} if schema is True else schema or None,
+        strict=chat.is_strict,
+        grammar=chat.grammar or None,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        reasoning_format=chat.reasoning_format,
+        enable_thinking=chat.enable_thinking,
+        chat_template_kwargs=chat.template_kwargs,
+    )
+
+
+def _thinking(model: Model, chat: Chat, applied: Applied) -> dict[str, Any]:
+    """Between which texts tokens are counted as reasoning, and how many there may be."""
+    if applied.thinking is None:
         return {}
-    need(model, "constraint", "response_format" if chat.json_schema is not None else "grammar")
-    if chat.grammar:
-        return {"constraint": {"gbnf": chat.grammar}}
-    return {"constraint": {"json": True} if chat.json_schema is True else {"json_schema": chat.json_schema}}
+    if chat.reasoning_budget is not None:
+        need(model, "reasoning", "reasoning_budget_tokens")
+    elif not model.can("reasoning"):
+        return {}
+    budget = {} if chat.reasoning_budget is None else {"budget_tokens": chat.reasoning_budget}
+    return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **budget}}
+
+
+class ChatParser:
+    """The chat library's parser, in this package's terms."""
+
+    def __init__(self, applied: Applied) -> None:
+        self._parser = LibraryParser(applied)
+
+    def feed(self, text: str, is_final: bool = False) -> list[Diff]:
+        return [
+            Diff(diff.content, diff.reasoning, -1 if diff.index is None else diff.index, diff.id, diff.name, diff.arguments)
+            for diff in self._parser.feed(text, is_final)
+        ]
 
 
 def check_messages(messages: list[Any]) -> None:
@@ -97,8 +145,3 @@ def plain_content(content: Any) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
     return content or ""
-
-
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    role = "system" if message["role"] == "developer" else message["role"]
-    return {"role": role, "content": plain_content(message.get("content"))}

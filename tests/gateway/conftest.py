@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.support import SMALL, TINY, DaemonProcess, running
+from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, running
 from tests.gateway.support import GatewayProcess, gateway_before
 
 HERE = Path(__file__).parent
@@ -101,4 +101,22 @@ def tiny(module_folder: Path) -> Iterator[DaemonProcess]:
 @pytest.fixture(scope="module")
 def tiny_gateway(module_folder: Path, tiny: DaemonProcess) -> Iterator[GatewayProcess]:
     with gateway_before(module_folder, tiny) as gateway:
+        yield gateway
+
+
+WORK = ROOT.parent / "shared" / "models" / "uma-work-cpu-q8_0.gguf"  # calls tools, thinks, writes JSON; beside the checkout where it is
+
+
+@pytest.fixture(scope="module")
+def work(module_folder: Path) -> Iterator[DaemonProcess]:
+    """A daemon on a small model that behaves."""
+    if not WORK.exists():
+        pytest.skip(f"needs {WORK}")
+    with running(module_folder, "--model", str(WORK), *SMALL, "--n-ctx", "8192", path=str(module_folder / "work.sock")) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def work_gateway(module_folder: Path, work: DaemonProcess) -> Iterator[GatewayProcess]:
+    with gateway_before(module_folder, work) as gateway:
         yield gateway

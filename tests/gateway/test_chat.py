@@ -106,9 +106,10 @@ def test_max_completion_tokens_goes_before_max_tokens(gateway):
 
 
 def test_content_in_parts_is_text(gateway):
-    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
-    whole = gateway.chat(max_tokens=9, temperature=0).json["choices"]
-    assert gateway.chat(messages=[{"role": "user", "content": parts}], max_tokens=9, temperature=0).json["choices"] == whole
+    whole = gateway.chat("hel\nlo", max_tokens=9, temperature=0).json["choices"]
+    for texts in (["hel\nlo"], ["hel", "lo"]):
+        parts = [{"type": "text", "text": text} for text in texts]
+        assert gateway.chat(messages=[{"role": "user", "content": parts}], max_tokens=9, temperature=0).json["choices"] == whole
 
 
 @pytest.mark.parametrize(

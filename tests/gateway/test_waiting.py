@@ -17,7 +17,7 @@ def busy(serve, before):
     """A daemon with one sequence, which a stream has, and a gateway that pings every 50 ms."""
     daemon = serve("--parallel", "1")
     gateway = before(daemon, "--ping-s", "0.05")
-    daemon.pull(step_ms=10)
+    daemon.pull(step_ms=25)
     with Raw(gateway.port) as raw:
         raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 2000, "stream": True})
         raw.until(b"delta")

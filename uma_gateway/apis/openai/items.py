@@ -7,6 +7,7 @@ from typing import Any
 
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.parsing import Message
+from uma_gateway.prompting import plain_content
 
 Item = dict[str, Any]
 
@@ -69,7 +70,7 @@ def _add_message(messages: list[Item], item: Item, path: str) -> None:
         messages.append({"role": role, "content": content})
         return
     message = _assistant(messages)
-    message["content"] = (message.get("content") or "") + content
+    message["content"] += plain_content(content)
 
 
 def _assistant(messages: list[Item]) -> Item:
@@ -79,12 +80,14 @@ def _assistant(messages: list[Item]) -> Item:
     return messages[-1]
 
 
-def _content(value: Any, path: str) -> str:
+def _content(value: Any, path: str) -> str | list[Item]:
+    """A text, or several in the chat API's form: how they are joined is the template's business."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise invalid(f"`{path}` must be a string or an array of parts", path)
-    return "".join(_part(part, path) for part in value)
+    texts = [_part(part, path) for part in value]
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
 
 
 def _part(part: Any, path: str) -> str:

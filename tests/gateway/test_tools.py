@@ -1,0 +1,197 @@
+"""Tools, forms and thinking through OpenAI's client, on a small model that was trained to behave, and on one that was not."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from tests.daemon.support import eventually
+from tests.gateway.support import Raw, n_busy
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIMER = {
+    "type": "function",
+    "function": {
+        "name": "set_timer",
+        "description": "Set a timer",
+        "parameters": {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]},
+    },
+}
+TOOLS = [WEATHER, TIMER]
+ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def client_of(gateway) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def client(work_gateway):
+    with client_of(work_gateway) as client:
+        yield client
+
+
+def chat(client, messages=ASKED, **fields):
+    return client.chat.completions.create(**{"model": "any", "messages": messages, "max_tokens": 150, "temperature": 0, **fields})
+
+
+def streamed(client, messages=ASKED, **fields):
+    """(content, reasoning, calls as (id, name, arguments), finish reason) of the chunks put together."""
+    content, reasoning, calls, reason = "", "", {}, None
+    for chunk in chat(client, messages, stream=True, **fields):
+        (choice,) = chunk.choices
+        content += choice.delta.content or ""
+        reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+        for call in choice.delta.tool_calls or ():
+            entry = calls.setdefault(call.index, ["", "", ""])
+            entry[0] += call.id or ""
+            entry[1] += call.function.name or ""
+            entry[2] += call.function.arguments or ""
+        reason = choice.finish_reason or reason
+    return content, reasoning, [tuple(calls[i]) for i in sorted(calls)], reason
+
+
+def calls_of(completion):
+    return [(call.function.name, json.loads(call.function.arguments)) for call in completion.choices[0].message.tool_calls or ()]
+
+
+def test_the_model_calls_a_tool_and_its_answer_is_none(client):
+    whole = chat(client, tools=TOOLS)
+    assert calls_of(whole) == [("get_weather", {"city": "Paris"})]
+    choice = whole.choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    assert choice.message.tool_calls[0].id.startswith("call_") and choice.message.tool_calls[0].type == "function"
+    content, _, calls, reason = streamed(client, tools=TOOLS)
+    assert (content, reason) == ("", "tool_calls")
+    assert [(name, json.loads(arguments)) for _, name, arguments in calls] == [("get_weather", {"city": "Paris"})]
+    assert all(call_id.startswith("call_") for call_id, _, _ in calls)
+
+
+def test_a_named_tool_is_the_one_that_is_called(client):
+    choice = {"type": "function", "function": {"name": "set_timer"}}
+    whole = chat(client, tools=TOOLS, tool_choice=choice)
+    ((name, arguments),) = calls_of(whole)
+    assert name == "set_timer" and isinstance(arguments["minutes"], int)
+    (call,) = streamed(client, tools=TOOLS, tool_choice=choice)[2]
+    assert call[1] == "set_timer" and isinstance(json.loads(call[2])["minutes"], int)
+
+
+def test_a_required_call_comes_though_nothing_calls_for_it(client):
+    hello = [{"role": "user", "content": "Hello!"}]
+    assert calls_of(chat(client, hello, tools=TOOLS, tool_choice="required"))
+    assert not calls_of(chat(client, hello, tools=TOOLS))
+
+
+def test_none_means_that_no_tool_is_called(client):
+    choice = chat(client, tools=TOOLS, tool_choice="none").choices[0]
+    assert choice.message.tool_calls is None and "tool_call" not in choice.message.content
+
+
+def test_allowed_tools_are_the_only_ones(client):
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "set_timer"}}]}}
+    assert {name for name, _ in calls_of(chat(client, tools=TOOLS, tool_choice=allowed))} == {"set_timer"}
+
+
+def test_a_conversation_with_a_call_and_its_result_goes_on(client):
+    call = chat(client, tools=TOOLS).choices[0].message
+    result = {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": '{"sky": "clear", "degrees": 21}'}
+    answer = chat(client, [*ASKED, call.model_dump(exclude_none=True), result], tools=TOOLS).choices[0]
+    assert answer.message.content and answer.message.tool_calls is None
+
+
+def test_a_schema_is_kept_whatever_the_model_would_say(client):
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    for name in ("Ann, 30 years old", "a ship, 7 m long"):
+        messages = [{"role": "user", "content": f"Write a JSON record of {name}."}]
+        record = json.loads(chat(client, messages, response_format=form).choices[0].message.content)
+        assert isinstance(record["name"], str) and isinstance(record["age"], int) and set(record) == {"name", "age"}
+        assert json.loads(streamed(client, messages, response_format=form)[0]) == record
+
+
+def test_json_object_is_any_object(client):
+    ask = [{"role": "user", "content": "Write a JSON record of Ann, 30 years old."}]
+    answer = chat(client, ask, response_format={"type": "json_object"}, max_tokens=400)
+    assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+
+def test_the_sdk_parses_into_its_own_types(client):
+    pydantic = pytest.importorskip("pydantic")
+
+    class Person(pydantic.BaseModel):
+        name: str
+        age: int
+
+    ask = [{"role": "user", "content": "Write a JSON record of Ann, 30 years old."}]
+    parsed = client.chat.completions.parse(model="any", messages=ask, response_format=Person, max_tokens=150, temperature=0)
+    assert isinstance(parsed.choices[0].message.parsed, Person)
+    response = client.responses.parse(model="any", input=ask, text_format=Person, max_output_tokens=150, temperature=0)
+    assert isinstance(response.output_parsed, Person)
+
+
+def test_a_strict_schema_that_cannot_be_enforced_is_refused(client):
+    schema = {**PERSON, "properties": {**PERSON["properties"], "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, response_format=form)
+    assert caught.value.code == "schema_unsupported"
+
+
+def test_thinking_is_apart_from_the_answer(client):
+    ask = [{"role": "user", "content": "What is 3 + 4? /think"}]
+    message = chat(client, ask, max_tokens=300).choices[0].message
+    assert message.reasoning_content and "<think>" not in message.content and "</think>" not in message.content
+    content, reasoning, _, _ = streamed(client, ask, max_tokens=300)
+    assert (content, reasoning) == (message.content, message.reasoning_content)
+
+
+def test_responses_with_tools_and_reasoning(client):
+    tools = [{"type": "function", **WEATHER["function"]}, {"type": "web_search"}]
+    whole = client.responses.create(model="any", input="What is the weather in Paris?", tools=tools, max_output_tokens=150, temperature=0)
+    (call,) = [item for item in whole.output if item.type == "function_call"]
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+    with client.responses.stream(
+        model="any", input="What is the weather in Paris?", tools=tools, max_output_tokens=150, temperature=0
+    ) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    deltas = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    done = next(event for event in events if event.type == "response.function_call_arguments.done")
+    assert deltas == done.arguments == final.output[-1].arguments
+    result = [{"type": "function_call_output", "call_id": final.output[-1].call_id, "output": "sunny"}]
+    more = client.responses.create(model="any", input=result, previous_response_id=final.id, tools=tools, max_output_tokens=60, temperature=0)
+    assert more.output_text
+    thought = client.responses.create(model="any", input="What is 3 + 4? /think", max_output_tokens=300, temperature=0)
+    assert [item.type for item in thought.output] == ["reasoning", "message"]
+
+
+# ---- on a model that was not trained for it
+
+
+def test_a_schema_is_enforced_on_any_model(tiny_gateway):
+    with client_of(tiny_gateway) as client:
+        form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+        record = json.loads(chat(client, response_format=form, max_tokens=200).choices[0].message.content)
+        assert set(record) == {"name", "age"}
+
+
+def test_a_cancelled_call_frees_the_daemon(tiny_gateway, tiny):
+    with Raw(tiny_gateway.port) as raw:
+        body = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required", "stream": True, "max_tokens": 2000, "min_tokens": 1500}
+        raw.send("POST", "/v1/chat/completions", body)
+        raw.until(b"data: ")
+    eventually(lambda: n_busy(tiny) == 0)
