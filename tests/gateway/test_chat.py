@@ -248,3 +248,17 @@ def test_sampling_fields_reach_the_daemon(gateway):
     answer = gateway.chat(max_tokens=5, logit_bias={str(ord("Q")): 50})
     assert answer.json["choices"][0]["message"]["content"] == "QQQQQ"
     assert gateway.chat(max_tokens=5, frequency_penalty=1000).error["param"] == "frequency_penalty"
+
+
+def test_several_answers_whole_and_streamed(gateway):
+    whole = gateway.chat(max_tokens=6, temperature=1, seed=3, n=2).json
+    texts = [choice["message"]["content"] for choice in whole["choices"]]
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1] and texts[0] != texts[1]
+    assert whole["usage"]["completion_tokens"] == 12
+    answer = gateway.chat(max_tokens=6, temperature=1, seed=3, n=2, stream=True, stream_options={"include_usage": True})
+    *chunks, last = answer.events
+    for index, text in enumerate(texts):
+        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": None} and mine[-1]["finish_reason"] == "length"
+        assert "".join(choice["delta"].get("content") or "" for choice in mine) == text
+    assert last["usage"]["completion_tokens"] == 12 and answer.data[-1] == "[DONE]"

@@ -111,3 +111,12 @@ def test_a_failure_of_one_of_several_streams_is_an_error_event(gateway, levers):
     levers(statuses=["OK"] * 6 + ["FATAL"])
     answer = complete(gateway, ["a", "b"], max_tokens=50, stream=True)
     assert "error" in answer.events[-1] and "[DONE]" not in answer.data
+
+
+def test_several_answers_to_each_of_several_prompts(gateway):
+    fields = {"temperature": 1, "seed": 3, "n": 2}
+    whole = complete(gateway, ["a", "b"], **fields).json["choices"]
+    assert [choice["index"] for choice in whole] == [0, 1, 2, 3] and len({choice["text"] for choice in whole}) == 4
+    streamed = complete(gateway, ["a", "b"], stream=True, **fields)
+    assert [text_of(streamed, i) for i in range(4)] == [choice["text"] for choice in whole]
+    assert len(complete(gateway, "a", best_of=3, temperature=1, n=1).json["choices"]) == 1
