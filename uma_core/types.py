@@ -175,6 +175,16 @@ class Infill:
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Where an answer thinks: between `start` and `end`. At `budget_tokens` the text `message` and then `end` are forced."""
+
+    start: str
+    end: str
+    budget_tokens: int | None = None  # None: any number
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A validated generate request, as protocol.messages decodes it. Exactly one of the four inputs is set."""
 
@@ -202,6 +212,7 @@ class Request:
     account: str = ""  # whom a gateway asks for; "": the peer itself
     queue_updates: bool = False  # tell where it stands in the queue
     constraint: Constraint | None = None
+    reasoning: Reasoning | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
 

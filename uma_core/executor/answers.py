@@ -71,6 +71,8 @@ class Group:
             FinishReason.CANCELLED if self.is_cancelled else min((a.reason for a in answers), key=WORST_FIRST.index)
         )
         usage = {**answers[0].usage, "completion_tokens": sum(a.usage["completion_tokens"] for a in answers)}
+        if "reasoning_tokens" in usage:
+            usage["reasoning_tokens"] = sum(a.usage["reasoning_tokens"] for a in answers)
         usage["cached_tokens"] = min(a.usage["cached_tokens"] for a in answers)
         return Final(first.conn_id, first.id, reason, "", usage, self._timing(answers), self._error, answers=told)
 

@@ -7,16 +7,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from uma_core.engine.api import Engine, Transfer
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.constraints import Constraints
 from uma_core.executor.meters import Meters
 from uma_core.session.answer import Answer
 from uma_core.session.events import End, Event, Final, Token
+from uma_core.session.reasoning import Thinking
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
 from uma_core.types import Ended, FinishReason, Phase, TokenId, TokenLogprob
 
+PROMPT_TAIL = 64  # tokens of the prompt in which a template may have begun a thought
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -52,6 +56,8 @@ class Deliveries:
             if error is not None:
                 self.fail(session, error, now_ns)
                 return
+        if session.thinking is not None:
+            self._think(session, session.thinking, token)
         last_ns = session.t_last_ns
         session.add_token(token, now_ns)
         self._meters.on_token(session, last_ns, now_ns)
@@ -66,6 +72,35 @@ class Deliveries:
             self.finish(session, FinishReason.STOP, now_ns)
         elif len(session.generated) >= session.n_max:
             self.finish(session, FinishReason.LENGTH, now_ns)
+
+    def _think(self, session: Session, thinking: Thinking, token: TokenId) -> None:
+        """Count a thought's token; where the budget is spent, the next tokens are those that end it."""
+        if thinking.forced and thinking.forced[0] == token:
+            thinking.forced.popleft()
+            if not thinking.forced:
+                self._force(session, None)
+        thinking.push(self._engine.piece(token, True))
+        if thinking.is_over_budget and not thinking.forced and not session.was_forced:
+            self._end_thought(session, thinking)
+        elif thinking.forced:
+            self._force(session, thinking.forced[0])
+
+    def _end_thought(self, session: Session, thinking: Thinking) -> None:
+        wanted = session.request.reasoning
+        assert wanted is not None
+        session.was_forced = True  # once: a model that thinks on after the end text is not stopped again
+        thinking.forced.extend(self._engine.tokenize(wanted.message + wanted.end, False, True))
+        self._force(session, thinking.forced[0])
+
+    def _force(self, session: Session, token: TokenId | None) -> None:
+        """The next token is this one; None: any that the answer's grammar allows."""
+        assert session.sampler is not None
+        if token is None:
+            session.sampler.set_mask(session.matcher.mask if session.matcher is not None else None)
+            return
+        mask = np.zeros(-(-self._engine.info.n_vocab // 32), np.uint32)
+        mask[token // 32] = 1 << token % 32
+        session.sampler.set_mask(mask)
 
     def _piece(self, session: Session, token: TokenId) -> bytes:
         return self._engine.piece(token, token in session.preserved_tokens)
@@ -165,7 +200,9 @@ class Deliveries:
         params = dataclasses.replace(request.sampling, ban_eog=request.ignore_eos)
         if request.best_of > request.n and params.logprobs is None:
             params = dataclasses.replace(params, logprobs=0)
-        if not params.needs_sampler and not self._engine.info.suppressed and session.matcher is None:
+        session.thinking = self._thinking(session)
+        is_limited = request.reasoning is not None and request.reasoning.budget_tokens is not None
+        if not params.needs_sampler and not self._engine.info.suppressed and session.matcher is None and not is_limited:
             return
         session.sampler = self._engine.sampler(params, session.seed)
         n_recent = params.n_recent(self._engine.info.n_ctx_seq)
@@ -173,3 +210,12 @@ class Deliveries:
             session.sampler.accept(session.prompt[-n_recent:])
         if session.matcher is not None:
             self.constraints.begin(session)
+        if session.thinking is not None and session.thinking.is_over_budget:
+            self._end_thought(session, session.thinking)
+
+    def _thinking(self, session: Session) -> Thinking | None:
+        wanted = session.request.reasoning
+        if wanted is None:
+            return None
+        tail = (self._engine.piece(int(token), True) for token in session.prompt[-PROMPT_TAIL:])
+        return Thinking(wanted, b"".join(tail))

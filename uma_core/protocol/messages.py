@@ -18,7 +18,7 @@ from uma_core.protocol.lines import to_text
 from uma_core.protocol.markdown import events_markdown, ops_markdown
 from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, TYPE_FIELD, Op
 from uma_core.protocol.sampling import to_params
-from uma_core.types import Infill, Lane, Request, Slo
+from uma_core.types import Infill, Lane, Reasoning, Request, Slo
 
 __all__ = ["OPS", "Large", "Message", "Source", "Unfit", "decode", "decode_id", "events_markdown", "generate", "ops_markdown", "parse_object"]
 
@@ -198,8 +198,19 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         account=args["account"] or "",
         queue_updates=args["queue_updates"],
         constraint=to_constraint(args["constraint"]),
+        reasoning=_to_reasoning(args),
         metadata=args["metadata"] or {},
     )
+
+
+def _to_reasoning(args: dict[str, Any]) -> Reasoning | None:
+    wanted = args["reasoning"]
+    if wanted is None:
+        return None
+    constraint = args["constraint"]
+    if wanted["budget_tokens"] is not None and constraint is not None and not constraint.get("triggers"):
+        raise bad_field("reasoning.budget_tokens", "conflicts with a `constraint` that holds from the first token: it says what may end a thought")
+    return Reasoning(**wanted)
 
 
 def _to_ns(ms: float | None) -> int:

@@ -48,6 +48,13 @@ _INPUTS = (
 _WITH_PIECES = Field("with_pieces", Kind.BOOLEAN, "tell what each token stands for", False)
 _PIECES = Field("pieces", Kind.LIST, "with `with_pieces`, for each token: its text, or an array of its bytes where they are no text alone")
 
+_REASONING = (
+    Field("start", Kind.STRING, "text that begins a thought; empty: the answer begins with one", "", 0, 256),
+    Field("end", Kind.STRING, "text that ends it", is_required=True, low=1, high=256),
+    Field("budget_tokens", Kind.INTEGER, "most tokens of thought: then `message` and `end` are forced; absent: any", None, 0, 1 << 30),
+    Field("message", Kind.STRING, "what a forced end says first", "", 0, 1024),
+)
+
 _GENERATE = (
     *_INPUTS,
     Field("max_tokens", Kind.INTEGER, "most tokens to generate; absent: the server's default", _REQUEST.max_tokens, 0, 1 << 30),
@@ -71,6 +78,7 @@ _GENERATE = (
     Field("account", Kind.STRING, "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)", None, 1, 128),
     Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),
     CONSTRAINT,
+    Field("reasoning", Kind.OBJECT, "count what the answer thinks apart, and limit it", None, fields=_REASONING),
     Field("metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16),
 )
 

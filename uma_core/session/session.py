@@ -15,6 +15,7 @@ import numpy as np
 from uma_core.engine.api import Sampler, Transfer
 from uma_core.policy.state import SessionView
 from uma_core.session.answer import Answer
+from uma_core.session.reasoning import Thinking
 from uma_core.session.text import TextStream
 from uma_core.types import FinishReason, Lane, Phase, Request, TokenId, TokenLogprob
 
@@ -93,6 +94,8 @@ class Session:
         self.transfer: Transfer | None = None
         self.first_token: TokenId | None = None  # handed out when the second one is about to be computed
         self.sampler: Sampler | None = None
+        self.thinking: Thinking | None = None
+        self.was_forced = False  # the end of its thought
         self.matcher: Matcher | None = None  # what holds it to a grammar
         self.n_rest = 0  # ticks to skip, for its grammar took long
         self.text = TextStream(request.stop)
@@ -243,6 +246,8 @@ class Session:
 
     def usage(self) -> dict[str, int]:
         usage = {"prompt_tokens": self.n_given, "cached_tokens": self.n_cached, "completion_tokens": len(self.generated)}
+        if self.thinking is not None:
+            usage["reasoning_tokens"] = self.thinking.n_tokens
         return {**usage, "dropped_tokens": self.n_dropped} if self.n_dropped else usage
 
     def timing(self, now_ns: int) -> dict[str, float]:

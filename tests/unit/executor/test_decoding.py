@@ -10,7 +10,7 @@ import pytest
 from tests.unit.executor.rig import Rig
 from uma_core.engine.fake import FakeModel
 from uma_core.session.events import Token
-from uma_core.types import FinishReason, Lane, SamplingParams, TokenLogprob
+from uma_core.types import FinishReason, Lane, Reasoning, SamplingParams, TokenLogprob
 
 SHORT = FakeModel(eog_every=3)  # answers end by themselves after a few tokens
 
@@ -124,3 +124,39 @@ def test_control_tokens_appear_only_where_they_are_asked_for() -> None:
     assert answer(n=3, sampling=always_bos, preserved_tokens=(256,))[0] == "<bos>" * 3
     told_too = SamplingParams(logit_bias=((256, 50.0),), logprobs=0)
     assert answer(n=3, sampling=told_too, preserved_tokens=(256,))[0] == "<bos>" * 3
+
+
+# -- thoughts
+
+
+def thought(budget: int | None, prompt: str = "[", n: int = 60, **fields: Any) -> tuple[str, dict[str, int]]:
+    """Text and usage of an answer that thinks from the first token on; the engine's language has no `]`."""
+    rig = Rig()
+    rig.submit("a", prompt=prompt, max_tokens=n, reasoning=Reasoning("[", "]", budget, "enough."), **fields)
+    rig.run()
+    rig.check_all_free()
+    (final,) = rig.finals("a")
+    return rig.text("a"), final.usage
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_a_thought_ends_at_its_budget(budget: int) -> None:
+    free, usage = thought(None)
+    assert usage["reasoning_tokens"] == 60 and "]" not in free
+    text, usage = thought(budget)
+    assert text[: budget + 8] == free[:budget] + "enough.]" and len(text) == 60
+    assert usage["reasoning_tokens"] == budget + len("enough.")
+    assert text.count("]") == 1, "what follows is the model's own"
+
+
+def test_a_thought_that_begins_in_the_answer_is_limited_too() -> None:
+    favoured = SamplingParams(logit_bias=((ord("["), 50.0),))
+    text, usage = thought(3, prompt="x", sampling=favoured)
+    assert text.startswith("[[[[enough.]") and usage["reasoning_tokens"] == 10
+
+
+def test_requests_without_thoughts_say_nothing_of_them() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=3)
+    rig.run()
+    assert "reasoning_tokens" not in rig.finals("a")[0].usage

@@ -1,0 +1,61 @@
+"""What an answer thinks before it answers: tokens between two texts, counted apart, and ended by force at a budget."""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+
+from uma_core.types import Reasoning, TokenId
+
+
+class Thinking:
+    """Follows one answer. `is_inside`: the text so far is between the start and the end.
+
+    A token that is only part of the start or the end text is not counted.
+    """
+
+    def __init__(self, wanted: Reasoning, prompt_tail: bytes) -> None:
+        """`prompt_tail`: the end of the prompt's text; templates may begin to think there."""
+        self._start, self._end = wanted.start.strip(), wanted.end.strip()
+        self._budget = wanted.budget_tokens
+        tail = prompt_tail.decode("utf-8", "replace")
+        self.is_inside = not self._start or tail.rfind(self._start) > tail.rfind(self._end)
+        self.has_ended = False
+        self.n_tokens = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""  # since the last of the two texts
+        self._lengths: list[int] = []  # of the text of each token inside
+        self.forced: deque[TokenId] = deque()  # what is left of the end, once the budget is spent
+
+    def push(self, data: bytes) -> None:
+        """One more token's bytes."""
+        if self.has_ended:
+            return
+        text = self._decoder.decode(data)
+        self._text += text
+        if not self.is_inside:
+            at = self._text.find(self._start)
+            if at >= 0:
+                self.is_inside, self._text = True, self._text[at + len(self._start) :]
+            else:
+                self._text = self._text[-len(self._start) :]
+            return
+        self._lengths.append(len(text))
+        self.n_tokens += 1
+        at = self._text.find(self._end)
+        if at >= 0:
+            self._close(len(self._text) - at)
+        elif len(self._text) > 4 * len(self._end):
+            self._text = self._text[-len(self._end) :]
+
+    def _close(self, n_end: int) -> None:
+        """The last `n_end` characters are the end text, and what its last token has beyond it."""
+        while self._lengths and n_end > 0:
+            n_end -= self._lengths.pop()
+            self.n_tokens -= n_end >= 0  # a token that began before the end text is a thought's
+        self.is_inside, self.has_ended = False, True
+        self.forced.clear()
+
+    @property
+    def is_over_budget(self) -> bool:
+        return self._budget is not None and self.is_inside and self.n_tokens >= self._budget
