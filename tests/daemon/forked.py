@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -35,8 +36,8 @@ class Outcome(NamedTuple):
     @property
     def code(self) -> str:
         """Of the error that it ended with; "" where there was none."""
-        words = [word for line in self.log.splitlines() for word in line.split() if word.startswith("E_")]
-        return words[-1] if words and self.status else ""
+        codes = re.findall(r"\bE_[A-Z]+_\d+", self.log)  # a preset may have the log in JSON
+        return codes[-1] if codes and self.status else ""
 
     @property
     def is_sound(self) -> bool:
