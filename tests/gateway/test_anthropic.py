@@ -1,0 +1,228 @@
+"""Anthropic's own client, unmodified, on the simulated engine and on a small model that calls tools."""
+
+from __future__ import annotations
+
+import anthropic
+import pytest
+
+from tests.daemon.support import eventually
+from tests.gateway.support import GatewayProcess, Raw, n_busy
+from uma_gateway.apis.anthropic.messages import Shape, StreamWriter
+from uma_gateway.apis.anthropic.request import read_request
+from uma_gateway.errors import GatewayError
+from uma_gateway.parsing import Diff
+
+HELLO = [{"role": "user", "content": "Hello"}]
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather of a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+TIMER = {
+    "name": "set_timer",
+    "description": "Set a timer",
+    "input_schema": {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]},
+}
+ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def client_of(gateway: GatewayProcess, **options) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=gateway.url, **{"api_key": "none", "max_retries": 0, **options})
+
+
+@pytest.fixture
+def client(gateway):
+    with client_of(gateway) as client:
+        yield client
+
+
+@pytest.fixture
+def work_client(work_gateway):
+    with client_of(work_gateway) as client:
+        yield client
+
+
+COLD = {"temperature": 0}  # the client has no argument for it
+
+
+def ask(**fields):
+    return {"model": "any", "messages": HELLO, "max_tokens": 12, "extra_body": COLD, **fields}
+
+
+# ---- what a request says
+
+
+def read(**fields):
+    return read_request(ask(**fields)).chat
+
+
+def test_blocks_become_messages_as_openai_has_them():
+    chat = read(
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "Be kind."}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                    {"type": "text", "text": "Let me see."},
+                    {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Paris"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "Sun"}], "is_error": True},
+                    {"type": "text", "text": "And?"},
+                ],
+            },
+        ],
+    )
+    system, user, assistant, result, more = chat.messages
+    assert system == {"role": "system", "content": "Be brief.\n\nBe kind."}
+    assert user == {"role": "user", "content": "Hi"}
+    assert (assistant["content"], assistant["reasoning_content"]) == ("Let me see.", "Hm.")
+    assert assistant["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"city":"Paris"}'}
+    assert result == {"role": "tool", "tool_call_id": "t1", "name": "get_weather", "content": "Error: Sun"}
+    assert more == {"role": "user", "content": "And?"}
+
+
+@pytest.mark.parametrize("header", ["x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;", "x-anthropic-billing-header: other"])
+@pytest.mark.parametrize("as_blocks", [True, False])
+def test_changing_billing_lines_are_no_part_of_the_prompt(header, as_blocks):
+    system = [{"type": "text", "text": header}, {"type": "text", "text": "Be brief."}] if as_blocks else f"{header}\nBe brief."
+    assert read(system=system).messages[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_choices_thinking_and_forms():
+    tools = [WEATHER, {"type": "web_search_20250305", "name": "web_search"}]
+    chat = read(tools=tools, tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    assert [tool["function"]["name"] for tool in chat.tools] == ["get_weather"]
+    assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)
+    assert read(tools=tools, tool_choice={"type": "tool", "name": "get_weather"}).tool_choice["function"]["name"] == "get_weather"
+    assert not read().enable_thinking and read(thinking={"type": "adaptive"}).enable_thinking
+    assert read(thinking={"type": "enabled", "budget_tokens": 64}).reasoning_budget == 64
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert read(output_config={"format": {"type": "json_schema", "schema": schema}}).json_schema == schema
+    assert read(messages=[*HELLO, {"role": "assistant", "content": "The sky"}]).continue_final_message is True
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": []},
+        {"messages": [{"role": "robot", "content": "x"}]},
+        {"messages": [{"role": "user", "content": 3}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "never", "content": "x"}]}]},
+        {"tools": [{"name": "x"}]},
+        {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}},
+        {"tool_choice": {"type": "any"}},
+        {"thinking": {"type": "much"}},
+        {"output_config": {"format": {"type": "xml"}}},
+    ],
+)
+def test_malformed_requests_are_refused(fields):
+    with pytest.raises(GatewayError):
+        read(**fields)
+
+
+# ---- the stream's blocks
+
+
+def test_parts_that_follow_each_other_are_blocks_of_their_own():
+    writer = StreamWriter(Shape("m", []))
+    diffs = [
+        Diff(reasoning="Hm"),
+        Diff(reasoning="."),
+        Diff(content="\n\n"),
+        Diff(content="Yes"),
+        Diff(content="\n"),
+        Diff(tool=0, tool_id="a", tool_name="f", tool_arguments='{"x"'),
+        Diff(tool=0, tool_arguments=":1}"),
+        Diff(tool=1, tool_id="b", tool_name="g", tool_arguments="{}"),
+    ]
+    eos = {"reason": "stop", "usage": {"prompt_tokens": 5, "cached_tokens": 2, "completion_tokens": 7}}
+    raw = writer.start() + writer.diffs(diffs) + writer.end(eos)
+    names = [line[7:] for line in raw.decode().split("\n") if line.startswith("event: ")]
+    assert names.count("content_block_start") == names.count("content_block_stop") == 4
+    assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"]
+    assert b'"text":"\\n\\nYes"' in raw and b'"stop_reason":"tool_use"' in raw and b'"cache_read_input_tokens":2' in raw
+
+
+# ---- the client
+
+
+def test_whole_and_streamed(client):
+    whole = client.messages.create(**ask())
+    assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 12 and whole.role == "assistant"
+    with client.messages.stream(**ask()) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole.content[0].text == final.content[0].text
+    assert final.stop_reason == "max_tokens" and final.usage.output_tokens == 12
+    assert final.usage.cache_read_input_tokens > 0
+
+
+def test_stop_sequences(client):
+    text = client.messages.create(**ask(max_tokens=40)).content[0].text
+    stopped = client.messages.create(**ask(max_tokens=40, stop_sequences=[text[9:12]]))
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", text[9:12])
+    assert stopped.content[0].text == text[: text.index(text[9:12])]
+
+
+def test_counted_tokens_are_those_that_are_read(client):
+    fields = {"model": "any", "messages": HELLO, "system": "Be brief."}
+    n_tokens = client.messages.count_tokens(**fields).input_tokens
+    read_tokens = client.messages.create(**fields, max_tokens=1).usage
+    assert n_tokens == read_tokens.input_tokens + read_tokens.cache_read_input_tokens
+
+
+def test_billing_lines_leave_the_cache_as_it_is(client):
+    def n_cached(line):
+        system = [{"type": "text", "text": f"x-anthropic-billing-header: cch={line};"}, {"type": "text", "text": "Be brief and kind. " * 20}]
+        counts = client.messages.create(**ask(system=system)).usage
+        return counts.cache_read_input_tokens, counts.input_tokens
+
+    n_cached("first")
+    again, new = n_cached("second")
+    assert again > 10 * new
+
+
+def test_errors_are_the_clients_own(client, gateway):
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        client.post("/v1/messages", body={"model": "any", "messages": HELLO}, cast_to=object)
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**ask(messages=[{"role": "user", "content": "long " * 20_000}]))
+    assert "prompt is too long" in str(caught.value)
+    assert caught.value.body["type"] == "error" and caught.value.body["error"]["type"] == "invalid_request_error"
+
+
+def test_a_stream_that_its_reader_leaves_is_cancelled(gateway, fake, levers):
+    levers(step_ms=20)
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/messages", {**ask(max_tokens=2000), "stream": True})
+        raw.until(b"content_block_delta")
+    eventually(lambda: n_busy(fake) == 0)
+
+
+def test_tools_are_called_and_their_results_read(work_client):
+    fields = {"model": "any", "max_tokens": 150, "extra_body": COLD, "tools": [WEATHER, TIMER]}
+    called = work_client.messages.create(**fields, messages=ASKED)
+    (call,) = [block for block in called.content if block.type == "tool_use"]
+    assert called.stop_reason == "tool_use" and (call.name, call.input) == ("get_weather", {"city": "Paris"})
+    with work_client.messages.stream(**fields, messages=ASKED) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert [(block.name, block.input) for block in final.content if block.type == "tool_use"] == [("get_weather", {"city": "Paris"})]
+    assert "input_json" in kinds and final.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "Sunny, 21 degrees"}
+    messages = [*ASKED, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+    assert work_client.messages.create(**fields, messages=messages).stop_reason in ("end_turn", "max_tokens", "tool_use")
+
+
+def test_a_named_tool_is_called_whatever_the_question(work_client):
+    choice = {"type": "tool", "name": "set_timer"}
+    called = work_client.messages.create(**ask(messages=ASKED, max_tokens=150, tools=[WEATHER, TIMER], tool_choice=choice))
+    assert [block.name for block in called.content if block.type == "tool_use"] == ["set_timer"]
+    assert isinstance(called.content[-1].input["minutes"], int)

@@ -1,0 +1,212 @@
+"""`/v1/messages`: answers as blocks, whole or as a stream of events, and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import orjson
+
+from uma_gateway import sse
+from uma_gateway.apis.anthropic.request import read_request
+from uma_gateway.asking import plan_chat
+from uma_gateway.daemon import Event, Generation
+from uma_gateway.errors import GatewayError, from_daemon, invalid
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import integer, most_tokens, stop_texts, text
+from uma_gateway.generate import Plan, batches, begin, ended, final, note_end
+from uma_gateway.model import Model
+from uma_gateway.parsing import Diff, Message, Parser, ToolCall, whole
+from uma_gateway.prompting import render
+
+Block = dict[str, Any]
+
+
+async def on_messages(exchange: Exchange) -> None:
+    body = await exchange.json()
+    if integer(body, "max_tokens") is None:
+        raise invalid("max_tokens: Field required", "max_tokens")
+    ask = read_request(body)
+    stops = stop_texts(body, "stop_sequences")
+
+    async def answer() -> None:
+        async def plan_for(model: Model) -> Plan:
+            max_tokens = most_tokens(body, ("max_tokens",), model, exchange.gateway.config.answers)
+            return await plan_chat(exchange, model, ask, {**body, "stop": stops}, max_tokens)
+
+        plan, generation = await begin(exchange, plan_for)
+        shape = Shape(text(body, "model") or plan.model.name, stops)
+        parser = plan.context.parser()
+        async with generation:
+            if ask.is_stream:
+                await _stream(exchange, generation, shape, parser)
+            else:
+                eos = await final(generation)
+                note_end(exchange, eos)
+                message = whole(parser, eos.get("text", ""))
+                await exchange.send_json(shape.message(blocks(message), shape.stop(eos, bool(message.tool_calls)), usage(eos)))
+
+    await exchange.while_connected(answer())
+
+
+async def on_count_tokens(exchange: Exchange) -> None:
+    body = await exchange.json()
+    prompt = await render(await exchange.gateway.model(), read_request(body).chat)
+    asked = {name: prompt.fields[name] for name in ("prompt", "messages") if name in prompt.fields}
+    reply = await exchange.gateway.daemon.call("count", **asked)
+    await exchange.send_json({"input_tokens": reply["n_tokens"]})
+
+
+class Shape:
+    """What all parts of one answer carry."""
+
+    def __init__(self, model: str, stops: list[str]) -> None:
+        self.id = f"msg_{secrets.token_urlsafe(18)}"
+        self._model, self._stops = model, stops
+
+    def message(self, content: list[Block], stop: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
+        made = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
+        return {**made, "content": content, **stop, "usage": counts}
+
+    def stop(self, eos: Event, has_calls: bool) -> dict[str, Any]:
+        """Why the answer ended. Texts that end an answer of this model's template are nobody's stop sequences."""
+        stopped_by = (eos.get("stop") or {}).get("text")
+        if eos["reason"] == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if stopped_by in self._stops:
+            return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
+        return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
+
+
+def usage(eos: Event) -> dict[str, int]:
+    """Tokens that came from the cache are counted apart, unlike in OpenAI's form."""
+    counts = eos["usage"]
+    n_cached = counts["cached_tokens"]
+    n_read = counts["prompt_tokens"] - n_cached
+    return {
+        "input_tokens": n_read,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": n_cached,
+        "output_tokens": counts["completion_tokens"],
+    }
+
+
+def blocks(message: Message) -> list[Block]:
+    made: list[Block] = []
+    if message.reasoning:
+        made.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message.content.strip() or (message.content and not message.tool_calls):
+        made.append({"type": "text", "text": message.content})
+    return made + [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls]
+
+
+def _input(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = orjson.loads(call.arguments or "{}")
+    except ValueError:  # the answer was cut in the middle: its text is all there is
+        return {"": call.arguments}
+    return arguments if isinstance(arguments, dict) else {"": call.arguments}
+
+
+# ---- streamed
+
+
+async def _stream(exchange: Exchange, generation: Generation, shape: Shape, parser: Parser) -> None:
+    await exchange.start_sse()
+    writer = StreamWriter(shape)
+    await exchange.write(writer.start())
+    try:
+        async for events in batches(exchange, generation):
+            out = b"".join(_event_bytes(exchange, writer, parser, event) for event in events)
+            if out:
+                await exchange.write(out)
+    except GatewayError as error:
+        exchange.facts["error"] = error.code
+        await exchange.finish(sse.event("error", exchange.family.error(error)))
+        return
+    await exchange.finish()
+
+
+def _event_bytes(exchange: Exchange, writer: StreamWriter, parser: Parser, event: Event) -> bytes:
+    """Raises: GatewayError."""
+    if event["event"] == "error":
+        raise from_daemon(event)
+    if event["event"] == "token":
+        return writer.diffs(parser.feed(event["text"]))
+    note_end(exchange, event)
+    ended(event)
+    return writer.diffs(parser.feed("", True)) + writer.end(event)
+
+
+class StreamWriter:
+    """The events of one message: blocks begin and end as the parts of the answer follow each other."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._n_blocks = 0
+        self._open: str | int = ""  # thinking, text, or the number of a tool call; "": none
+        self._blanks = ""  # white space that is a part of the text only if more of it follows
+        self._has_text = False
+        self._has_calls = False
+
+    def start(self) -> bytes:
+        counts = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
+        stop = {"stop_reason": None, "stop_sequence": None}
+        return sse.event("message_start", {"type": "message_start", "message": self._shape.message([], stop, counts)})
+
+    def diffs(self, diffs: list[Diff]) -> bytes:
+        return b"".join(part for diff in diffs for part in self._diff(diff))
+
+    def _diff(self, diff: Diff) -> list[bytes]:
+        out: list[bytes] = []
+        if diff.reasoning:
+            out += self._enter("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            out.append(self._delta({"type": "thinking_delta", "thinking": diff.reasoning}))
+        if diff.content:
+            out += self._text(diff.content)
+        if diff.tool >= 0:
+            if diff.tool_name:
+                self._blanks = ""
+                out += self._enter(diff.tool, {"type": "tool_use", "id": diff.tool_id, "name": diff.tool_name, "input": {}})
+                self._has_calls = True
+            if diff.tool_arguments:
+                out.append(self._delta({"type": "input_json_delta", "partial_json": diff.tool_arguments}))
+        return out
+
+    def _text(self, content: str) -> list[bytes]:
+        content = self._blanks + content
+        if self._open != "text" and not content.strip():
+            self._blanks = content
+            return []
+        self._blanks = ""
+        self._has_text = True
+        return [*self._enter("text", {"type": "text", "text": ""}), self._delta({"type": "text_delta", "text": content})]
+
+    def _enter(self, part: str | int, block: Block) -> list[bytes]:
+        if self._open == part:
+            return []
+        out = self._leave()
+        self._open = part
+        out.append(sse.event("content_block_start", {"type": "content_block_start", "index": self._n_blocks, "content_block": block}))
+        return out
+
+    def _leave(self) -> list[bytes]:
+        if self._open == "":
+            return []
+        self._open = ""
+        self._n_blocks += 1
+        return [sse.event("content_block_stop", {"type": "content_block_stop", "index": self._n_blocks - 1})]
+
+    def _delta(self, delta: Block) -> bytes:
+        return sse.event("content_block_delta", {"type": "content_block_delta", "index": self._n_blocks, "delta": delta})
+
+    def end(self, eos: Event) -> bytes:
+        out: list[bytes] = []
+        if self._blanks and not self._has_text and not self._has_calls:  # an answer of nothing but white space is one
+            out += self._enter("text", {"type": "text", "text": ""})
+            out.append(self._delta({"type": "text_delta", "text": self._blanks}))
+        out += self._leave()
+        stop = self._shape.stop(eos, self._has_calls)
+        out.append(sse.event("message_delta", {"type": "message_delta", "delta": stop, "usage": usage(eos)}))
+        out.append(sse.event("message_stop", {"type": "message_stop"}))
+        return b"".join(out)

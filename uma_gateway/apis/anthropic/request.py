@@ -1,0 +1,214 @@
+"""What Anthropic's requests say, read into values of ours: blocks become messages as OpenAI has them.
+
+Rules: what would change the answer is refused, never dropped. Tools that Anthropic's own servers run are not offered to the model.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from uma_gateway.asking import Ask
+from uma_gateway.errors import invalid, unsupported
+from uma_gateway.fields import array, boolean, integer, table, text
+from uma_gateway.prompting import Chat
+
+# Claude Code begins its system prompt with a line that is another one in every request: no cached prompt would fit any more
+_BILLING = re.compile(r"\A(?:\s*x-anthropic-[a-z-]+:[^\n]*(?:\n|\Z))+")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def read_request(body: dict[str, Any]) -> Ask:
+    """Raises: GatewayError."""
+    messages = array(body, "messages")
+    if not messages:
+        raise invalid("messages: at least one message is required", "messages")
+    chat = Chat([*_system(body.get("system")), *_messages(messages)])
+    chat.tools, names = _tools(array(body, "tools"))
+    _read_choice(table(body, "tool_choice"), chat, names)
+    _read_thinking(body, chat)
+    _read_format(body, chat)
+    last = chat.messages[-1]
+    if last["role"] == "assistant":
+        if last.get("tool_calls"):
+            raise invalid("messages: the last one must not call tools: their results are to follow", "messages")
+        chat.continue_final_message, chat.add_generation_prompt = True, False
+    return Ask(chat, is_stream=boolean(body, "stream"))
+
+
+# ---- messages
+
+
+def _system(given: Any) -> list[dict[str, Any]]:
+    if given is None:
+        return []
+    texts = [given] if isinstance(given, str) else _texts(given, "system")
+    kept = [left for left in (_BILLING.sub("", item) for item in texts) if left.strip()]
+    return [{"role": "system", "content": "\n\n".join(kept)}] if kept else []
+
+
+def _messages(given: list[Any]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    names: dict[str, str] = {}  # of the tools that were called, by the calls' ids
+    for i, message in enumerate(given):
+        path = f"messages.{i}"
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise invalid(f"{path}.role: must be user or assistant", f"{path}.role")
+        content = message.get("content")
+        if isinstance(content, str):
+            made.append({"role": role, "content": content})
+        elif not isinstance(content, list):
+            raise invalid(f"{path}.content: must be a string or an array of blocks", f"{path}.content")
+        elif role == "assistant":
+            made.append(_assistant(content, f"{path}.content", names))
+        else:
+            made += _user(role, content, f"{path}.content", names)
+    return made
+
+
+def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for i, block in enumerate(blocks):
+        kind = _kind(block, f"{path}.{i}")
+        if kind == "text":
+            texts.append(_string(block, "text", f"{path}.{i}"))
+        elif kind == "thinking":
+            thoughts.append(_string(block, "thinking", f"{path}.{i}"))
+        elif kind == "tool_use":
+            call_id, name = _string(block, "id", f"{path}.{i}"), _string(block, "name", f"{path}.{i}")
+            if not isinstance(block.get("input", {}), dict):
+                raise invalid(f"{path}.{i}.input: must be an object", path)
+            names[call_id] = name
+            arguments = orjson.dumps(block.get("input", {})).decode()
+            calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        elif kind != "redacted_thinking":  # of another model, and unreadable
+            raise unsupported(f"{path}.{i}: blocks of type {kind[:50]} are not supported", path)
+    made: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        made["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        made["tool_calls"] = calls
+    return made
+
+
+def _user(role: str, blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str, Any]]:
+    """Results of tools are messages of their own, before what the user says to them."""
+    results: list[dict[str, Any]] = []
+    said: list[Any] = []
+    for i, block in enumerate(blocks):
+        if _kind(block, f"{path}.{i}") != "tool_result":
+            said.append(block)
+            continue
+        call_id = _string(block, "tool_use_id", f"{path}.{i}")
+        if call_id not in names:
+            raise invalid(f"{path}.{i}.tool_use_id: no call before it has the id {call_id[:100]}", path)
+        given = block.get("content")
+        result = given if isinstance(given, str) else "\n".join(_texts(given or [], f"{path}.{i}.content"))
+        content = f"Error: {result}" if block.get("is_error") else result
+        results.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": content})
+    texts = _texts(said, path)
+    return [*results, {"role": role, "content": "\n\n".join(texts)}] if texts or not results else results
+
+
+def _texts(blocks: Any, path: str) -> list[str]:
+    """The texts of blocks that are nothing else. Raises: GatewayError."""
+    if not isinstance(blocks, list):
+        raise invalid(f"{path}: must be a string or an array of blocks", path)
+    found: list[str] = []
+    for i, block in enumerate(blocks):
+        kind, place = _kind(block, f"{path}.{i}"), f"{path}.{i}"
+        source = block.get("source")
+        if kind == "text":
+            found.append(_string(block, "text", place))
+        elif kind == "document" and isinstance(source, dict) and source.get("type") == "text":
+            found.append("\n".join(filter(None, [block.get("title"), _string(source, "data", place)])))
+        elif kind == "search_result":
+            found += [str(block.get("title", "")), *_texts(block.get("content", []), place)]
+        else:
+            raise unsupported(f"{place}: blocks of type {kind[:50]} are not supported: the daemon serves text", path)
+    return found
+
+
+def _kind(block: Any, path: str) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str):
+        raise invalid(f"{path}: must be an object with a type", path)
+    return kind
+
+
+def _string(block: dict[str, Any], name: str, path: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise invalid(f"{path}.{name}: must be a string", f"{path}.{name}")
+    return value
+
+
+# ---- tools, thinking, form
+
+
+def _tools(given: list[Any]) -> tuple[list[dict[str, Any]], set[str]]:
+    made: list[dict[str, Any]] = []
+    for i, tool in enumerate(given):
+        path = f"tools.{i}"
+        if not isinstance(tool, dict):
+            raise invalid(f"{path}: must be an object", path)
+        name = _string(tool, "name", path)
+        if tool.get("type", "custom") not in (None, "custom"):
+            continue  # run by Anthropic's servers, or known to Claude alone
+        if not name or not isinstance(tool.get("input_schema"), dict):
+            raise invalid(f"{path}: needs a name and an input_schema", path)
+        function = {"name": name, "description": text(tool, "description") or "", "parameters": tool["input_schema"]}
+        if boolean(tool, "strict"):
+            function["strict"] = True
+        made.append({"type": "function", "function": function})
+    return made, {tool["function"]["name"] for tool in made}
+
+
+def _read_choice(given: dict[str, Any], chat: Chat, names: set[str]) -> None:
+    if not given:
+        return
+    kind = given.get("type")
+    if kind == "tool":
+        name = _string(given, "name", "tool_choice")
+        if name not in names:
+            raise invalid(f"tool_choice.name: there is no tool {name[:100]}", "tool_choice")
+        chat.tool_choice = {"type": "function", "function": {"name": name}}
+    elif isinstance(kind, str) and kind in _CHOICES:
+        chat.tool_choice = _CHOICES[kind]
+        if kind == "any" and not names:
+            raise invalid("tool_choice: any needs tools", "tool_choice")
+    else:
+        raise invalid("tool_choice.type: must be auto, any, tool or none", "tool_choice")
+    if boolean(given, "disable_parallel_tool_use"):
+        chat.parallel_tool_calls = False
+
+
+def _read_thinking(body: dict[str, Any], chat: Chat) -> None:
+    """Models think only where the request says so."""
+    thinking = table(body, "thinking")
+    kind = thinking.get("type", "disabled")
+    if kind not in ("enabled", "disabled", "adaptive"):
+        raise invalid("thinking.type: must be enabled, disabled or adaptive", "thinking")
+    chat.enable_thinking = kind != "disabled"
+    budget = integer(thinking, "budget_tokens")
+    if kind == "enabled" and budget is not None:
+        if budget < 1:
+            raise invalid("thinking.budget_tokens: must be at least 1", "thinking")
+        chat.reasoning_budget = budget
+    effort = text(table(body, "output_config"), "effort")
+    if effort:
+        chat.template_kwargs["reasoning_effort"] = effort
+
+
+def _read_format(body: dict[str, Any], chat: Chat) -> None:
+    form = table(table(body, "output_config"), "format") or table(body, "output_format")
+    if not form:
+        return
+    if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+        raise invalid("output_config.format: must be of type json_schema, with a schema", "output_config")
+    chat.json_schema, chat.is_strict = form["schema"] or True, True
