@@ -187,7 +187,7 @@ class Driver:
         if stream.t_done:
             return
         stream.t_done = time.monotonic_ns()
-        stream.error = error
+        stream.error = "" if stream.ask.burden else error
         for gate in ("first", "done"):  # a failed request must not leave others waiting for ever
             self._pass_gate(stream.ask.name, gate, stream.t_done)
 

@@ -5,8 +5,24 @@ from __future__ import annotations
 import random
 import string
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 _ALPHABET = string.ascii_letters + string.digits + "     ,."
+
+
+def _burdens() -> dict[str, dict[str, Any]]:
+    """Large requests, by name. What is too long for the context is refused when it has been read."""
+    rng = random.Random(1)
+    roles = ("user", "assistant")
+    return {
+        "messages": {"messages": [{"role": roles[i % 2], "content": f"message {i}"} for i in range(8_001)]},
+        "text": {"prompt": "".join(rng.choices(string.ascii_letters + string.digits, k=256_000))},
+        "tokens": {"tokens": [rng.randrange(100, 200) for _ in range(60_000)]},
+        "filler": {"prompt": "Hello", "max_tokens": 1, "x_filler": [["word", i, {"a": i}] for i in range(30_000)]},
+        "reload": {"type": "reload"},
+        "status": {"type": "status"},
+        "metrics": {"type": "metrics"},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +39,7 @@ class Ask:
     priority: str | None = None  # sent with the request; None: the server finds out
     app: str = ""  # asks of one app share a connection where the protocol can; "": one of its own
     parts: tuple[tuple[str, int], ...] = ()  # (name, tokens): the prompt's texts, equal ones by equal names; servers may use their caches
+    burden: str = ""  # of BURDENS: sent in place of a prompt; it is done when it is answered, be it by a refusal
     has_schema: bool = False  # held to a JSON Schema that does not let it end before its last token
 
 
@@ -96,3 +113,6 @@ def prompt(seed: str, n: int) -> str:
     """n characters of printable ASCII that no other seed shares, from the first ones on."""
     rng = random.Random(seed)
     return "".join(rng.choices(_ALPHABET, k=n))
+
+
+BURDENS = _burdens()

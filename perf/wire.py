@@ -10,7 +10,7 @@ import json
 import struct
 from typing import Any, NamedTuple, Protocol
 
-from perf.load import Ask
+from perf.load import BURDENS, Ask
 
 
 class Tick(NamedTuple):
@@ -66,7 +66,7 @@ class FrameParser:
             return Tick(name, "error", f"{reason} {event.get('error', '')}".strip())
         if kind == "error":
             return Tick(name, "error", f"{event.get('code')} {event.get('message', '')}")
-        return None
+        return Tick(name, "done") if kind == "reply" else None
 
 
 # An answer of thousands of rows: no stream under it ends by itself.
@@ -93,6 +93,8 @@ def frame(message: dict[str, Any]) -> bytes:
 
 
 def frame_request(ask: Ask, text: str) -> bytes:
+    if ask.burden:
+        return frame({"id": ask.name, **BURDENS[ask.burden]})
     message: dict[str, Any] = {
         "id": ask.name,
         "prompt": text,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perf.scenarios.base import Scenario
+from perf.scenarios.burdens import Burdens
 from perf.scenarios.chain import Chain
 from perf.scenarios.concurrency import DenseSweep, MoeSweep
 from perf.scenarios.context import LongContext, LongContext16k, LongContext32k
@@ -39,6 +40,7 @@ _ALL: tuple[Scenario, ...] = (
     RoundRobin(),
     Snapshots(),
     Schemas(),
+    Burdens(),
     Idle(),
 )
 

@@ -45,7 +45,11 @@ def test_error_event_carries_its_code() -> None:
 
 
 def test_unknown_events_are_passed_over() -> None:
-    assert FrameParser().feed(frame({"id": "q", "event": "reply", "type": "status"})) == []
+    assert FrameParser().feed(frame({"id": "q", "event": "queued", "position": 1})) == []
+
+
+def test_an_operation_ends_with_its_reply() -> None:
+    assert FrameParser().feed(frame({"id": "q", "event": "reply", "type": "status"})) == [Tick("q", "done")]
 
 
 def test_eof_before_the_end_is_an_error() -> None:

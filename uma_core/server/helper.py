@@ -46,13 +46,25 @@ class Flag:
     """One byte that both processes see: streams are computed, and no processor is left for anything else."""
 
     def __init__(self) -> None:
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - for the life of the process
-        self.file.truncate(mmap.PAGESIZE)
-        self._map = mmap.mmap(self.file.fileno(), mmap.PAGESIZE)
+        # memory that no disk knows: whoever writes to a file's page while it is written back waits for the disk
+        self.fd = _shared_memory()
+        os.ftruncate(self.fd, mmap.PAGESIZE)
+        self._map = mmap.mmap(self.fd, mmap.PAGESIZE)
+        self._is_set = False
 
     def set(self, is_set: bool) -> None:
-        """Any thread."""
-        self._map[0] = is_set
+        """One thread. Called at every turn, it writes only what changes."""
+        if is_set != self._is_set:
+            self._is_set = is_set
+            self._map[0] = is_set
+
+
+def _shared_memory() -> int:
+    """A descriptor of it, or of a file where the system has none."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("uma-crowded")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 class Helper:
@@ -145,7 +157,7 @@ class Helper:
     def _start(self) -> socket.socket:
         self._end()
         here, there = socket.socketpair()
-        fds = (there.fileno(), self.is_crowded.file.fileno())
+        fds = (there.fileno(), self.is_crowded.fd)
         command = [sys.executable, "-I", "-c", BOOT, json.dumps(sys.path), *map(str, fds)]
         try:
             # a session of its own: Ctrl-C is for the daemon, which then ends it

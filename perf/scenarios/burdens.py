@@ -1,0 +1,41 @@
+"""What one large request of somebody else, or a reload, costs a stream: its gaps while that is read and answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from perf.load import BURDENS, Ask, Needs, Phase, Sizing, scaled
+from perf.scenarios.base import Chat, Figures, Logs
+from perf.stats import against_solo, percentile, phase_figures, ratio, worst_of
+
+_CHAT = Chat(32, 320)  # prompt and answer, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Burdens:
+    """A phase for each: the burden comes while the chat streams. Prompts exceed the context: they are read, and refused."""
+
+    name: ClassVar[str] = "burdens"
+    title: ClassVar[str] = "a chat beside one large request, or a reload"
+    chat: Chat = _CHAT
+    at_ms: float = 200.0
+
+    def needs(self, sizing: Sizing) -> Needs:
+        return Needs(n_seq=2, n_ctx_seq=2048 * sizing.scale)
+
+    def phases(self, sizing: Sizing) -> list[Phase]:
+        chat = scaled((self.chat.ask("chat"),), sizing.scale)
+        beside = {name: Ask(name, 1, 1, self.at_ms, is_interactive=False, burden=name) for name in BURDENS}
+        return [Phase("solo", chat), *(Phase(name, (*chat, ask)) for name, ask in beside.items())]
+
+    def measure(self, logs: Logs) -> Figures:
+        solo = logs["solo"]["chat"]
+        step = percentile(solo.gaps_ms, 50)
+        chats = {name: logs[name]["chat"] for name in BURDENS}
+        figures = worst_of([against_solo(chat, solo) for chat in chats.values()])
+        figures["solo_pause_x"] = ratio(solo.worst_ms(), step)
+        for name, chat in chats.items():
+            figures[f"{name}_pause_ms"] = chat.worst_ms()
+            figures[f"{name}_p95_x"] = ratio(percentile(chat.gaps_ms, 95), percentile(solo.gaps_ms, 95))
+        return {**figures, **phase_figures(logs[next(iter(BURDENS))])}
