@@ -51,6 +51,17 @@ def test_clients_with_more_virtual_time_wait():
     assert admitted(state_of(*views, free_seqs=(0,), carry=charged)) == [2]
 
 
+def test_of_equal_clients_the_one_that_holds_less_comes_first_until_the_other_has_aged():
+    """A process that asks one thing at a time does not wait for another one's whole queue, however short its requests are."""
+    held = [talking(1, client=1), talking(2, client=1)]
+    queue = [waiting(sid, client=1, n_prompt=20, t_queued_ns=NOW - S) for sid in (3, 4)]
+    charged = {"fairness": Ledger({1: 0, 2: 0})}
+    late = waiting(9, client=2, n_prompt=60)
+    assert admitted(state_of(*held, *queue, late, free_seqs=(0,), carry=charged)) == [9]
+    old = queue[0]._replace(t_queued_ns=NOW - 11 * S, t_progress_ns=NOW - 11 * S)
+    assert admitted(state_of(*held, old, late, free_seqs=(0,), carry=charged)) == [3]
+
+
 def test_lowest_sequences_first_so_that_streams_stay_neighbours():
     plan = admission.run(state_of(waiting(1), waiting(2), free_seqs=(1, 3, 5)), Plan())
     assert [a.seq_id for a in plan.admit] == [1, 3]
