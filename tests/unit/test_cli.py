@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 import types
 
@@ -19,8 +20,8 @@ def run(monkeypatch, capsys):
     """Run the command line; return (exit status, stdout, stderr)."""
     for opt in OPTIONS:
         monkeypatch.delenv(opt.env, raising=False)
-    for name in ("UMA_CONFIG", "UMA_DEBUG"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("UMA_")]:
+        monkeypatch.delenv(name)
 
     def run(*arguments: str):
         monkeypatch.setattr(sys, "argv", ["uma-core", *arguments])
