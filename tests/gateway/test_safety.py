@@ -280,7 +280,8 @@ def test_a_reader_that_takes_nothing_is_dropped_and_its_request_cancelled(serve,
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.settimeout(WAIT_S)
     sock.connect(("127.0.0.1", gateway.port))
-    body = json.dumps({**CHAT, "max_tokens": 60000, "stream": True, "ignore_eos": True}).encode()
+    likely = {"logprobs": True, "top_logprobs": 20}  # more bytes than the buffers on the way hold
+    body = json.dumps({**CHAT, **likely, "max_tokens": 60000, "stream": True, "ignore_eos": True}).encode()
     sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
     gateway.logs("a reader took nothing")
     eventually(lambda: n_busy(daemon) == 0, "its request still runs")
