@@ -83,6 +83,7 @@ def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gate
         ("/api/chat", {"messages": [{"content": "x"}]}, 400, "role"),
         ("/api/chat", {"messages": USER, "format": 3}, 400, "format"),
         ("/api/chat", {"messages": USER, "think": "much"}, 400, "think"),
+        ("/api/chat", {"messages": USER, "think": []}, 400, "think"),
         ("/api/chat", {"messages": USER, "options": {"temperature": "hot"}}, 400, "temperature"),
         ("/api/generate", {"prompt": "x", "template": "y"}, 501, "template"),
         ("/api/nothing", {}, 404, "/api/nothing"),

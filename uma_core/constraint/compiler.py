@@ -21,7 +21,7 @@ from uma_core.metrics import Registry
 from uma_core.types import Constraint
 
 N_KEPT_MOST = 64  # grammars of a model
-N_BYTES_KEPT_MOST = 1 << 20  # of their sources: a compiled one takes ... times as much
+N_BYTES_KEPT_MOST = 1 << 20  # of their sources; what a compiled one takes was not measured
 
 Key = tuple[str, str, str]
 

@@ -28,7 +28,7 @@ from uma_gateway.prompting import Chat, Prompt, render
 VERSION = "0.12.0"  # of the API that is spoken: Copilot asks for at least 0.6.4
 SINCE_LOADED = "0001-01-01T00:00:00Z"  # of models that stay: Ollama's way of saying never
 MS = 1_000_000
-_THINKING = {"low": True, "medium": True, "high": True}
+THINK_LEVELS = ("low", "medium", "high")
 # options that say how to load a model: that is the daemon's configuration
 LOADING = frozenset(
     ("num_ctx", "num_gpu", "num_thread", "num_batch", "num_keep", "main_gpu", "use_mmap", "use_mlock", "low_vram", "numa", "f16_kv")
@@ -151,7 +151,7 @@ def _with_options(body: dict[str, Any], chat: Chat) -> Chat:
         raise invalid('`format` must be "json" or a JSON schema', "format")
     think = body.get("think")
     if think is not None:
-        if not isinstance(think, bool) and think not in _THINKING:
+        if not isinstance(think, bool) and think not in THINK_LEVELS:
             raise invalid("`think` must be true, false, low, medium or high", "think")
         chat.enable_thinking = bool(think)
         if isinstance(think, str):
