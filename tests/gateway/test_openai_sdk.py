@@ -130,7 +130,7 @@ def test_a_full_queue_is_retried_after_the_time_that_it_says(serve, before):
     daemon = serve("--parallel", "1", "--queue-interactive", "1", "--queue-background", "1")
     gateway = before(daemon)
     daemon.pull(step_ms=5)
-    fill = {"model": "any", "messages": HELLO, "max_tokens": 60}
+    fill = {"model": "any", "messages": HELLO, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
     with client_of(gateway) as client:
         threads = [threading.Thread(target=lambda: client.chat.completions.create(**fill)) for _ in range(2)]
         for n, thread in enumerate(threads, 1):
