@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 TokenId = int
 SeqId = int
+AdapterSet = tuple[tuple[str, float], ...]  # LoRA adapters that rows are computed with: id and scale, by id; none of scale 0
 
 
 class Lane(IntEnum):
@@ -39,6 +40,8 @@ class FinishReason(str, Enum):
 
 
 USUAL_ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+
+
 class Ended(NamedTuple):
     """How one of several answers ended."""
 

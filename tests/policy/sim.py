@@ -21,7 +21,7 @@ from uma_core.policy.knobs import Knobs
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import SLICED, Plan, PlanItem, check_plan
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import AdapterSet, Lane, Phase
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -40,6 +40,7 @@ class Job:
     then: Job | None = None  # submitted when this one is done
     slo_ttft_ns: int = 0
     slo_tbt_ns: int = 0
+    adapters: AdapterSet = ()
     sid: int = -1
     seq: int = -1
     phase: Phase = Phase.QUEUED
@@ -92,6 +93,7 @@ def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> D
     return DeviceView(
         n_batch=info.n_batch, n_ubatch=info.n_ubatch, n_seq_max=info.n_seq_max, n_ctx=info.n_ctx, n_ctx_seq=info.n_ctx_seq,
         n_prefill_lanes=info.capabilities.n_prefill_lanes, is_unified=info.is_unified, kv_bytes_per_cell=info.kv_bytes_per_cell,
+        one_set_per_call=not info.capabilities.can_mix_adapters,
         can_mix_rows=info.capabilities.can_mix_rows, ride_rows=info.capabilities.ride_rows,
         weight_bytes=info.weight_bytes, expert_bytes=model.expert_bytes, n_expert=model.n_expert, n_expert_used=model.n_expert_used,
         can_copy_prefix=True, can_rollback=True, can_slice_transfers=True, free_seqs=free, n_cells_free=n_cells_free,
@@ -165,7 +167,7 @@ class Sim:
             j.sid, j.seq, j.client, j.lane, j.phase, j.n_prompt, j.n_past, 0, len(j.times), j.n_max,
             j.n_prompt + j.n_max if j.seq >= 0 else 0,
             j.chunk, j.fraction, not (j.is_moving or j.is_held), j.is_moving, j.t_queued, j.times[0] if j.times else 0,
-            j.times[-1] if j.times else 0, j.t_progress, j.slo_ttft_ns, j.slo_tbt_ns, 0, 0,
+            j.times[-1] if j.times else 0, j.t_progress, j.slo_ttft_ns, j.slo_tbt_ns, 0, 0, adapters=j.adapters,
         )  # fmt: skip
 
     def state(self) -> SchedulerState:
@@ -229,6 +231,7 @@ class Sim:
             job = by_sid[a.sid]
             self.free.remove(a.seq_id)
             job.seq = a.seq_id
+            self.engine.set_adapters(job.seq, job.adapters)
             if job.phase is Phase.PARKED:
                 job.phase = Phase.DECODE if job.times else Phase.PREFILL
                 job.is_moving = True

@@ -19,6 +19,7 @@ from uma_core.policy.plan import Plan, check_plan, riders
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
+ADAPTERS = ((), (), (("tone", 1.0),), (("tone", 0.5), ("topic", 1.0)))
 SLACK_NS = MS // 5  # the least slice of a transfer that is under way
 
 
@@ -41,6 +42,7 @@ def views(draw, sid: int, seq_id: int, n_ubatch: int) -> SessionView:
         t_first_ns=NOW - max(ages[1], ages[2]) if phase is Phase.DECODE else 0,
         slo_ttft_ns=draw(st.sampled_from([0, 0, 50 * MS, S])), slo_tbt_ns=draw(st.sampled_from([0, 0, 10 * MS, 80 * MS])),
         cached_hint=draw(st.sampled_from([0, 0, n_prompt // 2])), restore_ns=draw(st.sampled_from([0, MS])),
+        adapters=draw(st.sampled_from(ADAPTERS)),
     )  # fmt: skip
 
 
@@ -67,7 +69,8 @@ def states(draw) -> SchedulerState:
         *sessions, cost=RIDING if rides else draw(st.sampled_from([CPU, GPU, guess(DEVICE)])), ride_rows=RIDE_ROWS if rides else (), knobs=knobs,
         free_seqs=tuple(sorted(seqs[n_resident:])),
         n_seq_max=n_seq_max, n_ubatch=n_ubatch, n_batch=draw(st.sampled_from([16, 2048])), n_prefill_lanes=lanes,
-        is_unified=draw(st.booleans()), can_mix_rows=draw(st.booleans()), n_cells_free=draw(st.sampled_from([0, 700, 32768])),
+        is_unified=draw(st.booleans()), can_mix_rows=draw(st.booleans()), one_set_per_call=draw(st.booleans()),
+        n_cells_free=draw(st.sampled_from([0, 700, 32768])),
         n_expert=draw(st.sampled_from([0, 8])), n_expert_used=2, expert_bytes=300_000_000,
         carry={"latency_guard": memory}, reports=(report(Phase.DECODE, 2, 30 * MS, 31 * MS),),
     )  # fmt: skip

@@ -67,6 +67,17 @@ class Capabilities:
     can_abort: bool  # abort() reaches a running decode call
     can_mix_rows: bool = False  # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
     ride_rows: tuple[int, ...] = ()  # sizes of a decode call, ascending, in which a prompt's tokens may ride beside other sequences' rows at little cost
+    can_mix_adapters: bool = True  # rows of a decode call may have different LoRA adapters; else all of them have the same
+
+
+class Adapter(NamedTuple):
+    """A LoRA adapter that is loaded with the model."""
+
+    id: str
+    path: str
+    scale: float  # of requests that do not say which adapters they want
+    fingerprint: str  # of its file
+    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +111,7 @@ class EngineInfo:
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(0, False, False, False, False))
     suppressed: tuple[TokenId, ...] = ()  # tokens that the model must never generate: every session needs a sampler
     kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
+    adapters: tuple[Adapter, ...] = ()
     notes: tuple[str, ...] = ()  # why something is off, for `status`
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from uma_core.clock import Clock, ManualClock
 from uma_core.engine.api import (
     NO_PAGES,
+    Adapter,
     Batch,
     Capabilities,
     DecodeOutcome,
@@ -29,11 +30,11 @@ from uma_core.engine.api import (
     Sampler,
 )
 from uma_core.engine.fake_cost import INSTANT, FakeCost
-from uma_core.engine.fake_kv import FakeExport, FakeKV, FakeTransfer, blob_of, tokens_of_blob
+from uma_core.engine.fake_kv import FakeExport, FakeKV, FakeTransfer, blob_of, entry_of, tokens_of_blob
 from uma_core.engine.fake_text import BOS, CONTROL, EOG, N_VOCAB, TEMPLATE, FakeSampler, encode, next_token, piece_of, row_logits
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import SamplingParams, SeqId, TokenId
+from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 from uma_core.waking import wake
 
 
@@ -78,6 +79,8 @@ class FakeModel:
     can_rollback: bool = True
     ride_rows: tuple[int, ...] = ()
     eog_every: int = 0  # about one in so many tokens ends the text; 0: never
+    adapters: tuple[str, ...] = ()  # ids of LoRA adapters, each with its own texts
+    can_mix_adapters: bool = True
 
 
 class _Chunk:
@@ -116,6 +119,7 @@ class FakeEngine:
         self._chunks: dict[SeqId, _Chunk] = {}
         self._jitter: Jitter = jitter or (lambda ns: ns)
         self._rows: list[int] = []
+        self._adapters: dict[SeqId, AdapterSet] = {}
         self._rung = threading.Event()
         self._aborted = threading.Event()
         self.is_closed = False
@@ -148,6 +152,13 @@ class FakeEngine:
         return ModelFacts(TEMPLATE, None, special, True, False, self.model.weight_bytes // 2, 0, "fake", "fake")
 
     # decode
+    def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
+        self._adapters[seq_id] = adapters
+
+    def _entry(self, seq_id: SeqId, token: TokenId) -> int:
+        """What the sequence's KV holds for a token."""
+        return entry_of(token, self._adapters.get(seq_id, ()))
+
     def sampler(self, params: SamplingParams, seed: int) -> FakeSampler:
         return FakeSampler(params, seed)
 
@@ -170,7 +181,7 @@ class FakeEngine:
         self._rows = []
         for seq, tokens, wants in runs:
             for token, want in zip(tokens, wants, strict=True):
-                state = self._kv.append(seq, token)
+                state = self._kv.append(seq, self._entry(seq, token))
                 if want:
                     self._rows.append(state)
         nan, self.faults.nan_rows = self.faults.nan_rows, set()
@@ -192,6 +203,8 @@ class FakeEngine:
         if 0 < faults.full_above < batch.n:
             return DecodeStatus.FULL
         if batch.n == 0 or batch.n > self.model.n_batch or not self._is_continuous(batch, runs):
+            return DecodeStatus.BAD_BATCH
+        if not self.model.can_mix_adapters and len({self._adapters.get(seq, ()) for seq, _, _ in runs}) > 1:
             return DecodeStatus.BAD_BATCH
         return DecodeStatus.OK if self._kv.has_room({seq: len(t) for seq, t, _ in runs}) else DecodeStatus.FULL
 
@@ -280,7 +293,7 @@ class FakeEngine:
         chunk = self._chunks[seq_id]
         if not (chunk.is_done and chunk.want_logits):
             raise ValueError("the chunk has no logits")
-        return self._kv.peek(seq_id, chunk.tokens)
+        return self._kv.peek(seq_id, [self._entry(seq_id, token) for token in chunk.tokens])
 
     def handover(self, seq_id: SeqId) -> FakeTransfer:
         chunk = self._chunks[seq_id]
@@ -289,7 +302,7 @@ class FakeEngine:
 
         def finish() -> None:
             for token in chunk.tokens:
-                self._kv.append(seq_id, token)
+                self._kv.append(seq_id, self._entry(seq_id, token))
             self._chunks.pop(seq_id, None)
 
         return FakeTransfer(self, len(chunk.tokens) * self.model.kv_bytes_per_cell, finish, lambda: None)
@@ -412,6 +425,9 @@ def _info(model: FakeModel) -> EngineInfo:
         n_expert=model.n_expert,
         n_expert_used=model.n_expert_used,
         expert_bytes=model.expert_bytes,
-        capabilities=Capabilities(model.n_prefill_lanes, model.can_rollback, True, True, True, model.is_unified, model.ride_rows),
+        capabilities=Capabilities(
+            model.n_prefill_lanes, model.can_rollback, True, True, True, model.is_unified, model.ride_rows, model.can_mix_adapters
+        ),
+        adapters=tuple(Adapter(name, f"{name}.gguf", 0.0, name, 0) for name in model.adapters),
         notes=(f"begin-of-text is token {BOS}",),
     )

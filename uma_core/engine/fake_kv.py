@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from uma_core.engine.fake_text import START, advance
+from uma_core.types import AdapterSet
 
 if TYPE_CHECKING:
     from uma_core.engine.fake import FakeEngine
 
 MAGIC = b"FAKEKV01"
 SLICE_NS = 200_000  # a transfer looks at the clock this often
+TOKEN_BITS = 10  # of an entry: the token; above it, what it was computed with
+
+
+def entry_of(token: int, adapters: AdapterSet) -> int:
+    """What KV holds for a token: it is not the same with other adapters. Without any it is the token itself."""
+    return token | (zlib.crc32(repr(adapters).encode()) & 0xFFFFF) << TOKEN_BITS if adapters else token
 
 
 class FakeKV:
-    """Sequences of tokens; one pool of cells, or a stream of cells each."""
+    """Sequences of entries; one pool of cells, or a stream of cells each."""
 
     def __init__(self, n_seq_max: int, n_ctx: int, n_ctx_seq: int, is_unified: bool) -> None:
         self._tokens: list[list[int]] = [[] for _ in range(n_seq_max)]

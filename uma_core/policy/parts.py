@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from uma_core.policy.patience import begin_together
 from uma_core.policy.plan import Plan
-from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.policy.state import SchedulerState, SessionView, by_adapters
 from uma_core.types import Lane, Phase
 
 
@@ -111,6 +111,10 @@ def rows_time(state: SchedulerState, views: list[SessionView]) -> int:
 
 
 def _rows_time(state: SchedulerState, views: list[SessionView]) -> int:
+    return sum([_alike_time(state, alike) for alike in by_adapters(state.device, views)])
+
+
+def _alike_time(state: SchedulerState, views: list[SessionView]) -> int:
     cost = state.cost
     if state.device.can_mix_rows:
         return cost.rows_ns(len(views), sum([v.n_past for v in views]))

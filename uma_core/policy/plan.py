@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Phase
+from uma_core.policy.state import SchedulerState, SessionView, by_adapters
+from uma_core.types import AdapterSet, Phase
 
 SLICED = -1
 
@@ -80,6 +80,7 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
     seqs_admitted = {a.sid: a.seq_id for a in plan.admit}
     seen: set[int] = set()
     rows_of: dict[int, int] = {}
+    sets_of: dict[int, set[AdapterSet]] = {}
     n_sliced = 0
     for item in plan.items:
         if item.sid in seen:
@@ -90,8 +91,11 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
             n_sliced += 1
         else:
             rows_of[item.call] = rows_of.get(item.call, 0) + item.n_tokens
+            if state.device.one_set_per_call and item.sid in by_sid:
+                sets_of.setdefault(item.call, set()).add(by_sid[item.sid].adapters)
     faults += [f"session {sid} cannot be restored now" for sid in plan.restore if not _can_restore(by_sid.get(sid), seqs_admitted, seen)]
     faults += [f"call {c} has {n} tokens, n_batch is {state.device.n_batch}" for c, n in rows_of.items() if n > state.device.n_batch]
+    faults += [f"call {c} has rows of {len(sets)} adapter sets" for c, sets in sets_of.items() if len(sets) > 1]
     if n_sliced > 1:
         faults.append(f"{n_sliced} resumable prefills in one tick")
     if n_sliced and not state.device.n_prefill_lanes:
@@ -162,5 +166,6 @@ def riders(plan: Plan) -> set[int]:
 def decode_only(state: SchedulerState) -> Plan:
     """The plan that is always sound: one token for every decoding session, nothing else."""
     ready = [s for s in state.sessions if s.phase is Phase.DECODE and s.is_ready][: state.device.n_batch]
-    items = tuple(PlanItem(s.sid, s.seq_id, Phase.DECODE, 1, True, 0, "decode_only") for s in ready)
+    calls = enumerate(by_adapters(state.device, ready))
+    items = tuple(PlanItem(s.sid, s.seq_id, Phase.DECODE, 1, True, call, "decode_only") for call, alike in calls for s in alike)
     return Plan(items=items, carry=state.carry)

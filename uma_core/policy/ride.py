@@ -27,6 +27,8 @@ def best_ride(state: SchedulerState, view: SessionView, limit_ns: int) -> Ride |
     n_streams = len(parts.talkers)
     if cost.ride is None or view.n_chunk or not 0 < n_streams <= MAX_SPLIT or len(cost.splits[n_streams]) != 1:
         return None
+    if state.device.one_set_per_call and any(v.adapters != view.adapters for v in parts.talkers):
+        return None
     n_most = view.n_left - (not view.n_generated)
     sizes = [rows - n_streams for rows in state.device.ride_rows if rows > n_streams]
     if n_most <= 0 or not sizes:

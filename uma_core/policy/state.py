@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from uma_core.types import Lane, Phase
+from uma_core.types import AdapterSet, Lane, Phase
 
 if TYPE_CHECKING:
     from uma_core.policy.cost import CostModel
@@ -44,6 +44,7 @@ class SessionView(NamedTuple):
     cached_own: int = 0  # tokens of the prompt that it holds
     t_back_ns: int = 0  # when it came back after parking; 0: it was never parked
     t_held_ns: int = 0  # since when its reader takes nothing and it is paused; 0: it is not
+    adapters: AdapterSet = ()  # LoRA adapters that it is computed with
 
     @property
     def n_left(self) -> int:
@@ -74,6 +75,7 @@ class DeviceView(NamedTuple):
     seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
     seq_loss_ns: tuple[int, ...] = ()  # by free sequence: what it would cost to do without them
     seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while nobody waits, or none are
+    one_set_per_call: bool = False  # rows with other LoRA adapters need a call of their own
 
 
 class CallReport(NamedTuple):
@@ -102,3 +104,13 @@ class SchedulerState(NamedTuple):
     cost: CostModel
     reports: tuple[CallReport, ...]  # since the last plan: of one tick, or of all that repeated it
     carry: Mapping[str, object]  # each stage's memory under its own name; values immutable
+
+
+def by_adapters(device: DeviceView, views: list[SessionView]) -> list[list[SessionView]]:
+    """The sessions in groups whose rows can share a call, those with the first one's adapters first."""
+    if not device.one_set_per_call:
+        return [views]
+    groups: dict[AdapterSet, list[SessionView]] = {}
+    for view in views:
+        groups.setdefault(view.adapters, []).append(view)
+    return list(groups.values())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from uma_core.policy.parts import Parts, parts_of, rows_time
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.rank import FAIR_QUANTUM_NS, virtual_times
-from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.policy.state import SchedulerState, SessionView, by_adapters
 from uma_core.types import Phase
 
 NAME = "decode_first"
@@ -57,6 +57,13 @@ def decode_items(state: SchedulerState, talkers: list[SessionView], workers: lis
 
 
 def _grouped(state: SchedulerState, views: list[SessionView], first_call: int, reason: str) -> tuple[PlanItem, ...]:
+    items: tuple[PlanItem, ...] = ()
+    for alike in by_adapters(state.device, views):
+        items += _alike(state, alike, items[-1].call + 1 if items else first_call, reason)
+    return items
+
+
+def _alike(state: SchedulerState, views: list[SessionView], first_call: int, reason: str) -> tuple[PlanItem, ...]:
     device = state.device
     if len(views) == 1:
         v = views[0]

@@ -1,0 +1,97 @@
+"""Sessions with different LoRA adapters, on an engine that computes one set of them in a call."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.policy.build import GPU, RIDE_ROWS, RIDING, prefill_item, reading, sids, state_of, talking
+from tests.policy.sim import MS, Job, Sim, percentile
+from uma_core.engine.fake import FakeModel
+from uma_core.engine.fake_cost import GPU_SHAPE
+from uma_core.policy.parts import parts_of, rows_time
+from uma_core.policy.pipeline import compose
+from uma_core.policy.plan import Plan, PlanItem, check_plan, decode_only
+from uma_core.policy.stages import decode_first
+from uma_core.types import Lane, Phase
+
+BACK = Lane.BACKGROUND
+TONE, TOPIC = (("tone", 1.0),), (("topic", 0.5),)
+APART = FakeModel(n_ctx=65536, n_seq_max=8, kv_bytes_per_cell=131072, weight_bytes=8_500_000_000, is_unified=True, adapters=("tone", "topic"),
+                  can_mix_adapters=False)  # fmt: skip
+
+
+def apart(*views, **more):
+    return state_of(*views, **{"cost": GPU, "can_mix_rows": True, "one_set_per_call": True, **more})
+
+
+def calls_of(plan):
+    return {i.sid: i.call for i in plan.items}
+
+
+def test_sessions_with_the_same_set_share_a_call_and_others_do_not():
+    views = [talking(0), talking(1, adapters=TONE), talking(2), talking(3, adapters=TOPIC), talking(4, adapters=TONE)]
+    calls = calls_of(decode_first.run(apart(*views), Plan()))
+    assert calls[0] == calls[2] and calls[1] == calls[4]
+    assert len(set(calls.values())) == 3
+    assert len(set(calls_of(decode_first.run(apart(*views, one_set_per_call=False), Plan())).values())) == 1
+
+
+def test_a_chat_is_served_before_background_streams_of_other_sets_however_cheap_a_shared_call_is():
+    views = [talking(0, BACK), talking(1, BACK, adapters=TONE), talking(2, adapters=TONE)]
+    calls = calls_of(decode_first.run(apart(*views), Plan()))
+    assert calls[2] == 0 and calls[0] > 0
+
+
+def test_the_price_of_a_second_set_is_that_of_a_second_call():
+    alike = apart(talking(0), talking(1))
+    mixed = apart(talking(0), talking(1, adapters=TONE))
+    assert rows_time(mixed, parts_of(mixed).talkers) == 2 * rows_time(mixed, parts_of(mixed).talkers[:1])
+    assert rows_time(alike, parts_of(alike).talkers) < 1.5 * rows_time(alike, parts_of(alike).talkers[:1])
+
+
+def test_a_call_with_two_sets_breaks_the_contract():
+    state = apart(talking(0), talking(1, adapters=TONE))
+    both = Plan(items=tuple(PlanItem(i, i, Phase.DECODE, 1, True, 0, "") for i in range(2)))
+    assert check_plan(state, both) == ["call 0 has rows of 2 adapter sets"]
+    assert check_plan(apart(*state.sessions, one_set_per_call=False), both) == []
+
+
+def test_the_plan_that_is_always_sound_keeps_sets_apart():
+    state = apart(talking(0), talking(1, adapters=TONE), talking(2))
+    assert check_plan(state, decode_only(state)) == []
+    assert sids(decode_only(state), Phase.DECODE) == [0, 2, 1]
+
+
+@pytest.mark.parametrize(("adapters", "rides"), [(TONE, True), (TOPIC, False), ((), False)])
+def test_a_prompt_rides_in_a_call_of_its_own_set_only(adapters, rides):
+    views = talking(0, adapters=TONE), reading(1, n_prompt=1200, adapters=adapters)
+    state = apart(*views, cost=RIDING, ride_rows=RIDE_ROWS)
+    plan = compose(("decode_first", "prefill_order", "prefill_budget", "latency_guard"))(state)
+    assert check_plan(state, plan) == []
+    item = prefill_item(plan)
+    assert (item is not None and item.call >= 0) == rides
+
+
+def served(adapters, n_max=60):
+    """Background streams, each with its set, beside one chat: the chat, and the streams."""
+    sim = Sim(GPU_SHAPE, APART)
+    chat = sim.submit(Job(32, 1200))
+    streams = [sim.submit(Job(32, n_max, BACK, client=10 + i, at_ns=100 * MS, adapters=each)) for i, each in enumerate(adapters)]
+    sim.run()
+    return chat, streams
+
+
+def test_streams_of_many_sets_take_no_more_of_a_chats_gaps_than_those_of_one():
+    alike, _ = served([()] * 4)
+    mixed, streams = served([TONE, TOPIC, (("tone", 0.5),), (("topic", 1.0),)])
+    alone = percentile(served([])[0].gaps, 0.5)
+    assert percentile(mixed.gaps, 0.95) <= max(1.25 * alone, 1.05 * percentile(alike.gaps, 0.95))
+    assert all(len(stream.times) == 60 for stream in streams)
+
+
+def test_no_set_starves_another():
+    _, streams = served([TONE, TOPIC, (("tone", 0.5),), (("topic", 1.0),)])
+    ends = [stream.times[-1] for stream in streams]
+    longest = [max(stream.gaps) for stream in streams]
+    assert max(ends) - min(ends) < 0.2 * max(ends)
+    assert max(longest) < 5 * min(longest)
