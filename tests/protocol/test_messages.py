@@ -143,6 +143,8 @@ NEEDED = {
     "tokenize": {"content": "x"},
     "detokenize": {"tokens": [1]},
     "count": {"prompt": "x"},
+    "prefix_hashes": {"prompt": "x", "key": "0" * 32},
+    "digest": {"key": "0" * 32},
     "apply_template": {"messages": [{"role": "user", "content": "x"}]},
 }
 
@@ -240,7 +242,7 @@ def leaf_fields():
 
 @pytest.mark.parametrize(("op", "field"), leaf_fields(), ids=lambda value: value.name if isinstance(value, Field) else value)
 def test_ranges_are_what_is_declared(op, field):
-    values = {"type": op, "id": "a", "prompt": "x", "stream": False} if op == "generate" else {"type": op, "id": "a"}
+    values = {"type": op, "id": "a", "prompt": "x", "stream": False} if op == "generate" else {"type": op, "id": "a", **NEEDED.get(op, {})}
     step = 1 if field.kind is Kind.INTEGER else 1e-6
     for bound, outside in ((field.low, -1), (field.high, 1)):
         if bound is None or (field.is_open_low and outside < 0):

@@ -51,7 +51,7 @@ class QueueNews:
         admitted = {admission.sid for admission in plan.admit}
         queue = [view for view in sorted(parts_of(state).waiting, key=urgency_key(state)) if view.sid not in admitted]
         running = [view for view in state.sessions if view.seq_id >= 0 or view.sid in admitted]
-        waits = expected_waits(state, running, queue, table.mean_answer)
+        waits = expected_waits(state, running, queue, table.mean_answer)[:-1]
         for position, (view, wait_ns) in enumerate(zip(queue, waits, strict=True)):
             if view.sid in fresh or view.sid in told:
                 news = (position, wait_ns)
@@ -72,7 +72,7 @@ class QueueNews:
 
 
 def expected_waits(state: SchedulerState, running: list[SessionView], queue: list[SessionView], mean_answer: float) -> list[int]:
-    """When each of the queue, in order, should get a sequence: ns from now."""
+    """When each of the queue, in order, should get a sequence, and after them whoever came next: ns from now."""
     n_kv = sum(view.n_past for view in running)
     pace_ns = state.cost.rows_ns(max(1, len(running)), n_kv)
     ends = [_left_ns(state, view, pace_ns, mean_answer) for view in running]
@@ -84,7 +84,7 @@ def expected_waits(state: SchedulerState, running: list[SessionView], queue: lis
         waits.append(wait_ns)
         if ends:
             heapq.heapreplace(ends, wait_ns + _left_ns(state, view, pace_ns, mean_answer))
-    return waits
+    return [*waits, ends[0] if ends else 0]
 
 
 def _left_ns(state: SchedulerState, view: SessionView, pace_ns: int, mean_answer: float) -> int:

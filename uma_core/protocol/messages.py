@@ -120,7 +120,7 @@ def decode(value: dict[str, Any], wire_id: WireId) -> Message:
         raise bad_field("id", "is required")
     refuse_unknown((TYPE_FIELD, ID_FIELD, *op.fields), value)
     args = check_fields(op.fields, value)
-    if name in ("generate", "count"):
+    if name in ("generate", "count", "prefix_hashes"):
         check_input(args)
     id = "" if wire_id is None else str(wire_id)
     return Message(op, id, wire_id, args, to_request(id, args) if name == "generate" else None)

@@ -82,6 +82,8 @@ _GENERATE = (
     Field("metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16),
 )
 
+_KEY = Field("key", Kind.STRING, "secret that the hashes are made with, in hexadecimal", None, 32, 128, is_required=True)
+
 _STATE = Field("state", Kind.STRING, "", choices=("starting", "ready", "degraded", "draining", "stopping"))
 
 _OPS = (
@@ -123,6 +125,15 @@ _OPS = (
         (Field("n_tokens", Kind.INTEGER, ""),),
     ),
     Op(
+        "prefix_hashes",
+        "Tell the hashes of what generate would read, one per whole page of 64 tokens, as `digest` tells them. The same fields as there.",
+        (*_INPUTS, _KEY),
+        (
+            Field("n_tokens", Kind.INTEGER, ""),
+            Field("hashes", Kind.LIST, "strings of 16 hexadecimal digits; each stands for all tokens up to its page's end"),
+        ),
+    ),
+    Op(
         "apply_template",
         "Put a chat through the model's own template. As a `prompt` of generate, the result gives the tokens that the messages give.",
         (
@@ -152,6 +163,32 @@ _OPS = (
         "List the requests in flight.",
         (),
         (Field("sessions", Kind.LIST, "one object per request, with `conn` and `request_id`"),),
+    ),
+    Op(
+        "digest",
+        "Tell which beginnings are cached and how long a request would wait, for routers. Trusted peers only (`access.trusted_uids`).",
+        (
+            _KEY,
+            Field("since", Kind.INTEGER, "`generation` of the last reply: only differences are told, where they are known", None, 0),
+            Field("n_pages", Kind.INTEGER, "most pages to tell of, the most recently used ones", 4096, 0, 65_536),
+        ),
+        (
+            _STATE,
+            Field("fingerprint", Kind.STRING, "of the model's weights, as in `props`"),
+            Field("template", Kind.STRING, "hash of the chat templates; empty: the model has none"),
+            Field("page", Kind.INTEGER, "tokens of a page: 64"),
+            Field("generation", Kind.INTEGER, "number of this set of pages"),
+            Field("is_whole", Kind.BOOLEAN, "`added` are all pages; false: the differences to `since`"),
+            Field("added", Kind.LIST, "hashes of cached pages"),
+            Field("removed", Kind.LIST, "hashes of pages that went"),
+            Field("wait_ms", Kind.OBJECT, "by lane: how long a request that came now would wait until its prompt is read"),
+            Field("queued", Kind.OBJECT, "by lane: requests that wait"),
+            Field("active", Kind.INTEGER, "requests that are read or answered"),
+            Field("free_pages", Kind.INTEGER, "pages of KV that nobody reserved"),
+            Field("total_pages", Kind.INTEGER, "pages of KV in all"),
+            Field("n_seq_max", Kind.INTEGER, "requests that can be answered at once"),
+            Field("token_ms", Kind.NUMBER, "predicted time to read one prompt token"),
+        ),
     ),
     Op(
         "props",

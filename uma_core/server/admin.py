@@ -1,12 +1,16 @@
-"""Operations of the owner: drain, undrain, reload, cache, trace. Answered when they are done."""
+"""Operations of the owner: drain, undrain, reload, cache, trace; and `digest`, of trusted peers. Answered when they are done."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from uma_core.cache.digest import PAGE, Digesters, Part, held
 from uma_core.config import ns
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.executor import Executor
+from uma_core.executor.waits import predicted_waits_ms
 from uma_core.server import memory
 from uma_core.server.aside import run_aside
 from uma_core.server.host import Host
@@ -15,6 +19,7 @@ from uma_core.server.loop import Loop
 from uma_core.server.ports import Answer
 from uma_core.server.reload import Reloader
 from uma_core.trace import Recorder, encoded
+from uma_core.types import Lane
 
 NS_PER_S = 1_000_000_000
 TRACE_CAP_BYTES = 48 << 20  # of a reply: clients read up to 64 MiB
@@ -28,12 +33,14 @@ class Admin:
         self._host = host
         self._lifecycle = lifecycle
         self._reloader = reloader
+        self._digesters = Digesters()
         self._ops: dict[str, Callable[[dict[str, Any], Answer], None]] = {
             "drain": self._drain,
             "undrain": self._undrain,
             "reload": self._reload,
             "cache": self._cache,
             "trace": self._trace,
+            "digest": self._digest,
         }
 
     def __call__(self, op: str, args: dict[str, Any], answer: Answer) -> None:
@@ -75,3 +82,39 @@ class Admin:
             run_aside(self._loop, "trace", lambda: encoded(recorder, form, TRACE_CAP_BYTES), answer)
 
         self._loop.call_later(int(args["seconds"] * NS_PER_S), lambda: self._host.forget(recorder, encode))
+
+    def _digest(self, args: dict[str, Any], answer: Answer) -> None:
+        """The cache is read between two ticks; hashing is done aside."""
+        digester = self._digesters.of(args["uid"], bytes.fromhex(args["key"]), args["n_pages"])
+        state, found = self._lifecycle.state, list[Part]()
+
+        def look(executor: Executor) -> dict[str, Any]:
+            found.extend(held(executor.cache, args["uid"]))
+            return {"state": state, **digest_figures(executor, self._loop.clock.now_ns())}
+
+        def looked(figures: dict[str, Any] | bytes | UmaError) -> None:
+            if not isinstance(figures, dict):
+                answer(figures)
+                return
+            run_aside(self._loop, "digest", lambda: figures | digester.tell(found, args["since"]), answer)
+
+        self._host.ask(look, lambda outcome: self._loop.call_soon(lambda: looked(outcome)))
+
+
+def digest_figures(executor: Executor, now_ns: int) -> dict[str, Any]:
+    """What a router must know of an engine beside its cache. On the compute thread."""
+    info, table, facts = executor.engine.info, executor.table, executor.engine.facts()
+    templates = "\0".join(text for text in (facts.chat_template, facts.chat_template_tool_use) if text)
+    n_queued = {lane.name.lower(): table.n_queued[lane] for lane in Lane}
+    return {
+        "fingerprint": info.fingerprint,
+        "template": hashlib.sha256(templates.encode()).hexdigest()[:16] if templates else "",
+        "page": PAGE,
+        "wait_ms": predicted_waits_ms(executor, now_ns),
+        "queued": n_queued,
+        "active": len(table) - sum(n_queued.values()),
+        "free_pages": max(0, table.n_cells_total - table.n_cells_reserved) // PAGE,
+        "total_pages": table.n_cells_total // PAGE,
+        "n_seq_max": info.n_seq_max,
+        "token_ms": round(executor.cost.prompt_ns(PAGE, 0) / PAGE / 1e6, 6),
+    }

@@ -57,7 +57,7 @@ def on_generate(ctx: Context, client: Client, message: Message) -> None:
     assert message.request is not None
     config = ctx.services.config()
     if message.request.account:
-        check_trusted(client, config)
+        check_trusted(client, config, "account")
     n_bytes = message.source.n_bytes if message.source is not None else input_bytes(message.args)
     check_prompt(n_bytes, bool(message.request.account), config)
     request = configured(message.request, client.peer, config)
@@ -73,11 +73,11 @@ def check_prompt(n_bytes: int, may_be_long: bool, config: Config) -> None:
         raise UmaError(ErrorCode.PROMPT_TOO_LARGE, f"the prompt has {n_bytes} bytes, the cap is {limit}", n_bytes=n_bytes, limit=limit)
 
 
-def check_trusted(client: Client, config: Config) -> None:
+def check_trusted(client: Client, config: Config, what: str) -> None:
     """Raises: ADMIN_ONLY."""
     if not is_trusted(client.peer, os.getuid(), config.access):
-        message = "`account` is for gateways: the daemon's owner, root and `access.trusted_uids`"
-        raise UmaError(ErrorCode.ADMIN_ONLY, message, field="account")
+        message = f"`{what}` is for gateways: the daemon's owner, root and `access.trusted_uids`"
+        raise UmaError(ErrorCode.ADMIN_ONLY, message, field=what)
 
 
 def configured(request: Request, peer: Peer, config: Config) -> Request:
@@ -102,7 +102,7 @@ def on_cancel(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_text(ctx: Context, client: Client, message: Message) -> None:
-    """Tokenize, detokenize, count, apply_template: the intake answers, in its turn. A drain does not refuse them."""
+    """Tokenize, detokenize, count, prefix_hashes, apply_template: the intake answers, in its turn. A drain does not refuse them."""
     config, args = ctx.services.config(), message.args
     op, source, cap_bytes = message.op.name, message.source, config.ipc.tx_hard_bytes
     n_bytes = source.n_bytes if source is not None else input_bytes(args)
@@ -139,6 +139,13 @@ def on_props(ctx: Context, client: Client, message: Message) -> None:
     ctx.reply(client, message, ctx.services.props(is_gateway))
 
 
+def on_digest(ctx: Context, client: Client, message: Message) -> None:
+    """What requests of this peer could begin with, and no other user's: their prompts are in trees of their own."""
+    check_trusted(client, ctx.services.config(), "digest")
+    texts.to_key(message.args["key"])
+    ctx.services.admin("digest", {**message.args, "uid": client.peer.uid}, ctx.reply_later(client, message))
+
+
 def on_help(ctx: Context, client: Client, message: Message) -> None:
     ctx.reply(client, message, {"protocol": PROTOCOL_VERSION, "ops": [describe(op) for op in OPS.values()]})
 
@@ -168,6 +175,7 @@ HANDLERS: dict[str, Callable[[Context, Client, Message], None]] = {
     "metrics": on_metrics,
     "health": on_health,
     "sessions": on_sessions,
+    "digest": on_digest,
     "props": on_props,
     "help": on_help,
     **{op.name: on_admin for op in OPS.values() if op.is_admin},

@@ -1,4 +1,4 @@
-"""The operations on text alone: `tokenize`, `detokenize`, `count`, `apply_template`. They run on the intake's threads.
+"""The operations on text alone: `tokenize`, `detokenize`, `count`, `prefix_hashes`, `apply_template`. They run on the intake's threads.
 
 A reply may hold a token for each byte of a prompt. It is encoded here and in slices: one call of the JSON encoder keeps the
 interpreter to itself until it returns, and the compute thread would wait for it between two tokens of a stream.
@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from uma_core.cache.digest import page_hashes
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.fields import bad_field
 from uma_core.protocol.messages import to_input
@@ -42,6 +43,21 @@ def count(text: Reading, args: Fields) -> Fields:
     return {"n_tokens": len(encode(text, Request(id="", **to_input(args))).tokens)}
 
 
+def prefix_hashes(text: Reading, args: Fields) -> Fields:
+    """Hash what `generate` would read for the same input. Raises: BAD_REQUEST, and what `encode` raises."""
+    key = to_key(args["key"])
+    tokens = encode(text, Request(id="", **to_input(args))).tokens
+    return {"n_tokens": len(tokens), "hashes": page_hashes(tokens, key)}
+
+
+def to_key(given: str) -> bytes:
+    """Raises: BAD_REQUEST."""
+    try:
+        return bytes.fromhex(given)
+    except ValueError:
+        raise bad_field("key", "must be hexadecimal digits, two per byte") from None
+
+
 def template(text: Reading, args: Fields) -> Fields:
     """Raises: TEMPLATE_FAILED."""
     return {"prompt": apply_template(text, list(args["messages"]), args["add_generation_prompt"])}
@@ -51,6 +67,7 @@ WORK: dict[str, Callable[[Reading, Fields], Fields]] = {
     "tokenize": tokenize,
     "detokenize": detokenize,
     "count": count,
+    "prefix_hashes": prefix_hashes,
     "apply_template": template,
 }
 

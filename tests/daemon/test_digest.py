@@ -1,0 +1,101 @@
+"""`digest` and `prefix_hashes` over the socket, as docs/PROTOCOL.md describes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, running
+
+KEY = "000102030405060708090a0b0c0d0e0f"
+VARIES = {"generation", "token_ms"}  # in the example: one is a time, the other a measurement
+PROMPT = "the same beginning of every request of this office, " * 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("d")
+
+
+@pytest.fixture(scope="module")
+def fake(folder: Path) -> Iterator[DaemonProcess]:
+    with running(folder, "--engine", "fake", "--n-ctx", "131072", has_levers=True) as daemon:
+        yield daemon
+
+
+def example() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    text = (ROOT / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- example: digest -->\n```jsonl\n(.*?)\n```", text, re.DOTALL)
+    assert found is not None
+    lines = found[1].split("\n")
+    return [json.loads(line) for line in lines[::2]], [json.loads(line) for line in lines[1::2]]
+
+
+def test_the_protocols_example(folder: Path) -> None:
+    asked, answered = example()
+    generation = None
+    with running(folder, "--model", str(TINY), *SMALL, path=str(folder / "tiny.sock")) as daemon, daemon.connect() as wire:
+        for request, expected in zip(asked, answered, strict=True):
+            if request["type"] == "digest" and request["id"] == 2:
+                daemon.generate(asked[0]["prompt"], max_tokens=1)
+            if "since" in request:
+                request["since"] = generation
+            wire.send(**request)
+            reply = wire.event()
+            generation = reply.get("generation")
+            assert reply.keys() == expected.keys()
+            assert {k: v for k, v in reply.items() if k not in VARIES} == {k: v for k, v in expected.items() if k not in VARIES}
+
+
+def test_a_prompt_that_was_answered_is_in_the_digest(fake: DaemonProcess) -> None:
+    """Whatever form it came in, a large one too, which another process reads."""
+    messages = [{"role": "user", "content": PROMPT}]
+    for given in ({"prompt": PROMPT}, {"messages": messages}, {"tokens": list(range(3, 90)) * 3}, {"prompt": PROMPT[7:] * 60}):
+        hashes = fake.ask("prefix_hashes", key=KEY, **given)["hashes"]
+        before = set(fake.ask("digest", key=KEY)["added"])
+        assert hashes and not before.intersection(hashes)
+        with fake.connect() as wire:
+            wire.send(id="g", max_tokens=2, **given)
+            n_tokens = wire.until_final("g")[-1]["usage"]["prompt_tokens"]
+        assert len(hashes) == n_tokens // 64
+        assert set(fake.ask("digest", key=KEY)["added"]).issuperset(hashes)
+
+
+def test_another_user_sees_nothing_of_it_and_an_untrusted_one_is_refused(fake: DaemonProcess) -> None:
+    fake.generate(PROMPT, max_tokens=2)
+    fake.pull(peer=[0, 0, os.getpid()] if os.getuid() else [12345, 12345, 1])
+    try:
+        reply = fake.ask("digest", key=KEY)
+    finally:
+        fake.pull(peer=None)
+    if os.getuid():  # root is trusted, and has prompts of its own
+        assert reply["added"] == []
+    else:  # somebody else may not even connect
+        assert reply["name"] == "forbidden"
+
+
+def test_a_key_that_is_none(fake: DaemonProcess) -> None:
+    for type in ("digest", "prefix_hashes"):
+        for key in ("0" * 31, "0" * 33, "x" * 32, "0" * 130, None):
+            error = fake.ask(type, key=key, **({"prompt": "a"} if type == "prefix_hashes" else {}))
+            assert (error["name"], error["detail"]["field"]) == ("bad_request", "key")
+
+
+def test_what_waits_is_in_the_figures(fake: DaemonProcess) -> None:
+    fake.pull(step_ms=20)
+    streams = [fake.stream(f"stream {i}", max_tokens=400, priority="interactive").begun() for i in range(4)]
+    waiting = [fake.stream(f"waits {i}", max_tokens=400, priority="background", queue_updates=True).begun() for i in range(2)]
+    figures = fake.ask("digest", key=KEY)
+    assert (figures["active"], figures["queued"]) == (4, {"interactive": 0, "background": 2})
+    assert figures["wait_ms"]["background"] >= figures["wait_ms"]["interactive"] > 0
+    assert figures["free_pages"] < figures["total_pages"]
+    for stream in (*waiting, *streams):
+        stream.cancel()
+        stream.end()
+    fake.pull(step_ms=0)

@@ -1,0 +1,166 @@
+"""What the cache holds, told without its text: a chain of keyed hashes, one for every 64 tokens of each beginning.
+
+    hash(i) = BLAKE2b-64(key, hash(i - 1) + tokens 64·i … 64·i + 63 as little-endian int32);  hash(-1) = 8 zero bytes
+
+A hash stands for its page and for all pages before it: whoever finds the hash of a prompt's page i in a digest knows that
+pages 0 to i are there. The key is the asker's secret, one per cluster. Without it a hash can neither be compared with guessed
+text nor with another cluster's hashes.
+
+Rules: `held` reads the trees on the compute thread and copies no tokens; hashing happens elsewhere, and only of nodes that are new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from uma_core.cache.manager import SHARED, PrefixCache
+from uma_core.cache.radix import Node
+
+PAGE = 64  # tokens
+HASH_BYTES = 8  # 10^9 pages collide with a chance of 3 %, and a collision only sends a request to a colder node
+LOG = 64  # generations whose differences are kept: at 4 askings a second those of a quarter of a minute at least
+DIGESTERS = 8  # kept: one per user, key and size that is asked for
+START = bytes(HASH_BYTES)
+
+
+def page_hashes(tokens: Sequence[int] | np.ndarray, key: bytes) -> list[str]:
+    """One hash, as 16 hexadecimal digits, per whole page of the tokens."""
+    return [link.hex() for link in _links(np.asarray(tokens, "<i4").tobytes(), START, key)]
+
+
+def _links(data: bytes, link: bytes, key: bytes) -> list[bytes]:
+    """Continue a chain by the whole pages of `data`."""
+    found = []
+    for at in range(0, len(data) - PAGE * 4 + 1, PAGE * 4):
+        link = hashlib.blake2b(link + data[at : at + PAGE * 4], digest_size=HASH_BYTES, key=key).digest()
+        found.append(link)
+    return found
+
+
+class Part(NamedTuple):
+    """A node of the tree whose tokens can be had without computing them. `rank` orders: lower ones are told first."""
+
+    node_id: int
+    parent: int  # index of the part before it; -1: it begins prompts
+    start: int
+    tokens: np.ndarray  # never written to: nodes replace theirs
+    rank: tuple[int, int]
+
+
+def held(cache: PrefixCache, uid: int) -> list[Part]:
+    """What requests of this user could begin with, parents first. On the compute thread."""
+    tree = cache.trees.get(SHARED if cache.settings.is_shared else uid)
+    parts: list[Part] = []
+    stack: list[tuple[Node, int]] = [(child, -1) for child in tree.root.children.values()] if tree is not None else []
+    while stack:
+        node, parent = stack.pop()
+        seg = node.seg
+        if not node.holders and (seg is None or (seg.blob is None and not seg.file)):
+            continue  # what comes after a gap cannot be restored
+        tier = 0 if node.holders else 1 if seg is not None and seg.blob is not None else 2
+        used = max((cache.holdings[seq_id].t_used for seq_id in node.holders), default=0)
+        parts.append(Part(node.id, parent, node.start, node.tokens, (tier, -used)))
+        stack += [(child, len(parts) - 1) for child in node.children.values()]
+    return parts
+
+
+class _Hashed(NamedTuple):
+    start: int
+    n: int
+    pages: list[str]  # that end in this node
+    link: bytes  # hash of the last whole page up to its end
+    tail: bytes  # tokens after that page
+
+
+class Digester:
+    """Hashes for one asker, and what changed since it asked last. Its own lock; any thread."""
+
+    def __init__(self, key: bytes, n_most: int, generation: int) -> None:
+        """`generation`: of the empty digest. No other digester may have begun with it, else differences would be given for another one's."""
+        self._key = key
+        self._n_most = n_most
+        self._generation = generation
+        self._pages: frozenset[str] = frozenset()
+        self._known: dict[int, _Hashed] = {}
+        self._log: deque[tuple[int, frozenset[str], frozenset[str]]] = deque(maxlen=LOG)  # generation, added, removed
+        self._lock = threading.Lock()
+
+    def tell(self, parts: list[Part], since: int | None) -> dict[str, Any]:
+        """The digest of these parts: whole, or as the difference to generation `since` where that is known."""
+        with self._lock:
+            self._take(parts)
+            reply: dict[str, Any] = {"generation": self._generation}
+            changes = self._changes(since)
+            if changes is None:
+                return reply | {"is_whole": True, "added": sorted(self._pages), "removed": []}
+            added, removed = changes
+            return reply | {"is_whole": False, "added": sorted(added), "removed": sorted(removed)}
+
+    def _take(self, parts: list[Part]) -> None:
+        hashed = self._hash(parts)
+        pages: dict[str, None] = {}
+        for i in sorted(range(len(parts)), key=lambda i: (parts[i].rank, parts[i].start)):
+            if len(pages) >= self._n_most:
+                break
+            pages |= dict.fromkeys(hashed[i].pages[: self._n_most - len(pages)])
+        now = frozenset(pages)
+        if now != self._pages:
+            self._generation += 1
+            self._log.append((self._generation, now - self._pages, self._pages - now))
+            self._pages = now
+
+    def _hash(self, parts: list[Part]) -> list[_Hashed]:
+        known, self._known = self._known, {}
+        found: list[_Hashed] = []
+        for part in parts:
+            had = known.get(part.node_id)
+            if had is None or (had.start, had.n) != (part.start, len(part.tokens)):
+                link, tail = (found[part.parent].link, found[part.parent].tail) if part.parent >= 0 else (START, b"")
+                data = tail + part.tokens.astype("<i4", copy=False).tobytes()
+                links = _links(data, link, self._key)
+                rest = data[len(links) * PAGE * 4 :]
+                had = _Hashed(part.start, len(part.tokens), [each.hex() for each in links], links[-1] if links else link, rest)
+            self._known[part.node_id] = had
+            found.append(had)
+        return found
+
+    def _changes(self, since: int | None) -> tuple[frozenset[str], frozenset[str]] | None:
+        """Added and removed since then; None: too long ago, or never ours."""
+        if since == self._generation:
+            return frozenset(), frozenset()
+        later = [entry for entry in self._log if since is not None and entry[0] > since]
+        if not later or later[0][0] != since + 1:  # type: ignore[operator] # with None there are none
+            return None
+        before = self._pages
+        for _, added, removed in reversed(later):
+            before = (before - added) | removed
+        return self._pages - before, before - self._pages
+
+
+class Digesters:
+    """The digesters of a daemon, by who asks. The longest unused goes."""
+
+    def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        """`now_ms`: what generations begin at. A digest changes less than a thousand times a second, so no number is given twice."""
+        self._now_ms = now_ms
+        self._all: OrderedDict[tuple[int, bytes, int], Digester] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, uid: int, key: bytes, n_most: int) -> Digester:
+        """Any thread."""
+        who = uid, key, n_most
+        with self._lock:
+            digester = self._all.get(who)
+            if digester is None:
+                digester = self._all[who] = Digester(key, n_most, self._now_ms())
+                while len(self._all) > DIGESTERS:
+                    self._all.popitem(last=False)
+            self._all.move_to_end(who)
+            return digester

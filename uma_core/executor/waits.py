@@ -1,0 +1,32 @@
+"""How long a request that came now would wait until its own prompt is read: what a router of several daemons goes by."""
+
+from __future__ import annotations
+
+from uma_core.executor.executor import Executor, device_view
+from uma_core.executor.queue_news import expected_waits
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.types import Lane, Phase
+
+
+def predicted_waits_ms(executor: Executor, now_ns: int) -> dict[str, float]:
+    """By lane. On the compute thread.
+
+    A newcomer waits for a sequence, and for the prompts that are read before its own: the longer of the two.
+    """
+    table = executor.table
+    state = SchedulerState(executor.n_ticks, now_ns, table.views(), device_view(executor.engine), executor.knobs, executor.cost, (), {})
+    running = [view for view in state.sessions if view.seq_id >= 0]
+    waiting = [view for view in state.sessions if view.seq_id < 0]
+    waits = {}
+    for lane in Lane:
+        before = [view for view in waiting if view.lane <= lane]
+        reading = [view for view in running if view.phase is Phase.PREFILL and view.lane <= lane]
+        prompts_ns = sum(_unread_ns(state, view) for view in (*before, *reading))
+        seq_ns = expected_waits(state, running, before, table.mean_answer)[-1]
+        waits[lane.name.lower()] = round(max(seq_ns, prompts_ns) / 1e6, 3)
+    return waits
+
+
+def _unread_ns(state: SchedulerState, view: SessionView) -> int:
+    n_past = max(view.n_past, view.cached_hint)
+    return state.cost.prompt_ns(max(0, view.n_prompt - n_past), n_past)
