@@ -138,7 +138,7 @@ static bool are_greedy(const uma_rows * rows) {
 
 static llama_token sample(uma_forward * f, int32_t row, uma_sampler * sampler) {
     float * logits = f->logits + (int64_t) row * f->n_vocab;
-    if (!f->has_logits) {
+    if (!f->has_logits && !(sampler && sampler->forced >= 0)) { // a token that is known needs nothing of the row
         const int32_t id = f->best_id[row];
         if (id < 0 || id >= f->n_vocab || !isfinite(logits[id])) {
             return -1;

@@ -235,8 +235,27 @@ static llama_token draw_allowed(float * row, int32_t n_vocab, uma_sampler * s, l
     return draw(without_refused(row, n_vocab, s->mask), n_vocab, s, left);
 }
 
+// A token that is known before the row is: only its log probabilities, where they are wanted, need the row.
+static llama_token give(const float * logits, int32_t n_vocab, uma_sampler * s) {
+    if (s->forced >= n_vocab) {
+        return -1;
+    }
+    if (s->logprobs && s->logprobs->is_after) {
+        uma_logprobs_after(s->logprobs, NULL, s->forced);
+    } else if (s->logprobs) {
+        if (!isfinite(uma_largest(logits, n_vocab))) {
+            return -1;
+        }
+        uma_logprobs_before(s->logprobs, logits, n_vocab, s->forced);
+    }
+    return uma_sampler_accept(s, s->forced) ? s->forced : -1;
+}
+
 llama_token uma_sample(float * logits, int32_t n_vocab, uma_sampler * s) {
     llama_token_data_array left;
+    if (s && s->forced >= 0) {
+        return give(logits, n_vocab, s);
+    }
     if (!reserve(n_vocab)) {
         return -1;
     }
@@ -277,7 +296,36 @@ bool uma_sampler_accept_all(uma_sampler * s, const llama_token * tokens, int32_t
     return true;
 }
 
-bool uma_takes_best(const uma_sampler * s) { return !s || (!s->chain && !s->raises && !s->logprobs); }
+static bool counts(struct llama_sampler * link) {
+    const char * name = llama_sampler_name(link);
+    return strcmp(name, "penalties") == 0 || strcmp(name, "dry") == 0;
+}
+
+bool uma_sampler_recount(uma_sampler * s, const llama_token * tokens, int32_t n) {
+    s->n_recent = s->oldest = 0;
+    for (int32_t i = 0; s->n_recent_most && i < n; i++) {
+        s->recent[s->oldest] = tokens[i];
+        s->oldest   = (s->oldest + 1) % s->n_recent_most;
+        s->n_recent = s->n_recent < s->n_recent_most ? s->n_recent + 1 : s->n_recent;
+    }
+    for (int32_t k = 0; s->chain && k < llama_sampler_chain_n(s->chain); k++) {
+        struct llama_sampler * link = llama_sampler_chain_get(s->chain, k);
+        if (!counts(link)) {
+            continue;
+        }
+        llama_sampler_reset(link);
+        for (int32_t i = 0; i < n; i++) {
+            if (!uma_chain_accept(link, tokens[i])) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static bool is_given(const uma_sampler * s) { return s->forced >= 0 && !s->logprobs; }
+
+bool uma_takes_best(const uma_sampler * s) { return !s || is_given(s) || (!s->chain && !s->raises && !s->logprobs); }
 
 bool uma_allows(const uma_sampler * s, llama_token token) {
     if (!s) {

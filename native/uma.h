@@ -93,6 +93,7 @@ typedef struct uma_sampler {
     // if that one is refused the row is masked and drawn from again. `masks_first`: before, for chains that learn from draws.
     const uint32_t * mask;
     int32_t  masks_first;
+    int32_t  forced;         // this token comes next, whatever the row says: nothing is drawn; -1: one is drawn
     // The last tokens, whose logits the chain may move: a ring of n_recent_most, 0 where there is no such link.
     int32_t  n_recent_most, n_recent, oldest;
     llama_token  * recent;
@@ -103,6 +104,8 @@ typedef struct uma_sampler {
 llama_token uma_sample(float * logits, int32_t n_vocab, uma_sampler * sampler);
 bool uma_sampler_accept(uma_sampler * sampler, llama_token token); // one that it did not draw; false: no memory
 bool uma_sampler_accept_all(uma_sampler * sampler, const llama_token * tokens, int32_t n);
+// Tokens were taken back: penalties and DRY count these n and no others. Random numbers that were drawn stay drawn. False: no memory.
+bool uma_sampler_recount(uma_sampler * sampler, const llama_token * tokens, int32_t n);
 // Whether it takes the row's best token where `uma_allows` that, and needs nothing else of the row.
 bool uma_takes_best(const uma_sampler * sampler);
 bool uma_allows(const uma_sampler * sampler, llama_token token);

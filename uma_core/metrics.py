@@ -121,6 +121,8 @@ SLO_VIOLATIONS = _counter(
 CONSTRAINT_COMPILE = _times("constraint_compile_seconds", "compiling a schema or grammar", _SHORT)
 CONSTRAINT_CACHE = _counter("constraint_cache_total", "schemas and grammars of requests, found compiled or not", labels={"result": ("hit", "miss")})
 CONSTRAINT_STEP = _times("constraint_step_seconds", "what a token of a constrained answer costs between two decode calls", _SHORT)
+TOKENS_FORCED = _counter("forced_tokens_total", "tokens that a grammar or a spent reasoning budget determined: nothing was sampled", "tokens")
+TOKENS_TAKEN_BACK = _counter("taken_back_tokens_total", "tokens taken back because they completed a banned string", "tokens")
 
 # the policy
 PREFILL_GUARD_ACTIVE = _gauge("prefill_guard_active", "1 while the latency guard holds prefill back")

@@ -199,6 +199,7 @@ class Request:
     max_tokens: int | None = None  # None: the configured default
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
+    banned_strings: tuple[str, ...] = ()  # the answer never has them
     suffix: str = ""  # what follows the text that is asked for, after `prompt` or `tokens`
     n: int = 1  # answers
     best_of: int = 0  # so many are made, and the n likeliest told; 0: n

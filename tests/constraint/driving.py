@@ -19,6 +19,8 @@ N_TOKENS_MOST = 400
 
 def allowed(matcher: Matcher, n_vocab: int) -> np.ndarray:
     """Ids that may come next."""
+    if matcher.forced:
+        return np.array([matcher.forced[0]])
     assert matcher.mask is not None
     return np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")[:n_vocab])
 

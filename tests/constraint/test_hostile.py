@@ -24,7 +24,8 @@ def run():
     try:
         matcher = Compiler(new_registry()).compile(engine, Constraint(*eval(sys.argv[1])))
         for _ in range(20):
-            ids = np.flatnonzero(np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")[:256])
+            bits = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")[:256]
+            ids = list(matcher.forced)[:1] or np.flatnonzero(bits)
             if matcher.is_done or not len(ids):
                 break
             matcher.accept(int(ids[0]))

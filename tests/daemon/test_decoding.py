@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.daemon.support import DaemonProcess, Event, Wire, text_of
 
 PROMPT = "The shell reads commands and"
@@ -84,3 +86,27 @@ def test_prompts_in_parts_and_their_echo(serve_model: Serve) -> None:
         wire.send(id="s", prompt=PROMPT, suffix="z")
         (error,) = wire.until_final("s")
         assert error["name"] == "unsupported"
+
+
+@pytest.mark.parametrize("engine", ["llama", "graph"])
+def test_banned_strings_are_taken_back_with_their_kv(serve_model: Serve, engine: str) -> None:
+    daemon = serve_model("--engine", engine)
+    with daemon.connect() as wire:
+        free = text_of(ask(wire, max_tokens=60))
+        words = [word for word in free.split() if len(word) > 3]
+        banned = [words[3], words[5][1:], free[0:2], " " + words[1]]
+        events = ask(wire, max_tokens=60, banned_strings=banned, logprobs=0)
+        text, ones = text_of(events), [one for e in events for one in e.get("logprobs", ())]
+        assert not any(b in text for b in banned) and len(ones) == 60
+        assert bytes(b for one in ones for b in one["bytes"]).decode() == text
+        ids = wire.ask("tokenize", content=PROMPT, add_special=True)["tokens"]
+        for at in range(0, 60, 7):  # read afresh, the tokens that stayed have the same probabilities
+            wire.send(id="p", tokens=[*ids, *(one["id"] for one in ones[:at])], max_tokens=1, logprobs=20)
+            (best,) = (e["logprobs"][0] for e in wire.until_final("p") if e.get("logprobs"))
+            found = {o["id"]: o["logprob"] for o in best["top"]}
+            assert math.isclose(found[ones[at]["id"]], ones[at]["logprob"], abs_tol=0.02)
+        assert text_of(ask(wire, max_tokens=60)) == free, "what was taken back has left no trace in the cache"
+        assert daemon.ask("metrics")["metrics"]["taken_back_tokens_total"] > 0
+        alone = [text_of(ask(wire, max_tokens=40, temperature=0.8, seed=5 + i, banned_strings=banned)) for i in range(2)]
+        (eos,) = ask(wire, max_tokens=40, temperature=0.8, seed=5, n=2, banned_strings=banned, stream=False)
+        assert [answer["text"] for answer in eos["answers"]] == alone

@@ -63,8 +63,11 @@ def test_a_chat_and_what_it_costs(serve_model, watch):
     daemon = serve_model("--bmt-budget", "auto", model=DRAFT)
     daemon.generate(PROMPT, max_tokens=12, temperature=0.8, slo={"target_ttft_ms": 0.001, "target_tbt_ms": 0.001})
     daemon.generate(PROMPT, max_tokens=12, constraint={"regex": "[a-z ]+"})
+    daemon.generate(PROMPT, max_tokens=12, constraint={"json_schema": {"const": "forced"}})
+    daemon.generate(PROMPT, max_tokens=12, banned_strings=[" ", "e"])
     chat = daemon.stream(PROMPT, max_tokens=400).begun()
     watch(daemon, "constraint_cache_total", "constraint_compile_seconds", "constraint_step_seconds")
+    watch(daemon, "forced_tokens_total", "taken_back_tokens_total")
     watch(daemon, "overlap_active", "solo_step_seconds", "bmt_budget_bytes", "bmt_seconds", "slo_violations_total", "sampling_last_seconds")
     chat.cancel()
 

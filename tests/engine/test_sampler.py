@@ -133,3 +133,64 @@ def test_whoever_asks_for_nothing_has_no_log_probabilities(clean: Engine) -> Non
     draw(clean, sampler, token)
     assert sampler.logprobs() is None
     sampler.close()
+
+
+@pytest.mark.parametrize("params", [COLD, HOT, SamplingParams(logprobs=3)], ids=["greedy", "drawn", "logprobs"])
+def test_a_forced_token_comes_whatever_the_row_says_and_no_random_number_is_spent(clean: Engine, params: SamplingParams) -> None:
+    prompt, said = tokens_of(clean, 30), []
+    for forced in ((), (201, 7)):
+        clean.kv_truncate(0, 0)
+        sampler, token = clean.sampler(params, 5), read(clean, 0, prompt)
+        for each in forced:
+            assert sampler.force(each)
+            assert draw(clean, sampler, token) == each
+            found = sampler.logprobs()
+            if found is not None and clean.info.engine != "fake":
+                row = clean.logits(0).astype(np.float64)
+                assert found.logprob == pytest.approx(row[each] - np.log(np.exp(row).sum()), abs=1e-4) and len(found.top) == 3
+        assert sampler.force(None)
+        clean.kv_truncate(0, 0)
+        token = read(clean, 0, prompt)
+        said.append([token := draw(clean, sampler, token) for _ in range(6)])
+        sampler.close()
+    assert said[0] == said[1], "as if nothing had been forced"
+
+
+def test_a_banned_token_cannot_be_forced(clean: Engine) -> None:
+    sampler = clean.sampler(SamplingParams(logit_bias=((17, -np.inf), (18, -5.0))), 5)
+    token = read(clean, 0, tokens_of(clean, 30))
+    assert not sampler.force(17) and sampler.force(18)
+    sampler.ban([93])
+    assert not sampler.force(93), "and the last word still holds:"
+    assert draw(clean, sampler, token) == 18
+    sampler.close()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(repeat_penalty=1.7, repeat_last_n=6),
+        SamplingParams(frequency_penalty=2.0, presence_penalty=1.0, repeat_last_n=-1),
+        SamplingParams(dry_multiplier=3.0, dry_allowed_length=1, dry_penalty_last_n=-1, dry_sequence_breakers=()),
+    ],
+    ids=["repeat", "frequency", "dry"],
+)
+def test_penalties_count_anew_after_tokens_were_taken_back(clean: Engine, params: SamplingParams) -> None:
+    """A sampler that is told what is left draws like one that never knew more."""
+    prompt = tokens_of(clean, 30)
+    told, said = prompt[-params.n_recent(clean.info.n_ctx_seq) :], []
+    for n_taken in (0, 5):
+        clean.kv_truncate(0, 0)
+        sampler, token = clean.sampler(params, 5), read(clean, 0, prompt)
+        sampler.accept(told)
+        first = token
+        for _ in range(n_taken):
+            token = draw(clean, sampler, token)
+        if n_taken:
+            sampler.recount(told)
+            clean.kv_truncate(0, 0)
+            assert read(clean, 0, prompt) == first
+        token = first
+        said.append([token := draw(clean, sampler, token) for _ in range(12)])
+        sampler.close()
+    assert said[0] == said[1]

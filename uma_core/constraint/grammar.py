@@ -13,7 +13,7 @@ from uma_core.constraint.lexemes import to_lark
 from uma_core.constraint.lib import ffi, load
 from uma_core.constraint.vocabulary import Vocabulary
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import Constraint
+from uma_core.types import Constraint, TokenId
 
 N_BYTES_MOST = 256 << 10  # of a schema or grammar; a 50-property schema has 4 KiB
 N_REGEX_BYTES_MOST = 16 << 10  # compiling one takes up to its length's square: 0.7 s
@@ -39,6 +39,8 @@ LIMITS = {
     "precompute_large_lexemes": True,
     "verbose_errors": False,
 }
+
+N_FORCED_MOST = 256  # tokens that a grammar forces at a time; the others are found after them
 
 
 class Source(NamedTuple):
@@ -101,6 +103,7 @@ class Grammar:
         """Blocks: for 0.3 to 3 ms, up to about a second for the largest. Raises: CONSTRAINT_REFUSED."""
         self._lib = load()
         self.vocabulary = vocabulary
+        self._out = ffi.new("uint32_t[]", N_FORCED_MOST)
         self.is_spoilt = False  # a copy has failed: their common lexer may be full
         source = source_of(constraint, vocabulary)
         self.n_bytes = len(source.text)
@@ -110,6 +113,7 @@ class Grammar:
         if constraint.prefix:
             self._skip(constraint)
         self.is_done: bool = self._lib.llg_matcher_is_stopped(self.handle)
+        self.forced = [] if self.is_done else self.forced_by(self.handle)
         self.mask = np.zeros(vocabulary.n_words, np.uint32)
         pointer = ffi.from_buffer("uint32_t *", self.mask)
         if not self.is_done and self._lib.llg_matcher_compute_mask_into(self.handle, pointer, self.mask.nbytes):
@@ -125,6 +129,15 @@ class Grammar:
         if self._lib.llg_matcher_consume_tokens(self.handle, tokens, len(tokens)):
             field = "constraint.prefix"
             raise UmaError(ErrorCode.CONSTRAINT_REFUSED, f"`{field}`: the grammar does not begin like this", field=field)
+
+    def forced_by(self, matcher: Any) -> list[TokenId]:
+        """The next tokens of a matcher that leaves no choice, as the model's tokeniser writes that text; [] where it leaves one."""
+        if not self.vocabulary.is_exact:
+            return []
+        n = self._lib.llg_matcher_compute_ff_tokens(matcher, self._out, N_FORCED_MOST)
+        found = ffi.unpack(self._out, max(0, n)) if n else []
+        ends = [i for i, token in enumerate(found) if token in self.vocabulary.eog]
+        return found[: ends[0]] if ends else found
 
     def copy(self) -> Any:
         """An LlgMatcher of its own."""

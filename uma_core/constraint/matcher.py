@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,27 +21,32 @@ class Matcher:
 
     `mask`: (n_vocab / 32,) uint32, a bit for each token that may come next, lowest first; changed in place by `accept`. None
     while everything may come: a trigger is awaited.
+    `forced`: the next tokens, where the grammar leaves no choice; the mask is not kept up to date while there are any. Whoever
+    can use several at once (as a draft that needs no check) finds them all here.
     `is_done`: the answer is complete, and nothing may follow.
     """
 
-    __slots__ = ("_grammar", "_handle", "_lib", "_pointer", "_scanner", "is_done", "mask", "spent_ns")
+    __slots__ = ("_first", "_grammar", "_handle", "_lib", "_pointer", "_scanner", "forced", "is_done", "mask", "spent_ns")
 
     def __init__(self, grammar: Grammar, scanner: Scanner | None = None) -> None:
         self._lib = load()
         self._grammar = grammar
+        self._first = scanner.fork() if scanner is not None else None
         self._scanner = scanner
         self._handle: Any = grammar.copy()
         self._pointer: Any = None
+        self.forced: deque[TokenId] = deque()
         self.mask: np.ndarray | None = None
         self.is_done = False
         self.spent_ns = 0  # by the last `accept`
         if scanner is None:
-            self._begin(grammar.mask)
-            self.is_done = grammar.is_done
+            self._begin()
 
-    def _begin(self, mask: np.ndarray) -> None:
-        self.mask = mask.copy()
+    def _begin(self) -> None:
+        self.mask = self._grammar.mask.copy()
         self._pointer = ffi.from_buffer("uint32_t *", self.mask)
+        self.is_done = self._grammar.is_done
+        self.forced.extend(self._grammar.forced)
 
     def accept(self, token: TokenId) -> None:
         """Go on by one token that is no end-of-generation token. Raises: CONSTRAINT_FAILED; then only `close` may follow."""
@@ -53,14 +60,26 @@ class Matcher:
     def _go_on(self, token: TokenId) -> None:
         if self._lib.llg_matcher_consume_token(self._handle, token):
             raise self._failure()
-        self._look()
+        if self.forced and self.forced[0] == token:
+            self.forced.popleft()
+        else:
+            self.forced.clear()
+        if not self.forced:
+            self._look()
 
     def _look(self) -> None:
         """What may come now."""
         if self._lib.llg_matcher_is_stopped(self._handle):
             self.is_done = True
             return
+        self.forced.extend(self._grammar.forced_by(self._handle))
+        if not self.forced:
+            self.choose()
+
+    def choose(self) -> None:
+        """Let the next token be drawn after all: the one that is forced is banned. Raises: CONSTRAINT_FAILED."""
         assert self.mask is not None
+        self.forced.clear()
         if self._lib.llg_matcher_compute_mask_into(self._handle, self._pointer, self.mask.nbytes):
             raise self._failure()
 
@@ -69,13 +88,25 @@ class Matcher:
         if tokens is None:
             return
         self._scanner = None
-        self._begin(self._grammar.mask)
+        self._begin()
         if tokens:
             if self._lib.llg_matcher_consume_tokens(self._handle, tokens, len(tokens)):
                 raise self._failure()
+            self.forced.clear()
             self._look()
-        else:
-            self.is_done = self._grammar.is_done
+
+    def rewind(self, n: int, tokens: Sequence[TokenId]) -> None:
+        """Forget the last n tokens; `tokens` are left. Raises: CONSTRAINT_FAILED."""
+        self.forced.clear()
+        self.is_done = False
+        if self._first is not None:  # the trigger may be among them: from the beginning
+            self._scanner, self._handle, self.mask = self._first.fork(), self._grammar.copy(), None
+            for token in tokens:
+                self.accept(token)
+            return
+        if self._lib.llg_matcher_rollback(self._handle, n):
+            raise self._failure()
+        self._look()
 
     def _failure(self) -> UmaError:
         self._grammar.is_spoilt = True

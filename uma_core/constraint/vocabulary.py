@@ -53,7 +53,8 @@ class Vocabulary:
         init.tok_eos_extra, init.tok_eos_extra_count = extra, len(extra)
         joined = b"".join(tokens)
         init.token_lens, init.token_bytes = ffi.from_buffer("uint32_t *", lens), ffi.from_buffer("uint8_t *", joined)
-        if self._has_all_bytes():
+        self.is_exact = self._has_all_bytes()
+        if self.is_exact:
             init.tokenize_fn, init.tokenize_assumes_string = self._callback, True
         else:  # forced text could not be put into tokens for certain: the model chooses them
             init.use_approximate_greedy_tokenize_fn = True

@@ -110,6 +110,7 @@ class EngineInfo:
     expert_bytes: int = 0  # of weight_bytes: in expert tensors
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(0, False, False, False, False))
     suppressed: tuple[TokenId, ...] = ()  # tokens that the model must never generate: every session needs a sampler
+    n_outputs: int = 1  # most rows with logits in one decode call
     kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
     adapters: tuple[Adapter, ...] = ()
     notes: tuple[str, ...] = ()  # why something is off, for `status`
@@ -164,11 +165,20 @@ class Sampler(Protocol):
         calls. With no bit set, sampling gives -1.
         """
 
-    def allow_end(self) -> None:
-        """`min_tokens` are there: end-of-generation tokens and those of `stop_token_ids` may come."""
+    def allow_end(self, is_allowed: bool = True) -> None:
+        """`min_tokens` are there, or no longer: end-of-generation tokens and those of `stop_token_ids` may come, or not."""
 
     def ban(self, tokens: Sequence[TokenId]) -> None:
         """Never draw these, instead of those of the last call."""
+
+    def force(self, token: TokenId | None) -> bool:
+        """The next row gives this token, and all that follow do, without being sampled; None: rows are sampled again.
+
+        False: the token is banned, and nothing has changed.
+        """
+
+    def recount(self, tokens: np.ndarray) -> None:
+        """Tokens were taken back: (n,) int32 are the last ones now, as many as penalties look at."""
 
     def logprobs(self) -> Logprobs | None:
         """Of the token that was drawn last, where the parameters want them."""
@@ -232,16 +242,16 @@ class Batch:
         self.n = i + 1
         self.n_rows += want_logits
 
-    def extend(self, tokens: np.ndarray, pos0: int, seq_id: SeqId, want_last: bool) -> None:
-        """Append a run of one sequence's tokens; only the last may want logits."""
+    def extend(self, tokens: np.ndarray, pos0: int, seq_id: SeqId, want_last: bool, want_all: bool = False) -> None:
+        """Append a run of one sequence's tokens, of which the last or all want logits."""
         i, k = self.n, len(tokens)
         self.tokens[i : i + k] = tokens
         self.pos[i : i + k] = np.arange(pos0, pos0 + k, dtype=np.int32)
         self.seq_id[i : i + k] = seq_id
-        self.want_logits[i : i + k] = 0
-        self.want_logits[i + k - 1] = want_last
+        self.want_logits[i : i + k] = want_all
+        self.want_logits[i + k - 1] = want_last or want_all
         self.n = i + k
-        self.n_rows += want_last
+        self.n_rows += k if want_all else want_last
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
         """The same rows one position later: (n,) tokens that followed. Every row must have wanted logits."""

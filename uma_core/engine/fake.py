@@ -430,4 +430,5 @@ def _info(model: FakeModel) -> EngineInfo:
         ),
         adapters=tuple(Adapter(name, f"{name}.gguf", 0.0, name, 0) for name in model.adapters),
         notes=(f"begin-of-text is token {BOS}",),
+        n_outputs=max(16, model.n_seq_max),
     )

@@ -66,7 +66,11 @@ class FakeSampler:
         self.accepted: list[TokenId] = []
         self.is_closed = False
         self._mask: np.ndarray | None = None
-        self._early = (EOG, *params.stop_token_ids) if params.min_tokens else ()
+        self._early = (EOG, *params.stop_token_ids)
+        self._is_early = params.min_tokens > 0
+        self._forced: TokenId | None = None
+        self.n_drawn = 0
+        self.n_forced = 0
         self._here: tuple[TokenId, ...] = ()
         self._logprobs: Logprobs | None = None
 
@@ -78,17 +82,28 @@ class FakeSampler:
             raise ValueError(f"a mask of {mask.nbytes} bytes")
         self._mask = mask
 
-    def allow_end(self) -> None:
-        self._early = ()
+    def allow_end(self, is_allowed: bool = True) -> None:
+        self._is_early = not is_allowed and self.params.min_tokens > 0
 
     def ban(self, tokens: Sequence[TokenId]) -> None:
         self._here = tuple(tokens)
+
+    def force(self, token: TokenId | None) -> bool:
+        if token is not None and self._bias()[token] == -np.inf:
+            return False
+        self._forced = token
+        return True
+
+    def recount(self, tokens: np.ndarray) -> None:
+        self.accepted = [int(token) for token in tokens]
 
     def logprobs(self) -> Logprobs | None:
         return self._logprobs
 
     def choose(self, state: int, greedy: TokenId) -> TokenId:
-        token = self._allowed(state, self._wanted(state, greedy))
+        self.n_drawn += self._forced is None
+        self.n_forced += self._forced is not None
+        token = self._allowed(state, self._wanted(state, greedy)) if self._forced is None else self._forced
         if token >= 0 and self.params.logprobs is not None:
             self._logprobs = self._weigh(row_logits(greedy), token, self.params.logprobs)
         return token
@@ -100,11 +115,7 @@ class FakeSampler:
 
     def _allowed(self, state: int, wanted: TokenId) -> TokenId:
         """The wanted token, or one that a bias puts above it, or another by the content alone; -1: there is none."""
-        params = self.params
-        bias = np.zeros(N_VOCAB)
-        for token, value in params.logit_bias:
-            bias[int(token)] += value
-        bias[[*self._early, *self._here, *([EOG] if params.ban_eog else [])]] = -np.inf
+        params, bias = self.params, self._bias()
         if self._mask is not None:
             bias[np.unpackbits(self._mask.view(np.uint8), bitorder="little")[:N_VOCAB] == 0] = -np.inf
         best = int((row_logits(wanted) + bias).argmax())
@@ -113,6 +124,13 @@ class FakeSampler:
         others = np.flatnonzero(np.isfinite(bias))
         seed = self.seed & 0xFFFF if params.temperature > 0.0 else 0
         return int(others[(advance(state, seed) >> 20) % len(others)]) if len(others) else -1
+
+    def _bias(self) -> np.ndarray:
+        bias = np.zeros(N_VOCAB)
+        for token, value in self.params.logit_bias:
+            bias[int(token)] += value
+        bias[[*(self._early if self._is_early else ()), *self._here, *([EOG] if self.params.ban_eog else [])]] = -np.inf
+        return bias
 
     def _weigh(self, row: np.ndarray, token: TokenId, n_top: int) -> Logprobs:
         if self.params.post_sampling_probs:

@@ -34,7 +34,7 @@ from uma_core.engine.llama_kv import HostExport, Move, Span
 from uma_core.engine.llama_log import tap
 from uma_core.engine.llama_model import LlamaModel, Progress
 from uma_core.engine.llama_pages import release_stream, touch_stream
-from uma_core.engine.llama_params import check_threads, decode_params, is_unified, lane_params, n_threads_of
+from uma_core.engine.llama_params import check_threads, decode_params, is_unified, lane_params, n_outputs, n_threads_of
 from uma_core.engine.llama_prefill import PrefillLane
 from uma_core.engine.llama_probe import discover, proves_direct_kv, warm_up
 from uma_core.engine.llama_sampler import LlamaSampler
@@ -115,6 +115,7 @@ class LlamaEngine:
             devices=devices,
             n_vocab=model.n_vocab,
             suppressed=model.suppressed,
+            n_outputs=n_outputs(options),
             n_layer=n_layer,
             n_ctx_train=int(lib.llama_model_n_ctx_train(model.handle)),
             n_ctx=n_ctx,

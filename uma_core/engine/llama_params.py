@@ -81,6 +81,11 @@ def is_unified(options: EngineOptions) -> bool:
     return options.kv_mode == "unified" and options.n_seq > 1
 
 
+def n_outputs(options: EngineOptions) -> int:
+    """Most rows with logits in a decode call."""
+    return max(N_OUTPUTS_MIN, options.n_seq)
+
+
 def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
     """llama_context_params of the context that all sequences share."""
     return _context_params(
@@ -88,7 +93,7 @@ def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
         n_ctx=options.n_ctx or n_ctx_train * options.n_seq,
         n_seq_max=options.n_seq,
         kv_unified=is_unified(options),
-        n_outputs_max=max(N_OUTPUTS_MIN, options.n_seq),
+        n_outputs_max=n_outputs(options),
         n_batch=options.n_batch,
     )
 

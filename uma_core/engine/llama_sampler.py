@@ -190,14 +190,14 @@ def _counts_all(name: str, params: SamplingParams) -> bool:
 class LlamaSampler:
     """Owns a uma_sampler and what it points at, but not the mask. Edits come first, then penalties, cuts, the draw."""
 
-    __slots__ = ("_early", "_edits", "_fixed", "_here", "_logprobs", "_mask", "_n_words", "_recent", "handle")
+    __slots__ = ("_early", "_edits", "_fixed", "_here", "_is_early", "_logprobs", "_mask", "_n_words", "_recent", "handle")
 
     def __init__(self, params: SamplingParams, seed: int, model: Any, n_ctx: int) -> None:
         """`n_ctx`: the longest window of recent tokens. `model`: a LlamaModel."""
         self._n_words = -(-model.n_vocab // 32)
         self._mask: Any = None
         self._logprobs: Any = ffi.NULL
-        handle = self.handle = ffi.new("uma_sampler *")
+        handle = self.handle = ffi.new("uma_sampler *", {"forced": -1})
         if params.logprobs is not None:
             wanted = {"n_top": params.logprobs, "is_after": params.post_sampling_probs}
             self._logprobs = ffi.new("uma_logprobs *", wanted)
@@ -205,8 +205,8 @@ class LlamaSampler:
         ends = [(token, -ALL) for token in sorted(model.eog)]
         never = [(token, -ALL) for token in model.suppressed]
         self._fixed = [*never, *params.logit_bias, *(ends if params.ban_eog else ())]
-        is_early = params.min_tokens > 0
-        self._early = [*ends, *((token, -ALL) for token in params.stop_token_ids)] if is_early else []
+        self._is_early = params.min_tokens > 0
+        self._early = [*ends, *((token, -ALL) for token in params.stop_token_ids)] if self._is_early else []
         self._here: list[tuple[TokenId, float]] = []
         self._set_edits()
         n_recent = params.n_recent(n_ctx)
@@ -218,7 +218,7 @@ class LlamaSampler:
         handle.chain = model.links.chain(params, seed & 0xFFFFFFFF, n_ctx)
 
     def _set_edits(self) -> None:
-        edits = [*self._fixed, *self._early, *self._here]
+        edits = self._all_edits()
         self._edits = ffi.new("llama_logit_bias[]", edits)
         self.handle.edits, self.handle.n_edits = self._edits, len(edits)
         self.handle.raises = any(bias > 0 for _, bias in edits)
@@ -236,15 +236,28 @@ class LlamaSampler:
         self._mask = ffi.from_buffer("uint32_t *", mask)  # holds the array
         self.handle.mask = self._mask
 
-    def allow_end(self) -> None:
-        if self._early:
-            self._early = []
+    def _all_edits(self) -> list[tuple[TokenId, float]]:
+        return [*self._fixed, *(self._early if self._is_early else ()), *self._here]
+
+    def allow_end(self, is_allowed: bool = True) -> None:
+        if self._early and self._is_early is is_allowed:
+            self._is_early = not is_allowed
             self._set_edits()
 
     def ban(self, tokens: Sequence[TokenId]) -> None:
         if tokens or self._here:
             self._here = [(token, -ALL) for token in tokens]
             self._set_edits()
+
+    def force(self, token: TokenId | None) -> bool:
+        if token is not None and any(banned == token and bias == -ALL for banned, bias in self._all_edits()):
+            return False
+        self.handle.forced = -1 if token is None else token
+        return True
+
+    def recount(self, tokens: np.ndarray) -> None:
+        data = np.ascontiguousarray(tokens, np.int32)
+        lib.uma_sampler_recount(self.handle, ffi.from_buffer("llama_token *", data), len(data))
 
     def logprobs(self) -> Logprobs | None:
         found = self._logprobs

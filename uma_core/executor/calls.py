@@ -220,7 +220,8 @@ class Calls:
         session.touch()
         if session.can_decode:
             session.become(Phase.DECODE)
-        if is_first and session.lane is Lane.INTERACTIVE and session.n_max > 1:
+        is_late = session.bans is not None or (session.lane is Lane.INTERACTIVE and session.n_max > 1)
+        if is_first and is_late:  # a token that may be taken back has to wait for its prompt's KV
             session.first_token = token
         elif is_first:
             self._deliveries.deliver(session, token, self._clock.now_ns())

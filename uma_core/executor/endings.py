@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from uma_core.engine.api import Engine, Transfer
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.constraints import Constraints
 from uma_core.executor.meters import Meters
+from uma_core.executor.rewinding import NO_TOKEN, Rewinding
 from uma_core.session.answer import Answer
 from uma_core.session.events import End, Event, Final, Token
 from uma_core.session.reasoning import Thinking
@@ -33,6 +32,7 @@ class Deliveries:
         self._meters = meters
         self._events = events
         self.constraints = Constraints(table, meters)
+        self.rewinding = Rewinding(engine, table, meters)
         self.tick_ns = 0  # how long ticks take
         self.on_release: Callable[[Session, int], None] = self._drop_cells  # sequence -1: it had none
         self.on_linger: Callable[[Session, int, Transfer], None] | None = None  # who sees a last chunk's KV arrive
@@ -40,7 +40,8 @@ class Deliveries:
     def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
         """One sampled token: to the reader, and to the end of the session where it is the last."""
         if token < 0:
-            self.fail(session, UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
+            is_banned = session.bans is not None and session.bans.is_set
+            self.fail(session, UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN) if is_banned else UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
             return
         if session.answer is not None and session.is_silent:
             self.finish(session, FinishReason.LENGTH, now_ns)
@@ -48,9 +49,12 @@ class Deliveries:
         if not session.request.ignore_eos and self._engine.is_eog(token):
             self.finish(session, FinishReason.STOP, now_ns)
             return
+        if session.is_forced:
+            self._meters.forced.add()
         if token in session.stop_tokens:
             self.finish(session, FinishReason.STOP, now_ns, stop={"token_id": token})
             return
+        mark = self.rewinding.mark(session) if session.bans is not None else None
         if session.matcher is not None:
             error = self.constraints.accept(session, token, self.tick_ns)
             if error is not None:
@@ -64,7 +68,11 @@ class Deliveries:
         if session.answer is None:
             self._send(session, session.text.push(self._piece(session, token)), token)
         else:
-            self._watch(session, session.answer, token)
+            self.rewinding.lift(session)
+            self._watch(session, session.answer, token, mark)
+            if session.answer.must_rewind:
+                self._take_back(session, now_ns)
+                return
         stop = (session.answer or session.text).stopped_by
         if stop:
             self.finish(session, FinishReason.STOP, now_ns, stop={"text": stop})
@@ -72,45 +80,64 @@ class Deliveries:
             self.finish(session, FinishReason.STOP, now_ns)
         elif len(session.generated) >= session.n_max:
             self.finish(session, FinishReason.LENGTH, now_ns)
+        elif session.matcher is not None or session.thinking is not None:
+            self._steer(session, now_ns)
+
+    def _steer(self, session: Session, now_ns: int) -> None:
+        """Tell the sampler the next token where there is no choice: the end of a thought that is over its budget comes before a grammar."""
+        sampler, thinking, matcher = session.sampler, session.thinking, session.matcher
+        if sampler is None:
+            return
+        if thinking is not None and thinking.forced:
+            session.is_forced = sampler.force(thinking.forced[0])
+            if not session.is_forced:
+                self.fail(session, UmaError(ErrorCode.CONSTRAINT_FAILED, "a token of the forced end of a thought is banned"), now_ns)
+            return
+        if matcher is not None and matcher.forced:
+            session.is_forced = sampler.force(matcher.forced[0])
+            if session.is_forced:
+                return
+            try:
+                matcher.choose()
+            except UmaError as error:
+                self.fail(session, error, now_ns)
+                return
+        session.is_forced = False
+        sampler.force(None)
 
     def _think(self, session: Session, thinking: Thinking, token: TokenId) -> None:
         """Count a thought's token; where the budget is spent, the next tokens are those that end it."""
         if thinking.forced and thinking.forced[0] == token:
             thinking.forced.popleft()
-            if not thinking.forced:
-                self._force(session, None)
         thinking.push(self._engine.piece(token, True))
         if thinking.is_over_budget and not thinking.forced and not session.was_forced:
             self._end_thought(session, thinking)
-        elif thinking.forced:
-            self._force(session, thinking.forced[0])
 
     def _end_thought(self, session: Session, thinking: Thinking) -> None:
         wanted = session.request.reasoning
         assert wanted is not None
         session.was_forced = True  # once: a model that thinks on after the end text is not stopped again
         thinking.forced.extend(self._engine.tokenize(wanted.message + wanted.end, False, True))
-        self._force(session, thinking.forced[0])
-
-    def _force(self, session: Session, token: TokenId | None) -> None:
-        """The next token is this one; None: any that the answer's grammar allows."""
-        assert session.sampler is not None
-        if token is None:
-            session.sampler.set_mask(session.matcher.mask if session.matcher is not None else None)
-            return
-        mask = np.zeros(-(-self._engine.info.n_vocab // 32), np.uint32)
-        mask[token // 32] = 1 << token % 32
-        session.sampler.set_mask(mask)
 
     def _piece(self, session: Session, token: TokenId) -> bytes:
         return self._engine.piece(token, token in session.preserved_tokens)
 
-    def _watch(self, session: Session, answer: Answer, token: TokenId) -> None:
+    def _take_back(self, session: Session, now_ns: int) -> None:
+        try:
+            error = self.rewinding.take_back(session)
+        except UmaError as failure:  # of its grammar
+            error = failure
+        if error is not None:
+            self.fail(session, error, now_ns)
+        else:
+            self._steer(session, now_ns)
+
+    def _watch(self, session: Session, answer: Answer, token: TokenId, mark: Any) -> None:
         """A token of an answer whose tokens matter one by one."""
         if len(session.generated) == session.request.sampling.min_tokens and session.sampler is not None:
             session.sampler.allow_end()
         self._echo(session)
-        self._send(session, answer.push(token, self._piece(session, token), self._logprob(session, token)), token)
+        self._send(session, answer.push(token, self._piece(session, token), self._logprob(session, token), mark), token)
 
     def _logprob(self, session: Session, token: TokenId) -> TokenLogprob | None:
         found = session.sampler.logprobs() if session.sampler is not None else None
@@ -202,7 +229,8 @@ class Deliveries:
             params = dataclasses.replace(params, logprobs=0)
         session.thinking = self._thinking(session)
         is_limited = request.reasoning is not None and request.reasoning.budget_tokens is not None
-        if not params.needs_sampler and not self._engine.info.suppressed and session.matcher is None and not is_limited:
+        is_held_to = session.matcher is not None or is_limited or session.bans is not None
+        if not params.needs_sampler and not self._engine.info.suppressed and not is_held_to:
             return
         session.sampler = self._engine.sampler(params, session.seed)
         n_recent = params.n_recent(self._engine.info.n_ctx_seq)
@@ -212,6 +240,7 @@ class Deliveries:
             self.constraints.begin(session)
         if session.thinking is not None and session.thinking.is_over_budget:
             self._end_thought(session, session.thinking)
+        self._steer(session, session.t_received_ns)
 
     def _thinking(self, session: Session) -> Thinking | None:
         wanted = session.request.reasoning

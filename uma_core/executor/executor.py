@@ -63,6 +63,7 @@ class Executor:
         self.deliveries.on_release, self.deliveries.on_linger = self.cache.release, self.cache.linger
         self.calls.on_read = self.cache.grew
         self.places.on_leave = self.calls.deliver_first
+        self.deliveries.rewinding.on_rewind = self.places.rewind
         self.queue_news = QueueNews()
         self.admittance = admittance
         self.cost = cost
@@ -255,8 +256,8 @@ class Executor:
         for group in groups:
             for _, session in group:
                 self.calls.deliver_first(session)
-            is_whole = all(session.phase is not Phase.DONE for _, session in group)
-            live = group if is_whole else [pair for pair in group if pair[1].phase is not Phase.DONE]
+            is_whole = all(_goes(*pair) for pair in group)
+            live = group if is_whole else [pair for pair in group if _goes(*pair)]
             if live:
                 self.calls.decode(live, plan.n_repeats > 0 and self._goes_on(plan.n_repeats))
         if sliced is not None:
@@ -387,6 +388,13 @@ class Executor:
         if guard is None or not any(s.phase is Phase.DECODE and s.lane is Lane.INTERACTIVE for s in self.table):
             return "idle"
         return "active" if guard.holds_prompt or guard.holds_rows else "open"
+
+
+def _goes(item: PlanItem, session: Session) -> bool:
+    """Whether the plan still holds for it: handing out its first token may have ended it, or taken that token back."""
+    if item.phase is Phase.DECODE:
+        return session.phase is Phase.DECODE and session.transfer is None
+    return session.phase is not Phase.DONE
 
 
 def device_view(engine: Engine) -> DeviceView:

@@ -44,6 +44,8 @@ class Meters:
         self.inter_token = {lane: registry.histogram(m.INTER_TOKEN, lane=name) for lane, name in lanes.items()}
         self.step = registry.histogram(m.CONSTRAINT_STEP)
         self.steps_ns: list[int] = []  # of constrained tokens, not booked yet
+        self.taken_back = registry.counter(m.TOKENS_TAKEN_BACK)
+        self.forced = registry.counter(m.TOKENS_FORCED)
         self.stretch = registry.histogram(m.GAP_STRETCH)
         self._gaps: list[tuple[Session, int, int]] = []  # not booked yet: gap, and what was promised when it ended
         self.gap_limit_ns = 0  # of an interactive gap that ends now, where the request has no target of its own; 0: nothing was promised

@@ -35,7 +35,7 @@ class Places:
             if session.seq_id < 0 or session.transfer is not None:
                 continue
             self.on_leave(session)
-            if session.phase is Phase.DONE:
+            if session.phase is Phase.DONE or session.transfer is not None:
                 continue
             session.drop_chunk()
             seq_id = self._table.detach(session)
@@ -74,6 +74,14 @@ class Places:
         for session in shifting:
             if session.phase is Phase.DECODE and session.transfer is None and session.n_past >= n_ctx:
                 self._shift(session)
+
+    def rewind(self, session: Session, n: int) -> None:
+        """Take back the last n generated tokens of a running session, and the KV behind them. The last one that stays is computed again."""
+        n_kept = session.n_past - n
+        session.n_seen = max(session.n_seen, session.n_past)
+        session.take_back(n)
+        session.become(Phase.PREFILL)
+        self._cache.shift(session, n_kept)
 
     def _shift(self, session: Session) -> None:
         tokens = overflow.without_oldest(session.content(session.n_past), session.n_head)

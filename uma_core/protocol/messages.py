@@ -186,6 +186,7 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         max_tokens=args["max_tokens"],
         sampling=to_params(args),
         stop=args["stop"] or (),
+        banned_strings=args["banned_strings"] or (),
         stream=args["stream"],
         lane=Lane[args["priority"].upper()] if args["priority"] else None,
         slo=Slo(_to_ns(slo.get("target_ttft_ms")), _to_ns(slo.get("target_tbt_ms"))),

@@ -63,6 +63,7 @@ _GENERATE = (
     Field("echo", Kind.BOOLEAN, "answers begin with their prompt; not with `messages` and `infill`", _REQUEST.echo),
     *SAMPLING_FIELDS,
     Field("stop", Kind.STRINGS, "end before any of these texts", high=16),
+    Field("banned_strings", Kind.STRINGS, "the answer has none of these texts: another token is drawn where one would begin", high=64),
     Field("stop_token_ids", Kind.INTEGERS, "end before any of these tokens", low=0, high=64),
     Field("logprobs", Kind.INTEGER, "tell log probabilities: of each token and of so many others; absent: none", None, 0, 20),
     Field("post_sampling_probs", Kind.BOOLEAN, "`logprobs` of what the samplers left; else of the model's own distribution", False),

@@ -21,6 +21,15 @@ class _Pending(NamedTuple):
     end: int  # after its last whole character; a token may have none
     logprob: TokenLogprob | None
     state: Any  # of the decoder before it
+    mark: Any  # of whoever pushed it
+
+
+class Taken(NamedTuple):
+    """Tokens that were taken back."""
+
+    n: int
+    token: TokenId  # the first of them
+    mark: Any  # that it was pushed with
 
 
 class Answer:
@@ -54,14 +63,19 @@ class Answer:
         """All tokens so far are in text that was released: none of them can be taken back."""
         return not self._pending
 
-    def push(self, token: TokenId, data: bytes, logprob: TokenLogprob | None = None) -> str:
-        """One more token; the text that is ready."""
+    @property
+    def n_pending(self) -> int:
+        """Tokens that can be taken back."""
+        return len(self._pending)
+
+    def push(self, token: TokenId, data: bytes, logprob: TokenLogprob | None = None, mark: Any = None) -> str:
+        """One more token; the text that is ready. `mark` comes back should the token be taken back."""
         if self.stopped_by:
             return ""
         state = self._decoder.getstate() if self._banned else None
         start = self._n_released + len(self._tail)
         self._tail += self._decoder.decode(data)
-        self._pending.append(_Pending(token, start, self._n_released + len(self._tail), logprob, state))
+        self._pending.append(_Pending(token, start, self._n_released + len(self._tail), logprob, state, mark))
         cut, stop = first_of(self._tail, self._stops)
         at, banned = first_of(self._tail, self._banned)
         if banned and not (stop and cut <= at):
@@ -103,15 +117,15 @@ class Answer:
         carried, self._carried = tuple(self._carried), []
         return carried
 
-    def rewind(self) -> tuple[int, TokenId]:
-        """Take back the tokens from the one in which the banned string begins: how many, and which one that is."""
+    def rewind(self) -> Taken:
+        """Take back the tokens from the one in which the banned string begins."""
         at, self._banned_at = self._banned_at, -1
         first = next(i for i, p in enumerate(self._pending) if p.start <= at < p.end)
         taken = [self._pending.pop() for _ in range(len(self._pending) - first)]
-        token, start, _, _, state = taken[-1]
+        token, start, _, _, state, mark = taken[-1]
         self._decoder.setstate(state)
         self._tail = self._tail[: start - self._n_released]
-        return len(taken), token
+        return Taken(len(taken), token, mark)
 
     def finish(self) -> str:
         """The rest, when no more tokens come: an unfinished character becomes U+FFFD."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
+from typing import Any
 
 from uma_core.types import Reasoning, TokenId
 
@@ -47,6 +48,8 @@ class Thinking:
             self._close(len(self._text) - at)
         elif len(self._text) > 4 * len(self._end):
             self._text = self._text[-len(self._end) :]
+            while sum(self._lengths) - self._lengths[0] >= len(self._text):  # only tokens of the text can still become the end's
+                self._lengths.pop(0)
 
     def _close(self, n_end: int) -> None:
         """The last `n_end` characters are the end text, and what its last token has beyond it."""
@@ -55,6 +58,24 @@ class Thinking:
             self.n_tokens -= n_end >= 0  # a token that began before the end text is a thought's
         self.is_inside, self.has_ended = False, True
         self.forced.clear()
+
+    def mark(self) -> tuple[object, ...]:
+        """Where it stands, for `go_back`."""
+        return (
+            self.is_inside,
+            self.has_ended,
+            self.n_tokens,
+            self._decoder.getstate(),
+            self._text,
+            tuple(self._lengths),
+            tuple(self.forced),
+        )
+
+    def go_back(self, mark: Any) -> None:
+        """Tokens since the mark were taken back."""
+        self.is_inside, self.has_ended, self.n_tokens, state, self._text, lengths, forced = mark
+        self._decoder.setstate(state)
+        self._lengths, self.forced = list(lengths), deque(forced)
 
     @property
     def is_over_budget(self) -> bool:

@@ -7,6 +7,7 @@ cached view; the state machine is TRANSITIONS and nothing else.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ import numpy as np
 from uma_core.engine.api import Sampler, Transfer
 from uma_core.policy.state import SessionView
 from uma_core.session.answer import Answer
+from uma_core.session.bans import Bans
 from uma_core.session.reasoning import Thinking
 from uma_core.session.text import TextStream
 from uma_core.types import FinishReason, Lane, Phase, Request, TokenId, TokenLogprob
@@ -41,11 +43,18 @@ class Matcher(Protocol):
     """Holds an answer to its grammar: `uma_core.constraint.matcher`."""
 
     mask: np.ndarray | None  # as Sampler.set_mask takes it, changed in place; None while everything may come
+    forced: deque[TokenId]  # what comes next, where there is no choice; meanwhile the mask means nothing
     is_done: bool  # the answer is complete, and nothing may follow
     spent_ns: int  # by the last `accept`
 
     def accept(self, token: TokenId) -> None:
         """Go on by a token. Raises: CONSTRAINT_FAILED."""
+
+    def choose(self) -> None:
+        """The next token is to be drawn though it is forced: bring the mask up to date. Raises: CONSTRAINT_FAILED."""
+
+    def rewind(self, n: int, tokens: Sequence[TokenId]) -> None:
+        """The last n tokens were taken back; `tokens` are left. Raises: CONSTRAINT_FAILED."""
 
     def fork(self) -> Matcher:
         """Another answer to the same request, from the beginning."""
@@ -96,14 +105,17 @@ class Session:
         self.sampler: Sampler | None = None
         self.thinking: Thinking | None = None
         self.was_forced = False  # the end of its thought
+        self.is_forced = False  # the next token, which its sampler has been told
         self.matcher: Matcher | None = None  # what holds it to a grammar
         self.n_rest = 0  # ticks to skip, for its grammar took long
         self.text = TextStream(request.stop)
         is_ranked = request.best_of > request.n
         sampling = request.sampling
         self.is_silent = request.max_tokens == 0  # only its prompt is read
-        is_watched = sampling.logprobs is not None or sampling.min_tokens > 0 or is_ranked or request.echo or self.is_silent
-        self.answer = Answer(request.stop) if is_watched else None  # instead of `text`, where tokens matter one by one
+        banned = request.banned_strings
+        is_watched = sampling.logprobs is not None or sampling.min_tokens > 0 or is_ranked or request.echo or self.is_silent or banned
+        self.answer = Answer(request.stop, banned) if is_watched else None  # instead of `text`, where tokens matter one by one
+        self.bans = Bans(grant.n_max) if banned else None
         self.logprob_sum = 0.0  # of its tokens, where answers are ranked or told their log probabilities
         self.logprobs: list[TokenLogprob] = []  # those kept for a request that does not stream
         self.preserved_tokens = frozenset(request.preserved_tokens)
@@ -176,6 +188,17 @@ class Session:
         if n <= self.n_prompt:
             return self.prompt[:n]
         return np.concatenate([self.prompt, np.array(self.generated[self.n_folded : self.n_folded + n - self.n_prompt], np.int32)])
+
+    @property
+    def n_content(self) -> int:
+        """Positions up to and with the last token that there is, computed or not."""
+        return self.n_prompt + len(self.generated) - self.n_folded
+
+    def take_back(self, n: int) -> None:
+        """Forget the last n generated tokens. What is left is to be read, as far as its KV is not there."""
+        tokens = self.content(self.n_content - n)
+        del self.generated[len(self.generated) - n :]
+        self.reread(tokens[:-1] if self.generated else tokens)
 
     def fold(self) -> None:
         """Make all positions that the next token needs part of the prompt, so that they can be restored or read again."""

@@ -39,10 +39,11 @@ class Rig:
         conn_id: int = 1,
         peer: Peer = Peer(1, 1, 1),  # noqa: B008
         matcher: Any = None,
+        tokens: list[int] | None = None,
         **fields: Any,
     ) -> None:
         request = Request(request_id, prompt=prompt, **fields)
-        tokens = self.engine.tokenize(prompt, True, False)
+        tokens = self.engine.tokenize(prompt, True, False) if tokens is None else tokens
         echo = prompt if request.echo else ""
         self.executor.submit(Submit(conn_id, peer, request, tokens, self.clock.now_ns(), matcher=matcher, echo=echo))
 

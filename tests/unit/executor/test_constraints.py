@@ -13,7 +13,7 @@ from uma_core.engine.fake import FakeModel
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.metrics import new_registry
 from uma_core.session.events import Token
-from uma_core.types import Constraint, FinishReason, Lane, SamplingParams, Trigger
+from uma_core.types import Constraint, FinishReason, Lane, Reasoning, SamplingParams, Trigger
 
 SCHEMA = {
     "type": "object",
@@ -145,6 +145,7 @@ class Failing:
     """A matcher that allows everything for some tokens, and then fails."""
 
     mask: np.ndarray | None = None
+    forced = ()
     is_done = False
 
     def __init__(self, error: Exception | None, n: int = 3, spent_ns: int = 0) -> None:
@@ -192,3 +193,48 @@ def test_a_slow_grammar_skips_ticks_beside_others_and_none_alone():
     assert 5 <= beside["s"] <= 30, "0.2 ms a tick for steps of 2 ms: every eleventh"
     rig.executor.cancel(1, "f")
     assert gaps(rig, "s", 40)["s"] >= 38
+
+
+# -- forced tokens
+
+
+def unforced(monkeypatch) -> None:
+    monkeypatch.setattr("uma_core.constraint.grammar.Grammar.forced_by", lambda self, matcher: [])
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(logprobs=2), SamplingParams(repeat_penalty=1.2)])
+def test_what_a_grammar_forces_is_not_sampled_and_the_text_is_the_same(sampling, monkeypatch):
+    def run() -> tuple[Rig, int, int]:
+        rig = Rig()
+        ask(rig, Compiler(new_registry()), "a", schema(), sampling=sampling, max_tokens=300)
+        (session,) = rig.executor.table
+        sampler = session.sampler
+        rig.run()
+        return rig, sampler.n_drawn, sampler.n_forced
+
+    rig, n_drawn, n_forced = run()
+    n = rig.finals("a")[0].usage["completion_tokens"]
+    assert n_drawn + n_forced == n and n_forced > len('{"name""n"}') and rig.executor.meters.forced.value == n_forced
+    ones = [one for e in rig.seen if isinstance(e, Token) for one in e.logprobs or ()]
+    assert len(ones) == (n if sampling.logprobs is not None else 0), "forced ones have their probabilities too"
+    unforced(monkeypatch)
+    other, n_drawn, n_forced = run()
+    assert other.text("a") == rig.text("a") and (n_drawn, n_forced) == (n, 0)
+
+
+def test_a_forced_token_that_is_banned_is_not_forced(compiler):
+    rig = Rig()
+    never = SamplingParams(logit_bias=((ord("b"), -np.inf),))
+    ask(rig, compiler, "a", Constraint("regex", "ab[cd]"), sampling=never, max_tokens=30)
+    rig.run()
+    (final,) = rig.finals("a")
+    assert final.reason is FinishReason.ERROR and final.error.error is ErrorCode.SAMPLER_FAILED and rig.text("a") == "a"
+
+
+def test_the_end_of_a_thought_is_not_sampled_either():
+    rig = Rig()
+    rig.submit("a", "[", max_tokens=30, reasoning=Reasoning("[", "]", 4, "enough."))
+    (session,) = rig.executor.table
+    sampler = session.sampler
+    rig.run()
+    assert rig.text("a")[4:12] == "enough.]" and sampler.n_forced == 8 == rig.executor.meters.forced.value

@@ -37,7 +37,7 @@ from uma_core.engine.graph.transfers import HostExport, Steps, cell_bytes, impor
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_log import tap
 from uma_core.engine.llama_model import Progress
-from uma_core.engine.llama_params import check_threads
+from uma_core.engine.llama_params import check_threads, n_outputs
 from uma_core.engine.llama_sampler import LlamaSampler
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
@@ -113,6 +113,7 @@ class GraphEngine:
             devices=(loaded.device.description,),
             n_vocab=shape.n_vocab,
             suppressed=vocab.suppressed,
+            n_outputs=n_outputs(options),
             n_layer=shape.n_layer,
             n_ctx_train=shape.n_ctx_train,
             n_ctx=len(pages.n_refs) * PAGE,
