@@ -15,7 +15,7 @@ from uma_core.errors import ErrorCode
 from uma_core.executor.intake import Limits
 from uma_core.metrics import new_registry
 from uma_core.session.events import Token
-from uma_core.types import Constraint, FinishReason, Lane, Reasoning, SamplingParams
+from uma_core.types import Constraint, FinishReason, Lane, Reasoning, SamplingParams, Trigger
 
 N = 60
 MODELS = {
@@ -178,7 +178,8 @@ def test_a_grammar_goes_back_too(compiler: Compiler) -> None:
     ):
         for sampling in (SamplingParams(), SamplingParams(temperature=1.0, seed=3)):
             rig = Rig()
-            rig.submit("a", max_tokens=40, matcher=compiler.compile(rig.engine, Constraint("choices", choices)), banned_strings=(banned,), sampling=sampling)
+            matcher = compiler.compile(rig.engine, Constraint("choices", choices))
+            rig.submit("a", max_tokens=40, matcher=matcher, banned_strings=(banned,), sampling=sampling)
             rig.run()
             assert rig.text("a") == expected and rig.finals("a")[0].reason is FinishReason.STOP
 
@@ -195,8 +196,6 @@ def test_a_grammar_that_leaves_no_way_around_ends_with_a_code(compiler: Compiler
 
 
 def test_a_grammar_that_began_at_a_trigger_can_be_left_again(compiler: Compiler) -> None:
-    from uma_core.types import Trigger
-
     free = text_of()
     at = free.index(" ", 5)
     constraint = Constraint("regex", "[0-9]{3}!", triggers=(Trigger("word", free[at - 3 : at + 1], True),))
@@ -256,7 +255,8 @@ def test_any_mixture_ends_once_and_clean(seed: int) -> None:
             fields |= {"n": min(2, model.n_seq_max)}
         if rng.random() < 0.3:
             fields |= {"stop": (rng.choice(alphabet) + rng.choice(alphabet),)}
-        rig.submit(name, f"prompt {i}" * rng.randint(1, 60), max_tokens=rng.randint(1, 50), banned_strings=banned, stream=rng.random() < 0.5, lane=rng.choice(list(Lane)), **fields)
+        fields |= {"stream": rng.random() < 0.5, "lane": rng.choice(list(Lane)), "max_tokens": rng.randint(1, 50)}
+        rig.submit(name, f"prompt {i}" * rng.randint(1, 60), banned_strings=banned, **fields)
         for _ in range(rng.randint(0, 20)):
             rig.tick()
         if rng.random() < 0.2:
