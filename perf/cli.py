@@ -175,6 +175,21 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
 
 
 @main.command()
+@click.option("--sessions", default=200, show_default=True, help="Agents of the first trace.")
+@click.option("--nodes", default=0, show_default=True, help="Then so many daemons at once; 0: leave that out. 1000 take minutes.")
+@click.option("--requests", default=1_000_000, show_default=True, help="Requests for them.")
+def router(sessions: int, nodes: int, requests: int) -> None:
+    """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and what a choice costs."""
+    from perf import routing
+
+    for trace, run in (("agents", lambda p: routing.agent(p, n_sessions=sessions)), ("uniform", routing.uniform)):
+        for policy in routing.POLICIES:
+            click.echo(f"{trace:8} {policy:13} {routing.words(run(policy))}")
+    if nodes:
+        click.echo(f"{nodes} daemons, {requests} requests: {routing.words(routing.big(nodes, requests))}")
+
+
+@main.command()
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 @click.option("--tokens", "n_tokens", default=20_000, show_default=True, help="Of the text, most.")

@@ -109,6 +109,7 @@ ALLOWED = {
         *("uma_core.config_schema", "uma_core.config_merge", "uma_core.config_flags", "uma_core.log"),  # how options and lines are written
     },
     "uma_gateway.chat": {"uma_gateway.chat"},
+    "uma_gateway.cluster.router": set(),
 }
 
 PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "types", "typing"}
@@ -120,6 +121,7 @@ STDLIB = {
     "uma_core.errors": PURE,
     "uma_core.suggest": {*PURE, "difflib"},
     "uma_core.config_schema": {*PURE, "json"},
+    "uma_gateway.cluster.router": PURE,
 }
 
 # the token ids of large requests are arrays from the start

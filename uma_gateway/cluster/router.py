@@ -1,0 +1,556 @@
+"""Which of several daemons answers a request.
+
+    score = cached share of the prompt − β · (load − mean load) / max(mean load, time to read the prompt)
+
+Load is the time that the request would wait there, in ms, as the daemon predicted it, and what was sent there since. So a request
+goes where its beginning is cached until waiting there costs more than reading it anew elsewhere; then another daemon
+reads it, has it from then on, and the load of a popular beginning spreads over as many daemons as it needs.
+
+What finds no daemon with room waits here, one queue per lane, the account that was served least first: an account with a thousand
+requests fills no daemon's queue, and another one's next request waits for one place, not for a thousand.
+
+Rules: pure. No I/O, clock or randomness; `now_ns` is given, draws are of a counter. Everything that is known comes from digests
+and from what was routed: a router that starts anew is right again after one digest of each daemon.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+LANES = ("interactive", "background")
+NS_PER_MS = 1_000_000
+EWMA = 0.1
+OCCUPANCY = 0.05  # of a prompt: what a full daemon counts beside an empty one where neither makes a request wait
+GUESS_MS = 1000.0  # an answer takes so long, until some have ended
+FEW = 32  # daemons with the same pages of a prompt that are compared: of more, these are drawn
+PAGE = 64  # tokens
+CHECK_NS = 250_000_000  # between two looks for daemons that say nothing
+INFINITE = float("inf")
+WINDOW = 32  # requests at the head of a queue that may find a daemon before those ahead of them do
+RETRY_MS = 1000  # where nothing says when to come back
+ACCOUNTS_MOST = 4096  # whose use is remembered
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """How it weighs."""
+
+    beta: float = 1.0  # production-stack #1035 found 1 best for both kinds of load
+    stale_ns: int = 1_000_000_000  # older figures are not trusted to tell the least loaded: the better of two drawn is taken
+    lost_ns: int = 10_000_000_000  # who said nothing for so long gets nothing while others speak
+    slack: float = 1.0  # requests beyond its sequences that a daemon may have, as a multiple of these: its own scheduler has a choice
+    warm_slack: float = 4.0  # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
+    max_queued: int = 1024  # requests of one lane that wait here; more are refused
+
+
+class Ask(NamedTuple):
+    """A request as far as routing goes. Several attempts at one have ids of their own."""
+
+    id: str
+    account: str
+    lane: int  # index into LANES
+    group: str  # of daemons that can answer it: the same model and template
+    pages: tuple[int, ...]  # hashes of its prompt, one a page (`prefix_hashes`)
+    n_tokens: int  # of its prompt
+    deadline_ns: int = 0  # 0: none
+    avoid: frozenset[str] = frozenset()  # daemons that refused it, or lost it
+
+
+class Choice(NamedTuple):
+    node: str
+    n_cached: int  # tokens of the prompt that should be there
+    load_ms: float  # as it was expected
+
+
+class Refusal(NamedTuple):
+    """There is no place for it."""
+
+    reason: str  # overloaded, unavailable, timeout
+    retry_after_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A request that a daemon has."""
+
+    ask: Ask
+    node: _Node
+    t_ns: int
+    ms: float  # predicted work before its first token
+    charged_ms: float  # to its account
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    id: str
+    bit: int  # its number in its group
+    group: _Group
+    is_open: bool = False
+    is_lost: bool = False  # it says nothing
+    heard_ns: int = 0  # when its last digest was asked for; 0: never
+    waits: tuple[float, float] = (0.0, 0.0)  # ms by lane, as it told
+    loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by lane, with what was sent since
+    n_foreign: int = 0  # requests of others than this router
+    n_ours: list[int] = field(default_factory=lambda: [0, 0])  # by lane
+    n_seq: int = 1
+    token_ms: float = 0.0
+    sent: dict[str, _Sent] = field(default_factory=dict)  # what it has of ours
+    known: set[int] = field(default_factory=set)  # pages that it told of
+    hoped: dict[int, int] = field(default_factory=dict)  # pages of what was sent, by how many requests
+    ended: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)  # when requests ended, and their pages: hoped until it tells
+
+    @property
+    def n_requests(self) -> int:
+        return self.n_foreign + self.n_ours[0] + self.n_ours[1]
+
+    def has_room(self, lane: int, slack: float) -> bool:
+        """Background work never keeps interactive work out: the daemon lets that go first."""
+        n = self.n_foreign + self.n_ours[0] + (self.n_ours[1] if lane else 0)
+        return n < self.n_seq * (1 + slack)
+
+
+class _Group:
+    """Daemons that give the same answers, and what waits for one of them."""
+
+    def __init__(self) -> None:
+        self.nodes: list[_Node | None] = []  # by bit
+        self.holders: dict[int, int] = {}  # page -> the daemons that have it, one bit each
+        self.queues = (FairQueue(), FairQueue())
+        self.usable = [0, 0]  # by lane: the daemons that may get a request ...
+        self.warm = [0, 0]  # ... and those that may get one that is cached there
+        self.cold: tuple[list[float], list[float]] = ([], [])  # by lane and bit: load and a little for occupancy; infinite: not usable
+        self.sums = [0.0, 0.0]  # loads of the usable ones, by lane
+
+    def join(self, node_id: str) -> _Node:
+        bit = next((i for i, node in enumerate(self.nodes) if node is None), len(self.nodes))
+        if bit == len(self.nodes):
+            self.nodes.append(None)
+            for cold in self.cold:
+                cold.append(INFINITE)
+        node = self.nodes[bit] = _Node(node_id, bit, self)
+        return node
+
+    def leave(self, node: _Node) -> None:
+        node.is_open = False
+        self.refresh(node, Knobs())
+        for page in node.known | node.hoped.keys():
+            self.unhold(page, node)
+        self.nodes[node.bit] = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.nodes)
+
+    def refresh(self, node: _Node, knobs: Knobs) -> None:
+        """Bring what is known of all daemons up to date with this one."""
+        bit = 1 << node.bit
+        for lane in (0, 1):
+            is_usable = node.is_open and not node.is_lost and node.has_room(lane, knobs.slack)
+            is_warm = node.is_open and not node.is_lost and node.has_room(lane, max(knobs.slack, knobs.warm_slack))
+            self.warm[lane] = self.warm[lane] | bit if is_warm else self.warm[lane] & ~bit
+            had = self.cold[lane][node.bit]
+            self.usable[lane] = self.usable[lane] | bit if is_usable else self.usable[lane] & ~bit
+            if had != INFINITE:
+                self.sums[lane] -= had
+            now = node.loads[lane] + OCCUPANCY * node.n_requests / node.n_seq if is_usable else INFINITE
+            self.cold[lane][node.bit] = now
+            if now != INFINITE:
+                self.sums[lane] += now
+
+    def hold(self, page: int, node: _Node) -> None:
+        self.holders[page] = self.holders.get(page, 0) | 1 << node.bit
+
+    def unhold(self, page: int, node: _Node) -> None:
+        left = self.holders.get(page, 0) & ~(1 << node.bit)
+        if left:
+            self.holders[page] = left
+        else:
+            self.holders.pop(page, None)
+
+
+class Router:
+    """See the module head."""
+
+    def __init__(self, knobs: Knobs | None = None, seed: int = 1) -> None:
+        self.knobs = knobs or Knobs()
+        self._nodes: dict[str, _Node] = {}
+        self._groups: dict[str, _Group] = {}
+        self._sent: dict[str, _Sent] = {}
+        self._service_ms = GUESS_MS  # how long a request is with a daemon
+        self._draw = seed
+        self._t_checked_ns = 0
+
+    # the daemons
+
+    def add(self, node_id: str, group: str) -> list[str]:
+        """A daemon is there; it gets requests after its first digest. Those that it had under another model are given back as lost."""
+        node = self._nodes.get(node_id)
+        if node is not None and self._groups.get(group) is node.group:
+            return []
+        lost = self.remove(node_id)
+        self._nodes[node_id] = self._groups.setdefault(group, _Group()).join(node_id)
+        return lost
+
+    def remove(self, node_id: str) -> list[str]:
+        """A daemon is gone. The requests that it had: nothing is known of them here any more."""
+        node = self._nodes.pop(node_id, None)
+        if node is None:
+            return []
+        node.group.leave(node)
+        for request_id in node.sent:
+            del self._sent[request_id]
+        for name, group in list(self._groups.items()):
+            if group.is_empty and not group.queues[0] and not group.queues[1]:
+                del self._groups[name]
+        return list(node.sent)
+
+    def set_open(self, node_id: str, is_open: bool) -> None:
+        """A daemon drains, or takes work again. What it has it keeps."""
+        node = self._nodes.get(node_id)
+        if node is not None:
+            node.is_open = is_open and bool(node.heard_ns)
+            node.group.refresh(node, self.knobs)
+
+    def heard(self, node_id: str, digest: Mapping[str, Any], t_asked_ns: int) -> None:
+        """A reply of `digest` came; `t_asked_ns`: it holds everything that was sent before."""
+        node = self._nodes[node_id]
+        node.heard_ns, node.is_lost = max(1, t_asked_ns), False
+        node.is_open = digest["state"] in ("ready", "degraded")
+        node.n_seq, node.token_ms = max(1, digest["n_seq_max"]), digest["token_ms"]
+        n_all = digest["active"] + sum(digest["queued"].values())
+        node.n_foreign = max(0, n_all - sum(sent.t_ns < t_asked_ns for sent in node.sent.values()))
+        self._learn_pages(node, digest)
+        while node.ended and node.ended[0][0] < t_asked_ns:
+            self._hope(node, node.ended.popleft()[1], -1)
+        node.waits = (digest["wait_ms"][LANES[0]], digest["wait_ms"][LANES[1]])
+        node.loads = list(node.waits)
+        for sent in node.sent.values():
+            if sent.t_ns >= t_asked_ns:
+                _add_load(node, sent.ask.lane, sent.ms)
+        node.group.refresh(node, self.knobs)
+
+    @staticmethod
+    def _learn_pages(node: _Node, digest: Mapping[str, Any]) -> None:
+        added = {int(page, 16) for page in digest["added"]}
+        removed = node.known - added if digest["is_whole"] else {int(page, 16) for page in digest["removed"]}
+        for page in added - node.known:
+            node.group.hold(page, node)
+        node.known |= added
+        node.known -= removed
+        for page in removed:
+            if page not in node.hoped:
+                node.group.unhold(page, node)
+
+    @staticmethod
+    def _hope(node: _Node, pages: tuple[int, ...], n: int) -> None:
+        """These pages will be there (n = 1); that does not count any more (n = -1)."""
+        hoped, known, group = node.hoped, node.known, node.group
+        for page in pages:
+            count = hoped.get(page, 0) + n
+            if count > 0:
+                hoped[page] = count
+                if count == n:
+                    group.hold(page, node)
+            else:
+                hoped.pop(page, None)
+                if page not in known:
+                    group.unhold(page, node)
+
+    def check(self, now_ns: int) -> list[str]:
+        """Find daemons that say nothing any more: they get no requests until they speak. Which ones are new among them."""
+        self._t_checked_ns = now_ns
+        found = []
+        for node in self._nodes.values():
+            if node.heard_ns and not node.is_lost and now_ns - node.heard_ns > self.knobs.lost_ns:
+                node.is_lost = True
+                node.group.refresh(node, self.knobs)
+                found.append(node.id)
+        return found
+
+    # choosing
+
+    def choose(self, ask: Ask, now_ns: int) -> Choice | None:
+        """The best daemon with room for it; None: none has any. Changes nothing about the request."""
+        if now_ns - self._t_checked_ns > CHECK_NS:
+            self.check(now_ns)
+        group = self._groups.get(ask.group)
+        if group is None:
+            return None
+        usable, warm = group.usable[ask.lane], group.warm[ask.lane]
+        for name in ask.avoid:
+            node = self._nodes.get(name)
+            if node is not None and node.group is group:
+                usable &= ~(1 << node.bit)
+                warm &= ~(1 << node.bit)
+        return self._best(ask, group, (usable, warm), now_ns) if warm else None
+
+    def _best(self, ask: Ask, group: _Group, masks: tuple[int, int], now_ns: int) -> Choice | None:
+        lane, n_tokens, beta = ask.lane, max(1, ask.n_tokens), self.knobs.beta
+        mean = max(0.0, group.sums[lane]) / max(1, group.usable[lane].bit_count())
+        best, best_score, best_cached = None, -INFINITE, 0
+        for bit, n_cached in self._candidates(ask, group, masks, now_ns):
+            node = group.nodes[bit]
+            assert node is not None
+            load = node.loads[lane]
+            scale = max(mean, n_tokens * node.token_ms, 1.0)
+            score = n_cached / n_tokens - beta * (load - mean) / scale - OCCUPANCY * node.n_requests / node.n_seq
+            if score > best_score:
+                best, best_score, best_cached = node, score, n_cached
+        return Choice(best.id, min(best_cached, ask.n_tokens), best.loads[lane]) if best is not None else None
+
+    def _candidates(self, ask: Ask, group: _Group, masks: tuple[int, int], now_ns: int) -> Iterator[tuple[int, int]]:
+        """(bit, tokens of the prompt that it has): daemons that have a part of it, and the least loaded. A page stands for all before it."""
+        usable, warm = masks
+        left, n_warm = warm, ask.n_tokens // (2 * PAGE)
+        for bit in self._coldest(group, usable, ask.lane, now_ns) if usable else ():
+            left &= ~(1 << bit)
+            yield bit, next((PAGE * (i + 1) for i in range(len(ask.pages) - 1, -1, -1) if group.holders.get(ask.pages[i], 0) >> bit & 1), 0)
+        for i in range(len(ask.pages) - 1, -1, -1):
+            mask = group.holders.get(ask.pages[i], 0) & (left if i >= n_warm else left & usable)
+            if mask:
+                left &= ~mask
+                yield from ((bit, PAGE * (i + 1)) for bit in self._few(mask))
+
+    def _few(self, mask: int) -> Iterator[int]:
+        """Bits of the mask: all of them where they are few, else some from a drawn place on."""
+        if mask.bit_count() > FEW:
+            at = self._random(mask.bit_length())
+            upper = mask >> at << at
+            mask = upper if upper.bit_count() >= FEW else mask
+        for _ in range(min(FEW, mask.bit_count())):
+            low = mask & -mask
+            yield low.bit_length() - 1
+            mask ^= low
+
+    def _coldest(self, group: _Group, usable: int, lane: int, now_ns: int) -> tuple[int, ...]:
+        """Whom to try beside those that have the prompt: the least loaded by fresh figures, two that are drawn where they are stale.
+
+        All routers would send to the one that looked idle a second ago; of two drawn they take the better one, and spread.
+        """
+        cold = group.cold[lane]
+        if usable != group.usable[lane]:  # some daemons are to be avoided
+            cold = [load if usable >> bit & 1 else INFINITE for bit, load in enumerate(cold)]
+        bit = cold.index(min(cold))
+        node = group.nodes[bit]
+        assert node is not None
+        if usable.bit_count() <= 2 or now_ns - node.heard_ns <= self.knobs.stale_ns:
+            return (bit,)
+        return self._drawn(usable), self._drawn(usable)
+
+    def _drawn(self, mask: int) -> int:
+        """A bit that is set, from a drawn place on."""
+        at = self._random(mask.bit_length())
+        mask = mask >> at << at or mask
+        return (mask & -mask).bit_length() - 1
+
+    def _random(self, n: int) -> int:
+        """splitmix64 of a counter."""
+        self._draw = (self._draw + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        z = self._draw
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        return (z ^ (z >> 31)) % n
+
+    # the requests
+
+    def offer(self, ask: Ask, now_ns: int) -> Choice | Refusal | None:
+        """Take a request: it is with the chosen daemon from now on, or waits for `ready` (None), or is refused."""
+        group = self._groups.get(ask.group)
+        if group is None:
+            return Refusal("unavailable", RETRY_MS)
+        queue = group.queues[ask.lane]
+        if not group.queues[0] and (ask.lane == 0 or not queue):
+            choice = self.choose(ask, now_ns)
+            if choice is not None:
+                return self._send(ask, choice, now_ns)
+        if len(queue) >= self.knobs.max_queued:
+            return Refusal("overloaded", max(250, int(self.wait_ms(ask))))
+        queue.push(ask)
+        return None
+
+    def ready(self, now_ns: int) -> Iterator[tuple[Ask, Choice | Refusal]]:
+        """Those that waited and need not any more: they have a daemon now, or their time has passed."""
+        for name, group in list(self._groups.items()):
+            for lane, queue in enumerate(group.queues):
+                for late in queue.expired(now_ns):
+                    yield late, Refusal("timeout", 0)
+                passed: list[Ask] = []  # whose daemons have no room
+                while group.warm[lane] and len(passed) < WINDOW and (ask := queue.pop()) is not None:
+                    choice = self.choose(ask, now_ns)
+                    if choice is None:
+                        passed.append(ask)
+                    else:
+                        yield ask, self._send(ask, choice, now_ns)
+                for each in reversed(passed):
+                    queue.push(each, is_first=True)
+            if group.is_empty:
+                for queue in group.queues:
+                    while (left := queue.pop()) is not None:
+                        yield left, Refusal("unavailable", RETRY_MS)
+                self._groups.pop(name, None)
+
+    def _send(self, ask: Ask, choice: Choice, now_ns: int) -> Choice:
+        node = self._nodes[choice.node]
+        ms = max(0, ask.n_tokens - choice.n_cached) * node.token_ms
+        if node.n_requests >= node.n_seq:
+            ms += self._service_ms / node.n_seq
+        charged_ms = self._service_ms
+        self._sent[ask.id] = node.sent[ask.id] = _Sent(ask, node, now_ns, ms, charged_ms)
+        node.n_ours[ask.lane] += 1
+        _add_load(node, ask.lane, ms)
+        self._hope(node, ask.pages, 1)
+        node.group.refresh(node, self.knobs)
+        node.group.queues[ask.lane].served(ask.account, charged_ms)
+        return choice
+
+    def ended(self, request_id: str, now_ns: int, has_read: bool = True) -> None:
+        """It is not with its daemon any more, or waits no more. `has_read`: its prompt was read, and is there for a while."""
+        sent = self._sent.pop(request_id, None)
+        if sent is None:
+            for group in self._groups.values():
+                for queue in group.queues:
+                    queue.forget(request_id)
+            return
+        node, lane = sent.node, sent.ask.lane
+        del node.sent[request_id]
+        node.n_ours[lane] -= 1
+        if sent.t_ns >= node.heard_ns:
+            _add_load(node, lane, -sent.ms)
+        ms = (now_ns - sent.t_ns) / NS_PER_MS
+        if has_read:
+            self._service_ms += EWMA * (ms - self._service_ms)
+            node.ended.append((now_ns, sent.ask.pages))
+        else:
+            self._hope(node, sent.ask.pages, -1)
+        node.group.refresh(node, self.knobs)
+        node.group.queues[lane].served(sent.ask.account, ms - sent.charged_ms)
+
+    # what is told of it
+
+    def positions(self, group: str) -> dict[str, int]:
+        """Of the requests that wait for a group: how many of their lane go before each."""
+        found = self._groups.get(group)
+        return {ask.id: i for queue in found.queues for i, ask in enumerate(queue.in_turn())} if found is not None else {}
+
+    def wait_ms(self, ask: Ask) -> float:
+        """How long one more request would wait here for a place, by the mean time that one takes."""
+        group = self._groups.get(ask.group)
+        if group is None:
+            return 0.0
+        n_places = sum(node.n_seq for node in group.nodes if node is not None and node.is_open) or 1
+        n_before = len(group.queues[0]) + (len(group.queues[1]) if ask.lane else 0)
+        return (n_before + 1) * self._service_ms / n_places
+
+    @property
+    def n_waiting(self) -> int:
+        return sum(len(queue) for group in self._groups.values() for queue in group.queues)
+
+    def node_of(self, request_id: str) -> str | None:
+        """Which daemon has a request; None: none has."""
+        sent = self._sent.get(request_id)
+        return None if sent is None else sent.node.id
+
+    def table(self, now_ns: int) -> list[dict[str, Any]]:
+        """One row per daemon, for people."""
+        return [
+            {
+                "node": node.id,
+                "is_open": node.is_open and not node.is_lost,
+                "age_ms": round((now_ns - node.heard_ns) / NS_PER_MS, 1) if node.heard_ns else None,
+                "load_ms": {lane: round(load, 1) for lane, load in zip(LANES, node.loads, strict=True)},
+                "requests": node.n_requests,
+                "sequences": node.n_seq,
+                "pages": len(node.known),
+            }
+            for node in self._nodes.values()
+        ]
+
+
+def _add_load(node: _Node, lane: int, ms: float) -> None:
+    """Interactive work is before both lanes, background work before its own."""
+    for each in range(lane, len(LANES)):
+        node.loads[each] = max(0.0, node.loads[each] + ms)
+
+
+class FairQueue:
+    """Requests that wait, by start-time fair queueing (Goyal, Vin, Cheng 1996): the account that used least goes first, and within an
+    account the oldest. An account that was away begins at the present virtual time: nobody saves up.
+    """
+
+    def __init__(self) -> None:
+        self._asks: dict[str, dict[str, Ask]] = {}  # by account, then by id
+        self._account_of: dict[str, str] = {}
+        self._used: dict[str, float] = {}  # ms by account
+        self._time = 0.0  # virtual: where the account began that was served last
+        self._deadlines: list[tuple[int, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._account_of)
+
+    def __bool__(self) -> bool:
+        return bool(self._account_of)
+
+    def push(self, ask: Ask, is_first: bool = False) -> None:
+        asks = self._asks.setdefault(ask.account, {})
+        if is_first:
+            self._asks[ask.account] = {ask.id: ask, **asks}
+        else:
+            asks[ask.id] = ask
+        self._account_of[ask.id] = ask.account
+        if ask.deadline_ns:
+            heappush(self._deadlines, (ask.deadline_ns, ask.id))
+
+    def _start(self, account: str) -> float:
+        return max(self._used.get(account, 0.0), self._time)
+
+    def pop(self) -> Ask | None:
+        """Whose turn it is."""
+        if not self._asks:
+            return None
+        account = min(self._asks, key=self._start)
+        ask = next(iter(self._asks[account].values()))
+        self.forget(ask.id)
+        return ask
+
+    def forget(self, request_id: str) -> Ask | None:
+        account = self._account_of.pop(request_id, None)
+        if account is None:
+            return None
+        asks = self._asks[account]
+        ask = asks.pop(request_id)
+        if not asks:
+            del self._asks[account]
+        return ask
+
+    def served(self, account: str, ms: float) -> None:
+        """An account used so much, or so much less than was thought (negative)."""
+        start = self._start(account)
+        if ms >= 0:
+            self._time = start
+        self._used[account] = start + ms
+        if len(self._used) > ACCOUNTS_MOST:  # who is not ahead of the virtual time begins there anyway
+            self._used = {name: used for name, used in self._used.items() if used > self._time}
+
+    def in_turn(self) -> list[Ask]:
+        """All that wait, in the order in which they go if each takes as long as the others."""
+        heap = [(self._start(account), i, account) for i, account in enumerate(self._asks)]
+        heap.sort()
+        left = {account: deque(asks.values()) for account, asks in self._asks.items()}
+        order = []
+        while heap:
+            at, i, account = heappop(heap)
+            order.append(left[account].popleft())
+            if left[account]:
+                heappush(heap, (at + GUESS_MS, i, account))
+        return order
+
+    def expired(self, now_ns: int) -> Iterator[Ask]:
+        """Take out those whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            ask = self.forget(heappop(self._deadlines)[1])
+            if ask is not None:
+                yield ask
