@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, running
+from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, eventually, running
 
 KEY = "000102030405060708090a0b0c0d0e0f"
 VARIES = {"generation", "token_ms"}  # in the example: one is a time, the other a measurement
@@ -44,6 +44,7 @@ def test_the_protocols_example(folder: Path) -> None:
         for request, expected in zip(asked, answered, strict=True):
             if request["type"] == "digest" and request["id"] == 2:
                 daemon.generate(asked[0]["prompt"], max_tokens=1)
+                eventually(lambda: daemon.ask("digest", key="f" * 32)["added"], "the prompt is not in the cache")
             if "since" in request:
                 request["since"] = generation
             wire.send(**request)
@@ -64,7 +65,7 @@ def test_a_prompt_that_was_answered_is_in_the_digest(fake: DaemonProcess) -> Non
             wire.send(id="g", max_tokens=2, **given)
             n_tokens = wire.until_final("g")[-1]["usage"]["prompt_tokens"]
         assert len(hashes) == n_tokens // 64
-        assert set(fake.ask("digest", key=KEY)["added"]).issuperset(hashes)
+        eventually(lambda hashes=hashes: set(fake.ask("digest", key=KEY)["added"]).issuperset(hashes), "it is not in the digest")
 
 
 def test_another_user_sees_nothing_of_it_and_an_untrusted_one_is_refused(fake: DaemonProcess) -> None:
