@@ -17,6 +17,7 @@ extern "C" {
 
 #define UMA_GUARDED_LOADING(F) \
     F(struct llama_model *, llama_model_load_from_file, (const char * path, struct llama_model_params params), (path, params), nullptr) \
+    F(struct llama_adapter_lora *, llama_adapter_lora_init, (struct llama_model * model, const char * path), (model, path), nullptr) \
     F(struct llama_context *, llama_init_from_model, (struct llama_model * model, struct llama_context_params params), (model, params), nullptr) \
     F(struct gguf_context *, gguf_init_from_file, (const char * path, struct gguf_init_params params), (path, params), nullptr) \
     F(struct ggml_context *, ggml_init, (struct ggml_init_params params), (params), nullptr) \
@@ -54,6 +55,7 @@ UMA_GUARDED_COMPUTING(UMA_GUARDED_DECLARE)
 
 #ifndef UMA_GUARD_ITSELF
 #define llama_model_load_from_file               uma_guarded_llama_model_load_from_file
+#define llama_adapter_lora_init                  uma_guarded_llama_adapter_lora_init
 #define llama_init_from_model                    uma_guarded_llama_init_from_model
 #define gguf_init_from_file                      uma_guarded_gguf_init_from_file
 #define ggml_init                                uma_guarded_ggml_init

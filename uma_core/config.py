@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -16,8 +17,10 @@ from uma_core import presets
 from uma_core.config_schema import Option, option, options_of
 from uma_core.policy.knobs import Knobs
 from uma_core.protocol.framing import FRAME_CAP_LIMIT
+from uma_core.suggest import suggest
 from uma_core.types import Lane
 
+ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KNOBS = Knobs()  # the policy's own defaults: they have no second home here
 _NS_PER_MS = 1_000_000
 _DAYS = 1_000_000_000  # ms, 11 days: their ns are far from the ends of int64
@@ -97,6 +100,15 @@ class EngineOptions:
         reload="restart",
     )
     moe_top_k: int = option(0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256)
+    lora: Mapping[str, str] = option(
+        {},
+        "LoRA adapters (GGUF) that are loaded with the model, as id=path; requests name them by id. The flag may be repeated",
+        flag="--lora",
+    )
+    lora_scale: Mapping[str, float] = option(
+        {}, "the scale that an adapter has in requests without `lora`, as id=scale; without an entry such requests do not use it",
+        flag="--lora-scale", values=float, min=-1000, max=1000,
+    )  # fmt: skip
     load_mode: str = option(
         "auto", "how the weights get into memory; auto lets the graph engine arrange copies of its own",
         choices=("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io"),
@@ -460,9 +472,21 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield "engine.n_ctx", f"must give each of the {engine.n_seq} sequences at least one cell, not {engine.n_ctx}"
     if engine.kv_type != "f16" and engine.flash_attn == "off":
         yield "engine.kv_type", f"needs fused attention (engine.flash_attn), so not {engine.kv_type} where that is off"
+    yield from _adapter_conflicts(engine)
     if len(set(scheduler.stages)) != len(scheduler.stages):
         yield "scheduler.stages", "names a stage twice"
     if config.metrics.listen and loopback(config.metrics.listen) is None:
         yield "metrics.listen", "must be an address of this machine alone with a port, such as 127.0.0.1:9464 or [::1]:9464"
     if -1 < scheduler.bmt_budget < 0:
         yield "scheduler.bmt_budget", "must be auto (-1), off (0) or a bandwidth in GB/s"
+
+
+def _adapter_conflicts(engine: EngineOptions) -> Iterator[tuple[str, str]]:
+    for name, path in engine.lora.items():
+        if not ADAPTER_ID.fullmatch(name):
+            yield "engine.lora", f"must have ids of up to 64 letters, digits and . _ -, not {name!r}"
+        if not path:
+            yield "engine.lora", f"must give {name} a path"
+    for name in engine.lora_scale:
+        if name not in engine.lora:
+            yield "engine.lora_scale", f"must name adapters of engine.lora, not {name!r}{suggest(name, engine.lora)}"

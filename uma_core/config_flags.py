@@ -32,7 +32,8 @@ class OptionFlag(click.Option):
         names = [f"{opt.flag}/--no-{opt.flag[2:]}"] if opt.kind is bool else [opt.flag]
         metavar = None if opt.kind is bool else value_text(opt)
         kind = None if opt.kind is bool else str
-        super().__init__([*names, _parameter(opt)], default=None, metavar=metavar, help=_help(opt), type=kind)
+        is_map = opt.kind is dict
+        super().__init__([*names, _parameter(opt)], default=None, metavar=metavar, help=_help(opt), type=kind, multiple=is_map)
 
 
 class FlagsCommand(click.Command):
@@ -50,7 +51,8 @@ class FlagsCommand(click.Command):
 
 def given_flags(options: Iterable[Option], given: Mapping[str, Any]) -> dict[str, str | bool]:
     """The flags that were given, by option key."""
-    return {opt.key: value for opt in options if (value := given[_parameter(opt)]) is not None}
+    values = ((opt, given[_parameter(opt)]) for opt in options)
+    return {opt.key: ",".join(value) if isinstance(value, tuple) else value for opt, value in values if value is not None and value != ()}
 
 
 def print_values(items: Iterable[tuple[Option, Any]], sources: Sources, as_json: bool) -> None:

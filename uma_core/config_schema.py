@@ -36,6 +36,7 @@ class Extra(TypedDict, total=False):
     cap: str  # key of the option that this one must not exceed; a default is lowered to it
     env_switch: tuple[str, str]  # (variable, value): a true variable means that value, unless `env` is set
     of: type  # type of a list's items or of a map's keys; default str
+    values: type  # type of a map's values; default str
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def check(opt: Option, value: Any) -> Any:
     if opt.kind is dict:
         if not isinstance(value, Mapping):
             raise BadValue("must be a map")
-        return {_in_range(opt, _typed(key, opt.extra.get("of", str))): _one_of(opt, _typed(item, str)) for key, item in value.items()}
+        keys, values = opt.extra.get("of", str), opt.extra.get("values", str)
+        return {_in_range(opt, _typed(key, keys)): _in_range(opt, _one_of(opt, _typed(item, values))) for key, item in value.items()}
     return _in_range(opt, _one_of(opt, _typed(value, opt.kind)))
 
 
@@ -164,11 +166,11 @@ def _bool_word(word: str) -> bool:
     raise BadValue(f"must be true or false, not {word!r}")
 
 
-def _pair(text: str, opt: Option) -> tuple[Any, str]:
+def _pair(text: str, opt: Option) -> tuple[Any, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise BadValue(f"must be a list of key=value, not {text!r}")
-    return _scalar(key.strip(), opt.extra.get("of", str)), value.strip()
+    return _scalar(key.strip(), opt.extra.get("of", str)), _scalar(value.strip(), opt.extra.get("values", str))
 
 
 def _one_of(opt: Option, value: Any) -> Any:
@@ -194,7 +196,8 @@ def value_text(opt: Option) -> str:
     if opt.kind is bool:
         return "true|false"
     if opt.kind is dict:
-        return f"UID={'|'.join(opt.choices)},..."
+        key, value = opt.extra.get("of", str), opt.extra.get("values", str)
+        return f"{'UID' if key is int else 'ID'}={'|'.join(opt.choices) or ('NUMBER' if value is float else 'TEXT')},..."
     word = "|".join(opt.choices) or {int: "INT", float: "NUMBER", str: "TEXT"}[opt.extra.get("of", str) if opt.kind is tuple else opt.kind]
     return f"{word},..." if opt.kind is tuple else word
 
@@ -202,10 +205,15 @@ def value_text(opt: Option) -> str:
 def write_value(value: Any) -> str:
     """Write a value so that a YAML file reads it back."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _plain(item: Any) -> str:
+    """A map's value: a word as it is, any other text in quotes."""
+    return item if isinstance(item, str) and item.isidentifier() else write_value(item)
 
 
 def range_text(opt: Option) -> str:

@@ -53,6 +53,11 @@ class ErrorCode(Enum):
     MODEL_CHANGED = Spec("E_MODEL_005", "model_changed", Side.CLIENT, True, False, 2, "the request names another model than the one served: see `props`")
     UNSUPPORTED = Spec("E_MODEL_006", "unsupported", Side.CLIENT, False, False, 2, "this model or engine cannot do what the request asks")
 
+    ADAPTER_LOAD_FAILED = Spec(
+        "E_ADAPTER_001", "adapter_load_failed", Side.CLIENT, False, False, 1,
+        "a LoRA adapter is absent, damaged, of a kind that is not served, or of another model; `detail.adapter` names it",
+    )  # fmt: skip
+
     DECODE_FAILED = Spec("E_RUNTIME_001", "decode_failed", Side.ENGINE, True, False, 2, "the decode call failed for the sessions in its batch")
     KV_FULL = Spec("E_RUNTIME_002", "kv_full", Side.SERVER, True, False, 2, "the KV cache has no room and none can be made")
     SAMPLER_FAILED = Spec("E_RUNTIME_003", "sampler_failed", Side.ENGINE, True, False, 2, "the logits are not finite, or the sampler chain failed")

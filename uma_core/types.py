@@ -217,6 +217,7 @@ class Request:
     queue_updates: bool = False  # tell where it stands in the queue
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
+    lora: AdapterSet | None = None  # None: as configured
     metadata: dict[str, Any] = field(default_factory=dict)
 
 

@@ -29,6 +29,7 @@ def _entry(cache: PrefixCache, tree: Tree, node: Node, now: int) -> dict[str, An
     return {
         "key": _key(node),
         "uid": tree.tenant,
+        "adapters": tree.variant,
         "tokens": node.end,
         "sequences": sorted(node.holders),
         "running": any(cache.holdings[seq].owner for seq in node.holders),
@@ -114,7 +115,7 @@ def _key(node: Node) -> str:
 
 
 def _leaves(cache: PrefixCache) -> list[tuple[Tree, Node]]:
-    trees = [tree for tenant, tree in cache.trees.items() if tenant > PRIVATE]
+    trees = [tree for tree in cache.trees.values() if tree.tenant > PRIVATE]
     return [(tree, node) for tree in trees for node in tree.nodes() if not node.children or node.is_pinned]
 
 

@@ -58,10 +58,11 @@ class Blob(NamedTuple):
     start: int
     tokens: np.ndarray
     payload: bytes | bytearray | memoryview
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        return file_name(self.model, self.tenant, self.start, self.tokens)
+        return file_name(self.model, self.tenant, self.start, self.tokens, self.variant)
 
     @property
     def n_bytes(self) -> int:
@@ -229,7 +230,7 @@ class DiskTier:
         head = decode_head(fixed, file.read(header_bytes(fixed)))
         if os.fstat(file.fileno()).st_size != file.tell() + head.n_bytes:
             raise Damaged("truncated")
-        if head.model == self.model and name != file_name(head.model, head.tenant, head.start, head.tokens):
+        if head.model == self.model and name != file_name(head.model, head.tenant, head.start, head.tokens, head.variant):
             raise Damaged("misnamed")
         return head
 
@@ -315,7 +316,7 @@ class DiskTier:
         temporary = f"{path.removesuffix(SUFFIX)}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
         payload = memoryview(blob.payload).cast("B")
         try:
-            head = Head(blob.model, blob.tenant, blob.start, blob.tokens, len(payload), payload_digest(payload))
+            head = Head(blob.model, blob.tenant, blob.start, blob.tokens, len(payload), payload_digest(payload), blob.variant)
             os.makedirs(self.folder, 0o700, exist_ok=True)
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
                 _write_all(file.write, encode_head(head))

@@ -39,6 +39,7 @@ class Head(NamedTuple):
     tokens: np.ndarray  # (end,) int32: all of them from the first on; the payload is of start..end
     n_bytes: int  # of the payload
     sha256: str  # of the payload
+    variant: str = ""  # adapters that computed it, as the tree has them
 
     @property
     def end(self) -> int:
@@ -51,13 +52,14 @@ def model_key(info: EngineInfo) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def file_name(model: str, tenant: int, start: int, tokens: np.ndarray) -> str:
-    digest = hashlib.sha256(f"{tenant} {start} ".encode() + _packed(tokens))
+def file_name(model: str, tenant: int, start: int, tokens: np.ndarray, variant: str = "") -> str:
+    of = f"{tenant} {start} {variant} " if variant else f"{tenant} {start} "
+    digest = hashlib.sha256(of.encode() + _packed(tokens))
     return f"{model}-{digest.hexdigest()[:32]}{SUFFIX}"
 
 
 def encode_head(head: Head) -> bytes:
-    fields = {
+    fields: dict[str, object] = {
         "model": head.model,
         "uid": head.tenant,
         "start": head.start,
@@ -65,6 +67,8 @@ def encode_head(head: Head) -> bytes:
         "bytes": head.n_bytes,
         "sha256": head.sha256,
     }
+    if head.variant:
+        fields["adapters"] = head.variant
     header = json.dumps(fields).encode()
     return _FIXED.pack(MAGIC, VERSION, len(header), hashlib.sha256(header).digest()) + header
 
@@ -98,7 +102,7 @@ def decode_head(fixed: bytes, header: bytes) -> Head:
     try:
         fields = json.loads(header)
         tokens = np.frombuffer(base64.b64decode(fields["tokens"]), "<i4").astype(np.int32)
-        head = Head(fields["model"], int(fields["uid"]), int(fields["start"]), tokens, int(fields["bytes"]), fields["sha256"])
+        head = Head(fields["model"], int(fields["uid"]), int(fields["start"]), tokens, int(fields["bytes"]), fields["sha256"], str(fields.get("adapters", "")))
     except Exception as error:  # whatever a header may hold: infinities, lists in lists without end
         raise Damaged("damaged header") from error
     if not (0 <= head.start < head.end and head.n_bytes >= 0 and FIRST_TENANT <= head.tenant < 1 << 32 and isinstance(head.model, str)):

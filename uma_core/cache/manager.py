@@ -2,12 +2,14 @@
 
 Rules: owned by the compute thread. A sequence keeps its cells after its request ended, until it is needed; then what
 no tier holds yet is saved, in slices, as part of the newcomer's own transfer. The last prompt token is always computed.
-A tenant (peer uid) has a tree of its own, so neither bytes nor timing of another tenant's prompts show.
+A tenant (peer uid) has a tree of its own, so neither bytes nor timing of another tenant's prompts show. So has each set of
+LoRA adapters: what one of them computed is of no use to another.
 A request with `cache_prompt: false` has one that ends with it: it can be parked, and shares nothing but among its own answers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 
@@ -24,13 +26,14 @@ from uma_core.errors import UmaError
 from uma_core.metrics import Registry
 from uma_core.policy.cost import CostModel
 from uma_core.session.session import Session
-from uma_core.types import FinishReason, Phase
+from uma_core.types import AdapterSet, FinishReason, Phase
 
 log = logging.getLogger(__name__)
 
 SHARED = -2  # tenant of everybody, where sharing is allowed
 PRIVATE = -10  # tenants from here down are single requests
 N_OFFERS = 16  # sessions looked up per tick
+N_VARIANTS = 1024
 MIN_SAVE = 16  # tokens: fewer are read again faster than anybody notices
 
 
@@ -42,13 +45,14 @@ class PrefixCache:
         self.cost = cost
         self.meters = CacheMeters(registry)
         self.holdings = [Holding(i) for i in range(engine.info.n_seq_max)]
-        self.trees: dict[int, Tree] = {}
+        self.trees: dict[tuple[int, str], Tree] = {}  # by tenant, and by what its sequences were computed with
         self.finder = Finder(engine.info, self.holdings)
         self.store = Store(engine, self.finder, self.meters, clock, self._tree)
         self.on_begin: Callable[[], None] = lambda: None  # a sequence is about to be taken
         self.on_free: Callable[[int], None] = lambda seq_id: None  # a lingering sequence may be used again
         self.engine = engine
         self.clock = clock
+        self._variants: dict[AdapterSet, str] = {}  # names that were worked out
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
         self._lingering: dict[int, tuple[Session, Transfer]] = {}  # sequences of ended sessions whose last chunk is still under way
 
@@ -66,13 +70,37 @@ class PrefixCache:
             return PRIVATE - session.first_sid
         return SHARED if self.settings.is_shared else session.uid
 
-    def _tree(self, tenant: int) -> Tree:
+    def _key(self, session: Session) -> tuple[int, str]:
+        return self._tenant(session), self._variant(session.adapters) if session.adapters else ""
+
+    def _variant(self, adapters: AdapterSet) -> str:
+        """Names the set by the content of its files: ids and paths say nothing about what computed the KV."""
+        known = self._variants.get(adapters)
+        if known is None:
+            files = {adapter.id: adapter.fingerprint for adapter in self.engine.info.adapters}
+            parts = sorted(f"{files[name]} {scale!r}" for name, scale in adapters)
+            known = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+            if len(self._variants) >= N_VARIANTS:
+                self._variants.clear()
+            self._variants[adapters] = known
+        return known
+
+    def _tree_of(self, session: Session) -> Tree:
+        return self._tree(*self._key(session))
+
+    def _tree(self, tenant: int, variant: str) -> Tree:
         if self.settings.is_shared and tenant > PRIVATE:
             tenant = SHARED
-        tree = self.trees.get(tenant)
+        tree = self.trees.get((tenant, variant))
         if tree is None:
-            tree = self.trees[tenant] = Tree(tenant)
+            self._drop_empty()
+            tree = self.trees[tenant, variant] = Tree(tenant, variant)
         return tree
+
+    def _drop_empty(self) -> None:
+        """Scales are any numbers: trees of sets that nobody holds anything of must not stay."""
+        held = {id(holding.tree) for holding in self.holdings}
+        self.trees = {key: tree for key, tree in self.trees.items() if not tree.variant or tree.root.children or id(tree) in held}
 
     def peek(self, session: Session) -> int:
         """How much of a new session's prompt is there."""
@@ -88,7 +116,7 @@ class PrefixCache:
 
     def _offer(self, session: Session) -> bool:
         """True when something was looked up."""
-        tree = self.trees.get(self._tenant(session))
+        tree = self.trees.get(self._key(session))
         if tree is None or session.cache_version == tree.version:
             return False
         session.cache_version = tree.version
@@ -126,7 +154,7 @@ class PrefixCache:
         """Make the session's sequence its own, with as much of its prompt as can be had. Sets its transfer where that takes time."""
         self.on_begin()
         holding = self.holdings[session.seq_id]
-        tree = self._tree(self._tenant(session))
+        tree = self._tree_of(session)
         is_own = holding.owner == session.sid
         path, n = tree.walk(session.prompt, session.n_prompt if session.generated else session.n_prompt - 1) if want_restore else ([], 0)
         at = session.n_past if is_own else self.finder.in_place(holding, tree, path, n)
@@ -140,7 +168,7 @@ class PrefixCache:
 
     def _legs(self, session: Session, holding: Holding, at: int, pieces: list[Piece], goal: Node | None) -> Legs:
         t0, is_taken = self.clock.now_ns(), holding.owner == session.sid
-        tree = self._tree(self._tenant(session))
+        tree = self._tree_of(session)
         reader = CopyReader(self._chains, holding.seq_id)
         sources = [p.source for p in pieces if isinstance(p.source, Holding)]
         for source in sources:  # from now on: what was found shall still be there when its turn comes
@@ -208,6 +236,7 @@ class PrefixCache:
         if not self._truncate(holding.seq_id, at):
             holding.cut(0)
             self.engine.kv_truncate(holding.seq_id, 0)
+        self.engine.set_adapters(holding.seq_id, session.adapters)
         holding.owner, holding.is_claimed = session.sid, False
         return holding.n
 
@@ -255,7 +284,7 @@ class PrefixCache:
     # a session's content changes
 
     def _hold(self, session: Session, holding: Holding, n: int) -> None:
-        holding.hold(self._tree(self._tenant(session)), session.content(n), session.message_ends)
+        holding.hold(self._tree_of(session), session.content(n), session.message_ends)
         holding.t_used = self.clock.now_ns()
         self.store.touch(holding.end)
 
@@ -297,7 +326,7 @@ class PrefixCache:
         is_needed = tenant > PRIVATE or (session.group is not None and session.group.has_others(session))
         if seq_id >= 0 and self.holdings[seq_id].owner == session.sid:
             self._leave(session, self.holdings[seq_id], session.reason is not FinishReason.ERROR and is_needed)
-        if not is_needed and (tree := self.trees.pop(tenant, None)) is not None:
+        if not is_needed and (tree := self.trees.pop(self._key(session), None)) is not None:
             for holding in self.holdings:
                 if holding.tree is tree and not holding.owner and not holding.is_claimed:
                     self.empty(holding)

@@ -66,10 +66,12 @@ class Node:
 
 
 class Tree:
-    """One tenant's beginnings. `version` changes whenever another answer may be found."""
+    """One tenant's beginnings as one set of adapters computed them. `version` changes whenever another answer may be found."""
 
-    def __init__(self, tenant: int) -> None:
+    def __init__(self, tenant: int, variant: str = "") -> None:
+        """`variant` names the LoRA adapters, by what is in their files, and their scales; "": none."""
         self.tenant = tenant
+        self.variant = variant
         self.root = Node(None, np.zeros(0, np.int32), 0)
         self.version = 1
 

@@ -35,7 +35,7 @@ DISK_NS_MOST = 50.0  # per byte, 20 MB/s: a slower reading is a disturbance
 class Store:
     """Owned by the compute thread."""
 
-    def __init__(self, engine: Engine, finder: Finder, meters: CacheMeters, clock: Clock, tree_of: Callable[[int], Tree]) -> None:
+    def __init__(self, engine: Engine, finder: Finder, meters: CacheMeters, clock: Clock, tree_of: Callable[[int, str], Tree]) -> None:
         self.ram = RamTier(0)
         self.ram.on_evict = lambda seg: meters.evictions["ram"].add()
         self.disk: DiskTier | None = None
@@ -188,7 +188,7 @@ class Store:
         if disk is None or blob is None or seg.file or seg.is_writing or seg.tree.tenant < FIRST_TENANT or not seg.nodes:
             return
         tokens = seg.tree.tokens_to(seg.last)[: seg.end]
-        what = Blob(self._model, seg.tree.tenant, seg.start, tokens, blob)
+        what = Blob(self._model, seg.tree.tenant, seg.start, tokens, blob, seg.tree.variant)
         if not self._make_disk_room(what.n_bytes):
             return
         seg.is_writing = disk.write(what, lambda ok: self._written(seg, what, ok), is_last)
@@ -270,7 +270,7 @@ class Store:
         assert head is not None
         if each.name in self.files:
             return self.files[each.name][1]
-        tree = self._tree_of(head.tenant)
+        tree = self._tree_of(head.tenant, head.variant)
         seg = Segment(tree, head.start, head.end, (head.end - head.start) * self._finder.cell_bytes)
         if not seg.attach(tree.insert(head.tokens)):
             if self.disk is not None:

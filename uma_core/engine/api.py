@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from uma_core.types import SamplingParams, SeqId, TokenId
+from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
 NO_PAGES = np.zeros(0, np.int32)
 
@@ -114,6 +114,10 @@ class EngineInfo:
     kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
     adapters: tuple[Adapter, ...] = ()
     notes: tuple[str, ...] = ()  # why something is off, for `status`
+
+    @property
+    def adapter_bytes(self) -> int:
+        return sum(adapter.n_bytes for adapter in self.adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +292,9 @@ class Engine(Protocol):
         """What clients may want to know of the model. Any thread."""
 
     # decode
+    def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
+        """Compute the sequence with these of `info.adapters` from now on; () with none. It is empty, or what it holds was computed so."""
+
     def sampler(self, params: SamplingParams, seed: int) -> Sampler:
         """`params.logit_bias` holds tokens of the vocabulary, no texts."""
 
@@ -296,7 +303,8 @@ class Engine(Protocol):
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         """One decode call, then one token per row with logits, in batch order. None samples greedily.
 
-        Rows of one sequence must be consecutive and continue at kv_len. A sequence of samplers that was passed before
+        Rows of one sequence must be consecutive and continue at kv_len. Without `can_mix_adapters` all sequences have the same
+        adapters, else BAD_BATCH. A sequence of samplers that was passed before
         still holds the same ones. Blocks; releases the GIL.
         """
 

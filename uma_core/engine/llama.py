@@ -28,10 +28,11 @@ from uma_core.engine.api import (
     Transfer,
 )
 from uma_core.engine.lib import ffi, lib, text
-from uma_core.engine.llama_decode import DecodeContext
+from uma_core.engine.llama_decode import BAD, DecodeContext
 from uma_core.engine.llama_estimate import compute_bytes
 from uma_core.engine.llama_kv import HostExport, Move, Span
 from uma_core.engine.llama_log import tap
+from uma_core.engine.llama_lora import LlamaAdapters
 from uma_core.engine.llama_model import LlamaModel, Progress
 from uma_core.engine.llama_pages import release_stream, touch_stream
 from uma_core.engine.llama_params import check_threads, decode_params, is_unified, lane_params, n_outputs, n_threads_of
@@ -40,7 +41,7 @@ from uma_core.engine.llama_probe import discover, proves_direct_kv, warm_up
 from uma_core.engine.llama_sampler import LlamaSampler
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import SamplingParams, SeqId, TokenId
+from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
 
 class LlamaEngine:
@@ -52,7 +53,9 @@ class LlamaEngine:
         self.model = LlamaModel(path, options, progress)
         self.decoder: DecodeContext | None = None
         self.lanes: list[PrefillLane] = []
+        self._sets: list[AdapterSet] = [()] * options.n_seq  # by sequence
         try:
+            self._adapters = LlamaAdapters(self.model, options)
             self._open(options)
         except BaseException:
             self.close()
@@ -77,7 +80,7 @@ class LlamaEngine:
         if self._has_direct_kv:
             lib.uma_kv_release_pages(self.decoder.gate)
         self._compute_bytes = compute_bytes(mark)
-        self.info = self._describe(options, (*notes, *isa_notes(options.isa, self._kernels)))
+        self.info = self._describe(options, (*notes, *self._adapters.notes, *isa_notes(options.isa, self._kernels)))
 
     def _open_lanes(self, options: Any) -> None:
         assert self.decoder is not None
@@ -138,7 +141,9 @@ class LlamaEngine:
                 can_slice_transfers=self._has_direct_kv,
                 can_abort=backend_name() == "cpu",
                 can_mix_rows=is_unified(options),
+                can_mix_adapters=False,
             ),
+            adapters=self._adapters.infos,
             kernels=self._kernels,
             notes=notes,
         )
@@ -172,6 +177,9 @@ class LlamaEngine:
 
     # decode
 
+    def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
+        self._sets[seq_id] = adapters
+
     def sampler(self, params: SamplingParams, seed: int) -> Sampler:
         return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
 
@@ -180,10 +188,20 @@ class LlamaEngine:
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         assert self.decoder is not None
+        if self._adapters.infos and batch.n:
+            first, *others = {self._sets[seq_id] for seq_id in batch.seq_id[: batch.n].tolist()}
+            if others:
+                return BAD
+            self._use(self.decoder, first)
         outcome = self.decoder.decode(batch, samplers)
         if outcome.status is DecodeStatus.ABORTED:
             self.decoder.abort_flag[0] = 0  # one abort stops one call
         return outcome
+
+    def _use(self, place: DecodeContext | PrefillLane, adapters: AdapterSet) -> None:
+        if place.adapters != adapters and not place.is_broken:
+            self._adapters.set(place.handle, adapters)
+            place.adapters = adapters
 
     def settle(self) -> None:
         """Nothing is begun ahead: with an eval callback llama_decode returns when all is computed."""
@@ -217,6 +235,7 @@ class LlamaEngine:
             lane.take(seq_id, self.decoder, self.n_ctx_seq, self.decoder.kv_len(seq_id))
         if lane.n_chunk or len(tokens) > self.info.n_ubatch or lane.n_kv + len(tokens) > lane.n_cells:
             raise UmaError(ErrorCode.BAD_BATCH, "a chunk is in progress, or it does not fit")
+        self._use(lane, self._sets[seq_id])
         lane.start(tokens, want_logits)
         return True
 
@@ -297,7 +316,7 @@ class LlamaEngine:
 
     def memory(self) -> MemoryUse:
         n_cells = self.info.n_ctx + len(self.lanes) * self.n_ctx_seq
-        return MemoryUse(self.info.weight_bytes, n_cells * self.info.kv_bytes_per_cell, self._compute_bytes)
+        return MemoryUse(self.info.weight_bytes + self.info.adapter_bytes, n_cells * self.info.kv_bytes_per_cell, self._compute_bytes)
 
     def trim(self) -> int:
         """Pages of empty sequences and of lanes without work go back to the system."""

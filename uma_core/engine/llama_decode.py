@@ -11,7 +11,7 @@ from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_model import LlamaModel, new_context
 from uma_core.engine.refusals import refusals
-from uma_core.types import TokenId
+from uma_core.types import AdapterSet, TokenId
 
 NO_CELLS = 1  # of llama_decode
 BAD = DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
@@ -27,6 +27,7 @@ class DecodeContext:
 
     def __init__(self, model: LlamaModel, params: Any) -> None:
         self.is_broken = False  # neither used nor freed any more
+        self.adapters: AdapterSet = ()  # that it computes with
         self.gate = ffi.new("uma_gate *")
         self.abort_flag = ffi.new("int32_t *")
         params.cb_eval = ffi.addressof(lib, "uma_gate_cb")

@@ -13,6 +13,7 @@ from uma_core.engine.llama_kv import Move, Span
 from uma_core.engine.llama_model import LlamaModel, new_context
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import AdapterSet
 
 FILL_NS = 5_000_000  # of copying between two looks at the bell
 WARM_UP_SEQ = 0
@@ -30,6 +31,7 @@ class PrefillLane:
     def __init__(self, model: LlamaModel, params: Any, bell: Any) -> None:
         self.handle: Any = None
         self.is_broken = False  # neither used nor freed any more
+        self.adapters: AdapterSet = ()  # that it computes with
         self.native = lib.uma_prefill_new(params.n_ubatch)
         if not self.native:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill lane")

@@ -25,7 +25,7 @@ def open_engine(options: EngineOptions, path: str = "", progress: Progress | Non
 
     With a `trial`, `auto` compares the engines where that is due; without one it goes by what is known.
 
-    Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
+    Raises: MODEL_LOAD_FAILED, ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
     """
     os.environ.update(options.backend_environ())
     path = _path(options, path)
@@ -93,9 +93,10 @@ def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
 
 
 def _estimate(name: str, options: EngineOptions, path: str) -> MemoryUse:
-    if name == "graph":
-        return importlib.import_module("uma_core.engine.graph.estimate").estimate(path, options)  # type: ignore[no-any-return]
-    return importlib.import_module("uma_core.engine.llama_estimate").estimate(path, options)  # type: ignore[no-any-return]
+    module = "uma_core.engine.graph.estimate" if name == "graph" else "uma_core.engine.llama_estimate"
+    use: MemoryUse = importlib.import_module(module).estimate(path, options)
+    n_bytes = importlib.import_module("uma_core.engine.lora").check_adapters(options, path)
+    return use._replace(weights=use.weights + n_bytes)
 
 
 def _path(options: EngineOptions, path: str) -> str:

@@ -418,6 +418,7 @@ def device_view(engine: Engine) -> DeviceView:
         can_rollback=can.can_rollback,
         can_slice_transfers=can.can_slice_transfers,
         can_mix_rows=can.can_mix_rows,
+        one_set_per_call=bool(info.adapters) and not can.can_mix_adapters,
         ride_rows=can.ride_rows,
         free_seqs=(),
         n_cells_free=0,

@@ -17,7 +17,8 @@ from uma_core.executor import overflow
 from uma_core.session.events import Accepted, Event, Refused, Submit
 from uma_core.session.session import Grant, Session
 from uma_core.session.table import SessionTable
-from uma_core.types import Lane, Request, Slo
+from uma_core.suggest import suggest
+from uma_core.types import AdapterSet, Lane, Request, Slo
 
 RETRY_AFTER_MS_LEAST = 250
 
@@ -68,7 +69,7 @@ class Admittance:
         """For one more answer to the same request."""
         grant = Grant(session.lane, session.n_max, self._clock.now_ns(), session.echo)
         other = Session(next(self._sids), session.conn_id, session.request, session.prompt, grant)
-        for name in ("n_cells", "n_dropped", "is_shifting", "n_head", "t_received_ns", "message_ends", "uid"):
+        for name in ("n_cells", "n_dropped", "is_shifting", "n_head", "t_received_ns", "message_ends", "uid", "adapters"):
             setattr(other, name, getattr(session, name))
         other.matcher = session.matcher.fork() if session.matcher is not None else None
         return other
@@ -85,7 +86,9 @@ class Admittance:
             raise UmaError(ErrorCode.BAD_REQUEST, f"`{field}`: at most {info.n_seq_max} answers at once", field=field, limit=info.n_seq_max)
         tokens = np.asarray(command.tokens, np.int32)
         _check_tokens(tokens, info.n_vocab)
+        adapters = adapters_of(request, info)
         session = self._fitted(command, tokens, info.n_ctx_seq)
+        session.adapters = adapters
         session.n_cells = -(-session.n_cells // info.kv_page) * info.kv_page
         if request.lane is None and session.n_prompt - n_cached(session) > limits.auto_lane_tokens:
             session.lane = Lane.BACKGROUND
@@ -146,6 +149,18 @@ class Admittance:
         now = self._clock.now_ns()
         left = sorted(_time_left_ns(session, now) for session in table if session.seq_id >= 0)
         return max(RETRY_AFTER_MS_LEAST, left[len(left) // 2] // 1_000_000 if left else 0)
+
+
+def adapters_of(request: Request, info: EngineInfo) -> AdapterSet:
+    """What a request asks for, or what is configured for those that do not say. Raises: BAD_REQUEST."""
+    if request.lora is None:
+        return tuple(sorted((each.id, each.scale) for each in info.adapters if each.scale))
+    known = [each.id for each in info.adapters]
+    for name, _ in request.lora:
+        if name not in known:
+            message = f"`lora`: there is no adapter {name}{suggest(name, known)}"
+            raise UmaError(ErrorCode.BAD_REQUEST, message, field="lora", known=known)
+    return request.lora
 
 
 def _check_tokens(tokens: np.ndarray, n_vocab: int) -> None:

@@ -51,6 +51,7 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
             "n_seq_max": info.n_seq_max,
             "n_batch": info.n_batch,
             "n_ubatch": info.n_ubatch,
+            "adapters": [{"id": a.id, "path": a.path, "scale": a.scale, "bytes": a.n_bytes} for a in info.adapters],
             "notes": list(info.notes),
         },
         model={"name": info.model_name, "path": info.model_path, "fingerprint": info.fingerprint, "arch": info.arch},
@@ -147,6 +148,7 @@ def sessions(executor: Executor, now_ns: int) -> list[dict[str, Any]]:
             "max_tokens": s.n_max,
             "age_ms": round((now_ns - s.t_received_ns) / 1e6, 1),
             "is_held": s.is_held,
+            "lora": [{"id": name, "scale": scale} for name, scale in s.adapters],
             "metadata": s.request.metadata,
         }
         for s in executor.table

@@ -18,7 +18,7 @@ from uma_core.protocol.lines import to_text
 from uma_core.protocol.markdown import events_markdown, ops_markdown
 from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, TYPE_FIELD, Op
 from uma_core.protocol.sampling import to_params
-from uma_core.types import Infill, Lane, Reasoning, Request, Slo
+from uma_core.types import AdapterSet, Infill, Lane, Reasoning, Request, Slo
 
 __all__ = ["OPS", "Large", "Message", "Source", "Unfit", "decode", "decode_id", "events_markdown", "generate", "ops_markdown", "parse_object"]
 
@@ -200,8 +200,19 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         queue_updates=args["queue_updates"],
         constraint=to_constraint(args["constraint"]),
         reasoning=_to_reasoning(args),
+        lora=_to_lora(args["lora"]),
         metadata=args["metadata"] or {},
     )
+
+
+def _to_lora(wanted: tuple[dict[str, Any], ...] | None) -> AdapterSet | None:
+    if wanted is None:
+        return None
+    names = [each["id"] for each in wanted]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise bad_field(f"lora[{i}].id", f"names {name} twice")
+    return tuple(sorted((each["id"], each["scale"]) for each in wanted if each["scale"]))
 
 
 def _to_reasoning(args: dict[str, Any]) -> Reasoning | None:

@@ -55,6 +55,11 @@ _REASONING = (
     Field("message", Kind.STRING, "what a forced end says first", "", 0, 1024),
 )
 
+_LORA = (
+    Field("id", Kind.STRING, "as configured: `adapters` of `props` lists them", is_required=True, low=1, high=64),
+    Field("scale", Kind.NUMBER, "how strongly it is applied; 0: not", 1.0, -1000, 1000),
+)
+
 _GENERATE = (
     *_INPUTS,
     Field("max_tokens", Kind.INTEGER, "most tokens to generate; absent: the server's default", _REQUEST.max_tokens, 0, 1 << 30),
@@ -80,6 +85,7 @@ _GENERATE = (
     Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),
     CONSTRAINT,
     Field("reasoning", Kind.OBJECT, "count what the answer thinks apart, and limit it", None, fields=_REASONING),
+    Field("lora", Kind.OBJECTS, "LoRA adapters to answer with, and no others; absent: as configured", None, 0, 64, fields=_LORA),
     Field("metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16),
 )
 
@@ -201,6 +207,7 @@ _OPS = (
             Field("n_seq_max", Kind.INTEGER, "requests that can be answered at once"),
             Field("chat_template", Kind.STRING, "Jinja; null: the model has none"),
             Field("chat_template_tool_use", Kind.STRING, "another one for chats with tools; null: there is none"),
+            Field("adapters", Kind.LIST, "LoRA adapters that `lora` may name: `id`, `path` and the `scale` that requests without `lora` get"),
             Field("special", Kind.OBJECT, "special tokens by name (bos, eos, eot, fim_pre, …): `id` and `text`"),
             Field("add_bos", Kind.BOOLEAN, "`prompt` gets the bos token in front"),
             Field("add_eos", Kind.BOOLEAN, "and the eos token at its end"),

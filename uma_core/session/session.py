@@ -19,7 +19,7 @@ from uma_core.session.answer import Answer
 from uma_core.session.bans import Bans
 from uma_core.session.reasoning import Thinking
 from uma_core.session.text import TextStream
-from uma_core.types import FinishReason, Lane, Phase, Request, TokenId, TokenLogprob
+from uma_core.types import AdapterSet, FinishReason, Lane, Phase, Request, TokenId, TokenLogprob
 
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.QUEUED: frozenset({Phase.PREFILL, Phase.DONE}),
@@ -80,6 +80,7 @@ class Session:
         self.is_waiting = False  # for another one to have read the prompt: the policy does not see it
         self.first_sid = sid  # of those that share a prompt
         self.uid = self.pid = -1
+        self.adapters: AdapterSet = ()  # LoRA adapters that it is computed with
         self.lane = grant.lane
         self.client = -1
         self.phase = Phase.QUEUED
@@ -259,6 +260,7 @@ class Session:
                 cached_own=self.cached_own,
                 t_back_ns=self.t_back_ns,
                 t_held_ns=self.t_held_ns,
+                adapters=self.adapters,
             )
         return view
 

@@ -25,6 +25,7 @@ class BatchShape(NamedTuple):
     n: int  # tokens
     n_out: int  # rows that want logits
     n_span: int = 0  # cells that the longest span may have
+    adapters: tuple[int, ...] = ()  # LoRA adapters that some row has, ascending
 
 
 class Attention(Protocol):

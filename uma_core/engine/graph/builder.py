@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from uma_core.engine.graph.adapters import Adapters, Part
 from uma_core.engine.graph.attention import Attention, BatchShape
 from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.lib import ffi, lib
+from uma_core.engine.lora import EMBEDDING
 
 MIN_WEIGHT_SUM = 6.103515625e-5  # llama.cpp's clamp of the chosen experts' weights: the smallest normal f16
 
@@ -19,16 +21,19 @@ MIN_WEIGHT_SUM = 6.103515625e-5  # llama.cpp's clamp of the chosen experts' weig
 class Builder:
     """Appends to one graph. Inputs are made by `start`; families call the rest."""
 
-    def __init__(self, context: Any, graph: Any, weights: Weights, shape: Shape) -> None:
+    def __init__(self, context: Any, graph: Any, weights: Weights, shape: Shape, adapters: Adapters) -> None:
         self.context = context
         self.graph = graph
         self.weights = weights
         self.shape = shape
+        self._adapters = adapters
+        self.scales: dict[tuple[int, float], Any] = {}  # inputs (1, n) by adapter and factor: what B (A x) of each row is multiplied with
+        self._scales_out: dict[tuple[int, float], Any] = {}  # the same for the rows that want logits
         self._wholes: dict[Any, tuple[Any, Any]] = {}  # by joined matrix: the input, and all its outputs
 
     def start(self, batch: BatchShape, attention: Attention, rope_mode: int) -> None:
         """Make the inputs."""
-        self.n, self.n_out, self.n_span = batch
+        self.n, self.n_out, self.n_span, self._active = batch
         self.views: list[Any] = []  # of cells: what a batch's span changes
         self._attention, self.rope_mode = attention, rope_mode
         self.token = self.input(lib.GGML_TYPE_I32, self.n)
@@ -50,7 +55,11 @@ class Builder:
 
     def embed(self) -> Any:
         """(n_embd, n)"""
-        return lib.ggml_get_rows(self.context, self.weights.matrix("token_embd.weight", self.shape.n_embd, self.shape.n_vocab), self.token)
+        x = lib.ggml_get_rows(self.context, self.weights.matrix(EMBEDDING, self.shape.n_embd, self.shape.n_vocab), self.token)
+        for part in self._adapters.of(EMBEDDING, self._active):
+            rows = lib.ggml_mul(self.context, lib.ggml_get_rows(self.context, part.a, self.token), self._scale(part, self.n))
+            x = lib.ggml_add(self.context, x, lib.ggml_mul_mat(self.context, part.b, rows))
+        return x
 
     def norm(self, x: Any, name: str) -> Any:
         weight = self.weights.vector(f"{name}.weight", x.ne[0])
@@ -62,12 +71,30 @@ class Builder:
         bias = self.weights.vector(f"{name}.bias", n_out) if self.weights.find(f"{name}.bias") else None
         part = self.weights.part(name)
         if part is None:
-            return self._affine(x, weight, bias)
+            return self._adapted(self._affine(x, weight, bias), x, name)
         known = self._wholes.get(part.whole)
         if known is None or known[0] != x:
             known = self._wholes[part.whole] = x, self._affine(x, part.whole, part.bias)
         y = known[1]
-        return lib.ggml_view_2d(self.context, y, n_out, x.ne[1], y.nb[1], part.first * y.nb[0])
+        return self._adapted(lib.ggml_view_2d(self.context, y, n_out, x.ne[1], y.nb[1], part.first * y.nb[0]), x, name)
+
+    def _adapted(self, y: Any, x: Any, name: str) -> Any:
+        """y + B (A x), scaled row by row, for each adapter that changes this matrix."""
+        for part in self._adapters.of(f"{name}.weight", self._active):
+            low = lib.ggml_mul(self.context, lib.ggml_mul_mat(self.context, part.a, x), self._scale(part, x.ne[1]))
+            y = lib.ggml_add(self.context, y, lib.ggml_mul_mat(self.context, part.b, low))
+        return y
+
+    def _scale(self, part: Part, n_rows: int) -> Any:
+        """(1, n_rows): all rows of the batch, or those that want logits."""
+        key = part.which, part.factor
+        if key not in self.scales:
+            self.scales[key] = self.input(lib.GGML_TYPE_F32, 1, self.n)
+        if n_rows == self.n:
+            return self.scales[key]
+        if key not in self._scales_out:
+            self._scales_out[key] = lib.ggml_get_rows(self.context, self.scales[key], self.out_id)
+        return self._scales_out[key]
 
     def _affine(self, x: Any, weight: Any, bias: Any) -> Any:
         y = lib.ggml_mul_mat(self.context, weight, x)
@@ -133,7 +160,13 @@ class Builder:
         return self._sum_experts(lib.ggml_mul(context, y, shares), n)
 
     def _expert_product(self, x: Any, name: str, n_out: int, chosen: Any) -> Any:
-        return lib.ggml_mul_mat_id(self.context, self.weights.factor(f"{name}.weight", x.ne[0], n_out, self.shape.n_expert), x, chosen)
+        context = self.context
+        y = lib.ggml_mul_mat_id(context, self.weights.factor(f"{name}.weight", x.ne[0], n_out, self.shape.n_expert), x, chosen)
+        for part in self._adapters.of(f"{name}.weight", self._active):
+            scale = lib.ggml_reshape_3d(context, self._scale(part, x.ne[2]), 1, 1, x.ne[2])
+            low = lib.ggml_mul(context, lib.ggml_mul_mat_id(context, part.a, x, chosen), scale)
+            y = lib.ggml_add(context, y, lib.ggml_mul_mat_id(context, part.b, low, chosen))
+        return y
 
     def _sum_experts(self, x: Any, n: int) -> Any:
         """(n_embd, n_expert_used, n) -> (n_embd, n)"""

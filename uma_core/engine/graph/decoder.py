@@ -33,6 +33,8 @@ class Decoder:
         self._n_batch = n_batch
         self._attention = compute.attention
         self.n_kv = [0] * pages.table.shape[0]
+        self.scales: list[dict[int, float]] = [{}] * len(self.n_kv)  # of LoRA adapters, by sequence
+        self._last_scales: tuple[list[dict[int, float]], list[int]] = [], []
         self.forwards = Forwards(network, pages, compute)
         self._last: Forward | None = None
         self._rows = ffi.new("uma_rows *")
@@ -49,6 +51,7 @@ class Decoder:
         status = self._refusal(batch, runs, reading)
         if status is not DecodeStatus.OK:
             return REFUSED[status]
+        scales, active = self._adapters(runs)
         runs, goes_on = self._with_next(runs) if batch.goes_on and self._ahead.handle else (runs, False)
         for run in runs:
             self._pages.reserve(*run)
@@ -58,8 +61,8 @@ class Decoder:
         rows = self._rows
         rows.n, rows.wake_fd, rows.goes_on = batch.n, batch.wake_fd, goes_on
         span = self._attention.span(rows, self._pages)
-        shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span, batch.n))
-        if self._last is None or shape != self._last.batch or span != self._last.span:
+        shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span, batch.n), active)
+        if self._last is None or shape != self._last.batch or span != self._last.span or scales != self._last_scales:
             self.settle()  # what was begun is of another graph, which may have to make room
         try:
             self._last = forward = self.forwards.of(shape)
@@ -69,6 +72,9 @@ class Decoder:
                 self._pages.truncate(seq_id, pos0)
             return REFUSED[DecodeStatus.FATAL]
         forward.fit(span)
+        if active:
+            forward.scale(*scales)
+        self._last_scales = scales
         rc = lib.uma_forward_decode(forward.native, rows)
         if rc == lib.UMA_BROKEN:
             self._broken.append("memory ran out during a decode call")
@@ -80,6 +86,13 @@ class Decoder:
                 self._pages.truncate(seq_id, pos0)
         tokens = ffi.unpack(self._out, batch.n_rows) if status is DecodeStatus.OK and batch.n_rows else []
         return DecodeOutcome(status, tokens, rows.call_ns, rows.sample_ns, rows.begun_ns)
+
+    def _adapters(self, runs: list[Run]) -> tuple[tuple[list[dict[int, float]], list[int]], tuple[int, ...]]:
+        """Scales by run and how many rows each has, and which adapters that makes; nothing where no row has any."""
+        scales = [self.scales[seq_id] for seq_id, _, _ in runs]
+        if not any(scales):
+            return ([], []), ()
+        return (scales, [n for _, _, n in runs]), tuple(sorted({which for each in scales for which in each}))
 
     def _with_next(self, runs: list[Run]) -> tuple[list[Run], bool]:
         """The runs and the position after each, whose pages the next call will need, where there is room for that."""

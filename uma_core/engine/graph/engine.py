@@ -41,7 +41,7 @@ from uma_core.engine.llama_params import check_threads, n_outputs
 from uma_core.engine.llama_sampler import LlamaSampler
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import SamplingParams, SeqId, TokenId
+from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
 WARM_UP_TOKENS = 64  # of a chunk: what a row costs there holds for larger ones
 
@@ -139,6 +139,7 @@ class GraphEngine:
                 can_mix_rows=True,
                 ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
             ),
+            adapters=loaded.network.adapters.infos,
             kernels=loaded.kernels,
             notes=loaded.notes,
         )
@@ -178,6 +179,10 @@ class GraphEngine:
 
     # decode
 
+    def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
+        assert self._loaded is not None and self.decoder is not None
+        self.decoder.scales[seq_id] = self._loaded.network.adapters.scales(adapters)
+
     def sampler(self, params: SamplingParams, seed: int) -> Sampler:
         return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
 
@@ -214,7 +219,10 @@ class GraphEngine:
         assert self._loaded is not None
         self.settle()
         pages = self._loaded.pages
-        lane = self._lane(seq_id) or next((lane for lane in self.lanes if lane.is_free), None)
+        assert self.decoder is not None
+        scales = self.decoder.scales[seq_id]
+        free = sorted([lane for lane in self.lanes if lane.is_free], key=lambda lane: lane.adapters != tuple(sorted(scales)))
+        lane = self._lane(seq_id) or next(iter(free), None)
         if lane is None:
             return False
         n_kv = self.kv_len(seq_id) if lane.is_free else lane.n_kv
@@ -226,7 +234,7 @@ class GraphEngine:
             refusals.add()
             raise UmaError(ErrorCode.KV_FULL, "no pages for a chunk of a prompt")
         if lane.is_free:
-            lane.take(seq_id, n_kv)
+            lane.take(seq_id, n_kv, scales)
         pages.reserve(seq_id, n_kv, n)
         try:
             lane.start(tokens, want_logits)
@@ -344,7 +352,7 @@ class GraphEngine:
     def memory(self) -> MemoryUse:
         assert self.decoder is not None
         n_compute = self.decoder.forwards.n_bytes + sum(lane.n_bytes for lane in self.lanes)
-        return MemoryUse(self.info.weight_bytes, self._pages.store.n_bytes, n_compute)
+        return MemoryUse(self.info.weight_bytes + self.info.adapter_bytes, self._pages.store.n_bytes, n_compute)
 
     def trim(self) -> int:
         self.settle()

@@ -19,7 +19,7 @@ class Fitted:
         """Raises: INSUFFICIENT_MEMORY."""
         self.most = most
         self._fitting: Any = ffi.NULL
-        longer = network.new_context()
+        longer = network.new_context(most.adapters)
         try:
             network.build(longer, most._replace(n=most.n + 1), compute.attention)
             self.forward = Forward(network, pages, compute, most, workspace)

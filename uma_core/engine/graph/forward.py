@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from uma_core.engine.graph.adapters import Adapters
 from uma_core.engine.graph.attention import Attention, BatchShape, Span
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.device import Device
@@ -27,21 +29,22 @@ N_KEPT = 64  # small ones
 class Network:
     """What every graph of one loaded model has in common."""
 
-    def __init__(self, shape: Shape, weights: Weights, family: Family, rope_mode: int, device: Device) -> None:
+    def __init__(self, shape: Shape, weights: Weights, family: Family, rope_mode: int, device: Device, adapters: Adapters) -> None:
         self.device = device
+        self.adapters = adapters
         self.shape = shape
         self.weights = weights
         self.family = family
         self.rope_mode = rope_mode
 
-    @property
-    def n_nodes(self) -> int:
-        return self.shape.n_layer * (NODES_PER_LAYER + 2 * self.shape.n_expert_used) + NODES_BESIDE
+    def n_nodes(self, adapters: tuple[int, ...]) -> int:
+        base = self.shape.n_layer * (NODES_PER_LAYER + 2 * self.shape.n_expert_used) + NODES_BESIDE
+        return base + self.adapters.n_nodes(adapters)
 
     def build(self, context: Any, batch: BatchShape, attention: Attention) -> tuple[Builder, Any, Any]:
         """Append a batch of this shape to a new graph. Returns the builder with its inputs, and the logits and best tokens, or None."""
-        graph = lib.ggml_new_graph_custom(context, self.n_nodes, False)
-        builder = Builder(context, graph, self.weights, self.shape)
+        graph = lib.ggml_new_graph_custom(context, self.n_nodes(batch.adapters), False)
+        builder = Builder(context, graph, self.weights, self.shape, self.adapters)
         builder.start(batch, attention, self.rope_mode)
         logits = self.family(builder)
         if logits is not None:
@@ -60,9 +63,10 @@ class Network:
         lib.ggml_build_forward_expand(graph, best)
         return best
 
-    def new_context(self) -> Any:
-        """A ggml_context that holds a graph's nodes, not their data. Raises: INSUFFICIENT_MEMORY."""
-        size = self.n_nodes * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(self.n_nodes, False)
+    def new_context(self, adapters: tuple[int, ...] = ()) -> Any:
+        """A ggml_context that holds the nodes of a graph with these adapters, not their data. Raises: INSUFFICIENT_MEMORY."""
+        n = self.n_nodes(adapters)
+        size = n * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(n, False)
         context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": size, "no_alloc": True})[0])
         if not context:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a graph")
@@ -89,7 +93,7 @@ class Forward:
     def __init__(self, network: Network, pages: Pages, compute: Compute, batch: BatchShape, workspace: Workspace) -> None:
         self.batch = batch
         self.workspace = workspace
-        self.context = network.new_context()
+        self.context = network.new_context(batch.adapters)
         builder, logits, best = network.build(self.context, batch, compute.attention)
         workspace.place(builder.graph)
         self.native = n = ffi.new("uma_forward *")
@@ -97,13 +101,18 @@ class Forward:
         n.pages, n.n_pages_seq = pages.table_pointer, pages.table.shape[1]
         n.n_head_kv, n.page_rows, n.n_vocab = compute.attention.n_ids, compute.attention.page_rows, network.shape.n_vocab
         inputs = builder.inputs()
-        *addresses, at_logits, at_best = workspace.addresses([*inputs, logits, best])
+        scales = builder.scales
+        *addresses, at_logits, at_best = workspace.addresses([*inputs, *scales.values(), logits, best])
+        addresses, at_scales = addresses[: len(inputs)], addresses[len(inputs) :]
         n.token, n.pos, n.cell, n.out_id = (ffi.cast(f"{kind} *", at) for kind, at in zip(INPUTS, addresses, strict=False))
         n.logits, n.best_id = ffi.cast("float *", at_logits), ffi.cast("int32_t *", at_best)
         self.span = Span(0, batch.n_span)
         self._kept = [compute.attention.bind(n, builder, (addresses[-2], addresses[-1]))]
+        rows = [np.frombuffer(ffi.buffer(at, 4 * batch.n), np.float32) for at in at_scales]
+        self._scales = [(which, factor, values) for (which, factor), values in zip(scales, rows, strict=True)]
         if workspace.is_staged:
-            used = [(tensor, at) for tensor, at in zip(inputs, addresses, strict=True) if tensor is not None and tensor.buffer]
+            places = zip([*inputs, *scales.values()], [*addresses, *at_scales], strict=True)
+            used = [(tensor, at) for tensor, at in places if tensor is not None and tensor.buffer]
             self._kept.append(ffi.new("uma_input[]", used))
             n.inputs, n.n_inputs = self._kept[-1], len(used)
             n.result, n.best = logits or ffi.NULL, best or ffi.NULL
@@ -113,6 +122,11 @@ class Forward:
         if span != self.span or (are_rows_new and self.native.mask):
             lib.uma_mask_fit(self.native, *span)
             self.span = span
+
+    def scale(self, scales: Sequence[dict[int, float]], counts: Sequence[int]) -> None:
+        """Before each computation of a graph with adapters: their scales in the next `counts[i]` rows. Not while it is computed."""
+        for which, factor, values in self._scales:
+            values[: sum(counts)] = np.repeat([each.get(which, 0.0) * factor for each in scales], counts)
 
     def logits(self, row: int) -> np.ndarray:
         """(n_vocab,) float32 view, borrowed until the graph is computed again."""

@@ -45,8 +45,15 @@ class Lane:
     def n_bytes(self) -> int:
         return self._space.n_bytes
 
-    def take(self, seq_id: int, n: int) -> None:
+    @property
+    def adapters(self) -> tuple[int, ...]:
+        """Of the graph that it has."""
+        return self._graph.most.adapters if self._graph is not None else ()
+
+    def take(self, seq_id: int, n: int, scales: dict[int, float]) -> None:
+        """`scales`: of LoRA adapters."""
         self.seq_id = seq_id
+        self._scales = scales
         self.n_kv = self.n_seen = n
 
     def start(self, tokens: np.ndarray, want_logits: bool) -> None:
@@ -63,17 +70,19 @@ class Lane:
         rows.token, rows.pos, rows.seq_id = views
         rows.want = ffi.from_buffer("int8_t *", self._want)
         span = self._compute.attention.span(rows, self._pages)
-        forward = self._graph_of(span).fit(n, span)
+        forward = self._graph_of(span, tuple(sorted(self._scales))).fit(n, span)
+        if self._scales:
+            forward.scale([self._scales], [n])
         if not lib.uma_forward_fill(forward.native, rows):
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a chunk's plan")
         lib.uma_slices_start(self._slices, forward.native, n, want_logits)
         self.n_chunk = n
 
-    def _graph_of(self, span: Span) -> Fitted:
+    def _graph_of(self, span: Span, adapters: tuple[int, ...]) -> Fitted:
         room = self._compute.attention.room(span, self._n_most)
-        if self._graph is None or self._graph.most.n_span < room:
+        if self._graph is None or self._graph.most.n_span < room or self._graph.most.adapters != adapters:
             self._close_graph()
-            self._graph = Fitted(self._network, self._pages, self._compute, BatchShape(self._n_most, 1, room), self._space)
+            self._graph = Fitted(self._network, self._pages, self._compute, BatchShape(self._n_most, 1, room, adapters), self._space)
         return self._graph
 
     def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
@@ -101,6 +110,7 @@ class Lane:
     def drop(self) -> None:
         """Become free; a paused chunk needs no more than to be forgotten."""
         self.seq_id = -1
+        self._scales: dict[int, float] = {}
         self.n_kv = self.n_seen = self.n_chunk = 0
 
     def _close_graph(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uma_core.config import EngineOptions
+from uma_core.engine.graph.adapters import Adapters
 from uma_core.engine.graph.arena import Arena
 from uma_core.engine.graph.arranged import arrangeable, bytes_with
 from uma_core.engine.graph.attention import Attention, BatchShape
@@ -62,6 +63,7 @@ class Loaded:
 
     def close(self) -> None:
         self.pages.close()
+        self.network.adapters.close()
         self.weights.close()
         self.vocab.close()
         self.header.close()
@@ -112,7 +114,9 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
         modes = (is_mapped, n_threads_of(options) if is_wanted else 0)
         weights = Mapped(header, device, modes, wish.progress)
     kept.append(weights)
-    network = Network(shape, weights, family_of(shape.arch), int(lib.llama_model_rope_type(vocab.handle)), device)
+    adapters = Adapters(header, options, device, wish.is_dry)
+    kept.append(adapters)
+    network = Network(shape, weights, family_of(shape.arch), int(lib.llama_model_rope_type(vocab.handle)), device, adapters)
     counts = page_counts(options, shape)
     stock = Cells(shape, options.kv_type, counts[0], device, wish.is_dry) if device.is_stock else None
     pages = Pages(stock or Arena(shape, options.kv_type, counts[0]), counts)
@@ -126,7 +130,7 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
         n_lanes=0 if unified else options.prefill_lanes,
         is_unified=unified,
         kernels=kernels,
-        notes=(*_notes(device, unified), *(isa_notes(options.isa, kernels) if device.is_cpu else ())),
+        notes=(*_notes(device, unified), *adapters.notes, *(isa_notes(options.isa, kernels) if device.is_cpu else ())),
     )  # fmt: skip
 
 
@@ -187,14 +191,15 @@ def _check_complete(network: Network, pages: Pages, n_ubatch: int) -> None:
     """Lay out a tick and a chunk: all tensors that they want are there in their shapes, the file has no others, the device has the operations."""
     attention = attention_over(pages, network.shape, 0, 1)
     for n in (2, n_ubatch):
-        context = network.new_context()
+        context = network.new_context(network.adapters.all)
         try:
-            builder, _, _ = network.build(context, BatchShape(n, 1, attention.largest()), attention)
+            builder, _, _ = network.build(context, BatchShape(n, 1, attention.largest(), network.adapters.all), attention)
             missing = network.device.missing_for(builder.graph) if network.device.is_stock else ""
         finally:
             lib.ggml_free(context)
         if missing:
             raise Unsupported(missing)
+    network.adapters.check_used()
     unused = network.weights.unused()
     if unused:
         raise Unsupported(f"a use of {unused[0]}")

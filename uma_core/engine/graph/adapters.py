@@ -1,0 +1,109 @@
+"""LoRA adapters in our own graph: beside a product with W, the rows' own scales times B (A x) are added to it.
+
+Rules: a graph holds the products of the adapters that some row of its batch has; a row without one of them has scale 0 there. So any
+rows share a call, whatever their sets, and a batch without adapters has the graph that it always had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from uma_core.config import EngineOptions
+from uma_core.engine.api import Adapter
+from uma_core.engine.graph.device import Device
+from uma_core.engine.graph.mapped import READ_BYTES
+from uma_core.engine.graph.shape import Unsupported
+from uma_core.engine.header import Header
+from uma_core.engine.lib import ffi, lib
+from uma_core.engine.lora import AdapterFile, open_adapters
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import AdapterSet
+
+NODES_PER_PAIR = 8  # two products, a scaling, an addition, and reshapes of experts
+
+
+class Part(NamedTuple):
+    """One adapter's matrices for one tensor of the model."""
+
+    which: int  # of the adapters
+    factor: float  # that a request's scale is multiplied with
+    a: Any
+    b: Any
+
+
+class Adapters:
+    """Owns the adapters' matrices on the device. `close` after the graphs over them are gone."""
+
+    def __init__(self, model: Header, options: EngineOptions, device: Device, is_dry: bool) -> None:
+        """`is_dry`: nothing is read, for graphs that are only laid out. Raises: ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY."""
+        self._files: list[AdapterFile] = []
+        self._buffers: list[Any] = []
+        self._parts: dict[str, list[Part]] = {}  # by tensor name
+        self._used: set[str] = set()
+        self._files = open_adapters(options, model)
+        self.infos: tuple[Adapter, ...] = tuple(file.info for file in self._files)
+        self.notes = tuple(note for file in self._files for note in file.notes)
+        self._number = {file.name: i for i, file in enumerate(self._files)}
+        try:
+            for file in self._files:
+                self._buffers.append(device.place(file.header.context, is_dry))
+                if not is_dry:
+                    _fill(file)
+                self._add(file)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, file: AdapterFile) -> None:
+        context, which = file.header.context, self._number[file.name]
+        for name, pair in file.pairs.items():
+            a, b = (lib.ggml_get_tensor(context, place.name.encode()) for place in pair)
+            self._parts.setdefault(name, []).append(Part(which, file.factor(pair), a, b))
+
+    def of(self, name: str, wanted: Sequence[int]) -> list[Part]:
+        """The parts for a tensor of those adapters that are wanted."""
+        self._used.add(name)
+        return [part for part in self._parts.get(name, ()) if part.which in wanted]
+
+    def scales(self, adapters: AdapterSet) -> dict[int, float]:
+        """By the adapter's number."""
+        return {self._number[name]: scale for name, scale in adapters}
+
+    def n_nodes(self, wanted: Iterable[int]) -> int:
+        return sum(len(self._files[which].pairs) for which in wanted) * NODES_PER_PAIR
+
+    def check_used(self) -> None:
+        """After a whole graph was laid out. Raises: Unsupported where it has no product that an adapter wants to change."""
+        unused = sorted(self._parts.keys() - self._used)
+        if unused:
+            raise Unsupported(f"a LoRA adapter's use of {unused[0]}")
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return tuple(range(len(self._files)))
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(info.n_bytes for info in self.infos)
+
+    def close(self) -> None:
+        while self._buffers:
+            lib.ggml_backend_buffer_free(self._buffers.pop())
+        for file in self._files:
+            file.close()
+
+
+def _fill(file: AdapterFile) -> None:
+    """Copy all tensors from the file. Raises: ADAPTER_LOAD_FAILED, OSError."""
+    with open(file.header.path, "rb", buffering=0) as source:
+        for place in file.header.tensors.values():
+            tensor = lib.ggml_get_tensor(file.header.context, place.name.encode())
+            source.seek(place.offset)
+            at = 0
+            while at < place.n_bytes:
+                data = source.read(min(READ_BYTES, place.n_bytes - at))
+                if not data:
+                    raise UmaError(ErrorCode.ADAPTER_LOAD_FAILED, f"adapter {file.name}: the file got shorter", adapter=file.name)
+                lib.ggml_backend_tensor_set(tensor, ffi.from_buffer(data), at, len(data))
+                at += len(data)
