@@ -205,15 +205,10 @@ def value_text(opt: Option) -> str:
 def write_value(value: Any) -> str:
     """Write a value so that a YAML file reads it back."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_plain(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{write_value(key)}: {write_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return json.dumps(list(value) if isinstance(value, tuple) else value)
-
-
-def _plain(item: Any) -> str:
-    """A map's value: a word as it is, any other text in quotes."""
-    return item if isinstance(item, str) and item.isidentifier() else write_value(item)
 
 
 def range_text(opt: Option) -> str:

@@ -47,6 +47,8 @@ def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
     request = {wire: options[name] for name, wire in FIELDS.items() if options.get(name) is not None}
     if options.get("stop"):
         request["stop"] = list(options["stop"])
+    if options.get("lora"):
+        request["lora"] = options["lora"]
     if options.get("timeout"):
         request["timeout_ms"] = int(options["timeout"] * 1000)
     request["stream"] = not options.get("no_stream", False)

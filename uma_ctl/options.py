@@ -20,6 +20,17 @@ socket_option = click.option(
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for machines instead of text for people.")
 
+
+
+def adapter(text: str) -> dict[str, Any]:
+    """`ID` or `ID=SCALE`. Raises: BadParameter."""
+    name, _, scale = text.partition("=")
+    try:
+        return {"id": name, "scale": float(scale or 1)}
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither ID nor ID=SCALE") from None
+
+
 _GENERATION = (
     click.option("--max-tokens", type=click.IntRange(1), help="Most tokens to generate."),
     click.option("--temp", "--temperature", "temp", type=click.FloatRange(0), help="0 takes the likeliest token."),
@@ -29,6 +40,8 @@ _GENERATION = (
     click.option("--repeat-penalty", type=click.FloatRange(0, min_open=True), help="Penalty of recent tokens; 1: none."),
     click.option("--seed", type=click.IntRange(0, 0xFFFFFFFF), help="Seed of the sampler."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
+    click.option("--lora", multiple=True, metavar="ID[=SCALE]", callback=lambda _, __, given: [adapter(text) for text in given],
+                 help="Answer with this LoRA adapter of the daemon's. May be repeated; ID=0 alone means none."),
     click.option("--priority", type=click.Choice(["interactive", "background"]), help="Lane; inferred where absent."),
     click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the answer after so long."),
 )

@@ -77,6 +77,7 @@ def _identity(fields: Fields) -> list[tuple[str, str]]:
         ("model", joined(name, units.text(model.get("arch")), units.text(model.get("fingerprint"))[:16])),
         ("backend", joined(units.text(fields.get("backend")), units.text(fields.get("devices")), threads)),
         ("engine", _engine(engine)),
+        *(("adapter", _adapter(adapter)) for adapter in rows_of(engine, "adapters")),
         ("uptime", joined(units.span(fields.get("uptime_s")), f"ready after {units.ms(fields.get('start_ms'))}")),
     ]
     retiring = [f"{units.text(m.get('model'))}, {units.count(m.get('sessions'))} streams" for m in rows_of(fields, "retiring")]
@@ -90,6 +91,12 @@ def state_line(fields: Fields) -> str:
     loaded = f"{units.share(share, 1)} loaded" if share is not None else ""
     left = f"{units.count(drain.get('remaining'))} requests still run" if drain else ""
     return joined(line, loaded, left) or units.NOTHING
+
+
+def _adapter(adapter: Fields) -> str:
+    scale = adapter.get("scale")
+    unsaid = f"scale {scale:g} where a request does not say" if isinstance(scale, (int, float)) and scale else "where a request names it"
+    return joined(units.text(adapter.get("id")), units.text(adapter.get("path")), unsaid)
 
 
 def _engine(engine: Fields) -> str:

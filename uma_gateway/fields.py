@@ -58,7 +58,6 @@ PARAMS = (
     Param("ignore_eos", "boolean", neutral=False),
     Param("cache_prompt", "boolean", neutral=True),
     Param("post_sampling_probs", "boolean", neutral=False),
-    Param("lora", "array", neutral=[]),
     Param("timeout_ms", "number", neutral=0),
     Param("overflow", "string"),
     Param("slo", "object"),
@@ -101,7 +100,39 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
     if bias:
         need(model, "logit_bias", "logit_bias")
         fields["logit_bias"] = bias
+    lora = lora_field(body, model)
+    if lora is not None:
+        fields["lora"] = lora
     return fields
+
+
+def lora_field(body: Mapping[str, Any], model: Model) -> list[dict[str, Any]] | None:
+    """LoRA adapters: llama-server's `lora`, whose ids are numbers in the order of `/lora-adapters` (names are taken too); or the one that
+    `model` names, as with vLLM. None: as the daemon is configured. Raises: GatewayError.
+    """
+    wanted = array(body, "lora")
+    if not wanted:
+        name = body.get("model")
+        return [{"id": name}] if isinstance(name, str) and name in model.adapters else None
+    need(model, "lora", "lora")
+    named = []
+    for item in wanted:
+        if not isinstance(item, dict) or not _is_number(item.get("scale", 1.0)):
+            raise invalid("`lora` must hold objects with an `id` and a number `scale`", "lora")
+        named.append({"id": _adapter(item.get("id"), model), "scale": item.get("scale", 1.0)})
+    return named
+
+
+def _adapter(given: Any, model: Model) -> str:
+    if isinstance(given, str) and given in model.adapters:
+        return given
+    if type(given) is int and 0 <= given < len(model.adapters):
+        return model.adapters[given]
+    raise invalid(f"`lora`: there is no adapter {str(given)[:100]!r} here; /lora-adapters lists {len(model.adapters)}", "lora")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _typed(param: Param, value: Any) -> Any:

@@ -62,6 +62,14 @@ def test_options_become_request_fields_and_absent_ones_are_left_to_the_daemon(se
     assert second == {"prompt": "q", "stream": True}
 
 
+def test_adapters_are_named_with_or_without_a_scale(serve, ctl):
+    server = serve(hello)
+    assert ctl("generate", "Hi", "--lora", "tone", "--lora", "topic=-0.5").returncode == 0
+    assert server.received[0]["lora"] == [{"id": "tone", "scale": 1.0}, {"id": "topic", "scale": -0.5}]
+    refused = ctl("generate", "Hi", "--lora", "tone=much")
+    assert refused.returncode == 1 and "ID=SCALE" in refused.stderr
+
+
 def test_without_stream_the_text_comes_from_the_final_event(serve, cli):
     server = serve(lambda peer, message: peer.eos(message["id"], text="all of it"))
     done = cli("--prompt", "Hi", "--no-stream")

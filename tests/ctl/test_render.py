@@ -48,6 +48,7 @@ def test_every_figure_of_the_example_is_shown():
         "6c2f0d7b91aa40e3",
         "stream KV",
         "4 sequences",
+        "tone, tone.gguf, where a request names it",
         "background        3       1       812 ms",
         "inter-token  1.21 ms  1.38 ms  1.90 ms  2.20 ms",
         "solo baseline 1.17 ms, SLO met",

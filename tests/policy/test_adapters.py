@@ -16,7 +16,8 @@ from uma_core.types import Lane, Phase
 
 BACK = Lane.BACKGROUND
 TONE, TOPIC = (("tone", 1.0),), (("topic", 0.5),)
-APART = FakeModel(n_ctx=65536, n_seq_max=8, kv_bytes_per_cell=131072, weight_bytes=8_500_000_000, is_unified=True, adapters=("tone", "topic"),
+APART = FakeModel(n_ctx=65536, n_seq_max=8, kv_bytes_per_cell=131072, weight_bytes=8_500_000_000, is_unified=True,
+                  adapters=(("tone", 0.0), ("topic", 0.0)),
                   can_mix_adapters=False)  # fmt: skip
 
 

@@ -119,6 +119,14 @@ def test_printed_config_is_a_valid_file_with_origins(run, tmp_path):
     assert (config.engine.n_seq, config.access.lane_ceiling) == (3, {1000: "background"})
 
 
+def test_a_map_is_given_in_one_flag_or_in_several(run, tmp_path):
+    printed = [run("daemon", "--print-config", *flags)[1] for flags in (
+        ("--lora", "tone=a.gguf", "--lora", "topic=b.gguf"),
+        ("--lora", "tone=a.gguf,topic=b.gguf"),
+    )]  # fmt: skip
+    assert printed[0] == printed[1] and '  lora: {"tone": "a.gguf", "topic": "b.gguf"}  # flag --lora\n' in printed[0]
+
+
 def test_printed_defaults_read_back_as_the_defaults(run):
     tree = yaml.safe_load(run("daemon", "--print-config")[1])
     assert set(tree) == {"model", "preset", *(opt.section for opt in OPTIONS)}

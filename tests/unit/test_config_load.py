@@ -115,6 +115,14 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ("access: {allow_uids: [-1]}", "access.allow_uids must be 0 to"),
         ("access: {lane_ceiling: {1000: fast}}", "access.lane_ceiling must be one of interactive, background, not 'fast'"),
         ("access: {lane_ceiling: [1000]}", "access.lane_ceiling must be a map"),
+        ("engine: {lora: [tone]}", "engine.lora must be a map"),
+        ("engine: {lora: {tone: 3}}", "engine.lora must be a text, not 3"),
+        ("engine: {lora: {3: a.gguf}}", "engine.lora must be a text, not 3"),
+        ("engine: {lora: {'a b': a.gguf}}", "engine.lora must have ids of up to 64 letters"),
+        ("engine: {lora: {tone: ''}}", "engine.lora must give tone a path"),
+        ("engine: {lora: {tone: a.gguf}, lora_scale: {tonne: 1}}", "engine.lora_scale must name adapters of engine.lora, not 'tonne' (did you mean 'tone'?)"),
+        ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: high}}", "engine.lora_scale must be a number, not 'high'"),
+        ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: 1e9}}", "engine.lora_scale must be"),
         ("scheduler: {stages: [admission, admission]}", "scheduler.stages names a stage twice"),
         ("scheduler: {bmt_budget: -0.5}", "scheduler.bmt_budget must be auto (-1), off (0) or a bandwidth"),
         ("engine: {n_ctx: 2, n_seq: 4}", "engine.n_ctx must give each of the 4 sequences at least one cell"),
@@ -187,6 +195,9 @@ def test_lists_and_maps_as_text():
     assert config.access.allow_uids == (1000, 1001)
     assert config.access.lane_ceiling == {1000: "background"}
     assert config.scheduler.stages == ()
+    engine = build({"engine.lora": "tone=a=b.gguf, topic=c.gguf", "engine.lora_scale": "topic=-0.5"})[0].engine
+    assert (engine.lora, engine.lora_scale) == ({"tone": "a=b.gguf", "topic": "c.gguf"}, {"topic": -0.5})
+    assert "must be a number" in refusal(flags={"engine.lora": "tone=a.gguf", "engine.lora_scale": "tone=x"})
     assert "key=value" in refusal(flags={"access.lane_ceiling": "1000"})
 
 
@@ -262,7 +273,8 @@ def test_any_bytes_are_a_config_or_a_coded_error(tmp_path_factory, data):
 
 
 def test_what_is_written_is_read_back(write):
-    flags = {"access.lane_ceiling": "1000=background", "access.allow_uids": "1,2", "model": 'a: "b" # c', "scheduler.guard_cap": "1.25"}
+    adapters = {"engine.lora": "on=a: 'b'.gguf,2=c.gguf", "engine.lora_scale": "2=0.5"}
+    flags = {**adapters, "access.lane_ceiling": "1000=background", "access.allow_uids": "1,2", "model": 'a: "b" # c', "scheduler.guard_cap": "1.25"}
     config, _ = build(flags)
     lines = [f"model: {write_value(config.engine.model)}"]
     for section in dict.fromkeys(opt.section for opt in OPTIONS):

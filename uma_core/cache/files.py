@@ -102,7 +102,8 @@ def decode_head(fixed: bytes, header: bytes) -> Head:
     try:
         fields = json.loads(header)
         tokens = np.frombuffer(base64.b64decode(fields["tokens"]), "<i4").astype(np.int32)
-        head = Head(fields["model"], int(fields["uid"]), int(fields["start"]), tokens, int(fields["bytes"]), fields["sha256"], str(fields.get("adapters", "")))
+        variant = str(fields.get("adapters", ""))
+        head = Head(fields["model"], int(fields["uid"]), int(fields["start"]), tokens, int(fields["bytes"]), fields["sha256"], variant)
     except Exception as error:  # whatever a header may hold: infinities, lists in lists without end
         raise Damaged("damaged header") from error
     if not (0 <= head.start < head.end and head.n_bytes >= 0 and FIRST_TENANT <= head.tenant < 1 << 32 and isinstance(head.model, str)):

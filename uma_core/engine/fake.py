@@ -79,7 +79,7 @@ class FakeModel:
     can_rollback: bool = True
     ride_rows: tuple[int, ...] = ()
     eog_every: int = 0  # about one in so many tokens ends the text; 0: never
-    adapters: tuple[str, ...] = ()  # ids of LoRA adapters, each with its own texts
+    adapters: AdapterSet = ()  # LoRA adapters, each with texts of its own, and the scale that they have where a request does not say
     can_mix_adapters: bool = True
 
 
@@ -428,7 +428,7 @@ def _info(model: FakeModel) -> EngineInfo:
         capabilities=Capabilities(
             model.n_prefill_lanes, model.can_rollback, True, True, True, model.is_unified, model.ride_rows, model.can_mix_adapters
         ),
-        adapters=tuple(Adapter(name, f"{name}.gguf", 0.0, name, 0) for name in model.adapters),
+        adapters=tuple(Adapter(name, f"{name}.gguf", scale, name, 0) for name, scale in model.adapters),
         notes=(f"begin-of-text is token {BOS}",),
         n_outputs=max(16, model.n_seq_max),
     )

@@ -20,6 +20,7 @@ def model_of(options: EngineOptions) -> FakeModel:
         n_prefill_lanes=options.prefill_lanes,
         is_unified=options.kv_mode == "unified",
         eog_every=EOG_EVERY,
+        adapters=tuple((name, options.lora_scale.get(name, 0.0)) for name in options.lora),
     )
 
 

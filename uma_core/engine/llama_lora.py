@@ -17,6 +17,8 @@ from uma_core.engine.lora import AdapterFile, open_adapters
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet
 
+ONE_SET = "requests with different LoRA adapters are computed in calls of their own"
+
 
 class LlamaAdapters:
     """The model owns what is loaded here and frees it. Load before contexts are made: their graphs have room for what is loaded then."""
@@ -40,7 +42,7 @@ class LlamaAdapters:
             for file in files:
                 file.close()
         self.infos = tuple(file.info for file in files)
-        self.notes = tuple(note for file in files for note in file.notes)
+        self.notes = (ONE_SET, *(note for file in files for note in file.notes))
 
     def set(self, context: Any, adapters: AdapterSet) -> None:
         """Compute with these, and no others, in a llama_context that is not computing."""

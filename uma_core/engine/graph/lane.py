@@ -35,6 +35,7 @@ class Lane:
         self._pos = np.zeros(self._n_most, np.int32)
         self._seq = np.zeros(self._n_most, np.int32)
         self._want = np.zeros(self._n_most, np.int8)
+        self._scales: dict[int, float] = {}  # of LoRA adapters
         self.drop()
 
     @property
@@ -110,7 +111,7 @@ class Lane:
     def drop(self) -> None:
         """Become free; a paused chunk needs no more than to be forgotten."""
         self.seq_id = -1
-        self._scales: dict[int, float] = {}
+        self._scales = {}
         self.n_kv = self.n_seen = self.n_chunk = 0
 
     def _close_graph(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uma_gateway.apis.base import Access, Family, Route
-from uma_gateway.apis.llama.about import error_object, on_health, on_metrics, on_props, on_slots
+from uma_gateway.apis.llama.about import error_object, on_adapters, on_health, on_metrics, on_props, on_set_adapters, on_slots
 from uma_gateway.apis.llama.completion import on_completion, on_infill
 from uma_gateway.apis.llama.tokens import on_apply_template, on_detokenize, on_tokenize
 
@@ -15,6 +15,8 @@ FAMILY = Family(
         Route("GET", "/props", on_props),
         Route("GET", "/slots", on_slots),
         Route("GET", "/metrics", on_metrics),
+        Route("GET", "/lora-adapters", on_adapters),
+        Route("POST", "/lora-adapters", on_set_adapters),
         Route("POST", "/completion", on_completion, is_work=True),
         Route("POST", "/completions", on_completion, is_work=True),
         Route("POST", "/infill", on_infill, is_work=True),

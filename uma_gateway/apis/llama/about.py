@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.errors import GatewayError, Kind, unsupported
 from uma_gateway.exchange import Exchange
 
 
@@ -34,6 +34,20 @@ async def on_props(exchange: Exchange) -> None:
             "is_sleeping": False,
         }
     )
+
+
+async def on_adapters(exchange: Exchange) -> None:
+    """The LoRA adapters that requests may name by `id`, or by `name`; `scale` is what requests without `lora` get."""
+    model = await exchange.gateway.model(is_new=True)
+    adapters = model.props.get("adapters", ())
+    rows = [{"id": i, "name": each["id"], "path": each["path"], "scale": each["scale"]} for i, each in enumerate(adapters)]
+    await exchange.send_json(rows)
+
+
+async def on_set_adapters(exchange: Exchange) -> None:
+    """llama-server would change the answers of everybody else here: the operator does that."""
+    message = "scales for everybody are configured (engine.lora_scale, then a reload); a request names its own with `lora`"
+    raise unsupported(message, "scale")
 
 
 def default_params(exchange: Exchange) -> dict[str, Any]:

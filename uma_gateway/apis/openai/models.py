@@ -32,6 +32,11 @@ def model_object(model: Model, created: int) -> dict[str, Any]:
     }
 
 
+def adapter_object(model: Model, name: str, created: int) -> dict[str, Any]:
+    """A LoRA adapter as a model that requests may name, in vLLM's form."""
+    return {**model_object(model, created), "id": name, "parent": model.name}
+
+
 def ollama_object(model: Model) -> dict[str, Any]:
     """What Codex looks for beside `data`."""
     facts = model.props["model"]
@@ -60,11 +65,15 @@ def ollama_object(model: Model) -> dict[str, Any]:
 async def on_models(exchange: Exchange) -> None:
     model = await exchange.gateway.model(is_new=True)
     created = exchange.gateway.started_at
-    await exchange.send_json({"object": "list", "data": [model_object(model, created)], "models": [ollama_object(model)]})
+    adapters = [adapter_object(model, name, created) for name in model.adapters]
+    await exchange.send_json({"object": "list", "data": [model_object(model, created), *adapters], "models": [ollama_object(model)]})
 
 
 async def on_model(exchange: Exchange) -> None:
     model = await exchange.gateway.model(is_new=True)
+    if exchange.params["name"] in model.adapters:
+        await exchange.send_json(adapter_object(model, exchange.params["name"], exchange.gateway.started_at))
+        return
     if exchange.params["name"] != model.name:
         name = exchange.params["name"][:100]
         raise GatewayError(Kind.NOT_FOUND, f"the model {name!r} is not served here; {model.name!r} is", "model", "model_not_found")
