@@ -10,9 +10,9 @@ from tests.gateway.support import gateway_before
 
 @pytest.fixture
 def adapted(folder):
-    with running(folder, "--engine", "fake", "--lora", "tone=tone.gguf", "--lora", "topic=topic.gguf", "--lora-scale", "topic=0.5") as daemon:
-        with gateway_before(folder, daemon) as gateway:
-            yield gateway
+    flags = ("--lora", "tone=tone.gguf", "--lora", "topic=topic.gguf", "--lora-scale", "topic=0.5")
+    with running(folder, "--engine", "fake", *flags) as daemon, gateway_before(folder, daemon) as gateway:
+        yield gateway
 
 
 def test_requests_choose_by_number_by_name_and_as_a_model(adapted):

@@ -120,7 +120,7 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ("engine: {lora: {3: a.gguf}}", "engine.lora must be a text, not 3"),
         ("engine: {lora: {'a b': a.gguf}}", "engine.lora must have ids of up to 64 letters"),
         ("engine: {lora: {tone: ''}}", "engine.lora must give tone a path"),
-        ("engine: {lora: {tone: a.gguf}, lora_scale: {tonne: 1}}", "engine.lora_scale must name adapters of engine.lora, not 'tonne' (did you mean 'tone'?)"),
+        ("engine: {lora: {tone: a.gguf}, lora_scale: {tonne: 1}}", "must name adapters of engine.lora, not 'tonne' (did you mean 'tone'?)"),
         ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: high}}", "engine.lora_scale must be a number, not 'high'"),
         ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: 1e9}}", "engine.lora_scale must be"),
         ("scheduler: {stages: [admission, admission]}", "scheduler.stages names a stage twice"),
