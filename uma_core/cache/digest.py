@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uma_core.cache.manager import SHARED, PrefixCache
+from uma_core.cache.manager import PrefixCache
 from uma_core.cache.radix import Node
 
 PAGE = 64  # tokens
@@ -55,8 +55,8 @@ class Part(NamedTuple):
 
 
 def held(cache: PrefixCache, uid: int) -> list[Part]:
-    """What requests of this user could begin with, parents first. On the compute thread."""
-    tree = cache.trees.get(SHARED if cache.settings.is_shared else uid)
+    """What requests of this user that do not choose LoRA adapters could begin with, parents first. On the compute thread."""
+    tree = cache.tree_of_user(uid)
     parts: list[Part] = []
     stack: list[tuple[Node, int]] = [(child, -1) for child in tree.root.children.values()] if tree is not None else []
     while stack:

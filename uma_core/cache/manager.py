@@ -97,6 +97,11 @@ class PrefixCache:
             tree = self.trees[tenant, variant] = Tree(tenant, variant)
         return tree
 
+    def tree_of_user(self, uid: int) -> Tree | None:
+        """What requests of this user may begin with that do not choose adapters."""
+        adapters = self.engine.info.default_adapters
+        return self.trees.get((SHARED if self.settings.is_shared else uid, self._variant(adapters) if adapters else ""))
+
     def _drop_empty(self) -> None:
         """Scales are any numbers: trees of sets that nobody holds anything of must not stay."""
         held = {id(holding.tree) for holding in self.holdings}

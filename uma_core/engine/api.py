@@ -116,6 +116,11 @@ class EngineInfo:
     notes: tuple[str, ...] = ()  # why something is off, for `status`
 
     @property
+    def default_adapters(self) -> AdapterSet:
+        """Of requests that do not say."""
+        return tuple(sorted((adapter.id, adapter.scale) for adapter in self.adapters if adapter.scale))
+
+    @property
     def adapter_bytes(self) -> int:
         return sum(adapter.n_bytes for adapter in self.adapters)
 

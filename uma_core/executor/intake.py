@@ -154,7 +154,7 @@ class Admittance:
 def adapters_of(request: Request, info: EngineInfo) -> AdapterSet:
     """What a request asks for, or what is configured for those that do not say. Raises: BAD_REQUEST."""
     if request.lora is None:
-        return tuple(sorted((each.id, each.scale) for each in info.adapters if each.scale))
+        return info.default_adapters
     known = [each.id for each in info.adapters]
     for name, _ in request.lora:
         if name not in known:
