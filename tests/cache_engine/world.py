@@ -194,7 +194,7 @@ def check_idle(world: World) -> None:
     assert table.free_seqs == list(range(world.model.n_seq_max)) and table.n_cells_reserved == 0
     assert all(not h.owner and not h.is_claimed and not h.readers for h in cache.holdings)
     assert not any(node.n_kept for tree in cache.trees.values() for node in tree.nodes())
-    assert not any(tenant <= PRIVATE for tenant in cache.trees)
+    assert not any(tenant <= PRIVATE for tenant, _ in cache.trees)
     assert not cache._chains
 
 
