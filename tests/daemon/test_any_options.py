@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.adapters import write_adapter
 from tests.daemon.forked import ANSWERED, Nursery, as_arguments, nursery
 from tests.daemon.support import DRAFT, MOE, Event, running
 from uma_core.config import OPTIONS
@@ -18,7 +19,7 @@ from uma_core.config_schema import Option
 
 N_COMBINATIONS = 1200 if os.environ.get("UMA_FUZZ") == "full" else 24
 OF_A_LOAD = [opt for opt in OPTIONS if opt.section == "engine" and opt.reload != "restart" and opt.name != "model"]
-REFUSALS = {"E_CONFIG_001", "E_MODEL_004"}  # the option itself, or more memory than there is
+REFUSALS = {"E_CONFIG_001", "E_MODEL_004", "E_ADAPTER_001"}  # the option itself, more memory than there is, an adapter of another model
 ENDS = {*ANSWERED, "E_LIMIT_001", "E_RUNTIME_004"}  # a context too short for the prompt; a step longer than --hang-timeout-ms
 EDGES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 513, 1000, 2048, 4096)
 
@@ -54,9 +55,24 @@ def unquantized(source: Path, target: Path) -> Path:
     return target
 
 
-def draw(rng: random.Random, options: list[Option]) -> dict[str, object]:
-    """Values for some of the options, odd ones and the ends of ranges more often than others. What costs much is drawn less often."""
+@pytest.fixture(scope="module")
+def adapters(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+    """A LoRA adapter for each model, which the others cannot have."""
+    folder = tmp_path_factory.mktemp("lora")
+    return {model: write_adapter(str(model), folder / f"{model.stem}.gguf", rank=4 + i) for i, model in enumerate(models)}
+
+
+def draw(rng: random.Random, options: list[Option], lora: list[str]) -> dict[str, object]:
+    """Values for some of the options, odd ones and the ends of ranges more often than others. What costs much is drawn less often.
+
+    `lora`: adapters, the model's own first.
+    """
     flags = {opt.flag: value_of(rng, opt) for opt in rng.sample(options, rng.randrange(1, len(options) + 1))}
+    if "--lora" in flags:
+        path = lora[0] if rng.random() < 0.8 else rng.choice([*lora[1:], "absent.gguf"])
+        flags["--lora"] = ",".join(f"{name}={path}" for name in ("tone", "topic")[: rng.randrange(1, 3)])
+    if "--lora-scale" in flags:
+        flags["--lora-scale"] = f"tone={rng.choice((0, 0.5, 1, -1))}"
     n_batch, n_ubatch = flags.get("--n-batch", 512), flags.get("--n-ubatch", 1)
     if rng.random() < 0.9 and int(str(n_ubatch)) > int(str(n_batch)):  # one in ten: refused
         flags["--n-ubatch"] = n_batch
@@ -71,6 +87,8 @@ def draw(rng: random.Random, options: list[Option]) -> dict[str, object]:
 def value_of(rng: random.Random, opt: Option) -> object:
     if opt.name == "engine":
         return rng.choice(("auto", "llama", "graph"))
+    if opt.kind is dict:
+        return ""  # see `draw`
     if opt.kind is bool:
         return rng.random() < 0.5
     if opt.choices:
@@ -82,9 +100,10 @@ def value_of(rng: random.Random, opt: Option) -> object:
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("seed", range(N_COMBINATIONS))
-def test_any_combination_is_served_or_refused(daemons: Nursery, models: list[Path], seed: int) -> None:
+def test_any_combination_is_served_or_refused(daemons: Nursery, models: list[Path], adapters: dict[Path, str], seed: int) -> None:
     rng = random.Random(seed)
-    model, flags = rng.choice(models), draw(rng, OF_A_LOAD)
+    model = rng.choice(models)
+    flags = draw(rng, OF_A_LOAD, sorted(adapters.values(), key=lambda path: path != adapters[model]))
     outcome = daemons.run(model, flags)
     asked = f"{model.name} {' '.join(as_arguments(flags))}: {outcome}"
     assert outcome.is_sound, asked
@@ -114,7 +133,7 @@ def test_what_cannot_be_is_refused_by_the_name_of_its_option(daemons: Nursery, f
 
 
 @pytest.mark.fuzz
-def test_a_stream_goes_on_through_reloads_with_any_values(folder: Path) -> None:
+def test_a_stream_goes_on_through_reloads_with_any_values(folder: Path, adapters: dict[Path, str]) -> None:
     rng, config = random.Random(3), folder / "uma.yaml"
     names = {opt.flag: opt.name for opt in OF_A_LOAD}
     usual: dict[str, object] = {"--threads": 1, "--n-ctx": 8192, "--calibrate": "off"}
@@ -127,7 +146,7 @@ def test_a_stream_goes_on_through_reloads_with_any_values(folder: Path) -> None:
     config.write_text("")
     with running(folder, "--config", str(config), "--model", str(DRAFT), *as_arguments(usual)[-2:]) as daemon:
         for _ in range(max(5, N_COMBINATIONS // 20)):
-            drawn = draw(rng, [opt for opt in OF_A_LOAD if opt.name != "calibrate"])
+            drawn = draw(rng, [opt for opt in OF_A_LOAD if opt.name != "calibrate"], [adapters[DRAFT], adapters[MOE]])
             assert reload(usual)["event"] == "reply"
             stream = daemon.stream(max_tokens=1500).begun()
             reply = reload(drawn)
