@@ -1,7 +1,8 @@
 """Write the reference pages from the declarations: `python docs/generate.py`, or `--check` to fail when one is stale.
 
 Whole pages: CONFIG.md, METRICS.md, ERRORS.md. In PROTOCOL.md only what stands between
-`<!-- generated: ops -->` or `<!-- generated: events -->` and the next `<!-- end -->`; in GATEWAY.md the options likewise.
+`<!-- generated: ops -->` or `<!-- generated: events -->` and the next `<!-- end -->`; in GATEWAY.md the options and in ENGINE.md
+the families likewise.
 """
 
 from __future__ import annotations
@@ -75,6 +76,14 @@ def gateway_page() -> str:
     return _renewed("GATEWAY.md", "options", "".join(parts))
 
 
+def engine_page() -> str:
+    """Return ENGINE.md with its table of families renewed. Needs the compiled bindings. Raises ValueError where a marker is absent."""
+    from uma_core.engine.graph.families import FAMILIES
+
+    rows = ((f"`{arch}`", family.models, family.notes) for arch, family in FAMILIES.items())
+    return _renewed("ENGINE.md", "families", table(("architecture", "models", "beside Llama's layers"), rows))
+
+
 def _renewed(page: str, name: str, content: str) -> str:
     path = DOCS / page
     text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -103,6 +112,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "ERRORS.md": errors_page,
     "PROTOCOL.md": protocol_page,
     "GATEWAY.md": gateway_page,
+    "ENGINE.md": engine_page,
 }
 
 

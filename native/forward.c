@@ -23,7 +23,18 @@ static bool plan(uma_forward * f, const uma_rows * rows) {
         uma_mask_fill(f->mask, rows, f->pages, f->n_pages_seq);
         return true;
     }
-    return uma_paged_plan(f->paged, rows, f->pages, f->n_pages_seq) && (!f->window || uma_paged_plan(f->window, rows, f->pages, f->n_pages_seq));
+    for (int32_t i = 0; i < f->n_plans; i++) {
+        if (!uma_paged_plan(f->plans[i], rows, f->pages, f->n_pages_seq)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void fill_cells(const uma_cells * c, int64_t page, int64_t row, int32_t at) {
+    for (int32_t h = 0; h < c->n_head; h++) {
+        c->at[row * c->n_head + h] = page * c->page_rows + (int64_t) h * PAGE + at;
+    }
 }
 
 bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
@@ -33,11 +44,12 @@ bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
     }
     for (int32_t i = 0; i < rows->n; i++) {
         const int32_t * pages = f->pages + (int64_t) rows->seq_id[i] * f->n_pages_seq;
-        const int64_t   cell  = pages[rows->pos[i] / PAGE] * f->page_rows + rows->pos[i] % PAGE;
         f->token[i] = rows->token[i];
-        f->pos[i]   = rows->pos[i];
-        for (int32_t h = 0; h < f->n_head_kv; h++) {
-            f->cell[(int64_t) i * f->n_head_kv + h] = cell + (int64_t) h * PAGE;
+        if (f->pos) { // a model may have no rotary positions
+            f->pos[i] = rows->pos[i];
+        }
+        for (int32_t c = 0; c < f->n_cells; c++) {
+            fill_cells(&f->cells[c], pages[rows->pos[i] / PAGE], i, rows->pos[i] % PAGE);
         }
         if (rows->want[i] && f->out_id) {
             f->out_id[n_out++] = i;

@@ -15,7 +15,7 @@ static char * scratch_of(const uma_paged * p, int ith) { return p->scratch + (si
 // The two slots of a thread: its span's results, and where the parts of one row are gathered.
 static slot own_slot(const uma_paged * p, int ith, int which) {
     const size_t parts = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)), out = uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
-    char * at = scratch_of(p, ith) + uma_pad64(uma_kernels()->attn->scratch_bytes(p->shape.dim, p->shape.dim)) + (size_t) which * (parts + out);
+    char * at = scratch_of(p, ith) + uma_pad64(uma_kernels()->attn->scratch_bytes(p->shape.dim_k, p->shape.dim_v)) + (size_t) which * (parts + out);
     return (slot) { (struct uma_attn_part *) (void *) at, (float *) (void *) (at + parts) };
 }
 
@@ -26,19 +26,19 @@ static slot slot_at(const uma_paged * p, int64_t row_slot, int32_t head) {
 }
 
 static float * result_of(const struct ggml_tensor * dst, const uma_paged * p, int32_t row, int32_t head, int32_t g) {
-    return (float *) (void *) ((char *) dst->data + (size_t) row * dst->nb[1]) + ((size_t) head * (size_t) p->group + (size_t) g) * (size_t) p->shape.dim;
+    return (float *) (void *) ((char *) dst->data + (size_t) row * dst->nb[1]) + ((size_t) head * (size_t) p->group + (size_t) g) * (size_t) p->shape.dim_v;
 }
 
 static void compute_span(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
     const struct ggml_tensor * q = dst->src[0];
-    const size_t cell = p->shape.cell_bytes, in_page = (size_t) head * UMA_PAGE_CELLS * cell;
+    const size_t k_cell = (size_t) p->shape.k_bytes, v_cell = (size_t) p->shape.v_bytes, in_page = (size_t) head * UMA_PAGE_CELLS;
     const struct uma_attn attn = {
-        .kv_type = dst->src[1]->type == GGML_TYPE_F16 ? UMA_F16 : UMA_Q8_0, .dim_k = p->shape.dim, .dim_v = p->shape.dim,
+        .kv_type = dst->src[1]->type == GGML_TYPE_F16 ? UMA_F16 : UMA_Q8_0, .dim_k = p->shape.dim_k, .dim_v = p->shape.dim_v,
         .n_rows = s->n_rows, .n_group = p->group,
         .q = (const float *) (const void *) ((const char *) q->data + (size_t) s->first_row * q->nb[2] + (size_t) head * (size_t) p->group * q->nb[1]),
         .q_row = q->nb[2], .q_head = q->nb[1],
-        .k = { (const char *) dst->src[1]->data + in_page, cell, p->shape.page_bytes, s->pages },
-        .v = { (const char *) dst->src[2]->data + in_page, cell, p->shape.page_bytes, s->pages },
+        .k = { (const char *) dst->src[1]->data + in_page * k_cell, k_cell, p->shape.page_bytes, s->pages },
+        .v = { (const char *) dst->src[2]->data + in_page * v_cell, v_cell, p->shape.page_bytes, s->pages },
         .cell_begin = s->begin, .cell_end = s->end, .row_cells = p->cells + s->first_row, .row_begin = p->shape.window ? p->begin + s->first_row : NULL,
         .scale = p->shape.scale, .softcap = p->shape.softcap,
     };
@@ -57,11 +57,17 @@ static void keep(const uma_paged * p, const uma_page_span * s, int32_t head, int
     }
 }
 
+// The sink of a query head, where the layer has them.
+static const float * sink_of(const struct ggml_tensor * dst, const uma_paged * p, int32_t head, int32_t g) {
+    return dst->src[3] ? (const float *) dst->src[3]->data + head * p->group + g : NULL;
+}
+
 static void write_alone(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
     const slot own = own_slot(p, ith, 0);
     for (int32_t i = 0; i < s->n_rows * p->group; i++) {
-        float * y = result_of(dst, p, s->first_row + i / p->group, head, i % p->group);
-        uma_attn_merge(own.parts + i, 0, own.out + (size_t) i * p->dim, 0, 1, p->shape.dim, NULL, y);
+        const int32_t g = i % p->group;
+        float * y = result_of(dst, p, s->first_row + i / p->group, head, g);
+        uma_attn_merge(own.parts + i, 0, own.out + (size_t) i * p->dim, 0, 1, p->shape.dim_v, sink_of(dst, p, head, g), y);
     }
 }
 
@@ -76,7 +82,8 @@ static void merge_row(const struct ggml_tensor * dst, const uma_paged * p, int32
             all.parts[i] = part.parts[g];
             memcpy(all.out + (size_t) i * p->dim, part.out + (size_t) g * p->dim, p->dim * sizeof(float));
         }
-        uma_attn_merge(all.parts, sizeof(*all.parts), all.out, p->dim * sizeof(float), n_parts, p->shape.dim, NULL, result_of(dst, p, row, head, g));
+        uma_attn_merge(all.parts, sizeof(*all.parts), all.out, p->dim * sizeof(float), n_parts, p->shape.dim_v, sink_of(dst, p, head, g),
+                       result_of(dst, p, row, head, g));
     }
 }
 

@@ -22,7 +22,7 @@ typedef struct uma_page_span {
 struct uma_paged {
     uma_paged_shape shape;
     int32_t   n_rows_max, group, rows_most; // query heads per KV head; rows per span
-    size_t    dim;                          // floats per result, a multiple of 16
+    size_t    dim;                          // floats per result, dim_v rounded up to 16
     // the batch
     int32_t   n_rows;
     int64_t * begin;                        // (n_rows) the first cell that the row sees: 0 without a window

@@ -19,8 +19,8 @@ uma_paged * uma_paged_new(const uma_paged_shape * shape, int32_t n_rows_max) {
     p->n_rows_max = n_rows_max;
     p->group      = shape->n_head / shape->n_head_kv;
     p->rows_most  = UMA_ATTN_MAX_Q / p->group;
-    p->dim        = ((size_t) shape->dim + 15) / 16 * 16;
-    const size_t kernel = uma_pad64(uma_kernels()->attn->scratch_bytes(shape->dim, shape->dim));
+    p->dim        = ((size_t) shape->dim_v + 15) / 16 * 16;
+    const size_t kernel = uma_pad64(uma_kernels()->attn->scratch_bytes(shape->dim_k, shape->dim_v));
     const size_t slot   = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)) + uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
     p->scratch_bytes = kernel + 2 * slot; // the second one gathers the parts of a row
     p->begin      = calloc((size_t) n_rows_max, sizeof(*p->begin));
@@ -236,7 +236,7 @@ bool uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t * pages,
     for (int32_t i = 0; i < rows->n; i++) {
         p->cells[i] = (int64_t) rows->pos[i] + 1;
         p->begin[i] = p->shape.window && p->cells[i] > p->shape.window ? p->cells[i] - p->shape.window : 0;
-        p->work += (double) (p->cells[i] - p->begin[i]) * p->shape.n_head * p->shape.dim * 2;
+        p->work += (double) (p->cells[i] - p->begin[i]) * p->shape.n_head * (p->shape.dim_k + p->shape.dim_v);
     }
     const int64_t most = part_cells(p, &t);
     bool is_ok = true;

@@ -177,8 +177,9 @@ void          uma_prefill_free(uma_prefill * p);
 // -- paged.c, paged_plan.c: attention over KV in pages of 64 cells, as an operation of a ggml graph
 typedef struct uma_paged uma_paged; // the plan of one batch; a graph that computes or is paused has one of its own
 typedef struct uma_paged_shape {
-    int32_t n_head, n_head_kv, dim, n_threads;
-    int64_t cell_bytes;      // K, or V, of one head and position
+    int32_t n_head, n_head_kv, n_threads;
+    int32_t dim_k, dim_v;    // of a head
+    int64_t k_bytes, v_bytes; // of one head and position
     int64_t page_bytes;      // from one page to the next
     float   scale, softcap;  // of the scores; softcap 0: none
     int32_t window;          // positions that a row sees, its own the last of them; 0: all
@@ -190,7 +191,8 @@ double      uma_paged_work(const uma_paged * p);                    // multiply-
 // Row i sees positions 0..pos[i] of its sequence, or the last of them where there is a window. The sequence's page j is
 // pages[seq_id[i] * n_pages_seq + j]; pages must live until computed.
 bool        uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq);
-// ggml_custom_op_t. src: q f32 (dim, n_head, rows); K and V of head 0, page 0. dst: f32 (dim * n_head, rows). userdata: uma_paged *
+// ggml_custom_op_t. src: q f32 (dim_k, n_head, rows); K and V of head 0, page 0; perhaps a sink f32 (n_head), a score without a value.
+// dst: f32 (dim_v * n_head, rows). userdata: uma_paged *
 void        uma_paged_attention(struct ggml_tensor * dst, int ith, int nth, void * paged);
 
 // -- masked.c: attention by ggml's own operation over a span of cells, each row's own ones told by a mask
@@ -216,19 +218,25 @@ typedef struct uma_input {
     const void * data;           // what it is to hold
 } uma_input;
 
+// Where a batch's K, or V, of layers alike is written.
+typedef struct uma_cells {
+    int64_t * at;            // (n, n_head) KV rows
+    int32_t   n_head;
+    int64_t   page_rows;     // KV rows (one head, one position) from one page to the next
+} uma_cells;
+
 typedef struct uma_forward {
     struct ggml_backend * backend;
     struct ggml_cgraph  * graph;
-    uma_paged    * paged;
-    uma_paged    * window;   // of the layers that have one; NULL: none has
-    uma_mask * mask;         // instead of both; NULL: attention goes by pages
+    uma_paged * const * plans; // one for layers alike; NULL: attention goes by a mask
+    int32_t   n_plans;
+    uma_mask * mask;
     const int32_t * pages;   // (sequences, n_pages_seq)
     int32_t   n_pages_seq;
-    int32_t   n_head_kv;
-    int64_t   page_rows;     // KV rows (one head, one position) from one page to the next
     int32_t * token;         // (n) inputs of the graph
     int32_t * pos;           // (n)
-    int64_t * cell;          // (n, n_head_kv) KV rows to write
+    const uma_cells * cells;
+    int32_t   n_cells;
     int32_t * out_id;        // (outputs) rows that want logits; NULL: all
     float   * logits;        // (outputs, n_vocab)
     int32_t   n_vocab;

@@ -49,7 +49,7 @@ struct uma_kv {
 // Attention of the rows that share one KV head: n_rows tokens x n_group query heads.
 struct uma_attn {
     enum uma_type kv_type; // UMA_F16 or UMA_Q8_0
-    int dim_k, dim_v;      // 1..256; a multiple of 32 for q8_0
+    int dim_k, dim_v;      // a multiple of 32 for q8_0
     int n_rows, n_group;   // n_rows * n_group <= UMA_ATTN_MAX_Q
     const float * q;       // row r, head g at (char *)q + r * q_row + g * q_head
     size_t q_row, q_head;

@@ -173,12 +173,12 @@ static void one_case(const struct uma_kernels * k, const struct shape * s, struc
 }
 
 void check_attn(const struct uma_kernels * k, struct tally * t) {
-    static const int DIMS[] = { 64, 128, 256, 96, 192, 80, 72, 112, 5 }; // the first five: multiples of 32, as q8_0 needs
+    static const int DIMS[] = { 64, 128, 256, 96, 192, 512, 80, 72, 112, 5 }; // the first six: multiples of 32, as q8_0 needs
     static const int64_t CELLS[] = { 1, 17, 63, 64, 65, 128, 200, 333 };
     static const int ROWS[] = { 1, 1, 2, 3, 5, 9 }, GROUPS[] = { 1, 2, 3, 4, 7 };
     for (int i = 0; i < 240; i++) {
         const enum uma_type type = i % 2 ? UMA_F16 : UMA_Q8_0;
-        struct shape s = { .type = type, .dim_k = DIMS[i / 2 % (type == UMA_F16 ? 9 : 5)], .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],
+        struct shape s = { .type = type, .dim_k = DIMS[i / 2 % (type == UMA_F16 ? 10 : 6)], .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],
                            .n_cells = CELLS[rand_below(8)], .is_paged = rand_below(2), .has_mask = rand_below(2), .has_limits = rand_below(3) == 0,
                            .has_begins = rand_below(3) == 0, .has_sink = rand_below(4) == 0, .n_parts = 1 + rand_below(3), .softcap = rand_below(4) == 0 ? 5.0f : 0,
                            .has_slopes = rand_below(4) == 0 };

@@ -1,4 +1,4 @@
-"""What a GGUF says of itself, through gguf.h: scalar metadata, and where each tensor lies in the file."""
+"""What a GGUF says of itself, through gguf.h: metadata, and where each tensor lies in the file, or in which of several files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from uma_core.engine.llama_log import tap
 from uma_core.errors import ErrorCode, UmaError
 
 Scalar = int | float | bool | str
+Value = Scalar | list[int] | list[float] | list[bool]
 
 
 def check_file(path: str) -> None:
@@ -42,68 +43,123 @@ class TensorPlace(NamedTuple):
     name: str
     type: int
     ne: tuple[int, int, int, int]
-    offset: int  # from the file's begin
+    offset: int  # from its file's begin
     n_bytes: int
+    file: int = 0  # of a model in several files: which of `Header.paths`
 
 
 class Header:
-    """Owns a gguf_context and the ggml_context of its tensors, which have no data. `close` frees both."""
+    """Owns a gguf_context per file and a ggml_context of its tensors, which have no data. `close` frees them."""
 
     def __init__(self, path: str) -> None:
-        """Raises: MODEL_LOAD_FAILED."""
-        check_file(path)
+        """`path`: of a model in several files, the first one. Raises: MODEL_LOAD_FAILED."""
         self.path = path
+        self.paths = [path]
+        self._handles: list[Any] = []
+        self.contexts: list[Any] = []
+        self.tensors: dict[str, TensorPlace] = {}
+        try:
+            self._open(path)
+            self.meta = self._read_meta()
+            self.paths += self._others()
+            for other in self.paths[1:]:
+                self._open(other)
+            for file in range(len(self.paths)):
+                self.tensors |= self._read_tensors(file)
+            if any(not self.tensor(name) for name in self.tensors):  # bytes that are no text
+                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: a tensor without a legible name", path=path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: str) -> None:
+        check_file(path)
         context = ffi.new("struct ggml_context **")
         mark = tap.pump()
         params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": context})
-        self.handle = lib.gguf_init_from_file(path.encode(), params[0])
-        if not self.handle:
+        handle = lib.gguf_init_from_file(path.encode(), params[0])
+        if not handle:
             raise refusal(path, mark)
-        self.context = context[0]
-        self.meta = self._read_meta()
-        self.tensors = self._read_tensors()
-        for name in self.tensors:
-            if not lib.ggml_get_tensor(self.context, name.encode()):  # bytes that are no text
-                self.close()
-                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: a tensor without a legible name", path=path)
+        self._handles.append(handle)
+        self.contexts.append(context[0])
 
-    def _read_meta(self) -> dict[str, Scalar]:
-        out: dict[str, Scalar] = {}
-        for i in range(int(lib.gguf_get_n_kv(self.handle))):
-            read = _READERS.get(lib.gguf_get_kv_type(self.handle, i))
-            if read is not None:
-                out[text(lib.gguf_get_key(self.handle, i))] = read(self.handle, i)
+    def _others(self) -> list[str]:
+        """The other files of a split model. Raises: MODEL_LOAD_FAILED, as llama.cpp does."""
+        n = self.meta.get("split.count", 1)
+        if not isinstance(n, int) or n <= 1:
+            return []
+        if self.meta.get("split.no", 0) != 0:
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: not the first file of the {n} that the model is split into", path=self.path)
+        size = len(self.path.encode()) + 64
+        prefix, name = ffi.new("char[]", size), ffi.new("char[]", size)
+        if not lib.llama_split_prefix(prefix, size, self.path.encode(), 0, n):
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: the name of a file of {n} does not end in -00001-of-{n:05}.gguf", path=self.path)
+        paths = []
+        for i in range(1, n):
+            lib.llama_split_path(name, size, prefix, i, n)
+            paths.append(text(name))
+        return paths
+
+    def tensor(self, name: str) -> Any:
+        """The ggml_tensor of that name, or NULL."""
+        place = self.tensors.get(name)
+        return lib.ggml_get_tensor(self.contexts[place.file], name.encode()) if place else ffi.NULL
+
+    def _read_meta(self) -> dict[str, Value]:
+        handle = self._handles[0]
+        out: dict[str, Value] = {}
+        for i in range(int(lib.gguf_get_n_kv(handle))):
+            kind = lib.gguf_get_kv_type(handle, i)
+            read = _read_array if kind == lib.GGUF_TYPE_ARRAY else _READERS.get(kind)
+            value = read(handle, i) if read else None
+            if value is not None:
+                out[text(lib.gguf_get_key(handle, i))] = value
         return out
 
-    def _read_tensors(self) -> dict[str, TensorPlace]:
-        handle, base = self.handle, int(lib.gguf_get_data_offset(self.handle))
+    def _read_tensors(self, file: int) -> dict[str, TensorPlace]:
+        handle = self._handles[file]
+        base = int(lib.gguf_get_data_offset(handle))
         places = {}
         for i in range(int(lib.gguf_get_n_tensors(handle))):
             name = text(lib.gguf_get_tensor_name(handle, i))
             ne = tuple(ffi.unpack(lib.gguf_get_tensor_ne(handle, i), 4))
             offset = base + int(lib.gguf_get_tensor_offset(handle, i))
-            places[name] = TensorPlace(name, int(lib.gguf_get_tensor_type(handle, i)), ne, offset, int(lib.gguf_get_tensor_size(handle, i)))
+            places[name] = TensorPlace(name, int(lib.gguf_get_tensor_type(handle, i)), ne, offset, int(lib.gguf_get_tensor_size(handle, i)), file)
         return places
 
     @property
     def arch(self) -> str:
         return str(self.meta.get("general.architecture", "unknown"))
 
-    def of_arch(self) -> dict[str, Scalar]:
+    def of_arch(self) -> dict[str, Value]:
         """The architecture's own metadata, without its prefix."""
         prefix = self.arch + "."
         return {key.removeprefix(prefix): value for key, value in self.meta.items() if key.startswith(prefix)}
 
     def arrays(self) -> list[str]:
         """Keys of metadata that is an array."""
-        keys = range(int(lib.gguf_get_n_kv(self.handle)))
-        return [text(lib.gguf_get_key(self.handle, i)) for i in keys if lib.gguf_get_kv_type(self.handle, i) == lib.GGUF_TYPE_ARRAY]
+        handle = self._handles[0]
+        keys = range(int(lib.gguf_get_n_kv(handle)))
+        return [text(lib.gguf_get_key(handle, i)) for i in keys if lib.gguf_get_kv_type(handle, i) == lib.GGUF_TYPE_ARRAY]
 
     def close(self) -> None:
-        if self.handle:
-            lib.gguf_free(self.handle)
-            lib.ggml_free(self.context)
-            self.handle = None
+        while self._handles:
+            lib.gguf_free(self._handles.pop())
+        while self.contexts:
+            lib.ggml_free(self.contexts.pop())
+
+
+MOST_READ = 4096  # numbers of an array: those of layers. A vocabulary's are many, and nobody here asks for them
+
+
+def _read_array(handle: Any, i: int) -> list[int] | list[float] | list[bool] | None:
+    kind = _ARRAYS.get(lib.gguf_get_arr_type(handle, i))
+    n = int(lib.gguf_get_arr_n(handle, i))
+    if kind is None or n > MOST_READ:
+        return None
+    if not n:
+        return []
+    return ffi.unpack(ffi.cast(kind, lib.gguf_get_arr_data(handle, i)), n)  # type: ignore[no-any-return]
 
 
 _READERS: dict[int, Any] = {
@@ -119,4 +175,18 @@ _READERS: dict[int, Any] = {
     lib.GGUF_TYPE_FLOAT64: lib.gguf_get_val_f64,
     lib.GGUF_TYPE_BOOL: lambda handle, i: bool(lib.gguf_get_val_bool(handle, i)),
     lib.GGUF_TYPE_STRING: lambda handle, i: text(lib.gguf_get_val_str(handle, i)),
+}
+
+_ARRAYS: dict[int, str] = {
+    lib.GGUF_TYPE_UINT8: "uint8_t *",
+    lib.GGUF_TYPE_INT8: "int8_t *",
+    lib.GGUF_TYPE_UINT16: "uint16_t *",
+    lib.GGUF_TYPE_INT16: "int16_t *",
+    lib.GGUF_TYPE_UINT32: "uint32_t *",
+    lib.GGUF_TYPE_INT32: "int32_t *",
+    lib.GGUF_TYPE_UINT64: "uint64_t *",
+    lib.GGUF_TYPE_INT64: "int64_t *",
+    lib.GGUF_TYPE_FLOAT32: "float *",
+    lib.GGUF_TYPE_FLOAT64: "double *",
+    lib.GGUF_TYPE_BOOL: "_Bool *",
 }

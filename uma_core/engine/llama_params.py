@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from uma_core.config import EngineOptions
-from uma_core.engine.header import Header, Scalar
+from uma_core.engine.header import Header, Value
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
@@ -68,7 +68,7 @@ def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
         header.close()
 
 
-def _count(meta: Mapping[str, Scalar], key: str) -> int:
+def _count(meta: Mapping[str, Value], key: str) -> int:
     value = meta.get(key)
     return value if isinstance(value, int) else 0
 

@@ -13,9 +13,14 @@ import numpy as np
 from perf.gguf_file import add_vocabulary
 from uma_core.engine.lib import ffi, lib
 
-N_VOCAB, N_LAYER = 320, 2
+N_VOCAB = 320
 WINDOW = {"attention.sliding_window": 24}
 ROPES = {"rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}  # of the layers that see everything
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 64}
+YARN_MORE = {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0, "rope.scaling.yarn_log_multiplier": 0.8}
+LONG = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 128, "rope.scaling.attn_factor": 1.19}
+LONG_FACTORS, LONG_FACTORS_16 = ({f"rope_factors_{kind}.weight": (n,) for kind in ("long", "short")} for n in (16, 8))
+GRANITE = {"logit_scale": 8.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.02}
 TYPES = {
     "f32": gguf.GGMLQuantizationType.F32,
     "f16": gguf.GGMLQuantizationType.F16,
@@ -45,9 +50,14 @@ class Model:
     has_qk_norm: bool = False
     has_post_norms: bool = False
     quant: str = "q8_0"
+    n_layer: int = 2
+    dim_v: int = 0  # of a head of V, where that is another
+    is_joined: bool = False  # Q, K and V are one matrix, gate and up another
     meta: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # f32, numpy order
-    without: tuple[str, ...] = ()
+    layer_tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every layer, drawn as the others are
+    renamed: dict[str, str] = field(default_factory=dict)  # of a layer
+    without: tuple[str, ...] = ()  # names, or names of every layer
 
 
 MODELS = {
@@ -56,7 +66,35 @@ MODELS = {
     "llama-rope": Model("llama", meta={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, tensors={"rope_freqs.weight": (16,)}),
     "llama-q4_0": Model("llama", quant="q4_0"),
     "llama-f16": Model("llama", quant="f16"),
+    "llama-yarn": Model("llama", meta=YARN),
+    "llama-long": Model("llama", meta=LONG, tensors=LONG_FACTORS),
     "mixtral": Model("llama", n_expert=4),
+    "phi3": Model("phi3", is_joined=True, meta={**LONG, "rope.dimension_count": 16, "attention.sliding_window": 16}, tensors=LONG_FACTORS_16),
+    "phi3-short": Model("phi3", is_tied=False, meta=LONG | {"rope.scaling.original_context_length": 4096}, is_joined=True, tensors=LONG_FACTORS),
+    "mistral3": Model("mistral3", meta={**YARN, **YARN_MORE, "attention.temperature_scale": 0.3, "rope.scaling.original_context_length": 24}),
+    "mistral3-plain": Model("mistral3", is_tied=False),
+    "gpt-oss": Model(
+        "gpt-oss", is_tied=False, n_layer=3, n_expert=4, has_bias=True, meta=WINDOW | YARN,
+        layer_tensors={
+            "attn_sinks.weight": (4,), "attn_output.bias": (128,), "ffn_gate_inp.bias": (4,), "ffn_gate_exps.bias": (4, 160),
+            "ffn_up_exps.bias": (4, 160), "ffn_down_exps.bias": (4, 128),
+        },
+        renamed={"ffn_norm.weight": "post_attention_norm.weight"},
+    ),
+    "granite": Model("granite", meta=GRANITE),
+    "granite-nope": Model("granite", meta=GRANITE | {"rope.scaling.finetuned": False}),
+    "granitemoe": Model("granitemoe", n_expert=4, meta=GRANITE),
+    "granitemoe-shared": Model(
+        "granitemoe", n_expert=4, meta=GRANITE | {"expert_shared_feed_forward_length": 96},
+        layer_tensors={"ffn_gate_shexp.weight": (96, 128), "ffn_up_shexp.weight": (96, 128), "ffn_down_shexp.weight": (128, 96)},
+    ),
+    "qwen2moe": Model(
+        "qwen2moe", n_expert=4, has_bias=True, is_tied=False, meta={"expert_shared_feed_forward_length": 96},
+        layer_tensors={
+            "ffn_gate_shexp.weight": (96, 128), "ffn_up_shexp.weight": (96, 128), "ffn_down_shexp.weight": (128, 96),
+            "ffn_gate_inp_shexp.weight": (128,),
+        },
+    ),
     "qwen2": Model("qwen2", has_bias=True),
     "qwen3": Model("qwen3", dim=64, has_qk_norm=True),
     "qwen3moe": Model("qwen3moe", dim=64, has_qk_norm=True, n_expert=4),
@@ -83,7 +121,7 @@ def write(model: Model, path: Path, seed: int = 1) -> str:
     _metadata(writer, model)
     draw = np.random.default_rng(seed)
     for name, dims in _tensors(model).items():
-        if name not in model.without:
+        if name not in model.without and name.partition(".")[2].partition(".")[2] not in model.without:
             _add(writer, name, dims, model.quant, draw)
     for name, dims in model.tensors.items():
         writer.add_tensor(name, 1 + draw.random(dims, np.float32))
@@ -99,12 +137,12 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
     for add, value in (
         (writer.add_context_length, 512),
         (writer.add_embedding_length, model.n_embd),
-        (writer.add_block_count, N_LAYER),
+        (writer.add_block_count, model.n_layer),
         (writer.add_feed_forward_length, model.n_ff),
         (writer.add_head_count, model.n_head),
         (writer.add_head_count_kv, model.n_head_kv),
         (writer.add_key_length, model.dim),
-        (writer.add_value_length, model.dim),
+        (writer.add_value_length, model.dim_v or model.dim),
         (writer.add_rope_dimension_count, model.dim),
         (writer.add_layer_norm_rms_eps, 1e-6),
     ):
@@ -114,19 +152,21 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
         writer.add_expert_used_count(2)
         writer.add_expert_feed_forward_length(model.n_ff)
     adders: dict[type, Callable[..., None]] = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adders |= {bool: writer.add_bool, list: writer.add_array}
     for key, value in model.meta.items():
-        adders[type(value)](f"{model.arch}.{key}", value)
+        adders[type(value)](key if "split." in key else f"{model.arch}.{key}", value)
 
 
 def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
-    width, kv = model.n_head * model.dim, model.n_head_kv * model.dim
+    width, kv, kv_v = model.n_head * model.dim, model.n_head_kv * model.dim, model.n_head_kv * (model.dim_v or model.dim)
     out: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, model.n_embd), "output_norm.weight": (model.n_embd,)}
     if not model.is_tied:
         out["output.weight"] = (N_VOCAB, model.n_embd)
-    for i in range(N_LAYER):
+    for i in range(model.n_layer):
         p = f"blk.{i}."
-        out |= {p + "attn_norm.weight": (model.n_embd,), p + "ffn_norm.weight": (model.n_embd,), p + "attn_output.weight": (model.n_embd, width)}
-        for name, n in (("q", width), ("k", kv), ("v", kv)):
+        out |= {p + "attn_norm.weight": (model.n_embd,), p + "ffn_norm.weight": (model.n_embd,)}
+        out[p + "attn_output.weight"] = (model.n_embd, model.n_head * (model.dim_v or model.dim))
+        for name, n in (("qkv", width + kv + kv_v),) if model.is_joined else (("q", width), ("k", kv), ("v", kv_v)):
             out[f"{p}attn_{name}.weight"] = (n, model.n_embd)
             if model.has_bias:
                 out[f"{p}attn_{name}.bias"] = (n,)
@@ -136,17 +176,20 @@ def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
             out |= {p + "attn_q_norm.weight": (model.dim,), p + "attn_k_norm.weight": (model.dim,)}
         experts = (model.n_expert,) if model.n_expert else ()
         suffix = "_exps" if experts else ""
-        out |= {f"{p}ffn_{name}{suffix}.weight": (*experts, model.n_ff, model.n_embd) for name in ("gate", "up")}
+        halves = {"up": 2 * model.n_ff} if model.is_joined else dict.fromkeys(("gate", "up"), model.n_ff)
+        out |= {f"{p}ffn_{name}{suffix}.weight": (*experts, n, model.n_embd) for name, n in halves.items()}
         out[f"{p}ffn_down{suffix}.weight"] = (*experts, model.n_embd, model.n_ff)
         if experts:
             out[p + "ffn_gate_inp.weight"] = (model.n_expert, model.n_embd)
+        out |= {p + name: dims for name, dims in model.layer_tensors.items()}
+        out = {p + model.renamed.get(name.removeprefix(p), name.removeprefix(p)) if name.startswith(p) else name: dims for name, dims in out.items()}
     return out
 
 
 def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], quant: str, draw: np.random.Generator) -> None:
     """A quant "exact TYPE" stands for f32 weights of the very values that TYPE has."""
-    is_matrix = len(dims) > 1 and "gate_inp" not in name
-    scale = dims[-1] ** -0.5 if len(dims) > 1 else 0.2
+    is_matrix = len(dims) > 1 and "gate_inp" not in name and not name.endswith(".bias")
+    scale = dims[-1] ** -0.5 if is_matrix or "gate_inp" in name else 0.2
     data = (draw.standard_normal(dims) * scale + ("norm" in name)).astype(np.float32)
     kind = TYPES[quant.removeprefix("exact ") if is_matrix else "f32"]
     blocks = quantised(data, kind)

@@ -47,7 +47,7 @@ def logits_of(engine: GraphEngine) -> np.ndarray:
 def has_arranged() -> bool:
     header = Header(DRAFT)
     try:
-        return use_kernels(True) != "" and int(lib.uma_accel_arranged_bytes(lib.ggml_get_tensor(header.context, b"token_embd.weight"))) > 0
+        return use_kernels(True) != "" and int(lib.uma_accel_arranged_bytes(header.tensor("token_embd.weight"))) > 0
     finally:
         header.close()
 

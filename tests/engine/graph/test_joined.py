@@ -37,7 +37,7 @@ def test_parts_lie_one_after_another_and_are_of_the_file() -> None:
         assert [part.first for part in parts] == [0, places[0].ne[1], places[0].ne[1] + places[1].ne[1]]
         assert parts[0].whole.ne[1] == sum(place.ne[1] for place in places)
         for name, part, place in zip(names, parts, places, strict=True):
-            tensor = lib.ggml_get_tensor(header.context, f"{name}.weight".encode())
+            tensor = header.tensor(f"{name}.weight")
             assert (tensor.view_src, tensor.view_offs) == (part.whole, part.first * place.n_bytes // place.ne[1])
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.engine.conftest import DRAFT, OPTIONS, TARGET
 from tests.engine.drive import finish, read, step
+from tests.engine.graph.models import MODELS, Model
 from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama import LlamaEngine
@@ -21,13 +24,14 @@ class World:
 
     def __init__(self, path: str, seed: int, is_stock: bool) -> None:
         self.engine = GraphEngine(path, OPTIONS, is_stock=is_stock)
+        self.n_vocab = min(8000, self.engine.info.n_vocab)
         self.random = random.Random(seed)
         self.tokens: list[list[int]] = [[] for _ in range(OPTIONS.n_seq)]
         self.parked: list[tuple[bytes, list[int]]] = []
         self.reading: dict[int, list[int]] = {}  # chunks in progress
 
     def draw(self, n: int) -> list[int]:
-        return [self.random.randrange(32, 8000) for _ in range(n)]
+        return [self.random.randrange(32, self.n_vocab) for _ in range(n)]
 
     def idle(self, is_filled: bool = False) -> list[int]:
         return [s for s in range(OPTIONS.n_seq) if s not in self.reading and (self.tokens[s] or not is_filled)]
@@ -114,6 +118,15 @@ class World:
 @pytest.mark.parametrize("path", [DRAFT, TARGET])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_sequence_continues_as_if_read_at_once(path: str, seed: int, is_stock: bool) -> None:
+    check(path, seed, is_stock)
+
+
+@pytest.mark.parametrize("name", ["phi3", "mistral3", "gpt-oss", "granitemoe-shared", "gemma3"])
+def test_so_it_does_in_families_with_more(name: str, is_stock: bool, written: Callable[[Model], str]) -> None:
+    check(written(replace(MODELS[name], quant="f16")), 1, is_stock)
+
+
+def check(path: str, seed: int, is_stock: bool) -> None:
     world, plain = World(path, seed, is_stock), LlamaEngine(path, OPTIONS)
     try:
         for _ in range(3):

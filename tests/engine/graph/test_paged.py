@@ -41,7 +41,8 @@ class Case:
         n, scale = len(rows), self.dim**-0.5
         q = self.draw.standard_normal((n, self.n_head, self.dim)).astype(np.float32)
         page_rows = 2 * self.n_head_kv * PAGE
-        sizes = {"n_head": self.n_head, "n_head_kv": self.n_head_kv, "dim": self.dim, "n_threads": n_threads, "cell_bytes": self.cell_bytes}
+        sizes = {"n_head": self.n_head, "n_head_kv": self.n_head_kv, "dim_k": self.dim, "dim_v": self.dim, "n_threads": n_threads}
+        sizes |= {"k_bytes": self.cell_bytes, "v_bytes": self.cell_bytes}
         caps = {"softcap": self.softcap, "window": self.window}
         shape = ffi.new("uma_paged_shape *", {**sizes, **caps, "page_bytes": page_rows * self.cell_bytes, "scale": scale})
         paged = lib.uma_paged_new(shape, n)

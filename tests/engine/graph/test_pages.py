@@ -16,12 +16,15 @@ from uma_core.engine.graph.arena import Arena
 from uma_core.engine.graph.cells import Cells
 from uma_core.engine.graph.device import device_of
 from uma_core.engine.graph.pages import Pages
-from uma_core.engine.graph.shape import Shape
+from uma_core.engine.graph.shape import Layer, Rope, Scaling, Shape
 from uma_core.engine.graph.store import PAGE
 
 N_SEQ, N_CTX_SEQ = 3, 300
-SHAPE = Shape("llama", 2, 32, 1, 1, 32, 32, 64, 512, 1e-6, 1e4, 1.0, 0, 0, 0.0, 1.0)
-CELL = (2, 2, 1, 1, 64)  # layers, K and V, positions, KV heads, bytes of 32 f16
+ROPE = Rope(32, 1e4, 1.0)
+# the second layer has more and longer heads, whose K and V differ; the third one reads the first one's
+LAYERS = (Layer(2, 1, 32, 32, ROPE, 0), Layer(2, 2, 96, 64, ROPE, 1), Layer(2, 1, 32, 32, ROPE, 0))
+SHAPE = Shape("llama", LAYERS, 32, 64, 512, 1e-6, Scaling(512), 0, 0, 0.0, 1.0)
+PARTS = [(2, 1, 1, 64), (1, 1, 2, 192), (1, 1, 2, 128)]  # K and V alike, positions, KV heads, bytes of a head
 SEQ = st.integers(0, N_SEQ - 1)
 WRITE = st.tuples(st.just("write"), SEQ, st.integers(1, 130))
 CUT = st.tuples(st.just("cut"), SEQ, st.integers(0, N_CTX_SEQ))
@@ -44,8 +47,9 @@ class World:
         self.pages.reserve(seq, len(held), n)
         for _ in range(n):
             self.n_written += 1
-            cells = np.zeros(CELL, np.uint8)
-            cells[:, :, 0, :, :4] = np.frombuffer(self.n_written.to_bytes(4, "little"), np.uint8)
+            cells = [np.zeros(part, np.uint8) for part in PARTS]
+            for part in cells:
+                part[:, 0, :, -4:] = np.frombuffer(self.n_written.to_bytes(4, "little"), np.uint8)
             self.pages.store.write(*self._place(seq, len(held)), cells)
             held.append(self.n_written)
 
@@ -54,9 +58,9 @@ class World:
 
     def _read(self, seq: int, pos: int) -> int:
         """The number at a position, the same in K and V of every layer."""
-        cells = np.empty(CELL, np.uint8)
+        cells = [np.empty(part, np.uint8) for part in PARTS]
         self.pages.store.read(*self._place(seq, pos), cells)
-        (number,) = {cell[0, 0, :4].tobytes() for layer in cells for cell in layer}
+        (number,) = {head[-4:].tobytes() for part in cells for cell in part for head in cell[0]}
         return int.from_bytes(number, "little")
 
     def cut(self, seq: int, n: int) -> None:
@@ -145,7 +149,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_returned_memory_is_really_returned() -> None:
-    pages = Pages(Arena(dataclasses.replace(SHAPE, n_layer=16, n_head_kv=8, n_head=8), "f16", 64), (64, 1, 64 * PAGE))
+    pages = Pages(Arena(dataclasses.replace(SHAPE, layers=tuple(Layer(8, 8, 32, 32, ROPE, i) for i in range(16))), "f16", 64), (64, 1, 64 * PAGE))
     pages.reserve(0, 0, 64 * PAGE)
     before = resident_bytes()
     pages.touch(0)

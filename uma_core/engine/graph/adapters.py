@@ -47,7 +47,7 @@ class Adapters:
         self._number = {file.name: i for i, file in enumerate(self._files)}
         try:
             for file in self._files:
-                self._buffers.append(device.place(file.header.context, is_dry))
+                self._buffers.append(device.place(file.header.contexts[0], is_dry))
                 if not is_dry:
                     _fill(file)
                 self._add(file)
@@ -56,9 +56,9 @@ class Adapters:
             raise
 
     def _add(self, file: AdapterFile) -> None:
-        context, which = file.header.context, self._number[file.name]
+        which = self._number[file.name]
         for name, pair in file.pairs.items():
-            a, b = (lib.ggml_get_tensor(context, place.name.encode()) for place in pair)
+            a, b = (file.header.tensor(place.name) for place in pair)
             self._parts.setdefault(name, []).append(Part(which, file.factor(pair), a, b))
 
     def of(self, name: str, wanted: Sequence[int]) -> list[Part]:
@@ -98,7 +98,7 @@ def _fill(file: AdapterFile) -> None:
     """Copy all tensors from the file. Raises: ADAPTER_LOAD_FAILED, OSError."""
     with open(file.header.path, "rb", buffering=0) as source:
         for place in file.header.tensors.values():
-            tensor = lib.ggml_get_tensor(file.header.context, place.name.encode())
+            tensor = file.header.tensor(place.name)
             source.seek(place.offset)
             at = 0
             while at < place.n_bytes:

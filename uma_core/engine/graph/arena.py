@@ -1,11 +1,14 @@
 """KV on the CPU: one arena of pages, laid out for paged attention.
 
-A page's bytes lie together: (layer, K and V, KV head, position, row), so that copies and returns to the system are of whole pages.
+A page's bytes lie together: (layer, K and V, KV head, position, row), so that copies and returns to the system are of whole pages. It is as
+long as whole rows of every length fit into, so that a row has one number, counted from any page.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import mmap
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 
 from uma_core.engine.graph.device import tensor_context
 from uma_core.engine.graph.shape import Shape
-from uma_core.engine.graph.store import KV_TYPES, PAGE, row_bytes
+from uma_core.engine.graph.store import PAGE, Layout
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
@@ -23,12 +26,11 @@ class Arena:
 
     def __init__(self, shape: Shape, kv_type: str, n_pages: int) -> None:
         """Raises: Unsupported, INSUFFICIENT_MEMORY."""
-        self.cell_bytes = row_bytes(shape, kv_type)
-        self.layer_rows = shape.n_head_kv * PAGE  # K of a layer, and as many of its V, in a page
-        self.page_rows = 2 * shape.n_layer * self.layer_rows
-        self.page_bytes = self.page_rows * self.cell_bytes
+        self.layout = layout = Layout(shape, kv_type)
+        unit = math.lcm(*(part.row_bytes for part in layout.parts))
+        self.page_bytes = -(-layout.position_bytes * PAGE // unit) * unit
         self.n_bytes = n_pages * self.page_bytes
-        self.blob_shape = (shape.n_layer, shape.n_head_kv, self.cell_bytes)
+        self._firsts = [0, *itertools.accumulate(part.position_bytes * PAGE for part in layout.parts)]
         self._memory = _memory(self.n_bytes + mmap.PAGESIZE)  # the kernel's vectors may look past the last row
         self._base = ffi.from_buffer(self._memory)
         self._context = tensor_context(2)
@@ -36,32 +38,41 @@ class Arena:
         if not self._buffer:
             lib.ggml_free(self._context)
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for the KV's buffer")
-        kind = getattr(lib, KV_TYPES[kv_type])
-        self.rows = lib.ggml_new_tensor_2d(self._context, kind, shape.dim, n_pages * self.page_rows)  # one head and one position each
-        lib.ggml_backend_tensor_alloc(self._buffer, self.rows, self._base)
-        # (page, layer, K and V, KV head, position, bytes of a row)
-        self.data = np.frombuffer(self._memory, np.uint8, self.n_bytes).reshape(n_pages, shape.n_layer, 2, shape.n_head_kv, PAGE, -1)
+        n = self.n_bytes // lib.ggml_type_size(layout.kind) * lib.ggml_blck_size(layout.kind)
+        self._all = lib.ggml_new_tensor_1d(self._context, layout.kind, n)
+        lib.ggml_backend_tensor_alloc(self._buffer, self._all, self._base)
+        self._data = np.frombuffer(self._memory, np.uint8, self.n_bytes).reshape(n_pages, -1)
+        self._runs: list[np.ndarray] = []  # (page, K and V of layers, KV head, position, bytes of a row)
+        at = 0
+        for n_parts, part in layout.runs:
+            size = n_parts * part.position_bytes * PAGE
+            self._runs.append(self._data[:, at : at + size].reshape(n_pages, n_parts, part.n_head, PAGE, part.row_bytes))
+            at += size
         self._is_dirty = np.zeros(n_pages, bool)
 
     def view(self, context: Any, layer: int, part: int) -> Any:
         """(dim, rows) from the K (part 0) or V (part 1) of head 0, page 0 on."""
-        rows, first = self.rows, (2 * layer + part) * self.layer_rows
-        return lib.ggml_view_2d(context, rows, rows.ne[0], rows.ne[1] - first, rows.nb[1], first * rows.nb[1])
+        index = self.layout.index(layer, part)
+        first, (_, dim, row_bytes) = self._firsts[index], self.layout.parts[index]
+        return lib.ggml_view_2d(context, self._all, dim, (self.n_bytes - first) // row_bytes, row_bytes, first)
 
     def taken(self, page: int) -> None:
         self._is_dirty[page] = True
 
     def copy(self, src: int, dst: int, begin: int, end: int) -> None:
-        self.data[dst][:, :, :, begin:end] = self.data[src][:, :, :, begin:end]
+        for run in self._runs:
+            run[dst][:, :, begin:end] = run[src][:, :, begin:end]
 
-    def read(self, page: int, begin: int, end: int, cells: np.ndarray) -> None:
-        cells[:] = self.data[page][:, :, :, begin:end].transpose(0, 1, 3, 2, 4)
+    def read(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> None:
+        for run, out in zip(self._runs, cells, strict=True):
+            out[:] = run[page][:, :, begin:end].transpose(0, 2, 1, 3)
 
-    def write(self, page: int, begin: int, end: int, cells: np.ndarray) -> None:
-        self.data[page][:, :, :, begin:end] = cells.transpose(0, 1, 3, 2, 4)
+    def write(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> None:
+        for run, values in zip(self._runs, cells, strict=True):
+            run[page][:, :, begin:end] = values.transpose(0, 2, 1, 3)
 
     def touch(self, page: int) -> None:
-        self.data[page].reshape(-1)[:: mmap.PAGESIZE] = 0
+        self._data[page][:: mmap.PAGESIZE] = 0
 
     def release(self, page: int) -> int:
         begin = -(-page * self.page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -78,7 +89,7 @@ class Arena:
             lib.ggml_free(self._context)
             self._buffer = None
             ffi.release(self._base)
-            del self.data, self._memory  # views of exports that are still being written keep it until they go
+            del self._data, self._runs, self._memory  # views of exports that are still being written keep it until they go
 
 
 def _memory(n_bytes: int) -> mmap.mmap:

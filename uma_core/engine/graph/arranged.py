@@ -18,7 +18,7 @@ EMBEDDING = "token_embd.weight"
 
 def arrangeable(header: Header) -> dict[str, int]:
     """Tensors that products read and that our kernels arrange on this processor, with the bytes that they then take."""
-    sizes = {name: int(lib.uma_accel_arranged_bytes(lib.ggml_get_tensor(header.context, name.encode()))) for name in header.tensors}
+    sizes = {name: int(lib.uma_accel_arranged_bytes(header.tensor(name))) for name in header.tensors}
     is_tied = "output.weight" not in header.tensors
     return {name: size for name, size in sizes.items() if size and (name != EMBEDDING or is_tied)}
 
@@ -35,7 +35,7 @@ class Arranged:
         """Raises: INSUFFICIENT_MEMORY."""
         self._buffer = None
         self._context = tensor_context(len(names))
-        self._sources = {name: lib.ggml_get_tensor(header.context, name.encode()) for name in names}
+        self._sources = {name: header.tensor(name) for name in names}
         self.tensors = {name: lib.ggml_new_tensor_3d(self._context, t.type, t.ne[0], t.ne[1], t.ne[2]) for name, t in self._sources.items()}
         self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, lib.uma_accel_arranged_type())
         if not self._buffer:

@@ -19,6 +19,13 @@ class Span(NamedTuple):
 NO_SPAN = Span(0, 0)
 
 
+class Rows(NamedTuple):
+    """KV rows that K, or V, of layers alike is written to."""
+
+    n_head: int  # rows of a position
+    page_rows: int  # from one page to the next
+
+
 class BatchShape(NamedTuple):
     """What a graph is built for."""
 
@@ -31,8 +38,7 @@ class BatchShape(NamedTuple):
 class Attention(Protocol):
     """What one graph that computes, or is paused, has of its own: owned by a decoder or a lane."""
 
-    n_ids: int  # KV rows that a position of a layer is written to
-    page_rows: int  # KV rows from one page to the next
+    cells: tuple[Rows, ...]  # which inputs tell a graph where it writes K and V
 
     def span(self, rows: Any, pages: Pages) -> Span:
         """Of the batch in `rows`, a uma_rows *."""
@@ -49,8 +55,8 @@ class Attention(Protocol):
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
         """The node that writes K (part 0) or V (part 1): (dim, heads, n)."""
 
-    def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int) -> Any:
-        """(dim * n_head, n)"""
+    def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int, sinks: Any) -> Any:
+        """(dim_v * n_head, n). `sinks`: (n_head), scores without a value, or None."""
 
     def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> Any:
         """Tell a uma_forward what attention needs, `masks` being addresses. Returns what must live as long as `native`."""

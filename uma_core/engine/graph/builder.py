@@ -6,16 +6,37 @@ their shapes in ggml's order: (row length, rows, ...). They belong to the graph'
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from uma_core.engine.graph.adapters import Adapters, Part
 from uma_core.engine.graph.attention import Attention, BatchShape
-from uma_core.engine.graph.shape import Shape
+from uma_core.engine.graph.shape import Layer, Shape, Unsupported
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.lora import EMBEDDING
 
 MIN_WEIGHT_SUM = 6.103515625e-5  # llama.cpp's clamp of the chosen experts' weights: the smallest normal f16
+
+
+class Start(NamedTuple):
+    """What a graph is made for."""
+
+    batch: BatchShape
+    attention: Attention
+    rope_mode: int
+    n_ctx_seq: int  # positions that a sequence may have
+
+
+class Experts(NamedTuple):
+    """How a family chooses and weighs experts."""
+
+    gating: str = "softmax"  # of all experts; "sigmoid"; "chosen": softmax of the chosen ones
+    is_normed: bool = True  # the chosen ones' weights are scaled to a sum of 1
+    gate: Any = lib.ggml_swiglu_split
+    has_scales: bool = False  # each expert's result is multiplied by a number of its own
+
+
+USUAL = Experts()
 
 
 class Builder:
@@ -30,23 +51,32 @@ class Builder:
         self.scales: dict[tuple[int, float], Any] = {}  # inputs (1, n) by adapter and factor: what B (A x) of each row is multiplied with
         self._scales_out: dict[tuple[int, float], Any] = {}  # the same for the rows that want logits
         self._wholes: dict[Any, tuple[Any, Any]] = {}  # by joined matrix: the input, and all its outputs
+        self._kv: dict[int, tuple[Any, Any]] = {}  # by the layer that wrote them
 
-    def start(self, batch: BatchShape, attention: Attention, rope_mode: int) -> None:
+    def start(self, start: Start) -> None:
         """Make the inputs."""
-        self.n, self.n_out, self.n_span, self._active = batch
+        self.n, self.n_out, self.n_span, self._active = start.batch
         self.views: list[Any] = []  # of cells: what a batch's span changes
-        self._attention, self.rope_mode = attention, rope_mode
+        self._attention, self.rope_mode = start.attention, start.rope_mode
         self.token = self.input(lib.GGML_TYPE_I32, self.n)
         self.pos = self.input(lib.GGML_TYPE_I32, self.n)
-        self.cell = self.input(lib.GGML_TYPE_I64, self.n * attention.n_ids)
+        self.cells = [self.input(lib.GGML_TYPE_I64, self.n * rows.n_head) for rows in start.attention.cells]
         self.out_id = self.input(lib.GGML_TYPE_I32, self.n_out) if 0 < self.n_out < self.n else None
-        self.masks = attention.masks(self)
-        factors = "rope_freqs.weight"
-        self.rope_factors = self.weights.vector(factors, self.shape.n_rot // 2) if self.weights.find(factors) else ffi.NULL
+        self.masks = start.attention.masks(self)
+        self.rope_factors = self._rope_factors(start.n_ctx_seq > self.shape.scaling.n_ctx_orig)
 
     def inputs(self) -> list[Any]:
-        """In the order of forward.INPUTS, the masks last; None where there is none."""
-        return [self.token, self.pos, self.cell, self.out_id, *self.masks]
+        """Tokens, positions, wanted rows, cells, and masks; None where there is none."""
+        return [self.token, self.pos, self.out_id, *self.cells, *self.masks]
+
+    def _rope_factors(self, is_long: bool) -> Any:
+        """What each frequency is divided by, or NULL. A LongRoPE model has two lists, one of them for contexts longer than the trained one."""
+        names = {"rope_freqs.weight": True}
+        if self.shape.scaling.is_long:
+            names |= {"rope_factors_long.weight": is_long, "rope_factors_short.weight": not is_long}
+        rope = next((layer.rope for layer in self.shape.layers if layer.rope), None)
+        found = [name for name, is_wanted in names.items() if self.weights.find(name) and is_wanted]
+        return self.weights.vector(found[0], rope.n // 2) if found and rope else ffi.NULL
 
     def input(self, kind: int, n: int, n_rows: int = 1) -> Any:
         tensor = lib.ggml_new_tensor_2d(self.context, kind, n, n_rows)
@@ -100,26 +130,48 @@ class Builder:
         y = lib.ggml_mul_mat(self.context, weight, x)
         return lib.ggml_add(self.context, y, bias) if bias is not None else y
 
-    def heads(self, x: Any, name: str, n_head: int) -> Any:
+    def layer(self, number: int) -> Layer:
+        return self.shape.layers[number]
+
+    def heads(self, x: Any, name: str, n_head: int, dim: int) -> Any:
         """(dim, n_head, n)"""
-        y, dim = self.product(x, name, n_head * self.shape.dim), self.shape.dim
+        y = self.product(x, name, n_head * dim)
         return lib.ggml_view_3d(self.context, y, dim, n_head, self.n, dim * y.nb[0], y.nb[1], 0)
 
-    def normed_heads(self, x: Any, name: str, n_head: int) -> Any:
-        """`heads`, each with an RMS norm of its own."""
-        return self.norm(self.heads(x, name, n_head), f"{name}_norm")
+    def qkv(self, x: Any, layer: int) -> tuple[Any, Any, Any]:
+        """Q, K and V, each (dim, heads, n), from matrices of their own or one for all."""
+        p, own = f"blk.{layer}", self.layer(layer)
+        sizes = ((own.n_head, own.dim_k), (own.n_head_kv, own.dim_k), (own.n_head_kv, own.dim_v))
+        if not self.weights.find(f"{p}.attn_qkv.weight"):
+            q, k, v = (self.heads(x, f"{p}.attn_{name}", *size) for name, size in zip("qkv", sizes, strict=True))
+            return q, k, v
+        y = self.product(x, f"{p}.attn_qkv", sum(n * dim for n, dim in sizes))
+        out, first = [], 0
+        for n, dim in sizes:
+            out.append(lib.ggml_view_3d(self.context, y, dim, n, self.n, dim * y.nb[0], y.nb[1], first * y.nb[0]))
+            first += n * dim
+        return out[0], out[1], out[2]
 
-    def rope(self, x: Any, layer: int) -> Any:
-        s = self.shape
-        scaling = (s.n_rot, self.rope_mode, s.n_ctx_train, *s.rope(layer), 0.0, 1.0, 32.0, 1.0)
-        return lib.ggml_rope_ext(self.context, x, self.pos, self.rope_factors, *scaling)
+    def rope(self, x: Any, layer: int, factors: Any = None) -> Any:
+        """`factors`: others than the model's."""
+        rope, scaling = self.layer(layer).rope, self.shape.scaling
+        if rope is None:
+            return x
+        how = (scaling.ext_factor, scaling.attn_factor, scaling.beta_fast, scaling.beta_slow)
+        factors = self.rope_factors if factors is None else factors
+        return lib.ggml_rope_ext(self.context, x, self.pos, factors, rope.n, self.rope_mode, scaling.n_ctx_orig, rope.base, rope.scale, *how)
 
-    def attention(self, q: Any, k: Any, v: Any, layer: int) -> Any:
-        """Write K and V to their cells, then attend: (dim * n_head, n). None where nobody needs the result."""
-        stored = self._stored(k, layer, 0), self._stored(v, layer, 1)
+    def attention(self, q: Any, k: Any, v: Any, layer: int, sinks: Any = None) -> Any:
+        """Write K and V to their cells, then attend: (dim_v * n_head, n). None where nobody needs the result.
+
+        K and V are not used where the layer reads an earlier one's. `sinks`: (n_head), scores that take part without a value.
+        """
+        own = self.layer(layer)
+        if own.kv == layer:
+            self._kv[layer] = self._stored(k, layer, 0), self._stored(v, layer, 1)
         if self.is_last(layer) and not self.n_out:
             return None
-        return self._attention.attend(self, q, stored, layer)
+        return self._attention.attend(self, q, self._kv[own.kv], layer, sinks)
 
     def _stored(self, x: Any, layer: int, part: int) -> Any:
         node = self._attention.store(self, x, layer, part)
@@ -136,37 +188,81 @@ class Builder:
     def add(self, a: Any, b: Any) -> Any:
         return lib.ggml_add(self.context, a, b)
 
-    def gated(self, x: Any, prefix: str, gate: Any) -> Any:
-        """A gated feed-forward block; `gate` is ggml's fused activation, ggml_swiglu_split or ggml_geglu_split."""
-        n_ff = self.weights.get(f"{prefix}.ffn_gate.weight").ne[1]
-        gate_up = (self.product(x, f"{prefix}.ffn_{name}", n_ff) for name in ("gate", "up"))
-        return self.product(gate(self.context, *gate_up), f"{prefix}.ffn_down", self.shape.n_embd)
+    def scale(self, x: Any, factor: float) -> Any:
+        return x if factor == 1.0 else lib.ggml_scale(self.context, x, factor)
 
-    def experts(self, x: Any, prefix: str) -> Any:
-        """A mixture of gated experts, chosen by softmax; the chosen ones' weights are scaled to a sum of 1."""
+    def gated(self, x: Any, prefix: str, gate: Any, suffix: str = "") -> Any:
+        """A gated feed-forward block; `gate` is ggml's fused activation, ggml_swiglu_split or ggml_geglu_split."""
+        gate_name, up_name = (f"{prefix}.ffn_{name}{suffix}" for name in ("gate", "up"))
+        n_ff = self.weights.get(f"{gate_name}.weight").ne[1]
+        gate_up = (self.product(x, name, n_ff) for name in (gate_name, up_name))
+        return self.product(gate(self.context, *gate_up), f"{prefix}.ffn_down{suffix}", self.shape.n_embd)
+
+    def gated_whole(self, x: Any, prefix: str, gate: Any) -> Any:
+        """The same where gate and up are one matrix, ffn_up; `gate` is ggml_swiglu."""
+        n_both = self.weights.get(f"{prefix}.ffn_up.weight").ne[1]
+        return self.product(gate(self.context, self.product(x, f"{prefix}.ffn_up", n_both)), f"{prefix}.ffn_down", self.shape.n_embd)
+
+    def experts(self, x: Any, prefix: str, how: Experts = USUAL, scores: Any = None) -> Any:
+        """A mixture of gated experts. `scores`: (n_expert, n) of the experts, where they are not the router's product with x."""
         context, s, n = self.context, self.shape, x.ne[1]
-        chances = lib.ggml_soft_max(context, self.product(x, f"{prefix}.ffn_gate_inp", s.n_expert))
-        chosen = lib.ggml_argsort_top_k(context, chances, s.n_expert_used)
-        shares = lib.ggml_get_rows(context, lib.ggml_reshape_3d(context, chances, 1, s.n_expert, n), chosen)
-        shares = lib.ggml_reshape_2d(context, shares, s.n_expert_used, n)
-        total = lib.ggml_clamp(context, lib.ggml_sum_rows(context, shares), MIN_WEIGHT_SUM, float("inf"))
-        shares = lib.ggml_reshape_3d(context, lib.ggml_div(context, shares, total), 1, s.n_expert_used, n)
-        if s.expert_scale not in (0.0, 1.0):
-            shares = lib.ggml_scale(context, shares, s.expert_scale)
+        scores = self.product(x, f"{prefix}.ffn_gate_inp", s.n_expert) if scores is None else scores
+        chosen, shares = self._choose(scores, prefix, how)
         x = lib.ggml_reshape_3d(context, x, s.n_embd, 1, n)
-        n_ff = self.weights.get(f"{prefix}.ffn_gate_exps.weight").ne[1]
-        gate, up = (self._expert_product(x, f"{prefix}.ffn_{name}_exps", n_ff, chosen) for name in ("gate", "up"))
-        y = self._expert_product(lib.ggml_swiglu_split(context, gate, up), f"{prefix}.ffn_down_exps", s.n_embd, chosen)
+        y = self._expert_product(self._gated_experts(x, prefix, chosen, how), f"{prefix}.ffn_down_exps", s.n_embd, chosen, how.has_scales)
         return self._sum_experts(lib.ggml_mul(context, y, shares), n)
 
-    def _expert_product(self, x: Any, name: str, n_out: int, chosen: Any) -> Any:
-        context = self.context
-        y = lib.ggml_mul_mat_id(context, self.weights.factor(f"{name}.weight", x.ne[0], n_out, self.shape.n_expert), x, chosen)
+    def _choose(self, scores: Any, prefix: str, how: Experts) -> tuple[Any, Any]:
+        """The chosen experts (n_expert_used, n), and what each counts (1, n_expert_used, n)."""
+        context, s, n = self.context, self.shape, scores.ne[1]
+        chances = scores
+        if how.gating != "chosen":
+            chances = (lib.ggml_soft_max if how.gating == "softmax" else lib.ggml_sigmoid)(context, scores)
+        bias = f"{prefix}.exp_probs_b.bias"
+        biased = lib.ggml_add(context, chances, self.weights.vector(bias, s.n_expert)) if self.weights.find(bias) else chances
+        chosen = lib.ggml_argsort_top_k(context, biased, s.n_expert_used)
+        shares = lib.ggml_get_rows(context, lib.ggml_reshape_3d(context, chances, 1, s.n_expert, n), chosen)
+        shares = lib.ggml_reshape_2d(context, shares, s.n_expert_used, n)
+        if how.gating == "chosen":
+            shares = lib.ggml_soft_max(context, shares)
+        if how.is_normed:
+            total = lib.ggml_clamp(context, lib.ggml_sum_rows(context, shares), MIN_WEIGHT_SUM, float("inf"))
+            shares = lib.ggml_div(context, shares, total)
+        shares = lib.ggml_reshape_3d(context, shares, 1, s.n_expert_used, n)
+        return chosen, lib.ggml_scale(context, shares, s.expert_scale) if s.expert_scale not in (0.0, 1.0) else shares
+
+    def _gated_experts(self, x: Any, prefix: str, chosen: Any, how: Experts) -> Any:
+        """(n_ff, n_expert_used, n)"""
+        whole = f"{prefix}.ffn_gate_up_exps"
+        if not self.weights.find(f"{whole}.weight"):
+            n_ff = self.weights.get(f"{prefix}.ffn_gate_exps.weight").ne[1]
+            gate, up = (self._expert_product(x, f"{prefix}.ffn_{name}_exps", n_ff, chosen) for name in ("gate", "up"))
+            return how.gate(self.context, gate, up)
+        n_both = self.weights.get(f"{whole}.weight").ne[1]
+        y = self._expert_product(x, whole, n_both, chosen)
+        n_ff = n_both // 2
+        gate, up = (
+            lib.ggml_view_3d(self.context, y, n_ff, y.ne[1], y.ne[2], y.nb[1], y.nb[2], first * y.nb[0]) for first in (0, n_ff)
+        )
+        return how.gate(self.context, gate, up)
+
+    def _expert_product(self, x: Any, name: str, n_out: int, chosen: Any, has_scale: bool = False) -> Any:
+        context, n_expert = self.context, self.shape.n_expert
+        y = lib.ggml_mul_mat_id(context, self.weights.factor(f"{name}.weight", x.ne[0], n_out, n_expert), x, chosen)
+        if has_scale and self.weights.find(f"{name}.scale"):
+            scales = lib.ggml_reshape_3d(context, self.weights.vector(f"{name}.scale", n_expert), 1, n_expert, 1)
+            scales = lib.ggml_repeat_4d(context, scales, 1, n_expert, y.ne[2], 1)
+            y = lib.ggml_mul(context, y, lib.ggml_get_rows(context, scales, chosen))
         for part in self._adapters.of(f"{name}.weight", self._active):
             scale = lib.ggml_reshape_3d(context, self._scale(part, x.ne[2]), 1, 1, x.ne[2])
             low = lib.ggml_mul(context, lib.ggml_mul_mat_id(context, part.a, x, chosen), scale)
             y = lib.ggml_add(context, y, lib.ggml_mul_mat_id(context, part.b, low, chosen))
-        return y
+        if not self.weights.find(f"{name}.bias"):
+            return y
+        bias = self.weights.matrix(f"{name}.bias", n_out, n_expert)
+        if bias.type != lib.GGML_TYPE_F32:
+            raise Unsupported(f"{name}.bias of this type")
+        return lib.ggml_add_id(context, y, bias, chosen)
 
     def _sum_experts(self, x: Any, n: int) -> Any:
         """(n_embd, n_expert_used, n) -> (n_embd, n)"""
@@ -181,5 +277,6 @@ class Builder:
         """(n_vocab, n_out): the head, or the embedding where the model has none of its own."""
         x = self.norm(x, "output_norm")
         y = self.product(x, "output" if self.weights.find("output.weight") else "token_embd", self.shape.n_vocab)
+        y = self.scale(y, self.shape.logit_scale)
         cap = self.shape.final_softcap
         return lib.ggml_scale(self.context, lib.ggml_tanh(self.context, lib.ggml_scale(self.context, y, 1.0 / cap)), cap) if cap else y

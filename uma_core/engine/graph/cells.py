@@ -9,7 +9,7 @@ import numpy as np
 
 from uma_core.engine.graph.device import Device, tensor_context
 from uma_core.engine.graph.shape import Shape
-from uma_core.engine.graph.store import KV_TYPES, PAGE, row_bytes
+from uma_core.engine.graph.store import PAGE, Layout
 from uma_core.engine.lib import ffi, lib
 
 STEP = 256  # cells in which a span is counted (native/masked.c): all of it must exist
@@ -20,15 +20,12 @@ class Cells:
 
     def __init__(self, shape: Shape, kv_type: str, n_pages: int, device: Device, is_dry: bool) -> None:
         """Raises: Unsupported, INSUFFICIENT_MEMORY."""
-        head_bytes = row_bytes(shape, kv_type)
+        self.layout = Layout(shape, kv_type)
         self.n_cells = -(-n_pages * PAGE // STEP) * STEP
-        self.cell_bytes = shape.n_head_kv * head_bytes  # K, or V, of a layer
-        self.page_bytes = 2 * shape.n_layer * PAGE * self.cell_bytes
-        self.n_bytes = self.n_cells * self.page_bytes // PAGE
-        self.blob_shape = (shape.n_layer, shape.n_head_kv, head_bytes)
-        self._context = tensor_context(2 * shape.n_layer)
-        kind, width = getattr(lib, KV_TYPES[kv_type]), shape.n_head_kv * shape.dim
-        self.tensors = [[lib.ggml_new_tensor_2d(self._context, kind, width, self.n_cells) for _ in "kv"] for _ in range(shape.n_layer)]
+        self.n_bytes = self.n_cells * self.layout.position_bytes
+        parts = self.layout.parts
+        self._context = tensor_context(len(parts))
+        self._tensors = [lib.ggml_new_tensor_2d(self._context, self.layout.kind, part.n_head * part.dim, self.n_cells) for part in parts]
         self._buffer = None
         try:
             self._buffer = device.place(self._context, is_dry)
@@ -38,13 +35,15 @@ class Cells:
         if not is_dry:
             lib.ggml_backend_buffer_clear(self._buffer, 0)  # what a mask hides is read all the same: it must be numbers
 
-    def _parts(self) -> Iterator[tuple[int, int, Any]]:
-        for layer, pair in enumerate(self.tensors):
-            for part, tensor in enumerate(pair):
-                yield layer, part, tensor
+    def tensor(self, layer: int, part: int) -> Any:
+        """(dim * KV heads, cells): K (part 0) or V (part 1) that `layer` writes."""
+        return self._tensors[self.layout.index(layer, part)]
 
-    def _at(self, page: int, begin: int) -> int:
-        return (page * PAGE + begin) * self.cell_bytes
+    def _stretches(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> Iterator[tuple[Any, np.ndarray, int, int]]:
+        """Each tensor with its part of `cells`, and where the positions' bytes are in it: from, how many."""
+        arrays = (array for run in cells for array in run)
+        for tensor, part, array in zip(self._tensors, self.layout.parts, arrays, strict=True):
+            yield tensor, array, (page * PAGE + begin) * part.position_bytes, (end - begin) * part.position_bytes
 
     def taken(self, page: int) -> None:
         """Its memory is there already."""
@@ -52,23 +51,22 @@ class Cells:
     def copy(self, src: int, dst: int, begin: int, end: int) -> None:
         """On the device, without a way by host memory."""
         context = tensor_context(2)
-        for _, _, tensor in self._parts():
+        for tensor in self._tensors:
             lib.ggml_reset(context)
-            views = [lib.ggml_view_2d(context, tensor, tensor.ne[0], end - begin, tensor.nb[1], self._at(page, begin)) for page in (src, dst)]
+            row = tensor.nb[1]
+            views = [lib.ggml_view_2d(context, tensor, tensor.ne[0], end - begin, row, (page * PAGE + begin) * row) for page in (src, dst)]
             for view in views:
                 lib.ggml_backend_view_init(view)
             lib.ggml_backend_tensor_copy(*views)
         lib.ggml_free(context)
 
-    def read(self, page: int, begin: int, end: int, cells: np.ndarray) -> None:
-        for layer, part, tensor in self._parts():
-            data = ffi.from_buffer("char[]", cells[layer, part], require_writable=True)
-            lib.ggml_backend_tensor_get(tensor, data, self._at(page, begin), (end - begin) * self.cell_bytes)
+    def read(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> None:
+        for tensor, array, offset, size in self._stretches(page, begin, end, cells):
+            lib.ggml_backend_tensor_get(tensor, ffi.from_buffer("char[]", array, require_writable=True), offset, size)
 
-    def write(self, page: int, begin: int, end: int, cells: np.ndarray) -> None:
-        for layer, part, tensor in self._parts():
-            data = ffi.from_buffer("char[]", cells[layer, part])
-            lib.ggml_backend_tensor_set(tensor, data, self._at(page, begin), (end - begin) * self.cell_bytes)
+    def write(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> None:
+        for tensor, array, offset, size in self._stretches(page, begin, end, cells):
+            lib.ggml_backend_tensor_set(tensor, ffi.from_buffer("char[]", array), offset, size)
 
     def touch(self, page: int) -> None:
         """Its memory is there already."""

@@ -33,7 +33,7 @@ from uma_core.engine.graph.load import Loaded, Wish, load
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.store import PAGE
 from uma_core.engine.graph.ticks import ride_rows, tick_shapes
-from uma_core.engine.graph.transfers import HostExport, Steps, cell_bytes, import_moves
+from uma_core.engine.graph.transfers import HostExport, Steps, import_moves
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_log import tap
 from uma_core.engine.llama_model import Progress
@@ -124,7 +124,7 @@ class GraphEngine:
             n_threads=loaded.n_threads,
             is_unified=loaded.is_unified,
             kv_type=options.kv_type,
-            kv_bytes_per_cell=cell_bytes(pages),
+            kv_bytes_per_cell=pages.store.layout.position_bytes,
             kv_page=PAGE,
             weight_bytes=loaded.weights.n_bytes,
             n_expert=shape.n_expert,
@@ -325,18 +325,18 @@ class GraphEngine:
                 pages.share(src, dst, first, n)
             self._count(dst, n)
 
-        return Steps((own_end - start) * cell_bytes(pages), (start, own_end), move, finish)
+        return Steps((own_end - start) * pages.store.layout.position_bytes, (start, own_end), move, finish)
 
     def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
         return HostExport(self._pages, seq_id, start, n)
 
     def import_state(self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0) -> Transfer:
-        n_held, rest = divmod(len(blob), cell_bytes(self._pages))
+        n_held, rest = divmod(len(blob), self._pages.store.layout.position_bytes)
         if rest or not origin <= start <= n <= origin + n_held:
             raise UmaError(ErrorCode.STATE_RESTORE_FAILED, f"{len(blob)} bytes do not hold positions {start}..{n} of this model")
         self._append(seq_id, start, n)
         move = import_moves(self._pages, seq_id, blob, origin)
-        return Steps((n - start) * cell_bytes(self._pages), (start, n), move, lambda: self._count(seq_id, n))
+        return Steps((n - start) * self._pages.store.layout.position_bytes, (start, n), move, lambda: self._count(seq_id, n))
 
     # life
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from uma_core.engine.graph.adapters import Adapters
 from uma_core.engine.graph.attention import Attention, BatchShape, Span
-from uma_core.engine.graph.builder import Builder
+from uma_core.engine.graph.builder import Builder, Start
 from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.families import Family
 from uma_core.engine.graph.pages import Pages
@@ -20,7 +20,7 @@ from uma_core.engine.graph.workspace import Workspace
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
-NODES_PER_LAYER = 40  # a dense layer takes about 26 nodes and views; experts add as many as are used
+NODES_PER_LAYER = 72  # a dense layer takes about 26 nodes and views, one of Gemma 4 with experts 60; experts add as many as are used
 NODES_BESIDE = 64
 N_SMALL = 16  # batches of up to so many tokens keep graph and memory each, larger ones share one memory
 N_KEPT = 64  # small ones
@@ -29,13 +29,14 @@ N_KEPT = 64  # small ones
 class Network:
     """What every graph of one loaded model has in common."""
 
-    def __init__(self, shape: Shape, weights: Weights, family: Family, rope_mode: int, device: Device, adapters: Adapters) -> None:
+    def __init__(self, shape: Shape, weights: Weights, family: Family, ropes: tuple[int, int], device: Device, adapters: Adapters) -> None:
+        """`ropes`: ggml's kind of rotary positions, and how many positions a sequence may have."""
         self.device = device
         self.adapters = adapters
         self.shape = shape
         self.weights = weights
         self.family = family
-        self.rope_mode = rope_mode
+        self._ropes = ropes
 
     def n_nodes(self, adapters: tuple[int, ...]) -> int:
         base = self.shape.n_layer * (NODES_PER_LAYER + 2 * self.shape.n_expert_used) + NODES_BESIDE
@@ -45,8 +46,8 @@ class Network:
         """Append a batch of this shape to a new graph. Returns the builder with its inputs, and the logits and best tokens, or None."""
         graph = lib.ggml_new_graph_custom(context, self.n_nodes(batch.adapters), False)
         builder = Builder(context, graph, self.weights, self.shape, self.adapters)
-        builder.start(batch, attention, self.rope_mode)
-        logits = self.family(builder)
+        builder.start(Start(batch, attention, *self._ropes))
+        logits = self.family.build(builder)
         if logits is not None:
             lib.ggml_set_output(logits)
             lib.ggml_build_forward_expand(graph, logits)
@@ -73,9 +74,6 @@ class Network:
         return context
 
 
-INPUTS = ("int32_t", "int32_t", "int64_t", "int32_t")  # of builder.inputs(): tokens, positions, cells, wanted rows; masks follow
-
-
 class Compute(NamedTuple):
     """What a decoder or a lane computes with."""
 
@@ -99,15 +97,18 @@ class Forward:
         self.native = n = ffi.new("uma_forward *")
         n.backend, n.graph = compute.backend, builder.graph
         n.pages, n.n_pages_seq = pages.table_pointer, pages.table.shape[1]
-        n.n_head_kv, n.page_rows, n.n_vocab = compute.attention.n_ids, compute.attention.page_rows, network.shape.n_vocab
+        n.n_vocab = network.shape.n_vocab
         inputs = builder.inputs()
         scales = builder.scales
         *addresses, at_logits, at_best = workspace.addresses([*inputs, *scales.values(), logits, best])
         addresses, at_scales = addresses[: len(inputs)], addresses[len(inputs) :]
-        n.token, n.pos, n.cell, n.out_id = (ffi.cast(f"{kind} *", at) for kind, at in zip(INPUTS, addresses, strict=False))
+        n.token, n.pos, n.out_id = (ffi.cast("int32_t *", at) for at in addresses[:3])
+        kinds = compute.attention.cells
+        cells = ffi.new("uma_cells[]", [(ffi.cast("int64_t *", at), *kind) for at, kind in zip(addresses[3:-2], kinds, strict=True)])
+        n.cells, n.n_cells = cells, len(cells)
         n.logits, n.best_id = ffi.cast("float *", at_logits), ffi.cast("int32_t *", at_best)
         self.span = Span(0, batch.n_span)
-        self._kept = [compute.attention.bind(n, builder, (addresses[-2], addresses[-1]))]
+        self._kept = [cells, compute.attention.bind(n, builder, (addresses[-2], addresses[-1]))]
         rows = [np.frombuffer(ffi.buffer(at, 4 * batch.n), np.float32) for at in at_scales]
         self._scales = [(which, factor, values) for (which, factor), values in zip(scales, rows, strict=True)]
         if workspace.is_staged:

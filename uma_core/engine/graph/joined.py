@@ -47,7 +47,7 @@ class Joined:
         whole = lib.ggml_new_tensor_2d(self.context, places[0].type, *ne)
         at = 0
         for place in places:
-            tensor = lib.ggml_get_tensor(header.context, place.name.encode())
+            tensor = header.tensor(place.name)
             tensor.view_src, tensor.view_offs = whole, at
             at += place.n_bytes
         return whole

@@ -116,8 +116,9 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     kept.append(weights)
     adapters = Adapters(header, options, device, wish.is_dry)
     kept.append(adapters)
-    network = Network(shape, weights, family_of(shape.arch), int(lib.llama_model_rope_type(vocab.handle)), device, adapters)
     counts = page_counts(options, shape)
+    ropes = (int(lib.llama_model_rope_type(vocab.handle)), counts[2])
+    network = Network(shape, weights, family_of(shape.arch), ropes, device, adapters)
     stock = Cells(shape, options.kv_type, counts[0], device, wish.is_dry) if device.is_stock else None
     pages = Pages(stock or Arena(shape, options.kv_type, counts[0]), counts)
     kept.append(pages)
@@ -169,8 +170,7 @@ def check(header: Header, options: EngineOptions) -> Shape:
         raise Unsupported(f"KV type {options.kv_type}")
     if options.flash_attn == "off":
         raise Unsupported("attention that is not fused")
-    family_of(header.arch)
-    shape = shape_of(header, options.moe_top_k)
+    shape = shape_of(header, family_of(header.arch).rules, options.moe_top_k)
     device = device_of(options)
     if not device.is_cpu and 0 <= options.n_gpu_layers <= shape.n_layer:
         raise Unsupported(f"some layers on {device.name} and some on the CPU")

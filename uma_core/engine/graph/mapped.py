@@ -32,22 +32,17 @@ class Mapped(Weights):
         super().__init__(header)
         sizes = arrangeable(header) if n_arranging else {}
         self.n_bytes = bytes_with(header, sizes)
-        self._buffer = None
+        self._files: list[_File] = []
         self._arranged: Arranged | None = None
-        size = check_whole(header)
-        self._memory = _memory_of(header.path, size, is_mapped, None if sizes else progress)
-        self._base = ffi.from_buffer(self._memory)
-        self._buffer = device.buffer_over(self._base, size, max(place.n_bytes for place in header.tensors.values()))
-        lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
-        for place in header.tensors.values():
-            tensor = lib.ggml_get_tensor(header.context, place.name.encode())
-            lib.ggml_backend_tensor_alloc(self._buffer, tensor, ffi.cast("char *", self._base) + place.offset)
-        if sizes:
-            try:
+        check_whole(header)
+        try:
+            for i in range(len(header.paths)):
+                self._files.append(_File(header, i, device, is_mapped, None if sizes else progress))
+            if sizes:
                 self._arrange(header, list(sizes), n_arranging, progress)
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def _arrange(self, header: Header, names: list[str], n_threads: int, progress: Progress | None) -> None:
         self._arranged = Arranged(header, names)
@@ -58,7 +53,7 @@ class Mapped(Weights):
             place = header.tensors[name]
             n_done += place.n_bytes
             if name != EMBEDDING:
-                _forget(self._memory, place.offset, place.n_bytes)
+                self._files[place.file].forget(place.offset, place.n_bytes)
             report(header.path, progress, n_done / total)
 
         self._arranged.fill(n_threads, done)
@@ -72,19 +67,52 @@ class Mapped(Weights):
         if self._arranged:
             self._arranged.close()
             self._arranged = None
+        while self._files:
+            self._files.pop().close()
+
+
+class _File:
+    """One of the model's files in memory, and a backend buffer over it, in which its tensors are."""
+
+    def __init__(self, header: Header, number: int, device: Device, is_mapped: bool, progress: Progress | None) -> None:
+        """Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY."""
+        path = header.paths[number]
+        places = [place for place in header.tensors.values() if place.file == number]
+        size = os.path.getsize(path)
+        self._buffer = None
+        self._memory = _memory_of(path, size, is_mapped, _share_of(progress, number, len(header.paths)))
+        self._base = ffi.from_buffer(self._memory)
+        if not places:  # the first of several files may hold the metadata alone
+            return
+        self._buffer = device.buffer_over(self._base, size, max(place.n_bytes for place in places))
+        lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
+        for place in places:
+            lib.ggml_backend_tensor_alloc(self._buffer, header.tensor(place.name), ffi.cast("char *", self._base) + place.offset)
+
+    def forget(self, offset: int, n_bytes: int) -> None:
+        """Give the whole pages of a mapped range back; whoever reads them again gets them from the file."""
+        begin, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED") and begin < end:
+            self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+    def close(self) -> None:
         if self._buffer:
             lib.ggml_backend_buffer_free(self._buffer)
-            self._buffer = None
-            ffi.release(self._base)
-            self._memory.close()
+        ffi.release(self._base)
+        self._memory.close()
 
 
-def check_whole(header: Header) -> int:
-    """The file's size. Raises: MODEL_LOAD_FAILED where tensors are beyond it."""
-    size = os.path.getsize(header.path)
-    if any(place.offset + place.n_bytes > size for place in header.tensors.values()):
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.path}: the file is cut short", path=header.path)
-    return size
+def check_whole(header: Header) -> None:
+    """Raises: MODEL_LOAD_FAILED where tensors are beyond their file."""
+    sizes = [os.path.getsize(path) for path in header.paths]
+    for place in header.tensors.values():
+        if place.offset + place.n_bytes > sizes[place.file]:
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.paths[place.file]}: the file is cut short", path=header.path)
+
+
+def _share_of(progress: Progress | None, number: int, n: int) -> Progress | None:
+    """What one of n files adds to the whole."""
+    return None if progress is None else lambda share: progress((number + share) / n)
 
 
 def _memory_of(path: str, size: int, is_mapped: bool, progress: Progress | None) -> mmap.mmap:
@@ -107,13 +135,6 @@ def _memory_of(path: str, size: int, is_mapped: bool, progress: Progress | None)
             report(path, progress, at / size)
         view.release()
         return memory
-
-
-def _forget(memory: mmap.mmap, offset: int, n_bytes: int) -> None:
-    """Give the whole pages of a mapped range back; whoever reads them again gets them from the file."""
-    begin, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if hasattr(mmap, "MADV_DONTNEED") and begin < end:
-        memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def report(path: str, progress: Progress | None, share: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_core.engine.graph.attention import Span
+from uma_core.engine.graph.attention import Rows, Span
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.cells import Cells
 from uma_core.engine.graph.pages import Pages
@@ -22,7 +22,7 @@ class Masked:
     """Owns nothing: masks are inputs of the graphs. See attention.Attention."""
 
     def __init__(self, cells: Cells, shape: Shape) -> None:
-        self.n_ids, self.page_rows = 1, PAGE
+        self.cells: tuple[Rows, ...] = (Rows(1, PAGE),)
         self._cells = cells
         self._shape = shape
         self._found = ffi.new("int64_t[2]")
@@ -38,26 +38,28 @@ class Masked:
         return self._cells.n_cells
 
     def masks(self, b: Builder) -> tuple[Any, Any]:
-        windows = {self._shape.is_windowed(layer) for layer in range(self._shape.n_layer)}
+        windows = {layer.window > 0 for layer in self._shape.layers}
         full, window = (b.input(lib.GGML_TYPE_F16, b.n_span, b.n) if kind in windows else None for kind in (False, True))
         return full, window
 
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
-        rows = lib.ggml_view_2d(b.context, x, b.shape.dim * b.shape.n_head_kv, b.n, x.nb[2], 0)  # a view: ggml's CUDA backend fuses it with rope
-        return lib.ggml_set_rows(b.context, self._cells.tensors[layer][part], rows, b.cell)
+        rows = lib.ggml_view_2d(b.context, x, x.ne[0] * x.ne[1], b.n, x.nb[2], 0)  # a view: ggml's CUDA backend fuses it with rope
+        return lib.ggml_set_rows(b.context, self._cells.tensor(layer, part), rows, b.cells[0])
 
-    def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int) -> Any:
-        s, context = b.shape, b.context
+    def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int, sinks: Any) -> Any:
+        s, own, context = b.shape, b.shape.layers[layer], b.context
         q = lib.ggml_permute(context, q, 0, 2, 1, 3)  # (dim, n, n_head)
-        k, v = (self._heads(b, tensor) for tensor in stored)
-        out = lib.ggml_flash_attn_ext(context, q, k, v, b.masks[s.is_windowed(layer)], s.scale, 0.0, s.softcap)
+        k, v = (self._heads(b, tensor, own.n_head_kv) for tensor in stored)
+        out = lib.ggml_flash_attn_ext(context, q, k, v, b.masks[own.window > 0], s.scale, 0.0, s.softcap)
         lib.ggml_prec_set_acc(out, lib.GGML_PREC_F32)
-        return lib.ggml_reshape_2d(context, out, s.n_embd_q, b.n)
+        if sinks is not None:
+            lib.ggml_flash_attn_ext_add_sinks(out, sinks)
+        return lib.ggml_reshape_2d(context, out, own.n_embd_out, b.n)
 
-    def _heads(self, b: Builder, cells: Any) -> Any:
+    def _heads(self, b: Builder, cells: Any, n_head: int) -> Any:
         """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's (native/masked.c)."""
-        row, head = cells.nb[1], lib.ggml_row_size(cells.type, b.shape.dim)
-        b.views.append(lib.ggml_view_3d(b.context, cells, b.shape.dim, b.n_span, b.shape.n_head_kv, row, head, 0))
+        dim = cells.ne[0] // n_head
+        b.views.append(lib.ggml_view_3d(b.context, cells, dim, b.n_span, n_head, cells.nb[1], lib.ggml_row_size(cells.type, dim), 0))
         return b.views[-1]
 
     def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> Any:

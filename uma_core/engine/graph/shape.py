@@ -7,151 +7,285 @@ would otherwise give fluent nonsense.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from uma_core.engine.header import Header, Scalar
+import numpy as np
+
+from uma_core.engine.header import Header
 
 
 class Unsupported(Exception):
     """Why the graph engine does not compute a model; the message names what is missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Counts as the metadata states them."""
+class Rope(NamedTuple):
+    """Rotary positions of a layer: ggml_rope_ext's arguments."""
 
-    arch: str
-    n_layer: int
-    n_embd: int
+    n: int  # elements of a head that are rotated
+    base: float
+    scale: float  # of positions: 1 / scaling factor
+
+
+class Scaling(NamedTuple):
+    """How positions beyond the trained context are scaled, in every layer: ggml_rope_ext's arguments."""
+
+    n_ctx_orig: int
+    ext_factor: float = 0.0  # 1: YaRN
+    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    is_long: bool = False  # LongRoPE: frequency factors by the length of the context (tensors rope_factors_long and _short)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Attention of one layer."""
+
     n_head: int
     n_head_kv: int
-    dim: int  # of a head, K and V alike
-    n_rot: int
+    dim_k: int  # of a head of Q and K
+    dim_v: int
+    rope: Rope | None  # None: positions are not rotated
+    kv: int  # the layer that writes the K and V it reads: its own number, or an earlier one
+    window: int = 0  # positions that a row sees, its own the last of them; 0: all
+
+    @property
+    def n_embd_q(self) -> int:
+        return self.n_head * self.dim_k
+
+    @property
+    def n_embd_out(self) -> int:
+        return self.n_head * self.dim_v
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Counts as the metadata states them. What only some families have is neutral in the others."""
+
+    arch: str
+    layers: tuple[Layer, ...]
+    n_embd: int
     n_vocab: int
     n_ctx_train: int
     eps: float
-    rope_base: float
-    rope_scale: float  # of positions: 1 / linear scaling factor
+    scaling: Scaling
     n_expert: int
     n_expert_used: int
     expert_scale: float
     scale: float  # of attention scores
     softcap: float = 0.0  # of attention scores; 0: none
     final_softcap: float = 0.0  # of logits; 0: none
-    window: int = 0  # positions that a row of a windowed layer sees; 0: every layer sees all
-    window_pattern: int = 0  # layers of which the last one sees all; 0: none does
-    window_rope: tuple[float, float] = (10_000.0, 1.0)  # base and scale of windowed layers' positions
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what a layer's halves add
+    logit_scale: float = 1.0
+    temperature: tuple[float, int] = (0.0, 0)  # Q grows with log(position / how many): the factor, and how many; 0: it does not
+    n_embd_layer: int = 0  # length of a token's embedding of each layer; 0: there are none
+    has_sinks: bool = False  # every head has a score that takes part without a value
 
     @property
-    def n_embd_q(self) -> int:
-        return self.n_head * self.dim
+    def n_layer(self) -> int:
+        return len(self.layers)
 
-    def is_windowed(self, layer: int) -> bool:
-        return self.window > 0 and (self.window_pattern == 0 or layer % self.window_pattern < self.window_pattern - 1)
-
-    def rope(self, layer: int) -> tuple[float, float]:
-        """Base and scale of the layer's positions."""
-        return self.window_rope if self.is_windowed(layer) else (self.rope_base, self.rope_scale)
+    @property
+    def window(self) -> int:
+        """Of all layers that have one; 0: none has."""
+        return max(layer.window for layer in self.layers)
 
 
-KNOWN = {
+class Meta:
+    """The architecture's own metadata, by key without its prefix; each read is checked."""
+
+    def __init__(self, header: Header) -> None:
+        self.arch = header.arch
+        self._values = header.of_arch()
+        self.n_layer = self.number("block_count")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def keys(self) -> set[str]:
+        return set(self._values)
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """Raises: Unsupported, where the file has none and there is no default."""
+        return self._int(key, self._values.get(key, default))
+
+    def _int(self, key: str, value: Any) -> int:
+        if value is None:
+            raise Unsupported(f"a file without {key}")
+        if not isinstance(value, int):
+            raise Unsupported(f"{key} that is no whole number")
+        if not 0 <= value < 1 << 31:
+            raise Unsupported(f"{key} of {value}")
+        return value
+
+    def numbers(self, key: str, default: int | None = None) -> list[int]:
+        """One number per layer; the file may have one for all."""
+        value = self._values.get(key, default)
+        if not isinstance(value, list):
+            return [self._int(key, value)] * self.n_layer
+        if len(value) < self.n_layer:
+            raise Unsupported(f"{key} of {len(value)} layers")
+        return [self._int(key, each) for each in value[: self.n_layer]]
+
+    def flags(self, key: str) -> list[bool] | None:
+        """One per layer; None where the file has no such list."""
+        return [bool(each) for each in self.numbers(key)] if isinstance(self._values.get(key), list) else None
+
+    def real(self, key: str, default: float = 0.0) -> float:
+        value = self._values.get(key, default)
+        if isinstance(value, (str, list)):
+            raise Unsupported(f"{key} that is no number")
+        return float(value)
+
+    def text(self, key: str, default: str) -> str:
+        return str(self._values.get(key, default))
+
+
+KNOWN = frozenset({
     "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
-    "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count", "expert_used_count", "expert_feed_forward_length",
-    "expert_weights_scale", "tensor_data_layout",
-}  # fmt: skip
-GEMMA = {"attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa", "final_logit_softcapping"}
-KNOWN_OF = {"gemma2": GEMMA | {"attn_logit_softcapping"}, "gemma3": GEMMA}  # beside those, by architecture
-WIDEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B: its scores are scaled by n_embd / n_head
+    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.finetuned", "expert_count", "expert_used_count",
+    "expert_feed_forward_length", "expert_weights_scale", "tensor_data_layout",
+})  # fmt: skip
 MAX_GROUP = 64  # query heads per KV head that the attention kernel takes at once
-MAX_DIM = 256
+MAX_DIM = 512
+PER_LAYER = {"feed_forward_length", "attention.head_count", "attention.head_count_kv"}  # may be lists in every family
 
 
-def shape_of(header: Header, moe_top_k: int = 0) -> Shape:
+class Rules(NamedTuple):
+    """What a family's metadata has beside KNOWN."""
+
+    keys: frozenset[str] = frozenset()  # further keys that it understands
+    lists: frozenset[str] = frozenset()  # those that may have a value for each layer
+    adapt: Callable[[Shape, Meta], Shape] = lambda shape, meta: shape
+
+
+NO_RULES = Rules()
+
+
+def shape_of(header: Header, rules: Rules = NO_RULES, moe_top_k: int = 0) -> Shape:
     """Raises: Unsupported."""
-    meta = header.of_arch()
-    _check_known(header, meta)
-    n_head = _int(meta, "attention.head_count")
-    n_embd = _int(meta, "embedding_length")
-    n_head_kv = _int(meta, "attention.head_count_kv", n_head)
-    dim = _int(meta, "attention.key_length", n_embd // max(1, n_head))
-    if _int(meta, "attention.value_length", n_embd // max(1, n_head)) != dim:
-        raise Unsupported("heads whose K and V differ in length")
-    if n_head_kv < 1 or n_head % n_head_kv or n_head // n_head_kv > MAX_GROUP or not 0 < dim <= MAX_DIM:
-        raise Unsupported(f"{n_head} query heads over {n_head_kv} KV heads of length {dim}")
-    n_rot = _int(meta, "rope.dimension_count", dim)
-    if not 0 < n_rot <= dim or n_rot % 2:
-        raise Unsupported(f"rotary positions over {n_rot} of {dim} elements")
-    n_expert, n_expert_used = _int(meta, "expert_count", 0), moe_top_k or _int(meta, "expert_used_count", 0)
+    meta = Meta(header)
+    _check_known(header, meta, rules)
+    n_embd = meta.number("embedding_length")
+    n_heads = meta.numbers("attention.head_count")
+    n_heads_kv = meta.numbers("attention.head_count_kv") if "attention.head_count_kv" in meta else n_heads
+    n_expert, n_expert_used = meta.number("expert_count", 0), moe_top_k or meta.number("expert_used_count", 0)
     if n_expert and not 0 < n_expert_used <= n_expert:
         raise Unsupported(f"{n_expert_used} of {n_expert} experts")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise Unsupported("a file without token_embd.weight")
-    return Shape(
+    if not meta.n_layer:
+        raise Unsupported("a model without layers")
+    dims = [meta.number(f"attention.{part}_length", n_embd // max(1, n_heads[0])) for part in ("key", "value")]
+    scaling, rope_scale = _scaling(meta)
+    rope = Rope(meta.number("rope.dimension_count", dims[0]), meta.real("rope.freq_base", 10_000.0), rope_scale)
+    shape = Shape(
         arch=header.arch,
-        n_layer=_int(meta, "block_count"),
+        layers=tuple(Layer(n, n_kv, dims[0], dims[1], rope, i) for i, (n, n_kv) in enumerate(zip(n_heads, n_heads_kv, strict=True))),
         n_embd=n_embd,
-        n_head=n_head,
-        n_head_kv=n_head_kv,
-        dim=dim,
-        n_rot=n_rot,
         n_vocab=embedding.ne[1],
-        n_ctx_train=_int(meta, "context_length"),
-        eps=float(meta.get("attention.layer_norm_rms_epsilon", 0.0)),
-        rope_base=float(meta.get("rope.freq_base", 10_000.0)),
-        rope_scale=_rope_scale(meta),
+        n_ctx_train=meta.number("context_length"),
+        eps=meta.real("attention.layer_norm_rms_epsilon"),
+        scaling=scaling,
         n_expert=n_expert,
         n_expert_used=n_expert_used if n_expert else 0,
-        expert_scale=float(meta.get("expert_weights_scale", 0.0)),
-        scale=1.0 / math.sqrt(n_embd // n_head if _int(meta, "block_count") == WIDEST.get(header.arch) else dim),
-        **_gemma(header.arch, meta),
+        expert_scale=meta.real("expert_weights_scale"),
+        scale=1.0 / math.sqrt(max(1, dims[0])),
     )
+    if dims[0] != dims[1]:  # no family here has that in llama.cpp, which ends the process
+        raise Unsupported("heads whose K and V differ in length")
+    shape = rules.adapt(shape, meta)
+    for layer in shape.layers:
+        _check_layer(layer)
+    return shape
 
 
-def _check_known(header: Header, meta: dict[str, Scalar]) -> None:
-    if "split.count" in header.meta and int(header.meta["split.count"]) > 1:
-        raise Unsupported("a model split over several files")
+def _check_known(header: Header, meta: Meta, rules: Rules) -> None:
     prefix = header.arch + "."
-    unknown = sorted({*meta, *(key.removeprefix(prefix) for key in header.arrays() if key.startswith(prefix))} - KNOWN - KNOWN_OF.get(header.arch, set()))
+    unknown = sorted(meta.keys() - KNOWN - rules.keys - rules.lists)
     if unknown:
         raise Unsupported(f"metadata {prefix}{unknown[0]}")
-    arrays = [key for key in header.arrays() if key.startswith(prefix)]
-    if arrays:
-        raise Unsupported(f"metadata {arrays[0]} that differs by layer")
+    lists = sorted({key.removeprefix(prefix) for key in header.arrays() if key.startswith(prefix)} - rules.lists - PER_LAYER)
+    if lists:
+        raise Unsupported(f"metadata {prefix}{lists[0]} that differs by layer")
     if "attention.layer_norm_rms_epsilon" not in meta:
         raise Unsupported("a norm other than RMS")
 
 
-def _gemma(arch: str, meta: dict[str, Scalar]) -> dict[str, Any]:
-    """Soft caps and windows, with the defaults that llama.cpp has by architecture."""
-    is_2, is_either = arch == "gemma2", arch in KNOWN_OF
-    rope = (float(meta.get("rope.freq_base", 10_000.0)), _rope_scale(meta)) if is_2 else (10_000.0, 1.0)
-    return {
-        "softcap": float(meta.get("attn_logit_softcapping", 50.0)) if is_2 else 0.0,
-        "final_softcap": float(meta.get("final_logit_softcapping", 30.0 if is_2 else 0.0)),
-        "window": _int(meta, "attention.sliding_window", 4096 if is_2 else 0) if is_either else 0,
-        "window_pattern": _int(meta, "attention.sliding_window_pattern", 2 if is_2 else 6),
-        "window_rope": (float(meta.get("rope.freq_base_swa", rope[0])), rope[1]),
-    }
+def _check_layer(layer: Layer) -> None:
+    n, n_kv = layer.n_head, layer.n_head_kv
+    if n_kv < 1 or n < 1 or n % n_kv or n // n_kv > MAX_GROUP or not all(0 < dim <= MAX_DIM for dim in (layer.dim_k, layer.dim_v)):
+        raise Unsupported(f"{n} query heads over {n_kv} KV heads of length {layer.dim_k} and {layer.dim_v}")
+    if layer.rope is not None and (not 0 < layer.rope.n <= layer.dim_k or layer.rope.n % 2):
+        raise Unsupported(f"rotary positions over {layer.rope.n} of {layer.dim_k} elements")
 
 
-def _rope_scale(meta: dict[str, Scalar]) -> float:
-    kind = str(meta.get("rope.scaling.type", "linear"))
-    factor = float(meta.get("rope.scaling.factor", meta.get("rope.scale_linear", 0.0)))
-    if kind == "none" or factor in (0.0, 1.0):
-        return 1.0
-    if kind != "linear":
+def _scaling(meta: Meta) -> tuple[Scaling, float]:
+    """How positions are scaled, and by how much, as llama.cpp decides that (llama_context's constructor)."""
+    kind = meta.text("rope.scaling.type", "linear")
+    factor = meta.real("rope.scaling.factor", meta.real("rope.scale_linear"))
+    factor = 1.0 if kind == "none" or factor == 0.0 else factor
+    n_ctx_orig = meta.number("rope.scaling.original_context_length", meta.number("context_length"))
+    attn_factor = meta.real("rope.scaling.attn_factor", 1.0)
+    if kind in ("none", "linear"):
+        return Scaling(n_ctx_orig, attn_factor=attn_factor), 1.0 / factor
+    if kind == "longrope":
+        return Scaling(n_ctx_orig, attn_factor=attn_factor, is_long=True), 1.0 / factor
+    if kind != "yarn":
         raise Unsupported(f"rope scaling {kind}")
-    return 1.0 / factor
+    if factor <= 0.0:
+        raise Unsupported(f"rope.scaling.factor of {factor}")
+    return Scaling(n_ctx_orig, 1.0, attn_factor * _growth(factor, 0.0)), 1.0 / factor
 
 
-def _int(meta: dict[str, Scalar], key: str, default: int | None = None) -> int:
-    value = meta.get(key, default)
-    if not isinstance(value, int):
-        raise Unsupported(f"a file without {key}")
-    if not 0 <= value < 1 << 31:
-        raise Unsupported(f"{key} of {value}")
-    return value
+def _growth(factor: float, weight: float) -> float:
+    """YaRN's growth of Q and K with the scaling factor, `weight` being the multiplier of its logarithm in the metadata.
+
+    ggml's operation multiplies by 1 + 0.1 log(factor) where ext_factor is set; llama.cpp takes that out again. In f32, as there: the
+    last bit would be another one.
+    """
+    one, tenth = np.float32(1.0), np.float32(0.1)
+    log = np.log(one / (one / np.float32(factor)))
+
+    def magnitude(multiplier: float) -> Any:
+        return one if factor <= 1.0 else tenth * np.float32(multiplier) * log + one
+
+    growth = magnitude(1.0) / magnitude(weight) if weight else magnitude(1.0)
+    return float(growth * (one / (one + tenth * log)))
+
+
+YARN_KEYS = frozenset(f"rope.scaling.yarn_{key}" for key in ("beta_fast", "beta_slow", "log_multiplier"))
+YARN_UNUSED = frozenset(f"rope.scaling.yarn_{key}" for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier"))
+
+
+def with_yarn(shape: Shape, meta: Meta) -> Shape:
+    """For families in which llama.cpp reads YARN_KEYS; it does not look at them in the others."""
+    scaling = shape.scaling
+    if not scaling.ext_factor:
+        return shape
+    scaling = scaling._replace(beta_fast=meta.real("rope.scaling.yarn_beta_fast", 32.0), beta_slow=meta.real("rope.scaling.yarn_beta_slow", 1.0))
+    weight, factor = meta.real("rope.scaling.yarn_log_multiplier"), meta.real("rope.scaling.factor", meta.real("rope.scale_linear"))
+    if weight:
+        scaling = scaling._replace(attn_factor=meta.real("rope.scaling.attn_factor", 1.0) * _growth(factor, weight))
+    return replace(shape, scaling=scaling)
+
+
+def with_windows(shape: Shape, window: int, windowed: list[bool], rope: Rope | None = None) -> Shape:
+    """Layers that see the last `window` positions only, perhaps with rotary positions of their own."""
+    layers = zip(shape.layers, windowed, strict=True)
+    return replace(shape, layers=tuple(replace(layer, window=window, rope=rope or layer.rope) if is_windowed else layer for layer, is_windowed in layers))
+
+
+def windowed_by(meta: Meta, pattern: int, key: str = "attention.sliding_window_pattern") -> list[bool]:
+    """Which layers have a window: as the file lists them, or all but the last of each `pattern`; 0: all."""
+    listed = meta.flags(key)
+    if listed is not None:
+        return listed
+    pattern = meta.number(key, pattern)
+    return [pattern == 0 or layer % pattern < pattern - 1 for layer in range(meta.n_layer)]

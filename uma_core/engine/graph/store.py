@@ -1,8 +1,9 @@
-"""What memory of KV pages does, wherever it is: arena.py on the CPU, cells.py on a device."""
+"""What memory of KV pages does, wherever it is: arena.py on the CPU, cells.py on a device. How a position's K and V lie in it."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from itertools import groupby
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,19 +14,64 @@ PAGE = 64  # positions
 KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0"}  # what the attention kernels read
 
 
-class Store(Protocol):
-    """Memory of pages by number. `cells` arrays are (layer, K and V, position, KV head, bytes of a row), uint8; positions begin..end lie in one page."""
+class Part(NamedTuple):
+    """K, or V, of one layer."""
 
-    page_bytes: int  # all layers
+    n_head: int
+    dim: int  # of a head
+    row_bytes: int  # of one head and position
+
+    @property
+    def position_bytes(self) -> int:
+        return self.n_head * self.row_bytes
+
+
+class Layout:
+    """K and V of the layers that write some, one after another; a snapshot of n positions has them so: (n, heads, bytes of a row) each."""
+
+    def __init__(self, shape: Shape, kv_type: str) -> None:
+        """Raises: Unsupported."""
+        self.kind = getattr(lib, KV_TYPES[kv_type])
+        owners = [i for i, layer in enumerate(shape.layers) if layer.kv == i]
+        self._first = {layer: 2 * at for at, layer in enumerate(owners)}
+        self.parts: list[Part] = []
+        for layer in (shape.layers[i] for i in owners):
+            self.parts += [self._part(layer.n_head_kv, dim, kv_type) for dim in (layer.dim_k, layer.dim_v)]
+        # runs of parts alike: (how many, one of them)
+        self.runs = [(len(list(run)), part) for part, run in groupby(self.parts)]
+        self.position_bytes = sum(part.position_bytes for part in self.parts)
+
+    def _part(self, n_head: int, dim: int, kv_type: str) -> Part:
+        if dim % lib.ggml_blck_size(self.kind):
+            raise Unsupported(f"KV type {kv_type} with heads of length {dim}")
+        return Part(n_head, dim, int(lib.ggml_row_size(self.kind, dim)))
+
+    def index(self, layer: int, part: int) -> int:
+        """Where K (part 0) or V (part 1) that `layer` writes is among `parts`."""
+        return self._first[layer] + part
+
+    def views(self, blob: np.ndarray, n: int) -> list[np.ndarray]:
+        """Of a snapshot of n positions, for each run: (parts, positions, KV heads, bytes of a row)."""
+        out, at = [], 0
+        for n_parts, part in self.runs:
+            size = n_parts * n * part.position_bytes
+            out.append(blob[at : at + size].reshape(n_parts, n, part.n_head, part.row_bytes))
+            at += size
+        return out
+
+
+class Store(Protocol):
+    """Memory of pages by number. `cells` are uint8 arrays as `Layout.views` makes them; positions begin..end lie in one page."""
+
+    layout: Layout
     n_bytes: int
-    blob_shape: tuple[int, int, int]  # layers, KV heads, bytes of one head and position
 
     def taken(self, page: int) -> None:
         """It is about to be written."""
 
     def copy(self, src: int, dst: int, begin: int, end: int) -> None: ...
-    def read(self, page: int, begin: int, end: int, cells: np.ndarray) -> None: ...
-    def write(self, page: int, begin: int, end: int, cells: np.ndarray) -> None: ...
+    def read(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> None: ...
+    def write(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> None: ...
     def touch(self, page: int) -> None:
         """Make the system give real memory to it, so that reading it costs what it costs with content."""
 
@@ -33,11 +79,3 @@ class Store(Protocol):
         """Give a free page's memory back to the system, where it has some; returns bytes."""
 
     def close(self) -> None: ...
-
-
-def row_bytes(shape: Shape, kv_type: str) -> int:
-    """K, or V, of one head and position. Raises: Unsupported."""
-    kind = getattr(lib, KV_TYPES[kv_type])
-    if shape.dim % lib.ggml_blck_size(kind):
-        raise Unsupported(f"KV type {kv_type} with heads of length {shape.dim}")
-    return int(lib.ggml_row_size(kind, shape.dim))

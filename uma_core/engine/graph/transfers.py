@@ -43,39 +43,26 @@ class HostExport(Steps):
     """Owns the bytes. They are not zeroed: the first touch of 100 MB would be a pause of its own."""
 
     def __init__(self, pages: Pages, seq: int, start: int, n: int) -> None:
-        self.blob: bytearray | memoryview = new_blob(blob_bytes(pages, n - start))
-        view = blob_view(pages, np.frombuffer(self.blob, np.uint8), n - start)
+        layout = pages.store.layout
+        self.blob: bytearray | memoryview = new_blob((n - start) * layout.position_bytes)
+        views = layout.views(np.frombuffer(self.blob, np.uint8), n - start)
         row = pages.table[seq]
 
         def move(p0: int, p1: int) -> None:
             begin = p0 % PAGE
-            pages.store.read(int(row[p0 // PAGE]), begin, begin + p1 - p0, view[:, :, p0 - start : p1 - start])
+            pages.store.read(int(row[p0 // PAGE]), begin, begin + p1 - p0, [view[:, p0 - start : p1 - start] for view in views])
 
         super().__init__(len(self.blob), (start, n), move, lambda: None)
 
 
 def import_moves(pages: Pages, seq: int, blob: bytes | bytearray | memoryview, origin: int) -> Callable[[int, int], None]:
     """How positions p0..p1, within one page, get from a blob that begins at `origin` to the sequence."""
-    data = np.frombuffer(blob, np.uint8)
-    view = blob_view(pages, data, data.size // cell_bytes(pages))
+    data, layout = np.frombuffer(blob, np.uint8), pages.store.layout
+    views = layout.views(data, data.size // layout.position_bytes)
 
     def move(p0: int, p1: int) -> None:
         begin = p0 % PAGE
-        pages.store.write(int(pages.table[seq, p0 // PAGE]), begin, begin + p1 - p0, view[:, :, p0 - origin : p1 - origin])
+        cells = [view[:, p0 - origin : p1 - origin] for view in views]
+        pages.store.write(int(pages.table[seq, p0 // PAGE]), begin, begin + p1 - p0, cells)
 
     return move
-
-
-def cell_bytes(pages: Pages) -> int:
-    """K and V of one position, all layers."""
-    return pages.store.page_bytes // PAGE
-
-
-def blob_bytes(pages: Pages, n: int) -> int:
-    return n * cell_bytes(pages)
-
-
-def blob_view(pages: Pages, blob: np.ndarray, n: int) -> np.ndarray:
-    """(layer, K and V, position, KV head, bytes of a row): a snapshot has positions in order, whatever pages they came from."""
-    n_layer, n_head_kv, row = pages.store.blob_shape
-    return blob.reshape(n_layer, 2, n, n_head_kv, row)

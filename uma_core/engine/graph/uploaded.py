@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from uma_core.engine.graph.device import Device
@@ -25,7 +26,7 @@ class Uploaded(Weights):
         self._buffers: list[Any] = []
         staging = None
         try:
-            for context in (self._joined.context, header.context):  # wholes before their parts
+            for context in (self._joined.context, *header.contexts):  # wholes before their parts
                 if lib.ggml_get_first_tensor(context):
                     self._buffers.append(device.place(context, is_dry))
             if is_dry:
@@ -45,15 +46,16 @@ class Uploaded(Weights):
 
     def _fill(self, header: Header, staging: ffi.buffer, progress: Progress | None) -> None:
         view, n_done = memoryview(staging), 0
-        with open(header.path, "rb", buffering=0) as file:
+        with ExitStack() as stack:
+            files = [stack.enter_context(open(path, "rb", buffering=0)) for path in header.paths]
             for place in header.tensors.values():
-                tensor = lib.ggml_get_tensor(header.context, place.name.encode())
+                tensor, file = header.tensor(place.name), files[place.file]
                 file.seek(place.offset)
                 at = 0
                 while at < place.n_bytes:
                     n = file.readinto(view[: min(READ_BYTES, place.n_bytes - at)])
                     if not n:
-                        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.path}: the file got shorter", path=header.path)
+                        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.paths[place.file]}: the file got shorter", path=header.path)
                     lib.ggml_backend_tensor_set(tensor, ffi.from_buffer(staging), at, n)
                     at += n
                 n_done += place.n_bytes

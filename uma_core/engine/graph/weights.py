@@ -29,7 +29,7 @@ class Weights:
     def find(self, name: str) -> Any:
         """The tensor, or NULL."""
         self.used.add(name)
-        return lib.ggml_get_tensor(self._header.context, name.encode())
+        return self._header.tensor(name)
 
     def vector(self, name: str, n: int) -> Any:
         """A tensor of n floats. Raises: Unsupported; a wrong shape would end the process inside ggml."""

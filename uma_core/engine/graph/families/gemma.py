@@ -1,4 +1,4 @@
-"""Gemma 1: Llama's attention, GeGLU, the embedding scaled by the square root of its length. The base of Gemma 2 and 3."""
+"""Gemma 1: Llama's attention, GeGLU, the embedding scaled by the square root of its length. The base of Gemma 2 to 4."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import math
 from typing import Any
 
 from uma_core.engine.graph.builder import Builder
-from uma_core.engine.graph.families.llama import Query
+from uma_core.engine.graph.families import llama
 from uma_core.engine.lib import lib
 
 
-def build(b: Builder, project: Query | None = None, has_post_norms: bool = False) -> Any:
-    project = project or Builder.heads
+def build(b: Builder, project: Any = llama.plain, has_post_norms: bool = False) -> Any:
     x = lib.ggml_scale(b.context, b.embed(), math.sqrt(b.shape.n_embd))
     for layer in range(b.shape.n_layer):
         p, s = f"blk.{layer}", b.shape
-        normed = b.norm(x, f"{p}.attn_norm")
-        q, k = (b.rope(project(b, normed, f"{p}.attn_{m}", n), layer) for m, n in (("q", s.n_head), ("k", s.n_head_kv)))
-        y = b.attention(q, k, b.heads(normed, f"{p}.attn_v", s.n_head_kv), layer)
+        q, k, v = project(b, b.norm(x, f"{p}.attn_norm"), layer)
+        y = b.attention(q, k, v, layer)
         if y is None:
             return None
         y = b.product(b.wanted(y, layer), f"{p}.attn_output", s.n_embd)

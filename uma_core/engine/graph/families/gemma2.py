@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import gemma
+from uma_core.engine.graph.shape import Meta, Rules, Shape, windowed_by, with_windows
+
+WINDOW_KEYS = frozenset({"attention.sliding_window", "rope.freq_base_swa", "final_logit_softcapping"})
+LISTS = frozenset({"attention.sliding_window_pattern"})
+N_LAYER_WIDEST = 46  # the 27B's scores are scaled by n_embd / n_head
+
+
+def adapt(shape: Shape, meta: Meta) -> Shape:
+    rope = shape.layers[0].rope
+    assert rope is not None
+    windowed = rope._replace(base=meta.real("rope.freq_base_swa", rope.base))
+    shape = with_windows(shape, meta.number("attention.sliding_window", 4096), windowed_by(meta, 2), windowed)
+    caps = meta.real("attn_logit_softcapping", 50.0), meta.real("final_logit_softcapping", 30.0)
+    return replace(shape, softcap=caps[0], final_softcap=caps[1], scale=scale_of(shape, N_LAYER_WIDEST))
+
+
+def scale_of(shape: Shape, n_layer_widest: int) -> float:
+    """Of scores, as llama.cpp has it: by the length of a head, but in the widest model."""
+    is_widest = shape.n_layer == n_layer_widest
+    return 1.0 / math.sqrt(shape.n_embd // shape.layers[0].n_head) if is_widest else shape.scale
+
+
+RULES = Rules(WINDOW_KEYS | {"attn_logit_softcapping"}, LISTS, adapt)
 
 
 def build(b: Builder) -> Any:

@@ -1,35 +1,62 @@
-"""Llama and Mistral: pre-norm, grouped-query attention, SwiGLU or experts. The base of the Qwen families."""
+"""Llama and Mistral: pre-norm, grouped-query attention, SwiGLU or experts. The base of most other families."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.lib import lib
 
-Query = Callable[[Builder, Any, str, int], Any]  # (builder, normed input, tensor name, heads) -> (dim, heads, n) before positions
+
+def plain(b: Builder, x: Any, layer: int) -> tuple[Any, Any, Any]:
+    """Q, K and V of the normed input, Q and K with their positions."""
+    q, k, v = b.qkv(x, layer)
+    return b.rope(q, layer), b.rope(k, layer), v
 
 
-def build(b: Builder, project: Query | None = None) -> Any:
-    project = project or Builder.heads
-    x = b.embed()
+def normed(b: Builder, x: Any, layer: int) -> tuple[Any, Any, Any]:
+    """The same; each head of Q and K has an RMS norm before its position."""
+    q, k, v = b.qkv(x, layer)
+    q, k = (b.rope(b.norm(y, f"blk.{layer}.attn_{name}_norm"), layer) for name, y in (("q", q), ("k", k)))
+    return q, k, v
+
+
+def feed_forward(b: Builder, x: Any, layer: int) -> Any:
+    """SwiGLU, or experts where the layer has some."""
+    p = f"blk.{layer}"
+    return b.experts(x, p) if b.shape.n_expert else b.gated(x, p, lib.ggml_swiglu_split)
+
+
+class Parts(NamedTuple):
+    """What a family exchanges of Llama's layer."""
+
+    project: Callable[[Builder, Any, int], tuple[Any, Any, Any]] = plain
+    feed: Callable[[Builder, Any, int], Any] = feed_forward
+    ffn_norm: str = "ffn_norm"
+
+
+USUAL = Parts()
+
+
+def build(b: Builder, parts: Parts = USUAL) -> Any:
+    x = b.scale(b.embed(), b.shape.embedding_scale)
     for layer in range(b.shape.n_layer):
-        x = block(b, x, layer, project)
+        x = block(b, x, layer, parts)
         if x is None:
             return None
     return b.logits(x)
 
 
-def block(b: Builder, x: Any, layer: int, project: Query) -> Any:
+def block(b: Builder, x: Any, layer: int, parts: Parts) -> Any:
     """One layer; None where only its K and V were wanted."""
     p, s = f"blk.{layer}", b.shape
-    normed = b.norm(x, f"{p}.attn_norm")
-    q = b.rope(project(b, normed, f"{p}.attn_q", s.n_head), layer)
-    k = b.rope(project(b, normed, f"{p}.attn_k", s.n_head_kv), layer)
-    y = b.attention(q, k, b.heads(normed, f"{p}.attn_v", s.n_head_kv), layer)
+    q, k, v = parts.project(b, b.norm(x, f"{p}.attn_norm"), layer)
+    sinks = b.weights.vector(f"{p}.attn_sinks.weight", b.layer(layer).n_head) if b.shape.has_sinks else None
+    y = b.attention(q, k, v, layer, sinks)
     if y is None:
         return None
-    x = b.add(b.product(b.wanted(y, layer), f"{p}.attn_output", s.n_embd), b.wanted(x, layer))
-    normed = b.norm(x, f"{p}.ffn_norm")
-    return b.add(b.experts(normed, p) if s.n_expert else b.gated(normed, p, lib.ggml_swiglu_split), x)
+    y = b.product(b.wanted(y, layer), f"{p}.attn_output", s.n_embd)
+    x = b.add(b.scale(y, s.residual_scale), b.wanted(x, layer))
+    y = parts.feed(b, b.norm(x, f"{p}.{parts.ffn_norm}"), layer)
+    return b.add(b.scale(y, s.residual_scale), x)

@@ -1,12 +1,30 @@
-"""Qwen2 and 2.5: Llama's layers; Q, K and V have biases, which `Builder.product` adds where the file has them."""
+"""Qwen2 and 2.5: Llama's layers; Q, K and V have biases, which `Builder.product` adds where the file has them.
+
+qwen2moe (Qwen1.5): experts whose weights are not scaled to a sum, and one that every token uses, as much as a gate of its own says.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from uma_core.engine.graph.builder import Builder
+from uma_core.engine.graph.builder import Builder, Experts
 from uma_core.engine.graph.families import llama
+from uma_core.engine.graph.shape import Rules
+from uma_core.engine.lib import lib
+
+MOE_RULES = Rules(frozenset({"expert_shared_feed_forward_length"}))
 
 
 def build(b: Builder) -> Any:
     return llama.build(b)
+
+
+def build_moe(b: Builder) -> Any:
+    return llama.build(b, llama.Parts(feed=_feed))
+
+
+def _feed(b: Builder, x: Any, layer: int) -> Any:
+    p = f"blk.{layer}"
+    chosen = b.experts(x, p, Experts(is_normed=False))
+    gate = lib.ggml_sigmoid(b.context, b.product(x, f"{p}.ffn_gate_inp_shexp", 1))
+    return b.add(chosen, lib.ggml_mul(b.context, b.gated(x, p, lib.ggml_swiglu_split, "_shexp"), gate))

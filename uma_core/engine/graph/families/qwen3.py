@@ -9,4 +9,4 @@ from uma_core.engine.graph.families import llama
 
 
 def build(b: Builder) -> Any:
-    return llama.build(b, Builder.normed_heads)
+    return llama.build(b, llama.Parts(project=llama.normed))

@@ -1,0 +1,36 @@
+"""gpt-oss: every other layer has a window, every head a sink; biases everywhere; experts with OpenAI's clamped SwiGLU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from uma_core.engine.graph.builder import Builder, Experts
+from uma_core.engine.graph.families import llama
+from uma_core.engine.graph.shape import YARN_UNUSED, Meta, Rules, Shape, windowed_by, with_windows
+from uma_core.engine.lib import lib
+
+ALPHA, LIMIT = 1.702, 7.0  # of its SwiGLU; constants of the model, which its files do not name
+
+
+def adapt(shape: Shape, meta: Meta) -> Shape:
+    rope = shape.layers[0].rope
+    assert rope is not None
+    windowed = rope._replace(base=meta.real("rope.freq_base_swa", rope.base))
+    shape = with_windows(shape, meta.number("attention.sliding_window"), windowed_by(meta, 2), windowed)
+    return replace(shape, has_sinks=True, scale=rope.n**-0.5)
+
+
+RULES = Rules(YARN_UNUSED | {"attention.sliding_window", "rope.freq_base_swa"}, frozenset({"attention.sliding_window_pattern"}), adapt)
+
+
+def build(b: Builder) -> Any:
+    return llama.build(b, llama.Parts(feed=_feed, ffn_norm="post_attention_norm"))
+
+
+def _feed(b: Builder, x: Any, layer: int) -> Any:
+    return b.experts(x, f"blk.{layer}", Experts("chosen", is_normed=False, gate=_gate))
+
+
+def _gate(context: Any, gate: Any, up: Any) -> Any:
+    return lib.ggml_swiglu_oai(context, gate, up, ALPHA, LIMIT)
