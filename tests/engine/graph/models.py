@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,16 @@ class Model:
     has_bias: bool = False
     has_qk_norm: bool = False
     has_post_norms: bool = False
+    q_norm: float = 1.0  # about which the weights of Q's norms lie: with scores that are not scaled, 1 makes attention a choice of one position
     quant: str = "q8_0"
     n_layer: int = 2
     dim_v: int = 0  # of a head of V, where that is another
+    kinds: tuple[tuple[int, int], ...] = ()  # of layers, in turn: KV heads and length of a head
     is_joined: bool = False  # Q, K and V are one matrix, gate and up another
     meta: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # f32, numpy order
     layer_tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every layer, drawn as the others are
+    model_tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the model, likewise
     renamed: dict[str, str] = field(default_factory=dict)  # of a layer
     without: tuple[str, ...] = ()  # names, or names of every layer
 
@@ -106,6 +109,34 @@ MODELS = {
     "gemma3-plain": Model("gemma3", has_post_norms=True, has_qk_norm=True, meta={"final_logit_softcapping": 2.0}),
 }
 
+_GEMMA4 = Model(
+    "gemma4", n_layer=6, kinds=((2, 32), (1, 64)), dim=64, q_norm=0.15, has_post_norms=True, has_qk_norm=True,
+    meta={
+        **WINDOW, "attention.sliding_window_pattern": [True, False] * 3, "attention.key_length_swa": 32, "attention.value_length_swa": 32,
+        "rope.freq_base_swa": 500.0, "rope.dimension_count_swa": 32, "embedding_length_per_layer_input": 0,
+    },
+    layer_tensors={"layer_output_scale.weight": (1,)}, tensors={"rope_freqs.weight": (32,)},
+)  # fmt: skip
+MODELS |= {
+    "gemma4": replace(_GEMMA4, without=("blk.3.attn_v.weight",)),  # whose V is then K
+    "gemma4-small": replace(
+        _GEMMA4,
+        meta=_GEMMA4.meta | {"embedding_length_per_layer_input": 32, "attention.shared_kv_layers": 2, "final_logit_softcapping": 3.0},
+        layer_tensors={**_GEMMA4.layer_tensors, "inp_gate.weight": (32, 128), "proj.weight": (128, 32), "post_norm.weight": (128,)},
+        model_tensors={"per_layer_token_embd.weight": (N_VOCAB, 192), "per_layer_model_proj.weight": (192, 128), "per_layer_proj_norm.weight": (32,)},
+        without=tuple(f"blk.{i}.attn_{name}.weight" for i in (4, 5) for name in ("k", "v", "k_norm")),
+    ),
+    "gemma4-experts": replace(
+        _GEMMA4, n_expert=0,
+        meta=_GEMMA4.meta | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96},
+        layer_tensors={
+            **_GEMMA4.layer_tensors, "ffn_gate_inp.weight": (4, 128), "ffn_gate_inp.scale": (128,), "pre_ffw_norm_2.weight": (128,),
+            "post_ffw_norm_1.weight": (128,), "post_ffw_norm_2.weight": (128,), "ffn_gate_up_exps.weight": (4, 192, 128),
+            "ffn_down_exps.weight": (4, 128, 96), "ffn_down_exps.scale": (4,),
+        },
+    ),
+}  # fmt: skip
+
 # one family in every type of weights
 TYPED = {
     **{f"llama-{quant}": Model("llama", quant=quant) for quant in (*BLOCKS_OF_32, "q4_0", "f16", "bf16")},
@@ -122,7 +153,7 @@ def write(model: Model, path: Path, seed: int = 1) -> str:
     draw = np.random.default_rng(seed)
     for name, dims in _tensors(model).items():
         if name not in model.without and name.partition(".")[2].partition(".")[2] not in model.without:
-            _add(writer, name, dims, model.quant, draw)
+            _add(writer, name, dims, model, draw)
     for name, dims in model.tensors.items():
         writer.add_tensor(name, 1 + draw.random(dims, np.float32))
     writer.write_header_to_file()
@@ -140,7 +171,7 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
         (writer.add_block_count, model.n_layer),
         (writer.add_feed_forward_length, model.n_ff),
         (writer.add_head_count, model.n_head),
-        (writer.add_head_count_kv, model.n_head_kv),
+        (writer.add_head_count_kv, [model.kinds[i % len(model.kinds)][0] for i in range(model.n_layer)] if model.kinds else model.n_head_kv),
         (writer.add_key_length, model.dim),
         (writer.add_value_length, model.dim_v or model.dim),
         (writer.add_rope_dimension_count, model.dim),
@@ -158,14 +189,16 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
 
 
 def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
-    width, kv, kv_v = model.n_head * model.dim, model.n_head_kv * model.dim, model.n_head_kv * (model.dim_v or model.dim)
     out: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, model.n_embd), "output_norm.weight": (model.n_embd,)}
+    out |= model.model_tensors
     if not model.is_tied:
         out["output.weight"] = (N_VOCAB, model.n_embd)
     for i in range(model.n_layer):
         p = f"blk.{i}."
+        n_kv, dim = model.kinds[i % len(model.kinds)] if model.kinds else (model.n_head_kv, model.dim)
+        width, kv, kv_v = model.n_head * dim, n_kv * dim, n_kv * (model.dim_v or dim)
         out |= {p + "attn_norm.weight": (model.n_embd,), p + "ffn_norm.weight": (model.n_embd,)}
-        out[p + "attn_output.weight"] = (model.n_embd, model.n_head * (model.dim_v or model.dim))
+        out[p + "attn_output.weight"] = (model.n_embd, model.n_head * (model.dim_v or dim))
         for name, n in (("qkv", width + kv + kv_v),) if model.is_joined else (("q", width), ("k", kv), ("v", kv_v)):
             out[f"{p}attn_{name}.weight"] = (n, model.n_embd)
             if model.has_bias:
@@ -173,7 +206,7 @@ def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
         if model.has_post_norms:
             out |= {p + "post_attention_norm.weight": (model.n_embd,), p + "post_ffw_norm.weight": (model.n_embd,)}
         if model.has_qk_norm:
-            out |= {p + "attn_q_norm.weight": (model.dim,), p + "attn_k_norm.weight": (model.dim,)}
+            out |= {p + "attn_q_norm.weight": (dim,), p + "attn_k_norm.weight": (dim,)}
         experts = (model.n_expert,) if model.n_expert else ()
         suffix = "_exps" if experts else ""
         halves = {"up": 2 * model.n_ff} if model.is_joined else dict.fromkeys(("gate", "up"), model.n_ff)
@@ -186,11 +219,12 @@ def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], quant: str, draw: np.random.Generator) -> None:
+def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], model: Model, draw: np.random.Generator) -> None:
     """A quant "exact TYPE" stands for f32 weights of the very values that TYPE has."""
     is_matrix = len(dims) > 1 and "gate_inp" not in name and not name.endswith(".bias")
     scale = dims[-1] ** -0.5 if is_matrix or "gate_inp" in name else 0.2
-    data = (draw.standard_normal(dims) * scale + ("norm" in name)).astype(np.float32)
+    quant, mean = model.quant, model.q_norm if "q_norm" in name else float("norm" in name)
+    data = (draw.standard_normal(dims) * scale + mean).astype(np.float32)
     kind = TYPES[quant.removeprefix("exact ") if is_matrix else "f32"]
     blocks = quantised(data, kind)
     if quant.startswith("exact ") and is_matrix:

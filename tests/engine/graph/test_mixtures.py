@@ -121,7 +121,7 @@ def test_every_sequence_continues_as_if_read_at_once(path: str, seed: int, is_st
     check(path, seed, is_stock)
 
 
-@pytest.mark.parametrize("name", ["phi3", "mistral3", "gpt-oss", "granitemoe-shared", "gemma3"])
+@pytest.mark.parametrize("name", ["phi3", "mistral3", "gpt-oss", "granitemoe-shared", "gemma3", "gemma4-small", "gemma4-experts"])
 def test_so_it_does_in_families_with_more(name: str, is_stock: bool, written: Callable[[Model], str]) -> None:
     check(written(replace(MODELS[name], quant="f16")), 1, is_stock)
 

@@ -14,13 +14,14 @@ from uma_core.engine.lib import lib
 from uma_core.errors import ErrorCode, UmaError
 
 EMBEDDING = "token_embd.weight"
+LOOKED_UP = "per_layer_token_embd.weight"  # rows of it are all that is ever read
 
 
 def arrangeable(header: Header) -> dict[str, int]:
     """Tensors that products read and that our kernels arrange on this processor, with the bytes that they then take."""
     sizes = {name: int(lib.uma_accel_arranged_bytes(header.tensor(name))) for name in header.tensors}
     is_tied = "output.weight" not in header.tensors
-    return {name: size for name, size in sizes.items() if size and (name != EMBEDDING or is_tied)}
+    return {name: size for name, size in sizes.items() if size and name != LOOKED_UP and (name != EMBEDDING or is_tied)}
 
 
 def bytes_with(header: Header, sizes: dict[str, int]) -> int:

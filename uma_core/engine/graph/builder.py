@@ -76,7 +76,7 @@ class Builder:
             names |= {"rope_factors_long.weight": is_long, "rope_factors_short.weight": not is_long}
         rope = next((layer.rope for layer in self.shape.layers if layer.rope), None)
         found = [name for name, is_wanted in names.items() if self.weights.find(name) and is_wanted]
-        return self.weights.vector(found[0], rope.n // 2) if found and rope else ffi.NULL
+        return self.weights.vector(found[0], rope.n // 2) if found and rope and not self.shape.has_own_factors else ffi.NULL
 
     def input(self, kind: int, n: int, n_rows: int = 1) -> Any:
         tensor = lib.ggml_new_tensor_2d(self.context, kind, n, n_rows)

@@ -82,6 +82,7 @@ class Shape:
     logit_scale: float = 1.0
     temperature: tuple[float, int] = (0.0, 0)  # Q grows with log(position / how many): the factor, and how many; 0: it does not
     n_embd_layer: int = 0  # length of a token's embedding of each layer; 0: there are none
+    has_own_factors: bool = False  # of rotary positions, in some layers: the family asks for them
     has_sinks: bool = False  # every head has a score that takes part without a value
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from uma_core.engine.graph.builder import Builder
-from uma_core.engine.graph.families import gemma, gemma2, gemma3, gpt_oss, granite, llama, mistral3, phi3, qwen2, qwen3
+from uma_core.engine.graph.families import gemma, gemma2, gemma3, gemma4, gpt_oss, granite, llama, mistral3, phi3, qwen2, qwen3
 from uma_core.engine.graph.shape import NO_RULES, Rules, Unsupported
 
 
@@ -30,6 +30,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(gemma.build, "Gemma", ""),
     "gemma2": Family(gemma2.build, "Gemma 2", "windows, soft caps", gemma2.RULES),
     "gemma3": Family(gemma3.build, "Gemma 3 (text)", "windows with positions of their own", gemma3.RULES),
+    "gemma4": Family(gemma4.build, "Gemma 4 (text)", "longer heads without a window, shared K and V, embeddings of each layer, experts", gemma4.RULES),
     "gpt-oss": Family(gpt_oss.build, "gpt-oss 20B and 120B", "windows, sinks, experts with biases (MXFP4)", gpt_oss.RULES),
     "granite": Family(granite.build, "Granite 3 and 4 (dense)", "scales of embedding, residuals, scores and logits", granite.RULES),
     "granitemoe": Family(granite.build, "Granite 3 MoE, 4 (without recurrent layers)", "the same, experts and a shared one", granite.RULES),
