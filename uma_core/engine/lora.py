@@ -69,6 +69,8 @@ class AdapterFile:
         for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
             if meta.get(key) != wanted:
                 raise self._refusal(f"{path}: {key} is {meta.get(key)!r}, not {wanted!r}")
+        if len(self.header.paths) > 1:
+            raise self._refusal(f"{path}: it is in several files, which is not served")
         if ACTIVATED in self.header.arrays():
             raise self._refusal(f"{path}: it is to be activated by some tokens (aLoRA), which is not served")
         alpha = meta.get("adapter.lora.alpha", 0.0)
