@@ -204,6 +204,7 @@ class Request:
     n: int = 1  # answers
     best_of: int = 0  # so many are made, and the n likeliest told; 0: n
     echo: bool = False  # an answer begins with its prompt's text
+    prompt_logprobs: int | None = None  # tell log probabilities of the prompt's tokens: of each and of so many others
     stream: bool = True
     lane: Lane | None = None  # None: inferred
     slo: Slo = field(default_factory=Slo)

@@ -224,12 +224,12 @@ def logit_bias(value: Any) -> list[list[Any]]:
     return value
 
 
-def most_tokens(body: Mapping[str, Any], names: tuple[str, ...], model: Model, defaults: AnswerOptions) -> int:
+def most_tokens(body: Mapping[str, Any], names: tuple[str, ...], model: Model, defaults: AnswerOptions, least: int = 1) -> int:
     """The limit of an answer: the first of `names` that is given. -1, as llama-server's clients send it, is no limit."""
     for name in names:
         value = integer(body, name)
         if value is not None and value != UNLIMITED:
-            if value < 1:
-                raise invalid(f"`{name}` must be at least 1", name)
+            if value < least:
+                raise invalid(f"`{name}` must be at least {least}", name)
             return value
     return defaults.max_tokens or model.max_tokens

@@ -130,11 +130,17 @@ async def merged(exchange: Exchange, generations: list[Generation]) -> AsyncIter
 
 
 async def final(generation: Generation) -> Event:
-    """Wait for the end of an answer that is not streamed. Raises: GatewayError, for a bad end too."""
+    """Wait for the end of an answer that is not streamed. What came of its prompt is under `prompt_logprobs`.
+
+    Raises: GatewayError, for a bad end too.
+    """
+    prompt: list[Event] = []
     while True:
         for event in await generation.events():
+            if event["event"] == "prompt":
+                prompt += event["logprobs"]
             if event["event"] == "eos":
-                return ended(event)
+                return {**ended(event), "prompt_logprobs": prompt}
             if event["event"] == "error":
                 raise from_daemon(event)
 

@@ -110,3 +110,31 @@ def test_banned_strings_are_taken_back_with_their_kv(serve_model: Serve, engine:
         alone = [text_of(ask(wire, max_tokens=40, temperature=0.8, seed=5 + i, banned_strings=banned)) for i in range(2)]
         (eos,) = ask(wire, max_tokens=40, temperature=0.8, seed=5, n=2, banned_strings=banned, stream=False)
         assert [answer["text"] for answer in eos["answers"]] == alone
+
+
+@pytest.mark.parametrize("engine", ["llama", "graph"])
+def test_log_probabilities_of_a_prompt(serve_model: Serve, engine: str) -> None:
+    """Against those of answers: each token of the prompt as the one that follows what stands before it."""
+    daemon = serve_model("--engine", engine)
+    long = "The scheduler of the kernel decides which process runs next, and for how long it may do so. " * 3
+    with daemon.connect() as wire:
+        ids = wire.ask("tokenize", content=long, add_special=True)["tokens"]
+        wire.send(id="a", prompt=long, max_tokens=0, stream=False, prompt_logprobs=20)
+        events = wire.until_final("a")
+        ones = [one for e in events if e["event"] == "prompt" for one in e["logprobs"]]
+        assert [one["id"] for one in ones] == ids and ones[0]["logprob"] is None
+        assert bytes(b for one in ones for b in one["bytes"]).decode().endswith(long)
+        assert events[-1]["usage"]["completion_tokens"] == 0 and events[-1]["reason"] == "length"
+        for at in range(1, len(ids), 9):
+            wire.send(id="b", tokens=ids[:at], max_tokens=1, logprobs=20)
+            (row,) = (e["logprobs"][0] for e in wire.until_final("b") if e.get("logprobs"))
+            found = {o["id"]: o["logprob"] for o in row["top"]}
+            for other in ones[at]["top"]:
+                assert math.isclose(found.get(other["id"], other["logprob"]), other["logprob"], abs_tol=0.05)
+            assert math.isclose(found.get(ids[at], ones[at]["logprob"]), ones[at]["logprob"], abs_tol=0.05)
+        chat = daemon.stream("The shell is", max_tokens=2000, ignore_eos=True).begun()
+        wire.send(id="c", prompt=long, max_tokens=2, prompt_logprobs=0)
+        beside = [one for e in wire.until_final("c") if e["event"] == "prompt" for one in e["logprobs"]]
+        chat.cancel()
+        for one, other in zip(ones[1:], beside[1:], strict=True):
+            assert one["id"] == other["id"] and math.isclose(one["logprob"], other["logprob"], abs_tol=0.05)

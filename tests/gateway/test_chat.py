@@ -100,6 +100,21 @@ def test_neutral_fields_that_clients_send_by_habit_change_nothing(gateway):
     assert answer.json["choices"] == plain and answer.json["model"] == "gpt-4o"
 
 
+@pytest.mark.parametrize("content", ["hello", [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}], None])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prediction_changes_no_answer(gateway, content, stream):
+    plain = gateway.chat(temperature=0, max_tokens=8, stream=stream)
+    predicted = gateway.chat(temperature=0, max_tokens=8, stream=stream, prediction={"type": "content", "content": content})
+    assert predicted.status == 200 and said(predicted, stream) == said(plain, stream)
+    assert gateway.chat(prediction={"type": "content", "content": 7}).error["param"] == "prediction"
+    assert gateway.chat(prediction="hello").error["param"] == "prediction"
+
+
+def said(answer, stream):
+    choices = [choice for event in (answer.events if stream else [answer.json]) for choice in event["choices"]]
+    return "".join((choice["delta"] if stream else choice["message"]).get("content") or "" for choice in choices)
+
+
 def test_max_completion_tokens_goes_before_max_tokens(gateway):
     assert gateway.chat(max_completion_tokens=4, max_tokens=9).json["usage"]["completion_tokens"] == 4
     assert gateway.chat(max_tokens=3.0).json["usage"]["completion_tokens"] == 3

@@ -120,3 +120,46 @@ def test_several_answers_to_each_of_several_prompts(gateway):
     streamed = complete(gateway, ["a", "b"], stream=True, **fields)
     assert [text_of(streamed, i) for i in range(4)] == [choice["text"] for choice in whole]
     assert len(complete(gateway, "a", best_of=3, temperature=1, n=1).json["choices"]) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("prompt", ["Once upon a time", [1, 449, 6806]])
+def test_an_echo_has_the_log_probabilities_of_the_prompt_s_tokens(tiny_gateway, tiny, stream, n, prompt):
+    answer = complete(tiny_gateway, prompt, echo=True, logprobs=2, stream=stream, n=n, seed=3, temperature=0.7)
+    text = tiny.ask("detokenize", tokens=prompt)["content"] if isinstance(prompt, list) else prompt
+    tokens = prompt if isinstance(prompt, list) else tiny.ask("tokenize", content=prompt)["tokens"]
+    for index in range(n):
+        arrays, whole = gathered(answer, stream, index)
+        assert whole.startswith(text) and len(arrays["tokens"]) == len(tokens) + 8
+        assert "".join(arrays["tokens"]) == whole
+        assert all(whole.startswith(t, at) for t, at in zip(arrays["tokens"], arrays["text_offset"], strict=True))
+        first, *others = arrays["token_logprobs"]
+        assert (first is None) == isinstance(prompt, list), "a token of the model's own stands before a text"
+        assert all(p <= 0 for p in others) and all(len(top) >= 2 for top in arrays["top_logprobs"][1:])
+
+
+def gathered(answer, stream, index):
+    """Arrays and text of a choice."""
+    if not stream:
+        choice = answer.json["choices"][index]
+        return choice["logprobs"], choice["text"]
+    parts = [e["choices"][0]["logprobs"] for e in answer.events if e["choices"][0]["index"] == index and e["choices"][0]["logprobs"]]
+    return {name: [item for part in parts for item in part[name]] for name in parts[0]}, text_of(answer, index)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
+    """How harnesses weigh what a model thinks of given texts."""
+    answer = complete(tiny_gateway, ["The kernel runs", "A cat sat"], echo=True, logprobs=1, max_tokens=0, stream=stream)
+    for index, text in enumerate(["The kernel runs", "A cat sat"]):
+        arrays, whole = gathered(answer, stream, index)
+        assert "".join(arrays["tokens"]) == whole == text
+    plain = complete(tiny_gateway, "The kernel runs", echo=True, max_tokens=0, stream=stream)
+    assert (text_of(plain) if stream else plain.json["choices"][0]["text"]) == "The kernel runs"
+
+
+def test_banned_strings_pass_through(tiny_gateway):
+    free = complete(tiny_gateway, "The kernel", max_tokens=30).json["choices"][0]["text"]
+    word = free.split()[3]
+    assert word not in complete(tiny_gateway, "The kernel", max_tokens=30, banned_strings=[word]).json["choices"][0]["text"]

@@ -28,6 +28,8 @@ class Group:
     def __init__(self, sessions: list[Session]) -> None:
         self.sessions = sessions
         self.is_cancelled = False  # as a whole
+        self.has_scores = False  # all log probabilities of the prompt have been told, if they are wanted, ...
+        self.n_scored = 0  # ... or so many
         self._ended: list[tuple[float, Ended]] = []
         self._error: UmaError | None = None
         for index, session in enumerate(sessions):
@@ -52,7 +54,7 @@ class Group:
         """Those that may begin now: all once the prompt is there, the next one where nobody reads it any more."""
         waiting = [session for session in self.sessions if session.is_waiting and session.phase is Phase.QUEUED]
         begun = [session for session in self.sessions if not session.is_waiting and session.phase is not Phase.DONE]
-        if any(session.phase is Phase.DECODE and session.transfer is None for session in begun):
+        if any(session.phase is Phase.DECODE and session.transfer is None and session.scoring is None for session in begun):
             return waiting
         return [] if begun else waiting[:1]
 

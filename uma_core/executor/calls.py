@@ -17,6 +17,7 @@ from uma_core.executor.meters import Meters
 from uma_core.policy.cost import CostModel
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport
+from uma_core.session.scoring import Scoring
 from uma_core.session.session import Session
 from uma_core.types import Lane, Phase, TokenId
 
@@ -87,8 +88,18 @@ class Calls:
         batch.clear()
         batch.goes_on = goes_on
         rows: list[Session] = []
+        samplers: list[Sampler | None] = []
         n_kv = n_prompt = n_read = 0
+        n_tokens, n_outputs = sum(item.n_tokens for item, _ in items), sum(item.want_logits for item, _ in items)
         for item, session in items:
+            if item.phase is Phase.DECODE and session.scoring is not None:
+                n_more = self._deliveries.scores.n_more(session, n_tokens, n_outputs)
+                n_tokens, n_outputs = n_tokens + n_more, n_outputs + n_more
+                n_kv += self._add_known(session, session.scoring, 1 + n_more)
+                samplers += session.scoring.rows(session.n_past, 1 + n_more)
+                rows += [session] * (1 + n_more)
+                batch.goes_on = False
+                continue
             if item.phase is Phase.DECODE:
                 batch.add(session.next_token, session.n_past, session.seq_id, True)
                 n_kv += session.n_past + 1
@@ -99,8 +110,8 @@ class Calls:
                 n_read += session.n_past
             if item.want_logits:
                 rows.append(session)
-        self._rows, self._n_kv = rows, n_kv
-        self._samplers = [None if session.is_rereading else session.sampler for session in rows]
+                samplers.append(None if session.is_rereading else self._sampler(session))
+        self._rows, self._n_kv, self._samplers = rows, n_kv, samplers
         outcome = self._compute([session for _, session in items], n_prompt, n_read)
         now = self._t_now_ns
         if outcome.status is OK:
@@ -108,6 +119,15 @@ class Calls:
         else:
             self._recover(items, outcome.status, now)
         return outcome.status
+
+    def _add_known(self, session: Session, scoring: Scoring, n: int) -> int:
+        """Rows of a prompt whose log probabilities are wanted. The cells that they read."""
+        end = session.n_past + n
+        self._batch.extend(scoring.tokens[session.n_past : end], session.n_past, session.seq_id, True, True)
+        return sum(range(session.n_past + 1, end + 1))
+
+    def _sampler(self, session: Session) -> Sampler | None:
+        return session.sampler if session.scoring is None else session.scoring.rows(session.n_prompt - 1, 1)[0]
 
     def _compute(self, sessions: Sequence[Session], n_prompt: int, n_read: int) -> DecodeOutcome:
         """The engine's call for what is in the batch, and a note of what it took. `n_prompt` rows are prompts', after `n_read` cells."""
@@ -136,12 +156,15 @@ class Calls:
         for item, session in items:
             session.n_full = 0
             was_reading = session.n_past < session.n_prompt
-            session.progress(item.n_tokens, now)
+            is_scored = item.phase is Phase.DECODE and session.scoring is not None
+            n_tokens = rows.count(session) if is_scored else item.n_tokens
+            session.progress(n_tokens, now)
             if was_reading:
-                self._count_read(item.n_tokens)
+                self._count_read(n_tokens)
                 if item.phase is Phase.PREFILL and session.can_decode:
                     session.become(Phase.DECODE)
-                self.on_read(session)
+                if session.scoring is None:
+                    self.on_read(session)
         for session, token in zip(rows, tokens, strict=True):
             if session.sid not in known:
                 self._deliveries.deliver(session, token, now)
@@ -214,7 +237,7 @@ class Calls:
         session.progress(item.n_tokens, now)
         self._count_read(item.n_tokens)
         is_first = item.want_logits and not session.generated
-        token = self._engine.prefill_sample(session.seq_id, session.sampler) if is_first else -1
+        token = self._engine.prefill_sample(session.seq_id, self._sampler(session)) if is_first else -1
         session.transfer = self._engine.handover(session.seq_id)  # before its end: the cache wants the last chunk too
         self._meters.kv_copied.add(session.transfer.n_bytes)
         session.touch()

@@ -12,6 +12,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.constraints import Constraints
 from uma_core.executor.meters import Meters
 from uma_core.executor.rewinding import NO_TOKEN, Rewinding
+from uma_core.executor.scores import Scores
 from uma_core.session.answer import Answer
 from uma_core.session.events import End, Event, Final, Token
 from uma_core.session.reasoning import Thinking
@@ -32,6 +33,7 @@ class Deliveries:
         self._meters = meters
         self._events = events
         self.constraints = Constraints(table, meters)
+        self.scores = Scores(engine, table, lambda event: self._events.append(event))
         self.rewinding = Rewinding(engine, table, meters)
         self.tick_ns = 0  # how long ticks take
         self.on_release: Callable[[Session, int], None] = self._drop_cells  # sequence -1: it had none
@@ -42,6 +44,10 @@ class Deliveries:
         if token < 0:
             is_banned = session.bans is not None and session.bans.is_set
             self.fail(session, UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN) if is_banned else UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
+            return
+        if session.scoring is not None:
+            if session.phase is not Phase.DONE:  # a row of the same call before this one may have failed
+                self.scores.take(session, session.scoring, token, now_ns)
             return
         if session.answer is not None and session.is_silent:
             self.finish(session, FinishReason.LENGTH, now_ns)
@@ -62,7 +68,7 @@ class Deliveries:
                 return
         if session.thinking is not None:
             self._think(session, session.thinking, token)
-        last_ns = session.t_last_ns
+        last_ns = session.t_last_ns if session.t_first_ns else 0
         session.add_token(token, now_ns)
         self._meters.on_token(session, last_ns, now_ns)
         if session.answer is None:
@@ -204,6 +210,8 @@ class Deliveries:
             session.sampler.close()
             session.sampler = None
         session.matcher = None
+        if session.scoring is not None:
+            session.scoring.close()
         transfer, session.transfer = session.transfer, None
         if transfer is not None and self.on_linger is not None and session.reason in GOOD_ENDS and session.phase is Phase.DECODE:
             self.on_linger(session, self._table.detach(session), transfer)

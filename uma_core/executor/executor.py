@@ -116,6 +116,8 @@ class Executor:
             for recorder in self.recorders:
                 recorder.name(session.sid, session.id)
             self._open_sampler(session)
+        if first.phase is Phase.QUEUED:
+            self.deliveries.scores.begin(first)
         for which in command.cancelled:
             self.cancel(command.conn_id, command.request.id, which)
 
@@ -204,6 +206,7 @@ class Executor:
         """Answers whose prompt is there now go to the policy."""
         for group in self._groups_waiting:
             for session in group.follow():
+                self.deliveries.scores.begin(session)
                 session.is_waiting = False
                 session.touch()
                 self.table.n_changes += 1

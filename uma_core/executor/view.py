@@ -141,7 +141,7 @@ def sessions(executor: Executor, now_ns: int) -> list[dict[str, Any]]:
             "account": s.request.account,
             "lane": s.lane.name.lower(),
             "phase": s.phase.name.lower(),
-            "prompt_tokens": s.n_prompt,
+            "prompt_tokens": s.n_prompt if s.scoring is None else len(s.scoring.tokens),
             "prefilled_tokens": min(s.n_past, s.n_prompt),
             "cached_tokens": s.n_cached,
             "completion_tokens": len(s.generated),

@@ -31,6 +31,13 @@ class Queued(NamedTuple):
     wait_ms: int
 
 
+class Prompt(NamedTuple):
+    """Of the next tokens of the prompt."""
+
+    id: str
+    logprobs: tuple[TokenLogprob, ...]
+
+
 class Token(NamedTuple):
     id: str
     text: str  # whole characters
@@ -76,7 +83,7 @@ class Reply(NamedTuple):
     wire_id: WireId = None  # echoed with `id` "": cancel, whose id is the request's
 
 
-Event = Started | Queued | Token | End | Eos | Error | Reply
+Event = Started | Queued | Prompt | Token | End | Eos | Error | Reply
 
 _ID = Field("id", Kind.ID, "of the request, as it was given; null where none is known")
 
@@ -113,6 +120,14 @@ EVENTS = (
             _ID,
             Field("position", Kind.INTEGER, "requests that go before it; 0: none, it runs next or runs already"),
             Field("wait_ms", Kind.INTEGER, "predicted time until its prompt is read; 0: it begins now"),
+        ),
+    ),
+    EventSpec(
+        "prompt",
+        "With `prompt_logprobs`: of the next tokens of the prompt, in their order, as they are found. Before any text, whether it streams or not.",
+        (
+            _ID,
+            _LOGPROBS._replace(help="of each token: `id`, `bytes`, `logprob` (null for the first one, before which nothing came), `top`"),
         ),
     ),
     EventSpec(
@@ -212,6 +227,11 @@ def eos_json(wire_id: WireId, event: Eos, has_text: bool) -> bytes:
     if event.answers is not None:
         json_text = f'{json_text[:-1]},"answers":[{",".join(_answer(answer) for answer in event.answers)}]}}'
     return json_text.encode("utf-8", "replace")
+
+
+def prompt_json(wire_id: WireId, event: Prompt) -> bytes:
+    head = _dump({"id": wire_id, "event": "prompt"})
+    return f'{head[:-1]},"logprobs":{_logprobs(event.logprobs)}}}'.encode("utf-8", "replace")
 
 
 def end_json(wire_id: WireId, event: End) -> bytes:

@@ -183,6 +183,7 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         n=args["n"],
         best_of=args["best_of"] or 0,
         echo=args["echo"],
+        prompt_logprobs=args["prompt_logprobs"],
         max_tokens=args["max_tokens"],
         sampling=to_params(args),
         stop=args["stop"] or (),

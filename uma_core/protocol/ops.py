@@ -71,6 +71,7 @@ _GENERATE = (
     Field("banned_strings", Kind.STRINGS, "the answer has none of these texts: another token is drawn where one would begin", high=64),
     Field("stop_token_ids", Kind.INTEGERS, "end before any of these tokens", low=0, high=64),
     Field("logprobs", Kind.INTEGER, "tell log probabilities: of each token and of so many others; absent: none", None, 0, 20),
+    Field("prompt_logprobs", Kind.INTEGER, "the same of the prompt's tokens, in `prompt` events; nothing of the prompt is restored then", None, 0, 20),
     Field("post_sampling_probs", Kind.BOOLEAN, "`logprobs` of what the samplers left; else of the model's own distribution", False),
     Field("stream", Kind.BOOLEAN, "false: no token events, the text is in `eos`", _REQUEST.stream),
     Field("priority", Kind.STRING, "lane; absent: inferred", None, choices=("interactive", "background")),

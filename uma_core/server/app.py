@@ -34,7 +34,7 @@ from uma_core.server.listener import BoundSocket, Listener
 from uma_core.server.loop import Loop
 from uma_core.server.meters import IoMeters
 from uma_core.server.ports import ComputePort, Services
-from uma_core.session.events import Accepted, Cancel, End, Event, Final, HangUp, Hold, Queued, Refused, Stale, Token
+from uma_core.session.events import Accepted, Cancel, End, Event, Final, HangUp, Hold, Prompt, Queued, Refused, Stale, Token
 from uma_core.types import FinishReason, Peer
 
 log = logging.getLogger(__name__)
@@ -290,6 +290,10 @@ class IoApp:
         if self.ledger.is_running((event.conn_id, event.request_id)):
             client.send(wire.Token(event.request_id, event.text, event.token_id, event.logprobs, event.which))
 
+    def _on_prompt(self, client: Client, event: Prompt) -> None:
+        if self.ledger.is_running((event.conn_id, event.request_id)):
+            client.send(wire.Prompt(event.request_id, event.logprobs))
+
     def _on_end(self, client: Client, event: End) -> None:
         if self.ledger.is_running((event.conn_id, event.request_id)):
             client.send(wire.End(event.request_id, event.answer))
@@ -330,6 +334,7 @@ def _own_id(message: Message) -> str:
 
 _DELIVER: dict[type, Callable[..., None]] = {
     Token: IoApp._on_token,
+    Prompt: IoApp._on_prompt,
     End: IoApp._on_end,
     Accepted: IoApp._on_accepted,
     Queued: IoApp._on_queued,

@@ -102,6 +102,14 @@ class Token(NamedTuple):
     which: int = -1  # of the answer, where there are several
 
 
+class Prompt(NamedTuple):
+    """Log probabilities of the next tokens of a request's prompt."""
+
+    conn_id: int
+    request_id: str
+    logprobs: tuple[TokenLogprob, ...]
+
+
 class End(NamedTuple):
     """One of several answers to a streaming request has ended."""
 
@@ -125,4 +133,4 @@ class Final(NamedTuple):
     answers: tuple[Ended, ...] | None = None  # of a request with several that does not stream
 
 
-Event = Accepted | Queued | Refused | Stale | Token | End | Final
+Event = Accepted | Queued | Refused | Stale | Prompt | Token | End | Final

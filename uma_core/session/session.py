@@ -18,6 +18,7 @@ from uma_core.policy.state import SessionView
 from uma_core.session.answer import Answer
 from uma_core.session.bans import Bans
 from uma_core.session.reasoning import Thinking
+from uma_core.session.scoring import Scoring
 from uma_core.session.text import TextStream
 from uma_core.types import AdapterSet, FinishReason, Lane, Phase, Request, TokenId, TokenLogprob
 
@@ -104,6 +105,7 @@ class Session:
         self.transfer: Transfer | None = None
         self.first_token: TokenId | None = None  # handed out when the second one is about to be computed
         self.sampler: Sampler | None = None
+        self.scoring: Scoring | None = None  # while the log probabilities of its prompt are found
         self.thinking: Thinking | None = None
         self.was_forced = False  # the end of its thought
         self.is_forced = False  # the next token, which its sampler has been told
@@ -189,6 +191,21 @@ class Session:
         if n <= self.n_prompt:
             return self.prompt[:n]
         return np.concatenate([self.prompt, np.array(self.generated[self.n_folded : self.n_folded + n - self.n_prompt], np.int32)])
+
+    def score(self, scoring: Scoring) -> None:
+        """Read the prompt token by token from now on. Before it has a sequence."""
+        self.scoring = scoring
+        self.prompt, self.n_prompt = scoring.tokens[:1], 1
+        self._view = None
+
+    def read_on(self, now_ns: int) -> bool:
+        """One more token of a prompt that is scored may be read. True: it is the last one."""
+        assert self.scoring is not None
+        self.n_prompt += 1
+        self.prompt = self.scoring.tokens[: self.n_prompt]
+        self.t_last_ns = self.t_progress_ns = now_ns
+        self._view = None
+        return self.n_prompt == len(self.scoring.tokens)
 
     @property
     def n_content(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
@@ -96,7 +97,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
     model = await exchange.gateway.model()
     plans = [_plan(exchange, body, ask, model, prompt) for prompt in ask.prompts]
     shape = Shape.of(exchange, model, "cmpl-", body)
-    echoes = [await _echo(exchange, prompt) if ask.has_echo else "" for prompt in ask.prompts]
+    echoes = [await _echo(exchange, model, prompt) if ask.has_echo else Echo() for prompt in ask.prompts]
     generations: list[Generation] = []
     try:
         for i, plan in enumerate(plans):
@@ -117,14 +118,14 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
         **sampling_fields(body, model, answers),
         **lane_fields(exchange, body),
         **({"prompt": prompt} if isinstance(prompt, str) else {"tokens": prompt}),
-        "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers) if has_limit else DEFAULT_MAX_TOKENS,
+        "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers, 0) if has_limit else DEFAULT_MAX_TOKENS,
         "stream": ask.is_stream,
     }
     if ask.n_logprobs is not None:
         need(model, "logprobs", "logprobs")
         if ask.has_echo:
             need(model, "prompt_logprobs", "echo")
-            fields |= {"echo": True, "prompt_logprobs": True}
+            fields["prompt_logprobs"] = ask.n_logprobs
         fields["logprobs"] = ask.n_logprobs
     if ask.best_of > 1:
         need(model, "n", "n")
@@ -140,17 +141,28 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
     return Plan(model, fields)
 
 
-async def _echo(exchange: Exchange, prompt: Prompt) -> str:
-    """The prompt as text, to stand before its answer. Raises: GatewayError."""
+class Echo(NamedTuple):
+    """What stands before an answer."""
+
+    text: str = ""
+    n_added: int = 0  # tokens that the model's tokeniser puts before a text: they are nobody's
+
+    def start(self, entries: list[Event]) -> int:
+        """Where the first of the prompt's tokens begins: before 0 where the tokeniser writes a space before a text."""
+        return len(self.text) - len(b"".join(bytes(entry["bytes"]) for entry in entries).decode("utf-8", "replace"))
+
+
+async def _echo(exchange: Exchange, model: Model, prompt: Prompt) -> Echo:
+    """Raises: GatewayError."""
     if isinstance(prompt, str):
-        return prompt
-    return str((await exchange.gateway.daemon.call("detokenize", tokens=prompt))["content"])
+        return Echo(prompt, int(model.props["add_bos"] and "bos" in model.props["special"]))
+    return Echo(str((await exchange.gateway.daemon.call("detokenize", tokens=prompt))["content"]))
 
 
 # ---- whole
 
 
-async def _whole(exchange: Exchange, shape: Shape, ask: Ask, echoes: list[str], generations: list[Generation]) -> dict[str, Any]:
+async def _whole(exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo], generations: list[Generation]) -> dict[str, Any]:
     """Raises: GatewayError."""
     choices: list[dict[str, Any]] = []
     finals = [await final(generation) for generation in generations]
@@ -160,9 +172,9 @@ async def _whole(exchange: Exchange, shape: Shape, ask: Ask, echoes: list[str], 
             ended(answer)
             choices.append(
                 {
-                    "text": echoes[number] + answer.get("text", ""),
+                    "text": echoes[number].text + answer.get("text", ""),
                     "index": number * ask.n + answer["index"],
-                    "logprobs": _Offsets(len(echoes[number])).arrays(answer.get("logprobs")) if ask.n_logprobs is not None else None,
+                    "logprobs": _all_arrays(echoes[number], eos["prompt_logprobs"], answer) if ask.n_logprobs is not None else None,
                     "finish_reason": answer["reason"],
                 }
             )
@@ -179,6 +191,12 @@ async def _whole(exchange: Exchange, shape: Shape, ask: Ask, echoes: list[str], 
     }
 
 
+def _all_arrays(echo: Echo, prompt: list[Event], answer: Event) -> dict[str, Any]:
+    """Of the prompt's tokens, where they are echoed, and the answer's."""
+    echoed = prompt[echo.n_added :]
+    return _Offsets(echo.start(echoed)).arrays([*echoed, *(answer.get("logprobs") or ())])
+
+
 def _summed(finals: list[Event]) -> dict[str, int]:
     names = {name for eos in finals for name in eos["usage"]}
     return {name: sum(eos["usage"].get(name, 0) for eos in finals) for name in names}
@@ -190,11 +208,13 @@ def _summed(finals: list[Event]) -> dict[str, int]:
 class _Stream:
     """One streamed request; its answers, of one prompt or of several, are told apart by their index."""
 
-    def __init__(self, exchange: Exchange, shape: Shape, ask: Ask, echoes: list[str]) -> None:
+    def __init__(self, exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo]) -> None:
         self._exchange = exchange
         self._ask = ask
         self._echoes = echoes
         self._offsets: dict[int, _Offsets] = {}
+        self._prompts: list[list[Event]] = [[] for _ in echoes]  # log probabilities of the prompts' tokens, until their echo is sent
+        self._are_echoed = [not ask.has_echo] * len(echoes)
         self._finals: list[Event] = []
         self._common = {
             "created": shape.created,
@@ -208,9 +228,8 @@ class _Stream:
     async def run(self, generations: list[Generation]) -> None:
         await self._exchange.start_sse()
         try:
-            if self._ask.has_echo:
-                echoed = [self._chunk(p * self._ask.n + i, echo) for p, echo in enumerate(self._echoes) for i in range(self._ask.n)]
-                await self._exchange.write(b"".join(echoed))
+            if self._ask.n_logprobs is None:
+                await self._exchange.write(b"".join(chunk for number in range(len(self._echoes)) for chunk in self._echo(number)))
             async for number, events in merged(self._exchange, generations):
                 out = [chunk for event in events for chunk in self._on_event(number, event)]
                 if out:
@@ -224,26 +243,36 @@ class _Stream:
     def _on_event(self, number: int, event: Event) -> list[bytes]:
         """The chunks of an event. Raises: GatewayError."""
         kind, index = event["event"], number * self._ask.n + event.get("index", 0)
-        if kind == "token":
-            return [self._chunk(index, event["text"], event.get("logprobs"))]
-        if kind == "end":
-            return [self._chunk(index, "", event.get("logprobs"), ended(event)["reason"])]
+        if kind == "prompt":
+            self._prompts[number] += event["logprobs"]
+            return []
         if kind == "error":
             raise from_daemon(event)
+        echo = self._echo(number)
+        if kind == "token":
+            return [*echo, self._chunk(index, event["text"], event.get("logprobs"))]
+        if kind == "end":
+            return [*echo, self._chunk(index, "", event.get("logprobs"), ended(event)["reason"])]
         note_end(self._exchange, event)
         self._finals.append(ended(event))
-        return [self._chunk(index, "", event.get("logprobs"), event["reason"])] if self._ask.n == 1 else []
+        return [*echo, self._chunk(index, "", event.get("logprobs"), event["reason"])] if self._ask.n == 1 else echo
+
+    def _echo(self, number: int) -> list[bytes]:
+        """The chunks that give a prompt back, once; with their tokens' log probabilities, where those are wanted."""
+        if self._are_echoed[number]:
+            return []
+        self._are_echoed[number] = True
+        echo, self._prompts[number] = self._prompts[number][self._echoes[number].n_added :], []
+        indices = range(number * self._ask.n, (number + 1) * self._ask.n)
+        for index in indices:
+            self._offsets[index] = _Offsets(self._echoes[number].start(echo))
+        return [self._chunk(index, self._echoes[number].text, echo) for index in indices]
 
     def _chunk(self, index: int, text: str, logprobs: list[Event] | None = None, reason: str | None = None) -> bytes:
         choice: dict[str, Any] = {"text": text, "index": index, "logprobs": None, "finish_reason": reason}
         if logprobs and self._ask.n_logprobs is not None:
-            choice["logprobs"] = self._offset(index).arrays(logprobs)
+            choice["logprobs"] = self._offsets.setdefault(index, _Offsets(0)).arrays(logprobs)
         return sse.data({"choices": [choice], **self._common})
-
-    def _offset(self, index: int) -> _Offsets:
-        if index not in self._offsets:
-            self._offsets[index] = _Offsets(len(self._echoes[index // self._ask.n]))
-        return self._offsets[index]
 
     def _usage(self) -> bytes:
         if not self._ask.wants_usage:
@@ -256,6 +285,7 @@ class _Offsets:
 
     def __init__(self, start: int) -> None:
         self._at = start
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # tokens may hold parts of a character
 
     def arrays(self, entries: list[Event] | None) -> dict[str, Any]:
         made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -264,8 +294,8 @@ class _Offsets:
             made["tokens"].append(token)
             made["token_logprobs"].append(entry["logprob"])
             made["top_logprobs"].append({_text_of(other): other["logprob"] for other in entry.get("top", ())} or None)
-            made["text_offset"].append(self._at)
-            self._at += len(token)
+            made["text_offset"].append(max(0, self._at))
+            self._at += len(self._decoder.decode(bytes(entry["bytes"])))
         return made
 
 
