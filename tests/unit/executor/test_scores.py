@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -24,7 +26,7 @@ def expected(tokens: list[int], n_top: int) -> list[tuple[float | None, list[int
     """What the engine's rows give to each token, and the likeliest in its place."""
     out: list[tuple[float | None, list[int]]] = [(None, [])]
     state = START
-    for token, following in zip(tokens, tokens[1:], strict=False):
+    for token, following in itertools.pairwise(tokens):
         state = advance(state, token)
         row = row_logits(next_token(state, 0)).astype(np.float64)
         logs = row - np.log(np.exp(row).sum())
