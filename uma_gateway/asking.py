@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import need, sampling_fields
+from uma_gateway.fields import need, sampling_fields, text
 from uma_gateway.generate import Plan, lane_fields
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, render
@@ -29,6 +29,7 @@ async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, 
 
     Raises: GatewayError.
     """
+    text(body, "model")  # nothing else reads it before the answer begins: what is wrong is refused before anybody waits
     prompt = await render(model, ask.chat)
     fields = {
         **sampling_fields(body, model, exchange.gateway.config.answers),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import secrets
 import socket
 from collections import deque
 from collections.abc import Mapping
@@ -249,9 +250,11 @@ class Daemon:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._name = secrets.token_hex(6)  # no request that is cancelled by its id has the id of a call
         self._numbers = itertools.count(1)
         self._control: Link | None = None
         self._connecting = asyncio.Lock()
+        self._cancelling = asyncio.Lock()
         self._calls: dict[str, asyncio.Future[Event]] = {}
         self._reader: asyncio.Task[None] | None = None
 
@@ -274,9 +277,25 @@ class Daemon:
                 pass
         return await self._call(operation, timeout_s, fields)
 
+    async def cancel(self, request_id: str, conn: int | None = None) -> Event:
+        """End a request of any connection; `found` tells whether it was there. Raises: GatewayError."""
+        link = await self._open_control()
+        async with self._cancelling:  # its reply has the id of the request, not of the call
+            future = self._calls[request_id] = asyncio.get_running_loop().create_future()
+            try:
+                link.send({"type": "cancel", "id": request_id, **({} if conn is None else {"conn": conn})})
+                event: Event = await asyncio.wait_for(future, CALL_S)
+            except asyncio.TimeoutError:
+                raise no_daemon("the daemon does not answer") from None
+            finally:
+                self._calls.pop(request_id, None)
+        if event.get("event") == "error":
+            raise from_daemon(event)
+        return event
+
     async def _call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         link = await self._open_control()
-        call_id = f"g{next(self._numbers)}"
+        call_id = f"{self._name}-{next(self._numbers)}"
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         try:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,8 +34,15 @@ class Plan(NamedTuple):
     context: Any = None  # what the family needs to read the answer
 
 
-async def begin(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]) -> tuple[Plan, Generation]:
-    """Plan, send, and wait until the request is taken. Close the generation in any case. Raises: GatewayError."""
+@contextlib.asynccontextmanager
+async def begin(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]) -> AsyncIterator[tuple[Plan, Generation]]:
+    """Plan, send, and wait until the request is taken. Whatever is not done when the block is left is cancelled. Raises: GatewayError."""
+    plan, generation = await _begun(exchange, plan_for)
+    async with generation:
+        yield plan, generation
+
+
+async def _begun(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]) -> tuple[Plan, Generation]:
     for n in range(TRIES):
         model = await exchange.gateway.model(is_new=n > 0)
         plan = await plan_for(model)

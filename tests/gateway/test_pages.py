@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.daemon.support import eventually
-from tests.gateway.support import Raw
+from tests.gateway.support import Raw, n_busy
 from uma_gateway.keys import digest_of
 
 PAGES = ["/", "/dashboard"]
@@ -42,7 +42,7 @@ def test_the_overview_tells_requests_without_their_text(gateway, levers):
         raw.until(b'"content"')
         overview = eventually(lambda: (v := gateway.get("/uma/status").json)["requests"] and v, "no request is shown")
     assert overview["requests"][0]["request_id"].startswith("seen-1") and overview["state"] == "ready"
-    assert overview["totals"]["tokens_generated_total"] and "secret" not in json.dumps(overview)
+    assert overview["metrics"]["tokens_generated_total"] and overview["cache"]["is_on"] and "secret" not in json.dumps(overview)
 
 
 def test_events_come_one_after_the_other_until_the_client_goes(gateway):
@@ -74,3 +74,18 @@ def test_drain_undrain_and_reload_need_an_administrators_key(folder, serve, befo
     assert gateway.ask("POST", "/uma/undrain", {}, boss).json["state"] == "ready"
     assert gateway.chat(headers=user, max_tokens=2).status == 200
     assert gateway.ask("POST", "/uma/reload", {"check": True}, boss).json["changes"] == []
+    assert gateway.ask("POST", "/uma/cancel", {"request_id": "x"}, user).status == 403
+    assert gateway.ask("POST", "/uma/cancel", {"request_id": "x"}, boss).json["found"] is False
+    assert gateway.ask("POST", "/uma/cancel", {}, boss).status == 400
+
+
+def test_a_request_of_any_client_can_be_cancelled(serve, before):
+    daemon = serve()
+    gateway = before(daemon)
+    daemon.pull(step_ms=20)
+    streams = [daemon.stream(max_tokens=1000) for _ in range(2)]  # of the daemon's own clients, with one and the same id
+    rows = eventually(lambda: len(rows := gateway.get("/uma/status").json["requests"]) == 2 and rows, "the requests are not shown")
+    answer = gateway.post("/uma/cancel", request_id=rows[0]["request_id"], conn=rows[0]["conn"])
+    assert answer.json["found"] is True
+    eventually(lambda: n_busy(daemon) == 1, "none, or both, were cancelled")
+    assert sum(stream.has_ended for stream in streams) <= 1

@@ -146,5 +146,6 @@ def test_it_leaks_no_descriptors(gateway, fake):
     for _ in range(30):
         gateway.chat(max_tokens=2)
         gateway.chat(max_tokens=-5)
+        assert gateway.chat(model=[]).status == 400
     eventually(lambda: gateway.descriptors() <= n, f"{gateway.descriptors()} descriptors, {n} before")
     assert os.path.exists(fake.path)

@@ -25,7 +25,7 @@ from uma_core.executor.endings import Deliveries
 from uma_core.executor.intake import Admittance
 from uma_core.executor.meters import Meters
 from uma_core.executor.places import Places
-from uma_core.executor.queue_news import QueueNews
+from uma_core.executor.queue_news import QueueNews, Standing, standings
 from uma_core.executor.residency import Residency, residency
 from uma_core.metrics import Registry
 from uma_core.policy import traffic
@@ -69,6 +69,7 @@ class Executor:
         self.cost = cost
         self.recorders: tuple[Sink, ...] = ()
         self.last_plan = Plan()
+        self._last_state: SchedulerState | None = None  # that it was made for
         self.allowance = Allowance()  # of the last plan
         self.n_ticks = 0
         self._groups_waiting: list[Group] = []  # some of whose answers wait for their prompt
@@ -295,7 +296,7 @@ class Executor:
     def _learn(self, state: SchedulerState, plan: Plan) -> None:
         """What this tick taught the policy, the metrics and the recorder."""
         self._carry = dict(plan.carry)
-        self.last_plan = plan
+        self.last_plan, self._last_state = plan, state
         self._end_tick(state.now_ns)
         reports = self.settle()
         if reports:
@@ -377,6 +378,13 @@ class Executor:
         if args["action"] == "clear":
             self.engine.trim()
         return reply
+
+    def queue(self) -> dict[int, Standing]:
+        """Where the requests that waited in the last tick stand, by sid."""
+        state = self._last_state
+        if state is None or not any(self.table.n_queued.values()):
+            return {}
+        return standings(state, self.last_plan, self.table.mean_answer)
 
     @property
     def client_ns(self) -> dict[int, int]:

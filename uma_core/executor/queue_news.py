@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from uma_core.policy.parts import parts_of
 from uma_core.policy.plan import Plan
@@ -48,18 +49,14 @@ class QueueNews:
         fresh, self._fresh = {session.sid for session in self._fresh}, []
         told, self._told = self._told, {}
         self._due_ns = state.now_ns + UPDATE_NS
-        admitted = {admission.sid for admission in plan.admit}
-        queue = [view for view in sorted(parts_of(state).waiting, key=urgency_key(state)) if view.sid not in admitted]
-        running = [view for view in state.sessions if view.seq_id >= 0 or view.sid in admitted]
-        waits = expected_waits(state, running, queue, table.mean_answer)[:-1]
-        for position, (view, wait_ns) in enumerate(zip(queue, waits, strict=True)):
-            if view.sid in fresh or view.sid in told:
+        for sid, (position, wait_ns, _) in standings(state, plan, table.mean_answer).items():
+            if sid in fresh or sid in told:
                 news = (position, wait_ns)
-                before = told.pop(view.sid, None)
+                before = told.pop(sid, None)
                 is_news = before is None or position != before[0] or wait_ns > max(before[1] * GROWN, before[1] + LEAST_GROWTH_NS)
-                self._told[view.sid] = news if is_news else before  # type: ignore[assignment]
+                self._told[sid] = news if is_news else before  # type: ignore[assignment]
                 if is_news:
-                    yield self._event(table, view.sid, *news)
+                    yield self._event(table, sid, *news)
         known = {view.sid for view in state.sessions}
         for sid in (fresh | told.keys()) - self._told.keys():
             if sid in known:  # it is being read
@@ -71,20 +68,41 @@ class QueueNews:
         return Queued(session.conn_id, session.id, position, wait_ns)
 
 
-def expected_waits(state: SchedulerState, running: list[SessionView], queue: list[SessionView], mean_answer: float) -> list[int]:
-    """When each of the queue, in order, should get a sequence, and after them whoever came next: ns from now."""
+class Standing(NamedTuple):
+    """Of a request that waits for a sequence."""
+
+    position: int  # in the queue; 0: the next
+    wait_ns: int  # predicted, from now
+    behind: int  # sid of the request whose end should free the sequence; 0: one is free
+
+
+def standings(state: SchedulerState, plan: Plan, mean_answer: float) -> dict[int, Standing]:
+    """Where those stand who wait and whom this plan does not admit, in the policy's order."""
+    admitted = {admission.sid for admission in plan.admit}
+    queue = [view for view in sorted(parts_of(state).waiting, key=urgency_key(state)) if view.sid not in admitted]
+    running = [view for view in state.sessions if view.seq_id >= 0 or view.sid in admitted]
+    waits = expected_waits(state, running, queue, mean_answer)[:-1]
+    return {view.sid: Standing(position, *wait) for position, (view, wait) in enumerate(zip(queue, waits, strict=True))}
+
+
+def expected_waits(
+    state: SchedulerState, running: list[SessionView], queue: list[SessionView], mean_answer: float
+) -> list[tuple[int, int]]:
+    """When each of the queue, in order, should get a sequence, and after them whoever came next: ns from now, and the sid of
+    the request whose end frees it (0: a free one).
+    """
     n_kv = sum(view.n_past for view in running)
     pace_ns = state.cost.rows_ns(max(1, len(running)), n_kv)
-    ends = [_left_ns(state, view, pace_ns, mean_answer) for view in running]
-    ends += [0] * max(0, state.device.n_seq_max - len(running))
+    ends = [(_left_ns(state, view, pace_ns, mean_answer), view.sid) for view in running]
+    ends += [(0, 0)] * max(0, state.device.n_seq_max - len(running))
     heapq.heapify(ends)
     waits = []
     for view in queue:
-        wait_ns = ends[0] if ends else 0
-        waits.append(wait_ns)
+        wait_ns, behind = ends[0] if ends else (0, 0)
+        waits.append((wait_ns, behind))
         if ends:
-            heapq.heapreplace(ends, wait_ns + _left_ns(state, view, pace_ns, mean_answer))
-    return [*waits, ends[0] if ends else 0]
+            heapq.heapreplace(ends, (wait_ns + _left_ns(state, view, pace_ns, mean_answer), view.sid))
+    return [*waits, ends[0] if ends else (0, 0)]
 
 
 def _left_ns(state: SchedulerState, view: SessionView, pace_ns: int, mean_answer: float) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from uma_core.cache.holding import n_shared
 from uma_core.executor.executor import Executor
+from uma_core.executor.queue_news import Standing
 from uma_core.executor.residency import residency
 from uma_core.policy.pipeline import guard_words
 from uma_core.session.session import Session
@@ -131,25 +132,34 @@ def _left_ms(session: Session, now_ns: int) -> float:
 
 def sessions(executor: Executor, now_ns: int) -> list[dict[str, Any]]:
     """One row per request, for the `sessions` operation. On the compute thread."""
-    return [
-        {
-            "conn": s.conn_id,
-            "request_id": s.id,
-            "index": max(0, s.index),
-            "uid": s.uid,
-            "pid": s.pid,
-            "account": s.request.account,
-            "lane": s.lane.name.lower(),
-            "phase": s.phase.name.lower(),
-            "prompt_tokens": s.n_prompt if s.scoring is None else len(s.scoring.tokens),
-            "prefilled_tokens": min(s.n_past, s.n_prompt),
-            "cached_tokens": s.n_cached,
-            "completion_tokens": len(s.generated),
-            "max_tokens": s.n_max,
-            "age_ms": round((now_ns - s.t_received_ns) / 1e6, 1),
-            "is_held": s.is_held,
-            "lora": [{"id": name, "scale": scale} for name, scale in s.adapters],
-            "metadata": s.request.metadata,
-        }
-        for s in executor.table
-    ]
+    queue = executor.queue()
+    ids = {s.sid: s.id for s in executor.table} if queue else {}
+    return [_row(s, queue.get(s.sid), ids, now_ns) for s in executor.table]
+
+
+def _row(s: Session, standing: Standing | None, ids: dict[int, str], now_ns: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "conn": s.conn_id,
+        "request_id": s.id,
+        "index": max(0, s.index),
+        "uid": s.uid,
+        "pid": s.pid,
+        "account": s.request.account,
+        "lane": s.lane.name.lower(),
+        "phase": s.phase.name.lower(),
+        "sequence": s.seq_id if s.seq_id >= 0 else None,
+        "prompt_tokens": s.n_prompt if s.scoring is None else len(s.scoring.tokens),
+        "prefilled_tokens": min(s.n_past, s.n_prompt),
+        "cached_tokens": s.n_cached,
+        "completion_tokens": len(s.generated),
+        "max_tokens": s.n_max,
+        "age_ms": round((now_ns - s.t_received_ns) / 1e6, 1),
+        "queue_ms": round(((s.t_admitted_ns or now_ns) - s.t_received_ns) / 1e6, 1),
+        "ttft_ms": round((s.t_first_ns - s.t_received_ns) / 1e6, 1) if s.t_first_ns else None,
+        "is_held": s.is_held,
+        "lora": [{"id": name, "scale": scale} for name, scale in s.adapters],
+        "metadata": s.request.metadata,
+    }
+    if standing is not None and s.phase is Phase.QUEUED:
+        row |= {"queue_position": standing.position, "wait_ms": round(standing.wait_ns / 1e6, 1), "waits_for": ids.get(standing.behind)}
+    return row

@@ -22,7 +22,7 @@ def predicted_waits_ms(executor: Executor, now_ns: int) -> dict[str, float]:
         before = [view for view in waiting if view.lane <= lane]
         reading = [view for view in running if view.phase is Phase.PREFILL and view.lane <= lane]
         prompts_ns = sum(_unread_ns(state, view) for view in (*before, *reading))
-        seq_ns = expected_waits(state, running, before, table.mean_answer)[-1]
+        seq_ns = expected_waits(state, running, before, table.mean_answer)[-1][0]
         waits[lane.name.lower()] = round(max(seq_ns, prompts_ns) / 1e6, 3)
     return waits
 

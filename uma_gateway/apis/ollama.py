@@ -177,9 +177,8 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompt_for: Any, par
             fields["stop"] = [*fields.get("stop", ()), *prompt.stops]
         return Plan(model, fields, prompt)
 
-    plan, generation = await begin(exchange, plan_for)
-    answer, parser = Answer(plan.model, part), plan.context.parser()
-    async with generation:
+    async with begin(exchange, plan_for) as (plan, generation):
+        answer, parser = Answer(plan.model, part), plan.context.parser()
         if is_stream:
             await _stream(exchange, generation, answer, parser)
         else:

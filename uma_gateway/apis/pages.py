@@ -7,17 +7,19 @@ prompt or an answer is in what feeds the dashboard.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from functools import lru_cache
 from importlib import resources
 from typing import Any
 
 from uma_gateway import sse
 from uma_gateway.apis.base import Access, Family, Route
-from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange, Headers
-from uma_gateway.fields import boolean, text
+from uma_gateway.fields import boolean, integer, text
 
-EVERY_S = 1.0  # between two events of the dashboard
+EVERY_S = 0.5  # between two events of the dashboard: what is shorter than this is drawn from the times that requests tell
+CACHE_EVERY = 10  # events between two looks at the cache's budgets: the daemon answers between two ticks, not at once
 FILES = {
     "index.html": b"text/html; charset=utf-8",
     "dashboard.html": b"text/html; charset=utf-8",
@@ -25,6 +27,7 @@ FILES = {
     "chat.js": b"text/javascript; charset=utf-8",
     "common.js": b"text/javascript; charset=utf-8",
     "dashboard.js": b"text/javascript; charset=utf-8",
+    "charts.js": b"text/javascript; charset=utf-8",
 }
 POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -62,13 +65,27 @@ async def on_file(exchange: Exchange) -> None:
     await _send(exchange, name)
 
 
+METRICS = (  # beside what status tells
+    *("tokens_generated_total", "prefill_tokens_total", "requests_total", "worst_pause_ms", "interactive_gap_stretch", "device_idle_share"),
+    *("cache_hits_total", "cache_misses_total", "cache_tokens_saved_total", "cache_evictions_total", "cache_bytes", "cache_restore_ms"),
+)
+
+
 async def overview(exchange: Exchange) -> dict[str, Any]:
-    """The daemon's status, with the requests in flight."""
+    """The daemon's status, with the requests in flight. Raises: GatewayError."""
     daemon = exchange.gateway.daemon
-    status, rows = await asyncio.gather(daemon.call("status"), daemon.call("sessions"))
-    metrics = (await daemon.call("metrics"))["metrics"]
-    totals = {name: metrics.get(name) for name in ("tokens_generated_total", "prefill_tokens_total")}
-    return {**_inner(status), "requests": rows["sessions"], "totals": totals, "gateway": {"in_flight": exchange.gateway.n_in_flight}}
+    status, rows, metrics = await asyncio.gather(daemon.call("status"), daemon.call("sessions"), daemon.call("metrics"))
+    requests = [{name: value for name, value in row.items() if name != "metadata"} for row in rows["sessions"]]
+    told = {name: metrics["metrics"].get(name) for name in METRICS}
+    return {**_inner(status), "requests": requests, "metrics": told, "gateway": {"in_flight": exchange.gateway.n_in_flight}}
+
+
+async def cache_stats(exchange: Exchange) -> dict[str, Any] | None:
+    """What the prefix cache holds, and may hold. None: not to be had now, or not for this gateway."""
+    try:
+        return dict((await exchange.gateway.daemon.call("cache"))["stats"])
+    except GatewayError:
+        return None
 
 
 def _inner(reply: dict[str, Any]) -> dict[str, Any]:
@@ -76,23 +93,42 @@ def _inner(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 async def on_status(exchange: Exchange) -> None:
-    await exchange.send_json(await overview(exchange))
+    await exchange.send_json({**await overview(exchange), "cache": await cache_stats(exchange)})
 
 
 async def on_events(exchange: Exchange) -> None:
-    """The overview once a second, as server-sent events, until the client goes. A daemon that is away is told, not an end."""
+    """The overview, again and again, as server-sent events until the client goes. A daemon that is away is told, not an end."""
     await exchange.while_connected(_events(exchange))
 
 
 async def _events(exchange: Exchange) -> None:
     await exchange.start_sse()
-    while True:
-        try:
-            value = await overview(exchange)
-        except GatewayError as error:
-            value = {"state": "unreachable", "reason": error.message}
-        await exchange.write(sse.data(value))
-        await asyncio.sleep(EVERY_S)
+    cache: dict[str, Any] | None = None
+    asking: asyncio.Task[dict[str, Any] | None] | None = None
+    try:
+        for n in itertools.count():
+            if n % CACHE_EVERY == 0 and asking is None:
+                asking = asyncio.ensure_future(cache_stats(exchange))
+                await asyncio.wait((asking,), timeout=EVERY_S)
+            if asking is not None and asking.done():
+                cache, asking = asking.result() or cache, None
+            try:
+                value = {**await overview(exchange), "cache": cache}
+            except GatewayError as error:
+                value = {"state": "unreachable", "reason": error.message}
+            await exchange.write(sse.data(value))
+            await asyncio.sleep(EVERY_S)
+    finally:
+        if asking is not None:
+            asking.cancel()
+
+
+async def on_cancel(exchange: Exchange) -> None:
+    body = await exchange.json()
+    request_id, conn = text(body, "request_id"), integer(body, "conn")
+    if not request_id:
+        raise invalid("`request_id` is required", "request_id")
+    await exchange.send_json(_inner(await exchange.gateway.daemon.cancel(request_id, conn)))
 
 
 async def on_drain(exchange: Exchange) -> None:
@@ -125,6 +161,7 @@ FAMILY = Family(
         Route("POST", "/uma/drain", on_drain, Access.ADMIN),
         Route("POST", "/uma/undrain", on_undrain, Access.ADMIN),
         Route("POST", "/uma/reload", on_reload, Access.ADMIN),
+        Route("POST", "/uma/cancel", on_cancel, Access.ADMIN),
     ),
     error_object,
     ("/uma/", "/pages/"),

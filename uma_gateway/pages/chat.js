@@ -5,15 +5,24 @@ const CHAT = "uma.chat";
 let messages = JSON.parse(sessionStorage.getItem(CHAT) ?? "[]");
 let running = null; // AbortController of the answer that comes
 
+const KEEP_MS = 300;
 const keep = () => sessionStorage.setItem(CHAT, JSON.stringify(messages));
 const log = element("log");
+let keeping = 0; // timer
+let isLeaving = false;
+const keepSoon = () => {
+  keeping ||= setTimeout(() => {
+    keeping = 0;
+    keep();
+  }, KEEP_MS);
+};
 
 // Text with fenced code in boxes of its own. Text only: nothing a model says becomes markup.
 function fill(node, text) {
   node.replaceChildren();
-  text.split(/```[^\n]*\n?/).forEach((part, i) => {
+  text.split(/\n*```[^\n]*\n?/).forEach((part, i) => {
     if (!part) return;
-    if (i % 2 === 0) return node.append(part);
+    if (i % 2 === 0) return node.append(i ? part.replace(/^\n+/, "") : part);
     const box = document.createElement("pre");
     box.textContent = part;
     node.append(box);
@@ -33,17 +42,26 @@ function show(message) {
   thought.append(summary, inner);
   const text = document.createElement("span");
   text.className = "text";
-  node.append(who, thought, text);
+  const end = document.createElement("small");
+  end.className = "end";
+  node.append(who, thought, text, end);
   log.append(node);
-  const update = () => {
+  let isDue = false; // once for each frame that is shown, however many tokens came
+  const draw = () => {
+    isDue = false;
     const isLow = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
     thought.hidden = !message.reasoning;
     inner.textContent = message.reasoning ?? "";
     fill(text, message.content);
+    end.textContent = message.end ?? "";
     if (isLow) log.scrollTop = log.scrollHeight;
   };
-  update();
-  return update;
+  draw();
+  return () => {
+    if (isDue) return;
+    isDue = true;
+    requestAnimationFrame(draw);
+  };
 }
 
 function tell(words, isBad = false) {
@@ -56,6 +74,8 @@ function setRunning(controller) {
   running = controller;
   element("send").hidden = controller !== null;
   element("stop").hidden = controller === null;
+  element("again").hidden = controller !== null || messages.length === 0;
+  log.setAttribute("aria-busy", String(controller !== null)); // a screen reader reads an answer when it is there
 }
 
 function waiting(comment) {
@@ -66,7 +86,7 @@ function waiting(comment) {
 async function answer() {
   const controller = new AbortController();
   setRunning(controller);
-  const reply = { role: "assistant", content: "", reasoning: "" };
+  const reply = { role: "assistant", content: "", reasoning: "", isOpen: true };
   const system = element("system").value.trim();
   const body = {
     messages: [...(system ? [{ role: "system", content: system }] : []), ...messages.map(({ role, content }) => ({ role, content }))],
@@ -95,19 +115,28 @@ async function answer() {
       if (delta?.content) reply.content += delta.content;
       if (delta?.reasoning_content) reply.reasoning += delta.reasoning_content;
       if (delta?.content || delta?.reasoning_content) {
-        tell("");
+        if (element("state").textContent) tell("");
         update();
-        keep();
+        keepSoon();
       }
-      if (event.timings) tell(`${event.usage?.completion_tokens ?? event.timings.predicted_n} tokens, ${event.timings.predicted_per_second} a second`);
+      if (event.choices?.[0]?.finish_reason === "length") reply.end = "The answer reached its limit of tokens.";
+      if (event.timings) tell(`${event.usage?.completion_tokens ?? event.timings.predicted_n} tokens, ${Math.round(event.timings.predicted_per_second)} a second`);
     }
   } catch (error) {
-    if (error.name === "AbortError") tell("Stopped.");
-    else tell(error.message, true);
+    if (isLeaving) return; // the browser ends what a page waits for: the next one says that it was cut off
+    if (error.name === "AbortError") {
+      reply.end = "Stopped.";
+      tell("Stopped.");
+    } else {
+      reply.end = "Broken off.";
+      tell(error.message, true);
+    }
   } finally {
-    if (update === null && messages.at(-1)?.role === "user") tell(element("state").textContent || "Nothing came.", true);
+    if (isLeaving) return;
+    reply.isOpen = false;
+    update?.();
     keep();
-    setRunning(null);
+    if (running === controller) setRunning(null);
     element("text").focus();
   }
 }
@@ -136,15 +165,38 @@ element("text").addEventListener("input", ({ target }) => {
   target.style.height = `${target.scrollHeight + 2}px`;
 });
 element("stop").addEventListener("click", () => running?.abort());
+element("again").addEventListener("click", () => {
+  if (messages.at(-1)?.role === "assistant") {
+    messages.pop();
+    log.lastChild.remove();
+  }
+  if (messages.length) answer();
+});
 element("fresh").addEventListener("click", () => {
   running?.abort();
   messages = [];
   keep();
   log.replaceChildren();
   tell("");
+  setRunning(null);
+  element("text").focus();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+});
+addEventListener("pagehide", () => {
+  isLeaving = true;
+  keep();
+});
+addEventListener("pageshow", () => {
+  isLeaving = false; // it came back as it was
 });
 
-messages.forEach(show);
+for (const message of messages) {
+  if (message.isOpen) Object.assign(message, { isOpen: false, end: "Cut off: the page was left while it came." });
+  show(message);
+}
+setRunning(null);
 log.scrollTop = log.scrollHeight;
 ask("/v1/models").then((answer) => answer.json()).then(({ data }) => {
   element("model").textContent = `${data[0].id}, ${data[0].context_length.toLocaleString()} tokens of context`;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.unit.executor.rig import Rig
 from uma_core.engine.fake import FakeModel
+from uma_core.executor import view
 from uma_core.session.events import Queued, Token
 from uma_core.types import Lane
 
@@ -85,3 +86,29 @@ def test_a_cancelled_request_is_told_no_more():
     rig.run()
     assert len(news(rig, "b")) == n_told
     rig.check_one_final_each()
+
+
+def test_the_sessions_list_says_who_waits_for_whom():
+    rig = Rig(FakeModel(n_seq_max=2))
+    for name, n in (("long", 800), ("short", 100), ("next", 400), ("last", 400)):
+        rig.submit(name, max_tokens=n)
+    rig.tick()
+    rows = {row["request_id"]: row for row in view.sessions(rig.executor, rig.clock.now_ns())}
+    assert {rows["long"]["sequence"], rows["short"]["sequence"]} == {0, 1} and "waits_for" not in rows["long"]
+    waiting = [(rows[name]["queue_position"], rows[name]["waits_for"], rows[name]["sequence"]) for name in ("next", "last")]
+    assert waiting == [(0, "short", None), (1, "next", None)], "the first sequence to be free is the short one's, then the next one's"
+    assert 0 < rows["next"]["wait_ms"] < rows["last"]["wait_ms"]
+    rig.run()
+    assert view.sessions(rig.executor, rig.clock.now_ns()) == []
+
+
+def test_the_sessions_list_tells_the_times_of_a_request():
+    rig = Rig(ONE)
+    rig.submit("a", max_tokens=50)
+    rig.submit("b", max_tokens=50)
+    (before, waiting) = view.sessions(rig.executor, rig.clock.now_ns())
+    assert before["ttft_ms"] is None and waiting["ttft_ms"] is None
+    while not rig.text("b"):
+        rig.tick()
+    (row,) = view.sessions(rig.executor, rig.clock.now_ns())
+    assert 0 < row["queue_ms"] < row["ttft_ms"] <= row["age_ms"] and "queue_position" not in row

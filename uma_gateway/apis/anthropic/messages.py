@@ -34,10 +34,9 @@ async def on_messages(exchange: Exchange) -> None:
             max_tokens = most_tokens(body, ("max_tokens",), model, exchange.gateway.config.answers)
             return await plan_chat(exchange, model, ask, {**body, "stop": stops}, max_tokens)
 
-        plan, generation = await begin(exchange, plan_for)
-        shape = Shape(text(body, "model") or plan.model.name, stops)
-        parser = plan.context.parser()
-        async with generation:
+        async with begin(exchange, plan_for) as (plan, generation):
+            shape = Shape(text(body, "model") or plan.model.name, stops)
+            parser = plan.context.parser()
             if ask.is_stream:
                 await _stream(exchange, generation, shape, parser)
             else:

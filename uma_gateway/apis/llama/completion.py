@@ -87,8 +87,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompt: dict[str, An
     async def plan_for(model: Model) -> Plan:
         return _plan(exchange, body, prompt, model, is_stream)
 
-    plan, generation = await begin(exchange, plan_for)
-    async with generation:
+    async with begin(exchange, plan_for) as (plan, generation):
         if is_stream:
             await _stream(exchange, generation, plan, wanted)
         else:

@@ -32,9 +32,8 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
         max_tokens = most_tokens(body, LIMITS, model, exchange.gateway.config.answers)
         return await plan_chat(exchange, model, ask, body, max_tokens)
 
-    plan, generation = await begin(exchange, plan_for)
-    shape = Shape.of(exchange, plan.model, "chatcmpl-", body)
-    async with generation:
+    async with begin(exchange, plan_for) as (plan, generation):
+        shape = Shape.of(exchange, plan.model, "chatcmpl-", body)
         if ask.is_stream:
             await _Stream(exchange, shape, plan.context, ask, generation).run()
         else:

@@ -138,8 +138,7 @@ async def _answer(exchange: Exchange, request: Request) -> None:
         max_tokens = most_tokens(request.body, ("max_output_tokens",), model, answers)
         return await plan_chat(exchange, model, request.ask, request.body, max_tokens)
 
-    plan, generation = await begin(exchange, plan_for)
-    async with generation:
+    async with begin(exchange, plan_for) as (plan, generation):
         shape = _shape(exchange, request, plan.model)
         if request.ask.is_stream:
             await _Stream(exchange, request, shape, plan.context).run(generation)

@@ -1,0 +1,354 @@
+"""The pages in a real browser: Chromium, without its sandbox, which a container seldom allows. Nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.daemon.support import WAIT_S, DaemonProcess, eventually
+from tests.gateway.support import GatewayProcess, Raw, n_busy
+from tests.tools import need
+from uma_gateway.keys import entry, new_key
+
+PATHS = ("/", "/dashboard")
+expect.set_options(timeout=WAIT_S * 1e3)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    (path,) = need("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Tabs:
+    """Opens pages, and notes what a developer would see as wrong: errors in the console, requests to others."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._contexts: list[BrowserContext] = []
+        self.errors: list[str] = []
+        self.urls: list[str] = []
+
+    def context(self, **options: Any) -> BrowserContext:
+        context = self._browser.new_context(**options)
+        context.set_default_timeout(WAIT_S * 1e3)
+        context.on("console", lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None)
+        context.on("weberror", lambda error: self.errors.append(str(error.error)))
+        context.on("request", lambda request: self.urls.append(request.url))
+        self._contexts.append(context)
+        return context
+
+    def open(self, url: str, **options: Any) -> Page:
+        page = self.context(**options).new_page()
+        page.goto(url)
+        return page
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+
+
+@pytest.fixture
+def tabs(browser: Browser) -> Iterator[Tabs]:
+    tabs = Tabs(browser)
+    yield tabs
+    tabs.close()
+    hosts = {re.match(r"(\w+:(//127\.0\.0\.1)?)", url)[1] for url in tabs.urls}  # type: ignore[index]
+    assert hosts <= {"http://127.0.0.1", "data:"}, f"other hosts were asked: {tabs.urls}"
+    assert tabs.errors == []
+
+
+def send(page: Page, words: str) -> None:
+    page.get_by_role("textbox", name="Message", exact=True).fill(words)
+    page.get_by_role("button", name="Send").click()
+
+
+def last_answer(page: Page) -> Any:
+    return page.locator("article.assistant .text").last
+
+
+def wait_for_text(page: Page, n_least: int = 1) -> str:
+    eventually(lambda: page.locator("article.assistant").count() and len(last_answer(page).inner_text()) >= n_least, "nothing was answered")
+    return str(last_answer(page).inner_text())
+
+
+def set_most(page: Page, n_tokens: int) -> None:
+    page.get_by_text("Settings").click()
+    page.get_by_label("Most tokens").fill(str(n_tokens))
+    page.get_by_text("Settings").click()
+
+
+# ---- the chat
+
+
+def test_a_message_is_answered_and_the_chat_survives_a_reload(gateway: GatewayProcess, tabs: Tabs) -> None:
+    page = tabs.open(gateway.url)
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    set_most(page, 20)
+    send(page, "Hello <b>there</b>")
+    expect(page.locator("#state")).to_contain_text("20 tokens")
+    expect(page.locator("article.user .text")).to_have_text("Hello <b>there</b>")  # as text, not as markup
+    expect(page.locator("article.assistant .end")).to_have_text("The answer reached its limit of tokens.")
+    answer = last_answer(page).inner_text()
+    page.reload()
+    expect(last_answer(page)).to_have_text(answer, use_inner_text=True)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("article")).to_have_count(0)
+
+
+def test_stop_ends_the_answer_and_its_request(gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs) -> None:
+    levers(step_ms=20)
+    page = tabs.open(gateway.url)
+    send(page, "Hello")
+    wait_for_text(page, 5)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#state")).to_have_text("Stopped.")
+    eventually(lambda: n_busy(fake) == 0, "its request still runs")
+    assert len(last_answer(page).inner_text()) >= 5
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_a_reload_in_mid_answer_keeps_what_came(gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs) -> None:
+    levers(step_ms=20)
+    page = tabs.open(gateway.url)
+    send(page, "Hello")
+    seen = wait_for_text(page, 8)
+    page.reload()
+    assert wait_for_text(page).startswith(seen[:8])
+    expect(page.locator("article.assistant .end")).to_contain_text("Cut off")
+    eventually(lambda: n_busy(fake) == 0, "the request of a page that is gone still runs")
+    levers(step_ms=0)
+    set_most(page, 12)
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.locator("#state")).to_contain_text("12 tokens")
+    expect(page.locator("article")).to_have_count(2)
+
+
+def test_two_tabs_are_two_chats(gateway: GatewayProcess, levers: Callable[..., None], tabs: Tabs) -> None:
+    levers(step_ms=5)
+    context = tabs.context()
+    pages = [context.new_page(), context.new_page()]
+    for number, page in enumerate(pages):
+        page.goto(gateway.url)
+        set_most(page, 60)
+        send(page, f"I am tab {number}")
+    for page in pages:
+        expect(page.locator("#state")).to_contain_text("60 tokens")
+    for number, page in enumerate(pages):
+        page.reload()
+        expect(page.locator("article.user .text")).to_have_text(f"I am tab {number}")
+
+
+def test_everything_can_be_done_with_the_keyboard(gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs) -> None:
+    levers(step_ms=20)
+    page = tabs.open(gateway.url)
+    page.keyboard.type("Hello")  # the box has the focus
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("again")
+    page.keyboard.press("Enter")
+    wait_for_text(page, 3)
+    expect(page.locator("article.user .text")).to_have_text("Hello\nagain", use_inner_text=True)
+    page.keyboard.press("Escape")
+    expect(page.locator("#state")).to_have_text("Stopped.")
+    eventually(lambda: n_busy(fake) == 0)
+    reached = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.textContent.trim() || document.activeElement.id"))
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none" or page.evaluate("document.activeElement === document.body"), f"{reached[-1]} does not show its focus"
+        if reached[-1] == "Dashboard":
+            break
+    assert {"New chat", "Dashboard"} <= set(reached), reached
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/dashboard")
+
+
+def test_a_key_is_asked_for_once(serve: Any, before: Any, folder: Any, tabs: Tabs) -> None:
+    key = new_key()
+    (folder / "keys.yaml").write_text(entry("alice", key))
+    gateway = before(serve(), "--api-key-file", str(folder / "keys.yaml"))
+    page = tabs.context().new_page()
+    asked = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept(key)))
+    page.goto(gateway.url)
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    page.goto(f"{gateway.url}/dashboard")
+    expect(page.locator("#state")).to_have_text("ready")
+    assert len(asked) == 1
+    assert all("401" in error for error in tabs.errors)
+    tabs.errors.clear()
+
+
+# ---- the dashboard
+
+
+def cell(page: Page, table: str, request: str, column: int) -> Any:
+    return page.get_by_role("table", name=table).get_by_role("row").filter(has_text=request).get_by_role("cell").nth(column)
+
+
+def test_the_dashboard_shows_who_runs_and_who_waits_for_whom(serve: Any, before: Any, tabs: Tabs) -> None:
+    daemon = serve("--parallel", "1")
+    gateway = before(daemon)
+    daemon.pull(step_ms=20)
+    page = tabs.open(f"{gateway.url}/dashboard")
+    expect(page.locator("#waits")).to_contain_text("Nobody waits.")
+    expect(page.locator("#requests")).to_contain_text("No request is in flight.")
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3000, "stream": True, "ignore_eos": True}
+    with Raw(gateway.port) as first, Raw(gateway.port) as second:
+        first.send("POST", "/v1/chat/completions", body, {"x-request-id": "first"})
+        first.until(b'"content"')
+        second.send("POST", "/v1/chat/completions", body, {"x-request-id": "second", "x-priority": "background"})
+        expect(cell(page, "Who waits for whom", "second", 0)).to_have_text("first")
+        expect(cell(page, "Requests in flight", "first", 2)).to_have_text("decode")
+        expect(cell(page, "Requests in flight", "second", 1)).to_have_text("background")
+        expect(page.locator("#kv")).to_have_attribute("aria-label", re.compile(r"sequence 0: first, \d+ used, \d+ reserved"))
+        expect(cell(page, "Shares of compute time", "http", 2)).to_contain_text("%")
+        expect(page.locator("#streams svg")).to_have_attribute("aria-label", re.compile("2 requests in flight"))
+        expect(page.locator("#streams rect.answers[width]:not([width='0'])")).to_have_count(1)
+        eventually(lambda: page.locator("#rate path.line").get_attribute("d"), "no throughput is drawn")
+        expect(cell(page, "Prefix cache by tier", "RAM", 0)).to_contain_text("of")
+        page.get_by_role("button", name="Cancel first").click()
+        expect(page.locator("#told")).to_have_text("Cancelled first.")
+        expect(cell(page, "Requests in flight", "second", 2)).to_have_text("decode")  # it has the sequence now
+    expect(page.locator("#requests")).to_contain_text("No request is in flight.")
+
+
+def test_a_table_that_goes_on_keeps_its_rows(gateway: GatewayProcess, levers: Callable[..., None], tabs: Tabs) -> None:
+    levers(step_ms=20)
+    page = tabs.open(f"{gateway.url}/dashboard")
+    with Raw(gateway.port) as raw:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        raw.send("POST", "/v1/chat/completions", body, {"x-request-id": "long"})
+        row = page.locator("#requests tbody tr")
+        row.evaluate("node => { node.isTheSame = true; }")
+        answered = cell(page, "Requests in flight", "long", 5)
+        words = answered.inner_text()
+        expect(answered).not_to_have_text(words)
+        assert row.evaluate("node => node.isTheSame"), "it was made anew: what is selected or read aloud is lost"
+        page.get_by_role("button", name="Pause").click()
+        expect(page.get_by_role("button", name="Go on")).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_drain_and_its_end_are_seen_live(serve: Any, before: Any, tabs: Tabs) -> None:
+    daemon = serve()
+    gateway = before(daemon)
+    daemon.pull(step_ms=150)  # slow enough for the answer to last
+    board, chat = tabs.open(f"{gateway.url}/dashboard"), tabs.open(gateway.url)
+    state = board.locator("#state")
+    expect(state).to_have_text("ready")
+    send(chat, "Hello")
+    wait_for_text(chat, 3)
+    board.get_by_role("button", name="Drain").click()
+    board.get_by_role("button", name="Really drain?").click()
+    expect(state).to_have_text("draining, 1 request left")
+    late = tabs.open(gateway.url)
+    send(late, "Too late")
+    expect(late.locator("#state")).to_contain_text("drain")
+    chat.get_by_role("button", name="Stop").click()
+    expect(state).to_have_text("drained")
+    board.get_by_role("button", name="Undrain").click()
+    expect(state).to_have_text("ready")
+    late.get_by_role("button", name="Answer again").click()
+    wait_for_text(late, 3)
+    assert all("503" in error for error in tabs.errors)
+    tabs.errors.clear()
+
+
+def test_a_restart_of_the_daemon_is_seen_live(serve: Any, before: Any, tabs: Tabs) -> None:
+    daemon = serve()
+    page = tabs.open(f"{before(daemon).url}/dashboard")
+    state = page.locator("#state")
+    expect(state).to_have_text("ready")
+    daemon.stop()
+    expect(state).to_contain_text("unreachable")
+    serve()
+    expect(state).to_have_text("ready")
+
+
+# ---- how they look, and what they may load
+
+CONTRAST = """() => {
+  const light = (rgb) => {
+    const [r, g, b] = rgb.match(/[\\d.]+/g).map(Number).map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const color = getComputedStyle(at).backgroundColor;
+      if (!/, 0\\)$/.test(color) && color !== "transparent") return color;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const faint = [];
+  for (const node of document.body.querySelectorAll("*")) {
+    const hasText = [...node.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.textContent.trim());
+    if (!hasText || !node.checkVisibility() || node.closest("svg")) continue;
+    const [a, b] = [light(getComputedStyle(node).color), light(behind(node))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) faint.push(`${node.tagName} ${node.textContent.trim().slice(0, 30)}: ${ratio.toFixed(2)}`);
+  }
+  return faint;
+}"""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_dark_and_light_can_be_read(gateway: GatewayProcess, tabs: Tabs, path: str) -> None:
+    backs = {}
+    for scheme in ("light", "dark"):
+        page = tabs.open(gateway.url + path, color_scheme=scheme)
+        expect(page.locator("#model")).to_contain_text("context")
+        if path == "/":
+            set_most(page, 5)
+            send(page, "Hello")
+            expect(page.locator("#state")).to_contain_text("5 tokens")
+        assert page.evaluate(CONTRAST) == []  # WCAG 2.2, 1.4.3: 4.5 to 1
+        backs[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert backs["light"] != backs["dark"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_shows_all_without_scrolling_sideways(gateway: GatewayProcess, tabs: Tabs, path: str, width: int) -> None:
+    page = tabs.open(gateway.url + path, viewport={"width": width, "height": 700}, has_touch=True)
+    expect(page.locator("#model")).to_contain_text("context")
+    if path == "/":
+        page.get_by_role("textbox", name="Message", exact=True).fill("Hello " + "x" * 300)
+        page.get_by_role("button", name="Send").tap()
+        wait_for_text(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    outside = page.evaluate(
+        "width => [...document.querySelectorAll('button, a, textarea')].filter((n) => n.checkVisibility() && !n.closest('.scroll'))"
+        ".map((n) => [n.textContent, n.getBoundingClientRect()]).filter(([, r]) => r.left < 0 || r.right > width).map(([name]) => name)",
+        width,
+    )
+    assert outside == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_a_page_was_not_given_it_cannot_load_or_run(gateway: GatewayProcess, tabs: Tabs, path: str) -> None:
+    page = tabs.open(gateway.url + path)
+    expect(page.locator("#model")).to_contain_text("context")
+    ran = page.evaluate(
+        """async () => {
+          const script = document.createElement("script");
+          script.textContent = "window.hasRun = true;";
+          document.body.append(script);
+          const box = document.createElement("div");
+          box.innerHTML = "<img src=x: onerror='window.hasRun = true'><a style='color: red'>x</a>";
+          document.body.append(box);
+          const there = await fetch("http://127.0.0.1:9/").then(() => "loaded", (error) => error.name);
+          return [Boolean(window.hasRun), getComputedStyle(box.lastChild).color === "rgb(255, 0, 0)", there];
+        }"""
+    )
+    assert ran == [False, False, "TypeError"]
+    assert len(tabs.errors) >= 3 and all("Content Security Policy" in error or "Failed to" in error for error in tabs.errors), tabs.errors
+    tabs.errors.clear()
+    tabs.urls.clear()  # they were tried, and refused
