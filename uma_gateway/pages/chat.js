@@ -120,7 +120,10 @@ async function answer() {
         keepSoon();
       }
       if (event.choices?.[0]?.finish_reason === "length") reply.end = "The answer reached its limit of tokens.";
-      if (event.timings) tell(`${event.usage?.completion_tokens ?? event.timings.predicted_n} tokens, ${Math.round(event.timings.predicted_per_second)} a second`);
+      if (event.timings) {
+        const n = event.usage?.completion_tokens ?? event.timings.predicted_n;
+        tell(`${n} token${n === 1 ? "" : "s"}, ${Math.round(event.timings.predicted_per_second)} a second`);
+      }
     }
   } catch (error) {
     if (isLeaving) return; // the browser ends what a page waits for: the next one says that it was cut off
