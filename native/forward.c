@@ -179,12 +179,15 @@ int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
     }
     const enum ggml_status status = is_begun ? GGML_STATUS_SUCCESS : begin(f, rows);
     if (status == GGML_STATUS_SUCCESS) {
-        collect(f, are_greedy(rows));
+        collect(f, !f->n_hidden && are_greedy(rows));
     }
     const int64_t t1 = uma_now_ns();
     rows->call_ns = t1 - t0;
     if (status != GGML_STATUS_SUCCESS) {
         return status;
+    }
+    if (f->n_hidden) {
+        return 0;
     }
     for (int32_t i = 0, row = 0; i < rows->n; i++) {
         if (rows->want[i]) {

@@ -3,6 +3,8 @@
 // so that llama_decode does its bookkeeping (cells, positions) without computing anything.
 #include "uma.h"
 
+#include "ggml-backend.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -31,6 +33,24 @@ static void note_cache_write(uma_gate * gate, struct ggml_tensor * t) {
     *slot = root;
 }
 
+static void copy_hidden(uma_gate * gate, struct ggml_tensor * t) {
+    const int64_t n = ggml_nelements(t);
+    if (t->type == GGML_TYPE_F32 && ggml_is_contiguous(t) && gate->n_hidden + n <= gate->hidden_max) {
+        ggml_backend_tensor_get(t, gate->hidden + gate->n_hidden, 0, ggml_nbytes(t));
+        gate->n_hidden += n;
+    }
+}
+
+bool uma_gate_takes_hidden(uma_gate * gate, struct ggml_tensor * t, bool ask) {
+    if (!gate->hidden || strcmp(t->name, "result_norm") != 0) {
+        return false;
+    }
+    if (!ask) {
+        copy_hidden(gate, t);
+    }
+    return true;
+}
+
 bool uma_gate_cb(struct ggml_tensor * t, bool ask, void * user) {
     uma_gate * gate = user;
     if (gate->mode == MARK) {
@@ -39,7 +59,7 @@ bool uma_gate_cb(struct ggml_tensor * t, bool ask, void * user) {
     if (ask && gate->mode == DISCOVER && t->op == GGML_OP_SET_ROWS) {
         note_cache_write(gate, t);
     }
-    return !ask;
+    return uma_gate_takes_hidden(gate, t, ask) ? ask : !ask; // after the hidden states nothing of the graph is needed
 }
 
 int32_t uma_kv_mark(struct llama_context * ctx, uma_gate * gate, llama_seq_id seq_id, llama_pos pos0, int32_t n) {

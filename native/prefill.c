@@ -22,7 +22,7 @@ struct uma_prefill {
     llama_token  * token;
     llama_pos    * pos;
     int32_t      * n_seq_id;
-    llama_seq_id   zero;               // a prefill context has one sequence
+    llama_seq_id * seq;                // a prefill context has one sequence, number 0; an encoder's has several
     llama_seq_id ** seq_id;
     int8_t       * want;
     int32_t        rc;
@@ -60,15 +60,17 @@ bool uma_prefill_cb(struct ggml_tensor * t, bool ask, void * user) {
     }
     if (!ask) {
         end_piece(p);
-        if (must_leave(p)) {
+        const bool is_end = uma_gate_takes_hidden(&p->gate, t, false);
+        if (!is_end && must_leave(p)) {
             uma_fiber_leave(p->fiber);
         }
         p->t_piece = uma_now_ns();
-        return !p->is_cancelled;
+        return !p->is_cancelled && !is_end;
     }
+    const bool is_end = uma_gate_takes_hidden(&p->gate, t, true);
     // llama.cpp's name of the node before the output's matrix, which may take longer than all other pieces
-    p->is_at_head = p->want[p->n - 1] && strcmp(t->name, "result_norm") == 0;
-    return uma_pieces_add(&p->pieces, t, p->quantum_ns) || p->is_at_head;
+    p->is_at_head = !is_end && p->want[p->n - 1] && strcmp(t->name, "result_norm") == 0;
+    return uma_pieces_add(&p->pieces, t, p->quantum_ns) || p->is_at_head || is_end;
 }
 
 static void body(void * user) {
@@ -95,17 +97,18 @@ uma_prefill * uma_prefill_new(int32_t n_tokens_max) {
     p->token    = calloc(n, sizeof(*p->token));
     p->pos      = calloc(n, sizeof(*p->pos));
     p->n_seq_id = calloc(n, sizeof(*p->n_seq_id));
+    p->seq      = calloc(n, sizeof(*p->seq));
     p->seq_id   = calloc(n, sizeof(*p->seq_id));
     p->want     = calloc(n, sizeof(*p->want));
     p->fiber    = uma_fiber_new(body, p);
     p->is_done  = true;
-    if (!p->token || !p->pos || !p->n_seq_id || !p->seq_id || !p->want || !p->fiber) {
+    if (!p->token || !p->pos || !p->n_seq_id || !p->seq || !p->seq_id || !p->want || !p->fiber) {
         uma_prefill_free(p);
         return NULL;
     }
     for (size_t i = 0; i < n; i++) {
         p->n_seq_id[i] = 1;
-        p->seq_id[i]   = &p->zero;
+        p->seq_id[i]   = p->seq + i;
     }
     uma_pieces_init(&p->pieces);
     return p;
@@ -120,17 +123,38 @@ void uma_prefill_bind(uma_prefill * p, struct llama_context * ctx, const volatil
     p->bell = bell;
 }
 
-void uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, llama_pos pos0, bool want_last) {
-    p->n = n;
-    for (int32_t i = 0; i < n; i++) {
-        p->token[i] = token[i];
-        p->pos[i]   = pos0 + i;
-        p->want[i]  = want_last && i == n - 1;
-    }
+enum { NONE, LAST, ALL, FIRST };
+
+static bool is_wanted(int32_t want, int32_t i, int32_t n) {
+    return want == ALL || (want == LAST && i == n - 1) || (want == FIRST && i == 0);
+}
+
+static void begin(uma_prefill * p, int32_t n) {
+    p->n            = n;
     p->is_begun     = false;
     p->is_done      = false;
     p->is_cancelled = false;
     uma_pieces_begin(&p->pieces, n);
+}
+
+void uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, llama_pos pos0, int32_t want) {
+    for (int32_t i = 0; i < n; i++) {
+        p->token[i] = token[i];
+        p->pos[i]   = pos0 + i;
+        p->seq[i]   = 0;
+        p->want[i]  = is_wanted(want, i, n);
+    }
+    begin(p, n);
+}
+
+void uma_prefill_start_rows(uma_prefill * p, const llama_token * token, const llama_pos * pos, const llama_seq_id * seq_id, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        p->token[i] = token[i];
+        p->pos[i]   = pos[i];
+        p->seq[i]   = seq_id[i];
+        p->want[i]  = 1;
+    }
+    begin(p, n);
 }
 
 void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out) {
@@ -173,6 +197,7 @@ void uma_prefill_free(uma_prefill * p) {
     free(p->token);
     free(p->pos);
     free(p->n_seq_id);
+    free(p->seq);
     free(p->seq_id);
     free(p->want);
     free(p);

@@ -38,7 +38,7 @@ int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
     // Once for all rows, which lie in batch order: every call of the getters synchronises with the device.
     float * logits = llama_get_logits(ctx);
     for (int32_t i = 0, row = 0; i < rows->n; i++) {
-        if (rows->want[i]) {
+        if (rows->out && rows->want[i]) {
             rows->out[row] = logits ? uma_sample(logits + (int64_t) row * n_vocab, n_vocab, rows->sampler[row]) : -1;
             row++;
         }

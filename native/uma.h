@@ -47,7 +47,7 @@ typedef struct uma_rows {
     llama_seq_id  * seq_id;  // (n)
     int8_t        * want;    // (n)
     struct uma_sampler ** sampler; // (rows) NULL samples greedily; owned by the caller
-    llama_token   * out;     // (rows) the tokens; -1 where a logit is not finite
+    llama_token   * out;     // (rows) the tokens; -1 where a logit is not finite. NULL: none are wanted
     int64_t         begun_ns;  // when the call was; before it was asked for, maybe
     int64_t         call_ns;   // from then until its logits were there
     int64_t         sample_ns;
@@ -122,6 +122,10 @@ typedef struct uma_gate {
     struct ggml_backend * copier; // a stream of the device that holds K and V; NULL: host memory. The engine's
     struct ggml_tensor * k[512];
     struct ggml_tensor * v[512];
+    // Not NULL: the rows of llama.cpp's `result_norm` (the last hidden states of the tokens that want an output) are copied to it, and
+    // what follows, the product with the vocabulary, is left out. Room for hidden_max floats; n_hidden: copied since it was set to 0.
+    float * hidden;
+    int64_t hidden_max, n_hidden;
 } uma_gate;
 
 bool    uma_gate_cb(struct ggml_tensor * t, bool ask, void * gate); // a ggml_backend_sched_eval_callback
@@ -169,7 +173,10 @@ uma_prefill * uma_prefill_new(int32_t n_tokens_max);
 uma_gate    * uma_prefill_gate(uma_prefill * p);
 bool          uma_prefill_cb(struct ggml_tensor * t, bool ask, void * prefill); // eval callback of the prefill context
 void          uma_prefill_bind(uma_prefill * p, struct llama_context * ctx, const volatile int32_t * bell);
-void          uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, llama_pos pos0, bool want_last);
+// Of which tokens outputs are wanted: 0 none, 1 the last, 2 all, 3 the first.
+void          uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, llama_pos pos0, int32_t want);
+// Several sequences' tokens at once, with outputs of all: whole inputs of an encoder.
+void          uma_prefill_start_rows(uma_prefill * p, const llama_token * token, const llama_pos * pos, const llama_seq_id * seq_id, int32_t n);
 void          uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out);
 void          uma_prefill_cancel(uma_prefill * p);                  // leave the paused chunk; its cells are the caller's to remove
 void          uma_prefill_free(uma_prefill * p);
@@ -240,6 +247,7 @@ typedef struct uma_forward {
     int32_t * out_id;        // (outputs) rows that want logits; NULL: all
     float   * logits;        // (outputs, n_vocab)
     int32_t   n_vocab;
+    int32_t   n_hidden;      // not 0: outputs are hidden states of so many floats, in place of logits; nothing is sampled
     // A device with memory of its own: the pointers above are to host memory, which is copied. Else the graph's own memory is theirs.
     const uma_input * inputs;
     int32_t   n_inputs;
@@ -273,6 +281,9 @@ void         uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns
 void         uma_slices_free(uma_slices * s);
 
 /* cdef end */
+
+// Whether the tensor holds the hidden states that the gate wants; copied once they are computed (`ask` false).
+bool uma_gate_takes_hidden(uma_gate * gate, struct ggml_tensor * t, bool ask);
 
 void uma_guard_note_errno(void); // an error is being told of: is it one of memory?
 

@@ -67,6 +67,14 @@ class EngineOptions:
     n_ctx: int = option(
         16384, "KV cells in all, shared by the sequences; 0: what the model was trained with", unit="tokens", min=0, max=1 << 24
     )
+    encoder_ctx: int = option(
+        0,
+        "most tokens of an input to an encoder or reranker; 0: as trained, as far as 1 GiB goes (llama.cpp takes 4 bytes x vocabulary a token)",
+        unit="tokens",
+        min=0,
+        max=1 << 20,
+        words={"auto": 0},
+    )
     threads: int = option(0, "compute threads; 0: chosen for the machine", min=0, max=1024, words={"auto": 0})
     n_seq: int = option(4, "sequences that can be on the device at once", flag="--parallel", env="UMA_N_SEQ", min=1, max=256)
     n_batch: int = option(512, "most tokens in one decode call", unit="tokens", min=1, max=1 << 20)

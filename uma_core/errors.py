@@ -1,7 +1,7 @@
 """Every error code, declared once: the wire, the exit statuses and docs/ERRORS.md follow from this table.
 
 Rules: raise `UmaError` with a code where it is known; foreign errors are translated at the boundary
-that meets them; nothing matches on message text; a cancelled request is a finish reason, not an error.
+that meets them; nothing matches on message text; the end of a cancelled `generate` is its `eos`, no error.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class ErrorCode(Enum):
     SHUTTING_DOWN = Spec("E_STATE_001", "shutting_down", Side.SERVER, True, False, 2, "the daemon is stopping")
     DRAINING = Spec("E_STATE_002", "draining", Side.SERVER, True, False, 2, "the daemon is draining; `detail.retry_after_ms` says when to come back")
     RELOAD_BUSY = Spec("E_STATE_003", "reload_busy", Side.SERVER, True, False, 2, "another reload is under way")
+    CANCELLED = Spec("E_STATE_004", "cancelled", Side.CLIENT, False, False, 2, "a cancel ended the request, which has no `eos` to say so")
+    TIMED_OUT = Spec("E_STATE_005", "timed_out", Side.CLIENT, True, False, 2, "`timeout_ms` passed, and the request has no `eos` to say so")
 
     CONSTRAINT_REFUSED = Spec(
         "E_CONSTRAINT_001", "constraint_refused", Side.CLIENT, False, False, 2,

@@ -188,14 +188,32 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """What `embed` and `rerank` want: vectors of inputs, or scores of documents for a query."""
+
+    op: str  # "embed" or "rerank"
+    inputs: tuple[str | tuple[TokenId, ...], ...] = ()
+    query: str = ""
+    documents: tuple[str, ...] = ()
+    pooling: str = ""  # "": the model's own
+    normalize: bool | None = None  # None: vectors are, unless pooling is none or rank
+    dimensions: int = 0  # 0: all
+    is_base64: bool = False
+    truncate: bool = False  # what is too long is cut; else it is refused
+    top_n: int = 0  # 0: all documents
+    reply_bytes: int = 0  # most that the answer may have
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """A validated generate request, as protocol.messages decodes it. Exactly one of the four inputs is set."""
+    """A validated request that is computed, as protocol.messages decodes it. Exactly one of the four inputs, or `embed`, is set."""
 
     id: str
     prompt: str | tuple[str | TokenId, ...] | None = None  # text, or parts of it
     tokens: tuple[TokenId, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     infill: Infill | None = None
+    embed: Embed | None = None
     max_tokens: int | None = None  # None: the configured default
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()

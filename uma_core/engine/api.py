@@ -48,6 +48,32 @@ class PrefillStatus(IntEnum):
     FAILED = 2  # the chunk is lost; earlier chunks of the sequence stay
 
 
+class Rows(IntEnum):
+    """Of which tokens of a chunk outputs are wanted. The numbers of uma_prefill_start."""
+
+    NONE = 0
+    LAST = 1
+    ALL = 2
+    FIRST = 3
+
+
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+ROWS_OF = {"none": Rows.ALL, "mean": Rows.ALL, "cls": Rows.FIRST, "last": Rows.LAST}  # hidden states that a pooling takes
+
+
+class EmbeddingInfo(NamedTuple):
+    """What an engine can make vectors of, and which."""
+
+    n_embd: int  # numbers of a vector
+    pooling: str  # of a request that names none
+    poolings: tuple[str, ...]  # that can be had
+    n_input: int  # most tokens of one input
+    n_rows: int = 0  # most tokens of a chunk of which all hidden states can be had
+    is_whole: bool = False  # inputs are computed whole, several in one call, and pooled by the model (`encode_*`); else chunk by chunk (`prefill_*`)
+    n_inputs: int = 1  # most of one call, where they are computed whole
+    n_scores: int = 1  # of pooling "rank"
+
+
 class PrefillOutcome(NamedTuple):
     status: PrefillStatus
     n_pieces: int  # pieces computed by this call
@@ -109,6 +135,8 @@ class EngineInfo:
     n_expert_used: int = 0
     expert_bytes: int = 0  # of weight_bytes: in expert tensors
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(0, False, False, False, False))
+    embedding: EmbeddingInfo | None = None  # None: it has no vectors to give
+    can_generate: bool = True  # False: encoders and rerankers
     suppressed: tuple[TokenId, ...] = ()  # tokens that the model must never generate: every session needs a sampler
     n_outputs: int = 1  # most rows with logits in one decode call
     kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
@@ -138,7 +166,9 @@ class ModelFacts:
     n_embd: int
     vocab_type: str  # "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "none", "fake"
     description: str  # "llama 7B Q4_0"
-    pooling: str = ""  # of an embedding model, as its file says: "mean", "cls", "last", "rank"; "": it generates
+    pooling: str = ""  # of an embedding model, as its file says: "mean", "cls", "last", "rank"; "": it says nothing
+    add_sep: bool = False  # between a reranker's query and document
+    rerank_template: str = ""  # a reranker's prompt, with {query} and {document} in it; "": the two between special tokens
 
 
 class MemoryUse(NamedTuple):
@@ -223,7 +253,7 @@ class Batch:
     Shapes: all (capacity,); the first `n` are in use. Reused tick after tick: `clear`, `add`, `extend`, or `advance`.
     """
 
-    __slots__ = ("_cells", "goes_on", "n", "n_rows", "pos", "seq_id", "tokens", "wake_fd", "want_logits")
+    __slots__ = ("_cells", "goes_on", "n", "n_rows", "pos", "seq_id", "tokens", "wake_fd", "want_hidden", "want_logits")
 
     def __init__(self, capacity: int) -> None:
         self.tokens = np.zeros(capacity, np.int32)
@@ -233,6 +263,7 @@ class Batch:
         self.n = 0
         self.n_rows = 0
         self.goes_on = False  # the next call is for the same rows, each one token on, unless something happens: it may be begun at once
+        self.want_hidden = False  # instead of logits, of the same rows: no token is sampled, `Engine.hidden` has them afterwards
         self.wake_fd = -1  # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing
         # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the caches
         self._cells = self.tokens.data, self.pos.data, self.seq_id.data, self.want_logits.data
@@ -261,6 +292,13 @@ class Batch:
         self.want_logits[i + k - 1] = want_last or want_all
         self.n = i + k
         self.n_rows += k if want_all else want_last
+
+    def want(self, rows: Rows) -> None:
+        """Of a batch of one run: these tokens want an output."""
+        self.want_logits[: self.n] = rows is Rows.ALL
+        if self.n and rows in (Rows.LAST, Rows.FIRST):
+            self.want_logits[self.n - 1 if rows is Rows.LAST else 0] = 1
+        self.n_rows = int(self.want_logits[: self.n].sum())
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
         """The same rows one position later: (n,) tokens that followed. Every row must have wanted logits."""
@@ -321,9 +359,14 @@ class Engine(Protocol):
     def logits(self, row: int) -> np.ndarray:
         """(n_vocab,) float32 view of the last decode's row-th logits, borrowed until the next decode. None of a batch that goes on."""
 
+    def hidden(self) -> np.ndarray:
+        """(rows, n_embd) float32: the last hidden states that a decoded batch with `want_hidden` wanted, in batch order."""
+
     # resumable prefill; a sequence has at most one chunk in progress
-    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:
+    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         """Begin one chunk (<= n_ubatch tokens) after the sequence's last position. False: all lanes are taken.
+
+        `hidden`: the chunk's last hidden states are wanted, of these rows, and no logits; ALL only up to `EmbeddingInfo.n_rows` tokens.
 
         Raises: KV_FULL, INSUFFICIENT_MEMORY, DECODE_FAILED where no chunk can be read any more; BAD_BATCH: our bug.
         """
@@ -339,6 +382,16 @@ class Engine(Protocol):
 
     def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
         """(n_vocab,) float32 view, borrowed until the lane computes again."""
+
+    def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
+        """(rows, n_embd) float32: what `hidden` wanted, after DONE. The caller's own."""
+
+    # where inputs are computed whole (EmbeddingInfo.is_whole); in between `prefill_run`, and at the end `prefill_close`
+    def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
+        """Begin one call for these inputs. False: another one is under way. Raises: INSUFFICIENT_MEMORY, DECODE_FAILED."""
+
+    def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
+        """After DONE, for each input: (1, n) float32, or with pooling "none" a row for each token. The caller's own."""
 
     def handover(self, seq_id: SeqId) -> Transfer:
         """Make the computed chunks visible to `decode`. Frees the lane when it is done."""

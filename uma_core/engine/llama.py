@@ -15,15 +15,18 @@ import numpy as np
 
 from uma_core.engine.api import (
     NO_PAGES,
+    ROWS_OF,
     Batch,
     Capabilities,
     DecodeOutcome,
     DecodeStatus,
+    EmbeddingInfo,
     EngineInfo,
     Export,
     MemoryUse,
     ModelFacts,
     PrefillOutcome,
+    Rows,
     Sampler,
     Transfer,
 )
@@ -87,7 +90,7 @@ class LlamaEngine:
         lib.uma_kv_open_copier(self.decoder.gate)
         for _ in range(options.prefill_lanes):
             with tap.quiet():  # the decode context has warned of the same
-                lane = PrefillLane(self.model, lane_params(options, self.n_ctx_seq), self._bell)
+                lane = PrefillLane(self.model, lane_params(options, self.n_ctx_seq, self.model.n_vocab), self._bell)
             self.lanes.append(lane)
             warm_up(lane)
             discover(lane, self.model)
@@ -144,6 +147,13 @@ class LlamaEngine:
                 can_mix_adapters=False,
             ),
             adapters=self._adapters.infos,
+            embedding=EmbeddingInfo(
+                n_embd=model.n_embd,
+                pooling=model.pooling or DEFAULT_POOLING,
+                poolings=tuple(ROWS_OF),
+                n_input=self.n_ctx_seq,
+                n_rows=(self.lanes[0] if self.lanes else context).n_outputs,
+            ),
             kernels=self._kernels,
             notes=notes,
         )
@@ -210,6 +220,10 @@ class LlamaEngine:
         assert self.decoder is not None
         return self.decoder.logits(row)
 
+    def hidden(self) -> np.ndarray:
+        assert self.decoder is not None
+        return self.decoder.hidden.take()
+
     # resumable prefill
 
     def _lane(self, seq_id: SeqId) -> PrefillLane | None:
@@ -225,7 +239,7 @@ class LlamaEngine:
         cold = [lane for lane in free if lane.warm_seq < 0]
         return next(iter([*warm, *cold, *free]), None)
 
-    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:
+    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         assert self.decoder is not None
         lane = self._lane(seq_id)
         if lane is None:
@@ -235,8 +249,10 @@ class LlamaEngine:
             lane.take(seq_id, self.decoder, self.n_ctx_seq, self.decoder.kv_len(seq_id))
         if lane.n_chunk or len(tokens) > self.info.n_ubatch or lane.n_kv + len(tokens) > lane.n_cells:
             raise UmaError(ErrorCode.BAD_BATCH, "a chunk is in progress, or it does not fit")
+        if hidden is Rows.ALL and len(tokens) > lane.n_outputs:
+            raise UmaError(ErrorCode.BAD_BATCH, f"at most {lane.n_outputs} hidden states of one chunk")
         self._use(lane, self._sets[seq_id])
-        lane.start(tokens, want_logits)
+        lane.start(tokens, want_logits, hidden)
         return True
 
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
@@ -253,6 +269,17 @@ class LlamaEngine:
         lane = self._lane(seq_id)
         assert lane is not None
         return lane.logits()
+
+    def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
+        lane = self._lane(seq_id)
+        assert lane is not None
+        return lane.hidden.take()
+
+    def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
+        raise UmaError(ErrorCode.UNSUPPORTED, "this engine reads inputs chunk by chunk")
+
+    def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
+        return []
 
     def handover(self, seq_id: SeqId) -> Transfer:
         lane = self._lane(seq_id)
@@ -350,6 +377,7 @@ class LlamaEngine:
         self.model.close()
 
 
+DEFAULT_POOLING = "last"  # of decoders whose file says nothing: only the last token has seen all the others
 ALL_KERNELS = 7  # the bit set of native/uma.h
 
 

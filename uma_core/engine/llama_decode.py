@@ -11,12 +11,37 @@ from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_model import LlamaModel, new_context
 from uma_core.engine.refusals import refusals
+from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, TokenId
 
 NO_CELLS = 1  # of llama_decode
 BAD = DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
 BROKEN = BAD._replace(status=DecodeStatus.FATAL)
 STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.FULL, 2: DecodeStatus.ABORTED, -1: DecodeStatus.BAD_BATCH}
+
+
+class Hidden:
+    """Where a context's gate puts hidden states. `open` before a call that wants them, `close` after it."""
+
+    def __init__(self, gate: Any, n_embd: int) -> None:
+        self._gate = gate
+        self._n_embd = n_embd
+        self._rows = np.zeros((0, n_embd), np.float32)
+
+    def open(self, n_rows: int) -> None:
+        self._rows = np.empty((n_rows, self._n_embd), np.float32)
+        self._gate.hidden = ffi.from_buffer("float *", self._rows) if n_rows else ffi.NULL
+        self._gate.hidden_max, self._gate.n_hidden = self._rows.size, 0
+
+    def close(self) -> None:
+        self._gate.hidden = ffi.NULL
+
+    def take(self) -> np.ndarray:
+        """(rows, n_embd) float32. Raises: UNSUPPORTED where the model's graph has no such rows."""
+        rows, self._rows = self._rows, np.zeros((0, self._n_embd), np.float32)
+        if self._gate.n_hidden != rows.size:
+            raise UmaError(ErrorCode.UNSUPPORTED, "llama.cpp's graph of this architecture shows no hidden states to make a vector of")
+        return rows
 
 
 class DecodeContext:
@@ -36,6 +61,8 @@ class DecodeContext:
         params.abort_callback_data = self.abort_flag
         self.handle = new_context(model, params, "decode")
         self.memory = lib.llama_get_memory(self.handle)
+        self.hidden = Hidden(self.gate, model.n_embd)
+        self.n_outputs = int(params.n_outputs_max)
         self.n_vocab = model.n_vocab
         self.n_batch = int(lib.llama_n_batch(self.handle))
         self._rows = ffi.new("uma_rows *")
@@ -65,12 +92,30 @@ class DecodeContext:
                 self._handles[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         if self.is_broken:
             return BROKEN
+        if batch.want_hidden:
+            return self._decode_hidden(batch)
         rc = lib.uma_decode(self.handle, rows)
         self.is_broken = rc == lib.UMA_BROKEN
         if rc == NO_CELLS:
             refusals.add()
         tokens: list[TokenId] = ffi.unpack(self._out, batch.n_rows) if rc == 0 and batch.n_rows else []
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), tokens, rows.call_ns, rows.sample_ns)
+
+    def _decode_hidden(self, batch: Batch) -> DecodeOutcome:
+        if batch.n_rows > self.n_outputs:
+            return BAD
+        rows = self._rows
+        self.hidden.open(batch.n_rows)
+        rows.out = ffi.NULL
+        try:
+            rc = lib.uma_decode(self.handle, rows)
+        finally:
+            rows.out = self._out
+            self.hidden.close()
+        self.is_broken = rc == lib.UMA_BROKEN
+        if rc == NO_CELLS:
+            refusals.add()
+        return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), [], rows.call_ns, 0)
 
     def logits(self, row: int) -> np.ndarray:
         """The row-th wanted row: llama.h addresses logits by position in the batch."""

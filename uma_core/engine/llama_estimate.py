@@ -12,7 +12,7 @@ from uma_core.engine.api import MemoryUse
 from uma_core.engine.header import check_file, refusal, words_of_failure
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama_log import Line, tap
-from uma_core.engine.llama_params import decode_params, is_unified, lane_params, model_params
+from uma_core.engine.llama_params import decode_params, encoder_params, is_unified, lane_params, model_params
 from uma_core.errors import ErrorCode, UmaError
 
 _MIB = 1 << 20
@@ -20,7 +20,7 @@ _KV_SIZE = re.compile(r"^llama_(?:kv_cache|memory)\w*: size = +([\d.]+) MiB")
 _COMPUTE_SIZE = re.compile(r"compute buffer size = +([\d.]+) MiB")
 
 
-def estimate(path: str, options: EngineOptions) -> MemoryUse:
+def estimate(path: str, options: EngineOptions, is_encoding: bool = False) -> MemoryUse:
     """Weights, KV and compute buffers of the model at `path` with these options. Blocks: reads the header and vocabulary.
 
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
@@ -36,20 +36,31 @@ def estimate(path: str, options: EngineOptions) -> MemoryUse:
         if not model:
             raise refusal(path, mark)
         try:
-            return _lay_out(model, options)
+            return _lay_out(model, options, is_encoding)
         finally:
             lib.llama_model_free(model)
 
 
-def _lay_out(model: object, options: EngineOptions) -> MemoryUse:
+def _lay_out(model: object, options: EngineOptions, is_encoding: bool) -> MemoryUse:
+    if is_encoding:
+        return _lay_out_encoder(model, options)
     decode = decode_params(options, int(lib.llama_model_n_ctx_train(model)))
     decode_sizes, n_ctx_seq = _context(model, decode)
     lane_sizes = (0, 0)
     n_lanes = 0 if is_unified(options) else options.prefill_lanes
     if n_lanes:
-        lane_sizes, _ = _context(model, lane_params(options, n_ctx_seq))
+        n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        lane_sizes, _ = _context(model, lane_params(options, n_ctx_seq, n_vocab))
     kv, compute = (d + n_lanes * lane for d, lane in zip(decode_sizes, lane_sizes, strict=True))
     return MemoryUse(int(lib.llama_model_size(model)), kv, compute)
+
+
+def _lay_out_encoder(model: object, options: EngineOptions) -> MemoryUse:
+    n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+    params = encoder_params(options, int(lib.llama_model_n_ctx_train(model)), n_vocab)
+    (kv, compute), _ = _context(model, params)
+    n_rows = int(params.n_batch) * (n_vocab + int(lib.llama_model_n_embd_out(model))) * 4
+    return MemoryUse(int(lib.llama_model_size(model)), kv, compute + n_rows)
 
 
 def _context(model: object, params: object) -> tuple[tuple[int, int], int]:
@@ -68,6 +79,11 @@ def _context(model: object, params: object) -> tuple[tuple[int, int], int]:
 def sizes(lines: list[Line], pattern: re.Pattern[str]) -> int:
     """Sum of the MiB figures in the lines that match."""
     return round(sum(float(found[1]) for line in lines if (found := pattern.search(line.text))) * _MIB)
+
+
+def context_bytes(mark: int) -> int:
+    """KV and compute buffers of the contexts that were made since the log line `mark`."""
+    return sizes(tap.since(mark), _KV_SIZE) + compute_bytes(mark)
 
 
 def compute_bytes(mark: int) -> int:

@@ -93,6 +93,15 @@ class LlamaModel:
         return int(value) if value is not None else default
 
     @property
+    def n_embd(self) -> int:
+        return int(lib.llama_model_n_embd(self.handle))
+
+    @property
+    def pooling(self) -> str:
+        """As the file says; "" where it says nothing."""
+        return POOLING.get(self.meta_int("pooling_type", -1), "")
+
+    @property
     def arch(self) -> str:
         return self.meta("general.architecture") or "unknown"
 
@@ -129,8 +138,16 @@ class LlamaModel:
             n_embd=self.meta_int("embedding_length"),
             vocab_type=VOCAB_TYPES.get(lib.llama_vocab_type(self.vocab), "unknown"),
             description=text(buffer),
-            pooling=POOLING.get(self.meta_int("pooling_type", -1), ""),
+            pooling=self.pooling,
+            add_sep=bool(lib.llama_vocab_get_add_sep(self.vocab)),
+            rerank_template=self.rerank_template,
         )
+
+    @property
+    def rerank_template(self) -> str:
+        """A reranker's prompt, with {query} and {document} in it; "" where the file has none."""
+        pointer = lib.llama_model_chat_template(self.handle, b"rerank")
+        return text(pointer) if pointer else ""
 
     def _specials(self) -> Iterator[tuple[str, tuple[TokenId, str]]]:
         for name in SPECIALS:

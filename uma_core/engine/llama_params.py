@@ -23,6 +23,10 @@ KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0", "q4_0": "GGML_TYPE
 FLASH = {"auto": "LLAMA_FLASH_ATTN_TYPE_AUTO", "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED", "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED"}
 KV_BLOCK = 32  # elements that q8_0 and q4_0 quantize together
 N_OUTPUTS_MIN = 16  # rows with logits per decode call; the compute buffer grows with it
+ENCODER_BYTES = 1 << 30  # of rows that llama.cpp sets aside for an encoder's call
+ENCODER_LEAST = 64  # tokens of a call, however large the vocabulary is
+ENCODER_INPUTS = 64  # of one call: more of them are not computed any faster
+OUTPUT_BYTES = 16 << 20  # of rows that llama.cpp sets aside beside hidden states, which it copies in one go: about 3 ms
 
 
 def model_params(options: EngineOptions, path: str) -> tuple[Any, Any]:
@@ -98,9 +102,36 @@ def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
     )
 
 
-def lane_params(options: EngineOptions, n_ctx_seq: int) -> Any:
+def lane_params(options: EngineOptions, n_ctx_seq: int, n_vocab: int) -> Any:
     """llama_context_params of a prefill lane: one sequence, one chunk at a time."""
-    return _context_params(options, n_ctx=n_ctx_seq, n_seq_max=1, kv_unified=True, n_outputs_max=1, n_batch=options.n_ubatch)
+    n_outputs = lane_outputs(options, n_vocab)
+    return _context_params(options, n_ctx=n_ctx_seq, n_seq_max=1, kv_unified=True, n_outputs_max=n_outputs, n_batch=options.n_ubatch)
+
+
+def lane_outputs(options: EngineOptions, n_vocab: int) -> int:
+    """Most tokens of a lane's chunk whose hidden states can be had: llama.cpp sets a row of logits aside for each."""
+    return max(1, min(options.n_ubatch, max(N_OUTPUTS_MIN, OUTPUT_BYTES // (4 * n_vocab))))
+
+
+def encoder_shape(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> tuple[int, int, int]:
+    """Most tokens of an encoder's input, tokens of one call, and inputs of one call.
+
+    Unless `engine.encoder_ctx` says otherwise, an input is no longer than what llama.cpp's rows of logits, of which an encoder has none
+    but for which memory is taken, leave of ENCODER_BYTES.
+    """
+    n_most = max(ENCODER_LEAST, ENCODER_BYTES // (4 * n_vocab))
+    n_input = min(n_ctx_train, options.encoder_ctx or n_most)
+    n_batch = max(n_input, min(options.n_ubatch, n_most))
+    return n_input, n_batch, min(ENCODER_INPUTS, n_batch)
+
+
+def encoder_params(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> Any:
+    """llama_context_params of an encoder: whole inputs, all in one call."""
+    _, n_batch, n_inputs = encoder_shape(options, n_ctx_train, n_vocab)
+    params = _context_params(options, n_ctx=n_batch, n_seq_max=n_inputs, kv_unified=True, n_outputs_max=n_batch, n_batch=n_batch)
+    params.n_ubatch = n_batch
+    params.embeddings = True
+    return params
 
 
 def _context_params(options: EngineOptions, **values: Any) -> Any:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from uma_core.engine.api import PrefillOutcome, PrefillStatus
+from uma_core.engine.api import PrefillOutcome, PrefillStatus, Rows
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama_decode import NO_CELLS, DecodeContext, view_logits
+from uma_core.engine.llama_decode import NO_CELLS, DecodeContext, Hidden, view_logits
 from uma_core.engine.llama_kv import Move, Span
 from uma_core.engine.llama_model import LlamaModel, new_context
 from uma_core.engine.refusals import refusals
@@ -40,6 +40,8 @@ class PrefillLane:
         self.handle = new_context(model, params, "prefill")
         lib.uma_prefill_bind(self.native, self.handle, bell)
         self.gate = lib.uma_prefill_gate(self.native)
+        self.hidden = Hidden(self.gate, model.n_embd)
+        self.n_outputs = int(params.n_outputs_max)
         self.memory = lib.llama_get_memory(self.handle)
         self.n_cells = int(lib.llama_n_ctx(self.handle))
         self.n_batch = int(lib.llama_n_batch(self.handle))
@@ -96,10 +98,13 @@ class PrefillLane:
                 break
         return self._fill is None
 
-    def start(self, tokens: np.ndarray, want_logits: bool) -> None:
-        self.n_chunk = len(tokens)
+    def start(self, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> None:
+        n = self.n_chunk = len(tokens)
         data = np.ascontiguousarray(tokens, np.int32)
-        lib.uma_prefill_start(self.native, ffi.from_buffer("llama_token *", data), self.n_chunk, self.n_kv, want_logits)
+        if hidden is not None:
+            self.hidden.open({Rows.NONE: 0, Rows.ALL: n}.get(hidden, 1))
+        want = int(want_logits) if hidden is None else int(hidden)
+        lib.uma_prefill_start(self.native, ffi.from_buffer("llama_token *", data), n, self.n_kv, want)
 
     def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
         run = self._run
@@ -122,6 +127,7 @@ class PrefillLane:
         outcome = PrefillOutcome(status, run.n_pieces, run.fraction, run.elapsed_ns, run.longest_ns)
         if run.is_done:
             self.n_chunk_done, self.n_chunk = self.n_chunk, 0
+            self.hidden.close()
         return outcome
 
     def logits(self) -> np.ndarray:
@@ -140,6 +146,7 @@ class PrefillLane:
         if self.n_chunk:
             lib.uma_prefill_cancel(self.native)
             self.n_chunk = 0
+        self.hidden.close()
         self._fill = None
         if not self.is_broken:
             lib.llama_memory_seq_rm(self.memory, 0, -1, -1)

@@ -31,6 +31,8 @@ def open_engine(options: EngineOptions, path: str = "", progress: Progress | Non
     path = _path(options, path)
     if options.engine == "fake":
         return importlib.import_module("uma_core.engine.fake_open").open_fake(options, path)  # type: ignore[no-any-return]
+    if _is_encoder(path):
+        return importlib.import_module("uma_core.engine.encoder").EncoderEngine(path, options, progress)  # type: ignore[no-any-return]
     if options.engine == "auto":
         return _open_chosen(options, path, progress, trial)
     return _open(options.engine, options, path, progress)
@@ -87,6 +89,8 @@ def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
     name, path = options.engine, _path(options, path)
     if name == "fake":
         return importlib.import_module("uma_core.engine.fake_open").estimate_fake(options)  # type: ignore[no-any-return]
+    if _is_encoder(path):
+        return importlib.import_module("uma_core.engine.llama_estimate").estimate(path, options, is_encoding=True)  # type: ignore[no-any-return]
     if name == "auto":
         name = importlib.import_module("uma_core.engine.choose").choose(path, options).engine
     return _estimate(name, options, path)
@@ -97,6 +101,10 @@ def _estimate(name: str, options: EngineOptions, path: str) -> MemoryUse:
     use: MemoryUse = importlib.import_module(module).estimate(path, options)
     n_bytes = importlib.import_module("uma_core.engine.lora").check_adapters(options, path)
     return use._replace(weights=use.weights + n_bytes)
+
+
+def _is_encoder(path: str) -> bool:
+    return importlib.import_module("uma_core.engine.encoder").is_encoder(path)  # type: ignore[no-any-return]
 
 
 def _path(options: EngineOptions, path: str) -> str:

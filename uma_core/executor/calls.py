@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from uma_core.clock import Clock
-from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Engine, PrefillStatus, Sampler
+from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Engine, PrefillStatus, Rows, Sampler
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.books import Books
 from uma_core.executor.endings import Deliveries
@@ -17,11 +19,13 @@ from uma_core.executor.meters import Meters
 from uma_core.policy.cost import CostModel
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport
+from uma_core.session.embedding import Embedding
 from uma_core.session.scoring import Scoring
 from uma_core.session.session import Session
-from uma_core.types import Lane, Phase, TokenId
+from uma_core.types import FinishReason, Lane, Phase, TokenId
 
 N_FULL_MOST = 1000  # ticks that a session waits for cells that were reserved for it, before it fails
+NO_ROWS = np.zeros((0, 0), np.float32)
 OK = DecodeStatus.OK  # looking a member up runs code of the enum
 Items = Sequence[tuple[PlanItem, Session]]
 
@@ -192,32 +196,32 @@ class Calls:
         self.announce()
         self._t_run_end_ns = self._clock.now_ns() + plan.run_ns
         if not session.n_chunk:
-            tokens = session.token_at(session.n_past, session.n_past + item.n_tokens)
             try:
-                if not engine.prefill_open(session.seq_id, tokens, item.want_logits):
-                    return
+                n_tokens = self._open_chunk(item, session)
             except UmaError as error:  # no memory for its graph
                 self._deliveries.fail(session, error, self._clock.now_ns())
                 return
-            session.n_chunk, session.chunk_fraction = item.n_tokens, 0.0
+            if not n_tokens:
+                return
+            session.n_chunk, session.chunk_fraction = n_tokens, 0.0
             session.touch()
             if self._clock.now_ns() + plan.quantum_ns > self._t_run_end_ns and not plan.min_pieces:
                 return  # opening took long; its first piece has time in the next tick
         outcome = engine.prefill_run(session.seq_id, self._t_run_end_ns, plan.quantum_ns, plan.min_pieces)
-        now = self._clock.now_ns()
+        now, n_chunk = self._clock.now_ns(), session.n_chunk
         share = outcome.fraction - session.chunk_fraction
         is_sound = outcome.n_pieces > 0 and outcome.status is not PrefillStatus.FAILED  # else it tells nothing about a chunk's time
-        whole = cost.prefill_ns(item.n_tokens, session.n_past) if is_sound else 0
+        whole = cost.prefill_ns(n_chunk, session.n_past) if is_sound else 0
         self.books.add(
             CallReport(
                 Phase.PREFILL,
-                n_rows=round(item.n_tokens * share),
+                n_rows=round(n_chunk * share),
                 n_kv=session.n_past,
                 predicted_ns=round(whole * share),
                 elapsed_ns=outcome.elapsed_ns,
                 longest_ns=outcome.longest_ns,
                 is_full=False,
-                n_chunk=item.n_tokens,
+                n_chunk=n_chunk,
                 n_pieces=outcome.n_pieces,
                 whole_ns=whole,
             ),
@@ -227,10 +231,91 @@ class Calls:
         session.touch()
         if outcome.n_pieces:  # a lane that only fills must not hide that its prompt starves
             session.progress(0, now)
-        if outcome.status is PrefillStatus.DONE:
+        if outcome.status is PrefillStatus.DONE and session.embedding is not None:
+            self._end_embedded(session, session.embedding, now)
+        elif outcome.status is PrefillStatus.DONE:
             self._end_chunk(item, session, now)
         elif outcome.status is PrefillStatus.FAILED:
             self._deliveries.fail(session, UmaError(ErrorCode.DECODE_FAILED, "reading the prompt failed"), now)
+
+    def _open_chunk(self, item: PlanItem, session: Session) -> int:
+        """Tokens of the chunk, or of the whole inputs, that were begun; 0: all lanes are taken. Of inputs no more is read than to their ends."""
+        engine, embedding, seq_id = self._engine, session.embedding, session.seq_id
+        if embedding is None:
+            tokens = session.token_at(session.n_past, session.n_past + item.n_tokens)
+            return item.n_tokens if engine.prefill_open(seq_id, tokens, item.want_logits) else 0
+        if embedding.info.is_whole:
+            inputs = embedding.call(item.n_tokens, engine.info.n_ubatch)
+            return sum(map(len, inputs)) if engine.encode_open(seq_id, inputs, embedding.pooling) else 0
+        tokens, rows = embedding.chunk(session.n_past, item.n_tokens)
+        return len(tokens) if engine.prefill_open(seq_id, tokens, False, rows) else 0
+
+    # inputs that become vectors
+
+    def embed(self, item: PlanItem, session: Session) -> None:
+        """A chunk of an input, where none can pause: a decode call of its own, no longer than planned."""
+        embedding, batch = session.embedding, self._batch
+        assert embedding is not None
+        if session.phase is Phase.DONE:
+            return
+        tokens, rows = embedding.chunk(session.n_past, item.n_tokens)
+        self._last = None
+        batch.clear()
+        batch.goes_on = False
+        batch.extend(tokens, session.n_past, session.seq_id, False)
+        batch.want(rows)
+        batch.want_hidden = rows is not Rows.NONE
+        self._rows, self._samplers, self._n_kv = [], [], 0
+        try:
+            outcome = self._compute([session], len(tokens), session.n_past)
+        finally:
+            batch.want_hidden = False
+        if outcome.status is not OK:
+            self._recover([(item, session)], outcome.status, self._t_now_ns)
+            return
+        session.n_full = 0
+        self._take_rows(session, embedding, len(tokens), lambda: self._engine.hidden() if rows is not Rows.NONE else NO_ROWS)
+
+    def _end_embedded(self, session: Session, embedding: Embedding, now: int) -> None:
+        n, seq_id = session.n_chunk, session.seq_id
+        session.drop_chunk()
+        if not embedding.info.is_whole:
+            if not self._take_rows(session, embedding, n, lambda: self._engine.prefill_hidden(seq_id)):
+                session.transfer = self._engine.handover(seq_id)
+                self._meters.kv_copied.add(session.transfer.n_bytes)
+                session.touch()
+            return
+        self._meters.prefill_tokens.add(n)
+        try:
+            embedding.add_whole(self._engine.encode_result(seq_id))
+        except UmaError as error:
+            self._deliveries.fail(session, error, now)
+            return
+        self._end_input(session, embedding)
+
+    def _take_rows(self, session: Session, embedding: Embedding, n_tokens: int, rows: Callable[[], np.ndarray]) -> bool:
+        """Hidden states of a chunk that is computed. True: its input, or the request, is over."""
+        now = self._clock.now_ns()
+        session.progress(n_tokens, now)
+        self._count_read(n_tokens)
+        try:
+            if not embedding.add(n_tokens, rows()):
+                return False
+        except UmaError as error:
+            self._deliveries.fail(session, error, now)
+            return True
+        self._end_input(session, embedding)
+        return True
+
+    def _end_input(self, session: Session, embedding: Embedding) -> None:
+        self._engine.prefill_close(session.seq_id)
+        self._engine.kv_truncate(session.seq_id, 0)
+        now = self._clock.now_ns()
+        session.t_progress_ns = now
+        if embedding.is_done:
+            self._deliveries.finish(session, FinishReason.STOP, now)
+        else:
+            session.next_input()
 
     def _end_chunk(self, item: PlanItem, session: Session, now: int) -> None:
         session.n_chunk, session.chunk_fraction = 0, 0.0

@@ -190,7 +190,8 @@ class Deliveries:
         logprobs = self._kept_logprobs(session, unsent)
         usage, timing = session.usage(), session.timing(now_ns)
         if session.group is None:
-            self._events.append(Final(session.conn_id, session.id, reason, text, usage, timing, error, stop, logprobs))
+            embedding = session.embedding if reason is FinishReason.STOP else None
+            self._events.append(Final(session.conn_id, session.id, reason, text, usage, timing, error, stop, logprobs, embedding=embedding))
             return
         problem = error.to_dict() if error is not None else None
         answer = Ended(session.index, reason, text, usage, timing, problem, stop, logprobs)
@@ -232,6 +233,8 @@ class Deliveries:
     def open_sampler(self, session: Session) -> None:
         """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""
         request = session.request
+        if session.embedding is not None:
+            return
         params = dataclasses.replace(request.sampling, ban_eog=request.ignore_eos)
         if request.best_of > request.n and params.logprobs is None:
             params = dataclasses.replace(params, logprobs=0)

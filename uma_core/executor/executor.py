@@ -255,7 +255,7 @@ class Executor:
         self.places.park(plan)
         self._admit(plan)
         self.places.take(plan)
-        groups, sliced = self._resolve(plan)
+        groups, sliced, embeds = self._resolve(plan)
         self._groups = groups
         for group in groups:
             for _, session in group:
@@ -264,6 +264,8 @@ class Executor:
             live = group if is_whole else [pair for pair in group if _goes(*pair)]
             if live:
                 self.calls.decode(live, plan.n_repeats > 0 and self._goes_on(plan.n_repeats))
+        for item, session in embeds:
+            self.calls.embed(item, session)
         if sliced is not None:
             self.calls.prefill(*sliced, plan, self.cost)
         moving = [s for s in self.table if s.transfer is not None]
@@ -271,7 +273,7 @@ class Executor:
         if moving:
             self.calls.transfers(moving, plan.transfer_ns)
         self.cache.settle(until)
-        return bool(groups or sliced or moving or plan.admit or plan.park or self.cache.is_settling)
+        return bool(groups or sliced or embeds or moving or plan.admit or plan.park or self.cache.is_settling)
 
     def _admit(self, plan: Plan) -> None:
         now = self._clock.now_ns()
@@ -280,7 +282,9 @@ class Executor:
             self.table.admit(session, admission.seq_id, now)
             self.meters.queue_wait[session.lane].observe(now - session.t_queued_ns)
 
-    def _resolve(self, plan: Plan) -> tuple[list[list[tuple[PlanItem, Session]]], tuple[PlanItem, Session] | None]:
+    def _resolve(self, plan: Plan) -> tuple[list[list[tuple[PlanItem, Session]]], tuple[PlanItem, Session] | None, list[tuple[PlanItem, Session]]]:
+        """Decode calls; the chunk that pauses; chunks of embeddings that do not, each a call of its own."""
+        embeds: list[tuple[PlanItem, Session]] = []
         groups: dict[int, list[tuple[PlanItem, Session]]] = {}
         sliced = None
         for item in plan.items:
@@ -289,9 +293,11 @@ class Executor:
                 continue  # what its sequence held is still being saved
             if item.call == SLICED:
                 sliced = pair
+            elif pair[1].embedding is not None:
+                embeds.append(pair)
             else:
                 groups.setdefault(item.call, []).append(pair)
-        return [groups[call] for call in sorted(groups)], sliced
+        return [groups[call] for call in sorted(groups)], sliced, embeds
 
     def _learn(self, state: SchedulerState, plan: Plan) -> None:
         """What this tick taught the policy, the metrics and the recorder."""

@@ -14,6 +14,7 @@ from uma_core.clock import Clock
 from uma_core.engine.api import EngineInfo
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor import overflow
+from uma_core.session.embedding import Embedding
 from uma_core.session.events import Accepted, Event, Refused, Submit
 from uma_core.session.session import Grant, Session
 from uma_core.session.table import SessionTable
@@ -80,6 +81,8 @@ class Admittance:
             raise self.closed
         if table.find(command.conn_id, request.id):
             raise UmaError(ErrorCode.DUPLICATE_ID)
+        if request.embed is None and not info.can_generate:
+            raise UmaError(ErrorCode.UNSUPPORTED, "this model makes vectors or scores, no text: ask `embed` or `rerank`")
         n_answers = max(request.n, request.best_of)
         if n_answers > info.n_seq_max:
             field = "best_of" if request.best_of else "n"
@@ -87,10 +90,11 @@ class Admittance:
         tokens = np.asarray(command.tokens, np.int32)
         _check_tokens(tokens, info.n_vocab)
         adapters = adapters_of(request, info)
-        session = self._fitted(command, tokens, info.n_ctx_seq)
+        session = self._embedding(command, tokens, info) if request.embed is not None else self._fitted(command, tokens, info.n_ctx_seq)
         session.adapters = adapters
         session.n_cells = -(-session.n_cells // info.kv_page) * info.kv_page
-        if request.lane is None and session.n_prompt - n_cached(session) > limits.auto_lane_tokens:
+        is_batch = session.embedding is not None and len(session.embedding.inputs) > 1
+        if request.lane is None and (is_batch or session.n_prompt - n_cached(session) > limits.auto_lane_tokens):
             session.lane = Lane.BACKGROUND
         if table.n_queued[session.lane] >= limits.queue[session.lane]:
             raise self._overloaded(session.lane, table)
@@ -127,6 +131,22 @@ class Admittance:
         session.message_ends = ends
         session.uid = command.peer.uid
         session.matcher = command.matcher
+        return session
+
+    def _embedding(self, command: Submit, tokens: np.ndarray, info: EngineInfo) -> Session:
+        """A session that computes one input after the other, and no answer. Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE."""
+        request = command.request
+        assert request.embed is not None
+        if info.embedding is None:
+            raise UmaError(ErrorCode.UNSUPPORTED, "this engine makes no vectors")
+        embedding = Embedding(request.embed, np.split(tokens, command.message_ends[:-1]), info.embedding)
+        lane = Lane.INTERACTIVE if request.lane is None else request.lane
+        session = Session(next(self._sids), command.conn_id, self._completed(request), embedding.current, Grant(lane, 1, self._clock.now_ns()))
+        session.embedding = embedding
+        session.n_given = embedding.n_tokens
+        session.n_cells = embedding.longest
+        session.t_received_ns = command.t_received_ns
+        session.uid = command.peer.uid
         return session
 
     def _completed(self, request: Request) -> Request:

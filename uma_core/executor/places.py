@@ -40,6 +40,9 @@ class Places:
             session.drop_chunk()
             seq_id = self._table.detach(session)
             self._engine.prefill_close(seq_id)
+            if session.embedding is not None:  # what it holds is of one input, which begins anew
+                self._engine.kv_truncate(seq_id, 0)
+                session.next_input()
             self._cache.park(session, seq_id)
             self._table.give_back(seq_id)
             session.become(Phase.PARKED)

@@ -25,7 +25,7 @@ def best_ride(state: SchedulerState, view: SessionView, limit_ns: int) -> Ride |
     """
     parts, cost = parts_of(state), state.cost
     n_streams = len(parts.talkers)
-    if cost.ride is None or view.n_chunk or not 0 < n_streams <= MAX_SPLIT or len(cost.splits[n_streams]) != 1:
+    if cost.ride is None or view.n_chunk or view.is_embedding or not 0 < n_streams <= MAX_SPLIT or len(cost.splits[n_streams]) != 1:
         return None
     if state.device.one_set_per_call and any(v.adapters != view.adapters for v in parts.talkers):
         return None

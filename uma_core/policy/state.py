@@ -45,6 +45,7 @@ class SessionView(NamedTuple):
     t_back_ns: int = 0  # when it came back after parking; 0: it was never parked
     t_held_ns: int = 0  # since when its reader takes nothing and it is paused; 0: it is not
     adapters: AdapterSet = ()  # LoRA adapters that it is computed with
+    is_embedding: bool = False  # its prompt has no answer: further inputs follow; rows of it cannot ride, and it is parked between two inputs only
 
     @property
     def n_left(self) -> int:

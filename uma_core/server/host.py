@@ -201,8 +201,11 @@ class Host:
                 raise UmaError(ErrorCode.SHUTTING_DOWN)
             # measuring beside running streams would slow them down, and would measure them
             mode = "stored" if self.rows and config.engine.calibrate == "auto" else config.engine.calibrate
+            if not engine.info.can_generate:
+                mode = "off"  # there is no stream to protect: what calls take is learnt from them
             cost = calibrate(engine, device_view(engine), self._clock, mode)
-            warm_up(engine)
+            if engine.info.can_generate:
+                warm_up(engine)
             executor = Executor(engine, self.admittance, config.scheduler.to_knobs(), cost, self._registry, self._clock)
             executor.set_cache(cache_of(config))
             return executor

@@ -131,6 +131,7 @@ class Final(NamedTuple):
     stop: dict[str, Any] | None = None  # the `text` or `token_id` of the request that ended it
     logprobs: tuple[TokenLogprob, ...] | None = None  # of all tokens; of a stream those that no Token event carried
     answers: tuple[Ended, ...] | None = None  # of a request with several that does not stream
+    embedding: Any = None  # session.embedding.Embedding with all its vectors, of an embed or rerank request that was carried out
 
 
 Event = Accepted | Queued | Refused | Stale | Prompt | Token | End | Final

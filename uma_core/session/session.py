@@ -17,6 +17,7 @@ from uma_core.engine.api import Sampler, Transfer
 from uma_core.policy.state import SessionView
 from uma_core.session.answer import Answer
 from uma_core.session.bans import Bans
+from uma_core.session.embedding import Embedding
 from uma_core.session.reasoning import Thinking
 from uma_core.session.scoring import Scoring
 from uma_core.session.text import TextStream
@@ -103,6 +104,7 @@ class Session:
         self.n_full = 0  # decode calls in a row that found no cells for it
         self.t_held_ns = 0  # since when its reader has fallen behind; 0: it has not
         self.transfer: Transfer | None = None
+        self.embedding: Embedding | None = None  # an embed or rerank request: `prompt` is the present input
         self.first_token: TokenId | None = None  # handed out when the second one is about to be computed
         self.sampler: Sampler | None = None
         self.scoring: Scoring | None = None  # while the log probabilities of its prompt are found
@@ -175,7 +177,7 @@ class Session:
     @property
     def can_decode(self) -> bool:
         """All is computed up to `next_token`: the rest of the prompt, if it is a token, is a row like any other."""
-        return self.n_past >= self.n_prompt - (not self.generated)
+        return self.embedding is None and self.n_past >= self.n_prompt - (not self.generated)
 
     @property
     def is_rereading(self) -> bool:
@@ -230,6 +232,14 @@ class Session:
         self.cache_version = 0
         self._view = None
 
+    def next_input(self) -> None:
+        """The present input of an embedding is to be computed, from its beginning."""
+        assert self.embedding is not None
+        self.embedding.restart()
+        self.prompt = self.embedding.current
+        self.n_prompt, self.n_past = len(self.prompt), 0
+        self._view = None
+
     def add_token(self, token: TokenId, now_ns: int) -> None:
         self.generated.append(token)
         if self.t_first_ns:
@@ -255,7 +265,7 @@ class Session:
                 client=self.client,
                 lane=self.lane,
                 phase=self.phase,
-                n_prompt=self.n_prompt,
+                n_prompt=self.n_prompt if self.embedding is None else self.n_prompt + self.embedding.n_later,
                 n_past=self.n_past,
                 n_cached=self.n_cached,
                 n_generated=len(self.generated),
@@ -278,6 +288,7 @@ class Session:
                 t_back_ns=self.t_back_ns,
                 t_held_ns=self.t_held_ns,
                 adapters=self.adapters,
+                is_embedding=self.embedding is not None,
             )
         return view
 

@@ -33,6 +33,7 @@ class BatchShape(NamedTuple):
     n_out: int  # rows that want logits
     n_span: int = 0  # cells that the longest span may have
     adapters: tuple[int, ...] = ()  # LoRA adapters that some row has, ascending
+    has_head: bool = True  # False: the rows that want logits give their last hidden states
 
 
 class Attention(Protocol):

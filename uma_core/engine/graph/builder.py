@@ -55,7 +55,7 @@ class Builder:
 
     def start(self, start: Start) -> None:
         """Make the inputs."""
-        self.n, self.n_out, self.n_span, self._active = start.batch
+        self.n, self.n_out, self.n_span, self._active, self.has_head = start.batch
         self.views: list[Any] = []  # of cells: what a batch's span changes
         self._attention, self.rope_mode = start.attention, start.rope_mode
         self.token = self.input(lib.GGML_TYPE_I32, self.n)
@@ -274,8 +274,10 @@ class Builder:
         return out if len(views) > 1 else lib.ggml_cont(context, out)
 
     def logits(self, x: Any) -> Any:
-        """(n_vocab, n_out): the head, or the embedding where the model has none of its own."""
+        """(n_vocab, n_out): the head, or the embedding where the model has none of its own. Of a graph without a head (n_embd, n_out)."""
         x = self.norm(x, "output_norm")
+        if not self.has_head:
+            return x
         y = self.product(x, "output" if self.weights.find("output.weight") else "token_embd", self.shape.n_vocab)
         y = self.scale(y, self.shape.logit_scale)
         cap = self.shape.final_softcap

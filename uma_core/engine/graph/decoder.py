@@ -61,7 +61,7 @@ class Decoder:
         rows = self._rows
         rows.n, rows.wake_fd, rows.goes_on = batch.n, batch.wake_fd, goes_on
         span = self._attention.span(rows, self._pages)
-        shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span, batch.n), active)
+        shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span, batch.n), active, not batch.want_hidden)
         if self._last is None or shape != self._last.batch or span != self._last.span or scales != self._last_scales:
             self.settle()  # what was begun is of another graph, which may have to make room
         try:
@@ -84,7 +84,8 @@ class Decoder:
                 self.n_kv[seq_id] = pos0 + n - goes_on
             else:
                 self._pages.truncate(seq_id, pos0)
-        tokens = ffi.unpack(self._out, batch.n_rows) if status is DecodeStatus.OK and batch.n_rows else []
+        has_tokens = status is DecodeStatus.OK and batch.n_rows and not batch.want_hidden
+        tokens = ffi.unpack(self._out, batch.n_rows) if has_tokens else []
         return DecodeOutcome(status, tokens, rows.call_ns, rows.sample_ns, rows.begun_ns)
 
     def _adapters(self, runs: list[Run]) -> tuple[tuple[list[dict[int, float]], list[int]], tuple[int, ...]]:
@@ -138,6 +139,10 @@ class Decoder:
         assert self._last is not None
         self.settle()
         return self._last.logits(row)
+
+    def hidden(self) -> np.ndarray:
+        assert self._last is not None
+        return self._last.hidden(self._last.batch.n_out)
 
     def close(self) -> None:
         self.settle()

@@ -14,15 +14,18 @@ import numpy as np
 from uma_core.config import EngineOptions
 from uma_core.engine.ahead import Ahead, pays
 from uma_core.engine.api import (
+    ROWS_OF,
     Batch,
     Capabilities,
     DecodeOutcome,
     DecodeStatus,
+    EmbeddingInfo,
     EngineInfo,
     Export,
     MemoryUse,
     ModelFacts,
     PrefillOutcome,
+    Rows,
     Sampler,
     Transfer,
 )
@@ -35,6 +38,7 @@ from uma_core.engine.graph.store import PAGE
 from uma_core.engine.graph.ticks import ride_rows, tick_shapes
 from uma_core.engine.graph.transfers import HostExport, Steps, import_moves
 from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama import DEFAULT_POOLING
 from uma_core.engine.llama_log import tap
 from uma_core.engine.llama_model import Progress
 from uma_core.engine.llama_params import check_threads, n_outputs
@@ -140,6 +144,13 @@ class GraphEngine:
                 ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
             ),
             adapters=loaded.network.adapters.infos,
+            embedding=EmbeddingInfo(
+                n_embd=shape.n_embd,
+                pooling=vocab.pooling or DEFAULT_POOLING,
+                poolings=tuple(ROWS_OF),
+                n_input=pages.n_ctx_seq,
+                n_rows=min(loaded.n_ubatch, pages.n_ctx_seq),
+            ),
             kernels=loaded.kernels,
             notes=loaded.notes,
         )
@@ -205,6 +216,10 @@ class GraphEngine:
         assert self.decoder is not None
         return self.decoder.logits(row)
 
+    def hidden(self) -> np.ndarray:
+        assert self.decoder is not None
+        return self.decoder.hidden()
+
     # resumable prefill
 
     def _lane(self, seq_id: SeqId) -> Lane | None:
@@ -215,7 +230,7 @@ class GraphEngine:
         assert lane is not None, "no lane serves this sequence"
         return lane
 
-    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:
+    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         assert self._loaded is not None
         self.settle()
         pages = self._loaded.pages
@@ -237,7 +252,7 @@ class GraphEngine:
             lane.take(seq_id, n_kv, scales)
         pages.reserve(seq_id, n_kv, n)
         try:
-            lane.start(tokens, want_logits)
+            lane.start(tokens, want_logits, hidden)
         except UmaError:
             self.prefill_close(seq_id)
             raise
@@ -251,6 +266,15 @@ class GraphEngine:
 
     def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
         return self._busy_lane(seq_id).logits()
+
+    def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
+        return self._busy_lane(seq_id).hidden()
+
+    def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
+        raise UmaError(ErrorCode.UNSUPPORTED, "this engine reads inputs chunk by chunk")
+
+    def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
+        return []
 
     def handover(self, seq_id: SeqId) -> Transfer:
         lane = self._busy_lane(seq_id)

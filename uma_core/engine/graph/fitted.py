@@ -21,7 +21,8 @@ class Fitted:
         self._fitting: Any = ffi.NULL
         longer = network.new_context(most.adapters)
         try:
-            network.build(longer, most._replace(n=most.n + 1), compute.attention)
+            n_more = int(most.n_out == most.n)  # every row is an output
+            network.build(longer, most._replace(n=most.n + 1, n_out=most.n_out + n_more), compute.attention)
             self.forward = Forward(network, pages, compute, most, workspace)
             self._fitting = lib.uma_fitting_new(self.forward.context, longer)
         finally:

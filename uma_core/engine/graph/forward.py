@@ -51,7 +51,7 @@ class Network:
         if logits is not None:
             lib.ggml_set_output(logits)
             lib.ggml_build_forward_expand(graph, logits)
-        return builder, logits, self._best(context, graph, logits)
+        return builder, logits, self._best(context, graph, logits) if batch.has_head else None
 
     def _best(self, context: Any, graph: Any, logits: Any) -> Any:
         """Each row's best token, where logits would have to be copied to find it."""
@@ -98,6 +98,7 @@ class Forward:
         n.backend, n.graph = compute.backend, builder.graph
         n.pages, n.n_pages_seq = pages.table_pointer, pages.table.shape[1]
         n.n_vocab = network.shape.n_vocab
+        n.n_hidden = 0 if batch.has_head else network.shape.n_embd
         inputs = builder.inputs()
         scales = builder.scales
         *addresses, at_logits, at_best = workspace.addresses([*inputs, *scales.values(), logits, best])
@@ -137,6 +138,11 @@ class Forward:
             lib.uma_forward_fetch(self.native)
         n_vocab = self.native.n_vocab
         return np.frombuffer(ffi.buffer(self.native.logits + row * n_vocab, 4 * n_vocab), np.float32)
+
+    def hidden(self, n_rows: int) -> np.ndarray:
+        """(n_rows, n_embd) float32, the caller's own: the outputs of a graph without a head."""
+        n_embd = self.native.n_hidden
+        return np.frombuffer(ffi.buffer(self.native.logits, 4 * n_rows * n_embd), np.float32).reshape(n_rows, n_embd).copy()
 
     def close(self) -> None:
         if self.context:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from uma_core.engine.api import PrefillOutcome, PrefillStatus
+from uma_core.engine.api import PrefillOutcome, PrefillStatus, Rows
 from uma_core.engine.graph.attention import BatchShape, Span
 from uma_core.engine.graph.fitted import Fitted
 from uma_core.engine.graph.forward import Compute, Network
@@ -36,6 +36,8 @@ class Lane:
         self._seq = np.zeros(self._n_most, np.int32)
         self._want = np.zeros(self._n_most, np.int8)
         self._scales: dict[int, float] = {}  # of LoRA adapters
+        self._hidden: Rows | None = None  # rows of the chunk whose hidden states are wanted
+        self._n_rows = 0  # of that chunk
         self.drop()
 
     @property
@@ -57,33 +59,40 @@ class Lane:
         self._scales = scales
         self.n_kv = self.n_seen = n
 
-    def start(self, tokens: np.ndarray, want_logits: bool) -> None:
-        """Begin a chunk; its pages are reserved. Raises: INSUFFICIENT_MEMORY."""
+    def start(self, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> None:
+        """Begin a chunk; its pages are reserved. For hidden states all rows are outputs: no head has to be paid for.
+
+        Raises: INSUFFICIENT_MEMORY.
+        """
         n = len(tokens)
+        self._hidden = hidden
+        has_output = want_logits or bool(hidden)
         data = np.ascontiguousarray(tokens, np.int32)
         self._pos[:n] = np.arange(self.n_kv, self.n_kv + n, dtype=np.int32)
         self._seq[:n] = self.seq_id
         self._want[:n] = 0
-        self._want[n - 1] = want_logits
+        self._want[n - 1] = has_output
         rows = self._rows
         rows.n, rows.wake_fd = n, -1
         views = [ffi.from_buffer("int32_t *", array) for array in (data, self._pos, self._seq)]
         rows.token, rows.pos, rows.seq_id = views
         rows.want = ffi.from_buffer("int8_t *", self._want)
         span = self._compute.attention.span(rows, self._pages)
-        forward = self._graph_of(span, tuple(sorted(self._scales))).fit(n, span)
+        forward = self._graph_of(span, tuple(sorted(self._scales)), hidden is None).fit(n, span)
         if self._scales:
             forward.scale([self._scales], [n])
         if not lib.uma_forward_fill(forward.native, rows):
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a chunk's plan")
-        lib.uma_slices_start(self._slices, forward.native, n, want_logits)
-        self.n_chunk = n
+        lib.uma_slices_start(self._slices, forward.native, n, has_output)
+        self.n_chunk = self._n_rows = n
 
-    def _graph_of(self, span: Span, adapters: tuple[int, ...]) -> Fitted:
+    def _graph_of(self, span: Span, adapters: tuple[int, ...], has_head: bool) -> Fitted:
         room = self._compute.attention.room(span, self._n_most)
-        if self._graph is None or self._graph.most.n_span < room or self._graph.most.adapters != adapters:
+        most = self._graph.most if self._graph is not None else None
+        if most is None or most.n_span < room or most.adapters != adapters or most.has_head is not has_head:
             self._close_graph()
-            self._graph = Fitted(self._network, self._pages, self._compute, BatchShape(self._n_most, 1, room, adapters), self._space)
+            most = BatchShape(self._n_most, 1 if has_head else self._n_most, room, adapters, has_head)
+            self._graph = Fitted(self._network, self._pages, self._compute, most, self._space)
         return self._graph
 
     def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
@@ -107,6 +116,14 @@ class Lane:
     def sample(self, sampler: Any) -> int:
         assert self._graph is not None
         return int(lib.uma_sample(self._graph.forward.native.logits, self._network.shape.n_vocab, sampler))
+
+    def hidden(self) -> np.ndarray:
+        """(rows, n_embd) float32, of the rows that `start` was told of."""
+        assert self._graph is not None
+        if not self._hidden:
+            return np.zeros((0, self._network.shape.n_embd), np.float32)
+        rows = self._graph.forward.hidden(self._n_rows)
+        return {Rows.LAST: rows[-1:], Rows.FIRST: rows[:1]}.get(self._hidden, rows)
 
     def drop(self) -> None:
         """Become free; a paused chunk needs no more than to be forgotten."""

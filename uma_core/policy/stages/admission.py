@@ -93,7 +93,7 @@ def _background_victim(state: SchedulerState, parts: Parts, blocked: SessionView
     residents = [
         v
         for v in parts.workers + parts.prompts
-        if v.lane is Lane.BACKGROUND and not v.n_chunk and (not v.t_back_ns or state.now_ns - v.t_back_ns >= stay_ns)
+        if v.lane is Lane.BACKGROUND and not v.n_chunk and not (v.is_embedding and v.n_past) and (not v.t_back_ns or state.now_ns - v.t_back_ns >= stay_ns)
     ]
     return _victim(state, residents, blocked)
 

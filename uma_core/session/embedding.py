@@ -1,0 +1,180 @@
+"""An embed or rerank request in progress: which input is next, and what has come of those before.
+
+Rules: owned by the compute thread. Inputs are computed in order: where the engine cuts them into chunks one by one, and what the
+pooling needs of each chunk is kept here; where it computes them whole, as many in a call as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from uma_core.engine.api import ROWS_OF, EmbeddingInfo, Rows
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import Embed
+
+BASE64_BYTES, TEXT_BYTES = 16 / 3, 16  # of one number in a reply, at most
+SCORE_BYTES = 64  # of one result of a rerank
+
+
+class Pool:
+    """Hidden states of one input, chunk by chunk, on their way to one vector."""
+
+    def __init__(self, pooling: str) -> None:
+        self.pooling = pooling
+        self.n_tokens = 0  # whose chunks have come
+        self._sum: np.ndarray | None = None
+        self._rows: list[np.ndarray] = []
+
+    def wants(self, start: int, n_left: int) -> Rows:
+        """Of the chunk that begins at `start` and leaves `n_left` tokens of the input."""
+        rows = ROWS_OF[self.pooling]
+        if (rows is Rows.FIRST and start) or (rows is Rows.LAST and n_left):
+            return Rows.NONE
+        return rows
+
+    def add(self, n_tokens: int, rows: np.ndarray) -> None:
+        self.n_tokens += n_tokens
+        if self.pooling == "mean":
+            part = rows.sum(0, dtype=np.float64)
+            self._sum = part if self._sum is None else self._sum + part
+        elif len(rows):
+            self._rows.append(rows)
+
+    def take(self) -> np.ndarray:
+        """(1, n_embd) float32, or without pooling a row for each token."""
+        if self._sum is not None:
+            return (self._sum / self.n_tokens).astype(np.float32)[None]
+        return np.concatenate(self._rows)
+
+
+class Embedding:
+    """`inputs`: token ids of each, (n,) int32. `vectors`: what came of the first of them."""
+
+    def __init__(self, wanted: Embed, inputs: Sequence[np.ndarray], info: EmbeddingInfo) -> None:
+        """Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE."""
+        self.wanted = wanted
+        self.info = info
+        self.pooling = "rank" if wanted.op == "rerank" else wanted.pooling or info.pooling
+        if self.pooling not in info.poolings:
+            why = "it has no classifier" if self.pooling == "rank" else "its pooling is fixed"
+            raise UmaError(ErrorCode.UNSUPPORTED, f"this model cannot do pooling {self.pooling}: {why}", pooling=self.pooling, known=list(info.poolings))
+        self.n_width = info.n_scores if self.pooling == "rank" else info.n_embd
+        if wanted.dimensions > self.n_width:
+            raise UmaError(
+                ErrorCode.BAD_REQUEST, f"`dimensions`: this model's vectors have {self.n_width}", field="dimensions", limit=self.n_width
+            )
+        self.inputs = [self._fitted(tokens, i) for i, tokens in enumerate(inputs)]
+        self._ends = np.cumsum([len(tokens) for tokens in self.inputs]).tolist()
+        self.n_tokens = int(self._ends[-1])
+        self._check_size()
+        self.vectors: list[np.ndarray] = []
+        self.n_call = 0  # inputs of the call under way, where they are computed whole
+        self.pool = self._new_pool()
+
+    def _fitted(self, tokens: np.ndarray, index: int) -> np.ndarray:
+        """A cut input keeps its last token: models end theirs with one of its own."""
+        limit = self.info.n_input
+        if not len(tokens):
+            raise UmaError(ErrorCode.BAD_REQUEST, f"input {index} has no tokens", field=self._field, index=index)
+        if len(tokens) <= limit:
+            return tokens
+        if self.wanted.truncate:
+            return np.concatenate([tokens[: limit - 1], tokens[-1:]])
+        message = f"input {index} has {len(tokens)} tokens, the model takes {limit}"
+        raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, index=index, n_tokens=len(tokens), limit=limit)
+
+    @property
+    def _field(self) -> str:
+        return "documents" if self.wanted.op == "rerank" else "input"
+
+    def _check_size(self) -> None:
+        """What an answer needs is known before anything is computed."""
+        wanted = self.wanted
+        n_rows = self.n_tokens if self.pooling == "none" else len(self.inputs)
+        n_bytes = int(n_rows * (wanted.dimensions or self.n_width) * (BASE64_BYTES if wanted.is_base64 else TEXT_BYTES))
+        if wanted.op == "rerank":
+            n_bytes = len(self.inputs) * SCORE_BYTES
+        if wanted.reply_bytes and n_bytes > wanted.reply_bytes:
+            message = f"the answer may have {n_bytes} bytes, the cap is {wanted.reply_bytes}: ask in parts"
+            raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, n_bytes=n_bytes, limit=wanted.reply_bytes)
+
+    def _new_pool(self) -> Pool:
+        return Pool("last" if self.info.is_whole else self.pooling)  # the engine pools what it computes whole
+
+    @property
+    def longest(self) -> int:
+        return max(len(tokens) for tokens in self.inputs)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.vectors) == len(self.inputs)
+
+    @property
+    def current(self) -> np.ndarray:
+        """The input that is computed now."""
+        return self.inputs[len(self.vectors)]
+
+    @property
+    def n_later(self) -> int:
+        """Tokens of the inputs after that."""
+        return 0 if self.is_done else self.n_tokens - self._ends[len(self.vectors)]
+
+    # inputs in chunks
+
+    def chunk(self, n_past: int, n_most: int) -> tuple[np.ndarray, Rows]:
+        """The next tokens of the current input, at most so many, and which of their hidden states are wanted."""
+        left = self.current[n_past:]
+        rows = self.pool.wants(n_past, max(0, len(left) - n_most))
+        n = min(n_most, len(left), self.info.n_rows if rows is Rows.ALL else n_most)
+        return left[:n], rows
+
+    def restart(self) -> None:
+        """The current input is computed anew."""
+        self.pool = self._new_pool()
+
+    def add(self, n_tokens: int, rows: np.ndarray) -> bool:
+        """A chunk is computed. True: it was the input's last one. Raises: DECODE_FAILED."""
+        self.pool.add(n_tokens, rows)
+        if self.pool.n_tokens < len(self.current):
+            return False
+        self._keep(self.pool.take())
+        self.restart()
+        return True
+
+    # whole inputs
+
+    def call(self, n_most: int, n_batch: int) -> list[np.ndarray]:
+        """The next inputs: at least one, and others while they have at most `n_most` tokens together, never more than `n_batch`."""
+        chosen: list[np.ndarray] = []
+        n = 0
+        for tokens in self.inputs[len(self.vectors) : len(self.vectors) + self.info.n_inputs]:
+            if chosen and n + len(tokens) > min(n_most, n_batch):
+                break
+            chosen.append(tokens)
+            n += len(tokens)
+        self.n_call = len(chosen)
+        return chosen
+
+    def add_whole(self, results: Sequence[np.ndarray]) -> None:
+        """The call is computed. Raises: DECODE_FAILED."""
+        for rows in results:
+            self._keep(rows)
+        self.n_call = 0
+
+    def _keep(self, rows: np.ndarray) -> None:
+        wanted = self.wanted
+        if not np.isfinite(rows).all():
+            raise UmaError(ErrorCode.DECODE_FAILED, f"the vector of input {len(self.vectors)} is not finite")
+        if wanted.dimensions:
+            rows = rows[:, : wanted.dimensions]
+        is_normal = self.pooling not in ("none", "rank") if wanted.normalize is None else wanted.normalize
+        self.vectors.append(normalized(rows) if is_normal and wanted.op == "embed" else rows)
+
+
+def normalized(rows: np.ndarray) -> np.ndarray:
+    """Each row with the Euclidean length 1; one of zeros stays."""
+    length = np.sqrt((rows.astype(np.float64) ** 2).sum(1, keepdims=True))
+    scaled: np.ndarray = (rows / np.where(length > 0, length, 1.0)).astype(np.float32)
+    return scaled
