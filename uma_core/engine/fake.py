@@ -17,16 +17,19 @@ import numpy as np
 from uma_core.clock import Clock, ManualClock
 from uma_core.engine.api import (
     NO_PAGES,
+    ROWS_OF,
     Adapter,
     Batch,
     Capabilities,
     DecodeOutcome,
     DecodeStatus,
+    EmbeddingInfo,
     EngineInfo,
     MemoryUse,
     ModelFacts,
     PrefillOutcome,
     PrefillStatus,
+    Rows,
     Sampler,
 )
 from uma_core.engine.fake_cost import INSTANT, FakeCost
@@ -36,6 +39,8 @@ from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 from uma_core.waking import wake
+
+N_EMBD = 8  # numbers of a vector
 
 
 @dataclass
@@ -86,11 +91,12 @@ class FakeModel:
 class _Chunk:
     """A prompt chunk in a lane."""
 
-    __slots__ = ("done_ns", "is_done", "tokens", "total_ns", "want_logits")
+    __slots__ = ("done_ns", "hidden", "is_done", "tokens", "total_ns", "want_logits")
 
-    def __init__(self, tokens: list[int], want_logits: bool, total_ns: float) -> None:
+    def __init__(self, tokens: list[int], want_logits: bool, total_ns: float, hidden: Rows) -> None:
         self.tokens = tokens
         self.want_logits = want_logits
+        self.hidden = hidden
         self.total_ns = max(1.0, total_ns)
         self.done_ns = 0.0
         self.is_done = False
@@ -184,6 +190,8 @@ class FakeEngine:
                 state = self._kv.append(seq, self._entry(seq, token))
                 if want:
                     self._rows.append(state)
+        if batch.want_hidden:
+            return DecodeOutcome(DecodeStatus.OK, [], self.clock.now_ns() - start, 0)
         nan, self.faults.nan_rows = self.faults.nan_rows, set()
         out = [-1 if i in nan else self._sample(s, samplers[i]) for i, s in enumerate(self._rows)]
         return DecodeOutcome(DecodeStatus.OK, out, self.clock.now_ns() - start, 0)
@@ -250,7 +258,7 @@ class FakeEngine:
         return row_logits(next_token(self._rows[row], self.model.eog_every))
 
     # resumable prefill
-    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool) -> bool:
+    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         if seq_id in self._chunks:
             raise ValueError(f"sequence {seq_id} has a chunk in progress")
         if len(self._chunks) >= self.model.n_prefill_lanes:
@@ -258,7 +266,7 @@ class FakeEngine:
         if not 0 < len(tokens) <= self.model.n_ubatch:
             raise ValueError(f"chunk of {len(tokens)} tokens")
         total = self._jitter(self.cost.prefill_ns(len(tokens), self._kv.n(seq_id)))
-        self._chunks[seq_id] = _Chunk([int(t) for t in tokens], want_logits, total)
+        self._chunks[seq_id] = _Chunk([int(t) for t in tokens], want_logits, total, hidden or Rows.NONE)
         return True
 
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
@@ -288,6 +296,21 @@ class FakeEngine:
 
     def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
         return row_logits(next_token(self._chunk_state(seq_id), self.model.eog_every))
+
+    def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
+        chunk = self._chunks[seq_id]
+        ends = range(1, len(chunk.tokens) + 1)
+        chosen = {Rows.NONE: [], Rows.LAST: ends[-1:], Rows.FIRST: ends[:1]}.get(chunk.hidden, ends)
+        return _hidden_rows([self._kv.peek(seq_id, chunk.tokens[:n]) for n in chosen])
+
+    def hidden(self) -> np.ndarray:
+        return _hidden_rows(self._rows)
+
+    def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
+        raise UmaError(ErrorCode.UNSUPPORTED, "this engine reads inputs chunk by chunk")
+
+    def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
+        return []
 
     def _chunk_state(self, seq_id: SeqId) -> int:
         chunk = self._chunks[seq_id]
@@ -400,6 +423,11 @@ def _runs(batch: Batch) -> list[tuple[int, list[int], list[int]]]:
     return runs
 
 
+def _hidden_rows(states: Sequence[int]) -> np.ndarray:
+    """A vector of what each sequence holds: (rows, N_EMBD) float32."""
+    return np.array([[((state >> 8 * i) & 255) / 128 - 1 for i in range(N_EMBD)] for state in states], np.float32).reshape(-1, N_EMBD)
+
+
 def _info(model: FakeModel) -> EngineInfo:
     return EngineInfo(
         engine="fake",
@@ -429,6 +457,7 @@ def _info(model: FakeModel) -> EngineInfo:
             model.n_prefill_lanes, model.can_rollback, True, True, True, model.is_unified, model.ride_rows, model.can_mix_adapters
         ),
         adapters=tuple(Adapter(name, f"{name}.gguf", scale, name, 0) for name, scale in model.adapters),
+        embedding=EmbeddingInfo(N_EMBD, "last", tuple(ROWS_OF), model.n_ctx if model.is_unified else model.n_ctx // model.n_seq_max, model.n_ubatch),
         notes=(f"begin-of-text is token {BOS}",),
         n_outputs=max(16, model.n_seq_max),
     )

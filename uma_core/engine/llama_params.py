@@ -122,7 +122,8 @@ def encoder_shape(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> tup
     n_most = max(ENCODER_LEAST, ENCODER_BYTES // (4 * n_vocab))
     n_input = min(n_ctx_train, options.encoder_ctx or n_most)
     n_batch = max(n_input, min(options.n_ubatch, n_most))
-    return n_input, n_batch, min(ENCODER_INPUTS, n_batch)
+    n_inputs = min(ENCODER_INPUTS, n_batch)
+    return n_input, -(-n_batch // n_inputs) * n_inputs, n_inputs  # llama.cpp lays out batches that all sequences share evenly
 
 
 def encoder_params(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> Any:

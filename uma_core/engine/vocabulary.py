@@ -15,6 +15,7 @@ class Vocabulary:
         self.fingerprint = model.fingerprint
         self.n_vocab = model.n_vocab
         self.special = model.special
+        self.facts = model.facts
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[TokenId]:
         return self._model.tokenize(text, add_special, parse_special)

@@ -88,7 +88,7 @@ class Admittance:
             field = "best_of" if request.best_of else "n"
             raise UmaError(ErrorCode.BAD_REQUEST, f"`{field}`: at most {info.n_seq_max} answers at once", field=field, limit=info.n_seq_max)
         tokens = np.asarray(command.tokens, np.int32)
-        _check_tokens(tokens, info.n_vocab)
+        _check_tokens(tokens, info.n_vocab, "tokens" if request.embed is None else "input")
         adapters = adapters_of(request, info)
         session = self._embedding(command, tokens, info) if request.embed is not None else self._fitted(command, tokens, info.n_ctx_seq)
         session.adapters = adapters
@@ -183,12 +183,12 @@ def adapters_of(request: Request, info: EngineInfo) -> AdapterSet:
     return request.lora
 
 
-def _check_tokens(tokens: np.ndarray, n_vocab: int) -> None:
+def _check_tokens(tokens: np.ndarray, n_vocab: int, field: str) -> None:
     """Raises: BAD_REQUEST."""
     if not len(tokens):
         raise UmaError(ErrorCode.BAD_REQUEST, "the prompt is empty", field="prompt")
     if tokens.min() < 0 or tokens.max() >= n_vocab:
-        raise UmaError(ErrorCode.BAD_REQUEST, f"token ids go from 0 to {n_vocab - 1}", field="tokens")
+        raise UmaError(ErrorCode.BAD_REQUEST, f"token ids go from 0 to {n_vocab - 1}", field=field)
 
 
 def _time_left_ns(session: Session, now: int) -> int:

@@ -75,7 +75,8 @@ class Flight(NamedTuple):
     wire_id: WireId
     style: Style
     head: str  # token_head(wire_id)
-    is_generate: bool
+    is_generate: bool  # it counts with those that are computed
+    has_eos: bool  # else a reply or an error is its end
     is_stream: bool
     echo: str
 
@@ -228,6 +229,8 @@ class Connection:
         id = self._new_id()
         if message.request is None:
             return message._replace(id=id)
+        if message.request.embed is not None:
+            return message._replace(id=id, request=replace(message.request, id=id))
         return message._replace(id=id, wire_id=id, request=replace(message.request, id=id))
 
     def _new_id(self) -> str:
@@ -249,7 +252,9 @@ class Connection:
             return self._reject(message.wire_id, error)
         self._n_generate += request is not None
         is_stream = request is not None and request.stream
-        self.in_flight[message.id] = Flight(message.wire_id, style, token_head(message.wire_id), request is not None, is_stream, echo)
+        has_eos = message.op.name == "generate"
+        head = token_head(message.wire_id)
+        self.in_flight[message.id] = Flight(message.wire_id, style, head, request is not None, has_eos, is_stream, echo)
         return message
 
     def _reject(self, wire_id: WireId, error: UmaError) -> Rejected:
@@ -297,6 +302,8 @@ class Connection:
 
     def _send_eos(self, event: Eos) -> bytes:
         flight = self._land(event.id)
+        if not flight.has_eos:
+            return self._error(flight.wire_id, without_eos(event), flight.style is not Style.JSON)
         if flight.style is Style.JSON:
             return self._pack(eos_json(flight.wire_id, event, not flight.is_stream))
         return _raw_ending(event).encode("utf-8", "replace")
@@ -323,6 +330,14 @@ class Connection:
         payload = _command_line(event) if flight.style is Style.COMMAND else reply_json(flight.wire_id, event)
         self._land(event.id)
         return self._pack(payload)
+
+
+def without_eos(event: Eos) -> UmaError:
+    """The error that tells of a bad end where there is no `eos` to do so."""
+    if event.error is not None:
+        return event.error
+    codes = {FinishReason.CANCELLED: ErrorCode.CANCELLED, FinishReason.TIMEOUT: ErrorCode.TIMED_OUT, FinishReason.DRAINING: ErrorCode.DRAINING}
+    return UmaError(codes.get(event.reason, ErrorCode.INTERNAL))
 
 
 def _raw_ending(event: Eos) -> str:

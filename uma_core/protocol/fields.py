@@ -27,6 +27,7 @@ class Kind(str, Enum):
     STRINGS = "string or array of strings"
     INTEGERS = "array of integers"
     MIXED = "string or array of strings and token ids"
+    INPUTS = "text, array of token ids, or array of texts and arrays of token ids"
     MESSAGES = "array of objects with `role` and `content`"
     BIASES = "array of [id or text, number or false]"
     OBJECTS = "array of objects"
@@ -213,6 +214,28 @@ def _check_mixed(field: Field, value: Any, path: str) -> str | tuple[str | int, 
     return tuple(value)
 
 
+def _check_inputs(field: Field, value: Any, path: str) -> tuple[str | tuple[int, ...], ...]:
+    """One input or several, as several. An array of numbers is one."""
+    _expect(field, value, path, str, list)
+    items = [value] if type(value) is str or (value and type(value[0]) is int) else value
+    _in_range(field, len(items), path, "must have {} items")
+    return tuple(_input(item, path if items is not value else f"{path}[{i}]") for i, item in enumerate(items))
+
+
+def _input(item: Any, path: str) -> str | tuple[int, ...]:
+    if type(item) is str:
+        if not item:
+            raise bad_field(path, "must not be empty")
+        return item
+    if type(item) is not list:
+        raise bad_field(path, "must be a text or an array of token ids")
+    if not item:
+        raise bad_field(path, "must not be empty")
+    if not all(_is_id(token) for token in item):
+        raise bad_field(path, "must hold token ids from 0 to 2147483647")
+    return tuple(item)
+
+
 def _check_messages(field: Field, value: Any, path: str) -> tuple[dict[str, Any], ...]:
     _expect(field, value, path, list)
     if not value:
@@ -253,6 +276,7 @@ _CHECKS: dict[Kind, Callable[[Field, Any, str], Any]] = {
     Kind.STRINGS: _check_strings,
     Kind.INTEGERS: _check_integers,
     Kind.MIXED: _check_mixed,
+    Kind.INPUTS: _check_inputs,
     Kind.MESSAGES: _check_messages,
     Kind.BIASES: _check_biases,
     Kind.OBJECTS: _check_objects,

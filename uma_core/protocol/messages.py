@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.constraint import to_constraint
+from uma_core.protocol.embed import to_embed_request
 from uma_core.protocol.events import WireId
 from uma_core.protocol.fields import bad_field, check_fields, check_value, refuse_unknown
 from uma_core.protocol.lines import to_text
@@ -53,7 +54,7 @@ class Message(NamedTuple):
     id: str  # "" where the client gave none
     wire_id: WireId  # as the client wrote it
     args: dict[str, Any]  # the operation's fields, defaults filled in
-    request: Request | None = None  # of generate
+    request: Request | None = None  # of generate, embed and rerank
     source: Source | None = None  # of a large one: there its input is, and not in the two above
 
 
@@ -123,7 +124,14 @@ def decode(value: dict[str, Any], wire_id: WireId) -> Message:
     if name in ("generate", "count", "prefix_hashes"):
         check_input(args)
     id = "" if wire_id is None else str(wire_id)
-    return Message(op, id, wire_id, args, to_request(id, args) if name == "generate" else None)
+    return Message(op, id, wire_id, args, request_of(name, id, args))
+
+
+def request_of(op: str, id: str, args: dict[str, Any]) -> Request | None:
+    """What is to be computed; None: the operation computes nothing. Raises: BAD_REQUEST."""
+    if op in ("embed", "rerank"):
+        return to_embed_request(op, id, args)
+    return to_request(id, args) if op == "generate" else None
 
 
 def generate(id: str, prompt: str, is_large: bool = False) -> Message:

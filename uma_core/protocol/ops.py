@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from uma_core.protocol.constraint import FIELD as CONSTRAINT
+from uma_core.protocol.embed import EMBED_FIELDS, EMBED_REPLY, RERANK_FIELDS, RERANK_REPLY
 from uma_core.protocol.fields import Field, Kind
 from uma_core.protocol.sampling import SAMPLING_FIELDS
 from uma_core.types import Request
@@ -104,6 +105,13 @@ _OPS = (
             Field("index", Kind.INTEGER, "end this one of its answers only", None, 0),
         ),
         (Field("found", Kind.BOOLEAN, "false: nothing with this id is in flight"),),
+    ),
+    Op("embed", "Make a vector of each input. Answered when all are there, by one `reply`, or by one `error`.", EMBED_FIELDS, EMBED_REPLY),
+    Op(
+        "rerank",
+        "Score documents by how well they answer a query. Needs a reranker: a model whose file says pooling rank.",
+        RERANK_FIELDS,
+        RERANK_REPLY,
     ),
     Op(
         "tokenize",
@@ -206,6 +214,8 @@ _OPS = (
             Field("model", Kind.OBJECT, "name, path, fingerprint, arch, description, n_params, n_bytes, n_ctx_train, n_vocab, n_embd, vocab_type"),
             Field("n_ctx_seq", Kind.INTEGER, "tokens that one request can hold, prompt and answer together"),
             Field("n_seq_max", Kind.INTEGER, "requests that can be answered at once"),
+            Field("n_embd_out", Kind.INTEGER, "numbers of an embedding; null: the engine makes none"),
+            Field("n_input", Kind.INTEGER, "most tokens of an input to `embed`; null likewise"),
             Field("chat_template", Kind.STRING, "Jinja; null: the model has none"),
             Field("chat_template_tool_use", Kind.STRING, "another one for chats with tools; null: there is none"),
             Field("adapters", Kind.LIST, "LoRA adapters that `lora` may name: `id`, `path` and the `scale` that requests without `lora` get"),
@@ -213,7 +223,12 @@ _OPS = (
             Field("add_bos", Kind.BOOLEAN, "`prompt` gets the bos token in front"),
             Field("add_eos", Kind.BOOLEAN, "and the eos token at its end"),
             Field("limits", Kind.OBJECT, "max_tokens, default_max_tokens, max_prompt_bytes: of your requests"),
-            Field("capabilities", Kind.OBJECT, "operations, generate (its fields), chat, infill, embeddings, rerank, constraints (the kinds)"),
+            Field(
+                "capabilities",
+                Kind.OBJECT,
+                "operations, generate (its fields), completion, chat, infill, embeddings, pooling (of embed by itself), poolings, rerank, "
+                "constraints (the kinds)",
+            ),
             Field("generation", Kind.INTEGER, "number of the configuration in use: grows when model or limits may have changed"),
         ),
     ),

@@ -26,8 +26,9 @@ from uma_core.protocol.messages import Large, Message, Unfit
 from uma_core.server import journal
 from uma_core.server.access import is_admin, is_trusted, may_connect
 from uma_core.server.client import Client
+from uma_core.server.embedding import reply_json
 from uma_core.server.handlers import HANDLERS
-from uma_core.server.intake import NO_USAGE, Decoding, Intake, Job, Task
+from uma_core.server.intake import NO_USAGE, Decoding, Encoding, Intake, Job, Task
 from uma_core.server.large import LARGE_BYTES, Local, Reader
 from uma_core.server.ledger import Ledger
 from uma_core.server.listener import BoundSocket, Listener
@@ -315,11 +316,34 @@ class IoApp:
             client.pump()
 
     def _on_final(self, client: Client, event: Final) -> None:
-        if self.ledger.end((event.conn_id, event.request_id)):
+        if event.embedding is not None:
+            self._reply_vectors(client, event)
+        elif self.ledger.end((event.conn_id, event.request_id)):
             journal.ended(client, event)
             how = event.reason, event.text, event.usage, event.timing, event.error, event.stop, event.logprobs, event.answers
             client.send(wire.Eos(event.request_id, *how))
             client.pump()
+
+    def _reply_vectors(self, client: Client, event: Final) -> None:
+        """Their JSON may be megabytes: the intake writes it, and the request ends with it."""
+        embedding, key = event.embedding, (event.conn_id, event.request_id)
+
+        def finish(outcome: bytes | UmaError) -> None:
+            if client.is_abandoned or not self.ledger.end(key):
+                return
+            journal.ended(client, event)
+            if isinstance(outcome, UmaError):
+                client.send(wire.Error(event.request_id, outcome))
+            else:
+                client.expect(len(outcome))
+                client.send(wire.Reply(event.request_id, embedding.wanted.op, outcome))
+            client.pump()
+
+        def work() -> bytes:
+            return reply_json(embedding, event.usage, event.timing)
+
+        answer = lambda outcome: self.loop.call_soon(lambda: finish(outcome))  # noqa: E731
+        self.intake.put(Encoding(event.conn_id, self.now_ns(), sum(rows.nbytes for rows in embedding.vectors), work, answer))
 
     def _on_stale(self, client: Client, event: Stale) -> None:
         job = self.ledger.work((event.conn_id, event.request_id))

@@ -65,6 +65,24 @@ def on_generate(ctx: Context, client: Client, message: Message) -> None:
     ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes, message.source))
 
 
+def on_embed(ctx: Context, client: Client, message: Message) -> None:
+    """Embed and rerank: like a generate request without an answer, but for the size of the reply, which is known beforehand."""
+    closed = ctx.services.gate()
+    if closed is not None:
+        raise closed
+    assert message.request is not None and message.request.embed is not None
+    config = ctx.services.config()
+    is_gateway = is_trusted(client.peer, os.getuid(), config.access)
+    if message.request.account:
+        check_trusted(client, config)
+    n_bytes = message.source.n_bytes if message.source is not None else input_bytes(message.args)
+    check_prompt(n_bytes, is_gateway, config)
+    ipc = config.ipc
+    embed = replace(message.request.embed, reply_bytes=max(ipc.tx_hard_bytes, ipc.trusted_frame_bytes) if is_gateway else ipc.tx_hard_bytes)
+    request = configured(replace(message.request, embed=embed), client.peer, config)
+    ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes, message.source))
+
+
 def check_prompt(n_bytes: int, may_be_long: bool, config: Config) -> None:
     """Raises: PROMPT_TOO_LARGE."""
     limits = config.limits
@@ -169,6 +187,8 @@ def describe(op: Op) -> dict[str, Any]:
 
 HANDLERS: dict[str, Callable[[Context, Client, Message], None]] = {
     "generate": on_generate,
+    "embed": on_embed,
+    "rerank": on_embed,
     "cancel": on_cancel,
     **dict.fromkeys(texts.WORK, on_text),
     "status": on_status,

@@ -91,6 +91,23 @@ class Task:
 
 
 @dataclass(slots=True, eq=False)
+class Encoding:
+    """Vectors that are to become a reply's JSON. Needs no model. Answered once, unless its client is gone."""
+
+    conn_id: int
+    t_received_ns: int
+    n_bytes: int
+    work: Callable[[], bytes]
+    answer: EncodedAnswer
+    is_large: bool = True  # no short prompt waits for it
+    is_dropped: bool = False
+
+    @property
+    def turn(self) -> float:
+        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
+
+
+@dataclass(slots=True, eq=False)
 class Decoding:
     """A large request that is to become a message. Answered once, unless its client is gone."""
 
@@ -111,7 +128,7 @@ class Decoding:
 
 
 Outcome = TypeVar("Outcome")
-Work = Job | Task | Decoding
+Work = Job | Task | Encoding | Decoding
 Queue = list[tuple[float, int, Work]]
 
 
@@ -139,7 +156,7 @@ class Intake:
         self._short: Queue = []
         self._long: Queue = []
         self._jobs: dict[tuple[int, str], Job] = {}  # waiting or being worked on
-        self._tasks: set[Task | Decoding] = set()  # likewise
+        self._tasks: set[Task | Encoding | Decoding] = set()  # likewise
         self._in_use: list[TextPort] = []
         self._is_stopping = False
         self._threads = [
@@ -169,7 +186,7 @@ class Intake:
         error = UmaError(ErrorCode.SHUTTING_DOWN)
         if isinstance(job, Job):
             self._end(job, error)
-        elif isinstance(job, Task):
+        elif isinstance(job, Task | Encoding):
             self._end_task(job, error)
         else:
             self._end_decoding(job, _unread(job.payload, error))
@@ -239,6 +256,8 @@ class Intake:
     def _process(self, job: Work) -> None:
         if isinstance(job, Decoding):
             self._end_decoding(job, None if job.is_dropped else self._decode(job.payload))
+        elif isinstance(job, Encoding):
+            self._end_task(job, None if job.is_dropped else self._encode(job))
         elif isinstance(job, Task):
             self._end_task(job, None if job.is_dropped else self._with_text(job.conn_id, job.work))
         elif job.is_cancelled or job.is_dropped:
@@ -262,6 +281,14 @@ class Intake:
             matcher = self._compile(text, constraint)
         how = job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text, matcher
         return Submit(*how, echo=echo_text(text, request) if request.echo else "")
+
+    @staticmethod
+    def _encode(job: Encoding) -> bytes | UmaError:
+        try:
+            return job.work()
+        except Exception as error:
+            log.exception("conn %d", job.conn_id)
+            return UmaError(ErrorCode.INTERNAL, f"writing the answer failed: {type(error).__name__}")
 
     def _decode(self, payload: bytes) -> Message | Unfit:
         try:
@@ -297,7 +324,7 @@ class Intake:
             with self._condition:
                 self._in_use.remove(text) if text is not None else None
 
-    def _end_task(self, task: Task, outcome: bytes | UmaError | None) -> None:
+    def _end_task(self, task: Task | Encoding, outcome: bytes | UmaError | None) -> None:
         with self._condition:
             self._tasks.discard(task)
         if outcome is not None and not task.is_dropped:

@@ -13,7 +13,7 @@ import numpy as np
 
 from uma_core.errors import UmaError
 from uma_core.protocol.events import WireId
-from uma_core.protocol.messages import Message, Source, Unfit, decode, decode_id, parse_object, to_input, to_request
+from uma_core.protocol.messages import Message, Source, Unfit, decode, decode_id, parse_object, request_of, to_input
 from uma_core.protocol.ops import OPS
 from uma_core.server import texts
 from uma_core.server.ports import Reading, TextPort
@@ -86,13 +86,13 @@ def digest(payload: bytes) -> Digest | Unfit:
 def message_of(found: Digest, payload: bytes) -> Message:
     """The message that a digest stands for; its input is in the source."""
     id = "" if found.wire_id is None else str(found.wire_id)
-    request = to_request(id, found.args) if found.op == "generate" else None
+    request = request_of(found.op, id, found.args)
     return Message(OPS[found.op], id, found.wire_id, found.args, request, Source(payload, False, found.n_bytes))
 
 
 def encode_source(text: Reading, payload: bytes, is_text: bool) -> Encoded:
-    """Make tokens of the input of a generate request that `digest` found fit. Raises: TEMPLATE_FAILED."""
-    request = Request("", prompt=payload.decode()) if is_text else Request("", **to_input(_args(payload)))
+    """Make tokens of the input of a request that `digest` found fit. Raises: TEMPLATE_FAILED, BAD_REQUEST."""
+    request = Request("", prompt=payload.decode()) if is_text else _request(payload)
     encoded = encode(text, request)
     return Encoded(np.array(encoded.tokens, np.int32), encoded.message_ends)
 
@@ -105,6 +105,13 @@ def with_input(request: Request, source: Source) -> Request:
 def answer_source(text: Reading, op: str, payload: bytes, cap_bytes: int) -> bytes:
     """The reply's fields to an operation on text that `digest` found fit. Raises: what texts.answer raises."""
     return texts.answer(op, _args(payload), cap_bytes, text)
+
+
+def _request(payload: bytes) -> Request:
+    value = parse_object(payload)
+    message = decode(value, decode_id(value))
+    assert message.request is not None
+    return message.request
 
 
 def _args(payload: bytes) -> dict[str, Any]:

@@ -58,14 +58,14 @@ class Reading(Protocol):
     def special(self, name: str) -> str:
         """Text of the "bos" or "eos" token; "" where the model has none."""
 
+    def facts(self) -> ModelFacts: ...
+
 
 class TextPort(Reading, Protocol):
     """The part of an engine that knows text. Any thread. `Engine` implements it."""
 
     @property
     def info(self) -> ModelNamed: ...
-
-    def facts(self) -> ModelFacts: ...
 
     def prepare(self, params: SamplingParams) -> None:
         """Do what sampling by these would take long for. Raises: BAD_REQUEST where this model cannot."""

@@ -14,6 +14,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.embedding import input_tokens
 from uma_core.server.infill import gap_tokens, infill_tokens
 from uma_core.server.ports import Reading, TextPort
 from uma_core.types import Request, TokenId
@@ -24,14 +25,16 @@ ENDS_MAX_BYTES = 1 << 16
 
 class Encoded(NamedTuple):
     tokens: Sequence[TokenId] | np.ndarray  # an array where they are many
-    message_ends: tuple[int, ...] = ()  # see session.events.Submit
+    message_ends: tuple[int, ...] = ()  # see session.events.Submit; of several inputs that become vectors, where each ends
 
 
 def encode(text: Reading, request: Request) -> Encoded:
-    """Tokenise. Blocks: for as long as the tokeniser takes. Raises: TEMPLATE_FAILED, UNSUPPORTED.
+    """Tokenise. Blocks: for as long as the tokeniser takes. Raises: TEMPLATE_FAILED, UNSUPPORTED, BAD_REQUEST.
 
     Gaps need a TextPort.
     """
+    if request.embed is not None:
+        return Encoded(*input_tokens(text, request.embed))
     if request.infill is not None:
         return Encoded(infill_tokens(cast(TextPort, text), request.infill, request.max_tokens))
     if request.messages is not None:

@@ -47,18 +47,24 @@ def props(engine: Engine | None, is_demo: bool, config: Config, generation: int,
             "default_max_tokens": limits.default_max_tokens,
             "max_prompt_bytes": max(limits.max_prompt_bytes, limits.trusted_prompt_bytes if is_trusted else 0),
         },
-        "capabilities": _capabilities(facts),
+        "n_embd_out": info.embedding.n_embd if info.embedding is not None else None,
+        "n_input": info.embedding.n_input if info.embedding is not None else None,
+        "capabilities": _capabilities(engine, facts),
         "generation": generation,
     }
 
 
-def _capabilities(facts: ModelFacts) -> dict[str, Any]:
+def _capabilities(engine: Engine, facts: ModelFacts) -> dict[str, Any]:
+    embedding = engine.info.embedding
     return {
         "operations": sorted(OPS),
         "generate": sorted(field.name for field in OPS["generate"].fields),
-        "chat": facts.chat_template is not None,
+        "chat": facts.chat_template is not None and engine.info.can_generate,
         "infill": all(name in facts.special for name in INFILL),
-        "embeddings": facts.pooling != "rank",
-        "rerank": facts.pooling == "rank",
+        "completion": engine.info.can_generate,
+        "embeddings": embedding is not None,
+        "rerank": embedding is not None and "rank" in embedding.poolings,
+        "pooling": embedding.pooling if embedding is not None else None,
+        "poolings": list(embedding.poolings) if embedding is not None else [],
         "constraints": list(KINDS) if is_installed() else [],
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-INPUTS = ("prompt", "tokens", "messages", "content")  # fields of requests that hold their text
+from uma_core.protocol.embed import INPUT_FIELDS
+
+INPUTS = ("prompt", "tokens", "messages", "content", *INPUT_FIELDS)  # fields of requests that hold their text
 
 
 def input_bytes(args: dict[str, Any]) -> int:
     """Size of a request's input as text; token ids count as four bytes, about what they stand for."""
-    names = ("prompt", "content", "messages", "suffix", "infill")
+    names = ("prompt", "content", "messages", "suffix", "infill", *INPUT_FIELDS)
     return 4 * len(args.get("tokens") or ()) + sum(text_bytes(args[name]) for name in names if args.get(name) is not None)
 
 

@@ -23,7 +23,7 @@ class Submit(NamedTuple):
     request: Request
     tokens: Sequence[TokenId] | np.ndarray
     t_received_ns: int  # when its frame was decoded
-    message_ends: tuple[int, ...] = ()  # token counts after which a chat message ends: preferred snapshot points
+    message_ends: tuple[int, ...] = ()  # token counts after which a chat message ends: preferred snapshot points. Of embed and rerank: an input
     text: Any = None  # the engine whose vocabulary `tokens` is in: after a reload, another one answers Stale
     matcher: Any = None  # session.session.Matcher, for the same vocabulary; None: any answer may be given
     echo: str = ""  # what every answer begins with

@@ -146,6 +146,7 @@ class Meta:
 
 
 KNOWN = frozenset({
+    "pooling_type",  # of embeddings: nothing of the graph depends on it
     "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",

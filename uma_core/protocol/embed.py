@@ -1,0 +1,78 @@
+"""Fields of `embed` and `rerank`, and the requests that they become."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from uma_core.protocol.fields import Field, Kind
+from uma_core.types import Embed, Lane, Request
+
+N_INPUTS_MOST = 4096  # of one request
+
+_COMMON = (
+    Field("truncate", Kind.BOOLEAN, "cut what is longer than the model takes, before its last token; false: it is refused", False),
+    Field("priority", Kind.STRING, "lane; absent: interactive for one short input, else background", None, choices=("interactive", "background")),
+    Field("timeout_ms", Kind.NUMBER, "end with the error `timed_out` after this long; 0: never", 0, 0, 86_400_000),
+    Field("model", Kind.STRING, "fingerprint of the model that is meant (`props`); another one refuses", None, 1, 128),
+    Field("account", Kind.STRING, "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)", None, 1, 128),
+    Field("metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16),
+)
+EMBED_FIELDS = (
+    Field("input", Kind.INPUTS, "a text, the token ids of one, or several of both", is_required=True, low=1, high=N_INPUTS_MOST),
+    Field(
+        "pooling",
+        Kind.STRING,
+        "how a vector comes of the tokens' own; none: theirs as they are; rank: the classifier's scores. Absent: as the model's file says, "
+        "or `last` (`mean` of encoders)",
+        None,
+        choices=("none", "mean", "cls", "last", "rank"),
+    ),
+    Field("normalize", Kind.BOOLEAN, "to the Euclidean length 1; absent: unless pooling is none or rank"),
+    Field("dimensions", Kind.INTEGER, "so many of the first numbers, which are then normalized; absent: all", None, 1, 1 << 20),
+    Field("encoding", Kind.STRING, "base64: of little-endian 32-bit floats", "float", choices=("float", "base64")),
+    *_COMMON,
+)
+RERANK_FIELDS = (
+    Field("query", Kind.STRING, "what the documents are judged by", is_required=True, low=1),
+    Field("documents", Kind.STRINGS, "", is_required=True, low=1, high=N_INPUTS_MOST),
+    Field("top_n", Kind.INTEGER, "tell so many of the best; absent: all", None, 1, 1 << 30),
+    *_COMMON,
+)
+_USAGE = (
+    Field("usage", Kind.OBJECT, "prompt_tokens: of all inputs"),
+    Field("timing", Kind.OBJECT, "queue_ms, total_ms"),
+)
+EMBED_REPLY = (
+    Field("embeddings", Kind.LIST, "for each input its vector: numbers, or with `encoding` base64 a string; with pooling none an array of vectors"),
+    *_USAGE,
+)
+RERANK_REPLY = (Field("results", Kind.LIST, "best first: `index` of the document, `relevance_score` as the model gives it"), *_USAGE)
+INPUT_FIELDS = ("input", "query", "documents")
+
+
+def to_embed_request(op: str, id: str, args: dict[str, Any]) -> Request:
+    """Build the Request of checked fields; without its input where that is left out."""
+    embed = Embed(
+        op=op,
+        inputs=args.get("input") or (),
+        query=args.get("query") or "",
+        documents=args.get("documents") or (),
+        pooling=args.get("pooling") or "",
+        normalize=args.get("normalize"),
+        dimensions=args.get("dimensions") or 0,
+        is_base64=args.get("encoding") == "base64",
+        truncate=args["truncate"],
+        top_n=args.get("top_n") or 0,
+    )
+    return Request(
+        id=id,
+        embed=embed,
+        stream=False,
+        lane=Lane[args["priority"].upper()] if args["priority"] else None,
+        cache_prompt=False,
+        timeout_ns=math.ceil(args["timeout_ms"] * 1_000_000),
+        model=args["model"] or "",
+        account=args["account"] or "",
+        metadata=args["metadata"] or {},
+    )
