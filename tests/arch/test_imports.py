@@ -126,8 +126,8 @@ STDLIB = {
     "uma_gateway.cluster.router": PURE,
 }
 
-# the token ids of large requests are arrays from the start
-ARRAYS = tuple(f"uma_core.server.{name}" for name in ("prompt", "large", "helper", "helper_child"))
+# the token ids of large requests, and of inputs that become vectors, are arrays from the start
+ARRAYS = tuple(f"uma_core.server.{name}" for name in ("prompt", "large", "helper", "helper_child", "embedding"))
 
 # third-party package -> where it may be imported
 THIRD_PARTY = {

@@ -22,7 +22,7 @@ from uma_core.engine.ahead import pays
 from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import CPU_SHAPE
 from uma_core.engine.lib import ffi
-from uma_core.engine.llama_params import decode_params, lane_params, model_params, n_threads_of
+from uma_core.engine.llama_params import decode_params, encoder_shape, lane_params, model_params, n_threads_of
 from uma_core.policy.guard_memory import GuardMemory
 from uma_core.policy.knobs import Knobs
 from uma_core.policy.pipeline import compose
@@ -157,7 +157,7 @@ def reaches_llama(options: EngineOptions) -> object:
     """What llama.cpp is told."""
     params, overrides = model_params(options, str(MOE))
     n_experts = overrides[0].val_i64 if overrides else 0
-    return fields_of(params), n_experts, fields_of(decode_params(options, 512)), fields_of(lane_params(options, 512))
+    return fields_of(params), n_experts, fields_of(decode_params(options, 512)), fields_of(lane_params(options, 512, 1000))
 
 
 def reaches_backends(options: EngineOptions) -> object:
@@ -168,6 +168,7 @@ LOOKS_INSIDE: dict[str, tuple[Callable[[EngineOptions], object], tuple[Any, ...]
     "n_ctx": (reaches_llama, (0, 256, 512, 16384)),
     "threads": (n_threads_of, (1, 2, 3)),
     "n_seq": (reaches_llama, (1, 2, 4, 256)),
+    "encoder_ctx": (lambda options: encoder_shape(options, 8192, 250_000), (0, 20, 512, 2048, 8192)),
     "n_batch": (reaches_llama, (512, 1024, 2048)),
     "n_ubatch": (reaches_llama, (32, 64, 512)),
     "n_gpu_layers": (reaches_llama, (-1, 0, 1, 99)),

@@ -140,6 +140,8 @@ def test_an_unknown_field_is_refused_with_the_nearest_name(payload, field, neare
 
 NEEDED = {
     "generate": {"prompt": "x"},
+    "embed": {"input": "x"},
+    "rerank": {"query": "x", "documents": ["y"]},
     "tokenize": {"content": "x"},
     "detokenize": {"tokens": [1]},
     "count": {"prompt": "x"},

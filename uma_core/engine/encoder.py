@@ -40,7 +40,7 @@ from uma_core.engine.llama_model import LlamaModel, Progress, new_context
 from uma_core.engine.llama_params import check_threads, encoder_params, encoder_shape, n_threads_of
 from uma_core.engine.llama_sampler import LlamaSampler
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import SamplingParams, SeqId, TokenId
+from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
 RANK = "rank"
 DEFAULT_POOLING = "mean"  # of encoders whose file says nothing
@@ -118,7 +118,8 @@ class Encoder:
     def _rows(self, pointer: Any, n: int) -> np.ndarray:
         if not pointer:
             raise UmaError(ErrorCode.DECODE_FAILED, "the model gave no vector")
-        return np.frombuffer(ffi.buffer(pointer, 4 * n * self._n_out), np.float32).reshape(n, self._n_out).copy()
+        rows: np.ndarray = np.frombuffer(ffi.buffer(pointer, 4 * n * self._n_out), np.float32).reshape(n, self._n_out).copy()
+        return rows
 
     def end(self) -> None:
         """Give up what is under way, and empty the memory that causal models have."""
@@ -142,6 +143,8 @@ class EncoderEngine:
     def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None) -> None:
         self._bell = ffi.new("int32_t *")
         self._options = options
+        if options.lora:
+            raise UmaError(ErrorCode.CONFIG_INVALID, "engine.lora: encoders and rerankers are served without adapters", option="engine.lora")
         kernels = use_kernels(options.cpu_kernels, options.isa)
         self.model = LlamaModel(path, options, progress)
         self._encoders: list[Encoder] = []  # the default one first, then the one used last
@@ -293,6 +296,9 @@ class EncoderEngine:
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         return DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
+
+    def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
+        """It has none."""
 
     def settle(self) -> None:
         """Nothing is begun ahead."""

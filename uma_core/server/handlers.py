@@ -74,7 +74,7 @@ def on_embed(ctx: Context, client: Client, message: Message) -> None:
     config = ctx.services.config()
     is_gateway = is_trusted(client.peer, os.getuid(), config.access)
     if message.request.account:
-        check_trusted(client, config)
+        check_trusted(client, config, "account")
     n_bytes = message.source.n_bytes if message.source is not None else input_bytes(message.args)
     check_prompt(n_bytes, is_gateway, config)
     ipc = config.ipc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_no_gap_of_a_stream_holds_more_of_a_batch_than_of_a_prompt(n_lanes: int)
             n = n_now
             if rig.finals("chat"):
                 break
-        return max(b - a for a, b in zip(times, times[1:], strict=False))
+        return max(b - a for a, b in itertools.pairwise(times))
 
     assert longest("batch") <= 1.05 * longest("prompt")
 

@@ -142,7 +142,8 @@ class Forward:
     def hidden(self, n_rows: int) -> np.ndarray:
         """(n_rows, n_embd) float32, the caller's own: the outputs of a graph without a head."""
         n_embd = self.native.n_hidden
-        return np.frombuffer(ffi.buffer(self.native.logits, 4 * n_rows * n_embd), np.float32).reshape(n_rows, n_embd).copy()
+        rows: np.ndarray = np.frombuffer(ffi.buffer(self.native.logits, 4 * n_rows * n_embd), np.float32).reshape(n_rows, n_embd).copy()
+        return rows
 
     def close(self) -> None:
         if self.context:

@@ -88,12 +88,12 @@ class Lane:
 
     def _graph_of(self, span: Span, adapters: tuple[int, ...], has_head: bool) -> Fitted:
         room = self._compute.attention.room(span, self._n_most)
-        most = self._graph.most if self._graph is not None else None
-        if most is None or most.n_span < room or most.adapters != adapters or most.has_head is not has_head:
+        graph = self._graph
+        if graph is None or graph.most.n_span < room or graph.most.adapters != adapters or graph.most.has_head is not has_head:
             self._close_graph()
             most = BatchShape(self._n_most, 1 if has_head else self._n_most, room, adapters, has_head)
-            self._graph = Fitted(self._network, self._pages, self._compute, most, self._space)
-        return self._graph
+            graph = self._graph = Fitted(self._network, self._pages, self._compute, most, self._space)
+        return graph
 
     def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
         run, broken = self._run, self._compute.broken
