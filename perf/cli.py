@@ -12,12 +12,12 @@ import click
 
 from native.pin import BuildError
 from perf import csv_files, plots, report, scorecard
-from perf.criteria import ON_CPU, ON_GPU, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, labels_for
+from perf.criteria import GATEWAY_CRITERIA, ON_CPU, ON_GPU, ON_HTTP, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, labels_for
 from perf.gguf_file import ensure
 from perf.harness import Harness, Job, Plan
 from perf.lanes import run_beside
 from perf.load import Sizing
-from perf.peers import OURS, PEER, make_server
+from perf.peers import HTTP, OURS, PEER, make_server, through_http
 from perf.results import MixedCommits, Results, commit_id, load, machine_facts
 from perf.scenarios import SCENARIOS
 from perf.servers import ServerError
@@ -71,14 +71,17 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
 @click.option("--against", multiple=True, default=(PEER,), show_default=True, help="A server beside ours: NAME[:VARIANT]. Repeatable.")
 @click.option("--ours", multiple=True, default=(OURS,), show_default=True, help="Ours, as uma[:VARIANT]; `--ours none` to leave it out.")
+@click.option("--http", "has_http", is_flag=True, help="Each of ours through its HTTP gateway, too, as uma-http[:VARIANT].")
 @_shared
-def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, ...], **options: Any) -> None:
+def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, ...], has_http: bool, **options: Any) -> None:
     """Run SCENARIOs on our daemon and on others, interleaved; write CSV, JSON, Markdown and plots."""
+    if has_http:
+        ours += tuple(through_http(label) for label in ours if label.partition(":")[0] == OURS)
     _check_names(scenarios, (*SCENARIOS, "all"))
     names = tuple(SCENARIOS) if "all" in scenarios else scenarios
     labels = tuple(label for label in (*ours, *against) if label != "none")
     jobs = tuple(Job(name, labels, options["repeats"], options["peer_repeats"]) for name in names)
-    _execute(_plan(jobs, options), ON_GPU if options["gpu_layers"] else ON_CPU, options["beside"])
+    _execute(_plan(jobs, options), ON_GPU if options["gpu_layers"] else (*ON_CPU, *ON_HTTP), options["beside"])
 
 
 @main.command()
@@ -86,11 +89,12 @@ def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, .
 @click.option("--long-repeats", default=2, show_default=True, help="Repeats of the 16k and 32k contexts, which take minutes each.")
 @click.option("--only", multiple=True, help="Judge only these scenarios. Repeatable.")
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Of our daemon; graph: beside --engine llama too.")
+@click.option("--http", "has_http", is_flag=True, help="With the rows that hold through the HTTP gateway.")
 @_shared
-def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, **options: Any) -> None:
+def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, has_http: bool, **options: Any) -> None:
     """Run the acceptance table and print a verdict per row; exit status 1 when a row is missed."""
     repeats = 1 if quick else options["repeats"]
-    criteria = for_engine(engine)
+    criteria = (*for_engine(engine), *(ON_HTTP if has_http else ()))
     judged = tuple(dict.fromkeys(c.scenario for c in criteria))
     _check_names(only, judged)
     names = [name for name in judged if not only or name in only]
@@ -137,6 +141,26 @@ def tick(model: str, threads: int, repeats: int, out: Path) -> None:
         results.cell("tick", OURS).figures.append(figures)
     results.save(out)
     _write(results, out, TICK_CRITERIA)
+
+
+@main.command()
+@click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
+@click.option("--step-ms", default=5.0, show_default=True, help="Between two tokens of a stream: as a model would take.")
+@click.option("--out", type=_FOLDER, default=_OUT / "gateway", show_default=True, help="Folder for results.")
+def gateway(repeats: int, step_ms: float, out: Path) -> None:
+    """Measure what the HTTP gateway costs a token and a first token, on an engine that costs nothing."""
+    from perf.gateway import measure
+
+    results = _results({"step_ms": step_ms})
+    results.titles["gateway"] = "what the gateway adds to the socket"
+    try:
+        for figures in measure(repeats, step_ms, out / "logs"):
+            click.echo("  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+            results.cell("gateway", HTTP).figures.append(figures)
+    except ServerError as error:
+        raise click.ClickException(str(error)) from error
+    results.save(out)
+    _write(results, out, GATEWAY_CRITERIA)
 
 
 @main.command()

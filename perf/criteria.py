@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from perf.peers import OURS, PEER, PEER_VARIANTS
+from perf.peers import HTTP, OURS, PEER, PEER_VARIANTS, is_ours
 from perf.results import Results
 from perf.stats import median, spread
 
@@ -23,6 +23,7 @@ class Against(Enum):
     LIMIT = "limit"  # the figure itself
     PEER = "peer"  # its ratio to llama-server's default configuration
     BEST_PEER = "best peer"  # its ratio to the best of llama-server's configurations
+    SOCKET = "socket"  # its ratio to our daemon without the gateway
     LLAMA_ENGINE = "llama engine"  # its ratio to our daemon with the other engine
 
 
@@ -40,7 +41,8 @@ class Criterion:
 
     @property
     def target(self) -> str:
-        unit = {"LIMIT": "", "PEER": "x llama-server", "BEST_PEER": "x llama-server's best", "LLAMA_ENGINE": "x --engine llama"}[self.against.name]
+        units = {Against.PEER: "x llama-server", Against.BEST_PEER: "x llama-server's best", Against.SOCKET: "x socket"}
+        unit = {**units, Against.LIMIT: "", Against.LLAMA_ENGINE: "x --engine llama"}[self.against]
         if self.against is Against.LIMIT and self.figure.endswith("_x"):
             unit = "x solo"
         return f"{'≥' if self.is_floor else '≤'} {self.limit:g}{unit}"
@@ -130,6 +132,17 @@ ON_GPU: tuple[Criterion, ...] = (
 # microseconds between a decode call's return and the next call: a fixed part, and one per sequence
 TICK_TARGETS = {"greedy": (60.0, 15.0), "sampled": (100.0, 90.0)}
 TICK_COUNTS = (1, 4, 16)
+ON_HTTP: tuple[Criterion, ...] = (  # through the gateway: the rows of the socket, and what it may cost
+    *(replace(c, what=f"{c.what}, through HTTP", ours=HTTP) for c in ON_CPU if c.scenario in ("storm", "paste", "crowd")),
+    Criterion("throughput", "aggregate, through HTTP", "tok_s", 0.97, Against.SOCKET, is_floor=True, ours=HTTP),
+    Criterion("solo", "inter-token p50, through HTTP", "itl_p50_ms", 1.03, Against.SOCKET, ours=HTTP),
+)
+
+GATEWAY_CRITERIA: tuple[Criterion, ...] = (  # its own cost, on an engine that costs nothing
+    *(Criterion("gateway", f"its CPU time for a token, {n} at once, µs", f"x{n}_token_us", 60.0, ours=HTTP) for n in (1, 4, 16)),
+    Criterion("gateway", "the first token comes later by, ms", "first_later_ms", 3.0, ours=HTTP),
+)
+
 TICK_CRITERIA: tuple[Criterion, ...] = tuple(
     Criterion("tick", f"{kind}, {n} sequences, µs", f"{kind}_{n}_us", fixed + each * n)
     for kind, (fixed, each) in TICK_TARGETS.items()
@@ -162,6 +175,8 @@ def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[s
     """The servers that a scenario must meet so that each of its rows can be judged."""
     rows = [c for c in criteria if c.scenario == scenario]
     labels = dict.fromkeys((*sorted({c.ours for c in rows}, key=len), PEER))
+    if any(c.against is Against.SOCKET for c in rows):
+        labels[OURS] = None
     if any(c.against is Against.LLAMA_ENGINE for c in rows):
         labels[LLAMA_ENGINE] = None
     if any(c.against is Against.BEST_PEER for c in rows):
@@ -176,7 +191,7 @@ def judge(results: Results, criterion: Criterion) -> Verdict:
         cell = results.cells.get(c.scenario, {}).get(c.ours)
         runs = cell.runs(c.figure) if cell else []
     else:
-        fixed = {Against.PEER: PEER, Against.LLAMA_ENGINE: LLAMA_ENGINE}
+        fixed = {Against.PEER: PEER, Against.SOCKET: OURS, Against.LLAMA_ENGINE: LLAMA_ENGINE}
         peer = fixed.get(c.against) or best_peer(results, c.scenario, c.figure)
         runs = results.ratio_runs(c.scenario, c.figure, c.ours, peer)
     values = [value for run in runs for value in run]
@@ -200,7 +215,7 @@ def judge_all(results: Results, criteria: Sequence[Criterion] = ON_CPU) -> list[
 
 def clean_rows(results: Results) -> list[tuple[str, bool]]:
     """What must hold in every scenario: no errors, no allocator warnings, on our side."""
-    cells = [cell for row in results.cells.values() for label, cell in row.items() if label.partition(":")[0] == OURS]
-    warnings = sum(n for label, n in results.allocator_warnings.items() if label.partition(":")[0] == OURS)
+    cells = [cell for row in results.cells.values() for label, cell in row.items() if is_ours(label)]
+    warnings = sum(n for label, n in results.allocator_warnings.items() if is_ours(label))
     n_errors = sum(len(cell.errors) for cell in cells)
     return [(f"errors: {n_errors}", n_errors == 0), (f"allocator warnings: {warnings}", warnings == 0)] if cells else []

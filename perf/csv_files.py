@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from perf.peers import OURS, PEER
+from perf.peers import HTTP, OURS, PEER
 from perf.results import Results
 from perf.scenarios import SCENARIOS
 from perf.scenarios.context import LongContext
@@ -65,7 +65,7 @@ def _ipc(results: Results) -> Iterator[Row]:
 def _path_of(label: str) -> str:
     """What a request goes through: a Unix socket with frames, or HTTP with server-sent events."""
     name, _, variant = label.partition(":")
-    path = {OURS: "uds", PEER: "http"}.get(name, f"http {name}")
+    path = {OURS: "uds", HTTP: "uma http", PEER: "http"}.get(name, f"http {name}")
     return f"{path} {variant}" if variant else path
 
 

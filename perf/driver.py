@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from perf.load import Ask, Phase, text_of
 from perf.stats import StreamLog
-from perf.wire import FrameParser, Parser, SseParser, Tick, completion_request, frame_request, openai_request
+from perf.wire import FrameParser, Parser, SseParser, Tick, completion_request, frame_request
 
 _READ = 1 << 16
 _SEND_BUFFER = 1 << 20  # a prompt of 128k tokens leaves in one call
@@ -34,8 +34,8 @@ def frames_endpoint(path: str) -> Endpoint:
     return Endpoint(path, frame_request, FrameParser, True)
 
 
-def sse_endpoint(host: str, port: int, is_openai: bool = False) -> Endpoint:
-    return Endpoint((host, port), openai_request if is_openai else completion_request, SseParser, False)
+def sse_endpoint(host: str, port: int, encode: Callable[[Ask, str], bytes] = completion_request) -> Endpoint:
+    return Endpoint((host, port), encode, SseParser, False)
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from perf.driver import Driver
 from perf.gguf_file import ensure
 from perf.load import Ask, Needs, Phase, Sizing
-from perf.peers import OURS
+from perf.peers import is_ours
 from perf.proc import machine_cpu_s
 from perf.results import TOKENS, Results, csv_name, write_tokens
 from perf.scenarios import SCENARIOS
@@ -41,7 +41,7 @@ class Job:
 
     def in_turn(self, repeat: int) -> tuple[str, ...]:
         """The servers of this repeat; every other one in reverse."""
-        present = tuple(label for label in self.labels if repeat < self.peer_repeats or label.partition(":")[0] == OURS)
+        present = tuple(label for label in self.labels if repeat < self.peer_repeats or is_ours(label))
         return present if repeat % 2 == 0 else present[::-1]
 
 

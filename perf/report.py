@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from perf.criteria import ON_CPU, TICK_TARGETS, Criterion, Verdict, clean_rows, judge, judge_all
-from perf.peers import OURS, PEER
+from perf.peers import HTTP, OURS, PEER
 from perf.results import Results
 from perf.stats import Spread, spread
 
@@ -53,6 +53,9 @@ NAMES: dict[str, str] = {
     "total_tok_s": "prompt and generated tokens/s",
     "makespan_ms": "makespan, ms",
     "failed_n": "streams not completed",
+    "token_us": "CPU time of the gateway for a token, µs",
+    "first_later_ms": "first token later than on the socket, ms",
+    "first_ms": "first token through HTTP, ms",
     "server_cpu_cores": "server CPU, cores",
     "server_cpu_ms_per_token": "server CPU per generated token, ms",
     "client_cpu_us_per_token": "client CPU per token, µs",
@@ -115,14 +118,14 @@ def scenario_table(results: Results, scenario: str, criteria: Sequence[Criterion
     row = results.cells[scenario]
     labels = list(row)
     figures = sorted({f for cell in row.values() for each in cell.figures for f in each}, key=_order)
-    has_ratio = OURS in labels and PEER in labels
-    header = ["", *labels, *([f"{OURS} / {PEER}"] if has_ratio else []), "target", "verdict"]
+    pairs = [(a, b) for a, b in ((OURS, PEER), (HTTP, OURS)) if a in labels and b in labels]
+    header = ["", *labels, *(f"{a} / {b}" for a, b in pairs), "target", "verdict"]
     lines = []
     for figure in figures:
         if figure_name(figure) == figure:
             continue  # kept in the JSON, too detailed for the table
         cells = [with_spread(row[label].spread(figure), row[label].runs(figure)) for label in labels]
-        ratio = [number(spread(results.ratios(scenario, figure, OURS, PEER)).median)] if has_ratio else []
+        ratio = [number(spread(results.ratios(scenario, figure, a, b)).median) for a, b in pairs]
         verdicts = [judge(results, c) for c in criteria if c.scenario == scenario and c.figure == figure]
         verdicts = [v for v in verdicts if v.is_met is not None]
         targets = "; ".join(v.criterion.target for v in verdicts)

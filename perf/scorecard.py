@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf import findings, report
-from perf.criteria import TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, on_gpu
+from perf.criteria import GATEWAY_CRITERIA, ON_HTTP, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, on_gpu
+from perf.peers import HTTP
 from perf.results import RESULTS, Results, merge
 from perf.scenarios import SCENARIOS
 
@@ -33,8 +34,11 @@ def measured() -> list[Path]:
 def criteria_of(results: Results) -> tuple[Criterion, ...]:
     if set(results.cells) == {"tick"}:
         return TICK_CRITERIA
+    if set(results.cells) == {"gateway"}:
+        return GATEWAY_CRITERIA
     engine = results.settings.get("engine", "auto")
-    return on_gpu(engine) if results.settings.get("gpu_layers") else for_engine(engine)
+    rows = ON_HTTP if any(label.startswith(HTTP) for row in results.cells.values() for label in row) else ()
+    return on_gpu(engine) if results.settings.get("gpu_layers") else (*for_engine(engine), *rows)
 
 
 def run_name(results: Results) -> str:

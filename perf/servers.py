@@ -24,6 +24,7 @@ from typing import IO
 
 from perf.driver import Endpoint, frames_endpoint, sse_endpoint
 from perf.proc import Usage, usage
+from perf.wire import gateway_request, openai_request
 
 _STOP_S = 10.0
 _HARNESS_VARIABLES = frozenset({"UMA_PEER_DIR", "UMA_PERF_COMMIT", "UMA_PERF_PYTHON", "UMA_PERF_EXAMPLE_SERVER"})
@@ -238,6 +239,59 @@ class UmaServer(Server):
         return answer if isinstance(answer, dict) else {}
 
 
+class UmaHttpServer(UmaServer):
+    """Our daemon, asked through its HTTP gateway: both processes are its CPU and its memory. Variants: those of the daemon."""
+
+    def __init__(self, label: str, settings: Settings, folder: Path) -> None:
+        super().__init__(label, settings, folder)
+        self.port = free_port()
+        self._gateway: subprocess.Popen[bytes] | None = None
+        self._gateway_log: IO[bytes] | None = None
+
+    def start(self) -> None:
+        super().start()  # which ends what it started where the gateway does not answer
+        deadline = time.monotonic() + self.settings.start_timeout_s
+        while not is_answered(f"http://127.0.0.1:{self.port}/health"):
+            if self._gateway is None or self._gateway.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise ServerError(f"{self.label}: the gateway does not answer; {self.log_path}.gateway says why")
+            time.sleep(0.05)
+
+    def is_ready(self) -> bool:
+        if not super().is_ready():
+            return False
+        if self._gateway is None:
+            self._gateway_log = Path(f"{self.log_path}.gateway").open("ab")  # noqa: SIM115 # closed in `stop`
+            command = [sys.executable, "-m", "uma_gateway", "--socket", str(self.socket_path), "--port", str(self.port), "--no-log-access"]
+            self._gateway = subprocess.Popen(
+                command, env=self.environ(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._gateway_log, start_new_session=True
+            )
+        return True
+
+    def stop(self) -> None:
+        gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            gateway.kill()  # nobody waits for what it answers
+            gateway.wait()
+        if self._gateway_log is not None:
+            self._gateway_log.close()
+            self._gateway_log = None
+        super().stop()
+
+    def usage(self) -> Usage:
+        daemon, gateway = super().usage(), self.gateway_usage()
+        return Usage(daemon.cpu_s + gateway.cpu_s, daemon.rss_mb + gateway.rss_mb)
+
+    def gateway_usage(self) -> Usage:
+        """Of the gateway alone. Raises: ServerError when it has ended."""
+        if self._gateway is None or self._gateway.poll() is not None:
+            raise ServerError(f"{self.label}: the gateway ended by itself; {self.log_path}.gateway says why")
+        return usage(self._gateway.pid)
+
+    def endpoint(self) -> Endpoint:
+        return sse_endpoint("127.0.0.1", self.port, gateway_request)
+
+
 def flatten(document: dict[str, object], prefix: str = "") -> dict[str, float]:
     """Numbers of nested objects under dotted names; a distribution's `sum` is its count times its mean."""
     out: dict[str, float] = {}
@@ -270,6 +324,15 @@ def _flag(part: str) -> list[str]:
     return ["--" + name.replace("_", "-"), value.replace("+", ",")]
 
 
+def is_answered(url: str) -> bool:
+    """With 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as reply:
+            return bool(reply.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
 class HttpServer(Server):
     """A server on a loopback port that answers GET `ready_path` with 200 once it serves."""
 
@@ -280,11 +343,7 @@ class HttpServer(Server):
         self.port = free_port()
 
     def is_ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{self.ready_path}", timeout=2.0) as reply:
-                return bool(reply.status == 200)
-        except (OSError, urllib.error.URLError):
-            return False
+        return is_answered(f"http://127.0.0.1:{self.port}{self.ready_path}")
 
 
 _LLAMA_VARIANTS = {"default": [], "b64": ["-b", "64", "-ub", "64"], "kvu": ["-kvu"]}
@@ -342,4 +401,4 @@ class LlamaCppPythonServer(HttpServer):
         return [python, str(self._script), "-C", str(self._config)]
 
     def endpoint(self) -> Endpoint:
-        return sse_endpoint("127.0.0.1", self.port, is_openai=True)
+        return sse_endpoint("127.0.0.1", self.port, openai_request)

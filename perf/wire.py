@@ -186,23 +186,28 @@ class SseParser:
             return [Tick("", "error", str(event["error"]))]
         if "choices" in event:  # the OpenAI form
             choice = event["choices"][0] if event["choices"] else {}
-            return [Tick("", "token")] if choice.get("text") else []
-        ticks = [Tick("", "token")] if event.get("content") else []
+            return [Tick("", "token")] if choice.get("text") or choice.get("delta", {}).get("content") else []
+        ticks = [Tick("", "token")] if event.get("content") or event.get("tokens") else []
         if event.get("stop"):
             self._is_over = True
             ticks.append(Tick("", "done", str(event.get("stop_type", "")), int(event.get("tokens_predicted", -1))))
         return ticks
 
 
-def http_request(path: str, message: dict[str, Any]) -> bytes:
+def http_request(path: str, message: dict[str, Any], more: str = "") -> bytes:
+    """`more`: further lines of the head."""
     body = json.dumps(message, separators=(",", ":")).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
 def completion_request(ask: Ask, text: str) -> bytes:
     """llama-server's own endpoint."""
-    message = {
+    return http_request("/completion", _completion(ask, text))
+
+
+def _completion(ask: Ask, text: str) -> dict[str, Any]:
+    return {
         "prompt": text,
         "n_predict": ask.n_tokens,
         "temperature": 0,
@@ -210,7 +215,33 @@ def completion_request(ask: Ask, text: str) -> bytes:
         "stream": True,
         "cache_prompt": bool(ask.parts),
     }
+
+
+_BURDEN_PATHS = {"messages": "/v1/chat/completions", "reload": "/uma/reload"}
+
+
+def gateway_request(ask: Ask, text: str) -> bytes:
+    """The same endpoint of our gateway, with what it knows beyond llama-server's."""
+    if ask.burden:  # the answer, whatever it is, ends with its connection
+        message = BURDENS[ask.burden]
+        if ask.burden in ("status", "metrics"):
+            path = {"status": "/uma/status", "metrics": "/metrics"}[ask.burden]
+            return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        if "tokens" in message:
+            message = {"prompt": message["tokens"]}
+        return http_request(_BURDEN_PATHS.get(ask.burden, "/completion"), message, "Connection: close\r\n")
+    message = _completion(ask, text)
+    if ask.priority is not None:
+        message["priority"] = ask.priority
+    if ask.has_schema:
+        message["json_schema"] = SCHEMA
     return http_request("/completion", message)
+
+
+def chat_request(ask: Ask, text: str) -> bytes:
+    """A streamed chat, as most programs ask for one."""
+    message = {"model": "any", "messages": [{"role": "user", "content": text}], "max_tokens": ask.n_tokens, "temperature": 0, "stream": True}
+    return http_request("/v1/chat/completions", {**message, "ignore_eos": True, "cache_prompt": bool(ask.parts)})
 
 
 def openai_request(ask: Ask, text: str) -> bytes:

@@ -6,6 +6,7 @@ Rules: the only place that knows uvicorn. One process, one event loop (uvloop wh
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -141,6 +142,8 @@ class Server(uvicorn.Server):
         assert gateway is not None
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, gateway.reload_keys)
+        gc.collect()
+        gc.freeze()  # what is there by now stays: walking it again and again would be pauses of milliseconds in the midst of streams
         lifeline = os.environ.get(LIFELINE, "")
         if lifeline.isdigit():  # a daemon started this process: it ends with the daemon
             loop.add_reader(int(lifeline), self._let_go, int(lifeline))

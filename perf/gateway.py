@@ -1,0 +1,86 @@
+"""What the HTTP gateway costs: its CPU time for a token, and how much later the first token comes than on the socket.
+
+The daemon behind it runs the simulated engine at a model's pace (perf/paced.py). One by one or in turn, never at once: the
+socket and the gateway are asked alternately.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from perf.driver import Driver, Endpoint, frames_endpoint, sse_endpoint
+from perf.load import Ask, Phase
+from perf.paced import STEP
+from perf.peers import HTTP
+from perf.proc import cpu_ns
+from perf.servers import ServerError, Settings, UmaHttpServer, running
+from perf.stats import StreamLog, median
+from perf.wire import chat_request
+
+COUNTS = (1, 4, 16)  # streams at once
+N_TOKENS = 390  # of each: as long as an answer is short, each token is an event of its own
+N_ROUNDS = 3
+N_FIRST = 40  # short requests, of each kind
+N_CTX_SEQ = 2048
+
+
+class PacedServer(UmaHttpServer):
+    """A daemon on the simulated engine, with the gateway before it."""
+
+    def __init__(self, step_ms: float, folder: Path) -> None:
+        settings = Settings(Path("none"), threads=1, n_seq=max(COUNTS), n_ctx_seq=N_CTX_SEQ)
+        super().__init__(HTTP, settings, folder)
+        self._step_ms = step_ms
+
+    def command(self) -> list[str]:
+        settings = self.settings
+        command = [sys.executable, "-m", "perf.paced", "daemon", "--engine", "fake", "--socket", str(self.socket_path), "--calibrate", "off"]
+        return [*command, "--n-ctx", str(settings.n_ctx), "--parallel", str(settings.n_seq)]
+
+    def environ(self) -> dict[str, str]:
+        return {**super().environ(), STEP: str(self._step_ms), "UMA_CACHE_DIR": os.fspath(self.log_path.parent / "cache")}
+
+    def gateway_cpu_ns(self) -> int:
+        """Of all its threads."""
+        if self._gateway is None:
+            raise ServerError(f"{self.label} is not running")
+        return cpu_ns(self._gateway.pid)
+
+
+def measure(repeats: int, step_ms: float, folder: Path) -> Iterator[dict[str, float]]:
+    """Yield the figures of each repeat. Raises: ServerError."""
+    server = PacedServer(step_ms, folder)
+    with running([server]):
+        chat = sse_endpoint("127.0.0.1", server.port, chat_request)
+        socket = frames_endpoint(str(server.socket_path))
+        _ask(chat, 4, 20, "warm-up")
+        for repeat in range(repeats):
+            figures: dict[str, float] = {}
+            for n in COUNTS:
+                before = server.gateway_cpu_ns()
+                for turn in range(N_ROUNDS):
+                    _ask(chat, n, N_TOKENS, f"tokens {repeat}/{turn}")
+                figures[f"x{n}_token_us"] = (server.gateway_cpu_ns() - before) / 1e3 / (n * N_TOKENS * N_ROUNDS)
+            pairs = [(_first_ms(chat, f"{repeat}/{i}"), _first_ms(socket, f"{repeat}/{i}")) for i in range(N_FIRST)]
+            figures["first_ms"] = median([there for there, _ in pairs])
+            figures["first_later_ms"] = median([there - here for there, here in pairs])
+            yield figures
+
+
+def _first_ms(endpoint: Endpoint, seed: str) -> float:
+    return _ask(endpoint, 1, 4, seed)[0].ttft_ms
+
+
+def _ask(endpoint: Endpoint, n_streams: int, n_tokens: int, seed: str) -> list[StreamLog]:
+    """Raises: ServerError where a stream is not complete."""
+    driver = Driver(endpoint, Phase("gateway", tuple(Ask(f"s{i}", 40, n_tokens) for i in range(n_streams)), timeout_s=120.0), seed)
+    gc.collect()
+    streams = driver.run()
+    for stream in streams:
+        if not stream.is_complete:
+            raise ServerError(f"{stream.name}: {stream.error or f'{len(stream.t_tokens)} of {n_tokens} tokens'}")
+    return streams

@@ -1,0 +1,31 @@
+"""`python -m perf.paced daemon --engine fake ...`: our daemon on the simulated engine, with so much time between two tokens as UMA_PERF_STEP_MS says.
+
+What is measured before such a daemon is everything but a model: its tokens come one by one, as a model's do, and cost nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+
+from uma_core import cli
+from uma_core.clock import MonotonicClock
+from uma_core.config import EngineOptions
+from uma_core.engine import fake_open
+from uma_core.engine.fake import FakeEngine
+from uma_core.engine.fake_cost import INSTANT
+
+STEP = "UMA_PERF_STEP_MS"
+
+
+def open_paced(options: EngineOptions, path: str) -> FakeEngine:
+    step_ns = float(os.environ[STEP]) * 1e6
+    cost = dataclasses.replace(INSTANT, decode=((1, step_ns), (1024, step_ns)))
+    model = dataclasses.replace(fake_open.model_of(options), eog_every=0)  # nothing ends before it was asked to
+    return FakeEngine(model, cost, MonotonicClock())
+
+
+if __name__ == "__main__":
+    fake_open.open_fake = open_paced
+    sys.exit(cli.main())
