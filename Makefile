@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 EXTRAS := top,http,perf,test,dev
 
-.PHONY: help venv build ext demo test test-deps portable check fuzz conversations perf gen size clean distclean
+.PHONY: help venv build ext demo test test-deps portable check fuzz audit conversations perf gen size clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -44,6 +44,9 @@ check: ext ## lint, types, import rules, generated files up to date
 
 fuzz: ext ## long random input: the protocol, combinations of options, damaged model files, limits of memory
 	UMA_FUZZ=full $(PY) -m pytest -q -m fuzz
+
+audit: $(READY) ## look for known vulnerabilities in what the HTTP gateway needs (asks the package index)
+	$(PY) -m tests.audit
 
 conversations: ext ## 1,200 random chats: logits after a cached beginning against those of full reads
 	UMA_CACHE_CONVERSATIONS=200 $(PY) -m pytest -q -s tests/cache_engine/test_real.py
