@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.policy.build import CPU, MS, NOW, reading, state_of, talking, waiting
-from tests.policy.sim import Job, Sim
+from perf.simulator import Job, Sim
 from uma_core.config import BY_KEY, OPTIONS, Config, EngineOptions, Option
 from uma_core.engine.ahead import pays
 from uma_core.engine.fake import FakeModel

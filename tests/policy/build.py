@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from tests.policy.sim import calibrate
+from perf.simulator import calibrate
 from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
 from uma_core.policy.cost import CostModel
 from uma_core.policy.curve import Curve

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.policy.build import CPU, MS, NOW, RIDE_ROWS, RIDING, S, prefill_item, reading, sids, state_of, talking
-from tests.policy.sim import Job, Sim, percentile
+from perf.simulator import Job, Sim, percentile
 from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import CPU_SHAPE
 from uma_core.policy.cost import MAX_SPLIT

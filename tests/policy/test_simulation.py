@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.policy.sim import MS, Job, S, Sim, peer_makespan, percentile
+from perf.simulator import MS, Job, S, Sim, peer_makespan, percentile
 from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
 from uma_core.policy.cost import dense_table

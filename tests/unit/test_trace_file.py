@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.policy.build import state_of, talking
-from tests.policy.sim import MS, Job, Sim
+from perf.simulator import MS, Job, Sim
 from uma_core import trace
 from uma_core.engine.fake_cost import CPU_SHAPE
 from uma_core.trace_file import CAPACITY, TraceFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import uma_core.metrics as m
-from tests.policy.sim import calibrate
+from perf.simulator import calibrate
 from tests.unit.executor.rig import STEP_NS, Rig
 from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import CPU_SHAPE

@@ -1,6 +1,7 @@
 """A discrete-event simulation: the real policy over the FakeEngine on a virtual clock.
 
 The executor in here is minimal and checks every plan; times are virtual, so results are exact and repeatable.
+`Machine` says how a real machine differs from that.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +28,21 @@ from uma_core.types import AdapterSet, Lane, Phase
 MS = 1_000_000
 S = 1_000_000_000
 TICK_OVERHEAD_NS = 100_000
+REGIME_NS = 2 * S  # how long a shared machine keeps one speed, on average
+
+
+class Machine(NamedTuple):
+    """How a machine differs from an exact one. All parts are relative to the predicted time."""
+
+    sigma: float = 0.0  # every call and every piece takes longer by |normal(0, sigma)|
+    drift: float = 0.0  # others take up to this part of the machine, in regimes of some seconds
+    stall: float = 0.0  # chance, per decode step's time, of a stall of 0.2 to 1 decode steps
+    misjudged: float = 1.0  # a piece takes so many times what calibration saw
+
+
+EXACT = Machine()
+CALM = Machine(sigma=0.03, stall=0.001)
+NOISY = Machine(sigma=0.06, drift=0.25, stall=0.01)
 
 
 @dataclass
@@ -76,6 +93,9 @@ class SimEngine(FakeEngine):
 
     next_arrival: Callable[[], int] = staticmethod(lambda: 1 << 62)
     overrated = 1.0
+    machine = EXACT
+    rng = random.Random(1)
+    _speed, _t_regime = 1.0, 0
 
     def prefill_run(self, seq_id: int, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
         outcome = super().prefill_run(seq_id, until_ns, quantum_ns, min_pieces)
@@ -83,9 +103,19 @@ class SimEngine(FakeEngine):
 
     def elapse(self, ns: float) -> None:
         before = self.clock.now_ns()
-        super().elapse(ns)
+        super().elapse(ns * self._slowdown(before) + self._stalled(ns))
         if before < self.next_arrival() <= self.clock.now_ns():
             self.ring()
+
+    def _slowdown(self, now: int) -> float:
+        if self.machine.drift and now >= self._t_regime:
+            self._t_regime = now + int(self.rng.expovariate(1.0 / REGIME_NS))
+            self._speed = 1.0 + self.rng.choice((0.0, 0.0, self.rng.uniform(0.0, self.machine.drift)))
+        return self._speed
+
+    def _stalled(self, ns: float) -> float:
+        step = self.cost.decode_ns([(1, 0)])
+        return step * self.rng.uniform(0.2, 1.0) if self.machine.stall and self.rng.random() < self.machine.stall * ns / step else 0.0
 
 
 def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> DeviceView:
@@ -118,18 +148,23 @@ def calibrate(cost: FakeCost, device: DeviceView) -> CostModel:
 
 class Sim:
     def __init__(self, cost: FakeCost, model: FakeModel | None = None, knobs: Knobs | None = None, **more: object) -> None:
-        """`more`: noise (relative sigma), seed, cost_model, keep_states, overrated (see SimEngine)."""
+        """`more`: machine, or noise (its sigma alone), seed, cost_model, keep_states, overrated (see SimEngine)."""
         self.rng = random.Random(more.get("seed", 1))
-        noise = float(more.get("noise", 0.0))  # type: ignore[arg-type]
+        machine: Machine = more.get("machine") or Machine(float(more.get("noise", 0.0)))  # type: ignore[arg-type,assignment]
+        noise = machine.sigma
         jitter = (lambda ns: ns * (1.0 + abs(self.rng.gauss(0.0, noise)))) if noise else None
         self.clock = ManualClock(1)
         self.engine = SimEngine(model or FakeModel(), cost, self.clock, jitter=jitter)
         self.engine.next_arrival = self._next_arrival
+        self.engine.machine, self.engine.rng = machine, self.rng
         self.engine.overrated = float(more.get("overrated", 1.0))  # type: ignore[arg-type]
         self.knobs = knobs or Knobs()
         self.policy = compose(self.knobs.stages)
         device = device_of(self.engine, (), 0)
         self.cost = more.get("cost_model") or calibrate(cost, device)
+        if machine.misjudged != 1.0:
+            piece = self.cost.piece
+            self.cost = self.cost._replace(piece=piece._replace(base=tuple(ns / machine.misjudged for ns in piece.base)))
         self.jobs: list[Job] = []  # present, in order of arrival
         self.future: list[Job] = []
         self.done: list[Job] = []
