@@ -113,7 +113,7 @@ def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, h
 @_shared
 def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> None:
     """A/B of policy STAGES (default: all): our daemon with everything on against the same without each of them."""
-    from uma_core.policy.knobs import DEFAULT_STAGES
+    from uma_core.policy.config import DEFAULT_STAGES
 
     labels = (OURS, *(f"{OURS}:no-{stage}" for stage in stages or DEFAULT_STAGES))
     _execute(_plan(tuple(Job(name, labels, options["repeats"]) for name in names), options), ON_CPU, options["beside"])

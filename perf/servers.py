@@ -306,7 +306,7 @@ def flatten(document: dict[str, object], prefix: str = "") -> dict[str, float]:
 
 
 def _stages_without(stage: str) -> list[str]:
-    from uma_core.policy.knobs import DEFAULT_STAGES
+    from uma_core.policy.config import DEFAULT_STAGES
 
     if stage not in DEFAULT_STAGES:
         raise ServerError(f"no stage {stage!r}; there are: {', '.join(DEFAULT_STAGES)}")

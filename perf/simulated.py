@@ -39,7 +39,13 @@ PROFILES: dict[str, Profile] = {
     "gpu-llama": Profile(GPU_SHAPE, GPU_MODEL, 2, 4),
     "gpu-graph": Profile(FEW_ROWS_GPU, replace(GPU_MODEL, is_unified=True, ride_rows=MIX_ROWS), 2, 4),
 }
-MACHINES: dict[str, Machine] = {"exact": EXACT, "calm": CALM, "noisy": NOISY, "misjudged": CALM._replace(misjudged=1.5)}
+MACHINES: dict[str, Machine] = {
+    "exact": EXACT,
+    "calm": CALM,
+    "noisy": NOISY,
+    "misjudged": CALM._replace(misjudged=1.5),
+    "guessed": CALM._replace(is_guessed=True),
+}
 
 
 class Run(NamedTuple):

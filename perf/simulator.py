@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +18,11 @@ from uma_core.clock import ManualClock
 from uma_core.engine.api import Batch, PrefillOutcome, PrefillStatus
 from uma_core.engine.fake import FakeEngine, FakeModel
 from uma_core.engine.fake_cost import FakeCost
-from uma_core.policy.calibrate import CHUNK, DECODE, PIECE, RIDE, SHORT, TRANSFER, Sample, calibration_shapes, fit
-from uma_core.policy.cost import CostModel
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import CHUNK, DECODE, MIXED, PIECE, SHORT, TRANSFER, CostModel, Sample, calibration_shapes, fit, guess, observe
+from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import SLICED, Plan, PlanItem, check_plan
+from uma_core.policy.plan import Plan, PlanItem, PrefillMode, check_plan
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
 from uma_core.types import AdapterSet, Lane, Phase
 
@@ -38,6 +39,7 @@ class Machine(NamedTuple):
     drift: float = 0.0  # others take up to this part of the machine, in regimes of some seconds
     stall: float = 0.0  # chance, per decode step's time, of a stall of 0.2 to 1 decode steps
     misjudged: float = 1.0  # a piece takes so many times what calibration saw
+    is_guessed: bool = False  # nothing was calibrated
 
 
 EXACT = Machine()
@@ -122,9 +124,9 @@ def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> D
     info, model = engine.info, engine.model
     return DeviceView(
         n_batch=info.n_batch, n_ubatch=info.n_ubatch, n_seq_max=info.n_seq_max, n_ctx=info.n_ctx, n_ctx_seq=info.n_ctx_seq,
-        n_prefill_lanes=info.capabilities.n_prefill_lanes, is_unified=info.is_unified, kv_bytes_per_cell=info.kv_bytes_per_cell,
+        n_prefill_slots=info.capabilities.n_prefill_lanes, is_unified=info.is_unified, kv_bytes_per_cell=info.kv_bytes_per_cell,
         one_set_per_call=not info.capabilities.can_mix_adapters,
-        can_mix_rows=info.capabilities.can_mix_rows, ride_rows=info.capabilities.ride_rows,
+        can_mix_rows=info.capabilities.can_mix_rows, mixed_rows=info.capabilities.ride_rows,
         weight_bytes=info.weight_bytes, expert_bytes=model.expert_bytes, n_expert=model.n_expert, n_expert_used=model.n_expert_used,
         can_copy_prefix=True, can_rollback=True, can_slice_transfers=True, free_seqs=free, n_cells_free=n_cells_free,
     )  # fmt: skip
@@ -135,33 +137,33 @@ def calibrate(cost: FakeCost, device: DeviceView) -> CostModel:
     samples = []
     for kind, n, kv in calibration_shapes(device):
         ns = {
-            DECODE: lambda n=n, kv=kv: cost.decode_ns([(1, kv)] * n),
-            CHUNK: lambda n=n, kv=kv: cost.prefill_ns(n, kv),
-            TRANSFER: lambda n=n: cost.copy_ns(n),
-            RIDE: lambda n=n, kv=kv: cost.decode_ns([(1, SHORT), (n - 1, kv)]),
-        }[kind]()
+            DECODE: cost.decode_ns([(1, kv)] * n) if kind == DECODE else 0.0,
+            CHUNK: cost.prefill_ns(n, kv),
+            TRANSFER: cost.copy_ns(n),
+            MIXED: cost.decode_ns([(1, SHORT), (n - 1, kv)]) if kind == MIXED else 0.0,
+        }[kind]
         samples.append(Sample(kind, n, kv, int(ns)))
-        if kind == CHUNK and device.n_prefill_lanes and not kv:
+        if kind == CHUNK and device.n_prefill_slots and not kv:
             samples.append(Sample(PIECE, n, 0, int(cost.piece_ns(n, 0))))
     return fit(samples, device)
 
 
 class Sim:
-    def __init__(self, cost: FakeCost, model: FakeModel | None = None, knobs: Knobs | None = None, **more: object) -> None:
+    def __init__(self, cost: FakeCost, model: FakeModel | None = None, config: SchedulerConfig | None = None, **more: Any) -> None:
         """`more`: machine, or noise (its sigma alone), seed, cost_model, keep_states, overrated (see SimEngine)."""
         self.rng = random.Random(more.get("seed", 1))
-        machine: Machine = more.get("machine") or Machine(float(more.get("noise", 0.0)))  # type: ignore[arg-type,assignment]
+        machine: Machine = more.get("machine") or Machine(float(more.get("noise", 0.0)))
         noise = machine.sigma
         jitter = (lambda ns: ns * (1.0 + abs(self.rng.gauss(0.0, noise)))) if noise else None
         self.clock = ManualClock(1)
         self.engine = SimEngine(model or FakeModel(), cost, self.clock, jitter=jitter)
         self.engine.next_arrival = self._next_arrival
         self.engine.machine, self.engine.rng = machine, self.rng
-        self.engine.overrated = float(more.get("overrated", 1.0))  # type: ignore[arg-type]
-        self.knobs = knobs or Knobs()
-        self.policy = compose(self.knobs.stages)
+        self.engine.overrated = float(more.get("overrated", 1.0))
+        self.config = config or SchedulerConfig()
+        self.policy = compose(self.config.stages)
         device = device_of(self.engine, (), 0)
-        self.cost = more.get("cost_model") or calibrate(cost, device)
+        self.cost: CostModel = more.get("cost_model") or (guess(device) if machine.is_guessed else calibrate(cost, device))
         if machine.misjudged != 1.0:
             piece = self.cost.piece
             self.cost = self.cost._replace(piece=piece._replace(base=tuple(ns / machine.misjudged for ns in piece.base)))
@@ -169,8 +171,8 @@ class Sim:
         self.future: list[Job] = []
         self.done: list[Job] = []
         self.free = list(range(self.engine.info.n_seq_max))
-        self.transfers: list[tuple[object, Callable[[], None]]] = []
-        self.carry: dict[str, object] = {}
+        self.transfers: list[tuple[Any, Callable[[], None]]] = []
+        self.memory = PolicyMemory()
         self.reports: list[CallReport] = []
         self.tick_no = 0
         self.last_plan, self.n_repeats, self.n_observed = Plan(), 0, 0
@@ -209,7 +211,7 @@ class Sim:
         used = sum(j.n_prompt + j.n_max for j in self.jobs if j.seq >= 0)
         device = device_of(self.engine, tuple(sorted(self.free)), self.engine.info.n_ctx - used)
         views = tuple(self.view(j) for j in self.jobs)
-        return SchedulerState(self.tick_no, self.clock.now_ns(), views, device, self.knobs, self.cost, tuple(self.reports), self.carry)
+        return SchedulerState(self.tick_no, self.clock.now_ns(), views, device, self.config, self.cost, tuple(self.reports), self.memory, TICK_OVERHEAD_NS)
 
     def tick(self) -> Plan:
         self.engine.hush()
@@ -223,7 +225,7 @@ class Sim:
         assert not faults, faults
         if self.log is not None:
             self.log.append((state, plan))
-        self.carry, self.reports, self.n_observed = dict(plan.carry), [], 0
+        self.memory, self.reports, self.n_observed = plan.memory, [], 0
         self.last_plan, self.n_repeats, self.planned_for = plan, plan.n_repeats, self.present()
         self.tick_no += 1
         self.clock.advance(TICK_OVERHEAD_NS)
@@ -232,7 +234,7 @@ class Sim:
         for call in sorted({i.call for i in plan.items if i.call >= 0}):
             self._call([i for i in plan.items if i.call == call], by_sid)
         for item in plan.items:
-            if item.call == SLICED:
+            if item.mode is PrefillMode.SLICED:
                 self._sliced(item, by_sid[item.sid], plan)
         self._move(plan.transfer_ns)
         self._observe()
@@ -244,7 +246,7 @@ class Sim:
         return [(j.sid, j.phase, j.is_moving, j.is_held) for j in self.jobs]
 
     def _observe(self) -> None:
-        self.cost, self.n_observed = self.cost.observe_all(self.reports[self.n_observed :]), len(self.reports)
+        self.cost, self.n_observed = observe(self.cost, self.reports[self.n_observed :]), len(self.reports)
 
     def _repeat(self) -> Plan:
         self.n_repeats -= 1
@@ -261,7 +263,7 @@ class Sim:
             job = by_sid[sid]
             job.is_moving = True
             export = self.engine.export_state(job.seq, job.n_past)
-            self.transfers.append((export, lambda job=job, export=export: self._parked(job, export)))
+            self.transfers.append((export, partial(self._parked, job, export)))
         for a in plan.admit:
             job = by_sid[a.sid]
             self.free.remove(a.seq_id)
@@ -271,12 +273,12 @@ class Sim:
                 job.phase = Phase.DECODE if job.times else Phase.PREFILL
                 job.is_moving = True
                 move = self.engine.import_state(job.seq, job.blob or b"", job.n_past)
-                self.transfers.append((move, lambda job=job: setattr(job, "is_moving", False)))
+                self.transfers.append((move, partial(setattr, job, "is_moving", False)))
             else:
                 job.phase = Phase.PREFILL
 
-    def _parked(self, job: Job, export: object) -> None:
-        job.blob = export.blob  # type: ignore[attr-defined]
+    def _parked(self, job: Job, export: Any) -> None:
+        job.blob = export.blob
         self.engine.kv_truncate(job.seq, 0)
         self.free.append(job.seq)
         job.phase, job.seq, job.is_moving = Phase.PARKED, -1, False
@@ -373,7 +375,7 @@ class Sim:
         until = self.clock.now_ns() + transfer_ns
         while self.transfers and transfer_ns > 0 and self.clock.now_ns() < until:
             move, landed = self.transfers[0]
-            if not move.step(until):  # type: ignore[attr-defined]
+            if not move.step(until):
                 break
             self.transfers.pop(0)
             landed()

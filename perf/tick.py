@@ -21,7 +21,7 @@ from uma_core.executor.calibration import calibrate
 from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.intake import Admittance, Limits
 from uma_core.metrics import new_registry
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
 from uma_core.session.events import Submit
 from uma_core.types import Lane, Peer, Phase, Request, SamplingParams
 
@@ -61,7 +61,7 @@ def measure(model: str, threads: int, n_ticks: int = 60) -> Iterator[TickCost]:
     try:
         clock = MonotonicClock()
         cost = calibrate(engine, device_view(engine), clock, "auto")
-        executor = Executor(engine, Admittance(Limits(max_sessions=n_seq), clock), Knobs(), cost, new_registry(), clock)
+        executor = Executor(engine, Admittance(Limits(max_sessions=n_seq), clock), SchedulerConfig(), cost, new_registry(), clock)
         for kind, params in (("greedy", SamplingParams()), ("sampled", SAMPLED)):
             for count in TICK_COUNTS:
                 yield _one(executor, kind, params, count, n_ticks)

@@ -1,7 +1,7 @@
 """Every option, declared once: flags, variables, YAML keys, checks, docs/CONFIG.md and `--print-config` follow from here.
 
 Rules: values only; nothing here reads a file, a variable or a flag (config_load.py does). Times are `_ms` here
-and nowhere else: `Scheduler.to_knobs` is the one conversion for the policy, `ns()` for everybody else.
+and nowhere else: `Scheduler.to_scheduler_config` is the one conversion for the policy, `ns()` for everybody else.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 from uma_core import presets
 from uma_core.config_schema import Option, option, options_of
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
 from uma_core.protocol.framing import FRAME_CAP_LIMIT
 from uma_core.suggest import suggest
 from uma_core.types import Lane
 
 ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_KNOBS = Knobs()  # the policy's own defaults: they have no second home here
+_SCHEDULER = SchedulerConfig()  # the policy's own defaults: they have no second home here
 _NS_PER_MS = 1_000_000
 _DAYS = 1_000_000_000  # ms, 11 days: their ns are far from the ends of int64
 _MAX_ID = (1 << 32) - 2  # the last uid is "none" to the kernel
@@ -262,59 +262,59 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The policy's settings. Names and defaults are those of uma_core/policy/knobs.py, with `_ms` for `_ns`."""
+    """The policy's settings. Names and defaults are those of uma_core/policy/config.py, with `_ms` for `_ns`."""
 
     RELOAD: ClassVar = "live"
-    stages: tuple[str, ...] = option(_KNOBS.stages, "the policy pipeline, in order; leave one out to switch it off")
+    stages: tuple[str, ...] = option(_SCHEDULER.stages, "the policy pipeline, in order; leave one out to switch it off")
     tick_budget_ms: float = option(
-        _KNOBS.tick_budget_ns / _NS_PER_MS, "wanted length of a tick when nobody interactive waits", unit="ms", min=1, max=10_000
+        _SCHEDULER.tick_budget_ns / _NS_PER_MS, "wanted length of a tick when nobody interactive waits", unit="ms", min=1, max=10_000
     )
     start_target_tokens: int = option(
-        _KNOBS.start_target_tokens,
+        _SCHEDULER.start_target_tokens,
         "first chunk of the adaptive token budget, where prefill cannot be paused",
         unit="tokens",
         min=1,
         max=1 << 20,
     )
-    prefill_burst: int = option(_KNOBS.prefill_burst, "most prompt tokens of one session in one tick", unit="tokens", min=1, max=1 << 20)
+    prefill_burst: int = option(_SCHEDULER.prefill_burst, "most prompt tokens of one session in one tick", unit="tokens", min=1, max=1 << 20)
     guard_cap: float = option(
-        _KNOBS.guard_cap, "an interactive gap stays within this multiple of the solo step", min=1, max=100, cap="scheduler.pause_cap"
+        _SCHEDULER.guard_cap, "an interactive gap stays within this multiple of the solo step", min=1, max=100, cap="scheduler.pause_cap"
     )
     guard_floor_ms: float = option(
-        _KNOBS.guard_floor_ns / _NS_PER_MS, "gaps shorter than this are never guarded", unit="ms", min=0, max=10_000
+        _SCHEDULER.guard_floor_ns / _NS_PER_MS, "gaps shorter than this are never guarded", unit="ms", min=0, max=10_000
     )
-    pause_cap: float = option(_KNOBS.pause_cap, "no gap longer than this multiple of the solo step", min=1, max=100)
-    long_tick_share: float = option(_KNOBS.long_tick_share, "share of gaps that may exceed guard_cap (up to pause_cap)", min=0, max=1)
+    pause_cap: float = option(_SCHEDULER.pause_cap, "no gap longer than this multiple of the solo step", min=1, max=100)
+    long_tick_share: float = option(_SCHEDULER.long_tick_share, "share of gaps that may exceed guard_cap (up to pause_cap)", min=0, max=1)
     starvation_ticks: int = option(
-        _KNOBS.starvation_ticks, "every admitted prompt gets a piece at least once in so many decode ticks", min=1, max=100_000
+        _SCHEDULER.starvation_ticks, "every admitted prompt gets a piece at least once in so many decode ticks", min=1, max=100_000
     )
     slo_ttft_ms: float = option(
-        _KNOBS.slo_ttft_ns / _NS_PER_MS, "target for the first token of requests that give none; 0: none", unit="ms", min=0, max=_DAYS
+        _SCHEDULER.slo_ttft_ns / _NS_PER_MS, "target for the first token of requests that give none; 0: none", unit="ms", min=0, max=_DAYS
     )
     slo_tbt_ms: float = option(
-        _KNOBS.slo_tbt_ns / _NS_PER_MS, "target between tokens for requests that give none; 0: none", unit="ms", min=0, max=_DAYS
+        _SCHEDULER.slo_tbt_ns / _NS_PER_MS, "target between tokens for requests that give none; 0: none", unit="ms", min=0, max=_DAYS
     )
     interactive_share: float = option(
-        _KNOBS.interactive_share,
+        _SCHEDULER.interactive_share,
         "share of the time that an interactive prompt gets beside background streams, where reading it can be paused; they decode in the rest",
         min=0.05,
         max=0.99,
     )
     max_background_decoders: int = option(
-        _KNOBS.max_background_decoders, "background streams served in one tick; 0: found by hill-climbing", min=0, max=256
+        _SCHEDULER.max_background_decoders, "background streams served in one tick; 0: all", min=0, max=256
     )
     moe_max_decoders: int = option(
-        _KNOBS.moe_max_decoders, "background streams served in one tick for mixture-of-experts models", min=1, max=256
+        _SCHEDULER.moe_max_decoders, "background streams served beside a chat in one tick for mixture-of-experts models", min=1, max=256
     )
     aging_ms: float = option(
-        _KNOBS.aging_ns / _NS_PER_MS,
+        _SCHEDULER.aging_ns / _NS_PER_MS,
         "a background prompt that waited so long goes before fresh interactive ones",
         unit="ms",
         min=0,
         max=_DAYS,
     )
     bmt_budget: float = option(
-        _KNOBS.bmt_budget,
+        _SCHEDULER.bmt_budget,
         "memory bandwidth that ticks may use; 0: off; auto (-1): the measured one",
         unit="GB/s",
         min=-1,
@@ -325,11 +325,11 @@ class SchedulerOptions:
         512, "a request without a priority whose prompt is longer starts in the background lane", unit="tokens", min=0, max=1 << 24
     )
 
-    def to_knobs(self) -> Knobs:
+    def to_scheduler_config(self) -> SchedulerConfig:
         """Return the policy's own value: the one conversion from ms to ns."""
-        return Knobs(**{item.name: self._knob(item.name) for item in dataclasses.fields(Knobs)})
+        return SchedulerConfig(**{item.name: self._value(item.name) for item in dataclasses.fields(SchedulerConfig)})
 
-    def _knob(self, name: str) -> Any:
+    def _value(self, name: str) -> Any:
         return ns(getattr(self, name[:-3] + "_ms")) if name.endswith("_ns") else getattr(self, name)
 
 

@@ -2,8 +2,8 @@
 
     python -m uma_core.trace replay FILE     every recorded state must give the recorded plan again; exit 1 otherwise
 
-Rules: a line is self-contained except for its context (device, knobs, cost tables), which is written once and
-named by number. Everything in `carry` must be a NamedTuple of CARRIED, a number, a string, a tuple or a dict of those.
+Rules: a line is self-contained except for its context (device, configuration, cost tables), which is written once and
+named by number. Everything in `memory` must be a NamedTuple of CARRIED, a number, a string, a tuple or a dict of those.
 """
 
 from __future__ import annotations
@@ -17,20 +17,16 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TextIO
 
+from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import CostModel
-from uma_core.policy.guard_memory import GuardMemory
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.memory import Ledger, PolicyMemory, TbtMemory
 from uma_core.policy.pipeline import compose, explain
-from uma_core.policy.plan import SLICED, GuardView, Plan, PlanItem
-from uma_core.policy.stages.decode_first import Rotation
-from uma_core.policy.stages.fairness import Ledger
-from uma_core.policy.stages.prefill_budget import TokenBudget
-from uma_core.policy.stages.sweet_spot import Spot
+from uma_core.policy.plan import Plan, PlanItem, TbtDecision
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
-CARRIED: dict[str, type] = {cls.__name__: cls for cls in (GuardMemory, GuardView, Ledger, Rotation, Spot, TokenBudget)}
-DRIFTING = ("factors", "counts", "splits", "split_factors", "cell_ns")  # of the cost model: corrected every tick
+CARRIED: dict[str, type] = {cls.__name__: cls for cls in (Ledger, PolicyMemory, TbtDecision, TbtMemory)}
+DRIFTING = ("factors", "counts", "cell_ns")  # of the cost model: corrected every tick
 CHANGING = ("free_seqs", "n_cells_free", "seq_held", "seq_loss_ns", "seq_shared")  # of the device: different every tick
 RING_TICKS = 20_000
 US = 1000.0
@@ -77,12 +73,11 @@ def unpack(data: Any) -> Any:
 
 
 def pack_plan(plan: Plan) -> dict[str, Any]:
-    fields = {name: value for name, value in zip(plan._fields, plan, strict=True) if name not in ("admit", "items", "carry")}
+    fields = {name: value for name, value in zip(plan._fields, plan, strict=True) if name not in ("admit", "items")}
     return {
         "admit": [list(a) for a in plan.admit],
         "items": [pack(tuple(i)) for i in plan.items],
         **{name: pack(value) for name, value in fields.items()},
-        "carry": pack(dict(plan.carry)),
     }
 
 
@@ -90,14 +85,14 @@ def _context(state: SchedulerState) -> dict[str, Any]:
     """What hardly changes."""
     return {
         "device": {k: pack(v) for k, v in state.device._asdict().items() if k not in CHANGING},
-        "knobs": {f.name: pack(getattr(state.knobs, f.name)) for f in dataclasses.fields(state.knobs)},
+        "config": {f.name: pack(getattr(state.config, f.name)) for f in dataclasses.fields(state.config)},
         "cost": {k: v for k, v in state.cost.to_dict().items() if k not in DRIFTING},
     }
 
 
 def _is_same_context(a: SchedulerState, b: SchedulerState) -> bool:
     """Tables are the same objects from tick to tick, so that comparing them costs nothing."""
-    if a.knobs != b.knobs or any(getattr(a.cost, k) != getattr(b.cost, k) for k in a.cost._fields if k not in DRIFTING):
+    if a.config != b.config or any(getattr(a.cost, k) != getattr(b.cost, k) for k in a.cost._fields if k not in DRIFTING):
         return False
     return all(getattr(a.device, k) == getattr(b.device, k) for k in a.device._fields if k not in CHANGING)
 
@@ -112,7 +107,8 @@ def pack_tick(tick: Tick, context: int) -> dict[str, Any]:
         "device": {k: pack(getattr(state.device, k)) for k in CHANGING},
         "cost": {k: pack(getattr(state.cost, k)) for k in DRIFTING},
         "reports": [pack(tuple(r)) for r in state.reports],
-        "carry": pack(dict(state.carry)),
+        "memory": pack(state.memory),
+        "overhead_ns": state.overhead_ns,
         "plan": pack_plan(tick.plan),
         "result": [pack(tuple(r)) for r in tick.reports],
     }
@@ -125,10 +121,11 @@ def unpack_state(line: dict[str, Any], context: dict[str, Any]) -> SchedulerStat
         now_ns=line["now_ns"],
         sessions=tuple(_session(row) for row in line["sessions"]),
         device=DeviceView(**device),
-        knobs=Knobs(**{k: unpack(v) for k, v in context["knobs"].items()}),
+        config=SchedulerConfig(**{k: unpack(v) for k, v in context["config"].items()}),
         cost=CostModel.from_dict({**context["cost"], **line["cost"]}),
         reports=tuple(_report(row) for row in line["reports"]),
-        carry=unpack(line["carry"]),
+        memory=unpack(line["memory"]),
+        overhead_ns=line["overhead_ns"],
     )
 
 
@@ -245,7 +242,7 @@ def differences(lines: Iterable[str]) -> Iterator[str]:
             contexts[line["new_context"]] = line
             continue
         state = unpack_state(line, contexts[line["context"]])
-        again = json.loads(json.dumps(pack_plan(compose(state.knobs.stages)(state))))
+        again = json.loads(json.dumps(pack_plan(compose(state.config.stages)(state))))
         for field, value in line["plan"].items():
             if again.get(field) != value:
                 yield f"line {number}, tick {line['tick']}: {field}: recorded {value!r}, now {again.get(field)!r}"
@@ -324,7 +321,7 @@ def _groups(plan: Plan) -> list[list[PlanItem]]:
     calls: dict[int, list[PlanItem]] = {}
     for item in plan.items:
         calls.setdefault(item.call, []).append(item)
-    return [calls[call] for call in sorted(calls, key=lambda call: (call == SLICED, call))]
+    return [calls[call] for call in sorted(calls, key=lambda call: (call < 0, call))]
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from uma_core.policy.calibrate import guess
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import guess
+from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
 from uma_core.policy.state import DeviceView, SchedulerState, SessionView
@@ -23,7 +24,7 @@ def device(free_seqs: tuple[int, ...]) -> DeviceView:
         n_seq_max=N_SEQ,
         n_ctx=65_536,
         n_ctx_seq=4096,
-        n_prefill_lanes=2,
+        n_prefill_slots=2,
         is_unified=False,
         kv_bytes_per_cell=12_288,
         weight_bytes=529_000_000,
@@ -73,12 +74,12 @@ def view(i: int) -> SessionView:
 
 def state_of(n_sessions: int) -> SchedulerState:
     seen = device((14, 15))
-    return SchedulerState(1, 100 * SECOND, tuple(view(i) for i in range(n_sessions)), seen, Knobs(), guess(seen), (), {})
+    return SchedulerState(1, 100 * SECOND, tuple(view(i) for i in range(n_sessions)), seen, SchedulerConfig(), guess(seen), (), PolicyMemory())
 
 
 @pytest.mark.parametrize("n_sessions", [1, 16, 100, 1_000, 10_000])
 def test_plan(benchmark: BenchmarkFixture, n_sessions: int) -> None:
-    state, pipeline = state_of(n_sessions), compose(Knobs().stages)
+    state, pipeline = state_of(n_sessions), compose(SchedulerConfig().stages)
     plan = benchmark(pipeline, state)
     assert check_plan(state, plan) == []
     assert plan.items
@@ -87,13 +88,13 @@ def test_plan(benchmark: BenchmarkFixture, n_sessions: int) -> None:
 @pytest.mark.parametrize("n_sessions", [16, 1_000])
 def test_check_plan(benchmark: BenchmarkFixture, n_sessions: int) -> None:
     state = state_of(n_sessions)
-    plan = compose(Knobs().stages)(state)
+    plan = compose(SchedulerConfig().stages)(state)
     assert benchmark(check_plan, state, plan) == []
 
 
-@pytest.mark.parametrize("stage", Knobs().stages)
+@pytest.mark.parametrize("stage", SchedulerConfig().stages)
 def test_each_stage_at_16_sessions(benchmark: BenchmarkFixture, stage: str) -> None:
     """The whole pipeline without one stage: the difference to `test_plan[16]` is what the stage costs."""
     state = state_of(16)
-    plan = benchmark(compose([name for name in Knobs().stages if name != stage]), state)
+    plan = benchmark(compose([name for name in SchedulerConfig().stages if name != stage]), state)
     assert check_plan(state, plan) == []

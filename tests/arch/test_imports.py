@@ -33,7 +33,7 @@ ALLOWED = {
     "uma_core.endpoint": {"uma_core.peer"},
     "uma_core.presets": set(),
     "uma_core.config_schema": {"uma_core.suggest"},
-    "uma_core.config": {"uma_core.presets", "uma_core.config_schema", "uma_core.policy.knobs", "uma_core.protocol.framing", "uma_core.suggest",
+    "uma_core.config": {"uma_core.presets", "uma_core.config_schema", "uma_core.policy.config", "uma_core.protocol.framing", "uma_core.suggest",
                         "uma_core.types"},
     "uma_core.config_merge": {"uma_core.config_schema", "uma_core.errors", "uma_core.suggest"},
     "uma_core.config_flags": {"uma_core.config_merge", "uma_core.config_schema"},

@@ -15,16 +15,15 @@ from typing import Any
 
 import pytest
 
-from tests.policy.build import CPU, MS, NOW, reading, state_of, talking, waiting
 from perf.simulator import Job, Sim
+from tests.policy.build import CPU, MS, NOW, guarded, reading, state_of, talking, waiting
 from uma_core.config import BY_KEY, OPTIONS, Config, EngineOptions, Option
 from uma_core.engine.ahead import pays
 from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import CPU_SHAPE
 from uma_core.engine.lib import ffi
 from uma_core.engine.llama_params import decode_params, encoder_shape, lane_params, model_params, n_threads_of
-from uma_core.policy.guard_memory import GuardMemory
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan
 from uma_core.server.host import cache_of, limits_of
@@ -49,28 +48,28 @@ def outline(plan: Plan) -> tuple[object, ...]:
     return plan.admit, items, plan.park, plan.run_ns, plan.quantum_ns, plan.min_pieces, plan.transfer_ns
 
 
-def planned(*views: Any, **more: Any) -> Callable[[Knobs], object]:
-    def plan(knobs: Knobs) -> object:
-        return outline(compose(knobs.stages)(state_of(*views, knobs=knobs, **more)))
+def planned(*views: Any, **more: Any) -> Callable[[SchedulerConfig], object]:
+    def plan(config: SchedulerConfig) -> object:
+        return outline(compose(config.stages)(state_of(*views, config=config, **more)))
 
     return plan
 
 
-def n_rounds_until_forced(knobs: Knobs) -> int:
+def n_rounds_until_forced(config: SchedulerConfig) -> int:
     """Decode rounds without progress after which a prompt that does not fit gets a piece."""
-    memory = {"latency_guard": GuardMemory(margin=0.2, credit=-4.0)}
+    coarse: dict[str, Any] = {"n_chunk": 256, "chunk_fraction": 0.2}
     for n in range(1, 3000):
-        view = reading(1, BACK, n_prompt=3000, t_progress_ns=NOW - int(n * CPU.solo_step_ns(110)))
-        plan = compose(knobs.stages)(state_of(talking(0), view, knobs=knobs, carry=memory))
+        view = reading(1, BACK, n_prompt=3000, t_progress_ns=NOW - int(n * CPU.solo_step_ns(110)), **coarse)
+        plan = compose(config.stages)(state_of(talking(0), view, config=config))
         if plan.min_pieces:
             return n
     return 0
 
 
-def n_long_gaps(knobs: Knobs) -> int:
+def n_long_gaps(config: SchedulerConfig) -> int:
     """Of a chat beside a prompt whose pieces fit long gaps only."""
     shape = dataclasses.replace(CPU_SHAPE, node_share=6.0)
-    sim = Sim(shape, FakeModel(), knobs, keep_states=True)
+    sim = Sim(shape, FakeModel(), config, keep_states=True)
     sim.submit(Job(32, 200))
     sim.submit(Job(1200, 1, BACK, 2, at_ns=100 * MS))
     sim.run()
@@ -78,36 +77,36 @@ def n_long_gaps(knobs: Knobs) -> int:
     return sum("on credit" in note for _, plan in sim.log for note in plan.notes)
 
 
-def order_of_waits(knobs: Knobs) -> object:
+def order_of_waits(config: SchedulerConfig) -> object:
     """Who is admitted to the one sequence: a fresh chat, or a background request that waited for so long."""
     waits = [1, 30, 700, 3_000, 20_000, 4_000_000]
     views = [waiting(i, BACK, t_queued_ns=NOW - wait * MS) for i, wait in enumerate(waits)]
-    return [planned(view, waiting(99), free_seqs=(0,), n_seq_max=1)(knobs) for view in views]
+    return [planned(view, waiting(99), free_seqs=(0,), n_seq_max=1)(config) for view in views]
 
 
 CHAT_AND_PROMPT = planned(talking(0), reading(1, BACK, n_prompt=3000))
-WITH_CREDIT = {"latency_guard": GuardMemory(margin=0.2, credit=1.0)}
+WITH_CREDIT = guarded(error=0.25, n_long=1.0)
 WORKERS = [talking(i, BACK, n_past=500) for i in range(6)]
 DEEP_WORKERS = [talking(i, BACK, n_past=9000) for i in range(14)]
 MANY_PROMPTS = [reading(i, BACK, n_prompt=300) for i in range(10, 15)]
-IN_CALLS = {"n_prefill_lanes": 0}
+IN_CALLS = {"n_prefill_slots": 0}
 
 
-def waits_of_a_second_chat(knobs: Knobs) -> object:
+def waits_of_a_second_chat(config: SchedulerConfig) -> object:
     """What a chat's prompt gets beside another chat, by how long it has waited."""
     waits = range(0, 6000, 200)
-    return [planned(talking(0), reading(1, n_prompt=400, t_queued_ns=NOW - wait * MS))(knobs) for wait in waits]
+    return [planned(talking(0), reading(1, n_prompt=400, t_queued_ns=NOW - wait * MS))(config) for wait in waits]
 
 
 # option -> what is looked at, and values over the whole of its range, in order
-PROBES: dict[str, tuple[Callable[[Knobs], object], tuple[Any, ...]]] = {
-    "stages": (lambda knobs: knobs.stages, (Knobs().stages, Knobs().stages[:-1], ())),
+PROBES: dict[str, tuple[Callable[[SchedulerConfig], object], tuple[Any, ...]]] = {
+    "stages": (lambda config: config.stages, (SchedulerConfig().stages, SchedulerConfig().stages[:-1], ())),
     "tick_budget_ms": (planned(reading(0, n_prompt=3000)), (1, 5, 20, 50, 200, 1000, 10_000)),
     "start_target_tokens": (planned(talking(0, BACK), *MANY_PROMPTS, **IN_CALLS), (1, 16, 40, 128, 300)),
     "prefill_burst": (planned(reading(0, n_prompt=3000)), (1, 4, 20, 64, 128, 256)),
     "guard_cap": (CHAT_AND_PROMPT, (1.06, 1.1, 1.2, 1.4, 1.7, 2.0)),
     "guard_floor_ms": (CHAT_AND_PROMPT, (0, 21, 30, 100, 1000)),
-    "pause_cap": (planned(talking(0), reading(1, BACK, n_prompt=3000), carry=WITH_CREDIT), (1.4, 1.7, 2.0, 3.0, 10.0, 100.0)),
+    "pause_cap": (planned(talking(0), reading(1, BACK, n_prompt=3000, n_chunk=128), memory=WITH_CREDIT), (1.4, 1.7, 2.0, 3.0, 10.0, 100.0)),
     "long_tick_share": (n_long_gaps, (0.0, 0.02, 0.04, 0.1, 0.3, 1.0)),
     "starvation_ticks": (n_rounds_until_forced, (1, 8, 64, 256, 2000)),
     "slo_ttft_ms": (waits_of_a_second_chat, (0, 500, 1000, 2000, 4000)),
@@ -115,7 +114,7 @@ PROBES: dict[str, tuple[Callable[[Knobs], object], tuple[Any, ...]]] = {
     "interactive_share": (planned(*WORKERS[:2], reading(9, n_prompt=900)), (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99)),
     "max_background_decoders": (planned(*WORKERS), (0, 1, 2, 3, 4, 5)),
     "moe_max_decoders": (
-        planned(talking(9), *WORKERS, n_expert=8, n_expert_used=2, expert_bytes=10**8, carry={}),
+        planned(talking(9), *WORKERS, n_expert=8, n_expert_used=2, expert_bytes=10**8),
         (1, 2, 3, 4, 5, 6),
     ),
     "aging_ms": (order_of_waits, (0, 10, 100, 1000, 10_000, 1_000_000)),
@@ -123,9 +122,9 @@ PROBES: dict[str, tuple[Callable[[Knobs], object], tuple[Any, ...]]] = {
 }
 
 
-def knobs_with(name: str, value: Any) -> Knobs:
+def scheduler_config_with(name: str, value: Any) -> SchedulerConfig:
     roomy = {"guard_floor_ms": 10_000.0} if name == "moe_max_decoders" else {}  # or nothing would fit beside the chat
-    return dataclasses.replace(Config().scheduler, **{**roomy, name: value}).to_knobs()
+    return dataclasses.replace(Config().scheduler, **{**roomy, name: value}).to_scheduler_config()
 
 
 def test_every_option_of_the_policy_is_probed() -> None:
@@ -136,7 +135,7 @@ def test_every_option_of_the_policy_is_probed() -> None:
 @pytest.mark.parametrize("name", PROBES)
 def test_every_part_of_an_options_range_changes_plans(name: str) -> None:
     look, values = PROBES[name]
-    seen = [(value, look(knobs_with(name, value))) for value in values]
+    seen = [(value, look(scheduler_config_with(name, value))) for value in values]
     for (low, before), (high, after) in itertools.pairwise(seen):
         assert before != after, f"scheduler.{name} does nothing between {low} and {high}"
 

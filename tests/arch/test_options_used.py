@@ -13,14 +13,14 @@ DECLARATIONS = {"config.py", "config_load.py", "config_schema.py"}
 
 
 def product_text() -> str:
-    files = [path for path in (ROOT / "uma_core").rglob("*.py") if path.name not in DECLARATIONS and path.name != "knobs.py"]
+    files = [path for path in (ROOT / "uma_core").rglob("*.py") if path.name not in DECLARATIONS and path != ROOT / "uma_core/policy/config.py"]
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 
 def reading(section: str, name: str) -> re.Pattern[str]:
-    """Match `config.limits.max_tokens`, `limits.max_tokens`, `options.n_ctx`; the policy reads `knobs.tick_budget_ns`."""
+    """Match `config.limits.max_tokens`, `limits.max_tokens`, `options.n_ctx`; the policy reads `config.tick_budget_ns`."""
     if section == "scheduler":
-        return re.compile(rf"\b(?:knobs\.{name.removesuffix('_ms')}(?:_ns|_ms)?|\w*scheduler\.{name})\b")
+        return re.compile(rf"\b(?:config\.{name.removesuffix('_ms')}(?:_ns|_ms)?|\w*scheduler\.{name})\b")
     return re.compile(rf"\b\w*(?:options|{section})\.{name}\b")
 
 

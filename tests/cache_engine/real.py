@@ -19,8 +19,8 @@ from uma_core.engine.llama import LlamaEngine
 from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.intake import Admittance, Limits
 from uma_core.metrics import new_registry
-from uma_core.policy.calibrate import guess
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import guess
 from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Lane, Peer, Phase, Request
 
@@ -102,7 +102,7 @@ class RealWorld:
         engine = self.engine = LlamaEngine(self.path, self.options)
         clock = MonotonicClock()
         limits = Limits(max_sessions=100, queue=(100, 100))
-        self.executor = Executor(engine, Admittance(limits, clock), Knobs(), guess(device_view(engine)), new_registry(), clock)
+        self.executor = Executor(engine, Admittance(limits, clock), SchedulerConfig(), guess(device_view(engine)), new_registry(), clock)
         self.executor.set_cache(self.settings)
         self._sample, engine.prefill_sample = engine.prefill_sample, self._record  # type: ignore[method-assign]
         self._decode, engine.decode = engine.decode, self._record_resumed  # type: ignore[method-assign]

@@ -18,8 +18,8 @@ from uma_core.engine.llama import LlamaEngine
 from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.intake import Admittance, Limits
 from uma_core.metrics import new_registry
-from uma_core.policy.calibrate import guess
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import guess
 from uma_core.session.events import Final, Submit
 from uma_core.types import Lane, Peer, Request
 
@@ -34,7 +34,7 @@ class Bench:
         self.engine = engine
         clock = MonotonicClock()
         limits = Limits(max_sessions=20, queue=(20, 20))
-        self.executor = Executor(engine, Admittance(limits, clock), Knobs(), guess(device_view(engine)), new_registry(), clock)
+        self.executor = Executor(engine, Admittance(limits, clock), SchedulerConfig(), guess(device_view(engine)), new_registry(), clock)
         self.executor.set_cache(CacheSettings(is_on=is_on, ram_bytes=1 << 24))
         self.answers: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}

@@ -18,8 +18,8 @@ from uma_core.engine.fake_text import ALPHABET, START, advance, next_token
 from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.intake import Admittance, Limits
 from uma_core.metrics import new_registry
-from uma_core.policy.calibrate import guess
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import guess
 from uma_core.session.events import Final, Refused, Submit, Token
 from uma_core.types import FinishReason, Lane, Peer, Phase, Request
 
@@ -79,7 +79,7 @@ class World:
         self.engine = FakeEngine(self.model, self.cost, self.clock, self.faults)
         self.registry = new_registry()
         model = guess(device_view(self.engine))
-        self.executor = Executor(self.engine, Admittance(self.limits, self.clock), Knobs(), model, self.registry, self.clock)
+        self.executor = Executor(self.engine, Admittance(self.limits, self.clock), SchedulerConfig(), model, self.registry, self.clock)
         self.executor.set_cache(self.settings)
         self.cache = self.executor.cache
 

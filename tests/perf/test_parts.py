@@ -44,7 +44,7 @@ def test_all_layers_on_the_gpu_for_both(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "absent", "flags"),
-    [("guard-off", "latency_guard", 2), ("no-sweet_spot", "sweet_spot", 2), ("default", "", 0)],
+    [("guard-off", "latency_guard", 2), ("no-bmt_guard", "bmt_guard", 2), ("default", "", 0)],
 )
 def test_variants_of_ours_leave_stages_out(tmp_path: Path, variant: str, absent: str, flags: int) -> None:
     plain = UmaServer("uma", settings(tmp_path), tmp_path).command()

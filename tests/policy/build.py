@@ -7,9 +7,9 @@ from typing import Any
 
 from perf.simulator import calibrate
 from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
-from uma_core.policy.cost import CostModel
-from uma_core.policy.curve import Curve
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import CostModel, Curve
+from uma_core.policy.memory import PolicyMemory, TbtMemory
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
 from uma_core.types import Lane, Phase
@@ -19,7 +19,7 @@ S = 1_000_000_000
 NOW = 100 * S
 
 DEVICE = DeviceView(
-    n_batch=2048, n_ubatch=512, n_seq_max=8, n_ctx=32768, n_ctx_seq=4096, n_prefill_lanes=2, is_unified=False, kv_bytes_per_cell=12288,
+    n_batch=2048, n_ubatch=512, n_seq_max=8, n_ctx=32768, n_ctx_seq=4096, n_prefill_slots=2, is_unified=False, kv_bytes_per_cell=12288,
     weight_bytes=529_000_000, expert_bytes=0, n_expert=0, n_expert_used=0, can_copy_prefix=True, can_rollback=True,
     can_slice_transfers=True, free_seqs=(), n_cells_free=32768,
 )  # fmt: skip
@@ -32,8 +32,8 @@ def cost_of(shape: FakeCost) -> CostModel:
 
 CPU = cost_of(CPU_SHAPE)
 GPU = cost_of(GPU_SHAPE)
-RIDE_ROWS = (2, 4, 8, 16)
-RIDING = CPU._replace(ride=Curve((1, 8, 16), (16.2 * MS, 18.0 * MS, 30.0 * MS), (500.0, 4000.0, 8000.0)))  # its step, and hardly more for eight rows
+MIX_ROWS = (2, 4, 8, 16)
+MIXING = CPU._replace(mixed=Curve((1, 8, 16), (16.2 * MS, 18.0 * MS, 30.0 * MS), (500.0, 4000.0, 8000.0)))  # its step, and hardly more for eight rows
 
 _WAITING = SessionView(
     sid=0, seq_id=-1, client=1, lane=Lane.INTERACTIVE, phase=Phase.QUEUED,
@@ -61,11 +61,16 @@ def talking(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView
     return waiting(sid, lane, **{**known, **times, **more})
 
 
-def state_of(*views: SessionView, cost: CostModel = CPU, knobs: Knobs | None = None, **more: Any) -> SchedulerState:
+def state_of(*views: SessionView, cost: CostModel = CPU, config: SchedulerConfig | None = None, **more: Any) -> SchedulerState:
     """`more`: fields of the state, or of the device."""
     device = {k: more.pop(k) for k in list(more) if k in DeviceView._fields}
-    plain = {"tick": 1000, "now_ns": NOW, "reports": (), "carry": {}, **more}
-    return SchedulerState(sessions=views, device=DEVICE._replace(**device), knobs=knobs or Knobs(), cost=cost, **plain)
+    plain = {"tick": 1000, "now_ns": NOW, "reports": (), "memory": PolicyMemory(), **more}
+    return SchedulerState(sessions=views, device=DEVICE._replace(**device), config=config or SchedulerConfig(), cost=cost, **plain)
+
+
+def guarded(**fields: Any) -> PolicyMemory:
+    """What the latency guard remembers."""
+    return PolicyMemory(latency_guard=TbtMemory(**fields))
 
 
 def sids(plan: Plan, phase: Phase) -> list[int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.policy.build import GPU, RIDE_ROWS, RIDING, prefill_item, reading, sids, state_of, talking
-from tests.policy.sim import MS, Job, Sim, percentile
+from perf.simulator import MS, Job, Sim, percentile
+from tests.policy.build import GPU, MIX_ROWS, MIXING, prefill_item, reading, sids, state_of, talking
 from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import GPU_SHAPE
-from uma_core.policy.parts import parts_of, rows_time
+from uma_core.policy.index import index_of, rows_time
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PlanItem, check_plan, decode_only
 from uma_core.policy.stages import decode_first
@@ -46,8 +46,8 @@ def test_a_chat_is_served_before_background_streams_of_other_sets_however_cheap_
 def test_the_price_of_a_second_set_is_that_of_a_second_call():
     alike = apart(talking(0), talking(1))
     mixed = apart(talking(0), talking(1, adapters=TONE))
-    assert rows_time(mixed, parts_of(mixed).talkers) == 2 * rows_time(mixed, parts_of(mixed).talkers[:1])
-    assert rows_time(alike, parts_of(alike).talkers) < 1.5 * rows_time(alike, parts_of(alike).talkers[:1])
+    assert rows_time(mixed, index_of(mixed).interactive) == 2 * rows_time(mixed, index_of(mixed).interactive[:1])
+    assert rows_time(alike, index_of(alike).interactive) < 1.5 * rows_time(alike, index_of(alike).interactive[:1])
 
 
 def test_a_call_with_two_sets_breaks_the_contract():
@@ -66,7 +66,7 @@ def test_the_plan_that_is_always_sound_keeps_sets_apart():
 @pytest.mark.parametrize(("adapters", "rides"), [(TONE, True), (TOPIC, False), ((), False)])
 def test_a_prompt_rides_in_a_call_of_its_own_set_only(adapters, rides):
     views = talking(0, adapters=TONE), reading(1, n_prompt=1200, adapters=adapters)
-    state = apart(*views, cost=RIDING, ride_rows=RIDE_ROWS)
+    state = apart(*views, cost=MIXING, mixed_rows=MIX_ROWS)
     plan = compose(("decode_first", "prefill_order", "prefill_budget", "latency_guard"))(state)
     assert check_plan(state, plan) == []
     item = prefill_item(plan)

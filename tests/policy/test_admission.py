@@ -7,14 +7,13 @@ import pytest
 from tests.policy.build import NOW, S, reading, state_of, talking, waiting
 from uma_core.policy.plan import Plan
 from uma_core.policy.stages import admission
-from uma_core.policy.stages.fairness import Ledger
 from uma_core.types import Lane, Phase
 
 BACK = Lane.BACKGROUND
 
 
-def admitted(state):
-    return [a.sid for a in admission.run(state, Plan()).admit]
+def admitted(state, charged=None):
+    return [a.sid for a in admission.run(state, Plan(charged=charged or {})).admit]
 
 
 @pytest.mark.parametrize(
@@ -47,19 +46,19 @@ def test_work_ages_so_that_long_prompts_are_not_passed_for_ever():
 
 def test_clients_with_more_virtual_time_wait():
     views = (waiting(1, client=1, n_prompt=50), waiting(2, client=2, n_prompt=400))
-    charged = {"fairness": Ledger({1: 3 * S, 2: 0})}
-    assert admitted(state_of(*views, free_seqs=(0,), carry=charged)) == [2]
+    charged = {1: 3 * S, 2: 0}
+    assert admitted(state_of(*views, free_seqs=(0,)), charged) == [2]
 
 
 def test_of_equal_clients_the_one_that_holds_less_comes_first_until_the_other_has_aged():
     """A process that asks one thing at a time does not wait for another one's whole queue, however short its requests are."""
     held = [talking(1, client=1), talking(2, client=1)]
     queue = [waiting(sid, client=1, n_prompt=20, t_queued_ns=NOW - S) for sid in (3, 4)]
-    charged = {"fairness": Ledger({1: 0, 2: 0})}
+    charged = {1: 0, 2: 0}
     late = waiting(9, client=2, n_prompt=60)
-    assert admitted(state_of(*held, *queue, late, free_seqs=(0,), carry=charged)) == [9]
+    assert admitted(state_of(*held, *queue, late, free_seqs=(0,)), charged) == [9]
     old = queue[0]._replace(t_queued_ns=NOW - 11 * S, t_progress_ns=NOW - 11 * S)
-    assert admitted(state_of(*held, old, late, free_seqs=(0,), carry=charged)) == [3]
+    assert admitted(state_of(*held, old, late, free_seqs=(0,)), charged) == [3]
 
 
 def test_lowest_sequences_first_so_that_streams_stay_neighbours():

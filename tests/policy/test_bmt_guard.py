@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.policy.build import CPU, DEVICE, RIDE_ROWS, RIDING, S, prefill_item, reading, sids, state_of, talking
+from tests.policy.build import CPU, DEVICE, MIX_ROWS, MIXING, S, prefill_item, reading, sids, state_of, talking
 from uma_core.policy import traffic
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
 from uma_core.types import Lane, Phase
@@ -25,9 +25,9 @@ def run(state):
     return plan
 
 
-def gbs(n_bytes, knobs=None):
+def gbs(n_bytes, config=None):
     """The budget in GB/s that allows n_bytes in one tick."""
-    return n_bytes / (knobs or Knobs()).tick_budget_ns
+    return n_bytes / (config or SchedulerConfig()).tick_budget_ns
 
 
 def test_a_decode_call_reads_the_weights_once_and_each_context():
@@ -45,7 +45,7 @@ def test_expected_experts_grow_with_the_tokens_of_a_call():
 def test_off_it_only_makes_the_estimate_in_every_tick():
     views = (talking(0), talking(1, BACK), reading(2, BACK, n_prompt=3000))
     for tick in range(1000, 1020):
-        plan = run(state_of(*views, tick=tick, carry={}))
+        plan = run(state_of(*views, tick=tick))
         assert plan.bmt_budget == 0 and plan.bmt_bytes > WEIGHTS
     assert plan.items == compose(STAGES[:-1])(state_of(*views)).items
 
@@ -53,9 +53,9 @@ def test_off_it_only_makes_the_estimate_in_every_tick():
 def test_prompt_work_is_cut_first_then_background_rows_never_interactive_ones():
     views = (talking(0), talking(2, BACK), talking(4, BACK), reading(5, BACK, n_prompt=3000))
     one_call = WEIGHTS + 111 * CELL
-    slow = Knobs(stages=STAGES, tick_budget_ns=S)
+    slow = SchedulerConfig(stages=STAGES, tick_budget_ns=S)
     for n_calls, n_rows, reads in ((4.5, 3, True), (3.0, 3, False), (0.5, 1, False)):
-        plan = run(state_of(*views, knobs=replace(slow, bmt_budget=gbs(n_calls * one_call, slow))))
+        plan = run(state_of(*views, config=replace(slow, bmt_budget=gbs(n_calls * one_call, slow))))
         served = sids(plan, Phase.DECODE)
         assert 0 in served and len(served) == n_rows
         assert (prefill_item(plan) is not None) is reads
@@ -66,40 +66,40 @@ def test_the_run_is_shortened_before_it_is_dropped():
     free = run(state_of(*views))
     decode, = [traffic.decode_call(DEVICE, [views[0]])]
     allowed = decode + (free.bmt_bytes - decode) // 2
-    plan = run(state_of(*views, knobs=Knobs(bmt_budget=allowed / free.run_ns)))
+    plan = run(state_of(*views, config=SchedulerConfig(bmt_budget=allowed / free.run_ns)))
     assert 0 < plan.run_ns < free.run_ns
     assert plan.bmt_bytes <= allowed
 
 
 def test_alone_nothing_is_ever_stopped():
-    tiny = Knobs(bmt_budget=0.001)
-    assert len(run(state_of(talking(0, BACK), talking(1, BACK), knobs=tiny)).items) == 1
-    assert prefill_item(run(state_of(reading(0, BACK), knobs=tiny))) is not None
+    tiny = SchedulerConfig(bmt_budget=0.001)
+    assert len(run(state_of(talking(0, BACK), talking(1, BACK), config=tiny)).items) == 1
+    assert prefill_item(run(state_of(reading(0, BACK), config=tiny))) is not None
 
 
 def test_rows_that_fit_the_budget_stay_within_it():
     views = [talking(i, BACK, n_past=2000) for i in range(6)]
     budget = WEIGHTS + 4.5 * 2001 * CELL
-    plan = run(state_of(*views, knobs=Knobs(bmt_budget=gbs(budget))))
+    plan = run(state_of(*views, config=SchedulerConfig(bmt_budget=gbs(budget))))
     assert len(plan.items) == 4
     assert plan.bmt_bytes <= budget
 
 
 def test_auto_means_the_bandwidth_of_a_measured_step():
-    plan = run(state_of(talking(0), knobs=Knobs(bmt_budget=-1.0)))
-    expected = WEIGHTS / CPU.solo_step_ns(0) * Knobs().tick_budget_ns
+    plan = run(state_of(talking(0), config=SchedulerConfig(bmt_budget=-1.0)))
+    expected = WEIGHTS / CPU.solo_step_ns(0) * SchedulerConfig().tick_budget_ns
     assert plan.bmt_budget == pytest.approx(expected, rel=0.01)
 
 
 def test_without_resumable_prefill_whole_prompt_calls_are_dropped():
     views = (talking(0), reading(1, BACK, n_prompt=10), reading(2, BACK, n_prompt=10))
-    plan = run(state_of(*views, n_prefill_lanes=0, knobs=Knobs(bmt_budget=gbs(2.5 * WEIGHTS))))
+    plan = run(state_of(*views, n_prefill_slots=0, config=SchedulerConfig(bmt_budget=gbs(2.5 * WEIGHTS))))
     assert sids(plan, Phase.PREFILL) == [1]
 
 
-def test_what_rides_reads_no_weights_of_its_own():
+def test_what_is_mixed_in_reads_no_weights_of_its_own():
     views = (talking(0), reading(5, BACK, n_prompt=3000))
     stages = (*STAGES[:-1], "latency_guard", "bmt_guard")
-    plan = compose(stages)(state_of(*views, cost=RIDING, ride_rows=RIDE_ROWS, can_mix_rows=True))
+    plan = compose(stages)(state_of(*views, cost=MIXING, mixed_rows=MIX_ROWS, can_mix_rows=True))
     assert prefill_item(plan).call == plan.items[0].call
     assert plan.bmt_bytes == WEIGHTS + (111 + prefill_item(plan).n_tokens) * CELL

@@ -7,18 +7,17 @@ from collections import Counter
 import pytest
 
 from tests.policy.build import GPU, NOW, S, reading, sids, state_of, talking
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.plan import Plan, check_plan
 from uma_core.policy.stages import decode_first
-from uma_core.policy.stages.fairness import Ledger
-from uma_core.policy.stages.sweet_spot import Spot
 from uma_core.types import Lane, Phase
 
 BACK = Lane.BACKGROUND
 
 
 def run(state):
-    plan = decode_first.run(state, Plan(carry=state.carry))
+    plan = decode_first.run(state, Plan(memory=state.memory))
     assert check_plan(state, plan) == []
     return plan
 
@@ -48,34 +47,32 @@ def test_rows_of_distant_sequences_share_a_call_where_the_engine_mixes_them():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "carry", "more", "n"),
+    ("config", "more", "n"),
     [
-        (Knobs(max_background_decoders=2), {}, {}, 2),
-        (Knobs(), {"sweet_spot": Spot(n_served=3)}, {}, 3),
-        (Knobs(stages=("decode_first",)), {"sweet_spot": Spot(n_served=3)}, {}, 5),  # a stage that is off has no say
-        (Knobs(moe_max_decoders=1), {}, {"n_expert": 8}, 5),  # the MoE cap protects chats only
-        (Knobs(), {}, {}, 5),
+        (SchedulerConfig(max_background_decoders=2), {}, 2),
+        (SchedulerConfig(moe_max_decoders=1), {"n_expert": 8}, 5),  # the MoE cap protects chats only
+        (SchedulerConfig(), {}, 5),
     ],
 )
-def test_background_rows_are_capped(knobs, carry, more, n):
-    state = state_of(*[talking(i, BACK) for i in range(5)], knobs=knobs, carry=carry, **more)
+def test_background_rows_are_capped(config, more, n):
+    state = state_of(*[talking(i, BACK) for i in range(5)], config=config, **more)
     assert len(run(state).items) == n
 
 
 def test_moe_serves_few_background_rows_beside_a_chat():
     state = state_of(talking(0), *[talking(i, BACK) for i in range(1, 5)], n_expert=8, n_expert_used=2)
-    assert len(run(state).items) == 1 + Knobs().moe_max_decoders
+    assert len(run(state).items) == 1 + SchedulerConfig().moe_max_decoders
 
 
-def simulate(n, ticks, carry=None, knobs=None):
+def simulate(n, ticks, config):
     """Serve n background sessions for some ticks; who got how many tokens."""
     last = [NOW - S + i for i in range(n)]
     served: Counter = Counter()
-    carry = dict(carry or {})
+    memory = PolicyMemory()
     for tick in range(ticks):
         views = [talking(i, BACK, t_last_ns=last[i], client=i) for i in range(n)]
-        plan = run(state_of(*views, now_ns=NOW + tick, carry=carry, knobs=knobs))
-        carry = dict(plan.carry)
+        plan = run(state_of(*views, now_ns=NOW + tick, memory=memory, config=config))
+        memory = plan.memory
         for sid in sids(plan, Phase.DECODE):
             last[sid] = NOW + tick
             served[sid] += 1
@@ -83,28 +80,15 @@ def simulate(n, ticks, carry=None, knobs=None):
 
 
 def test_rotation_serves_everybody_equally():
-    served = simulate(5, 50, knobs=Knobs(max_background_decoders=2))
+    served = simulate(5, 50, config=SchedulerConfig(max_background_decoders=2))
     assert set(served.values()) == {20}
-
-
-def test_bursts_keep_the_same_sessions_for_some_ticks():
-    state = state_of(*[talking(i, BACK, t_last_ns=NOW - 9 + i) for i in range(4)], carry={"sweet_spot": Spot(n_served=1, burst=3)})
-    first = run(state)
-    assert sids(first, Phase.DECODE) == [0]
-    carry = {**first.carry}
-    served = []
-    for _ in range(5):
-        views = [talking(i, BACK, t_last_ns=NOW if i == 0 else NOW - 9 + i) for i in range(4)]
-        plan = run(state_of(*views, carry=carry))
-        carry = dict(plan.carry)
-        served += sids(plan, Phase.DECODE)
-    assert served == [0, 0, 1, 1, 1], "three ticks each"
 
 
 def test_clients_with_less_virtual_time_rotate_in_first():
     views = [talking(i, BACK, client=i, t_last_ns=NOW - 5 + i) for i in range(3)]
-    carry = {"fairness": Ledger({0: 4 * S, 1: 0, 2: 2 * S})}
-    assert sids(run(state_of(*views, knobs=Knobs(max_background_decoders=1), carry=carry)), Phase.DECODE) == [1]
+    state = state_of(*views, config=SchedulerConfig(max_background_decoders=1))
+    plan = decode_first.run(state, Plan(charged={0: 4 * S, 1: 0, 2: 2 * S}))
+    assert sids(plan, Phase.DECODE) == [1]
 
 
 def test_a_parked_session_is_not_served():

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.policy.build import reading, sids, state_of, talking, waiting
-from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
-from uma_core.policy.parts import index, parts_of
+from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
+from uma_core.policy.index import index_of, indexed
 from uma_core.policy.pipeline import REGISTRY, StageSpec, compose, explain
 from uma_core.policy.plan import check_plan
 from uma_core.types import Lane, Phase
@@ -31,6 +31,10 @@ def test_bad_names_are_refused(names, text):
         compose(names)
 
 
+def test_a_retired_stage_may_still_be_listed_and_does_nothing():
+    assert compose((*DEFAULT_STAGES, "sweet_spot")).names == DEFAULT_STAGES
+
+
 def test_no_stages_plan_nothing():
     plan = compose(())(state_of(*FULL_HOUSE))
     assert plan.items == () and plan.admit == ()
@@ -39,7 +43,7 @@ def test_no_stages_plan_nothing():
 @pytest.mark.parametrize("left_out", DEFAULT_STAGES)
 def test_every_stage_can_be_left_out(left_out):
     names = tuple(n for n in DEFAULT_STAGES if n != left_out)
-    state = state_of(*FULL_HOUSE, knobs=Knobs(stages=names), free_seqs=(4, 5))
+    state = state_of(*FULL_HOUSE, config=SchedulerConfig(stages=names), free_seqs=(4, 5))
     assert check_plan(state, compose(names)(state)) == []
 
 
@@ -58,8 +62,8 @@ def test_planning_leaves_the_state_alone_and_repeats_exactly():
 
 def test_indexing_changes_nothing_but_speed():
     state = state_of(*FULL_HOUSE)
-    assert index(state) == state
-    assert parts_of(index(state)) == parts_of(state)
+    assert indexed(state) == state
+    assert index_of(indexed(state)) == index_of(state)
 
 
 def test_explain_is_json_and_names_rows_and_prompt():

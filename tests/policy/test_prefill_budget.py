@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.policy.build import CPU, GPU, MS, NOW, S, prefill_item, reading, report, sids, state_of, talking
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
-from uma_core.policy.stages.prefill_budget import TokenBudget
 from uma_core.types import Lane, Phase
 
 BACK = Lane.BACKGROUND
@@ -24,7 +24,7 @@ def run(state):
 @pytest.mark.parametrize("cost", [CPU, GPU], ids=["cpu", "gpu"])
 def test_alone_a_prompt_gets_a_long_run_in_large_chunks_and_short_pieces(cost):
     plan = run(state_of(reading(1, BACK, n_prompt=3000), cost=cost))
-    assert plan.run_ns == 10 * Knobs().tick_budget_ns
+    assert plan.run_ns == 10 * SchedulerConfig().tick_budget_ns
     assert prefill_item(plan).n_tokens >= 256
     assert 0 < plan.quantum_ns <= 8 * MS
     assert plan.quantum_ns <= cost.prefill_ns(32, 0), "a new chat waits for less than its own prompt takes"
@@ -35,14 +35,14 @@ def test_the_end_of_a_prompt_is_read_in_one_chunk_where_that_is_fastest():
     assert prefill_item(run(state_of(reading(1, n_prompt=64)))).n_tokens == 64
 
 
-def test_knobs_and_device_bound_the_chunk():
-    assert prefill_item(run(state_of(reading(1, n_prompt=3000), knobs=Knobs(prefill_burst=100)))).n_tokens <= 100
+def test_configuration_and_device_bound_the_chunk():
+    assert prefill_item(run(state_of(reading(1, n_prompt=3000), config=SchedulerConfig(prefill_burst=100)))).n_tokens <= 100
     assert prefill_item(run(state_of(reading(1, n_prompt=3000), n_ubatch=64))).n_tokens == 64
 
 
-def test_with_one_lane_background_chunks_are_short_for_a_chat_must_wait_for_their_end():
-    plan = run(state_of(reading(1, BACK, n_prompt=3000), n_prefill_lanes=1))
-    assert CPU.prefill_ns(prefill_item(plan).n_tokens, 0) <= 4 * Knobs().tick_budget_ns
+def test_with_one_slot_background_chunks_are_short_for_a_chat_must_wait_for_their_end():
+    plan = run(state_of(reading(1, BACK, n_prompt=3000), n_prefill_slots=1))
+    assert CPU.prefill_ns(prefill_item(plan).n_tokens, 0) <= 4 * SchedulerConfig().tick_budget_ns
 
 
 def test_background_streams_and_background_prompts_share_every_tick():
@@ -77,7 +77,7 @@ class TestInteractivePromptBesideBackgroundStreams:
     def test_the_interactive_share_is_what_it_says(self, share):
         """Of the time from one round of theirs to the next; whatever the share, the prompt goes on."""
         due = [v._replace(t_last_ns=NOW - 200 * CPU.rows_ns(2, 220)) for v in self.VIEWS]
-        plan = run(state_of(*due, reading(2, n_prompt=900), knobs=Knobs(interactive_share=share)))
+        plan = run(state_of(*due, reading(2, n_prompt=900), config=SchedulerConfig(interactive_share=share)))
         round_ns = CPU.rows_ns(2, 220)
         assert sorted(sids(plan, Phase.DECODE)) == [0, 1] and sids(plan, Phase.PREFILL) == [2]
         assert plan.run_ns / (plan.run_ns + round_ns) == pytest.approx(share, rel=0.01)
@@ -86,25 +86,25 @@ class TestInteractivePromptBesideBackgroundStreams:
 
 class TestWithoutResumablePrefill:
     def test_the_first_prompt_always_gets_a_chunk_and_the_rest_while_tokens_last(self):
-        state = state_of(talking(0, BACK), reading(1, n_prompt=30), reading(2, n_prompt=300), reading(3, n_prompt=300), n_prefill_lanes=0)
+        state = state_of(talking(0, BACK), reading(1, n_prompt=30), reading(2, n_prompt=300), reading(3, n_prompt=300), n_prefill_slots=0)
         plan = run(state)
         assert sids(plan, Phase.PREFILL)[0] == 1
-        assert sum(i.n_tokens for i in plan.items if i.phase is Phase.PREFILL) <= Knobs().start_target_tokens
+        assert sum(i.n_tokens for i in plan.items if i.phase is Phase.PREFILL) <= SchedulerConfig().start_target_tokens
 
     def test_with_nobody_decoding_the_batch_is_the_limit(self):
-        plan = run(state_of(reading(1, n_prompt=3000), reading(2, n_prompt=3000), n_prefill_lanes=0, n_batch=600))
+        plan = run(state_of(reading(1, n_prompt=3000), reading(2, n_prompt=3000), n_prefill_slots=0, n_batch=600))
         assert 512 <= sum(i.n_tokens for i in plan.items) <= 600
 
     @pytest.mark.parametrize(("spent", "grows"), [(20 * MS, True), (45 * MS, None), (90 * MS, False)])
     def test_the_token_budget_follows_measured_time(self, spent, grows):
         reports = (report(Phase.PREFILL, 32, spent, spent),)
-        carry = {"prefill_budget": TokenBudget(100)}
-        state = state_of(talking(0, BACK), reading(1, n_prompt=900), n_prefill_lanes=0, reports=reports, carry=carry)
-        n = run(state).carry["prefill_budget"].n_tokens
+        memory = PolicyMemory(prefill_budget=100)
+        state = state_of(talking(0, BACK), reading(1, n_prompt=900), n_prefill_slots=0, reports=reports, memory=memory)
+        n = run(state).memory.prefill_budget
         assert n == 100 if grows is None else (n > 100) is grows
 
 
 def test_transfers_get_time_when_nothing_is_read():
     moving = talking(1, is_ready=False, is_transferring=True)
-    assert run(state_of(moving)).transfer_ns >= Knobs().tick_budget_ns
+    assert run(state_of(moving)).transfer_ns >= SchedulerConfig().tick_budget_ns
     assert run(state_of(talking(0, t_queued_ns=NOW - S))).transfer_ns == 0

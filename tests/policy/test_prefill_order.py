@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.policy.build import CPU, NOW, S, reading, state_of, talking, waiting
-from uma_core.policy.plan import SLICED, Admission, Plan
+from uma_core.policy.plan import Admission, Plan, PrefillMode
 from uma_core.policy.stages import prefill_order
 from uma_core.types import Lane, Phase
 
@@ -25,7 +25,7 @@ def head(*views, **more):
         ((reading(1, n_prompt=900), reading(2, n_prompt=90)), 2),  # least remaining work
         ((reading(1, n_prompt=900, n_past=890), reading(2, n_prompt=90)), 1),  # remaining, not whole
         ((reading(1, BACK, **CHUNK), reading(2, n_prompt=90)), 2),  # a chat overtakes a paused background chunk
-        ((reading(1, BACK, **CHUNK), reading(2, BACK, n_prompt=64)), 1),  # background does not take the last lane
+        ((reading(1, BACK, **CHUNK), reading(2, BACK, n_prompt=64)), 1),  # background does not take the last slot
         ((reading(1, is_ready=False), reading(2, BACK)), 2),
         ((), None),
     ],
@@ -34,26 +34,26 @@ def test_order(views, expected):
     assert head(*views) == expected
 
 
-def test_a_more_urgent_prompt_waits_for_a_lane_and_the_most_urgent_chunk_goes_on():
+def test_a_more_urgent_prompt_waits_for_a_slot_and_the_most_urgent_chunk_goes_on():
     paused = (reading(1, BACK, **CHUNK), reading(2, **CHUNK))
     assert head(*paused, reading(3, n_prompt=30)) == 2
-    assert head(*paused, reading(3, n_prompt=30), n_prefill_lanes=3) == 3
+    assert head(*paused, reading(3, n_prompt=30), n_prefill_slots=3) == 3
 
 
-def test_a_handover_holds_its_lane():
+def test_a_handover_holds_its_slot():
     moving = reading(1, BACK, is_ready=False, is_transferring=True)
     assert head(moving, reading(2, BACK)) is None
     assert head(moving, reading(2)) == 2
 
 
-def test_one_lane_is_enough_for_background_where_there_is_but_one():
-    assert head(reading(1, BACK), n_prefill_lanes=1) == 1
+def test_one_slot_is_enough_for_background_where_there_is_but_one():
+    assert head(reading(1, BACK), n_prefill_slots=1) == 1
 
 
 def test_a_resumed_chunk_keeps_its_length_and_logits_belong_to_the_last_token():
     plan = prefill_order.run(state_of(reading(1, n_prompt=1000, n_past=744, n_chunk=256)), Plan())
     item = plan.items[0]
-    assert (item.n_tokens, item.want_logits, item.call) == (256, True, SLICED)
+    assert (item.n_tokens, item.want_logits, item.mode) == (256, True, PrefillMode.SLICED)
 
 
 def test_admitted_in_this_tick_reads_in_this_tick_unless_it_is_restored():
@@ -86,7 +86,7 @@ class TestStarvation:
 
 class TestWithoutResumablePrefill:
     def test_every_prompt_has_a_call_after_the_decode_calls(self):
-        state = state_of(reading(1, BACK, n_prompt=3000), reading(2, n_prompt=90), n_prefill_lanes=0)
+        state = state_of(reading(1, BACK, n_prompt=3000), reading(2, n_prompt=90), n_prefill_slots=0)
         items = prefill_order.run(state, Plan()).items
         assert [(i.sid, i.call, i.n_tokens) for i in items] == [(2, 0, 90), (1, 1, 512)]
         assert all(i.phase is Phase.PREFILL for i in items)

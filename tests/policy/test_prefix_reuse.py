@@ -84,7 +84,7 @@ def test_a_prompt_between_two_chunks_takes_what_others_have_read() -> None:
 
 def test_a_restored_session_has_no_item_in_the_same_tick() -> None:
     state = state_of(reading(1, n_prompt=1100, n_past=256, cached_hint=900, restore_ns=4 * MS), hit(9), reading(3), **FREE)
-    plan = compose(state.knobs.stages)(state)
+    plan = compose(state.config.stages)(state)
     assert check_plan(state, plan) == []
     assert set(plan.restore) == {1, 9}
     assert [i.sid for i in plan.items] == [3]
@@ -105,6 +105,6 @@ def test_the_plan_is_checked() -> None:
 
 def test_without_the_stage_nothing_is_restored() -> None:
     state = state_of(hit(9), **FREE)
-    stages = tuple(name for name in state.knobs.stages if name != "prefix_reuse")
+    stages = tuple(name for name in state.config.stages if name != "prefix_reuse")
     plan = compose(stages)(state)
     assert plan.restore == () and seqs(plan) == {9: 0}

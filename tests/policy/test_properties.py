@@ -7,16 +7,16 @@ import io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.policy.build import CPU, DEVICE, GPU, MS, NOW, RIDE_ROWS, RIDING, S, report, state_of, waiting
+from tests.policy.build import CPU, DEVICE, GPU, MIX_ROWS, MIXING, MS, NOW, S, guarded, report, state_of, waiting
 from uma_core import trace
-from uma_core.policy.calibrate import guess
-from uma_core.policy.gaps import OVERDUE_CAP, gap_limits
-from uma_core.policy.guard_memory import GuardMemory, Kind
-from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
-from uma_core.policy.parts import parts_of, rows_time
+from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
+from uma_core.policy.cost import guess
+from uma_core.policy.deadlines import OVERDUE, begin_together
+from uma_core.policy.index import indexed, rows_time
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import Plan, check_plan, riders
+from uma_core.policy.plan import Plan, PrefillMode, check_plan
 from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.policy.tbt.limits import tbt_limits
 from uma_core.types import Lane, Phase
 
 ADAPTERS = ((), (), (("tone", 1.0),), (("tone", 0.5), ("topic", 1.0)))
@@ -57,27 +57,27 @@ def states(draw) -> SchedulerState:
     lanes = draw(st.integers(0, 3))
     if not lanes:
         sessions = [v._replace(n_chunk=0, chunk_fraction=0.0) for v in sessions]
-    rides = draw(st.booleans())
-    knobs = Knobs(
+    is_mixing = draw(st.booleans())
+    knobs = SchedulerConfig(
         stages=draw(st.sampled_from([DEFAULT_STAGES, DEFAULT_STAGES, tuple(s for s in DEFAULT_STAGES if s != "latency_guard")])),
         guard_floor_ns=draw(st.sampled_from([0, 30 * MS])), bmt_budget=draw(st.sampled_from([0.0, -1.0, 8.0])),
         max_background_decoders=draw(st.sampled_from([0, 1])),
     )  # fmt: skip
-    credit, debt = draw(st.sampled_from([-1.0, 0.5, 1.0])), draw(st.sampled_from([-MS, 0, MS]))
-    memory = GuardMemory(credit=credit, margin=draw(st.floats(0.01, 0.2)), debt_ns=debt)
+    credit, debt = draw(st.sampled_from([0.0, 0.5, 1.0])), draw(st.sampled_from([-MS, 0, MS]))
+    memory = guarded(n_long=credit, error=draw(st.floats(0.0, 0.25)), debt_ns=debt)
     return state_of(
-        *sessions, cost=RIDING if rides else draw(st.sampled_from([CPU, GPU, guess(DEVICE)])), ride_rows=RIDE_ROWS if rides else (), knobs=knobs,
+        *sessions, cost=MIXING if is_mixing else draw(st.sampled_from([CPU, GPU, guess(DEVICE)])), mixed_rows=MIX_ROWS if is_mixing else (), config=knobs,
         free_seqs=tuple(sorted(seqs[n_resident:])),
-        n_seq_max=n_seq_max, n_ubatch=n_ubatch, n_batch=draw(st.sampled_from([16, 2048])), n_prefill_lanes=lanes,
+        n_seq_max=n_seq_max, n_ubatch=n_ubatch, n_batch=draw(st.sampled_from([16, 2048])), n_prefill_slots=lanes,
         is_unified=draw(st.booleans()), can_mix_rows=draw(st.booleans()), one_set_per_call=draw(st.booleans()),
         n_cells_free=draw(st.sampled_from([0, 700, 32768])),
         n_expert=draw(st.sampled_from([0, 8])), n_expert_used=2, expert_bytes=300_000_000,
-        carry={"latency_guard": memory}, reports=(report(Phase.DECODE, 2, 30 * MS, 31 * MS),),
+        memory=memory, reports=(report(Phase.DECODE, 2, 30 * MS, 31 * MS),),
     )  # fmt: skip
 
 
 def planned(state: SchedulerState) -> Plan:
-    return compose(state.knobs.stages)(state)
+    return compose(state.config.stages)(state)
 
 
 @given(states())
@@ -89,7 +89,7 @@ def test_every_plan_is_sound(state):
 @given(states(), st.sets(st.sampled_from(DEFAULT_STAGES)))
 @settings(max_examples=200, deadline=None)
 def test_every_subset_of_stages_gives_a_sound_plan(state, names):
-    state = state._replace(knobs=Knobs(stages=tuple(n for n in DEFAULT_STAGES if n in names)))
+    state = state._replace(config=SchedulerConfig(stages=tuple(n for n in DEFAULT_STAGES if n in names)))
     assert check_plan(state, planned(state)) == []
 
 
@@ -97,57 +97,52 @@ def test_every_subset_of_stages_gives_a_sound_plan(state, names):
 @settings(max_examples=200, deadline=None)
 def test_every_ready_interactive_stream_is_served_every_tick(state):
     served = {i.sid for i in planned(state).items if i.phase is Phase.DECODE}
-    assert {v.sid for v in parts_of(state).talkers} <= served
+    assert {v.sid for v in begin_together(indexed(state)).index_.interactive} <= served
 
 
 @given(states())
 @settings(max_examples=200, deadline=None)
 def test_the_predicted_gap_stays_within_its_limit(state):
-    parts = parts_of(state)
-    if not parts.talk_ns or "latency_guard" not in state.knobs.stages:
+    index = begin_together(indexed(state)).index_
+    if not index.round_ns or "latency_guard" not in state.config.stages:
         return
     plan = planned(state)
-    kind = Kind(plan.carry["latency_guard"].last_kind)
-    limits = gap_limits(state, parts)
-    total = parts.talk_ns + _beside(state, plan) + plan.run_ns + plan.transfer_ns
-    if kind <= Kind.NORMAL and parts.talkers:
-        lanes = {v.sid: v.lane for v in state.sessions}
-        has_chat = any(i.phase is Phase.PREFILL and lanes[i.sid] is Lane.INTERACTIVE for i in plan.items)
-        noise = plan.carry["latency_guard"].noise if has_chat else 0.0  # a chat's prompt may fill a gap up to the noise
-        assert total <= max(limits.cap_ns * (1 + noise), limits.solo_ns) + SLACK_NS
-    elif kind <= Kind.LONG:  # a chat whose KV is on its way waits for that copy and nothing else
-        assert total <= limits.pause_ns + SLACK_NS
-    elif kind is Kind.URGENT:
-        assert total <= max(limits.pause_ns, OVERDUE_CAP * limits.solo_ns) + SLACK_NS
+    kind, limits = plan.guard.kind, tbt_limits(state, index)
+    total = index.round_ns + _beside(state, plan) + plan.run_ns + plan.transfer_ns
+    if kind in ("nothing", "everyday") and index.interactive:
+        assert total <= max(limits.everyday_ns, limits.round_ns) + SLACK_NS
+    elif kind in ("nothing", "everyday", "long"):  # a chat whose KV is on its way waits for that copy and nothing else
+        assert total <= limits.long_ns + SLACK_NS
+    elif kind == "urgent":
+        assert total <= max(limits.long_ns, OVERDUE * limits.round_ns) + SLACK_NS
     else:
-        assert plan.min_pieces == 1 or len([i for i in plan.items if i.sid not in {v.sid for v in parts.talkers}]) == 1
+        assert plan.min_pieces == 1 or len([i for i in plan.items if i.sid not in {v.sid for v in index.interactive}]) == 1
 
 
 @given(states())
 @settings(max_examples=200, deadline=None)
-def test_what_rides_is_planned_with_what_it_costs(state):
+def test_what_is_mixed_in_is_planned_with_what_it_costs(state):
     plan = planned(state)
-    riding = riders(plan)
-    for item in plan.items:
-        if item.sid in riding:
-            view = next(v for v in state.sessions if v.sid == item.sid)
-            n_streams = sum(i.call == item.call for i in plan.items) - 1
-            assert plan.run_ns == state.cost.ride_ns(n_streams, item.n_tokens, view.n_past)
-            assert n_streams + item.n_tokens <= max(RIDE_ROWS) and not view.n_chunk
-    assert len(riding) <= 1
+    mixed = [item for item in plan.items if item.mode is PrefillMode.MIXED]
+    for item in mixed:
+        view = next(v for v in state.sessions if v.sid == item.sid)
+        n_streams = sum(i.call == item.call for i in plan.items) - 1
+        assert plan.run_ns == state.cost.mixed_ns(n_streams, item.n_tokens, view.n_past)
+        assert n_streams + item.n_tokens <= max(MIX_ROWS) and not view.n_chunk
+    assert len(mixed) <= 1
 
 
 def _beside(state: SchedulerState, plan: Plan) -> int:
     """Predicted time of calls that hold more than the streams themselves."""
-    parts = parts_of(state)
+    index = begin_together(indexed(state)).index_
     planned_sids = {i.sid for i in plan.items if i.phase is Phase.DECODE}
-    workers = [v for v in parts.workers if v.sid in planned_sids]
-    chunks = [i for i in plan.items if i.phase is Phase.PREFILL and i.call >= 0 and i.sid not in riders(plan)]
+    workers = [v for v in index.background if v.sid in planned_sids]
+    chunks = [i for i in plan.items if i.mode is PrefillMode.OWN_CALL]
     by_sid = {v.sid: v for v in state.sessions}
     extra = sum(state.cost.prefill_ns(i.n_tokens, by_sid[i.sid].n_past) for i in chunks)
     if workers:
-        both = rows_time(state, parts.talkers + workers) - rows_time(state, parts.talkers)
-        extra += min(both, rows_time(state, workers)) if parts.talkers else rows_time(state, workers)
+        both = rows_time(state, index.interactive + workers) - rows_time(state, index.interactive)
+        extra += min(both, rows_time(state, workers)) if index.interactive else rows_time(state, workers)
     return extra
 
 
@@ -163,10 +158,10 @@ def test_a_recorded_state_gives_the_same_plan_again(state):
 @given(states())
 @settings(max_examples=200, deadline=None)
 def test_something_is_done_whenever_something_can_be(state):
-    """No state with ready work is answered by an empty plan, unless a chat is protected from that work or its lanes are busy."""
-    parts = parts_of(state)
-    if parts.talkers or parts.arriving or not (parts.workers or parts.prompts):
+    """No state with ready work is answered by an empty plan, unless a chat is protected from that work or its prefill slots are busy."""
+    index = begin_together(indexed(state)).index_
+    if index.interactive or index.arriving or not (index.background or index.prompts):
         return
     plan = planned(state)
-    lanes_busy = state.device.n_prefill_lanes and parts.n_lanes_used >= state.device.n_prefill_lanes - 1
-    assert plan.items or plan.restore or plan.park or (lanes_busy and not parts.workers)
+    slots_busy = state.device.n_prefill_slots and index.n_slots_used >= state.device.n_prefill_slots - 1
+    assert plan.items or plan.restore or plan.park or (slots_busy and not index.background)

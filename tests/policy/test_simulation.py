@@ -16,8 +16,7 @@ import pytest
 from perf.simulator import MS, Job, S, Sim, peer_makespan, percentile
 from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
-from uma_core.policy.cost import dense_table
-from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
+from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.types import Lane
 
 BACK = Lane.BACKGROUND
@@ -50,8 +49,8 @@ def storm_jobs(device: Device, n: int = 6) -> list[Job]:
 @DEVICES
 @NOISE
 class TestStorm:
-    def run(self, device, noise, n_chats=1, knobs=None, storm=True):
-        sim = Sim(device.cost, device.model, knobs, noise=noise)
+    def run(self, device, noise, n_chats=1, config=None, storm=True):
+        sim = Sim(device.cost, device.model, config, noise=noise)
         chats = [sim.submit(Job(32, 160 * device.scale, client=10 + i, at_ns=100 * i * MS // device.hurry)) for i in range(n_chats)]
         prompts = [sim.submit(j) for j in storm_jobs(device)] if storm else []
         return sim.run(), chats, prompts
@@ -148,7 +147,7 @@ def test_an_agent_chain_beside_three_background_decoders(device):
 @DEVICES
 @pytest.mark.parametrize(("stages", "lane", "least"), [(DEFAULT_STAGES, Lane.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)])
 def test_four_streams_are_as_fast_as_on_the_plain_server(device, stages, lane, least):
-    sim = Sim(device.cost, device.model, Knobs(stages=stages))
+    sim = Sim(device.cost, device.model, SchedulerConfig(stages=stages))
     jobs = [sim.submit(Job(128 * device.scale, 96 * device.scale, lane)) for _ in range(4)]
     sim.run()
     assert peer_makespan(device.cost, device.model, jobs)[0] >= least * sim.clock.now_ns()
@@ -156,7 +155,7 @@ def test_four_streams_are_as_fast_as_on_the_plain_server(device, stages, lane, l
 
 @DEVICES
 def test_with_the_guard_off_interactive_streams_lose_nothing_either(device):
-    sim = Sim(device.cost, device.model, Knobs(stages=tuple(s for s in DEFAULT_STAGES if s != "latency_guard")))
+    sim = Sim(device.cost, device.model, SchedulerConfig(stages=tuple(s for s in DEFAULT_STAGES if s != "latency_guard")))
     jobs = [sim.submit(Job(128 * device.scale, 96 * device.scale)) for _ in range(4)]
     sim.run()
     assert peer_makespan(device.cost, device.model, jobs)[0] >= 0.97 * sim.clock.now_ns()
@@ -216,7 +215,8 @@ def test_a_long_documents_answer_does_not_seem_to_fit_beside_a_chat():
     """Its steps take twice a chat's, and calibration saw nothing of that: contexts are short there."""
     sim = Sim(CHEAP_ROWS, FakeModel(n_seq_max=2, n_ctx=70_000))
     curve = sim.cost.decode._replace(slope=(0.0,) * len(sim.cost.decode.sizes))
-    sim.cost = sim.cost._replace(decode=curve, dense=dense_table(curve))
+    lines = tuple((base, 0.0, regime) for base, _, regime in sim.cost.lines)
+    sim.cost = sim.cost._replace(decode=curve, lines=lines)
     document = sim.submit(Job(30_000, 96, BACK, 2))
     for _ in range(3_000):  # a piece is longer than a run here, and is computed all the same
         sim.tick()

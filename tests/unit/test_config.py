@@ -7,7 +7,7 @@ import pytest
 
 from uma_core.config import BY_KEY, OPTIONS, Config, EngineOptions, SchedulerOptions, conflicts, ns
 from uma_core.config_schema import BadValue, check, parse_text, write_value
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
 from uma_core.protocol.lines import Mode, detect_mode
 from uma_core.types import Lane
 
@@ -77,14 +77,14 @@ def test_defaults_do_not_conflict():
 
 
 def test_every_knob_of_the_policy_has_an_option_with_its_default():
-    assert SchedulerOptions().to_knobs() == Knobs()
-    mapped = {item.name.replace("_ns", "_ms") for item in dataclasses.fields(Knobs)}
+    assert SchedulerOptions().to_scheduler_config() == SchedulerConfig()
+    mapped = {item.name.replace("_ns", "_ms") for item in dataclasses.fields(SchedulerConfig)}
     assert mapped <= {opt.name for opt in OPTIONS if opt.section == "scheduler"}
 
 
 def test_ms_become_ns_once():
-    knobs = SchedulerOptions(tick_budget_ms=30, slo_tbt_ms=0.25, stages=("admission",), bmt_budget=-1.0).to_knobs()
-    assert (knobs.tick_budget_ns, knobs.slo_tbt_ns, knobs.stages, knobs.bmt_budget) == (30_000_000, 250_000, ("admission",), -1.0)
+    config = SchedulerOptions(tick_budget_ms=30, slo_tbt_ms=0.25, stages=("admission",), bmt_budget=-1.0).to_scheduler_config()
+    assert (config.tick_budget_ns, config.slo_tbt_ns, config.stages, config.bmt_budget) == (30_000_000, 250_000, ("admission",), -1.0)
     assert ns(1.5) == 1_500_000
 
 

@@ -52,7 +52,7 @@ class Books:
         sessions, n_rows, n_kv, n_prompt, n_past, since_ns, outcome = note
         meters, call_ns = self._meters, outcome.call_ns
         n_decoded = n_rows - n_prompt
-        predicted, riding = cost.call_ns(n_decoded, n_kv, n_prompt, n_past)
+        predicted, mixed_ns = cost.call_ns(n_decoded, n_kv, n_prompt, n_past)
         meters.on_call(n_rows, call_ns, outcome.sample_ns)
         if since_ns:
             meters.on_overhead(since_ns)
@@ -61,7 +61,7 @@ class Books:
         self._charge(sessions, call_ns)
         phase = Phase.DECODE if n_decoded else Phase.PREFILL
         is_full = outcome.status is DecodeStatus.FULL
-        return CallReport(phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0, riding)
+        return CallReport(phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0, mixed_ns)
 
     def _charge(self, sessions: Sequence[Session], ns: int) -> None:
         share = ns // len(sessions)

@@ -13,18 +13,31 @@ from uma_core import measured
 from uma_core.clock import Clock
 from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.policy.calibrate import CHUNK, DECODE, N_STEPS, PIECE, RIDE, SHORT, TRANSFER, Sample, Shape, calibration_shapes, fit, guess
-from uma_core.policy.cost import CostModel
+from uma_core.policy.cost import (
+    CHUNK,
+    DECODE,
+    MIXED,
+    N_STEPS,
+    PIECE,
+    SHORT,
+    TRANSFER,
+    CostModel,
+    Sample,
+    Shape,
+    calibration_shapes,
+    fit,
+    guess,
+)
 from uma_core.policy.state import DeviceView
 
 log = logging.getLogger(__name__)
 
 BUDGET_NS = 8_000_000_000
-REPEATS = {DECODE: 5, CHUNK: 2, TRANSFER: 3, RIDE: 5}
+REPEATS = {DECODE: 5, CHUNK: 2, TRANSFER: 3, MIXED: 5}
 FOREVER_NS = 2**62
 CALM_SPREAD = 1.3
 N_ALONE = 4  # samples of one row at the same context that come first
-VERSION = 8  # of what is measured; stored results of another version are measured again
+VERSION = 9  # of what is measured; stored results of another version are measured again
 
 
 def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> CostModel:
@@ -74,13 +87,13 @@ def measure(engine: Engine, device: DeviceView, clock: Clock) -> list[Sample]:
         if clock.now_ns() >= deadline:
             log.info("calibration stopped after %d samples: its time is used up", len(samples))
             break
-        timer = {DECODE: _decode, CHUNK: _chunk, TRANSFER: _transfer, RIDE: _ride}.get(shape.kind)
+        timer = {DECODE: _decode, CHUNK: _chunk, TRANSFER: _transfer, MIXED: _mixed}.get(shape.kind)
         if timer is None:
             continue
         times = [timer(engine, shape, device, clock) for _ in range(REPEATS[shape.kind])]
         whole = sorted(t[0] for t in times)
         samples.append(Sample(*shape, ns=whole[(len(whole) - 1) // 2]))
-        if shape.kind == CHUNK and device.n_prefill_lanes and not shape.n_kv:
+        if shape.kind == CHUNK and device.n_prefill_slots and not shape.n_kv:
             samples.append(Sample(PIECE, shape.n_rows, 0, min(t[1] for t in times)))
     return samples
 
@@ -103,7 +116,7 @@ def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> T
     return ns, ns
 
 
-def _ride(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
+def _mixed(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
     """One row of a stream, the others of a prompt."""
     n_own = min(SHORT, device.n_ctx_seq // 2)
     engine.pretend(0, n_own)
@@ -123,7 +136,7 @@ def _chunk(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Ti
     tokens = np.zeros(shape.n_rows, np.int32)
     if shape.n_kv:
         engine.pretend(0, shape.n_kv)
-    if device.n_prefill_lanes:
+    if device.n_prefill_slots:
         engine.prefill_open(0, tokens, False)
         outcome = engine.prefill_run(0, FOREVER_NS, 1, 1 << 30)
         times = outcome.elapsed_ns, outcome.longest_ns

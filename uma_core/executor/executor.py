@@ -18,7 +18,6 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.executor.allowance import Allowance, allowance
 from uma_core.executor.answers import Group
 from uma_core.executor.calls import Calls
 from uma_core.executor.endings import Deliveries
@@ -29,11 +28,12 @@ from uma_core.executor.queue_news import QueueNews, Standing, standings
 from uma_core.executor.residency import Residency, residency
 from uma_core.metrics import Registry
 from uma_core.policy import traffic
-from uma_core.policy.cost import CostModel
-from uma_core.policy.knobs import Knobs
-from uma_core.policy.parts import index
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import CostModel, observe
+from uma_core.policy.index import indexed
+from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import SLICED, Plan, PlanItem, check_plan, decode_only
+from uma_core.policy.plan import Plan, PlanItem, PrefillMode, check_plan, decode_only
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState
 from uma_core.session.events import Event, Stale, Submit
 from uma_core.session.session import Session
@@ -50,7 +50,7 @@ SETTLE_TICKS = 16  # ... and ticks: booking many at once would be a pause by its
 class Executor:
     """Owns one engine's sessions. `events` is read by the I/O thread, which `wake` tells of new ones."""
 
-    def __init__(self, engine: Engine, admittance: Admittance, knobs: Knobs, cost: CostModel, registry: Registry, clock: Clock) -> None:
+    def __init__(self, engine: Engine, admittance: Admittance, config: SchedulerConfig, cost: CostModel, registry: Registry, clock: Clock) -> None:
         self.engine = engine
         self.table = SessionTable(engine.info)
         self.meters = Meters(registry)
@@ -70,7 +70,6 @@ class Executor:
         self.recorders: tuple[Sink, ...] = ()
         self.last_plan = Plan()
         self._last_state: SchedulerState | None = None  # that it was made for
-        self.allowance = Allowance()  # of the last plan
         self.n_ticks = 0
         self._groups_waiting: list[Group] = []  # some of whose answers wait for their prompt
         self._n_repeats = 0  # times that the last plan may be carried out again ...
@@ -83,16 +82,16 @@ class Executor:
         self.last_tick_ns = 0
         self.ewma_tick_ns = 0.0
         self._clock = clock
-        self._carry: dict[str, object] = {}
+        self._memory = PolicyMemory()
         self._reports: tuple[CallReport, ...] = ()
         self._device = device_view(engine)
-        self.set_knobs(knobs)
+        self.set_config(config)
 
-    def set_knobs(self, knobs: Knobs) -> None:
+    def set_config(self, config: SchedulerConfig) -> None:
         """Between two ticks."""
-        self.knobs = knobs
+        self.config = config
         self._n_repeats = 0
-        self._pipeline = compose(knobs.stages)
+        self._pipeline = compose(config.stages)
 
     def set_cache(self, settings: CacheSettings) -> None:
         """Between two ticks."""
@@ -176,8 +175,7 @@ class Executor:
         plan = self._plan(state)
         if self.queue_news.is_due(now, plan):
             self.events.extend(self.queue_news.tell(state, plan, self.table))
-        self.allowance = allowance(state, plan, self.meters.overhead_ns)
-        self.meters.gap_limit_ns = self.allowance.gap_ns
+        self.meters.tbt_limit_ns = plan.tbt_limit_ns
         is_busy = self._carry_out(plan)
         if not is_busy:
             self.calls.t_returned_ns = 0
@@ -234,8 +232,8 @@ class Executor:
             seq_loss_ns=loss,
             seq_shared=there.shared,
         )
-        state = SchedulerState(self.n_ticks, now, table.views(), device, self.knobs, self.cost, self._reports, self._carry)
-        return index(state)
+        state = SchedulerState(self.n_ticks, now, table.views(), device, self.config, self.cost, self._reports, self._memory, int(self.meters.overhead_ns))
+        return indexed(state)
 
     def _plan(self, state: SchedulerState) -> Plan:
         try:
@@ -291,7 +289,7 @@ class Executor:
             pair = (item, self.table.get(item.sid))
             if pair[1].transfer is not None or pair[1].seq_id != item.seq_id:
                 continue  # what its sequence held is still being saved
-            if item.call == SLICED:
+            if item.mode is PrefillMode.SLICED:
                 sliced = pair
             elif pair[1].embedding is not None:
                 embeds.append(pair)
@@ -301,12 +299,12 @@ class Executor:
 
     def _learn(self, state: SchedulerState, plan: Plan) -> None:
         """What this tick taught the policy, the metrics and the recorder."""
-        self._carry = dict(plan.carry)
+        self._memory = plan.memory
         self.last_plan, self._last_state = plan, state
         self._end_tick(state.now_ns)
         reports = self.settle()
         if reports:
-            decoded = sum(r.n_rows - r.n_riding for r in reports if r.phase is Phase.DECODE)
+            decoded = sum(r.n_rows - r.n_mixed for r in reports if r.phase is Phase.DECODE)
             self.meters.tokens_decode.set(decoded)
             self.meters.tokens_prefill.set(sum(r.n_rows for r in reports) - decoded)
             self.meters.served.set(decoded)
@@ -328,7 +326,7 @@ class Executor:
             return ()
         reports = self.calls.books.settle(self.cost)
         self._reports += reports
-        self.cost = self.cost.observe_all(reports)
+        self.cost = observe(self.cost, reports)
         self.meters.settle()
         self.meters.serving_time.add(self._serving_ns)
         self._serving_ns = 0
@@ -340,7 +338,7 @@ class Executor:
                 self.last_tick_ns = ns
                 self.ewma_tick_ns += 0.1 * (ns - self.ewma_tick_ns)
                 self.deliveries.tick_ns = int(self.ewma_tick_ns)
-                self.meters.on_tick(ns, self.allowance.tick_ns)
+                self.meters.on_tick(ns, self.last_plan.tick_limit_ns)
         return reports
 
     @property
@@ -399,7 +397,7 @@ class Executor:
 
     def guard_state(self) -> str:
         """off, idle (nobody interactive streams), open (what waits fits), active (holds prompts or background streams back)."""
-        if "latency_guard" not in self.knobs.stages:
+        if "latency_guard" not in self.config.stages:
             return "off"
         guard = self.last_plan.guard
         if guard is None or not any(s.phase is Phase.DECODE and s.lane is Lane.INTERACTIVE for s in self.table):
@@ -424,7 +422,7 @@ def device_view(engine: Engine) -> DeviceView:
         n_seq_max=info.n_seq_max,
         n_ctx=info.n_ctx,
         n_ctx_seq=info.n_ctx_seq,
-        n_prefill_lanes=can.n_prefill_lanes,
+        n_prefill_slots=can.n_prefill_lanes,
         is_unified=info.is_unified,
         kv_bytes_per_cell=info.kv_bytes_per_cell,
         weight_bytes=info.weight_bytes,
@@ -436,7 +434,7 @@ def device_view(engine: Engine) -> DeviceView:
         can_slice_transfers=can.can_slice_transfers,
         can_mix_rows=can.can_mix_rows,
         one_set_per_call=bool(info.adapters) and not can.can_mix_adapters,
-        ride_rows=can.ride_rows,
+        mixed_rows=can.ride_rows,
         free_seqs=(),
         n_cells_free=0,
     )

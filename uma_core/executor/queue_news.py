@@ -12,9 +12,9 @@ import heapq
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from uma_core.policy.parts import parts_of
+from uma_core.policy.index import index_of
+from uma_core.policy.order import urgency_key
 from uma_core.policy.plan import Plan
-from uma_core.policy.rank import urgency_key
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.session.events import Queued
 from uma_core.session.session import Session
@@ -79,7 +79,8 @@ class Standing(NamedTuple):
 def standings(state: SchedulerState, plan: Plan, mean_answer: float) -> dict[int, Standing]:
     """Where those stand who wait and whom this plan does not admit, in the policy's order."""
     admitted = {admission.sid for admission in plan.admit}
-    queue = [view for view in sorted(parts_of(state).waiting, key=urgency_key(state)) if view.sid not in admitted]
+    ordered = sorted(index_of(state).waiting, key=urgency_key(state, plan.charged))
+    queue = [view for view in ordered if view.sid not in admitted]
     running = [view for view in state.sessions if view.seq_id >= 0 or view.sid in admitted]
     waits = expected_waits(state, running, queue, mean_answer)[:-1]
     return {view.sid: Standing(position, *wait) for position, (view, wait) in enumerate(zip(queue, waits, strict=True))}

@@ -95,7 +95,7 @@ def _clients(executor: Executor, sessions: list[Session]) -> list[dict[str, Any]
 
 
 def _tick(executor: Executor) -> dict[str, Any]:
-    meters, plan, budget_ns = executor.meters, executor.last_plan, executor.allowance.tick_ns
+    meters, plan, budget_ns = executor.meters, executor.last_plan, executor.last_plan.tick_limit_ns
     return {
         "ms_last": round(executor.last_tick_ns / 1e6, 3),
         "ms_ewma": round(executor.ewma_tick_ns / 1e6, 3),

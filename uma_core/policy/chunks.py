@@ -1,14 +1,88 @@
-"""How long the next prompt chunk shall be. Sizes come from the cost model's legal chunks."""
+"""How much of a prompt is read at once: one sizer for all three ways to feed it (`PrefillMode`).
+
+Sizes come from the cost model's legal chunks; only the end of a prompt may have any size.
+"""
 
 from __future__ import annotations
 
-from uma_core.policy.cost import CostModel
+from typing import NamedTuple
 
-WORTH = 1.04  # pieces that a chat can bear are worth so much prefill time
-TAIL = 64  # the end of a prompt may be any size up to the limit; so may a chunk that leaves no tiny rest
+from uma_core.policy.cost.model import MAX_ROWS, CostModel
+from uma_core.policy.index import index_of
+from uma_core.policy.plan import PlanItem, PrefillMode
+from uma_core.policy.state import SchedulerState, SessionView
+
+HEADROOM = 0.7  # of an everyday gap, for which a new chunk's pieces are chosen: rooms may shrink before its end; 1.0 reads 9 % less
+TAIL = 64  # tokens, one matrix tile: a chunk that leaves no smaller rest may have any size that is a multiple
 
 
-def candidates(cost: CostModel, n_left: int, limit: int) -> list[int]:
+class Room(NamedTuple):
+    """Time of a stream's gap that other work may have, in ns: of an everyday gap, of a long one, and how many are long."""
+
+    everyday_ns: int
+    long_ns: int
+    long_share: float = 0.0
+
+
+def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room | None) -> tuple[PlanItem, int]:
+    """The prefill item with the chunk that suits the room (None: nobody's gap is in question), and the least time that it takes:
+    its first piece, its call, or what it adds to a call. That may exceed the room: then it is the smallest there is.
+    """
+    cost, limit = state.cost, chunk_limit(state)
+    if item.mode is PrefillMode.OWN_CALL:
+        n = _in_call(cost, item, view, room.everyday_ns) if room else _efficient(cost, view, min(limit, item.n_tokens))
+        return resized(item, view, n), cost.prefill_ns(n, view.n_past)
+    if room and (rows := mixed_rows(state, view, room.everyday_ns)):
+        return resized(item, view, rows[0])._replace(mode=PrefillMode.MIXED), rows[1]
+    n = view.n_chunk or (_through_gaps(cost, view, limit, room) if room else _efficient(cost, view, limit))
+    return resized(item, view, n), cost.piece_ns(n, view.n_past)
+
+
+def resized(item: PlanItem, view: SessionView, n_tokens: int) -> PlanItem:
+    """The same prefill item with another chunk length."""
+    return item if n_tokens == item.n_tokens else item._replace(n_tokens=n_tokens, want_logits=n_tokens == view.n_left)
+
+
+def chunk_limit(state: SchedulerState) -> int:
+    """Most tokens of a chunk, by the device and the configuration."""
+    return max(1, min(state.device.n_ubatch, state.config.prefill_burst))
+
+
+def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple[int, int] | None:
+    """Most tokens of this prompt that the streams' own call may hold in `limit_ns` more, and what they add. None: none, or a chunk
+    would read more in that time. (Decodes and prompts in one batch: Sarathi-Serve, OSDI 2024.)
+
+    Only where calibration measured such calls, and no chunk is in progress. The last token of a new prompt stays: it is a row of the
+    next step, with those that wait for their next token.
+    """
+    index, cost = index_of(state), state.cost
+    n_streams = len(index.interactive)
+    if cost.mixed is None or view.n_chunk or view.is_embedding:
+        return None
+    if not 0 < n_streams <= MAX_ROWS or len(cost.splits[n_streams]) != 1:
+        return None
+    if state.device.one_set_per_call and any(v.adapters != view.adapters for v in index.interactive):
+        return None
+    n_most = view.n_left - (not view.n_generated)
+    sizes = [rows - n_streams for rows in state.device.mixed_rows if rows > n_streams]
+    if n_most <= 0 or not sizes:
+        return None
+    for n in reversed([n for n in sizes if n <= n_most] or [n_most]):
+        ns = cost.mixed_ns(n_streams, n, view.n_past)
+        if ns <= limit_ns:
+            size = min(cost.sweet_chunk, view.n_left)
+            in_chunks = min(view.n_left, limit_ns * size / max(1, cost.prefill_ns(size, view.n_past)))
+            return (n, ns) if n * (index.round_ns + limit_ns) >= in_chunks * (index.round_ns + ns) else None
+    return None
+
+
+def _in_call(cost: CostModel, item: PlanItem, view: SessionView, limit_ns: int) -> int:
+    """The largest size that fits, else the smallest."""
+    sizes = [n for n in (*cost.chunks, item.n_tokens) if n <= item.n_tokens]
+    return max([n for n in sizes if cost.prefill_ns(n, view.n_past) <= limit_ns] or [min(sizes)])
+
+
+def _candidates(cost: CostModel, n_left: int, limit: int) -> list[int]:
     """Legal sizes that fit, and the whole rest where that fits."""
     top = min(n_left, limit)
     sizes = [n for n in cost.chunks if n < top]
@@ -16,49 +90,32 @@ def candidates(cost: CostModel, n_left: int, limit: int) -> list[int]:
     return sizes
 
 
-def fastest(cost: CostModel, n_left: int, n_past: int, limit: int) -> int:
-    """The most efficient size; near the end of the prompt, the one that gets the whole rest done soonest."""
-    sizes = candidates(cost, n_left, limit)
+def _efficient(cost: CostModel, view: SessionView, limit: int) -> int:
+    """The largest size within 1 % of the least time: per token, or near the prompt's end for the whole rest."""
+    n_left, n_past = view.n_left, view.n_past
+    sizes = _candidates(cost, n_left, limit)
     if n_left > limit:
-        return _least(sizes, [token_ns(cost, n, n_past, limit) for n in sizes])
-    rests = [cost.prefill_ns(n_left - n, n_past + n) if n < n_left else 0 for n in sizes]
-    return _least(sizes, [cost.prefill_ns(n, n_past) + rest for n, rest in zip(sizes, rests, strict=True)])
+        times = [_token_ns(cost, n, n_past, limit) for n in sizes]
+    else:
+        times = [cost.prefill_ns(n, n_past) + (cost.prefill_ns(n_left - n, n_past + n) if n < n_left else 0) for n in sizes]
+    return max(n for n, ns in zip(sizes, times, strict=True) if ns <= 1.01 * min(times))
 
 
-def token_ns(cost: CostModel, n: int, n_past: int, span: int) -> float:
-    """Time per token where `span` tokens are read in chunks of `n`: later chunks have more context behind them."""
-    return cost.prefill_ns(n, n_past + (span - n) // 2) / n
-
-
-def _least(sizes: list[int], values: list[float]) -> int:
-    """The largest size whose value is within 1 % of the least."""
-    limit = min(values) * 1.01
-    return max(n for n, value in zip(sizes, values, strict=True) if value <= limit)
-
-
-def pausable(cost: CostModel, n_left: int, n_past: int, limit: int, pause_ns: int) -> int:
-    """The fastest size whose pieces are no longer than `pause_ns`, unless that is much slower than the fastest of all."""
-    best = fastest(cost, n_left, n_past, limit)
-    fits = [n for n in candidates(cost, n_left, limit) if cost.piece_ns(n, n_past) <= pause_ns]
-    if not fits or best <= max(fits):
-        return best
-    size, span = fastest(cost, n_left, n_past, max(fits)), min(n_left, limit)
-    return size if token_ns(cost, size, n_past, span) <= WORTH * token_ns(cost, best, n_past, span) else best
-
-
-def best_in_gaps(cost: CostModel, n_left: int, n_past: int, limit: int, gaps: tuple[int, int, float]) -> int:
-    """The size that gets most tokens through gaps of a stream.
-
-    `gaps`: time left in a normal gap, in a long gap, and the share of long gaps. Only whole pieces fit,
-    so a larger, more efficient chunk may progress slower than a small one.
+def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) -> int:
+    """The size that gets most tokens through the gaps. Only whole pieces fit, so that a larger, more efficient chunk may
+    progress slower than a small one.
     """
-    normal_ns, long_ns, long_share = gaps
+    sizes, everyday_ns = _candidates(cost, view.n_left, limit), int(HEADROOM * room.everyday_ns)
     best, best_rate = 0, 0.0
-    span = min(n_left, limit)
-    for n in candidates(cost, n_left, limit):
-        piece = max(1, cost.piece_ns(n, n_past))
-        used = (1.0 - long_share) * (normal_ns // piece) * piece + long_share * (long_ns // piece) * piece
-        rate = used / max(1.0, token_ns(cost, n, n_past, span))
+    for n in sizes:
+        piece = max(1, cost.piece_ns(n, view.n_past))
+        used = (1.0 - room.long_share) * (everyday_ns // piece) * piece + room.long_share * (room.long_ns // piece) * piece
+        rate = used / max(1.0, _token_ns(cost, n, view.n_past, min(view.n_left, limit)))
         if rate > best_rate * 1.01:
             best, best_rate = n, rate
-    return best or min(candidates(cost, n_left, limit))
+    return best or min(sizes)
+
+
+def _token_ns(cost: CostModel, n: int, n_past: int, span: int) -> float:
+    """Time per token where `span` tokens are read in chunks of `n`: later chunks have more context behind them."""
+    return cost.prefill_ns(n, n_past + (span - n) // 2) / n

@@ -1,18 +1,26 @@
 """The Plan: what one tick does. Frozen output of the policy, checked before it is executed.
 
-A tick = admissions, then decode calls (each group of items with the same `call` >= 0 is one call),
-then at most one run of a resumable prefill (`call` == SLICED), then transfers for what time is left.
+A tick = admissions, then decode calls (items with the same `call` share one), then at most one run of a resumable prefill, then
+transfers for what time is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from enum import IntEnum
+from typing import Any, NamedTuple
 
+from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.state import SchedulerState, SessionView, by_adapters
 from uma_core.types import AdapterSet, Phase
 
-SLICED = -1
+
+class PrefillMode(IntEnum):
+    """How a prompt is fed to the engine."""
+
+    SLICED = 0  # a chunk in pieces, after the decode calls; it may stop between two pieces and go on in a later tick
+    OWN_CALL = 1  # a chunk as a decode call of its own
+    MIXED = 2  # some tokens as further rows of the interactive streams' decode call
 
 
 class PlanItem(NamedTuple):
@@ -21,8 +29,9 @@ class PlanItem(NamedTuple):
     phase: Phase  # PREFILL or DECODE
     n_tokens: int  # decode: 1; prefill: chunk length
     want_logits: bool  # decode: always; prefill: on the prompt's last chunk
-    call: int  # >= 0: which decode call; SLICED: a resumable prefill run. A prompt that shares a decode call rides in it
+    call: int  # which decode call; -1 for a SLICED run, which is none
     reason: str
+    mode: PrefillMode | None = None  # None: DECODE
 
 
 class Admission(NamedTuple):
@@ -31,40 +40,47 @@ class Admission(NamedTuple):
     reason: str
 
 
-class GuardView(NamedTuple):
+class TbtDecision(NamedTuple):
     """What the latency guard went by in a tick beside interactive streams. Nanoseconds, unless said otherwise."""
 
     holds_prompt: bool  # a prompt could have been read, and was not
     holds_rows: bool  # background streams could have been served, and some were not
-    kind: int  # guard_memory.Kind: why the gap holds more than the streams' own rows
+    kind: str  # why the gap holds more than the streams' own rows: nothing, everyday, long, urgent, forced
     solo_ns: int  # predicted decode round of the interactive streams alone
     cap_ns: int  # limit of an everyday gap
     pause_ns: int  # limit of a long gap
     room_ns: int  # time for other work in an everyday gap
     long_room_ns: int  # ... and in a long one
     need_ns: int  # shortest piece, chunk or row that was looked at; 0: nothing was
-    margin: float  # part of solo, kept free below the cap
-    hard_margin: float  # part of solo, kept free below the pause limit
-    noise: float  # p95 of decode calls over their prediction, less 1
+    error: float  # 98th percentile of what ticks take over what was planned, less 1
     credit: float  # long gaps that may be spent; at least 1 lets one in
-    throttle: float  # part of the room that is used
 
 
 class Plan(NamedTuple):
     admit: tuple[Admission, ...] = ()
     items: tuple[PlanItem, ...] = ()
     park: tuple[int, ...] = ()  # sids whose KV shall leave the device
-    run_ns: int = 0  # time for the SLICED item, counted from when its turn comes; or what a riding prompt adds to its call
+    run_ns: int = 0  # time for the SLICED item, counted from when its turn comes; or what a MIXED one adds to its call
     quantum_ns: int = 0  # wanted length of its pieces
     min_pieces: int = 0  # pieces it computes even if run_ns is too short (the starvation bound)
     transfer_ns: int = 0  # time for transfers
     n_repeats: int = 0  # further ticks that the same plan holds for, as long as no session comes, goes or changes its phase
-    carry: Mapping[str, object] = {}
+    memory: PolicyMemory = PolicyMemory()
     notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
     restore: tuple[int, ...] = ()  # sids whose prompt's beginning shall come from the cache; they have no item in this tick
-    guard: GuardView | None = None  # None: no interactive stream, or no such stage
+    charged: Mapping[int, int] = {}  # measured ns charged to each client; empty while one client is alone
+    guard: TbtDecision | None = None  # None: no interactive stream, or no such stage
+    tbt_limit_ns: int = 0  # limit of the gap that this tick fills, for interactive streams without a target of their own; 0: none
+    tick_limit_ns: int = 0  # limit of this tick; 0: nothing waits for its end
     bmt_bytes: int = 0  # estimate of what the tick moves through memory; 0: no such stage
     bmt_budget: int = 0  # what it may move; 0: no budget
+
+    def remember(self, **fields: Any) -> Plan:
+        """The plan with a stage's memory: `remember(stage=value)`."""
+        return self._replace(memory=self.memory._replace(**fields))
+
+    def note(self, text: str) -> Plan:
+        return self._replace(notes=(*self.notes, text))
 
 
 def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
@@ -87,18 +103,20 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
             faults.append(f"session {item.sid} is planned twice")
         seen.add(item.sid)
         faults += _check_item(by_sid.get(item.sid), item, seqs_admitted, state)
-        if item.call == SLICED:
+        if item.mode is PrefillMode.SLICED:
             n_sliced += 1
         else:
             rows_of[item.call] = rows_of.get(item.call, 0) + item.n_tokens
             if state.device.one_set_per_call and item.sid in by_sid:
                 sets_of.setdefault(item.call, set()).add(by_sid[item.sid].adapters)
-    faults += [f"session {sid} cannot be restored now" for sid in plan.restore if not _can_restore(by_sid.get(sid), seqs_admitted, seen)]
-    faults += [f"call {c} has {n} tokens, n_batch is {state.device.n_batch}" for c, n in rows_of.items() if n > state.device.n_batch]
+    unfit = [sid for sid in plan.restore if not _can_restore(by_sid.get(sid), seqs_admitted, seen)]
+    faults += [f"session {sid} cannot be restored now" for sid in unfit]
+    n_most = state.device.n_batch
+    faults += [f"call {c} has {n} tokens, n_batch is {n_most}" for c, n in rows_of.items() if n > n_most]
     faults += [f"call {c} has rows of {len(sets)} adapter sets" for c, sets in sets_of.items() if len(sets) > 1]
     if n_sliced > 1:
         faults.append(f"{n_sliced} resumable prefills in one tick")
-    if n_sliced and not state.device.n_prefill_lanes:
+    if n_sliced and not state.device.n_prefill_slots:
         faults.append("resumable prefill planned, but the engine has none")
     if min(plan.run_ns, plan.quantum_ns, plan.min_pieces, plan.transfer_ns) < 0:
         faults.append("negative budget")
@@ -132,7 +150,7 @@ def _check_item(view: SessionView | None, item: PlanItem, admitted: dict[int, in
     if item.phase is Phase.DECODE:
         if view.phase is not Phase.DECODE:
             faults.append(f"session {item.sid} cannot decode yet")
-        if item.n_tokens != 1 or not item.want_logits or item.call < 0:
+        if item.n_tokens != 1 or not item.want_logits or item.call < 0 or item.mode is not None:
             faults.append(f"session {item.sid}: bad decode item")
     elif item.phase is Phase.PREFILL:
         faults += _check_prefill(view, item, state)
@@ -148,19 +166,15 @@ def _check_prefill(view: SessionView, item: PlanItem, state: SchedulerState) -> 
         faults.append(f"session {item.sid}: chunk of {item.n_tokens} with {n_left} tokens left")
     if view.n_chunk and item.n_tokens != view.n_chunk:
         faults.append(f"session {item.sid}: a chunk of {view.n_chunk} is in progress, {item.n_tokens} planned")
-    if view.n_chunk and item.call != SLICED:
+    if item.mode is None or (item.call < 0) != (item.mode is PrefillMode.SLICED):
+        faults.append(f"session {item.sid}: call {item.call} does not suit {item.mode!r}")
+    if view.n_chunk and item.mode is not PrefillMode.SLICED:
         faults.append(f"session {item.sid}: a paused chunk can only be resumed")
-    if item.call == SLICED and item.n_tokens > state.device.n_ubatch:
+    if item.mode is PrefillMode.SLICED and item.n_tokens > state.device.n_ubatch:
         faults.append(f"session {item.sid}: chunk of {item.n_tokens}, n_ubatch is {state.device.n_ubatch}")
     if item.want_logits != (item.n_tokens == n_left):
         faults.append(f"session {item.sid}: logits belong to the prompt's last token alone")
     return faults
-
-
-def riders(plan: Plan) -> set[int]:
-    """Sessions whose prompts' tokens are rows of a decode call."""
-    calls = {i.call for i in plan.items if i.phase is Phase.DECODE}
-    return {i.sid for i in plan.items if i.phase is Phase.PREFILL and i.call in calls}
 
 
 def decode_only(state: SchedulerState) -> Plan:
@@ -168,4 +182,4 @@ def decode_only(state: SchedulerState) -> Plan:
     ready = [s for s in state.sessions if s.phase is Phase.DECODE and s.is_ready][: state.device.n_batch]
     calls = enumerate(by_adapters(state.device, ready))
     items = tuple(PlanItem(s.sid, s.seq_id, Phase.DECODE, 1, True, call, "decode_only") for call, alike in calls for s in alike)
-    return Plan(items=items, carry=state.carry)
+    return Plan(items=items, memory=state.memory)

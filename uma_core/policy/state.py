@@ -1,26 +1,26 @@
 """What the policy sees: an immutable snapshot, cheap to take, replayable for ever.
 
-Views carry counts and timestamps, never token lists. Time arrives as `now_ns`; what a stage wants to
-remember travels in `carry` and comes back with the next state.
+Views carry counts and timestamps, never token lists. Time arrives as `now_ns`; what stages remember travels in `plan.memory` and
+comes back with the next state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.memory import PolicyMemory
 from uma_core.types import AdapterSet, Lane, Phase
 
 if TYPE_CHECKING:
-    from uma_core.policy.cost import CostModel
-    from uma_core.policy.knobs import Knobs
+    from uma_core.policy.cost.model import CostModel
 
 
 class SessionView(NamedTuple):
     sid: int  # session number, unique for the life of the daemon
     seq_id: int  # KV sequence; -1 without one
     client: int  # fairness account
-    lane: Lane
+    lane: Lane  # priority class
     phase: Phase
     n_prompt: int  # prompt tokens
     n_past: int  # prompt and generated tokens whose KV is computed
@@ -28,7 +28,7 @@ class SessionView(NamedTuple):
     n_generated: int
     n_max: int  # max_tokens granted
     n_cells: int  # KV cells reserved at admission
-    n_chunk: int  # tokens of the chunk that is paused in a prefill lane; 0: none
+    n_chunk: int  # tokens of the chunk that is paused in a prefill slot; 0: none
     chunk_fraction: float  # part of that chunk that is done
     is_ready: bool  # may run now: not held by a slow reader, no transfer under way
     is_transferring: bool  # a handover, restore or snapshot of it is under way
@@ -45,7 +45,7 @@ class SessionView(NamedTuple):
     t_back_ns: int = 0  # when it came back after parking; 0: it was never parked
     t_held_ns: int = 0  # since when its reader takes nothing and it is paused; 0: it is not
     adapters: AdapterSet = ()  # LoRA adapters that it is computed with
-    is_embedding: bool = False  # its prompt has no answer: further inputs follow; rows of it cannot ride, and it is parked between two inputs only
+    is_embedding: bool = False  # its prompt has no answer: further inputs follow; never mixed, parked between two inputs only
 
     @property
     def n_left(self) -> int:
@@ -59,7 +59,7 @@ class DeviceView(NamedTuple):
     n_seq_max: int
     n_ctx: int
     n_ctx_seq: int
-    n_prefill_lanes: int  # 0: prompts are read by sized chunks in decode calls
+    n_prefill_slots: int  # chunks that can be in progress at a time; 0: prompts are read by sized chunks in decode calls
     is_unified: bool
     kv_bytes_per_cell: int
     weight_bytes: int
@@ -70,12 +70,12 @@ class DeviceView(NamedTuple):
     can_rollback: bool
     can_slice_transfers: bool
     free_seqs: tuple[int, ...]  # ascending
-    n_cells_free: int  # cells that are not reserved, and those that are more than once: pages that running sequences share
+    n_cells_free: int  # not reserved, or reserved more than once: pages that running sequences share
     can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share one
-    ride_rows: tuple[int, ...] = ()  # sizes of a decode call, ascending, that may hold a prompt's tokens beside other sequences' rows
+    mixed_rows: tuple[int, ...] = ()  # sizes of a decode call, ascending, that may hold prompt tokens beside decode rows
     seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
     seq_loss_ns: tuple[int, ...] = ()  # by free sequence: what it would cost to do without them
-    seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while nobody waits, or none are
+    seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while nobody waits
     one_set_per_call: bool = False  # rows with other LoRA adapters need a call of their own
 
 
@@ -89,11 +89,11 @@ class CallReport(NamedTuple):
     elapsed_ns: int
     longest_ns: int  # prefill: longest piece; decode: 0
     is_full: bool  # the engine had no room (rc 1)
-    n_riding: int = 0  # decode: of n_rows, those that were tokens of a prompt
-    riding_ns: int = 0  # ... and of predicted_ns, what these add
+    n_mixed: int = 0  # decode: of n_rows, those that were tokens of a prompt
+    mixed_ns: int = 0  # ... and of predicted_ns, what these add
     n_chunk: int = 0  # prefill run: tokens of the chunk of which it computed a part
     n_pieces: int = 0  # prefill run: pieces of the chunk that it computed
-    whole_ns: int = 0  # prefill run: predicted time of the whole chunk, of which predicted_ns is the share that this run advanced
+    whole_ns: int = 0  # prefill run: predicted time of the whole chunk; predicted_ns is the share that this run advanced
 
 
 class SchedulerState(NamedTuple):
@@ -101,10 +101,11 @@ class SchedulerState(NamedTuple):
     now_ns: int
     sessions: tuple[SessionView, ...]  # in order of arrival; none DONE
     device: DeviceView
-    knobs: Knobs
+    config: SchedulerConfig
     cost: CostModel
     reports: tuple[CallReport, ...]  # since the last plan: of one tick, or of all that repeated it
-    carry: Mapping[str, object]  # each stage's memory under its own name; values immutable
+    memory: PolicyMemory  # what the stages remember
+    overhead_ns: int = 0  # typical time of the host between two decode calls, which is in every gap
 
 
 def by_adapters(device: DeviceView, views: list[SessionView]) -> list[list[SessionView]]:

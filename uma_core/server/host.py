@@ -206,7 +206,7 @@ class Host:
             cost = calibrate(engine, device_view(engine), self._clock, mode)
             if engine.info.can_generate:
                 warm_up(engine)
-            executor = Executor(engine, self.admittance, config.scheduler.to_knobs(), cost, self._registry, self._clock)
+            executor = Executor(engine, self.admittance, config.scheduler.to_scheduler_config(), cost, self._registry, self._clock)
             executor.set_cache(cache_of(config))
             return executor
         except BaseException:
@@ -284,12 +284,12 @@ class Host:
 
     def apply(self, config: Config, done: Done) -> None:
         """Put live settings in force: all of them between two ticks."""
-        knobs, limits, cache = config.scheduler.to_knobs(), limits_of(config), cache_of(config)
+        scheduler, limits, cache = config.scheduler.to_scheduler_config(), limits_of(config), cache_of(config)
 
         def change() -> None:
             self.admittance.limits = limits
             for executor in self._compute.executors:
-                executor.set_knobs(knobs)
+                executor.set_config(scheduler)
                 executor.set_cache(cache)
 
         def reply(result: object, failure: BaseException | None) -> None:

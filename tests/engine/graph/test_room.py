@@ -20,8 +20,8 @@ from uma_core.executor.intake import Admittance, Limits
 from uma_core.executor.residency import residency
 from uma_core.executor.view import take
 from uma_core.metrics import new_registry
-from uma_core.policy.calibrate import guess
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import guess
 from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Peer, Phase, Request
 
@@ -42,7 +42,7 @@ class Pool:
             self.engine.kv_truncate(seq_id, 0)
         clock = MonotonicClock()
         limits = Limits(max_sessions=100, queue=(100, 100))
-        self.executor = Executor(self.engine, Admittance(limits, clock), Knobs(), guess(device_view(self.engine)), new_registry(), clock)
+        self.executor = Executor(self.engine, Admittance(limits, clock), SchedulerConfig(), guess(device_view(self.engine)), new_registry(), clock)
         self.executor.set_cache(CacheSettings(is_on=True, ram_bytes=1 << 24))
         self.n_running = self.n_full = 0
         self.reasons: dict[str, FinishReason] = {}

@@ -10,8 +10,8 @@ from uma_core.engine.fake import FakeEngine, FakeModel, Faults
 from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.intake import Admittance, Limits
 from uma_core.metrics import new_registry
-from uma_core.policy.calibrate import guess
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import guess
 from uma_core.session.events import Accepted, Event, Final, Refused, Submit, Token
 from uma_core.types import Peer, Request
 
@@ -20,7 +20,7 @@ STEP_NS = 1_000_000
 
 class Rig:
     def __init__(
-        self, model: FakeModel | None = None, limits: Limits | None = None, knobs: Knobs | None = None, **engine: Any
+        self, model: FakeModel | None = None, limits: Limits | None = None, config: SchedulerConfig | None = None, **engine: Any
     ) -> None:
         """`engine`: cost and jitter of the FakeEngine."""
         self.clock = ManualClock(1)
@@ -29,7 +29,7 @@ class Rig:
         self.registry = new_registry()
         self.admittance = Admittance(limits or Limits(), self.clock)
         cost = guess(device_view(self.engine))
-        self.executor = Executor(self.engine, self.admittance, knobs or Knobs(), cost, self.registry, self.clock)
+        self.executor = Executor(self.engine, self.admittance, config or SchedulerConfig(), cost, self.registry, self.clock)
         self.seen: list[Event] = []
 
     def submit(

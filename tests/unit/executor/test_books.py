@@ -8,7 +8,7 @@ import pytest
 from tests.unit.executor.rig import Rig
 from uma_core import metrics as m
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
 from uma_core.trace import Recorder
 from uma_core.types import FinishReason, Lane, Peer
 
@@ -67,7 +67,7 @@ def test_a_repeated_batch_goes_on_until_somebody_ends() -> None:
 
 
 def test_nothing_is_begun_for_a_plan_that_may_let_the_background_in() -> None:
-    rig = Rig(knobs=Knobs(guard_cap=1.0, pause_cap=4.0, long_tick_share=0.1))
+    rig = Rig(config=SchedulerConfig(guard_cap=1.0, pause_cap=4.0, long_tick_share=0.1))
     rig.submit("work", "background", conn_id=9, max_tokens=N, lane=Lane.BACKGROUND)
     for _ in range(8):
         rig.tick()

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.executor.rig import Rig
 from uma_core.engine.fake_cost import INSTANT
 from uma_core.engine.fake_kv import SLICE_NS
-from uma_core.policy.plan import SLICED, Plan, PlanItem
+from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.session.events import Final
 from uma_core.session.session import Grant, Session
 from uma_core.types import FinishReason, Lane, Peer, Phase, Request
@@ -37,7 +37,7 @@ class Prompt:
         self.t0 = self.clock.now_ns()
 
     def read(self) -> None:
-        item = PlanItem(1, 0, Phase.PREFILL, CHUNK, True, SLICED, "test")
+        item = PlanItem(1, 0, Phase.PREFILL, CHUNK, True, -1, "test", PrefillMode.SLICED)
         self.calls.prefill(item, self.session, Plan(run_ns=RUN_NS, min_pieces=1), self.rig.executor.cost)
         assert self.session.transfer is not None or self.session.phase is Phase.DONE
         assert CHUNK_NS <= self.passed_ns() < RUN_NS
@@ -88,7 +88,7 @@ def test_the_rest_of_one_run_is_spent_once() -> None:
 @pytest.mark.parametrize("min_pieces", [0, 1])
 def test_opening_a_chunk_takes_of_its_run(min_pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = Prompt(copy_ns=0)
-    engine, item = prompt.rig.engine, PlanItem(1, 0, Phase.PREFILL, CHUNK, True, SLICED, "test")
+    engine, item = prompt.rig.engine, PlanItem(1, 0, Phase.PREFILL, CHUNK, True, -1, "test", PrefillMode.SLICED)
     open_chunk = engine.prefill_open
     monkeypatch.setattr(engine, "prefill_open", lambda *args: [prompt.clock.advance(RUN_NS), open_chunk(*args)][1])
     run, runs = engine.prefill_run, []

@@ -61,22 +61,6 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seqs
 
 
-def test_a_prompt_beside_a_chat_ends_as_a_row_of_its_step(sampled: list[int]) -> None:
-    alone = [solo_text(f"prompt {i} " * 5, 9) for i in range(2)]
-    sampled.clear()
-    rig = Rig()
-    cost = rig.executor.cost
-    rig.executor.cost = cost._replace(dense=(*cost.dense[:2], *[cost.dense[1]] * (len(cost.dense) - 2)))  # a row more costs nothing
-    rig.submit("a", "prompt 0 " * 5, max_tokens=9)
-    while len([e for e in rig.seen if isinstance(e, Token)]) < 3:
-        rig.tick()
-    rig.submit("b", "prompt 1 " * 5, max_tokens=9)
-    rig.run()
-    assert [rig.text("a"), rig.text("b")] == alone
-    assert len(sampled) == 1, "the second prompt's last token was decoded"
-    assert rig.executor.meters.prefill_tokens.value == sum(f.usage["prompt_tokens"] for r in "ab" for f in rig.finals(r))
-
-
 def test_chats_that_come_together_begin_together() -> None:
     rig = Rig()
     for name in "abc":

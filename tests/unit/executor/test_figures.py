@@ -12,9 +12,8 @@ from uma_core.engine.fake_cost import CPU_SHAPE
 from uma_core.executor import view
 from uma_core.executor.executor import device_view
 from uma_core.metrics_export import to_json
-from uma_core.policy.guard_memory import GuardMemory
-from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
-from uma_core.types import Lane
+from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
+from uma_core.types import Lane, Slo
 
 LONG = "a long prompt, " * 120
 BACK = Lane.BACKGROUND
@@ -61,10 +60,10 @@ class TestMemoryTraffic:
         assert seen["bmt_moved_last"] < 1.1 * rig.engine.info.weight_bytes, "of one tick"
 
     def test_the_budget_shows(self) -> None:
-        rig = measured(Rig(cost=CPU_SHAPE, knobs=Knobs(bmt_budget=-1.0)))
+        rig = measured(Rig(cost=CPU_SHAPE, config=SchedulerConfig(bmt_budget=-1.0)))
         rig.submit("a", max_tokens=30)
         ticks(rig, 5)
-        expected = rig.engine.info.weight_bytes / 16.2e6 * Knobs().tick_budget_ns
+        expected = rig.engine.info.weight_bytes / 16.2e6 * SchedulerConfig().tick_budget_ns
         assert figures(rig)["bmt_budget"] == pytest.approx(expected, rel=0.02)
 
     def test_a_prompt_counts_as_far_as_it_was_read(self) -> None:
@@ -158,20 +157,20 @@ class TestGuardState:
 
     def test_a_prompt_that_is_held_reads_active_and_a_gap_on_credit_open(self) -> None:
         rig = measured(Rig(cost=CPU_SHAPE))
-        rig.submit("chat", max_tokens=2000)
+        rig.submit("chat", max_tokens=2000, slo=Slo(0, STEP_NS))  # so fast that there is no everyday room
         ticks(rig, 30)
         rig.submit("paste", LONG, lane=BACK, max_tokens=1)
         ticks(rig, 3)
-        held = pulled(rig, credit=-0.3, margin=0.2)
+        held = pulled(rig, n_long=0.3, error=0.25)
         assert rig.executor.guard_state() == "active" and held["holds_prompt"]
         (note,) = [n for n in rig.executor.last_plan.notes if n.startswith("latency_guard")]
-        assert f"piece {held['need_ms']:.3f} ms > room {held['room_ms']:.3f}" in note and "credit -0.3" in note
-        spent = pulled(rig, credit=1.0, margin=0.2)
+        assert f"piece {held['need_ms']:.3f} ms > room {held['room_ms']:.3f}" in note and "credit 0.3" in note
+        spent = pulled(rig, n_long=1.0, error=0.25)
         assert rig.executor.guard_state() == "open" and not spent["holds_prompt"] and spent["kind"] == "long"
         assert any("on credit 1.0" in note for note in rig.executor.last_plan.notes)
 
     def test_without_the_stage_it_is_off(self) -> None:
-        rig = Rig(knobs=Knobs(stages=tuple(s for s in DEFAULT_STAGES if s != "latency_guard")))
+        rig = Rig(config=SchedulerConfig(stages=tuple(s for s in DEFAULT_STAGES if s != "latency_guard")))
         rig.submit("chat", max_tokens=20)
         ticks(rig, 5)
         assert rig.executor.guard_state() == "off"
@@ -179,8 +178,7 @@ class TestGuardState:
 
 def pulled(rig: Rig, **memory: float) -> dict:
     """The guard's figures of a tick that begins with this memory."""
-    now = rig.executor._carry["latency_guard"]
-    assert isinstance(now, GuardMemory)
-    rig.executor._carry["latency_guard"] = now._replace(watch_sid=-1, **memory)
+    known = rig.executor._memory
+    rig.executor._memory = known._replace(latency_guard=known.latency_guard._replace(planned_ns=0, **memory))
     rig.tick()
     return view.take(rig.executor, rig.clock.now_ns()).tick["guard_detail"]

@@ -1,9 +1,9 @@
 """Admission: who gets a KV sequence and the cells for prompt + max_tokens.
 
-Rules: order of policy/rank.py; a session is admitted only when a sequence is free and all cells it may ever
+Rules: order of policy/order.py; a session is admitted only when a sequence is free and all cells it may ever
 use are there, so that nobody runs out later. Smaller requests may pass one that does not fit until that one
-has aged. No more than MAX_BACKGROUND_PROMPTS background prompts hold sequences at once: they are read one
-after the other anyway, and the rest of the sequences stays free for chats. When an interactive request finds no
+has aged. No more background prompts hold sequences at once than there are prefill slots, or two: they are read
+one after the other anyway, and the rest of the sequences stays free for chats. When an interactive request finds no
 room, one background session at a time is parked. Before that, and for whoever waits, sessions are parked whose reader takes
 nothing: they cannot go on, and what they hold is the others' loss.
 """
@@ -12,47 +12,49 @@ from __future__ import annotations
 
 from heapq import nsmallest
 
-from uma_core.policy.parts import Parts, parts_of
+from uma_core.policy.index import SessionIndex, index_of
+from uma_core.policy.order import urgency_key
 from uma_core.policy.plan import Admission, Plan
-from uma_core.policy.rank import urgency_key
 from uma_core.policy.state import DeviceView, SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
-MAX_BACKGROUND_PROMPTS = 2
 HELD_NS = 100_000_000  # a reader may fall behind for so long without losing its place: a process that lives reads on well before
-MIN_STAY_NS = 500_000_000  # a parked session that came back has its sequence for at least so long; aging_ns where it must read all again
-N_PASSED_OVER = 8  # requests looked at beyond the number of free sequences
+STAY_NS = 500_000_000  # a parked session that came back keeps its sequence for so long; aging_ns where it must read all again
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
-    parts = parts_of(state)
-    held = [v for v in parts.held if state.now_ns - v.t_held_ns >= HELD_NS]
-    if not parts.waiting:
-        return _free_lanes(plan, parts, held) if held else plan
+    index = index_of(state)
+    held = [v for v in index.held if state.now_ns - v.t_held_ns >= HELD_NS]
+    if not index.waiting:
+        return _free_slots(plan, index, held) if held else plan
     admitted: list[Admission] = []
     if state.device.free_seqs:
-        ordered = nsmallest(len(state.device.free_seqs) + N_PASSED_OVER, parts.waiting, key=urgency_key(state))
-        admitted, blocked = _admit(state, ordered, parts)
+        n_looked_at = 2 * state.device.n_seq_max  # some do not fit
+        ordered = nsmallest(n_looked_at, index.waiting, key=urgency_key(state, plan.charged))
+        admitted, blocked = _admit(state, ordered, index)
     else:
-        blocked = next((v for v in parts.waiting if v.lane is Lane.INTERACTIVE), parts.waiting[0])
+        blocked = next((v for v in index.waiting if v.lane is Lane.INTERACTIVE), index.waiting[0])
     notes, park = plan.notes, plan.park
     if blocked is not None and (held or blocked.lane is Lane.INTERACTIVE):
-        victims = _victim(state, held, blocked) or (_background_victim(state, parts, blocked) if blocked.lane is Lane.INTERACTIVE else ())
+        victims = _victim(state, held, blocked)
+        if not victims and blocked.lane is Lane.INTERACTIVE:
+            victims = _background_victim(state, index, blocked)
         park += victims
         notes = (*notes, f"admission: {blocked.sid} waits for room" + (f", parks {victims[0]}" if victims else ""))
-    plan = plan._replace(admit=plan.admit + tuple(admitted), park=park, notes=notes) if admitted or notes is not plan.notes else plan
-    return _free_lanes(plan, parts, held) if held else plan
+    if admitted or notes is not plan.notes:
+        plan = plan._replace(admit=plan.admit + tuple(admitted), park=park, notes=notes)
+    return _free_slots(plan, index, held) if held else plan
 
 
-def _free_lanes(plan: Plan, parts: Parts, held: list[SessionView]) -> Plan:
-    """Nobody's prompt waits for the lane of a chunk whose reader takes nothing."""
-    if not (parts.prompts or parts.waiting):
+def _free_slots(plan: Plan, index: SessionIndex, held: list[SessionView]) -> Plan:
+    """Nobody's prompt waits for the slot of a chunk whose reader takes nothing."""
+    if not (index.prompts or index.waiting):
         return plan
     park = tuple(v.sid for v in held if v.n_chunk and v.sid not in plan.park)
     if not park:
         return plan
-    notes = (*plan.notes, f"admission: parks {', '.join(map(str, park))}, held with a chunk in a lane")
-    return plan._replace(park=plan.park + park, notes=notes)
+    plan = plan._replace(park=plan.park + park)
+    return plan.note(f"admission: parks {', '.join(map(str, park))}, held with a chunk in a prefill slot")
 
 
 def cells_needed(view: SessionView, device: DeviceView) -> int:
@@ -60,12 +62,12 @@ def cells_needed(view: SessionView, device: DeviceView) -> int:
     return view.n_cells or min(view.n_prompt + view.n_max, device.n_ctx_seq)
 
 
-def _admit(state: SchedulerState, ordered: list[SessionView], parts: Parts) -> tuple[list[Admission], SessionView | None]:
+def _admit(state: SchedulerState, ordered: list[SessionView], index: SessionIndex) -> tuple[list[Admission], SessionView | None]:
     """Admissions in order, and the first session that found no room."""
     device = state.device
     free = list(device.free_seqs)
     n_cells = device.n_cells_free
-    n_prompts_left = max(MAX_BACKGROUND_PROMPTS, device.n_prefill_lanes) - parts.n_prompts_background
+    n_prompts_left = max(2, device.n_prefill_slots) - index.n_prompts_background
     admitted: list[Admission] = []
     blocked: SessionView | None = None
     for view in ordered:
@@ -75,7 +77,7 @@ def _admit(state: SchedulerState, ordered: list[SessionView], parts: Parts) -> t
         need = cells_needed(view, device)
         if not free or (device.is_unified and need > n_cells):
             blocked = blocked or view
-            if not free or state.now_ns - view.t_queued_ns > state.knobs.aging_ns:
+            if not free or state.now_ns - view.t_queued_ns > state.config.aging_ns:
                 break
             continue
         admitted.append(Admission(view.sid, free.pop(0), f"{view.lane.name.lower()}, {need} cells"))
@@ -84,16 +86,19 @@ def _admit(state: SchedulerState, ordered: list[SessionView], parts: Parts) -> t
     return admitted, blocked
 
 
-def _background_victim(state: SchedulerState, parts: Parts, blocked: SessionView) -> tuple[int, ...]:
+def _background_victim(state: SchedulerState, index: SessionIndex, blocked: SessionView) -> tuple[int, ...]:
     """One background session to park. Whoever just came back stays for a while, so that sessions do not change places all the time."""
-    if any(v.lane is Lane.BACKGROUND for v in parts.moving):
+    if any(v.lane is Lane.BACKGROUND for v in index.moving):
         return ()
     device = state.device
-    stay_ns = MIN_STAY_NS if device.can_copy_prefix and device.can_rollback else state.knobs.aging_ns
+    stay_ns = STAY_NS if device.can_copy_prefix and device.can_rollback else state.config.aging_ns
     residents = [
         v
-        for v in parts.workers + parts.prompts
-        if v.lane is Lane.BACKGROUND and not v.n_chunk and not (v.is_embedding and v.n_past) and (not v.t_back_ns or state.now_ns - v.t_back_ns >= stay_ns)
+        for v in index.background + index.prompts
+        if v.lane is Lane.BACKGROUND
+        and not v.n_chunk
+        and not (v.is_embedding and v.n_past)
+        and (not v.t_back_ns or state.now_ns - v.t_back_ns >= stay_ns)
     ]
     return _victim(state, residents, blocked)
 

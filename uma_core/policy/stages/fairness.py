@@ -10,62 +10,45 @@ of one tick's uninterruptible choice (one admitted request per sequence).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
-from uma_core.policy.carry import remember
-from uma_core.policy.parts import parts_of
-from uma_core.policy.plan import Plan, riders
+from uma_core.policy.index import index_of
+from uma_core.policy.memory import Ledger
+from uma_core.policy.plan import Plan, PrefillMode
 from uma_core.policy.state import SchedulerState
 from uma_core.types import Phase
 
-NAME = "fairness"
 
-
-class Ledger(NamedTuple):
-    """Virtual times by client, and who was planned in the last tick: ((client, rows), ...) by phase."""
-
-    counters: Mapping[int, int]
-    decoded: tuple[tuple[int, int], ...] = ()
-    prefilled: tuple[tuple[int, int], ...] = ()
-
-
-def run(state: SchedulerState, plan: Plan) -> Plan:
-    """Charge the previous tick and drop clients that left. Ordering happens in policy/rank.py."""
-    clients = parts_of(state).clients
-    old = state.carry.get(NAME)
-    ledger = old if isinstance(old, Ledger) else Ledger({})
+def learn(state: SchedulerState, plan: Plan) -> Plan:
+    """Charge the previous tick, drop clients that left, and publish the counters in the plan."""
+    clients, old = index_of(state).clients, plan.memory.fairness
     if len(clients) < 2:
-        if old is None:
-            return plan
-        return plan._replace(carry={k: v for k, v in plan.carry.items() if k != NAME})
-    counters = _charge(state, ledger)
+        return plan.remember(fairness=None) if old is not None else plan
+    counters = _charged(state, old or Ledger({}))
     if counters.keys() != clients:
         floor = min((ns for c, ns in counters.items() if c in clients), default=0)
         counters = {c: max(counters.get(c, floor), floor) for c in clients}
         least = min(counters.values())
         counters = {c: ns - least for c, ns in counters.items()}
-    return remember(plan, NAME, Ledger(counters))
+    return plan._replace(charged=counters).remember(fairness=Ledger(counters))
 
 
 def seal(state: SchedulerState, plan: Plan) -> Plan:
     """Remember whose work the finished plan holds."""
-    ledger = plan.carry.get(NAME)
-    if not isinstance(ledger, Ledger) or not plan.items:
+    ledger = plan.memory.fairness
+    if ledger is None or not plan.items:
         return plan
     planned = {item.sid for item in plan.items}
     client_of = {s.sid: s.client for s in state.sessions if s.sid in planned}
     decoded: dict[int, int] = {}
     prefilled: dict[int, int] = {}
-    riding = riders(plan)
     for item in plan.items:
-        rows = decoded if item.phase is Phase.DECODE or item.sid in riding else prefilled
+        is_mixed = item.mode is PrefillMode.MIXED
+        rows = decoded if item.phase is Phase.DECODE or is_mixed else prefilled
         client = client_of[item.sid]
-        rows[client] = rows.get(client, 0) + (1 if item.sid in riding else item.n_tokens)  # a ride is an equal share of the call
-    return remember(plan, NAME, Ledger(ledger.counters, tuple(decoded.items()), tuple(prefilled.items())))
+        rows[client] = rows.get(client, 0) + (1 if is_mixed else item.n_tokens)  # a mixed prompt has an equal share of the call
+    return plan.remember(fairness=Ledger(ledger.counters, tuple(decoded.items()), tuple(prefilled.items())))
 
 
-def _charge(state: SchedulerState, ledger: Ledger) -> dict[int, int]:
+def _charged(state: SchedulerState, ledger: Ledger) -> dict[int, int]:
     """Counters with what was measured since the last plan shared out by that plan's rows."""
     counters = dict(ledger.counters)
     for phase, rows in ((Phase.DECODE, ledger.decoded), (Phase.PREFILL, ledger.prefilled)):

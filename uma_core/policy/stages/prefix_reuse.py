@@ -8,22 +8,20 @@ A prompt that is between two chunks jumps ahead when others have read, meanwhile
 
 from __future__ import annotations
 
-from uma_core.policy.parts import parts_of
+from uma_core.policy.index import index_of
 from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import SchedulerState, SessionView
 
-NAME = "prefix_reuse"
-MARGIN = 1.1  # predicted computing time over predicted restore time, at least
-STEPS_MOST = 256  # decode steps that a place is judged by: longer answers are rare
+STEPS_MOST = 256  # decode steps that a sequence is judged by: longer answers are rare
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
-    parts = parts_of(state)
-    resident = [v for v in parts.prompts if v.cached_hint > v.n_past and not v.n_chunk and v.sid not in plan.park]
+    index = index_of(state)
+    resident = [v for v in index.prompts if v.cached_hint > v.n_past and not v.n_chunk and v.sid not in plan.park]
     restore = tuple(v.sid for v in resident if _gain_ns(state, v) > 0)
     admit = plan.admit
     if admit:
-        views = {v.sid: v for v in parts.waiting}
+        views = {v.sid: v for v in index.waiting}
         gains = {a.sid: _gain_ns(state, views[a.sid]) for a in admit}
         restore += tuple(sid for sid, gain in gains.items() if gain > 0)
         admit = _placed(state, admit, views, gains)
@@ -37,8 +35,7 @@ def _gain_ns(state: SchedulerState, view: SessionView) -> int:
     """Prefill time that a restore would save, less what it takes; <= 0: not worth it."""
     if view.cached_hint <= view.n_past:
         return 0
-    computing = state.cost.prompt_ns(view.cached_hint - view.n_past, view.n_past)
-    return computing - int(view.restore_ns * MARGIN)
+    return state.cost.prompt_ns(view.cached_hint - view.n_past, view.n_past) - view.restore_ns
 
 
 def _placed(
@@ -54,8 +51,11 @@ def _placed(
     seq_of: dict[int, int] = {}
     for sid in sorted(gains, key=lambda sid: -gains[sid]):
         view = views[sid]
-        seq_id = min(left, key=lambda seq: (_price(state, view, seq, left[seq], gains[sid]) + _hole(view, seq, busy, hole_ns), seq))
-        seq_of[sid] = seq_id
+
+        def price(seq: int, view: SessionView = view, gain: int = gains[sid]) -> int:
+            return _price(state, view, seq, left[seq], gain) + _hole(view, seq, busy, hole_ns)
+
+        seq_id = seq_of[sid] = min(left, key=lambda seq: (price(seq), seq))
         busy.add(seq_id)
         del left[seq_id]
     return tuple(a._replace(seq_id=seq_of[a.sid]) for a in admit)

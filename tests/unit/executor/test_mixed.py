@@ -1,4 +1,4 @@
-"""Prompts whose tokens ride in the streams' own decode calls, through whole lives of requests."""
+"""Prompts whose tokens are rows of the streams' own decode calls, through whole lives of requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from uma_core.executor.books import Books
 from uma_core.executor.executor import device_view
 from uma_core.executor.meters import Meters
 from uma_core.metrics import new_registry
-from uma_core.policy.calibrate import guess
-from uma_core.policy.curve import Curve
+from uma_core.policy.cost import Curve, guess
 from uma_core.trace import Recorder
 from uma_core.types import Lane, Peer, Phase
 
-RIDES = FakeModel(is_unified=True, ride_rows=(2, 4, 8))
+MIXES = FakeModel(is_unified=True, ride_rows=(2, 4, 8))
 PROMPT = "a prompt of a few dozen tokens, read while somebody else is being answered"
 N = 60
 
@@ -29,7 +28,7 @@ def rig_of(model: FakeModel) -> Rig:
     rig = Rig(model)
     if model.ride_rows:
         step = rig.executor.cost.solo_step_ns(0)
-        rig.executor.cost = rig.executor.cost._replace(ride=Curve((1, 8), (step, step), (0.0, 0.0)))
+        rig.executor.cost = rig.executor.cost._replace(mixed=Curve((1, 8), (step, step), (0.0, 0.0)))
     return rig
 
 
@@ -53,7 +52,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @pytest.mark.parametrize("lane", Lane)
 def test_the_text_is_that_of_prompts_read_in_chunks(lane: Lane, opened: list[int]) -> None:
     texts, n_opened = [], []
-    for model in (RIDES, FakeModel(is_unified=True)):
+    for model in (MIXES, FakeModel(is_unified=True)):
         opened.clear()
         rig = beside_a_chat(rig_of(model), lane)
         rig.run()
@@ -66,7 +65,7 @@ def test_the_text_is_that_of_prompts_read_in_chunks(lane: Lane, opened: list[int
 
 
 def test_every_token_of_the_prompt_is_counted_once() -> None:
-    rig = beside_a_chat(rig_of(RIDES), Lane.INTERACTIVE)
+    rig = beside_a_chat(rig_of(MIXES), Lane.INTERACTIVE)
     rig.run()
     rig.tick()
     n_prompt = sum(final.usage["prompt_tokens"] for request in ("chat", "other") for final in rig.finals(request))
@@ -75,29 +74,29 @@ def test_every_token_of_the_prompt_is_counted_once() -> None:
     assert calls.n_values == rig.executor.meters.calls.value
 
 
-def test_what_is_reported_tells_riding_rows_from_streams() -> None:
-    rig = beside_a_chat(rig_of(RIDES), Lane.BACKGROUND)
+def test_what_is_reported_tells_mixed_rows_from_streams() -> None:
+    rig = beside_a_chat(rig_of(MIXES), Lane.BACKGROUND)
     recorder = Recorder()
     rig.executor.record(recorder)
     rig.run()
     reports = [report for tick in recorder.ticks for report in tick.reports]
-    riding = [r for r in reports if r.n_riding]
-    assert riding and all(r.phase is Phase.DECODE and r.n_rows == 1 + r.n_riding for r in riding)
+    mixed = [r for r in reports if r.n_mixed]
+    assert mixed and all(r.phase is Phase.DECODE and r.n_rows == 1 + r.n_mixed for r in mixed)
 
 
-def test_a_call_with_riding_rows_is_booked_as_it_was_predicted() -> None:
-    cost = guess(device_view(FakeEngine(RIDES)))._replace(ride=Curve((1, 8), (1e6, 3e6), (100.0, 800.0)))
+def test_a_call_with_mixed_rows_is_booked_as_it_was_predicted() -> None:
+    cost = guess(device_view(FakeEngine(MIXES)))._replace(mixed=Curve((1, 8), (1e6, 3e6), (100.0, 800.0)))
     books = Books(Meters(new_registry()))
     people = [SimpleNamespace(client=1), SimpleNamespace(client=2)]
     books.notes.append((people, 8, 50, 7, 20, 0, DecodeOutcome(DecodeStatus.OK, [1], 4_000_000, 0)))  # type: ignore[arg-type]
     (report,) = books.settle(cost)
-    assert report.predicted_ns == cost.decode_ns(1, 50) + cost.ride_ns(1, 7, 20) > cost.decode_ns(1, 50)
-    assert (report.n_rows, report.n_riding, report.n_kv) == (8, 7, 70) and report.riding_ns == cost.ride_ns(1, 7, 20)
+    assert report.predicted_ns == cost.decode_ns(1, 50) + cost.mixed_ns(1, 7, 20) > cost.decode_ns(1, 50)
+    assert (report.n_rows, report.n_mixed, report.n_kv) == (8, 7, 70) and report.mixed_ns == cost.mixed_ns(1, 7, 20)
     assert books.client_ns == {1: 2_000_000, 2: 2_000_000}
 
 
 def test_a_call_without_room_loses_nothing() -> None:
-    rig = beside_a_chat(rig_of(RIDES), Lane.BACKGROUND)
+    rig = beside_a_chat(rig_of(MIXES), Lane.BACKGROUND)
     seen = []
     decode = rig.engine.decode
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from uma_core.policy.cost import PREFILL, REGIMES, RIDE_DOUBT, CostModel, dense_table, legal_chunks, with_splits
-from uma_core.policy.curve import Curve, fit_curve
+from uma_core.policy.cost.curve import Curve, fit_curve
+from uma_core.policy.cost.model import MAX_ROWS, REGIMES, CostModel, best_splits, decode_line
 from uma_core.policy.state import DeviceView
 
-DECODE, CHUNK, PIECE, TRANSFER, RIDE = "decode", "prefill", "piece", "transfer", "ride"
+DECODE, CHUNK, PIECE, TRANSFER, MIXED = "decode", "prefill", "piece", "transfer", "mixed"
 SHORT, LONG = 64, 1024  # contexts at which rows are timed
 N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape builds its graph
 PAGE = 64  # cells that a sequence takes at a time, at most
 BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth
 GUESS_COMPUTE = 30.0  # guess: prefill of one token costs a weight pass divided by this
 HEAVIEST_NODE = 0.3  # of a layer's time at no context: one of the three feed-forward products
+NO_DEARER = 1.1  # a larger chunk may cost so much more per token than a smaller one: two timings differ by that
+WRONG = 1.4  # a size that is so much cheaper per token than the next one was timed wrong
 
 
 class Shape(NamedTuple):
@@ -42,7 +44,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
 
     `decode`: one call of n_rows rows, each with n_kv cells. `prefill`: one chunk after n_kv cells; where prefill is
     resumable it is cut as finely as the engine can, and its longest piece is a sample of kind `piece`. `transfer`: moving n_rows bytes.
-    `ride`: one call of n_rows rows, one of them a stream's, the others a prompt's after n_kv cells.
+    `mixed`: one call of n_rows rows, one of them a stream's, the others a prompt's after n_kv cells.
     Time each two or three times.
     """
     n_most = min(device.n_seq_max, device.n_batch)  # rows of a decode call
@@ -53,8 +55,8 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     long_kv = min(LONG, device.n_ctx_seq // 2)
     shapes = [Shape(DECODE, 1, SHORT)] * 3 + [Shape(DECODE, n, SHORT) for n in rows[:4]]
     shapes += [Shape(CHUNK, n, 0) for n in sizes[:5]]
-    if device.ride_rows and device.n_seq_max > 1:
-        shapes += [Shape(RIDE, n, 0) for n in device.ride_rows] + [Shape(RIDE, device.ride_rows[-1], long_kv)]
+    if device.mixed_rows and device.n_seq_max > 1:
+        shapes += [Shape(MIXED, n, 0) for n in device.mixed_rows] + [Shape(MIXED, device.mixed_rows[-1], long_kv)]
     shapes += [Shape(TRANSFER, min(n, device.n_ctx_seq) * device.kv_bytes_per_cell, 0) for n in (64, 512)]
     shapes += [Shape(DECODE, n, SHORT) for n in rows[4:]] + [Shape(CHUNK, n, 0) for n in sizes[5:]]
     shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, n_most), long_kv)]
@@ -67,7 +69,7 @@ def _fits(shape: Shape, device: DeviceView) -> bool:
     longest = shape.n_kv + (N_STEPS if shape.kind == DECODE else shape.n_rows)
     if shape.kind == TRANSFER:
         n_copies, longest = 2, shape.n_rows // device.kv_bytes_per_cell
-    elif shape.kind == RIDE:
+    elif shape.kind == MIXED:
         n_copies, longest = 2, max(longest, min(SHORT, device.n_ctx_seq // 2) + 1)
     else:
         n_copies = shape.n_rows if shape.kind == DECODE else 1
@@ -87,7 +89,7 @@ def fit(samples: Iterable[Sample | tuple[str, int, int, int]], device: DeviceVie
     prefill = _fit_prefill(by_kind.get(CHUNK, {}), decode, start)
     piece = fit_curve(by_kind[PIECE], 0.0, False) if PIECE in by_kind else _scaled(prefill, 1 / 64)
     fixed, per_byte = _fit_transfer(by_kind.get(TRANSFER, {}), start)
-    return build(decode, prefill, piece, (fixed, per_byte), True)._replace(ride=_fit_ride(by_kind.get(RIDE, {}), decode))
+    return build(decode, prefill, piece, (fixed, per_byte), True)._replace(mixed=_fit_mixed(by_kind.get(MIXED, {}), decode))
 
 
 def guess(device: DeviceView) -> CostModel:
@@ -98,13 +100,40 @@ def guess(device: DeviceView) -> CostModel:
 
 def build(decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, float], is_measured: bool) -> CostModel:
     """Assemble a model and work out what follows from its tables."""
-    ones = (1.0,) * (len(REGIMES) - 1)
-    counts = (0,) * len(REGIMES)
     chunks = legal_chunks(prefill)
     sweet = min(chunks, key=lambda n: (prefill.ns(n, 0) / n, n))
-    n_cuts = max(1.0, HEAVIEST_NODE * prefill.ns(sweet, 0) / piece.ns(sweet, 0))
-    measured = (decode, prefill, piece, n_cuts, *transfer, is_measured)
-    return with_splits(CostModel(*measured, (*ones, RIDE_DOUBT), counts, (), ones[:PREFILL], chunks, sweet, dense_table(decode)))
+    return CostModel(
+        decode=decode,
+        prefill=prefill,
+        piece=piece,
+        n_cuts=max(1.0, HEAVIEST_NODE * prefill.ns(sweet, 0) / piece.ns(sweet, 0)),
+        transfer_fixed_ns=transfer[0],
+        transfer_ns_per_byte=transfer[1],
+        is_measured=is_measured,
+        factors=(1.0,) * len(REGIMES),
+        counts=(0,) * len(REGIMES),
+        splits=best_splits(decode),
+        chunks=chunks,
+        sweet_chunk=sweet,
+        lines=((0.0, 0.0, 0), *(decode_line(decode, n) for n in range(1, MAX_ROWS + 1))),
+    )
+
+
+def legal_chunks(prefill: Curve) -> tuple[int, ...]:
+    """Measured sizes that no larger one undercuts, and that cost no more per token than the smaller ones.
+
+    A size from which the next one jumps up was measured wrong, and judges nobody.
+    """
+    kept: list[int] = []
+    best = float("inf")
+    per_token = [ns / n for n, ns in zip(prefill.sizes, prefill.base, strict=True)]
+    for i, n in enumerate(prefill.sizes):
+        is_wrong = i + 1 < len(per_token) and per_token[i + 1] > WRONG * per_token[i]
+        if n < 8 or is_wrong or min(prefill.base[i:]) < prefill.base[i] or per_token[i] > NO_DEARER * best:
+            continue
+        best = min(best, per_token[i])
+        kept.append(n)
+    return tuple(kept) or (prefill.sizes[-1],)
 
 
 def _guess(step: float, token: float, cell: float) -> CostModel:
@@ -132,8 +161,8 @@ def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, star
     return fit_curve(points, decode.slope[0] / 2, False)
 
 
-def _fit_ride(points: dict[int, list[tuple[int, float]]], decode: Curve) -> Curve | None:
-    """A call without riding rows is a decode row; unknown unless it was measured."""
+def _fit_mixed(points: dict[int, list[tuple[int, float]]], decode: Curve) -> Curve | None:
+    """A call without a prompt's rows is a decode row; unknown unless it was measured."""
     return fit_curve({1: [(0, decode.base[0])], **points}, decode.slope[0], False) if points else None
 
 

@@ -10,7 +10,7 @@ import uma_core.metrics as m
 from tests.unit.executor.rig import STEP_NS, Rig
 from uma_core.engine.fake_cost import CPU_SHAPE
 from uma_core.executor import view
-from uma_core.policy.knobs import Knobs
+from uma_core.policy.config import SchedulerConfig
 from uma_core.server.status import verdict
 from uma_core.types import Lane, Slo
 
@@ -37,7 +37,7 @@ def test_nobody_waits_for_the_end_of_a_tick_without_streams() -> None:
 
 
 def test_a_chat_limits_the_tick_to_its_gap() -> None:
-    rig = Rig(knobs=Knobs(guard_floor_ns=0))
+    rig = Rig(config=SchedulerConfig(guard_floor_ns=0))
     stream(rig, Lane.INTERACTIVE)
     n_past = next(iter(rig.executor.table)).n_past
     solo_ms = rig.executor.cost.solo_step_ns(n_past) / 1e6
@@ -52,13 +52,13 @@ def test_a_chat_limits_the_tick_to_its_gap() -> None:
 
 
 def test_background_streams_have_the_tick_budget() -> None:
-    rig = Rig(knobs=Knobs(tick_budget_ns=700_000_000))
+    rig = Rig(config=SchedulerConfig(tick_budget_ns=700_000_000))
     stream(rig, Lane.BACKGROUND)
     assert budget_ms(rig) == 700.0
 
 
 def test_ticks_over_their_budget_are_counted() -> None:
-    rig = Rig(knobs=Knobs(guard_floor_ns=0))
+    rig = Rig(config=SchedulerConfig(guard_floor_ns=0))
     stream(rig, Lane.INTERACTIVE)
     count = rig.registry.counter(m.TICKS_OVER_BUDGET)
     before = count.value
@@ -93,7 +93,7 @@ def judged(rig: Rig, since: m.Distribution | None = None) -> str:
 
 
 def test_a_gap_is_judged_by_what_was_promised() -> None:
-    rig = Rig(knobs=Knobs(guard_floor_ns=0))
+    rig = Rig(config=SchedulerConfig(guard_floor_ns=0))
     stream(rig, Lane.INTERACTIVE)
     before = gaps_over(rig)
     rig.clock.advance(10**9)
@@ -108,7 +108,7 @@ def test_a_gap_is_judged_by_what_was_promised() -> None:
 def test_nothing_is_missed_while_only_chats_run(n_chats: int, overhead: int) -> None:
     """A second row may take longer than a second call, calls are noisy, and the host takes its time: all of that a chat has anyway."""
     random = Random(n_chats)
-    rig = Rig(knobs=Knobs(guard_floor_ns=0), cost=CPU_SHAPE, jitter=lambda ns: ns * (1.0 + abs(random.gauss(0.0, 0.12))))
+    rig = Rig(config=SchedulerConfig(guard_floor_ns=0), cost=CPU_SHAPE, jitter=lambda ns: ns * (1.0 + abs(random.gauss(0.0, 0.12))))
     for i in range(n_chats):
         rig.submit(f"chat {i}", "hello", lane=Lane.INTERACTIVE, max_tokens=300)
     known = None
@@ -120,7 +120,7 @@ def test_nothing_is_missed_while_only_chats_run(n_chats: int, overhead: int) -> 
 
 
 def test_chats_that_somebody_elses_work_delays_are_told_so() -> None:
-    rig = Rig(knobs=Knobs(guard_floor_ns=0), cost=CPU_SHAPE)
+    rig = Rig(config=SchedulerConfig(guard_floor_ns=0), cost=CPU_SHAPE)
     for i in range(3):
         rig.submit(f"chat {i}", "hello", lane=Lane.INTERACTIVE, max_tokens=300)
     for i in range(280):
@@ -131,11 +131,11 @@ def test_chats_that_somebody_elses_work_delays_are_told_so() -> None:
 
 
 def test_a_stream_with_a_target_is_judged_by_its_target() -> None:
-    rig = Rig(knobs=Knobs(guard_floor_ns=0), cost=CPU_SHAPE)
+    rig = Rig(config=SchedulerConfig(guard_floor_ns=0), cost=CPU_SHAPE)
     rig.submit("in a hurry", "hello", lane=Lane.INTERACTIVE, max_tokens=200, slo=Slo(0, 2 * STEP_NS))
     rig.run()
     assert judged(rig) == "missed"
-    rig = Rig(knobs=Knobs(guard_floor_ns=0), cost=CPU_SHAPE)
+    rig = Rig(config=SchedulerConfig(guard_floor_ns=0), cost=CPU_SHAPE)
     rig.submit("patient", "hello", lane=Lane.INTERACTIVE, max_tokens=200, slo=Slo(0, 500 * STEP_NS))
     for i in range(200):
         rig.tick()

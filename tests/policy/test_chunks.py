@@ -1,4 +1,4 @@
-"""A prompt's tokens as further rows of the streams' own call: when, how many, and what they count for."""
+"""How much of a prompt is read at once: rows of the streams' own call, chunks for their gaps, chunks without them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.policy.build import CPU, MS, NOW, RIDE_ROWS, RIDING, S, prefill_item, reading, sids, state_of, talking
 from perf.simulator import Job, Sim, percentile
+from tests.policy.build import CPU, MIX_ROWS, MIXING, MS, NOW, S, prefill_item, reading, sids, state_of, talking
 from uma_core.engine.fake import FakeModel
 from uma_core.engine.fake_cost import CPU_SHAPE
-from uma_core.policy.cost import MAX_SPLIT
-from uma_core.policy.gaps import gap_limits
-from uma_core.policy.guard_memory import GuardMemory
-from uma_core.policy.knobs import Knobs
-from uma_core.policy.parts import parts_of
+from uma_core.policy.chunks import mixed_rows
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost.model import MAX_ROWS
+from uma_core.policy.index import index_of
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import SLICED, check_plan, riders
-from uma_core.policy.ride import best_ride
+from uma_core.policy.plan import PrefillMode, check_plan
+from uma_core.policy.tbt.limits import tbt_limits
 from uma_core.types import Lane, Phase
 
 BACK = Lane.BACKGROUND
@@ -26,12 +25,12 @@ STAGES = ("decode_first", "prefill_order", "prefill_budget", "latency_guard")
 
 
 def together(*views, **more):
-    return state_of(*views, **{"cost": RIDING, "ride_rows": RIDE_ROWS, "can_mix_rows": True, **more})
+    return state_of(*views, **{"cost": MIXING, "mixed_rows": MIX_ROWS, "can_mix_rows": True, **more})
 
 
-def n_riding(state, view, limit_ns=FOREVER):
-    ride = best_ride(state, view, limit_ns)
-    return ride.n_tokens if ride else 0
+def n_mixed(state, view, limit_ns=FOREVER):
+    rows = mixed_rows(state, view, limit_ns)
+    return rows[0] if rows else 0
 
 
 def run(state):
@@ -45,67 +44,67 @@ class TestHowMany:
         view = reading(1, n_prompt=1200)
         state = together(talking(0), view)
         for n in (1, 3, 7, 15):
-            limit = RIDING.ride_ns(1, n, 0)
-            assert n_riding(state, view, limit) == n
-            assert n_riding(state, view, limit - 1) < n
+            limit = MIXING.mixed_ns(1, n, 0)
+            assert n_mixed(state, view, limit) == n
+            assert n_mixed(state, view, limit - 1) < n
 
     def test_streams_and_the_prompt_together_make_a_size_that_the_engine_is_prepared_for(self):
         view = reading(5, n_prompt=1200)
         for n_streams in (1, 2, 3):
-            state = together(*[talking(i) for i in range(n_streams)], view, cost=one_call_each(RIDING))
+            state = together(*[talking(i) for i in range(n_streams)], view, cost=one_call_each(MIXING))
             for limit in (MS // 2, 2 * MS, 5 * MS, 20 * MS):
-                n = n_riding(state, view, limit)
-                assert not n or n + n_streams in RIDE_ROWS
+                n = n_mixed(state, view, limit)
+                assert not n or n + n_streams in MIX_ROWS
 
     @pytest.mark.parametrize(("n_left", "n_generated", "n"), [(8, 0, 7), (3, 0, 1), (2, 0, 1), (1, 0, 0), (2, 5, 1), (1, 5, 1), (8, 5, 7)])
     def test_the_last_token_of_a_new_prompt_stays_for_the_step_that_answers(self, n_left, n_generated, n):
         view = reading(1, n_prompt=100, n_past=100 - n_left, n_generated=n_generated)
-        assert n_riding(together(talking(0), view), view) == n
+        assert n_mixed(together(talking(0), view), view) == n
 
-    def test_a_rest_that_no_size_has_room_for_rides_all_the_same(self):
+    def test_a_rest_that_no_size_has_room_for_is_read_all_the_same(self):
         view = reading(5, n_prompt=3)
-        state = together(talking(0), talking(1), view, ride_rows=(8,), cost=one_call_each(RIDING))
-        assert n_riding(state, view) == 2
+        state = together(talking(0), talking(1), view, mixed_rows=(8,), cost=one_call_each(MIXING))
+        assert n_mixed(state, view) == 2
 
     def test_none_where_nothing_was_measured_or_streams_or_a_chunk_is_under_way(self):
         view = reading(1, n_prompt=1200)
-        assert n_riding(together(talking(0), view), view)
-        assert not n_riding(together(talking(0), view, cost=CPU), view)
-        assert not n_riding(together(view), view)
-        assert not n_riding(together(talking(0, BACK), view), view), "nobody's gap is in question"
-        assert not n_riding(together(talking(0), view, ride_rows=()), view)
+        assert n_mixed(together(talking(0), view), view)
+        assert not n_mixed(together(talking(0), view, cost=CPU), view)
+        assert not n_mixed(together(view), view)
+        assert not n_mixed(together(talking(0, BACK), view), view), "nobody's gap is in question"
+        assert not n_mixed(together(talking(0), view, mixed_rows=()), view)
         busy = view._replace(n_chunk=64, chunk_fraction=0.5)
-        assert not n_riding(together(talking(0), busy), busy)
-        crowd = [talking(10 + i) for i in range(MAX_SPLIT + 1)]
-        assert not n_riding(together(*crowd, view), view)
+        assert not n_mixed(together(talking(0), busy), busy)
+        crowd = [talking(10 + i) for i in range(MAX_ROWS + 1)]
+        assert not n_mixed(together(*crowd, view), view)
 
     def test_streams_that_take_several_calls_have_none_to_share(self):
         view = reading(5, n_prompt=1200)
-        assert len(RIDING.splits[2]) == 2
-        assert not n_riding(together(talking(0), talking(1), view), view)
+        assert len(MIXING.splits[2]) == 2
+        assert not n_mixed(together(talking(0), talking(1), view), view)
 
     def test_deep_in_a_context_where_a_row_reads_it_all_chunks_read_more(self):
-        dear = RIDING._replace(ride=RIDING.ride._replace(slope=(500.0, 40000.0, 80000.0)))
+        dear = MIXING._replace(mixed=MIXING.mixed._replace(slope=(500.0, 40000.0, 80000.0)))
         shallow, deep = reading(1, n_prompt=3000), reading(1, n_prompt=3000, n_past=2000)
         state = together(talking(0), shallow, deep._replace(sid=2, seq_id=2), cost=dear)
-        assert n_riding(state, shallow, 10 * MS) and not n_riding(state, deep, 10 * MS)
+        assert n_mixed(state, shallow, 10 * MS) and not n_mixed(state, deep, 10 * MS)
 
 
 class TestInAPlan:
-    def test_a_prompt_rides_in_the_streams_own_call_and_the_gap_stays_an_everyday_one(self):
+    def test_a_prompt_is_read_in_the_streams_own_call_and_the_gap_stays_an_everyday_one(self):
         for lane in Lane:
             state = together(talking(0), reading(1, lane, n_prompt=1200))
             plan = run(state)
             item = prefill_item(plan)
-            assert riders(plan) == {1} and item.call == plan.items[0].call != SLICED and not item.want_logits
-            assert sids(plan, Phase.DECODE) == [0] and plan.run_ns == RIDING.ride_ns(1, item.n_tokens, 0)
-            assert parts_of(state).talk_ns + plan.run_ns <= gap_limits(state, parts_of(state)).cap_ns
+            assert item.mode is PrefillMode.MIXED and item.call == plan.items[0].call and not item.want_logits
+            assert sids(plan, Phase.DECODE) == [0] and plan.run_ns == MIXING.mixed_ns(1, item.n_tokens, 0)
+            assert index_of(state).round_ns + plan.run_ns <= tbt_limits(state, index_of(state)).everyday_ns
 
     def test_a_short_chats_prompt_needs_no_long_gap(self):
         """It would, in chunks: before its deadline everyday gaps have no room for them."""
         new = reading(1, n_prompt=32)
         t_late = NOW - 300 * MS
-        for cost, is_long in ((CPU, True), (RIDING, False)):
+        for cost, is_long in ((CPU, True), (MIXING, False)):
             plan = run(together(talking(0), new._replace(t_queued_ns=t_late), cost=cost))
             assert (plan.run_ns > 0.5 * CPU.solo_step_ns(110)) is is_long
 
@@ -113,18 +112,10 @@ class TestInAPlan:
         back = reading(1, n_prompt=100, n_past=99, n_generated=5, t_first_ns=NOW - S)
         assert prefill_item(run(together(talking(0), back))).want_logits
 
-    @pytest.mark.parametrize(("slope", "is_small"), [(500.0, True), (50_000.0, False)])
-    def test_a_chunk_that_needs_long_gaps_is_not_opened_where_its_prompt_may_ride_again_soon(self, slope, is_small):
-        """It would be in progress, and its prompt could not ride, until enough of them came along."""
-        cost = RIDING._replace(ride=RIDING.ride._replace(slope=(slope, 8 * slope, 16 * slope)))
-        view = reading(1, BACK, n_prompt=10_000, n_past=500)
-        carry = {"latency_guard": GuardMemory(margin=0.19, credit=1.0)}
-        item = prefill_item(run(together(talking(0), view, cost=cost, carry=carry, knobs=Knobs(long_tick_share=0.9))))
-        assert item.call == SLICED and (item.n_tokens == RIDING.chunks[0]) is is_small
-
-    def test_without_the_guard_nothing_rides(self):
-        state = together(talking(0), reading(1, n_prompt=1200), knobs=Knobs(stages=STAGES[:-1]))
-        assert not riders(compose(state.knobs.stages)(state))
+    def test_without_the_guard_batches_are_not_mixed(self):
+        state = together(talking(0), reading(1, n_prompt=1200), config=SchedulerConfig(stages=STAGES[:-1]))
+        item = prefill_item(compose(state.config.stages)(state))
+        assert item.mode is PrefillMode.SLICED
 
 
 def one_call_each(cost):
@@ -133,7 +124,7 @@ def one_call_each(cost):
 
 
 FEW_ROWS = replace(CPU_SHAPE, decode=((1, 16.2 * MS), (8, 17.5 * MS), (16, 28.0 * MS)))
-MODEL = FakeModel(is_unified=True, ride_rows=RIDE_ROWS)
+MODEL = FakeModel(is_unified=True, ride_rows=MIX_ROWS)
 
 
 class TestOnVirtualTime:

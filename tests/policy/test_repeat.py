@@ -6,21 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from tests.policy.build import CPU, NOW, reading, sids, state_of, talking, waiting
-from uma_core.policy.guard_memory import GuardMemory
-from uma_core.policy.knobs import DEFAULT_STAGES, Knobs
+from tests.policy.build import CPU, NOW, guarded, reading, sids, state_of, talking, waiting
+from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.pipeline import compose
-from uma_core.policy.steady import STEADY_NS, STEADY_TICKS
+from uma_core.policy.repeat import LEAST, MOST, STEADY_NS
 from uma_core.types import Lane, Phase
 
 BACK = Lane.BACKGROUND
 SOLO = CPU.solo_step_ns(110)
 POLICY = compose(DEFAULT_STAGES)
-ROOMY = Knobs(pause_cap=2.5)  # one more row takes a step: it fits a long gap, no everyday one
+ROOMY = SchedulerConfig(pause_cap=2.5)  # one more row takes a step: it fits a long gap, no everyday one
 
 
 def watched(**fields):
-    return {"latency_guard": GuardMemory(watch_sid=0, watch_ns=NOW - SOLO, watch_n=10, **fields)}
+    return guarded(tick=999, **fields)
 
 
 def after(state, plan, n):
@@ -28,7 +27,7 @@ def after(state, plan, n):
     chat, *others = state.sessions
     t_last = state.now_ns + (n - 1) * SOLO
     chat = chat._replace(t_last_ns=t_last, t_progress_ns=t_last, n_generated=chat.n_generated + n)
-    return state._replace(tick=state.tick + n, now_ns=state.now_ns + n * SOLO, sessions=(chat, *others), carry=plan.carry)
+    return state._replace(tick=state.tick + n, now_ns=state.now_ns + n * SOLO, sessions=(chat, *others), memory=plan.memory)
 
 
 def first_round_with_background(state):
@@ -44,8 +43,7 @@ def first_round_with_background(state):
 
 def test_chats_alone_repeat_their_plan_for_a_while():
     plan = POLICY(state_of(talking(0), talking(1)))
-    least, most = STEADY_TICKS
-    assert plan.n_repeats == min(most, max(least, STEADY_NS // CPU.rows_ns(2, 220)))
+    assert plan.n_repeats == min(MOST, max(LEAST, STEADY_NS // CPU.rows_ns(2, 220)))
 
 
 @pytest.mark.parametrize(
@@ -58,19 +56,19 @@ def test_chats_alone_repeat_their_plan_for_a_while():
     ],
 )
 def test_whoever_may_get_something_next_has_every_plan_made(other):
-    assert POLICY(state_of(talking(0), other, n_prefill_lanes=0, n_cells_free=0)).n_repeats == 0
+    assert POLICY(state_of(talking(0), other, n_prefill_slots=0, n_cells_free=0)).n_repeats == 0
 
 
 def test_a_plan_that_serves_the_background_is_made_anew():
-    plan = POLICY(state_of(talking(0), talking(1, BACK), knobs=ROOMY, carry=watched(credit=1.0)))
+    plan = POLICY(state_of(talking(0), talking(1, BACK), config=ROOMY, memory=watched(n_long=1.0)))
     assert len(plan.items) == 2 and plan.n_repeats == 0
 
 
-@pytest.mark.parametrize("credit", [0.9, 0.8, 0.61, 0.5])
-def test_a_held_stream_is_planned_for_when_a_long_gap_may_be_spent(credit):
-    state = state_of(talking(0), talking(1, BACK), knobs=ROOMY, carry=watched(credit=credit))
+@pytest.mark.parametrize("n_long", [0.9, 0.8, 0.61, 0.5])
+def test_a_held_stream_is_planned_for_when_a_long_gap_may_be_spent(n_long):
+    state = state_of(talking(0), talking(1, BACK), config=ROOMY, memory=watched(n_long=n_long))
     n = POLICY(state).n_repeats
-    assert 0 < n < STEADY_TICKS[0]
+    assert 0 < n < LEAST
     assert n + 1 == first_round_with_background(state)
 
 
@@ -78,27 +76,27 @@ def test_a_held_stream_is_planned_for_when_a_long_gap_may_be_spent(credit):
 def test_a_held_stream_is_planned_for_when_it_starves(rounds_ago):
     worker = talking(1, BACK, t_last_ns=NOW - rounds_ago * SOLO)
     knobs = replace(ROOMY, long_tick_share=0.0)
-    state = state_of(talking(0), worker, knobs=knobs, carry=watched(forced_tick=1000 - 64))
+    state = state_of(talking(0), worker, config=knobs, memory=watched(forced_tick=1000 - 64))
     n = POLICY(state).n_repeats
-    assert 0 < n < STEADY_TICKS[0]
+    assert 0 < n < LEAST
     assert n + 1 == first_round_with_background(state)
 
 
 def test_a_row_that_exceeds_every_gap_waits_for_its_rarer_turn():
     worker = talking(1, BACK, t_last_ns=NOW - 250 * SOLO)
-    state = state_of(talking(0), worker, knobs=Knobs(pause_cap=1.8), carry=watched(forced_tick=1000 - 250, credit=1.0))
+    state = state_of(talking(0), worker, config=SchedulerConfig(pause_cap=1.8), memory=watched(forced_tick=1000 - 250, n_long=1.0))
     n = POLICY(state).n_repeats
     assert n == 5 and n + 1 == first_round_with_background(state)
 
 
 def test_without_the_guard_nobody_is_held_back():
     names = tuple(name for name in DEFAULT_STAGES if name != "latency_guard")
-    state = state_of(talking(0), talking(1, BACK), knobs=Knobs(stages=names))
+    state = state_of(talking(0), talking(1, BACK), config=SchedulerConfig(stages=names))
     assert compose(names)(state).n_repeats == 0
 
 
 def test_a_row_that_was_cut_for_its_bytes_is_planned_again():
     """The guard let it in: it may be served as soon as the budget allows."""
-    state = state_of(talking(0), talking(1, BACK), knobs=replace(ROOMY, bmt_budget=1.0), carry=watched(credit=1.0))
+    state = state_of(talking(0), talking(1, BACK), config=replace(ROOMY, bmt_budget=1.0), memory=watched(n_long=1.0))
     plan = POLICY(state)
     assert sids(plan, Phase.DECODE) == [0] and plan.n_repeats == 0

@@ -1,4 +1,4 @@
-"""The policy's settings: what `scheduler.*` in the configuration becomes, in ns and counts.
+"""What `scheduler.*` in the configuration becomes: the policy's settings, in ns and counts.
 
 Config declares the options (names, help, ranges); this is the frozen value that stages read.
 """
@@ -16,12 +16,12 @@ DEFAULT_STAGES = (
     "prefill_budget",
     "latency_guard",
     "bmt_guard",
-    "sweet_spot",
 )
+RETIRED_STAGES = frozenset({"sweet_spot"})  # still accepted where stages are listed; the cost model chooses how many rows share a call
 
 
 @dataclass(frozen=True, slots=True)
-class Knobs:
+class SchedulerConfig:
     stages: tuple[str, ...] = DEFAULT_STAGES
     tick_budget_ns: int = 50_000_000  # wanted length of a tick when nobody interactive waits
     start_target_tokens: int = 32  # first chunk of the adaptive token budget, where prefill is not resumable
@@ -34,7 +34,7 @@ class Knobs:
     slo_ttft_ns: int = 0  # default targets of requests that give none; 0: none
     slo_tbt_ns: int = 0
     interactive_share: float = 0.9  # of the time, for an interactive prompt beside background streams
-    max_background_decoders: int = 0  # served per tick; 0: the sweet spot decides
+    max_background_decoders: int = 0  # served per tick; 0: all
     aging_ns: int = 10_000_000_000  # waiting so long raises a background prompt above fresh interactive ones
     bmt_budget: float = 0.0  # GB/s; 0: off; -1: the bandwidth that calibration measured
     moe_max_decoders: int = 2  # served background decoders per tick for MoE models

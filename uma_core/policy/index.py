@@ -1,70 +1,73 @@
-"""The sessions of a state, sorted out once per tick: what every stage would otherwise search for itself.
+"""The sessions of a state, sorted once per tick: what every stage would otherwise search for itself.
 
-Rules: derived from the state alone. `IndexedState` memoises it, so that all stages share one pass;
-a plain `SchedulerState` works everywhere and is sorted out on demand.
+Rules: derived from the state alone, and only sorts. `IndexedState` keeps the index, so that all stages share one pass; a plain
+`SchedulerState` works everywhere and is sorted on demand.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from uma_core.policy.patience import begin_together
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState, SessionView, by_adapters
 from uma_core.types import Lane, Phase
 
 
-class Parts(NamedTuple):
-    """Lists in order of arrival. "Talkers" stream to somebody who reads along; "workers" run in the background."""
+class SessionIndex(NamedTuple):
+    """Lists in order of arrival."""
 
     waiting: list[SessionView]  # QUEUED or PARKED and ready: may be admitted
     prompts: list[SessionView]  # PREFILL and ready
-    talkers: list[SessionView]  # interactive, DECODE, ready; not those that wait to begin together with others (patience.py)
-    workers: list[SessionView]  # background, DECODE, ready
-    decoders: list[SessionView]  # both
+    interactive: list[SessionView]  # DECODE and ready: streams that somebody reads along
+    background: list[SessionView]  # DECODE and ready: the others
+    decodes: list[SessionView]  # both
     arriving: list[SessionView]  # interactive, DECODE, but their KV is still under way
     moving: list[SessionView]  # any session with a transfer under way
     held: list[SessionView]  # have a sequence, and a reader that takes nothing
-    n_lanes_used: int  # prefill lanes taken by chunks and handovers
-    n_lanes_background: int
+    n_slots_used: int  # prefill slots taken by chunks, and by KV on its way out of them
+    n_slots_background: int
     n_prompts_background: int  # background sessions in PREFILL that are not held
     clients: frozenset[int]
-    talk_ns: int  # predicted time of one decode round of talkers and arriving alone: the solo step
+    round_ns: int  # predicted time of one decode round of the interactive streams, arriving ones included, alone
+
+    @property
+    def streams(self) -> list[SessionView]:
+        return self.interactive + self.arriving if self.arriving else self.interactive
 
 
 class IndexedState(SchedulerState):
-    """A SchedulerState that remembers its Parts, and what their rows cost. Compares, prints and replays as the plain one."""
+    """A SchedulerState that remembers its index, and what rows cost. Compares, prints and replays as the plain one."""
 
-    parts: Parts
+    index_: SessionIndex
     times: dict[int, tuple[list[SessionView], int]]  # by identity of a list, which is kept with it
 
 
-def index(state: SchedulerState) -> SchedulerState:
-    """Attach the parts, so that stages need not compute them again. Idempotent."""
+def indexed(state: SchedulerState) -> IndexedState:
+    """Attach the index, so that stages need not sort again. Idempotent."""
     if isinstance(state, IndexedState):
         return state
-    indexed = IndexedState(*state)
-    indexed.times = {}
-    indexed.parts = sort_out(indexed)
-    return indexed
+    out = IndexedState(*state)
+    out.times = {}
+    out.index_ = _sorted(out)
+    return out
 
 
-def parts_of(state: SchedulerState) -> Parts:
-    return state.parts if isinstance(state, IndexedState) else sort_out(state)
+def index_of(state: SchedulerState) -> SessionIndex:
+    return state.index_ if isinstance(state, IndexedState) else _sorted(state)
 
 
-def sort_out(state: SchedulerState) -> Parts:
+def _sorted(state: SchedulerState) -> SessionIndex:
     """One pass over the sessions."""
     waiting: list[SessionView] = []
     prompts: list[SessionView] = []
-    talkers: list[SessionView] = []
-    workers: list[SessionView] = []
+    interactive: list[SessionView] = []
+    background: list[SessionView] = []
     arriving: list[SessionView] = []
     moving: list[SessionView] = []
     held: list[SessionView] = []
     clients = set()
-    n_lanes = n_lanes_background = n_prompts_background = 0
-    queued, parked, background = Phase.QUEUED, Phase.PARKED, Lane.BACKGROUND
+    n_slots = n_slots_background = n_prompts_background = 0
+    queued, parked, low = Phase.QUEUED, Phase.PARKED, Lane.BACKGROUND
     for s in state.sessions:
         phase = s.phase
         clients.add(s.client)
@@ -72,30 +75,29 @@ def sort_out(state: SchedulerState) -> Parts:
             if s.is_ready:
                 waiting.append(s)
             continue
-        is_background = s.lane is background
+        is_low = s.lane is low
         if s.is_transferring:
             moving.append(s)
         elif s.t_held_ns:
             held.append(s)
-        holds_lane = s.n_chunk > 0 or (s.is_transferring and (phase is Phase.PREFILL or s.n_generated <= 1))
-        n_lanes += holds_lane
-        n_lanes_background += holds_lane and is_background
+        has_slot = s.n_chunk > 0 or (s.is_transferring and (phase is Phase.PREFILL or s.n_generated <= 1))
+        n_slots += has_slot
+        n_slots_background += has_slot and is_low
         if phase is Phase.PREFILL:
-            n_prompts_background += is_background and not s.t_held_ns
+            n_prompts_background += is_low and not s.t_held_ns
             if s.is_ready:
                 prompts.append(s)
         elif phase is Phase.DECODE:
             if s.is_ready:
-                (workers if is_background else talkers).append(s)
-            elif s.is_transferring and not is_background:
+                (background if is_low else interactive).append(s)
+            elif s.is_transferring and not is_low:
                 arriving.append(s)
-    beginners = [v for v in talkers + arriving if not v.t_first_ns]
-    if beginners and len(beginners) == len(talkers) + len(arriving) and begin_together(state, beginners, prompts):
-        talkers, arriving = [], []
-    decoders = talkers + workers if talkers and workers else talkers or workers
-    talk_ns = rows_time(state, talkers + arriving if arriving else talkers)
-    counts = n_lanes, n_lanes_background, n_prompts_background
-    return Parts(waiting, prompts, talkers, workers, decoders, arriving, moving, held, *counts, frozenset(clients), talk_ns)
+    decodes = interactive + background if interactive and background else interactive or background
+    round_ns = rows_time(state, interactive + arriving if arriving else interactive)
+    counts = n_slots, n_slots_background, n_prompts_background
+    return SessionIndex(
+        waiting, prompts, interactive, background, decodes, arriving, moving, held, *counts, frozenset(clients), round_ns
+    )
 
 
 def rows_time(state: SchedulerState, views: list[SessionView]) -> int:
@@ -132,8 +134,8 @@ def _alike_time(state: SchedulerState, views: list[SessionView]) -> int:
 
 def prompt_view(state: SchedulerState, sid: int) -> SessionView:
     """View of a session whose prompt is planned: in PREFILL, or about to be admitted."""
-    parts = parts_of(state)
-    return next(v for group in (parts.prompts, parts.waiting) for v in group if v.sid == sid)
+    index = index_of(state)
+    return next(v for group in (index.prompts, index.waiting) for v in group if v.sid == sid)
 
 
 def prompts_of(state: SchedulerState, plan: Plan) -> list[SessionView]:
@@ -141,14 +143,14 @@ def prompts_of(state: SchedulerState, plan: Plan) -> list[SessionView]:
 
     A session that is parked or restored (its cached beginning, or all of it after parking) is left for the next tick.
     """
-    parts = parts_of(state)
-    prompts = parts.prompts
+    index = index_of(state)
+    prompts = index.prompts
     if plan.restore or plan.park:
         prompts = [v for v in prompts if v.sid not in plan.restore and v.sid not in plan.park]
     if not plan.admit:
         return prompts
     admitted = {a.sid for a in plan.admit}
-    fresh = [v for v in parts.waiting if v.sid in admitted and v.phase is Phase.QUEUED and v.sid not in plan.restore and v.n_left]
+    fresh = [v for v in index.waiting if v.sid in admitted and v.phase is Phase.QUEUED and v.sid not in plan.restore and v.n_left]
     return prompts + fresh
 
 

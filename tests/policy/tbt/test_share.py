@@ -1,0 +1,188 @@
+"""Who gets the room beside a chat: prompts, background streams, transfers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.policy.build import CPU, GPU, MS, NOW, S, guarded, prefill_item, reading, sids, state_of, talking
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.pipeline import compose
+from uma_core.policy.plan import check_plan
+from uma_core.types import Lane, Phase
+
+BACK = Lane.BACKGROUND
+STAGES = ("decode_first", "prefill_order", "prefill_budget", "latency_guard")
+SOLO = CPU.solo_step_ns(110)
+STARVED = 64 * SOLO
+
+
+def run(state):
+    plan = compose(STAGES)(state)
+    assert check_plan(state, plan) == []
+    return plan
+
+
+class TestPromptBesideAChat:
+    def test_everyday_pieces_fit_the_cap(self):
+        plan = run(state_of(talking(0), reading(1, BACK, n_prompt=1200)))
+        item = prefill_item(plan)
+        assert sids(plan, Phase.DECODE) == [0]
+        assert SOLO + plan.run_ns <= 1.2 * SOLO
+        assert CPU.piece_ns(item.n_tokens, 0) <= plan.quantum_ns <= plan.run_ns
+        assert plan.min_pieces == 0
+
+    def test_the_gpu_uses_whole_chunks_in_half_layer_pieces(self):
+        assert prefill_item(run(state_of(talking(0), reading(1, BACK, n_prompt=5000), cost=GPU))).n_tokens >= 256
+
+    def test_a_paused_chunk_that_is_too_coarse_waits_for_credit(self):
+        paused = reading(1, BACK, n_prompt=1200, n_chunk=256, chunk_fraction=0.2)
+        assert prefill_item(run(state_of(talking(0), paused))) is None
+        plan = run(state_of(talking(0), paused, memory=guarded(n_long=1.0)))
+        assert 1.2 * SOLO < SOLO + plan.run_ns <= 2.0 * SOLO
+        assert plan.memory.latency_guard.n_long == 0.0, "one long gap is spent"
+
+    def test_a_lane_fills_with_a_restored_beginning_while_no_piece_fits(self):
+        restored = reading(1, BACK, n_prompt=1200, n_past=900, n_cached=900, n_chunk=256)
+        plan = run(state_of(talking(0), restored))
+        assert prefill_item(plan).sid == 1 and plan.min_pieces == 0
+        assert plan.run_ns <= 0.2 * SOLO < plan.quantum_ns, "copies in slices, no piece of the chunk"
+        assert run(state_of(talking(0), restored._replace(t_progress_ns=NOW - 2 * STARVED))).min_pieces == 1
+
+    def test_a_starved_prompt_is_forced_one_piece(self):
+        paused = reading(1, BACK, n_prompt=1200, n_chunk=256, chunk_fraction=0.2, t_progress_ns=NOW - STARVED)
+        plan = run(state_of(talking(0), paused))
+        assert (prefill_item(plan).sid, plan.min_pieces) == (1, 1)
+
+    def test_a_piece_beyond_the_pause_limit_is_forced_more_rarely(self):
+        coarse = reading(1, BACK, n_prompt=1200, n_chunk=512, chunk_fraction=0.2)
+        assert CPU.piece_ns(512, 0) > SOLO
+        assert prefill_item(run(state_of(talking(0), coarse._replace(t_progress_ns=NOW - STARVED)))) is None
+        assert run(state_of(talking(0), coarse._replace(t_progress_ns=NOW - 4 * STARVED))).min_pieces == 1
+
+    def test_nothing_is_limited_with_nobody_streaming(self):
+        guarded, free = (compose(s)(state_of(talking(0, BACK), reading(1, BACK))) for s in (STAGES, STAGES[:-1]))
+        assert guarded.items == free.items and guarded.run_ns == free.run_ns
+
+    def test_a_chat_whose_kv_is_still_on_its_way_is_protected_already(self):
+        arriving = talking(0, is_ready=False, is_transferring=True)
+        plan = run(state_of(arriving, talking(1, BACK), reading(2, BACK, n_prompt=1200)))
+        assert sids(plan, Phase.DECODE) == []
+        assert plan.run_ns <= SOLO and plan.transfer_ns > 0
+
+    def test_without_resumable_prefill_the_smallest_chunk_is_forced_at_the_bound_only(self):
+        slow = reading(1, BACK, n_prompt=900)
+        assert prefill_item(run(state_of(talking(0), slow, n_prefill_slots=0))) is None
+        plan = run(state_of(talking(0), slow._replace(t_progress_ns=NOW - 4 * STARVED), n_prefill_slots=0))
+        assert prefill_item(plan).n_tokens == min(CPU.chunks)
+
+
+class TestBackgroundStreams:
+    def test_on_the_cpu_a_second_row_does_not_fit_and_is_forced_at_the_bound(self):
+        worker = talking(1, BACK, n_past=100)
+        assert sids(run(state_of(talking(0), worker)), Phase.DECODE) == [0]
+        assert sids(run(state_of(talking(0), worker, memory=guarded(n_long=1.0))), Phase.DECODE) == [0], "nor into a long gap"
+        starved = worker._replace(t_last_ns=NOW - STARVED)
+        assert sorted(sids(run(state_of(talking(0), starved)), Phase.DECODE)) == [0, 1]
+
+    def test_what_is_forced_uses_up_the_allowance_of_long_gaps(self):
+        starved = talking(1, BACK, n_past=100, t_last_ns=NOW - STARVED)
+        share = SchedulerConfig().long_tick_share
+        left = [run(state_of(talking(0), starved, memory=guarded(n_long=n))).memory.latency_guard.n_long for n in (0.5, 1.0)]
+        assert left == [0.0, pytest.approx(0.0)] and share < 0.5
+
+    def test_forced_rows_keep_their_distance(self):
+        starved = [talking(i, BACK, n_past=100, t_last_ns=NOW - 2 * STARVED) for i in (1, 2)]
+        state = state_of(talking(0), *starved, memory=guarded(forced_tick=1000 - 63))
+        assert sids(run(state), Phase.DECODE) == [0]
+        assert len(sids(run(state._replace(tick=1001)), Phase.DECODE)) == 2
+
+    def test_on_the_gpu_a_neighbour_rides_along(self):
+        plan = run(state_of(talking(0), talking(1, BACK), cost=GPU))
+        assert {i.call for i in plan.items} == {0} and len(plan.items) == 2
+
+    def test_as_many_as_fit(self):
+        views = [talking(i, BACK) for i in range(1, 7)]
+        everyday = run(state_of(talking(0), *views, cost=GPU))
+        long = run(state_of(talking(0), *views, cost=GPU, memory=guarded(n_long=1.0)))
+        assert 2 <= len(everyday.items) < len(long.items)
+
+    def test_the_floor_relaxes_it(self):
+        plan = run(state_of(talking(0), talking(1, BACK), config=SchedulerConfig(guard_floor_ns=40 * MS)))
+        assert sorted(sids(plan, Phase.DECODE)) == [0, 1]
+
+    def test_background_rows_and_prompts_take_turns(self):
+        views = (talking(0), talking(1, BACK), reading(2, BACK, n_prompt=5000))
+        memory, turns = guarded(), []
+        for tick in range(20):
+            plan = run(state_of(*views, cost=GPU, tick=tick, memory=memory))
+            memory = plan.memory
+            turns.append((len(sids(plan, Phase.DECODE)) - 1, prefill_item(plan) is not None))
+        assert sum(rows for rows, _ in turns) >= 5 and sum(read for _, read in turns) >= 5
+
+
+class TestTransfers:
+    def test_they_come_first_and_leave_the_rest(self):
+        moving = reading(2, is_ready=False, is_transferring=True)
+        plan = run(state_of(talking(0), reading(1, BACK, n_prompt=1200), moving))
+        assert plan.transfer_ns > 0
+        assert SOLO + plan.run_ns + plan.transfer_ns <= 1.2 * SOLO
+
+    def test_a_background_copy_takes_half_of_the_room_at_most(self):
+        big = {"kv_bytes_per_cell": 10_000_000}
+        chat = run(state_of(talking(0), reading(2, is_ready=False, is_transferring=True), **big)).transfer_ns
+        back = run(state_of(talking(0), reading(2, BACK, is_ready=False, is_transferring=True), **big)).transfer_ns
+        assert back == pytest.approx(chat / 2, rel=0.01)
+
+    def test_a_restored_document_gets_more_than_a_chunk_that_is_handed_over(self):
+        known = {"is_ready": False, "is_transferring": True, "n_prompt": 8000}
+        chunk, document = (
+            run(state_of(talking(0), reading(2, BACK, n_past=n_past, **known), kv_bytes_per_cell=10_000)).transfer_ns for n_past in (4000, 0)
+        )
+        assert chunk < document <= 0.1 * SOLO
+
+
+def test_new_chunks_leave_room_for_the_error_to_grow():
+    state = state_of(talking(0), reading(1, BACK, n_prompt=1200))
+    n = prefill_item(run(state)).n_tokens
+    tight = run(state._replace(memory=guarded(error=0.065)))
+    assert CPU.piece_ns(n, 0) <= tight.run_ns
+
+
+def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
+    """However the rest of the gap is shared out, the next long one has to wait for its credit."""
+    arriving = talking(2, is_ready=False, is_transferring=True)
+    prompt = reading(3, Lane.INTERACTIVE, n_prompt=1, t_queued_ns=NOW, t_progress_ns=NOW, slo_ttft_ns=50 * MS)
+    views = (talking(0, slo_tbt_ns=SOLO // 2), talking(1, BACK), arriving, prompt)  # so fast that there is no everyday room
+    plan = run(state_of(*views, memory=guarded(n_long=0.9), n_prefill_slots=0))
+    assert sids(plan, Phase.DECODE) == [0] and plan.transfer_ns > 0
+    assert plan.guard.kind in ("long", "urgent")
+    assert plan.memory.latency_guard.n_long == 0.0
+
+
+def test_a_chats_prompt_may_fill_a_gap_that_a_background_prompt_leaves_room_in():
+    """Background prompts are in most gaps, and leave the machine's error free; those of chats are in few."""
+
+    def everyday(view, error):
+        return run(state_of(talking(0), view, memory=guarded(error=error))).run_ns
+
+    background = reading(1, BACK, n_prompt=1200)
+    mine = reading(1, n_prompt=16, slo_ttft_ns=600 * CPU.prompt_ns(16, 0))
+    assert everyday(background, 0.05) < everyday(background, 0.0) == everyday(mine, 0.05)
+
+
+def test_background_prompts_have_no_deadline():
+    late = reading(1, BACK, n_prompt=1200, t_queued_ns=NOW - 60 * S, t_progress_ns=NOW - MS)
+    assert run(state_of(talking(0), late)).run_ns + SOLO <= 1.2 * SOLO
+
+
+def test_a_prompt_that_is_awaited_goes_before_background_streams():
+    plan = run(state_of(talking(0), talking(1, BACK), reading(2, n_prompt=300), cost=GPU))
+    assert sids(plan, Phase.DECODE) == [0] and prefill_item(plan).sid == 2
+
+
+@pytest.mark.parametrize("view", [reading(1, BACK, n_prompt=1200, n_chunk=256), talking(1, BACK, n_past=100)], ids=["piece", "row"])
+def test_a_refusal_says_its_numbers(view):
+    plan = run(state_of(talking(0), view))
+    (note,) = [note for note in plan.notes if note.startswith("latency_guard")]
+    need, room = plan.guard.need_ns / 1e6, plan.guard.room_ns / 1e6
+    assert f"{need:.3f} ms > room {room:.3f}, credit 0.04" in note

@@ -1,0 +1,121 @@
+"""The learner: what calls took corrects the cost model.
+
+Rules: pure. An error is clipped, so that one outlier moves a prediction by less than 4 %; a lasting change of speed is followed
+within some twenty calls. Regimes that were never seen follow their nearest neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from uma_core.policy.cost.curve import median
+from uma_core.policy.cost.model import MIXED, PREFILL, CostModel, regime_of
+from uma_core.policy.state import CallReport
+from uma_core.types import Phase
+
+GAIN = 0.15  # of a correction, per call: 20 calls follow a change of speed, and 3 % of noise stays below 1 %
+CLIP = 1.25  # most by which one call may claim to be slower or faster than predicted
+DEEP_CELLS = 8192  # cells whose reading is doubted as much as the step itself: their attention takes a quarter of it on the 2-core CPU
+FORGET = 0.05  # of what mixed rows were learnt to cost, per call without them: what was dear once is tried again after some 20 steps
+STEP_PART = 16  # an error counts for what mixed rows add, or for 1 / so much of the step where that is more: the rest is its own noise
+
+
+def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
+    """Reports that this model predicted, of which each teaches only what those before it left to learn.
+
+    A decode call's error is divided: the more cells it read, the more of it is the cells'. Otherwise a long context's own steps would
+    teach that every step is slow, and beside a chat it would seem to fit.
+    """
+    seen = [r for r in reports if not r.is_full and max(r.predicted_ns, r.whole_ns) > 0 and r.elapsed_ns > 0]
+    if not seen:
+        return model
+    old, errors, cell_ns = model.factors, dict[int, list[float]](), model.cell_ns
+    mixed = [r for r in seen if r.n_mixed]
+    for report in seen:
+        if report.phase is not Phase.DECODE or report.n_mixed:
+            continue
+        regime = regime_of(report.n_rows)
+        share = 0.0 if _is_wild(model, regime) else _cells_share(model, report)
+        if share:
+            cell_ns = _with_cells(model, cell_ns, report, share)
+        errors.setdefault(regime, []).append(1.0 + (1.0 - share) * (report.elapsed_ns / report.predicted_ns - 1.0))
+    if cell_ns != model.cell_ns:
+        model = model._replace(cell_ns=cell_ns)
+    model = _with_mixed(model, mixed, sum(map(len, errors.values())))
+    for report in seen:
+        if report.phase is Phase.PREFILL:
+            model = _with_chunk(model, report, old[PREFILL])
+    for regime, found in errors.items():
+        while found and _is_wild(model, regime):
+            model = _with_errors(model, regime, found.pop(0) * old[regime] / model.factors[regime], 1)
+        if found:
+            model = _with_errors(model, regime, median(found) * old[regime] / model.factors[regime], len(found))
+    return model
+
+
+def _is_wild(model: CostModel, regime: int) -> bool:
+    """Whether the regime is a guess, and the mean of what was seen of it is better than a small step."""
+    return not model.is_measured and model.counts[regime] + 1 < 1 / GAIN
+
+
+def _with_errors(model: CostModel, regime: int, error: float, n: int) -> CostModel:
+    """Move a regime towards what n calls measured: their median error, so that only one call alone needs the narrow clip."""
+    if _is_wild(model, regime):
+        gain, error = 1.0 / (model.counts[regime] + 1), min(CLIP**10, max(CLIP**-10, error))
+    else:
+        gain, error = 1.0 - (1.0 - GAIN) ** n, min(CLIP**n, max(CLIP**-n, error))
+    return _corrected(model, regime, model.factors[regime] * (1.0 + gain * (error - 1.0)), n)
+
+
+def _with_chunk(model: CostModel, report: CallReport, factor: float) -> CostModel:
+    """Move the prefill regime by a chunk, or by one run of it, that was predicted while the regime's factor was `factor`.
+
+    A run's error counts as a part of the chunk's. Engines estimate how far a chunk has come: a run of it may seem to take twice its
+    share or none at all, but the shares of all runs add up to the chunk, and so do their errors.
+    """
+    since = model.factors[PREFILL] / factor
+    predicted, whole = report.predicted_ns * since, (report.whole_ns or report.predicted_ns) * since
+    is_wild = _is_wild(model, PREFILL)
+    gain = 1.0 / (model.counts[PREFILL] + 1) if is_wild else GAIN
+    error = min(CLIP**10 if is_wild else CLIP, 1.0 + (report.elapsed_ns - predicted) / whole) - 1.0
+    return _corrected(model, PREFILL, model.factors[PREFILL] * (1.0 + gain * error), predicted / whole)
+
+
+def _cells_share(model: CostModel, report: CallReport) -> float:
+    """Part of a decode call's error that is its context's: in the ratio of the variances with which both are doubted."""
+    step_cells = DEEP_CELLS * model.lines[min(report.n_rows, len(model.lines) - 1)][0] / model.decode.base[0]
+    return report.n_kv**2 / (report.n_kv**2 + step_cells**2)
+
+
+def _with_cells(model: CostModel, cell_ns: float, report: CallReport, share: float) -> float:
+    """Move what a cell adds towards one call's error, of which it may claim as much as it is doubted."""
+    most = model.decode.base[0] / (4 * DEEP_CELLS)
+    error = (report.elapsed_ns - report.predicted_ns) / report.n_kv - (cell_ns - model.cell_ns)
+    least = -max(model.decode.slope) * max(model.factors[:PREFILL])
+    return max(least, cell_ns + GAIN * share * min(most, max(-most, error)))
+
+
+def _with_mixed(model: CostModel, reports: list[CallReport], n_without: int) -> CostModel:
+    """Correct what a prompt's rows add to a decode call; forget the correction over `n_without` calls that had none."""
+    factor = model.factors[MIXED]
+    for report in reports:
+        unit = max(report.mixed_ns / model.factors[MIXED], (report.predicted_ns - report.mixed_ns) / STEP_PART)
+        factor += GAIN * min(1.0, max(-1.0, (report.elapsed_ns - report.predicted_ns) / unit))
+    factor = max(1.0, 1.0 + (factor - 1.0) * (1.0 - FORGET) ** n_without)
+    return model if factor == model.factors[MIXED] else model._replace(factors=(*model.factors[:MIXED], factor))
+
+
+def _corrected(model: CostModel, regime: int, factor: float, n: float) -> CostModel:
+    """With the regime's factor after `n` more calls. Regimes never seen follow their nearest seen neighbour; while all is a guess,
+    prefill follows decode.
+    """
+    counts = (*model.counts[:regime], min(model.counts[regime] + n, 1_000_000), *model.counts[regime + 1 :])
+    factors = list(model.factors)
+    factors[regime] = min(100.0, max(0.01, factor))
+    seen = [i for i in range(PREFILL) if counts[i]]
+    for i in range(PREFILL):
+        if not counts[i] and seen:
+            factors[i] = factors[min(seen, key=lambda k: abs(k - i))]
+    if not counts[PREFILL] and not model.is_measured and seen:
+        factors[PREFILL] = factors[seen[0]]
+    return model._replace(factors=tuple(factors), counts=counts)

@@ -1,0 +1,170 @@
+"""The predictor: nanoseconds of everything that a tick can hold.
+
+Rules: a frozen value and pure functions. The tables come from calibration (calibrate.py); what is measured later corrects one
+factor per regime and what a cell of context adds to a decode call (learn.py). Nothing here knows a vendor: cliffs lie where they
+were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from uma_core.policy.cost.curve import Curve
+
+REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_more", "prefill", "mixed")
+PREFILL, MIXED = REGIMES.index("prefill"), REGIMES.index("mixed")
+MAX_ROWS = 32  # rows for which the best split into calls is looked up; more are one call
+CALL_NS = 60_000.0  # of one more decode call: batch, sampling, Python (`perf tick`, 2-core CPU)
+SPLIT_GAIN = 0.03  # part of the time that a further call must save: calls that cost the same stay together
+
+
+class CostModel(NamedTuple):
+    """Units: ns and KV cells. Decode contexts count cells summed over the rows."""
+
+    decode: Curve
+    prefill: Curve
+    piece: Curve  # shortest piece into which a chunk of so many tokens can be cut, at no context
+    n_cuts: float  # nodes over which a chunk's attention is spread: about the number of layers
+    transfer_fixed_ns: float
+    transfer_ns_per_byte: float
+    is_measured: bool
+    factors: tuple[float, ...]  # correction of each regime
+    counts: tuple[float, ...]  # calls seen by regime; of prefill, chunks
+    splits: tuple[tuple[int, ...], ...]  # splits[n]: sizes of the calls that serve n rows fastest
+    chunks: tuple[int, ...]  # sizes worth using for a prompt chunk, ascending
+    sweet_chunk: int  # the one with the best ns per token at no context
+    lines: tuple[tuple[float, float, int], ...]  # lines[n]: base, slope and regime of a decode call of n rows
+    cell_ns: float = 0.0  # correction of what a cell adds to a decode call
+    mixed: Curve | None = None  # a call of so many rows, all but one of them a prompt's; None: prompts have calls of their own
+
+    def decode_ns(self, n_rows: int, n_kv: int) -> int:
+        """One decode call of `n_rows` rows that read `n_kv` cells in all."""
+        base, slope, regime = self.lines[n_rows] if n_rows <= MAX_ROWS else decode_line(self.decode, n_rows)
+        factor = self.factors[regime]
+        return int(base * factor + max(0.0, slope * factor + self.cell_ns) * n_kv)
+
+    def solo_step_ns(self, n_kv: int) -> int:
+        """One row alone."""
+        return self.decode_ns(1, n_kv)
+
+    def rows_ns(self, n_rows: int, n_kv: int) -> int:
+        """All the calls that serve `n_rows` rows fastest."""
+        sizes = self.splits[n_rows] if 1 < n_rows <= MAX_ROWS else (n_rows,)
+        if len(sizes) == 1:
+            return self.decode_ns(n_rows, n_kv)
+        return sum(self.decode_ns(size, n_kv * size // n_rows) for size in sizes)
+
+    def prefill_ns(self, n_tokens: int, n_past: int) -> int:
+        """One chunk, undisturbed."""
+        return int(self.prefill.ns(n_tokens, n_past) * self.factors[PREFILL])
+
+    def mixed_ns(self, n_rows: int, n_tokens: int, n_past: int) -> int:
+        """What `n_tokens` of a prompt, as further rows, add to a decode call of `n_rows` rows."""
+        if self.mixed is None:
+            return self.prefill_ns(n_tokens, n_past)
+        rows = max(0.0, self.mixed.ns(n_rows + n_tokens, 0) - self.mixed.ns(n_rows, 0))
+        context = self.mixed.ns(n_tokens, n_past) - self.mixed.ns(n_tokens, 0)
+        return int((rows + context) * self.factors[MIXED])
+
+    def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> tuple[int, int]:
+        """One call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`; of that, what these add."""
+        if not n_rows:
+            return self.prefill_ns(n_prompt, n_past), 0
+        added = self.mixed_ns(n_rows, n_prompt, n_past) if n_prompt else 0
+        return self.decode_ns(n_rows, n_kv) + added, added
+
+    def piece_ns(self, n_tokens: int, n_past: int) -> int:
+        """Shortest pause-to-pause time inside a chunk of this size: its heaviest node, or a layer's attention over the context."""
+        heaviest = self.piece.ns(n_tokens, 0)
+        if n_past:
+            heaviest = max(heaviest, (self.prefill.ns(n_tokens, n_past) - self.prefill.ns(n_tokens, 0)) / self.n_cuts)
+        return int(heaviest * self.factors[PREFILL])
+
+    def prompt_ns(self, n_tokens: int, n_past: int) -> int:
+        """A whole prompt in its best chunks."""
+        if n_tokens <= 0:
+            return 0
+        size = self.sweet_chunk
+        n_full, rest = divmod(n_tokens, size)
+        ns = n_full * self.prefill.ns(size, n_past + (n_full - 1) * size / 2) if n_full else 0.0
+        ns += self.prefill.ns(rest, n_past + n_full * size) if rest else 0.0
+        return int(ns * self.factors[PREFILL])
+
+    def transfer_ns(self, n_bytes: int) -> int:
+        """Moving KV bytes between memories."""
+        return int(self.transfer_fixed_ns + n_bytes * self.transfer_ns_per_byte) if n_bytes > 0 else 0
+
+    @property
+    def token_ns(self) -> float:
+        """Prefill time per token in the best chunks: the unit of remaining work."""
+        return self.prefill.ns(self.sweet_chunk, 0) / self.sweet_chunk * self.factors[PREFILL]
+
+    def best_groups(self, seq_ids: Sequence[int], can_mix_rows: bool, n_batch: int) -> list[list[int]]:
+        """Split one-token rows into decode calls with the least total predicted time.
+
+        `seq_ids` ascend; the result holds indices into it. Where sequences have their own streams only
+        runs of consecutive ids share a ubatch, so that a call never spans a gap.
+        """
+        groups: list[list[int]] = []
+        start, n = 0, len(seq_ids)
+        for i in range(1, n + 1):
+            if i == n or (not can_mix_rows and seq_ids[i] != seq_ids[i - 1] + 1):
+                self._split_run(range(start, i), n_batch, groups)
+                start = i
+        return groups
+
+    def _split_run(self, run: range, n_batch: int, groups: list[list[int]]) -> None:
+        at = run.start
+        while at < run.stop:
+            n = run.stop - at
+            for size in self.splits[n] if n <= MAX_ROWS else (n,):
+                size = min(size, n_batch)
+                groups.append(list(range(at, at + size)))
+                at += size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON-able values; `from_dict` gives an equal model back."""
+        return {name: _plain(value) for name, value in zip(self._fields, self, strict=True)}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> CostModel:
+        """Raises ValueError where the dict is not one of ours."""
+        try:
+            values = {name: data[name] for name in CostModel._fields}
+            for name in ("decode", "prefill", "piece", "mixed"):
+                values[name] = values[name] and Curve(*(tuple(part) for part in values[name]))
+            for name in ("factors", "counts", "chunks"):
+                values[name] = tuple(values[name])
+            for name in ("splits", "lines"):
+                values[name] = tuple(tuple(s) for s in values[name])
+            if len(values["factors"]) != len(REGIMES) or not values["chunks"]:
+                raise ValueError("wrong shape")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a stored cost model: {error!r}") from error
+        return CostModel(**values)
+
+
+def regime_of(n_rows: int) -> int:
+    """Index of the correction that a decode call of `n_rows` rows uses: one for each doubling of the rows."""
+    return min((n_rows - 1).bit_length(), PREFILL - 1) if n_rows > 1 else 0
+
+
+def decode_line(decode: Curve, n_rows: int) -> tuple[float, float, int]:
+    """The decode curve for one row count: base, slope and regime."""
+    base = decode.ns(n_rows, 0)
+    return base, decode.ns(n_rows, 1) - base, regime_of(n_rows)
+
+
+def best_splits(decode: Curve) -> tuple[tuple[int, ...], ...]:
+    """The split into calls that serves so many rows fastest, for every row count."""
+    times = [0.0] + [decode.ns(n, 0) + CALL_NS for n in range(1, MAX_ROWS + 1)]
+    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for n in range(1, MAX_ROWS + 1):
+        parts = min((times[size] + best[n - size][0], (size, *best[n - size][1])) for size in range(1, n + 1))
+        best.append(parts if parts[0] < times[n] * (1.0 - SPLIT_GAIN) else (times[n], (n,)))
+    return tuple(tuple(sorted(sizes, reverse=True)) for _, sizes in best)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value

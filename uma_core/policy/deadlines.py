@@ -1,0 +1,84 @@
+"""When a prompt's first token is due, and what follows from that. The rules are stated here and nowhere else.
+
+A first token is due `slo.target_ttft_ms` after its request was queued. Where nobody said, it is due after twice the time that its
+prompt takes alone; a short prompt may take longer, for nobody notices some steps of a stream.
+
+1. Beside streams, a prompt that everyday gaps will not get there in time has long gaps: few long gaps and many short ones keep the
+   streams' p95, where as many gaps of middling length would not.
+2. Once overdue, chats are in each other's way: the gap grows on with the time waited, in units of that target, up to OVERDUE rounds.
+3. While nobody streams, chats whose prompts are read wait for the next chat's prompt, if that can be read before they are due: a
+   stream that has begun would have to bear it in its gaps, and it would have to wait for gaps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from uma_core.policy.index import IndexedState, SessionIndex
+from uma_core.types import Lane
+
+if TYPE_CHECKING:
+    from uma_core.policy.state import SchedulerState, SessionView
+
+STRETCH = 2.0  # beside streams a prompt may take so many times its own prefill time
+STEPS = 24  # ... a short one so many steps of one stream, 0.4 s on the 2-core CPU, ...
+STEPS_TOGETHER = 60  # ... and more where it waits to begin together with others: beginning early would delay them by more
+SHORT = 8.0  # ... but at most so many times its own prefill time
+OVERDUE = 3.0  # longest gap, in rounds of the streams, for prompts that are overdue: with 4 a crowd pauses 6 % longer, with 2 its slowest
+# first token comes 3 % later
+
+
+def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int = 0) -> int:
+    """From its arrival to its first token; `step_ns`: of one stream alone, of which so many pass unnoticed."""
+    wanted = view.slo_ttft_ns or state.config.slo_ttft_ns
+    if wanted:
+        return wanted
+    own_ns = state.cost.prompt_ns(view.n_prompt, 0)
+    return max(int(STRETCH * own_ns), min(int(SHORT * own_ns), (n_steps or STEPS) * step_ns))
+
+
+def left_to_read_ns(state: SchedulerState, view: SessionView) -> int:
+    """Time that the rest of its prompt takes, undisturbed."""
+    work = state.cost.prompt_ns(view.n_left, view.n_past)
+    return work - int(view.chunk_fraction * state.cost.prefill_ns(view.n_chunk, view.n_past)) if view.n_chunk else work
+
+
+def is_first_awaited(view: SessionView) -> bool:
+    """Somebody reads along, and has seen nothing yet."""
+    return view.lane is Lane.INTERACTIVE and not view.t_first_ns
+
+
+def next_limit_ns(
+    state: SchedulerState, view: SessionView, step_ns: int, gaps: tuple[int, int, int], usual: tuple[int, int]
+) -> int:
+    """Limit of the next gap while this prompt waits for its first token (rules 1 and 2).
+
+    `gaps`: the streams' round, and the limits of an everyday and of a long gap. `usual`: what the prompt gets of an everyday gap, and
+    the time in chunks that this replaces.
+    """
+    round_ns, everyday_ns, long_ns = gaps
+    target = target_ns(state, view, step_ns)
+    left = view.t_queued_ns + target - state.now_ns
+    if left <= 0:
+        return min(long_ns - long_ns * left // max(1, target), max(long_ns, int(OVERDUE * round_ns)))
+    n_gaps = left // max(1, round_ns + usual[0])
+    return everyday_ns if left_to_read_ns(state, view) <= n_gaps * usual[1] else long_ns
+
+
+def begin_together(state: IndexedState) -> IndexedState:
+    """The state with chats that wait to begin together (rule 3) not counted as streams."""
+    index = state.index_
+    if not index.streams or any(v.t_first_ns for v in index.streams) or not _can_wait(state, index):
+        return state
+    waiting = IndexedState(*state)
+    waiting.times = state.times
+    waiting.index_ = index._replace(interactive=[], arriving=[], decodes=index.background, round_ns=0)
+    return waiting
+
+
+def _can_wait(state: IndexedState, index: SessionIndex) -> bool:
+    others = [left_to_read_ns(state, v) for v in index.prompts if is_first_awaited(v)]
+    if not others:
+        return False
+    steps = ((v, state.cost.solo_step_ns(v.n_past)) for v in index.streams)
+    return state.now_ns + min(others) <= min(v.t_queued_ns + target_ns(state, v, ns, STEPS_TOGETHER) for v, ns in steps)

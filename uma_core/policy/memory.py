@@ -1,0 +1,39 @@
+"""What the policy remembers from tick to tick: one field per stage, immutable, written by that stage alone.
+
+Rules: a stage reads no other's field. What others need of it, it puts into the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Ledger(NamedTuple):
+    """Virtual times by client, and who was planned in the last tick: ((client, rows), ...) by phase."""
+
+    counters: Mapping[int, int]
+    decoded: tuple[tuple[int, int], ...] = ()
+    prefilled: tuple[tuple[int, int], ...] = ()
+
+
+class TbtMemory(NamedTuple):
+    """What was learnt of the time between a stream's tokens, and whose turn it is beside the stream."""
+
+    error: float = 0.05  # 98th percentile of what ticks take over what was planned, less 1
+    n_long: float = 0.0  # the token bucket: long gaps that may be spent
+    tick: int = 0  # of the last plan beside a stream,
+    t_plan_ns: int = 0  # when it was made
+    planned_ns: int = 0  # and how long its tick was to take
+    debt_ns: int = 0  # background decode minus prompt time granted; who has less goes first
+    cursor: int = -1  # background session that was served last in turn
+    forced_tick: int = 0  # when a background row was last forced
+
+
+class PolicyMemory(NamedTuple):
+    """By stage."""
+
+    fairness: Ledger | None = None  # None: one client is alone
+    decode_first: int = -1  # background session that was served last in turn; -1: everybody is served
+    prefill_budget: int = 0  # prompt tokens per tick where prefill is not resumable; 0: not learnt yet
+    latency_guard: TbtMemory = TbtMemory()

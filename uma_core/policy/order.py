@@ -1,0 +1,64 @@
+"""Who goes first: one ordering for admission and for prompts; turns; starvation.
+
+Order: lane, then clients that have had less than their share, then (of those who wait) clients that hold fewer sequences, then
+least remaining work, with aging. A client that asks one thing after the other has no account while it asks nothing, so its virtual
+time tells nothing: by what it holds it comes before another client's whole queue.
+Aging makes two promises. A background session that saw no progress for `aging_ns` ranks as interactive.
+And work shrinks by AGE_RATE of the time waited, so that nobody is overtaken by requests that arrive later
+than work / AGE_RATE after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from uma_core.policy.index import index_of
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.types import Lane
+
+AGE_RATE = 0.1  # of the time waited: nobody is overtaken by who arrives ten times its own prefill time later
+FAIR_QUANTUM_NS = 500_000_000  # clients that were charged less than this apart are equal, and the least work goes first
+
+Key = Callable[[SessionView], tuple[int, int, int, float, int]]
+
+
+def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
+    """Sort key of waiting sessions and prompts. `charged`: measured ns by client (`Plan.charged`); empty while one is alone."""
+    now, aging, token_ns = state.now_ns, state.config.aging_ns, state.cost.token_ns
+    share_of = fair_share(charged)
+    held: dict[int, int] = {}
+    if charged:
+        for s in state.sessions:
+            held[s.client] = held.get(s.client, 0) + (s.seq_id >= 0)
+
+    def key(v: SessionView) -> tuple[int, int, int, float, int]:
+        idle = now - v.t_progress_ns
+        n_held = held.get(v.client, 0) if v.seq_id < 0 and idle <= aging else 0
+        lane = Lane.INTERACTIVE if idle > aging else v.lane
+        n_left = v.n_prompt - max(v.n_past, v.cached_hint)
+        work = (n_left - v.chunk_fraction * v.n_chunk) * token_ns if n_left > 0 else 0.0
+        return lane, share_of(v), n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
+
+    return key
+
+
+def fair_share(charged: Mapping[int, int]) -> Callable[[SessionView], int]:
+    """How many quanta a session's client has had more than the one that has had least."""
+    least = min(charged.values(), default=0)
+    return lambda v: (charged.get(v.client, least) - least) // FAIR_QUANTUM_NS if charged else 0
+
+
+def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:
+    """Round robin by session number, beginning after `cursor`. (Times of last tokens tie within a call: no order to rotate by.)"""
+    return sorted(views, key=lambda v: (v.sid <= cursor, v.sid))
+
+
+def is_starved(state: SchedulerState, view: SessionView, times: int = 1) -> bool:
+    """True if a stream is decoding and the prompt saw no progress for `starvation_ticks` x `times` rounds of it."""
+    round_ns = index_of(state).round_ns
+    return round_ns > 0 and state.now_ns - view.t_progress_ns >= state.config.starvation_ticks * times * round_ns
+
+
+def n_rounds_without(state: SchedulerState, since_ns: int, forced_tick: int) -> int:
+    """Rounds of the streams since a background stream's last token, and since any of them was forced: the fewer of both."""
+    return int(min((state.now_ns - since_ns) // max(1, index_of(state).round_ns), state.tick - forced_tick))

@@ -1,0 +1,64 @@
+"""How much room the next gap has, by what earlier gaps turned out to take.
+
+Two things are learned, and nothing else:
+
+- `error`, the 98th percentile of what a tick takes over what was planned for it, less 1. Every cause is in it: predictions, copies, Python, neighbours.
+- `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.04) of one, a long gap takes one, and it holds one at most:
+  with 4 % of long gaps a stream's p95 is an everyday gap.
+
+    everyday room = everyday limit / (1 + error) - round      at least LEAST of what lies between the two
+    long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round
+
+Example: round 16 ms, limits 19.2 and 32 ms, error 5 %. Everyday room: 19.2 / 1.05 - 16 = 2.3 ms. Long room: 32 - 4.8 - 16 = 11.2 ms.
+"""
+
+from __future__ import annotations
+
+from uma_core.policy.chunks import Room
+from uma_core.policy.memory import TbtMemory
+from uma_core.policy.state import SchedulerState
+from uma_core.policy.tbt.limits import TbtLimits
+from uma_core.types import Phase
+
+MISSES = 0.02  # share of gaps beyond (1 + error) x the plan: with 0.05 a storm's p95 grows by 1 %, with 0.01 a fifth less is read
+STEP = 0.04  # how fast the error follows: a gap beyond it adds 0.039, one within takes 0.0008 off
+ERROR_MOST = 0.25  # a machine that busy is no excuse to stop: its chats pause anyway
+LEAST = 0.4  # of the everyday room stays for others on a noisy machine: with 0 nothing is read there at all (13 times slower)
+RESERVE = 0.3  # of a round, kept below the long limit: a disturbance of the machine comes on top of a gap that is long already
+
+
+def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
+    """Take in the ticks since the last plan. One plan that was carried out many times is judged by its calls."""
+    n_ticks = state.tick - memory.tick
+    if not memory.planned_ns or n_ticks < 1:
+        return memory._replace(n_long=min(1.0, memory.n_long + state.config.long_tick_share))
+    if n_ticks == 1:
+        ratios = [(state.now_ns - memory.t_plan_ns) / memory.planned_ns]
+    else:
+        calls = [r for r in state.reports if r.phase is Phase.DECODE and r.predicted_ns > 0]
+        ratios = [r.elapsed_ns / r.predicted_ns for r in calls]
+    error = memory.error
+    for ratio in ratios:
+        error += STEP * (1.0 - MISSES) if ratio > 1.0 + error else -STEP * MISSES
+        error = min(ERROR_MOST, max(0.0, error))
+    return memory._replace(error=error, n_long=min(1.0, memory.n_long + state.config.long_tick_share * n_ticks))
+
+
+def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
+    """What other work may have of the next gap."""
+    everyday = max(_below(limits.everyday_ns, limits, memory), int(LEAST * (limits.everyday_ns - limits.round_ns)))
+    return Room(max(0, everyday), max(0, everyday, room_below(limits.long_ns, limits, memory)), long_share)
+
+
+def room_below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
+    """Room of a gap that is longer than an everyday one."""
+    return max(0, min(_below(limit_ns, limits, memory), int(limit_ns - (1.0 + RESERVE) * limits.round_ns)))
+
+
+def spend(memory: TbtMemory) -> TbtMemory:
+    """A long gap was planned."""
+    return memory._replace(n_long=max(0.0, memory.n_long - 1.0))
+
+
+def _below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
+    return int(limit_ns / (1.0 + memory.error)) - limits.round_ns

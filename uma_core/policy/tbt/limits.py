@@ -1,0 +1,72 @@
+"""What each stream was promised: how long the gap between two of its tokens may be.
+
+    |<-------------------------- long limit --------------------------->|
+    |<-------- everyday limit -------->|
+    |<---- round ---->|<---- room ---->|
+    [ decode call(s)  |  other work    ]
+
+round: the predicted decode round of all interactive streams. step: the decode call of one of them alone. Both limits are multiples of
+the step, which is what a chat alone would see: `guard_cap` (1.2) and `pause_cap` (2.0) of them. Where many streams' own round leaves
+little below that, the limits grow with the round. A `target_tbt_ms` replaces the everyday limit of its stream.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from uma_core.policy.index import SessionIndex, index_of, rows_time
+from uma_core.policy.plan import Plan
+from uma_core.policy.state import SchedulerState
+from uma_core.types import Phase
+
+EVERYDAY_ROUNDS = 1.1  # of many streams, whose own round takes far longer than the limit of one: a tenth is left for others
+LONG_ROUNDS = 1.75  # likewise; three chats on the GPU read a paste 20 times slower without, and pause 0.25 rounds longer with 2.0
+FAR = 2.0  # times the distance between one stream's step and its limit: where that "far" begins
+
+
+class TbtLimits(NamedTuple):
+    """Nanoseconds from one token to the next."""
+
+    round_ns: int
+    everyday_ns: int
+    long_ns: int
+    step_ns: int
+
+
+def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
+    """Limits for the streams that decode now: the strictest stream's."""
+    config, round_ns = state.config, index.round_ns
+    step = max((state.cost.solo_step_ns(view.n_past) for view in index.streams), default=0)
+    plain = max(_limit(config.guard_cap, EVERYDAY_ROUNDS, step, round_ns), config.guard_floor_ns)
+    targets = [view.slo_tbt_ns or config.slo_tbt_ns for view in index.streams]
+    everyday = min((max(target, round_ns) if target else plain for target in targets), default=0)
+    return TbtLimits(round_ns, everyday, max(everyday, _limit(config.pause_cap, LONG_ROUNDS, step, round_ns)), step)
+
+
+def _limit(steps: float, rounds: float, step_ns: int, round_ns: int) -> int:
+    """So many steps of one stream alone, at most as many rounds; or up to `rounds` of these, the longer a round is.
+
+    A round of 1.15 steps keeps the limit of 1.2 steps as it is: 1.1 of that round would stretch every gap beyond what each was promised.
+    """
+    distance = FAR * (steps - 1.0) * step_ns
+    share = min(1.0, (round_ns - step_ns) / distance) if distance > 0 else 1.0
+    return int(min(steps * round_ns, max(steps * step_ns, (1.0 + (rounds - 1.0) * share) * round_ns)))
+
+
+def seal(state: SchedulerState, plan: Plan) -> Plan:
+    """Write into the finished plan what its gap and its tick may take: metrics and status judge by that, with the guard switched off too.
+
+    With a chat: its everyday limit, or what the guard let in beyond it. With background streams only: the tick budget, or what their
+    round and the planned run need. With nobody decoding nothing waits for the tick's end: a new request interrupts it.
+    """
+    index = index_of(state)
+    if index.round_ns:
+        limits = tbt_limits(state, index)
+        error = plan.guard.error if plan.guard is not None else 0.0
+        n_calls = len({item.call for item in plan.items if item.phase is Phase.DECODE})
+        alone = limits.round_ns + n_calls * state.overhead_ns
+        promised = max(state.config.guard_floor_ns, int(state.config.guard_cap * (1.0 + error) * alone))
+        return plan._replace(tbt_limit_ns=promised, tick_limit_ns=max(limits.everyday_ns, limits.round_ns + plan.run_ns))
+    if not any(item.phase is Phase.DECODE for item in plan.items):
+        return plan
+    return plan._replace(tick_limit_ns=max(state.config.tick_budget_ns, rows_time(state, index.decodes) + plan.run_ns))

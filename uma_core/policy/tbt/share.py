@@ -1,0 +1,302 @@
+"""Who gets the room beside interactive streams: the stage `latency_guard`.
+
+Transfers come first, then prompts whose first token somebody awaits, then background streams and prompts, whoever had less time.
+Work that does not fit an everyday gap may have a long one while the bucket holds one. A prompt (or a background stream) without
+progress for `starvation_ticks` rounds is forced one piece (one row), four times as rarely where that exceeds a long gap too.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from uma_core.policy.chunks import Room, sized
+from uma_core.policy.deadlines import is_first_awaited, left_to_read_ns, next_limit_ns
+from uma_core.policy.index import SessionIndex, index_of, prompt_view, rows_time
+from uma_core.policy.memory import TbtMemory
+from uma_core.policy.order import in_turn, is_starved, n_rounds_without
+from uma_core.policy.plan import Plan, PlanItem, PrefillMode, TbtDecision
+from uma_core.policy.rows import JOIN_GAIN, decode_items
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.policy.tbt.controller import learn, room_below, room_of, spend
+from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
+from uma_core.types import Lane, Phase
+
+RARELY = 4  # times `starvation_ticks`, for work that exceeds a long gap: a paste's coarse pieces double a chat's worst pause with 1
+SLICE_NS = 100_000  # least time of a transfer that is under way: one slice of cells
+
+
+class Kind(IntEnum):
+    """Why a gap holds more than the streams' own decode."""
+
+    NOTHING = 0
+    EVERYDAY = 1  # work that was predicted to fit the everyday limit
+    LONG = 2  # work that was predicted to fit the long limit
+    URGENT = 3  # a prompt whose first token is nearly due
+    FORCED = 4  # the starvation bound
+
+
+class Grant(NamedTuple):
+    """What the guard lets into the gap."""
+
+    kind: Kind = Kind.NOTHING
+    rows: tuple[SessionView, ...] = ()  # background streams
+    prefill: PlanItem | None = None
+    run_ns: int = 0
+    min_pieces: int = 0
+    need_ns: int = 0  # shortest piece, chunk or row that was looked at
+    holds_prompt: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class Gap(NamedTuple):
+    """What all decisions of a tick share."""
+
+    state: SchedulerState
+    sessions: SessionIndex
+    limits: TbtLimits
+    memory: TbtMemory
+    room: Room  # after transfers
+
+    @property
+    def has_long(self) -> bool:
+        return self.memory.n_long >= 1.0
+
+    def kind_of(self, ns: int, room: Room) -> Kind:
+        """The gap that holds work of `ns`; NOTHING: none does."""
+        if ns <= room.everyday_ns:
+            return Kind.EVERYDAY
+        return Kind.LONG if self.has_long and ns <= room.long_ns else Kind.NOTHING
+
+    def refusal(self, what: str, ns: int, room: Room) -> str:
+        """Why work does not fit, in numbers."""
+        room_ns, name = (room.long_ns, "long room") if self.has_long else (room.everyday_ns, "room")
+        return f"{what} {ns / 1e6:.3f} ms > {name} {room_ns / 1e6:.3f}, credit {self.memory.n_long:.2f}"
+
+    def patience(self, ns: int) -> int:
+        """Multiples of `starvation_ticks` after which work of `ns` is forced."""
+        return 1 if ns <= self.limits.long_ns - self.limits.round_ns else RARELY
+
+    def extra_ns(self, rows: list[SessionView]) -> int:
+        """What these background rows add to the streams' own round."""
+        alone = rows_time(self.state, rows)
+        if not self.sessions.interactive:
+            return alone
+        together = self.sessions.decodes if len(rows) == len(self.sessions.background) else self.sessions.interactive + rows
+        own, both = rows_time(self.state, self.sessions.interactive), rows_time(self.state, together)
+        return both - own if both < JOIN_GAIN * (own + alone) else alone
+
+
+def run(state: SchedulerState, plan: Plan) -> Plan:
+    index = index_of(state)
+    if not index.round_ns:
+        return plan
+    memory = learn(state.memory.latency_guard, state)
+    limits = tbt_limits(state, index)
+    room = room_of(memory, limits, state.config.long_tick_share)
+    transfer_ns, kind = _transfer(state, index, room)
+    gap = Gap(state, index, limits, memory, _less(room, transfer_ns))
+    item = next((i for i in plan.items if i.phase is Phase.PREFILL), None)
+    planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
+    wanted = [v for v in index.background if v.sid in planned]
+    grant = _shared(gap, item, wanted)
+    grant = grant._replace(kind=max(grant.kind, kind))
+    plan = _applied(gap, plan, grant, transfer_ns)
+    plan = plan._replace(guard=_decision(gap, grant, len(grant.rows) < len(wanted)))
+    return plan.remember(latency_guard=_remembered(gap, plan, grant))
+
+
+def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
+    """For how many further rounds this finished plan's background streams, none of which fits, are held back without a new look:
+    until a long gap may be spent, or one of them starves. 0: the plan has something for them, or the guard was not asked.
+    """
+    if plan.guard is None or plan.guard.kind != Kind.NOTHING.name.lower():
+        return 0
+    index, memory, share = index_of(state), plan.memory.latency_guard, state.config.long_tick_share
+    waited = n_rounds_without(state, min(v.t_last_ns or v.t_progress_ns for v in index.background), memory.forced_tick)
+    dates = [state.config.starvation_ticks * times - waited for times in (1, RARELY)]
+    n = next((n for n in dates if n > 0), 1)
+    return min(n, int((1.0 - memory.n_long) / share) + 1 if share and memory.n_long < 1.0 else n) - 1
+
+
+def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
+    """Share out the gap."""
+    view = prompt_view(gap.state, item.sid) if item else None
+    is_awaited = view is not None and is_first_awaited(view)
+    if wanted and (item is None or (not is_awaited and gap.memory.debt_ns <= 0) or _is_starving(gap, wanted, 1)):
+        grant = _rows(gap, wanted)
+        if grant.rows:
+            return _with_prompt(gap, grant, item, view)
+    grant = _prompt(gap, item, view, is_awaited) if item and view else Grant()
+    if not wanted:
+        return grant
+    rows = _rows(gap, wanted, may_run=grant.prefill is None)
+    if not rows.rows:
+        return grant._replace(notes=grant.notes + rows.notes, need_ns=grant.need_ns or rows.need_ns)
+    return rows._replace(notes=grant.notes + rows.notes, holds_prompt=grant.holds_prompt)
+
+
+def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
+    """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, half of the room unless a chat waits for it.
+
+    A chat that streams already and waits for its KV may have a long gap of the others: its own next token is late with every tick.
+    """
+    if not index.moving:
+        return 0, Kind.NOTHING
+    n_ubatch = state.device.n_ubatch
+    n_cells = sum(n_ubatch if v.n_past else max(v.n_prompt, n_ubatch) for v in index.moving)
+    need = max(SLICE_NS, state.cost.transfer_ns(n_cells * state.device.kv_bytes_per_cell))
+    if not index.interactive or index.arriving:
+        ns = min(room.long_ns, need)
+    else:
+        is_awaited = any(v.lane is Lane.INTERACTIVE for v in index.moving)
+        ns = min(room.everyday_ns if is_awaited else room.everyday_ns // 2, need)
+    return ns, Kind.LONG if ns > room.everyday_ns else Kind.EVERYDAY if ns else Kind.NOTHING
+
+
+def _less(room: Room, ns: int) -> Room:
+    return room._replace(everyday_ns=max(0, room.everyday_ns - ns), long_ns=max(0, room.long_ns - ns))
+
+
+def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
+    """As many background rows as the gap holds: all, else in turn. The one with the oldest token is forced at the starvation bound."""
+    limit = (gap.room.long_ns if gap.has_long else gap.room.everyday_ns) if may_run else -1
+    chosen, oldest = wanted, min(wanted, key=lambda v: (v.t_last_ns, v.sid))
+    why = ""
+    if gap.extra_ns(wanted) > limit:
+        chosen = _most(gap, in_turn(wanted, gap.memory.cursor), limit)
+        if not chosen and may_run and _is_starving(gap, wanted, gap.patience(gap.extra_ns([oldest]))):
+            chosen, why = [oldest], ", against starvation"
+    need = gap.extra_ns(chosen) if chosen else gap.extra_ns([oldest])
+    kind = Kind.FORCED if why else gap.kind_of(need, gap.room) if chosen else Kind.NOTHING
+    if kind is Kind.LONG:
+        why = f", on credit {gap.memory.n_long:.2f}"
+    if len(chosen) < len(wanted):
+        more = [*chosen, next(v for v in wanted if v not in chosen)]
+        why += ": " + gap.refusal(f"{len(more)} of them", gap.extra_ns(more), gap.room)
+    notes = (f"latency_guard: {len(chosen)} of {len(wanted)} background streams{why}",) if why else ()
+    return Grant(kind, tuple(chosen), need_ns=need, notes=notes)
+
+
+def _most(gap: Gap, ordered: list[SessionView], limit: int) -> list[SessionView]:
+    """The longest beginning of the list that fits, found by growing it."""
+    best, n = 0, 1
+    while best < len(ordered) and gap.extra_ns(ordered[:n]) <= limit:
+        best, n = n, min(len(ordered), n + 1 + n // 8)
+    return ordered[:best]
+
+
+def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
+    """Whether a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as long."""
+    oldest = min(v.t_last_ns or v.t_progress_ns for v in wanted)
+    return n_rounds_without(gap.state, oldest, gap.memory.forced_tick) >= gap.state.config.starvation_ticks * times
+
+
+def _with_prompt(gap: Gap, grant: Grant, item: PlanItem | None, view: SessionView | None) -> Grant:
+    """A paused chunk goes on in what background rows left of an everyday gap."""
+    if item is None or view is None:
+        return grant
+    left = gap.room.everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.EVERYDAY else 0
+    if view.n_chunk and gap.state.cost.piece_ns(item.n_tokens, view.n_past) <= left:
+        return grant._replace(prefill=item, run_ns=left)
+    return grant._replace(
+        holds_prompt=True, notes=(*grant.notes, "latency_guard: the prompt waits, background streams had less time")
+    )
+
+
+def _prompt(gap: Gap, item: PlanItem, view: SessionView, is_awaited: bool) -> Grant:
+    """Prompt work in an everyday gap, else in a long one, else one forced piece, else nothing."""
+    room, everyday = gap.room, Kind.EVERYDAY
+    if is_awaited:
+        room, is_raised = _awaited_room(gap, item, view)
+        everyday = Kind.URGENT if is_raised else Kind.EVERYDAY
+    item, need = sized(gap.state, item, view, room)
+    what = "piece" if item.mode is PrefillMode.SLICED else f"{item.mode.name.lower()} chunk of {item.n_tokens}" if item.mode else ""
+    kind = gap.kind_of(need, room)
+    if kind is Kind.EVERYDAY:
+        return Grant(everyday, (), item, need if item.mode is PrefillMode.MIXED else room.everyday_ns, need_ns=need)
+    why = gap.refusal(what, need, room)
+    if kind is Kind.LONG:
+        note = f"latency_guard: long gap on credit {gap.memory.n_long:.2f}: {what} {need / 1e6:.3f} ms"
+        return Grant(kind, (), item, room.long_ns, need_ns=need, notes=(f"{note} > room {room.everyday_ns / 1e6:.3f}",))
+    fills = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
+    if is_starved(gap.state, view, gap.patience(need) + fills):
+        note = f"latency_guard: one {what} against starvation: {why}"
+        return Grant(Kind.FORCED, (), item, 0, 1, need_ns=need, notes=(note,))
+    if fills:  # no time for a piece, but for the copies of a restored beginning that come before the first one
+        note = f"latency_guard: no piece fits, a slot may fill: {why}"
+        return Grant(everyday, (), item, room.everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
+    return Grant(need_ns=need, holds_prompt=True, notes=(f"latency_guard: the prompt waits: {why}",))
+
+
+def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bool]:
+    """Room for a prompt whose first token somebody awaits, and whether its deadline raised it.
+
+    Such prompts are in few gaps. They may fill an everyday one up to its limit, with the machine's error on top.
+    """
+    limits, state = gap.limits, gap.state
+    plain = max(gap.room.everyday_ns, min(gap.room.long_ns, limits.everyday_ns - limits.round_ns))
+    room = gap.room._replace(everyday_ns=plain)
+    sample, need = sized(state, item, view, room)
+    if sample.mode is PrefillMode.MIXED:
+        usual = need, left_to_read_ns(state, view) * sample.n_tokens // view.n_left
+    else:
+        usual = (room.everyday_ns // max(1, need) * need,) * 2
+    gaps = limits.round_ns, limits.everyday_ns, limits.long_ns
+    limit = next_limit_ns(state, view, limits.step_ns, gaps, usual)
+    if limit <= limits.everyday_ns:
+        return room, False
+    raised = room_below(limit, limits, gap.memory)
+    return Room(raised, raised), True
+
+
+def _applied(gap: Gap, plan: Plan, grant: Grant, transfer_ns: int) -> Plan:
+    """The plan with what was granted."""
+    rows, item = list(grant.rows), grant.prefill
+    items = tuple([i for i in plan.items if i.phase is Phase.DECODE])
+    if len(items) != len(gap.sessions.interactive) + len(rows):
+        items = decode_items(gap.state, gap.sessions.interactive, rows)
+    quantum = 0
+    if item is not None:
+        if item.mode is PrefillMode.MIXED:
+            item = item._replace(call=items[0].call)
+        elif item.mode is PrefillMode.OWN_CALL:
+            item = item._replace(call=1 + max((i.call for i in items), default=-1))
+        else:
+            quantum = gap.state.cost.piece_ns(item.n_tokens, prompt_view(gap.state, item.sid).n_past)
+        items = (*items, item)
+    least = SLICE_NS if item is not None or gap.sessions.moving else 0
+    is_run = item is not None and item.mode is not PrefillMode.OWN_CALL
+    return plan._replace(
+        items=items,
+        run_ns=grant.run_ns if is_run else 0,
+        quantum_ns=quantum,
+        min_pieces=grant.min_pieces,
+        transfer_ns=max(transfer_ns, least),
+        notes=plan.notes + grant.notes,
+    )
+
+
+def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
+    memory, state = gap.memory, gap.state
+    extra_ns = gap.extra_ns(list(grant.rows)) if grant.rows else 0
+    most = state.config.tick_budget_ns * 4
+    memory = spend(memory) if grant.kind >= Kind.LONG else memory
+    own_call = grant.need_ns if grant.prefill is not None and grant.prefill.mode is PrefillMode.OWN_CALL else 0
+    forced = grant.need_ns if grant.min_pieces else 0
+    return memory._replace(
+        tick=state.tick,
+        t_plan_ns=state.now_ns,
+        planned_ns=gap.limits.round_ns + extra_ns + plan.run_ns + own_call + forced + plan.transfer_ns + state.overhead_ns,
+        debt_ns=max(-most, min(most, memory.debt_ns + extra_ns - plan.run_ns)),
+        cursor=grant.rows[-1].sid if grant.rows else memory.cursor,
+        forced_tick=state.tick if grant.rows and grant.kind is Kind.FORCED else memory.forced_tick,
+    )
+
+
+def _decision(gap: Gap, grant: Grant, holds_rows: bool) -> TbtDecision:
+    """What was decided, and by which numbers."""
+    limits, memory = gap.limits, gap.memory
+    times = limits.round_ns, limits.everyday_ns, limits.long_ns, gap.room.everyday_ns, gap.room.long_ns, grant.need_ns
+    name = grant.kind.name.lower()
+    return TbtDecision(grant.holds_prompt, holds_rows, name, *times, round(memory.error, 4), round(memory.n_long, 4))
