@@ -187,7 +187,7 @@ def _decision(tick: Fields) -> list[tuple[str, str]]:
 
 
 _ROOMS = (("room_ms", "in an everyday gap"), ("long_room_ms", "in a long one"), ("need_ms", "needed"))
-_LEARNT = ("margin", "hard_margin", "noise", "credit", "throttle")
+_LEARNT = ("error", "credit")
 
 
 def reload_line(reload: Fields) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.queue_news import expected_waits
+from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
@@ -14,7 +15,8 @@ def predicted_waits_ms(executor: Executor, now_ns: int) -> dict[str, float]:
     A newcomer waits for a sequence, and for the prompts that are read before its own: the longer of the two.
     """
     table = executor.table
-    state = SchedulerState(executor.n_ticks, now_ns, table.views(), device_view(executor.engine), executor.knobs, executor.cost, (), {})
+    device, config, memory = device_view(executor.engine), executor.config, PolicyMemory()
+    state = SchedulerState(executor.n_ticks, now_ns, table.views(), device, config, executor.cost, (), memory)
     running = [view for view in state.sessions if view.seq_id >= 0]
     waiting = [view for view in state.sessions if view.seq_id < 0]
     waits = {}
