@@ -109,9 +109,9 @@ def test_the_predicted_gap_stays_within_its_limit(state):
     plan = planned(state)
     kind, limits = plan.guard.kind, tbt_limits(state, index)
     total = index.round_ns + _beside(state, plan) + plan.run_ns + plan.transfer_ns
-    if kind in ("nothing", "everyday") and index.interactive:
+    if kind in ("nothing", "normal") and index.interactive:
         assert total <= max(limits.everyday_ns, limits.round_ns) + SLACK_NS
-    elif kind in ("nothing", "everyday", "long"):  # a chat whose KV is on its way waits for that copy and nothing else
+    elif kind in ("nothing", "normal", "long"):  # a chat whose KV is on its way waits for that copy and nothing else
         assert total <= limits.long_ns + SLACK_NS
     elif kind == "urgent":
         assert total <= max(limits.long_ns, OVERDUE * limits.round_ns) + SLACK_NS

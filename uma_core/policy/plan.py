@@ -45,7 +45,7 @@ class TbtDecision(NamedTuple):
 
     holds_prompt: bool  # a prompt could have been read, and was not
     holds_rows: bool  # background streams could have been served, and some were not
-    kind: str  # why the gap holds more than the streams' own rows: nothing, everyday, long, urgent, forced
+    kind: str  # why the gap holds more than the streams' own rows: nothing, normal, long, urgent, forced
     solo_ns: int  # predicted decode round of the interactive streams alone
     cap_ns: int  # limit of an everyday gap
     pause_ns: int  # limit of a long gap

@@ -30,7 +30,7 @@ class Kind(IntEnum):
     """Why a gap holds more than the streams' own decode."""
 
     NOTHING = 0
-    EVERYDAY = 1  # work that was predicted to fit the everyday limit
+    NORMAL = 1  # work that was predicted to fit the everyday limit
     LONG = 2  # work that was predicted to fit the long limit
     URGENT = 3  # a prompt whose first token is nearly due
     FORCED = 4  # the starvation bound
@@ -65,7 +65,7 @@ class Gap(NamedTuple):
     def kind_of(self, ns: int, room: Room) -> Kind:
         """The gap that holds work of `ns`; NOTHING: none does."""
         if ns <= room.everyday_ns:
-            return Kind.EVERYDAY
+            return Kind.NORMAL
         return Kind.LONG if self.has_long and ns <= room.long_ns else Kind.NOTHING
 
     def refusal(self, what: str, ns: int, room: Room) -> str:
@@ -151,7 +151,7 @@ def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[i
     else:
         is_awaited = any(v.lane is Lane.INTERACTIVE for v in index.moving)
         ns = min(room.everyday_ns if is_awaited else room.everyday_ns // 2, need)
-    return ns, Kind.LONG if ns > room.everyday_ns else Kind.EVERYDAY if ns else Kind.NOTHING
+    return ns, Kind.LONG if ns > room.everyday_ns else Kind.NORMAL if ns else Kind.NOTHING
 
 
 def _less(room: Room, ns: int) -> Room:
@@ -196,7 +196,7 @@ def _with_prompt(gap: Gap, grant: Grant, item: PlanItem | None, view: SessionVie
     """A paused chunk goes on in what background rows left of an everyday gap."""
     if item is None or view is None:
         return grant
-    left = gap.room.everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.EVERYDAY else 0
+    left = gap.room.everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.NORMAL else 0
     if view.n_chunk and gap.state.cost.piece_ns(item.n_tokens, view.n_past) <= left:
         return grant._replace(prefill=item, run_ns=left)
     return grant._replace(
@@ -206,14 +206,14 @@ def _with_prompt(gap: Gap, grant: Grant, item: PlanItem | None, view: SessionVie
 
 def _prompt(gap: Gap, item: PlanItem, view: SessionView, is_awaited: bool) -> Grant:
     """Prompt work in an everyday gap, else in a long one, else one forced piece, else nothing."""
-    room, everyday = gap.room, Kind.EVERYDAY
+    room, everyday = gap.room, Kind.NORMAL
     if is_awaited:
         room, is_raised = _awaited_room(gap, item, view)
-        everyday = Kind.URGENT if is_raised else Kind.EVERYDAY
+        everyday = Kind.URGENT if is_raised else Kind.NORMAL
     item, need = sized(gap.state, item, view, room)
     what = "piece" if item.mode is PrefillMode.SLICED else f"{item.mode.name.lower()} chunk of {item.n_tokens}" if item.mode else ""
     kind = gap.kind_of(need, room)
-    if kind is Kind.EVERYDAY:
+    if kind is Kind.NORMAL:
         return Grant(everyday, (), item, need if item.mode is PrefillMode.MIXED else room.everyday_ns, need_ns=need)
     why = gap.refusal(what, need, room)
     if kind is Kind.LONG:
