@@ -33,6 +33,7 @@ TOOLS = (
     Tool("qemu-aarch64", ("qemu-user",), "the NEON kernels"),
     Tool("qemu-x86_64", ("qemu-user",), "an older processor"),
     Tool("openssl", ("openssl",), "a certificate for HTTPS"),
+    Tool("curl", ("curl",), "the examples, as people type them"),
     Tool("chromium", ("chromium",), "the web pages, in a browser"),
     Tool("systemd-analyze", ("systemd",), "the service units"),
     Tool("prometheus", ("prometheus",), "the metrics, as Prometheus reads them", is_service=True),
