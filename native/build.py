@@ -1,7 +1,7 @@
 """Builds llama.cpp's libraries and the chat library into the packages, through the cache. `python native/build.py [--force]`.
 
 What it leaves: uma_core/lib/ (libraries and build.json), uma_gateway/lib/ and native/headers/, all git-ignored.
-Environment: UMA_BACKEND, UMA_BUILD, UMA_CMAKE_ARGS, UMA_OPENMP, UMA_CACHE_DIR, UMA_SDIST, UMA_LLAMA_DIR, UMA_JOBS, CC, CXX.
+Environment: UMA_BACKEND, UMA_BUILD, UMA_CMAKE_ARGS, UMA_OPENMP, UMA_BUILD_CACHE, UMA_SDIST, UMA_LLAMA_DIR, UMA_JOBS, CC, CXX.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Rules: `produce` writes into a scratch folder beside the entry; a rename publish
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -23,14 +24,28 @@ MANIFEST = "manifest.json"
 FORMAT = 1  # raise when the layout of an entry changes
 
 
+DEPRECATED = (
+    "uma-serve: UMA_CACHE_DIR is deprecated as the name of the build cache, since it is the daemon's option cache.disk_dir: set UMA_BUILD_CACHE"
+)
+
+
 def cache_root() -> Path:
-    """UMA_CACHE_DIR, else the platform's cache folder."""
-    given = os.environ.get("UMA_CACHE_DIR")
+    """UMA_BUILD_CACHE, else the platform's cache folder. In this release UMA_CACHE_DIR still names it where the first is not set."""
+    given = os.environ.get("UMA_BUILD_CACHE")
+    if not given and os.environ.get("UMA_CACHE_DIR"):
+        given = os.environ["UMA_CACHE_DIR"]
+        _deprecate()
     if given:
         return Path(given).expanduser().resolve()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "uma-serve"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "uma-serve"
+
+
+@functools.cache
+def _deprecate() -> None:
+    """Once."""
+    print(DEPRECATED, file=sys.stderr)
 
 
 def make_key(facts: dict[str, object]) -> str:
@@ -69,7 +84,7 @@ def get_or_build(root: Path, kind: str, facts: dict[str, object], produce: Calla
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / f"{key}.lock").open("a")
     except OSError as error:
-        message = f"the build cache {folder} cannot be written ({error.strerror}); set UMA_CACHE_DIR to a folder that can"
+        message = f"the build cache {folder} cannot be written ({error.strerror}); set UMA_BUILD_CACHE to a folder that can"
         raise BuildError(message) from error
     with lock, _held(lock.fileno(), note):
         if entry.exists():

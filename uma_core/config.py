@@ -187,7 +187,12 @@ class IpcOptions:
     backlog: int = option(
         64, "connections that may wait to be accepted; others wait in connect, or fail there", min=1, max=65_535, reload="restart"
     )
-    max_connections: int = option(256, "open connections; more are refused with a coded error", min=1, max=65_535)
+    max_connections: int = option(
+        256,
+        "open connections; more are refused with a coded error, but for one more in eight from processes that have none",
+        min=1,
+        max=65_535,
+    )
     max_frame_bytes: int = option(
         1 << 20,
         "largest frame or line; checked before the body is buffered. A larger limit could not tell a frame's header from text",
@@ -228,7 +233,12 @@ class LimitOptions:
     """What a request may ask, and how many may wait."""
 
     RELOAD: ClassVar = "live"
-    max_sessions: int = option(32, "requests that are queued or running; more are refused", min=1, max=100_000)
+    max_sessions: int = option(
+        32,
+        "requests that are queued or running; more are refused, but for one more in eight from clients that have none",
+        min=1,
+        max=100_000,
+    )
     max_prompt_bytes: int = option(256 << 10, "largest prompt", unit="bytes", min=1, max=1 << 30, cap="ipc.max_frame_bytes")
     trusted_prompt_bytes: int = option(
         8 << 20,
@@ -367,7 +377,7 @@ class AccessOptions:
 
     RELOAD: ClassVar = "live"
     allow_uids: tuple[int, ...] = option((), "further users that may connect", of=int, min=0, max=_MAX_ID)
-    allow_gids: tuple[int, ...] = option((), "groups whose members may connect", of=int, min=0, max=_MAX_ID)
+    allow_gids: tuple[int, ...] = option((), "groups whose members may connect, also as a supplementary group (Linux)", of=int, min=0, max=_MAX_ID)
     admin_uids: tuple[int, ...] = option((), "further users that may drain, reload and cancel for others", of=int, min=0, max=_MAX_ID)
     trusted_uids: tuple[int, ...] = option(
         (), "further users whose gateways may name the `account` they ask for, and get the trusted limits", of=int, min=0, max=_MAX_ID

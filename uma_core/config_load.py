@@ -11,7 +11,7 @@ from uma_core.presets import PRESETS
 __all__ = ["SCHEMA", "Change", "Inputs", "Sources", "diff", "load"]
 
 # read elsewhere: by the command line, the native build, clients
-FOREIGN_VARIABLES = frozenset({"UMA_CONFIG", "UMA_BACKEND", "UMA_LLAMA_DIR", "UMA_TRUST_UIDS"})
+FOREIGN_VARIABLES = frozenset({"UMA_CONFIG", "UMA_BACKEND", "UMA_BUILD_CACHE", "UMA_LLAMA_DIR", "UMA_TRUST_UIDS"})
 FOREIGN_PREFIX = "UMA_GATEWAY_"  # of the HTTP gateway's options
 
 SCHEMA = Schema(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 import socket
@@ -15,6 +16,10 @@ log = logging.getLogger(__name__)
 
 _SOL_LOCAL = 0  # macOS <sys/un.h>
 _LOCAL_PEERPID = 2
+_SO_PEERGROUPS = 59  # <asm-generic/socket.h>; Python has no name for it
+_GID_BYTES = 4
+GETSOCKOPT_BYTES = 1024  # the most that Python's getsockopt gives
+MOST_GROUPS = 65_536  # NGROUPS_MAX of Linux
 _UCRED = struct.Struct("iII")  # Linux: pid, uid, gid
 
 
@@ -23,13 +28,37 @@ def peer_of(sock: socket.socket) -> Peer:
     try:
         if hasattr(socket, "SO_PEERCRED"):
             pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-            return Peer(uid, gid, pid)
+            return Peer(uid, gid, pid, _groups(sock))
         import ctypes  # clients start faster without it
 
         return bsd_peer(sock, ctypes.CDLL(None, use_errno=True))
     except (OSError, AttributeError) as error:
         log.warning("no peer credentials: %s", error)
         return Peer()
+
+
+def _groups(sock: socket.socket) -> tuple[int, ...]:
+    """Supplementary groups that the peer had when it connected; () where this is no Linux since 4.13. Source: SO_PEERGROUPS in socket.h."""
+    if not sys.platform.startswith("linux"):
+        return ()
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, GETSOCKOPT_BYTES)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            return ()
+        packed = _long_getsockopt(sock, _SO_PEERGROUPS, MOST_GROUPS * _GID_BYTES)
+    return struct.unpack(f"{len(packed) // _GID_BYTES}I", packed)
+
+
+def _long_getsockopt(sock: socket.socket, name: int, n_bytes: int) -> bytes:
+    """As Python's own, which gives no more than 1 KiB. Raises: OSError."""
+    import ctypes
+
+    buffer, size = ctypes.create_string_buffer(n_bytes), ctypes.c_uint32(n_bytes)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, name, buffer, ctypes.byref(size)) != 0:
+        raise OSError(ctypes.get_errno(), "getsockopt failed")
+    return buffer.raw[: size.value]
 
 
 def bsd_peer(sock: Any, libc: Any) -> Peer:

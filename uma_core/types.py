@@ -247,3 +247,12 @@ class Peer:
     uid: int = -1
     gid: int = -1
     pid: int = -1
+    groups: tuple[int, ...] = field(default=(), compare=False)  # supplementary ones, where the system tells
+
+
+EXTRA_SHARE = 8  # for so many places there is one more for those who hold none: whoever fills the places does not lock the others out
+
+
+def n_extra(n_places: int) -> int:
+    """Places beyond those for requests or connections, which only newcomers get."""
+    return max(1, n_places // EXTRA_SHARE)

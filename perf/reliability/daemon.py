@@ -59,7 +59,7 @@ class Daemon:
         """Start it and wait until it is ready; gives the milliseconds that it says this took."""
         command = [sys.executable, "-m", "uma_core", "daemon", "--socket", self.path, "--config", str(self.config)]
         command += ["--model", str(TINY), "--parallel", str(self._n_seq), *flags]
-        environ = {**os.environ, "UMA_CACHE_DIR": str(self.folder / "cache")}
+        environ = {**os.environ, "UMA_BUILD_CACHE": str(self.folder / "cache")}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self.n_starts += 1

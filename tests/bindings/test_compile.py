@@ -13,7 +13,7 @@ from native.progress import Progress
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UMA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UMA_BUILD_CACHE", str(tmp_path / "cache"))
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

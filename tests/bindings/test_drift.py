@@ -32,7 +32,7 @@ def types_only(cdef: generate.Cdef) -> str:
 @pytest.fixture
 def build(tmp_path: Path, native: Native, monkeypatch: pytest.MonkeyPatch) -> Build:
     """Compile a cdef into a module of its own, as the product's build does, and return its path."""
-    monkeypatch.setenv("UMA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("UMA_BUILD_CACHE", str(tmp_path / "cache"))
 
     def run(text: str, **baked: str) -> Path:
         values = {**build_ffi.baked_values(native, text), **baked}

@@ -154,7 +154,7 @@ class DaemonProcess:
         self.log_path = folder / f"log{len(list(folder.glob('log*')))}"
         module = "tests.daemon.launcher" if has_levers else "uma_core"
         where = () if "pass_fds" in spawn else ("--socket", self.path)
-        environ = {**os.environ, "UMA_CACHE_DIR": str(folder / "cache"), **spawn.pop("environ", {})}
+        environ = {**os.environ, "UMA_BUILD_CACHE": str(folder / "cache"), **spawn.pop("environ", {})}
         stderr = spawn.pop("log", None)
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
 
-from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, eventually, running
+import pytest
+
+from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, Wire, eventually, running
 
 OTHER, FRIEND, CLERK = 4001, 4002, 4003
 
@@ -30,6 +34,59 @@ def test_allowed_users_and_groups_may_generate_but_not_administer(serve):
         for op in ("drain", "undrain", "reload", "cache", "trace"):
             assert daemon.ask(op)["code"] == "E_ACCESS_002", op
         assert daemon.state() == "ready"
+
+
+def test_groups_that_are_not_the_peers_first_count_too(folder):
+    """Seen by the kernel's own word, of a process with further groups."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be a process of other groups")
+    os.chmod(folder, 0o755)
+    with running(folder, "--engine", "fake", "--allow-gids", "77") as daemon:
+        os.chmod(daemon.path, 0o666)
+        for groups, event in (([76, 77], "reply"), ([76], "error"), ([*range(1000, 1400), 77], "reply"), ([], "error")):
+            assert asked_as(OTHER, groups, daemon.path)["event"] == event, groups
+
+
+def asked_as(uid, groups, path):
+    """The answer to a health request from a process of this user and these groups."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups(groups)
+            os.setgid(uid)
+            os.setuid(uid)
+            with Wire(path) as wire:
+                os.write(writable, json.dumps(wire.ask("health")).encode())
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with open(readable, "rb") as answer:
+        data = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(data)
+
+
+def test_one_process_does_not_lock_others_out(serve):
+    daemon = serve("--max-connections", "8", "--max-sessions", "8", "--allow-uids", str(FRIEND))
+    daemon.pull(peer=[FRIEND, FRIEND, 1], step_ms=20)
+    with contextlib.ExitStack() as stack:
+        hogs = [stack.enter_context(daemon.connect()) for _ in range(8)]
+        for i, wire in enumerate(hogs[1:]):
+            wire.send(id=i, prompt="on and on", max_tokens=2000, ignore_eos=True)
+            wire.send(id="more", prompt="on and on", max_tokens=2000, ignore_eos=True)
+        eventually(lambda: len(hogs[0].ask("sessions")["sessions"]) == 8)
+        ninth = stack.enter_context(daemon.connect())
+        ninth.send(type="health")
+        refused = ninth.event()
+        assert (refused["name"], refused["detail"]["n_held"], refused["detail"]["limit"]) == ("too_many_sessions", 8, 8)
+        ninth.__exit__()
+        daemon.pull(peer=[FRIEND, FRIEND, 2])
+        with daemon.connect() as wire:
+            wire.send(id="in", prompt="let me in", max_tokens=3, queue_updates=True)
+            assert wire.event()["event"] == "queued", "it waits for its turn, and is not refused"
+            wire.send(type="cancel", id="in")
+            assert wire.until_final("in")[-1]["reason"] == "cancelled"
 
 
 def test_admins_may_administer(serve):
@@ -126,7 +183,7 @@ def test_a_trace_names_requests(serve):
 
 def test_without_a_path_the_daemon_and_its_clients_meet_in_the_users_own_folder(folder):
     environ = {name: value for name, value in os.environ.items() if name != "UMA_SOCK"}
-    environ |= {"XDG_RUNTIME_DIR": str(folder), "UMA_CACHE_DIR": str(folder / "cache")}
+    environ |= {"XDG_RUNTIME_DIR": str(folder), "UMA_BUILD_CACHE": str(folder / "cache")}
     run = [sys.executable, "-m"]
     process = subprocess.Popen([*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, stderr=subprocess.DEVNULL)
     try:

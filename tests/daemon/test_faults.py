@@ -136,7 +136,7 @@ def test_a_full_disk_under_log_and_calibration_stops_nothing(folder, serve):
         pytest.fail("this system has no /dev/full")
     blocked = folder / "blocked"
     blocked.write_text("a file where a directory should be made")
-    daemon = serve("--log-level", "debug", "--calibrate", "force", environ={"UMA_CACHE_DIR": str(blocked)})
+    daemon = serve("--log-level", "debug", "--calibrate", "force", environ={"UMA_BUILD_CACHE": str(blocked)})
     daemon.logs("calibration was not stored")
     check_clean(daemon)
 

@@ -25,7 +25,7 @@ FASTER = Choice("graph", "it is faster")
 
 @pytest.fixture(autouse=True)
 def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("UMA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("UMA_BUILD_CACHE", str(tmp_path))
     yield
 
 

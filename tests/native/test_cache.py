@@ -144,7 +144,7 @@ def test_two_builds_of_one_key_do_not_overlap(tmp_path: Path, builder: Builder) 
 
 def test_an_unwritable_cache_folder_is_named(tmp_path: Path, builder: Builder, note: Note) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BuildError, match="UMA_CACHE_DIR"):
+    with pytest.raises(BuildError, match="UMA_BUILD_CACHE"):
         get(tmp_path / "file", builder, note)
 
 
@@ -166,5 +166,16 @@ def test_prune_leaves_an_entry_that_is_held(tmp_path: Path, builder: Builder, no
 
 
 def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UMA_CACHE_DIR", str(tmp_path / "here"))
+    monkeypatch.setenv("UMA_BUILD_CACHE", str(tmp_path / "here"))
+    monkeypatch.setenv("UMA_CACHE_DIR", str(tmp_path / "snapshots"))
     assert cache.cache_root() == tmp_path / "here"
+
+
+def test_the_old_name_of_the_cache_folder_works_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("UMA_BUILD_CACHE", raising=False)
+    monkeypatch.setenv("UMA_CACHE_DIR", str(tmp_path / "old"))
+    cache._deprecate.cache_clear()
+    assert cache.cache_root() == cache.cache_root() == tmp_path / "old"
+    assert capsys.readouterr().err.count("set UMA_BUILD_CACHE") == 1

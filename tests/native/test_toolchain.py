@@ -137,7 +137,7 @@ def test_the_default_backend_follows_the_platform(monkeypatch: pytest.MonkeyPatc
 
 def test_the_command_prints_one_line_and_exits_1(tmp_path: Path) -> None:
     (tmp_path / "cmake.py").write_text("raise ImportError\n")
-    env = {"PATH": str(tmp_path), "UMA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+    env = {"PATH": str(tmp_path), "UMA_BUILD_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, str(ROOT / "native" / "build.py")], env=env, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("uma-serve: building llama.cpp needs a C and C++ compiler")

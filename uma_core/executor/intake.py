@@ -19,7 +19,7 @@ from uma_core.session.events import Accepted, Event, Refused, Submit
 from uma_core.session.session import Grant, Session
 from uma_core.session.table import SessionTable
 from uma_core.suggest import suggest
-from uma_core.types import AdapterSet, Lane, Request, Slo
+from uma_core.types import AdapterSet, Lane, Request, Slo, n_extra
 
 RETRY_AFTER_MS_LEAST = 250
 
@@ -98,10 +98,19 @@ class Admittance:
             session.lane = Lane.BACKGROUND
         if table.n_queued[session.lane] >= limits.queue[session.lane]:
             raise self._overloaded(session.lane, table)
-        if len(table) + n_answers > limits.max_sessions:
-            raise UmaError(ErrorCode.TOO_MANY_SESSIONS, retry_after_ms=self._retry_after_ms(table))
+        self._check_places(command, n_answers, table)
         table.add(session, command.peer)
         return session
+
+    def _check_places(self, command: Submit, n_answers: int, table: SessionTable) -> None:
+        """Whoever fills the places does not keep out those who hold none. Raises: TOO_MANY_SESSIONS."""
+        most, n_after = self.limits.max_sessions, len(table) + n_answers
+        if n_after <= most:
+            return
+        n_held = table.n_held(command.peer, command.request.account)
+        if n_held or n_after > most + n_extra(most):
+            message = f"{len(table)} requests are queued or running, {n_held} of them yours; the limit is {most}"
+            raise UmaError(ErrorCode.TOO_MANY_SESSIONS, message, n_held=n_held, limit=most, retry_after_ms=self._retry_after_ms(table))
 
     def _fitted(self, command: Submit, tokens: np.ndarray, n_ctx: int) -> Session:
         """A session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""

@@ -17,6 +17,7 @@ def may_connect(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
         or peer.uid in options.admin_uids
         or peer.uid in options.trusted_uids
         or peer.gid in options.allow_gids
+        or any(gid in options.allow_gids for gid in peer.groups)
     )
 
 

@@ -36,7 +36,7 @@ from uma_core.server.loop import Loop
 from uma_core.server.meters import IoMeters
 from uma_core.server.ports import ComputePort, Services
 from uma_core.session.events import Accepted, Cancel, End, Event, Final, HangUp, Hold, Prompt, Queued, Refused, Stale, Token
-from uma_core.types import FinishReason, Peer
+from uma_core.types import FinishReason, Peer, n_extra
 
 log = logging.getLogger(__name__)
 
@@ -120,14 +120,20 @@ class IoApp:
         refusal, is_reserve, limit = None, False, config.ipc.max_connections
         if not may_connect(peer, os.getuid(), config.access):
             refusal = UmaError(ErrorCode.FORBIDDEN)
-        elif len(self.clients) >= limit:
-            refusal = UmaError(ErrorCode.TOO_MANY_SESSIONS, f"{limit} connections are open", limit=limit)
+        elif len(self.clients) >= limit and (len(self.clients) >= limit + n_extra(limit) or self._n_connections(peer)):
+            n_held = self._n_connections(peer)
+            message = f"{len(self.clients)} connections are open, {n_held} of them yours; the limit is {limit}"
+            refusal = UmaError(ErrorCode.TOO_MANY_SESSIONS, message, n_held=n_held, limit=limit)
             is_reserve = self._has_reserve_for(peer)
-        if refusal is not None and not is_reserve and len(self.clients) >= limit + REFUSING_MAX:
+        if refusal is not None and not is_reserve and len(self.clients) >= limit + n_extra(limit) + REFUSING_MAX:
             with sock:
                 self._tell_shed(sock)
             return
         self._open(sock, peer, refusal, is_reserve)
+
+    def _n_connections(self, peer: Peer) -> int:
+        """Of the same process."""
+        return sum((client.peer.uid, client.peer.pid) == (peer.uid, peer.pid) for client in self.clients.values())
 
     def _has_reserve_for(self, peer: Peer) -> bool:
         """Whoever fills the daemon's places must not lock its administrator out."""

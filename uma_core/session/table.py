@@ -30,6 +30,10 @@ class Account(NamedTuple):
     name: str = ""
 
 
+def account_of(peer: Peer, name: str) -> Account:
+    return Account(peer.uid, 0 if name else peer.pid, name)
+
+
 class SessionTable:
     def __init__(self, info: EngineInfo) -> None:
         self.n_cells_total = info.n_ctx
@@ -52,11 +56,15 @@ class SessionTable:
     def add(self, session: Session, peer: Peer) -> None:
         self.n_changes += 1
         session.uid, session.pid = peer.uid, peer.pid
-        name = session.request.account
-        session.client = self._client(Account(peer.uid, 0 if name else peer.pid, name))
+        session.client = self._client(account_of(peer, session.request.account))
         self._by_sid[session.sid] = session
         self._by_key.setdefault((session.conn_id, session.id), []).append(session)
         self.n_queued[session.lane] += 1
+
+    def n_held(self, peer: Peer, name: str) -> int:
+        """Requests, of all states, that this account has here."""
+        client = self._clients.get(account_of(peer, name))
+        return sum(session.client == client for session in self._by_sid.values()) if client is not None else 0
 
     def _client(self, key: Account) -> int:
         """The number of a fairness account. A process for each request must not grow this for ever."""

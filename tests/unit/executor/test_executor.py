@@ -131,6 +131,25 @@ def test_session_cap_and_duplicate_ids() -> None:
     assert [r.error.error for r in rig.refusals()] == [ErrorCode.DUPLICATE_ID, ErrorCode.TOO_MANY_SESSIONS]
 
 
+def test_whoever_fills_all_places_does_not_keep_the_others_out() -> None:
+    """A process, and an account that a gateway asks for, each have a place of their own beyond the cap; but not a second one."""
+    rig = Rig(limits=Limits(max_sessions=16))
+    for i in range(20):
+        rig.submit(f"hog{i}", conn_id=i, max_tokens=500)
+    gateway = Peer(1000, 1000, 77)
+    rig.submit("other", conn_id=50, peer=Peer(1000, 1000, 2), max_tokens=500)
+    rig.submit("account", conn_id=51, peer=gateway, account="alice", max_tokens=500)
+    rig.submit("again", conn_id=52, peer=gateway, account="alice", max_tokens=500)
+    rig.submit("no room", conn_id=53, peer=gateway, account="bob", max_tokens=500)
+    rig.tick()
+    refused = {r.request_id: r.error for r in rig.refusals()}
+    assert sorted(refused) == ["again", "hog16", "hog17", "hog18", "hog19", "no room"]
+    assert all(error.error is ErrorCode.TOO_MANY_SESSIONS and error.detail["limit"] == 16 for error in refused.values())
+    assert (refused["hog19"].detail["n_held"], refused["again"].detail["n_held"], refused["no room"].detail["n_held"]) == (16, 1, 0)
+    rig.run()
+    rig.check_all_free()
+
+
 def test_lane_follows_the_prompt_where_the_request_is_silent() -> None:
     rig = Rig(limits=Limits(auto_lane_tokens=50))
     rig.submit("short", "x" * 10)
