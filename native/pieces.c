@@ -4,6 +4,7 @@
 #include <string.h>
 
 static const double ALMOST = 0.99; // most that a chunk under way can have done: its total is an estimate
+enum { FIRST_PIECES = 16 }; // of a kind: until then its cost is a guess
 enum { GEMV_ROWS = 4 }; // up to so many rows a matmul costs its weights' bytes, not its arithmetic
 
 static enum uma_kind kind_of(const struct ggml_tensor * t) {
@@ -34,20 +35,31 @@ static double sum(const double * x) {
     return s;
 }
 
-// Spread a piece's error over the kinds it was predicted from, by their shares; bounded, because one
-// preempted piece may take ten times its time.
+// Of the first n of three; the lower one of two.
+static double median(const double * x, int64_t n) {
+    if (n < 2) {
+        return x[0];
+    }
+    const double low = x[0] < x[1] ? x[0] : x[1], high = x[0] < x[1] ? x[1] : x[0];
+    return n < 3 || x[2] < low ? low : x[2] > high ? high : x[2];
+}
+
+// Spread a piece's error over the kinds it was predicted from, by their shares. It is the median of the last errors: one piece that was
+// preempted may take ten times its time. Slowly, because what a unit of work costs depends on the size of the chunk too.
 static void learn(uma_pieces * p, int64_t elapsed_ns) {
     const double predicted = sum(p->piece);
     if (predicted <= 0) {
         return;
     }
-    const double ratio = elapsed_ns / predicted;
     for (int i = 0; i < UMA_N_KINDS; i++) {
         const double share = p->piece[i] / predicted;
         if (share < 0.2) {
             continue;
         }
-        const bool is_new = p->n_seen[i]++ < 8;
+        const int64_t n = p->n_seen[i]++;
+        p->recent[i][n % UMA_N_RECENT] = elapsed_ns / predicted;
+        const double ratio  = median(p->recent[i], n + 1);
+        const bool   is_new = n < FIRST_PIECES;
         const double low = is_new ? 0.02 : 0.7, high = is_new ? 50.0 : 1.4;
         const double bounded = ratio < low ? low : ratio > high ? high : ratio;
         p->ns_per_work[i] *= 1.0 + (is_new ? 0.7 : 0.1) * share * (bounded - 1.0);

@@ -10,8 +10,11 @@
 
 enum uma_kind { UMA_MATMUL, UMA_GEMV, UMA_EXPERTS, UMA_ATTENTION, UMA_OTHER, UMA_N_KINDS };
 
+enum { UMA_N_RECENT = 3 }; // pieces of a kind whose median error counts: of 1, 3, 5 and 7 best in the worst run of tests/native/check_pieces.c
+
 typedef struct uma_pieces {
     double  ns_per_work[UMA_N_KINDS];
+    double  recent[UMA_N_KINDS][UMA_N_RECENT]; // measured over predicted, of the last pieces
     int64_t n_seen[UMA_N_KINDS];
     double  piece[UMA_N_KINDS]; // predicted ns by kind since the last cut
     double  heaviest;           // predicted ns of the heaviest single node of this chunk
