@@ -108,7 +108,7 @@ class Admittance:
         if n_after <= most:
             return
         n_held = table.n_held(command.peer, command.request.account)
-        if n_held or n_after > most + n_extra(most):
+        if n_held or n_answers > 1 or n_after > most + n_extra(most):
             message = f"{len(table)} requests are queued or running, {n_held} of them yours; the limit is {most}"
             raise UmaError(ErrorCode.TOO_MANY_SESSIONS, message, n_held=n_held, limit=most, retry_after_ms=self._retry_after_ms(table))
 
