@@ -6,6 +6,7 @@
 #include "json-schema-to-grammar.h"
 #include "json.h"
 #include "model.h"
+#include "open_end.h"
 #include "peg-parser.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ using json = common_json;
 
 #define API extern "C" __attribute__((visibility("default")))
 
-static constexpr int INTERFACE = 1; // raised with every change that uma_gateway/chat/library.py has to follow
+static constexpr int INTERFACE = 2; // raised with every change that uma_gateway/chat/library.py has to follow
 
 // Templates, schema conversion and the parsers of answers recurse with what they are given, and an overflow of the stack
 // would end the process. One level of an answer takes up to 4.1 KB of stack with the bundled templates. What one level of a
@@ -34,6 +35,10 @@ struct uma_chat_templates {
     common_chat_templates_ptr templates;
 };
 
+// A parse reads the whole answer, at 5 to 10 ns a byte. So many bytes may be parsed for each byte of the answer, and so many for the
+// answer: a token in mid-structure (numbers, names of arguments) is parsed at once up to 6 KB of such, and then every 0.4 %.
+static constexpr size_t PARSED_PER_BYTE = 512, PARSED_AT_LEAST = 8 << 20;
+
 struct uma_chat_parser {
     common_chat_format format;
     std::string generation_prompt; // the parser begins with it
@@ -42,6 +47,14 @@ struct uma_chat_parser {
     common_chat_msg message;       // what the differences given out so far add up to
     std::vector<std::string> ids;  // of its tool calls
     int depth = 0, deepest = 0;    // of the brackets in it
+    size_t n_parsed = 0;           // bytes, by all parses together
+    delimiter_tries tries;
+    // While the answer goes on in a free text, it is scanned for its end only, and goes where the parser would put it:
+    free_text open;
+    std::string common_chat_msg::* open_text = nullptr; // content or reasoning
+    bool is_open_argument = false;                      // the last call's arguments
+    bool is_open_escaped = false;                       // as the inside of a JSON string
+    std::string untold;                                 // white space that the parser leaves out until more follows
 };
 
 // What a failure is about; everything else that is thrown is the library's fault.
@@ -283,15 +296,23 @@ static parsed parse(const uma_chat_parser & handle, const std::string & text) {
 }
 
 // llama.cpp keeps back what may be the beginning of a delimiter, and an answer that ends with "<" would lose it; with something
-// behind it, it is text.
-static parsed parse_whole(const uma_chat_parser & handle) {
+// behind it, it is text. A call that was cut must not become text by it.
+static parsed parse_whole(uma_chat_parser & handle) {
+    parsed plain = parse(handle, handle.text);
+    handle.n_parsed += handle.text.size();
     try {
         auto found = parse(handle, handle.text + END_MARK);
-        if (take_mark(found.message.content) || take_mark(found.message.reasoning_content)) return { std::move(found.message), true };
+        const bool has_mark = take_mark(found.message.content) || take_mark(found.message.reasoning_content);
+        if (has_mark && found.message.tool_calls.size() == plain.message.tool_calls.size()) return { std::move(found.message), true };
     } catch (const problem &) {
         // it ends with a delimiter, or in the middle of a call
     }
-    return parse(handle, handle.text);
+    return plain;
+}
+
+// A parse of less text than was told finds less of it; what was told stays told.
+static void keep_told(std::string & found, const std::string & told) {
+    if (found.size() < told.size() && !told.compare(0, found.size(), found)) found = told;
 }
 
 static json differences(uma_chat_parser & handle, common_chat_msg message) {
@@ -310,7 +331,98 @@ static json differences(uma_chat_parser & handle, common_chat_msg message) {
         }
         if (!entry.empty()) list.push_back(entry);
     }
+    keep_told(message.content, handle.message.content);
+    keep_told(message.reasoning_content, handle.message.reasoning_content);
+    for (size_t i = 0; i < handle.message.tool_calls.size() && i < message.tool_calls.size(); i++)
+        keep_told(message.tool_calls[i].arguments, handle.message.tool_calls[i].arguments);
     handle.message = std::move(message);
+    return list;
+}
+
+// --- free text
+
+static std::string escaped(const std::string & text) {
+    const std::string quoted = json(text).dump();
+    return quoted.substr(1, quoted.size() - 2);
+}
+
+static bool is_space(const std::string & text) { return text.find_first_not_of(" \t\r\n\v\f") == std::string::npos; }
+
+// Is `longer` what `shorter` becomes with `text` behind it? White space that `shorter` leaves out goes to *untold.
+static bool is_continued(const std::string & shorter, const std::string & longer, const std::string & text, std::string * untold) {
+    if (longer.size() < shorter.size() + text.size() || longer.compare(0, shorter.size(), shorter)) return false;
+    if (longer.compare(longer.size() - text.size(), text.size(), text)) return false;
+    *untold = longer.substr(shorter.size(), longer.size() - text.size() - shorter.size());
+    return is_space(*untold);
+}
+
+// Finds out, with a text that the open part surely takes, to which part of the message it is added, and how.
+static bool find_target(uma_chat_parser & handle) {
+    const std::string trial = handle.open.is_string() ? "a' True \\\" \\\\ \\/ \\n b" : "a \"b' True\n\\c";
+    free_text scan = handle.open;
+    if (scan.take(trial) != trial || !scan.is_open()) return false;
+    handle.n_parsed += handle.text.size();
+    common_chat_msg tried = parse(handle, handle.text + trial).message;
+    const common_chat_msg & told = handle.message;
+    if (tried.tool_calls.size() != told.tool_calls.size()) return false;
+    handle.open_text = nullptr;
+    handle.is_open_argument = handle.is_open_escaped = false;
+    handle.untold.clear();
+    for (size_t i = 0; i < told.tool_calls.size(); i++) {
+        const auto &before = told.tool_calls[i], &after = tried.tool_calls[i];
+        if (before.name != after.name) return false;
+        if (before.arguments == after.arguments) continue;
+        if (i + 1 < told.tool_calls.size()) return false;
+        handle.is_open_argument = true;
+        handle.is_open_escaped = !is_continued(before.arguments, after.arguments, trial, &handle.untold);
+        if (handle.is_open_escaped && !is_continued(before.arguments, after.arguments, escaped(trial), &handle.untold)) return false;
+    }
+    for (const auto text : { &common_chat_msg::content, &common_chat_msg::reasoning_content }) {
+        if (told.*text == tried.*text) continue;
+        if (handle.open_text || handle.is_open_argument || !is_continued(told.*text, tried.*text, trial, &handle.untold)) return false;
+        handle.open_text = text;
+    }
+    return true; // also where nothing of the message grows: what is left out is not told
+}
+
+// After a parse: is the end of the answer open, so that what follows can be scanned instead of parsed?
+static open_end open_after(uma_chat_parser & handle) {
+    handle.open = free_text();
+    const std::string input = handle.generation_prompt + handle.text;
+    handle.n_parsed += input.size();
+    const open_end end = find_open_end(handle.arena, input, handle.tries);
+    if (!end.is_one()) return end;
+    const auto & parser = handle.arena.get(end.last);
+    if (std::holds_alternative<common_peg_until_parser>(parser)) handle.open = free_text(&handle.tries.at(end.last));
+    else if (const auto * string = std::get_if<common_peg_string_parser>(&parser); string && string->delimiter == '"') handle.open = free_text(nullptr);
+    if (handle.open.is_open() && !find_target(handle)) handle.open = free_text();
+    return end;
+}
+
+// Scans text behind an open end -> the difference. What the scan does not take is left for a parse.
+static json pass(uma_chat_parser & handle, const char * text, size_t size) {
+    handle.untold += handle.is_open_escaped ? escaped(handle.open.take({ text, size })) : handle.open.take({ text, size });
+    json list = json::array();
+    if (!handle.open_text && !handle.is_open_argument) handle.untold.clear();
+    if (handle.untold.empty()) return list;
+    // the parser leaves out reasoning that is only white space, and white space behind a call's JSON
+    auto & whole = handle.open_text ? handle.message.*handle.open_text : handle.message.tool_calls.back().arguments;
+    size_t n_told = handle.untold.size();
+    if (handle.open_text == &common_chat_msg::reasoning_content && whole.empty() && is_space(handle.untold)) n_told = 0;
+    if (handle.is_open_argument && !handle.is_open_escaped) n_told = handle.untold.find_last_not_of(" \t\r\n\v\f") + 1;
+    if (!n_told) return list;
+    const std::string told = handle.untold.substr(0, n_told);
+    handle.untold.erase(0, n_told);
+    whole += told;
+    json entry = json::object();
+    if (handle.is_open_argument) {
+        entry["index"] = handle.message.tool_calls.size() - 1;
+        entry["name"] = entry["id"] = "";
+        entry["arguments"] = told;
+    } else {
+        entry[handle.open_text == &common_chat_msg::content ? "content" : "reasoning"] = told;
+    }
+    list.push_back(entry);
     return list;
 }
 
@@ -377,16 +489,45 @@ API char * uma_chat_parser_new(const char * request, uma_chat_parser ** out) {
 
 API void uma_chat_parser_delete(uma_chat_parser * handle) { delete handle; }
 
-// Adds text to the answer and parses all of it -> {differences, is_whole}: what was not given out before.
-API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, size_t size, int is_final) {
+static bool may_parse(const uma_chat_parser & handle) {
+    return handle.n_parsed + 2 * handle.text.size() <= PARSED_AT_LEAST + PARSED_PER_BYTE * handle.text.size();
+}
+
+enum feed_how { FEED_STREAM, FEED_FINAL, FEED_PARSE };
+
+// Adds text to the answer -> {differences, is_read, is_whole, is_dead, n_parsed}: what was not given out before; whether all of the text
+// has the template's form, and is whole; whether no text that follows can give it that form; bytes parsed so far.
+// how: 0 parses when it must, and at a cost in proportion to the answer; 1 is for the end of it; 2 parses in any case.
+API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, size_t size, int how) {
     return guarded([&] {
         handle->text.append(text, size);
         count_depth(*handle, text, size);
         return about("answer", [&] {
-            parsed found = is_final ? parse_whole(*handle) : parse(*handle, handle->text);
             json answer = json::object();
-            answer["is_whole"] = found.is_whole;
-            answer["differences"] = differences(*handle, std::move(found.message));
+            json list = json::array();
+            bool is_read = false, is_whole = false, is_dead = false;
+            if (how == FEED_STREAM && handle->open.is_open()) {
+                list = pass(*handle, text, size);
+                is_read = handle->open.is_open();
+            }
+            if (!is_read && (how != FEED_STREAM || may_parse(*handle))) {
+                handle->open = free_text();
+                handle->n_parsed += handle->text.size();
+                try {
+                    parsed found = how == FEED_FINAL ? parse_whole(*handle) : parse(*handle, handle->text);
+                    for (const auto & entry : differences(*handle, std::move(found.message))) list.push_back(entry);
+                    is_read = true;
+                    is_whole = found.is_whole;
+                } catch (const problem & error) {
+                    if (how != FEED_STREAM) throw;
+                }
+                if (how == FEED_STREAM) is_dead = open_after(*handle).is_dead();
+            }
+            answer["differences"] = list;
+            answer["is_read"] = is_read;
+            answer["is_whole"] = is_whole;
+            answer["is_dead"] = is_dead;
+            answer["n_parsed"] = handle->n_parsed;
             return answer;
         });
     });
@@ -395,6 +536,7 @@ API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, siz
 // Takes back all but the first `size` bytes, which parsed.
 API void uma_chat_parser_rewind(uma_chat_parser * handle, size_t size) {
     if (size < handle->text.size()) handle->text.resize(size);
+    handle->open = free_text();
 }
 
 // -> {grammar, log}: a GBNF, and what the conversion left out

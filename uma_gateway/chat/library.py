@@ -16,7 +16,7 @@ from typing import Any
 
 from uma_gateway.chat.errors import ChatCode, ChatError
 
-INTERFACE = 1  # as in native/chat/chat.cpp
+INTERFACE = 2  # as in native/chat/chat.cpp
 LIBRARY = Path(__file__).resolve().parent.parent / "lib" / ("libuma_chat.dylib" if sys.platform == "darwin" else "libuma_chat.so")
 _REBUILD = "run `make build`, or install UMA Serve again"
 

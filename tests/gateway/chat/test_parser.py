@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from typing import Any
 
 import pytest
 
 from tests.gateway.chat.conftest import CALLS, MESSAGES, NAMES, REQUESTS, UNWRITTEN, WITHOUT_CALLS, apply, templates, written
-from uma_gateway.chat import Answer, Applied, Parser, parser
+from uma_gateway.chat import Answer, Applied, Parser
 
 TEXTS = ("Hello < world <", "I like <tool", '```json\n{"a":1}\n```', "a {", "x [TOOL_", "<", "Hi", "{", "Il pleut à Paris ✓ 😀")
 # by hand, from what the models' makers document: family, answer, content, reasoning, calls
@@ -196,29 +197,114 @@ def test_deep_output_ends_no_thread_with_a_small_stack() -> None:
     assert all(answer.content or answer.tool_calls for answer in answers)
 
 
-@pytest.mark.parametrize("n_tokens", [2_000, 16_000])
-def test_long_answers_are_not_parsed_at_every_token(n_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes that the library reads over an answer stay in proportion to its length."""
-    sizes: list[int] = []
-    original = parser.call
+def beginnings(applied: Applied) -> list[str]:
+    """What stands before content, and before more reasoning."""
+    thinking = applied.thinking
+    if thinking is None:
+        return [""]
+    return [f"Hm.{thinking.end}", "Hm."] if thinking.is_open else ["", f"{thinking.start}Hm."]
 
-    def counted(name: str, *arguments: Any) -> Any:
-        if name == "uma_chat_parser_feed":
-            sizes.append((sizes[-1] if sizes else 0) + arguments[2])  # the library reads all that it has
-        return original(name, *arguments)
 
-    monkeypatch.setattr(parser, "call", counted)
-    made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "tools"))
-    for _ in range(n_tokens):
-        made.feed("word ")
+@pytest.mark.parametrize("kind", ["plain", "parallel", "json-and-tools"])
+def test_every_token_of_a_text_reaches_the_reader_at_once(name: str, kind: str) -> None:
+    """For every template, in content and in reasoning, whatever the text's length; a `<` waits for the next token."""
+    for beginning in beginnings(apply(name, kind)):
+        made = Parser(apply(name, kind))
+        made.feed(beginning)
+        made.feed("First")  # the end of a tag may take the white space behind it
+        for i in range(200):
+            token = f" 2 < {i} [it's]\n{{so}}"
+            assert "".join(diff.content + diff.reasoning for diff in made.feed(token)) == token
+        n_parsed = made.n_parsed
+        for _ in range(200):
+            made.feed("word ")
+        assert made.n_parsed == n_parsed  # nothing of it was parsed again
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "token"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "', 'a \\"b\\"\\n'),
+        ("Qwen3-Coder", "<tool_call>\n<function=search>\n<parameter=query>\n", 'a "b" < c\n'),
+        ("google-gemma-4-31B-it", '<|tool_call>call:search{query:<|"|>', 'a "b" < c\n'),
+        ("mistralai-Mistral-Nemo-Instruct-2407", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "', "a [b] \\u00e9"),
+        ("openai-gpt-oss-120b", "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\":\"", "a <b> "),
+    ],
+)  # fmt: skip
+def test_every_token_of_a_long_argument_reaches_the_reader_at_once(name: str, start: str, token: str) -> None:
+    made = Parser(apply(name, "tools"))
+    made.feed(start)
+    made.feed("First")
+    n_parsed = made.n_parsed
+    for _ in range(200):
+        assert "".join(diff.arguments for diff in made.feed(token))
+    assert made.n_parsed == n_parsed
+    (argument,) = json.loads(made.answer.tool_calls[0].arguments + '"}').values()
+    text = token if '<' in token and '"' in token else json.loads(f'"{token}"')  # as it is, or in JSON already
+    assert argument.strip() == ("First" + text * 200).strip()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_pieces_tell_at_each_point_what_a_parse_of_the_whole_tells(name: str, seed: int) -> None:
+    """Except white space at the end of arguments, which waits for what follows."""
+    applied, dice = apply(name, "parallel"), random.Random(f"{name}{seed}")
+    parts = ["It is sunny < there.", " 😀 is\n\n\"that\" so?", "```c\na <b> [1] {2}\n```\n", " <", "  \n"]
+    beginning = dice.choice(beginnings(applied))
+    texts = [beginning + "".join(dice.choices(parts, k=4))]
+    if name not in (*UNWRITTEN, *WITHOUT_CALLS):
+        long = 'a "quoted" \\ text\n< with [brackets] {and} é 😀 ' * 3
+        n_calls = dice.choice([1, 2]) if templates(name).capabilities["supports_parallel_tool_calls"] else 1
+        call = written(name, [("search", {"query": long, "limit": 3}), ("get_weather", {"city": "Paris"})][:n_calls])
+        texts += [call, call + dice.choice(parts), call[: dice.randrange(len(call))]]
+    for text in texts:
+        made, at = Parser(applied, new_id=str), 0
+        while at < len(text):
+            size = dice.choice([1, 1, 2, 3, 5, 8, 30])
+            made.feed(text[at : at + size])
+            at += size
+            if dice.random() < 0.7:
+                continue
+            once = Parser(applied, new_id=str)
+            once.feed(text[:at])
+            assert shown(made.answer) == shown(once.answer)
+        made.feed("", is_final=True)
+        whole = read(applied, text).answer
+        assert made.answer.content.strip() == whole.content.strip() and shown(made.answer)[1:] == shown(whole)[1:]
+
+
+def shown(answer: Answer) -> tuple[Any, ...]:
+    return answer.content, answer.reasoning, [(call.name, call.arguments.rstrip()) for call in answer.tool_calls]
+
+
+HARD = {  # what a parser has to be asked about at every token
+    "numbers": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3, "filters": [' + "12, " * 20_000,
+    "names": '<tool_call>\n{"name": "search", "arguments": {"filters": {' + '"name": {"a": 1}, ' * 5_000,
+    "calls": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3}}\n</tool_call>\n' * 1_000,
+    "tags": "text <tool_call text <tool_call " * 3_000,
+    "no form": "<tool_call>\nno call " * 5_000,
+    "text": "word " * 16_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HARD.values(), ids=HARD)
+def test_the_cost_stays_in_proportion_to_the_answer(text: str) -> None:
+    """The bytes that the library parses; at every token they would be half the answer's length times its tokens."""
+    made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "parallel"))
+    for at in range(0, len(text), 4):
+        made.feed(text[at : at + 4])
+        assert made.n_parsed <= (8 << 20) + 516 * (at + 4)
     made.feed("", is_final=True)
-    assert made.answer.content == "word " * n_tokens
-    assert sum(sizes) < 210 * 5 * n_tokens  # at every token it would be 1,000 and 8,000 times the length
+    assert made.n_parsed <= (8 << 20) + 520 * len(text)
 
 
-def test_short_answers_stream_at_every_token() -> None:
+def test_what_follows_the_end_of_the_form_streams_as_content() -> None:
+    """After a call that is none the rest can only be text, and no reader waits for the end of the answer."""
     made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "tools"))
-    assert [sum(bool(diff.content) for diff in made.feed("word ")) for _ in range(20)] == [1] * 20
+    made.feed('<tool_call>\n{"name": "fly", ')
+    for _ in range(3):
+        assert "".join(diff.content for diff in made.feed("word ")) == "word "
+    made.feed("", is_final=True)
+    assert made.answer == Answer(content='<tool_call>\n{"name": "fly", word word word ')
 
 
 def test_streamed_calls_tell_name_and_id_once_and_arguments_in_pieces() -> None:

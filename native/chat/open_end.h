@@ -1,0 +1,50 @@
+// Which part of a template's parser an answer stops in, so that what follows need not be parsed with everything before it.
+#pragma once
+
+#include "peg-parser.h"
+#include "trie.h"
+
+#include <map>
+#include <string>
+#include <string_view>
+
+// What a parse of an unfinished answer found out about the end of the text.
+struct open_end {
+    common_peg_parse_result_type type = COMMON_PEG_PARSE_RESULT_FAIL;
+    size_t end = 0;
+    int n_looks = 0;                                         // parsers that asked for text behind the end; 2: two or more
+    common_peg_parser_id last = COMMON_PEG_INVALID_PARSER_ID; // the one that did
+    size_t last_start = 0;                                   // where it began
+    bool is_clean = true;                                    // it consumed the text to its end, and holds no half delimiter or escape
+
+    // No text that follows can change the failure.
+    bool is_dead() const { return type == COMMON_PEG_PARSE_RESULT_FAIL && n_looks == 0; }
+
+    // Only `last` saw the end. Whatever follows and leaves it where it is changes nothing else of the parse.
+    bool is_one() const { return type == COMMON_PEG_PARSE_RESULT_NEED_MORE_INPUT && n_looks == 1 && is_clean; }
+};
+
+using delimiter_tries = std::map<common_peg_parser_id, common_trie>; // of the until parsers; kept between calls
+
+open_end find_open_end(const common_peg_arena & arena, std::string_view input, delimiter_tries & tries);
+
+// Scans what follows an answer that stops in free text (up to a delimiter) or in a JSON string, piece by piece.
+class free_text {
+  public:
+    free_text() = default;
+    explicit free_text(const common_trie * delimiters) : delimiters_(delimiters), is_open_(true) {} // null: a JSON string
+
+    bool is_open() const { return is_open_; }
+    bool is_string() const { return !delimiters_; }
+
+    // The part of `held + text` that surely belongs to the free text. Where that ends, is_open() is false, and the rest is not looked at.
+    std::string take(std::string_view text);
+
+  private:
+    std::string take_free();
+    std::string take_string();
+
+    const common_trie * delimiters_ = nullptr;
+    bool is_open_ = false;
+    std::string held_; // the beginning of what may become a delimiter or an escape
+};
