@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,15 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_SKIPS = bool(os.environ.get("UMA_NO_SKIPS"))  # where everything that a test may need is there: a skip is a failure
+
+
+STARTS_DAEMONS = {Path(__file__).parent / name for name in ("daemon", "gateway")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if STARTS_DAEMONS.intersection(item.path.parents):
+            item.add_marker(pytest.mark.daemon)
 
 
 def n_skipped(config: pytest.Config) -> int:

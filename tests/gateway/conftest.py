@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.daemon.fixtures import folder, serve, short_folder
 from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, running
 from tests.gateway.support import GatewayProcess, gateway_before
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.daemon)
-
-
-@contextlib.contextmanager
-def short_folder() -> Iterator[Path]:
-    """Short, because the path of a Unix socket is."""
-    path = Path(tempfile.mkdtemp(prefix="uma-g-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
 
 
 @pytest.fixture(scope="module")
 def module_folder() -> Iterator[Path]:
-    with short_folder() as path:
-        yield path
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
     with short_folder() as path:
         yield path
 
@@ -68,16 +43,6 @@ def levers(fake: DaemonProcess) -> Iterator[Callable[..., None]]:
 
     yield pull
     fake.pull(step_ms=0)
-
-
-@pytest.fixture
-def serve(folder: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    with contextlib.ExitStack() as stack:
-
-        def start(*args: str, **spawn: Any) -> DaemonProcess:
-            return stack.enter_context(running(folder, "--engine", "fake", *args, **{"has_levers": True, **spawn}))
-
-        yield start
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -128,6 +129,27 @@ def written(name: str, calls: list[tuple[str, dict[str, Any]]] | None = None) ->
     thinking = apply(name, "tools").thinking
     thought = f"Let me think.{thinking.end}" if thinking and thinking.is_open else ""
     return thought + _without_end(text)
+
+
+def run_on_small_stack(work: Callable[[], None]) -> None:
+    """As macOS has it: 512 KB. An exception in `work` is raised here."""
+    caught: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            caught.append(error)
+
+    before = threading.stack_size(512 << 10)
+    try:
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    if caught:
+        raise caught[0]
 
 
 def _without_end(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.chat.conftest import CALLS, MESSAGES, NAMES, REQUESTS, UNWRITTEN, WITHOUT_CALLS, apply, templates, written
+from tests.gateway.chat.conftest import CALLS, MESSAGES, NAMES, REQUESTS, UNWRITTEN, WITHOUT_CALLS, apply, run_on_small_stack, templates, written
 from uma_gateway.chat import Answer, Applied, Parser
 
 TEXTS = ("Hello < world <", "I like <tool", '```json\n{"a":1}\n```', "a {", "x [TOOL_", "<", "Hi", "{", "Il pleut à Paris ✓ 😀")
@@ -186,13 +186,7 @@ def test_deep_output_ends_no_thread_with_a_small_stack() -> None:
             answers.append(read(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), text, 50).answer)
 
     apply("Qwen-Qwen2.5-7B-Instruct", "tools")
-    before = threading.stack_size(512 << 10)
-    try:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    finally:
-        threading.stack_size(before)
+    run_on_small_stack(work)
     assert len(answers) == 3 and len(answers[0].tool_calls) == 1
     assert all(answer.content or answer.tool_calls for answer in answers)
 

@@ -11,7 +11,7 @@ import jinja2
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tests.gateway.chat.conftest import CALLS, FOLDER, MESSAGES, NAMES, REQUESTS, SCHEMA, TOOLS, WITHOUT_CALLS, apply, templates
+from tests.gateway.chat.conftest import CALLS, FOLDER, MESSAGES, NAMES, REQUESTS, SCHEMA, TOOLS, WITHOUT_CALLS, apply, run_on_small_stack, templates
 from uma_gateway.chat import ChatCode, ChatError, Parser, Templates
 
 QUESTION = [{"role": "user", "content": "Hello"}]
@@ -167,7 +167,6 @@ def test_deep_schemas_and_options_are_refused_and_end_nothing(depth: int) -> Non
 
 
 def test_deep_requests_end_no_thread_with_a_small_stack() -> None:
-    """macOS gives threads 512 KB."""
     codes = []
 
     def work() -> None:
@@ -179,13 +178,7 @@ def test_deep_requests_end_no_thread_with_a_small_stack() -> None:
                 codes.append(error.code.value)
 
     templates("google-gemma-4-31B-it")
-    before = threading.stack_size(512 << 10)
-    try:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    finally:
-        threading.stack_size(before)
+    run_on_small_stack(work)
     assert codes == ["ok", "too_deep", "too_deep"]
 
 

@@ -1,0 +1,41 @@
+"""Fixtures of every folder whose tests start daemons: their conftest.py imports them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.support import DaemonProcess, running
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Short, because the path of a Unix socket is."""
+    path = Path(tempfile.mkdtemp(prefix="uma-t-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def serve(folder: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Start a daemon on the simulated engine, with levers."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*args: str, **spawn: Any) -> DaemonProcess:
+            return stack.enter_context(running(folder, "--engine", "fake", *args, **{"has_levers": True, **spawn}))
+
+        yield start
