@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 EXTRAS := top,http,perf,test,dev
 
-.PHONY: help venv build ext demo test test-deps portable check fuzz audit conversations perf gen size clean distclean
+.PHONY: help venv build ext demo test test-deps portable check fuzz audit conversations differential perf gen size clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -50,6 +50,9 @@ audit: $(READY) ## look for known vulnerabilities in what the HTTP gateway needs
 
 conversations: ext ## 1,200 random chats: logits after a cached beginning against those of full reads
 	UMA_CACHE_CONVERSATIONS=200 $(PY) -m pytest -q -s tests/cache_engine/test_real.py
+
+differential: ext ## build the pinned llama-server, record its replies for the tests, say what the gateway does differently
+	$(PY) -m tests.gateway.differential
 
 perf: ext ## measure; writes perf/out
 	$(PY) -m perf

@@ -34,7 +34,20 @@ def test_stop_words_probabilities_and_chosen_fields(gateway):
     after = gateway.post("/completion", prompt="hello", n_predict=1, n_probs=2, post_sampling_probs=True).json
     assert 0 <= after["completion_probabilities"][0]["prob"] <= 1
     chosen = gateway.post("/completion", prompt="hello", n_predict=2, response_fields=["content", "timings/predicted_n", "none/such"]).json
-    assert chosen.keys() == {"content", "predicted_n"} and chosen["predicted_n"] == 2
+    assert chosen.keys() == {"content", "timings/predicted_n"} and chosen["timings/predicted_n"] == 2
+
+
+def test_several_prompts_have_an_answer_each(gateway):
+    """Not one answer to all of them in a row."""
+    ask = {"n_predict": 4, "temperature": 0}
+    alone = [gateway.post("/completion", prompt=prompt, **ask).json["content"] for prompt in ("hello", "goodbye")]
+    both = gateway.post("/completion", prompt=["hello", "goodbye"], **ask).json
+    assert [answer["content"] for answer in both] == alone and [answer["index"] for answer in both] == [0, 1]
+    streamed = gateway.post("/completion", prompt=["hello", "goodbye"], stream=True, **ask).events
+    assert ["".join(event["content"] for event in streamed if event["index"] == i) for i in (0, 1)] == alone
+    assert sum(event["stop"] for event in streamed) == 2
+    assert isinstance(gateway.post("/completion", prompt=["hello ", 104, "x"], **ask).json, dict)  # a mixed one is one prompt
+    assert gateway.post("/completion", prompt=["x"] * 129, **ask).status == 400
 
 
 def test_text_to_tokens_and_back(gateway):

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from uma_gateway.apis.llama.completion import SHOWN
 from uma_gateway.errors import GatewayError, Kind, unsupported
 from uma_gateway.exchange import Exchange
+from uma_gateway.fields import PARAMS, UNLIMITED
+
+RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
 
 
 async def on_health(exchange: Exchange) -> None:
@@ -25,13 +29,18 @@ async def on_props(exchange: Exchange) -> None:
             "total_slots": props["n_seq_max"],
             "model_alias": model.name,
             "model_path": props["model"]["path"],
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": False, "audio": False, "video": False},
             "chat_template": props["chat_template"] or "",
             **({"chat_template_tool_use": props["chat_template_tool_use"]} if props["chat_template_tool_use"] else {}),
+            "chat_template_caps": (await model.templates()).capabilities if model.has_chat else {},
             "bos_token": model.special("bos"),
             "eos_token": model.special("eos"),
             "build_info": model.system_fingerprint,
             "is_sleeping": False,
+            "endpoint_slots": True,
+            "endpoint_props": False,  # that they can be set
+            "endpoint_metrics": True,
+            "ui": True,
         }
     )
 
@@ -52,12 +61,19 @@ async def on_set_adapters(exchange: Exchange) -> None:
 
 def default_params(exchange: Exchange) -> dict[str, Any]:
     answers = exchange.gateway.config.answers
+    n_predict = answers.max_tokens or UNLIMITED
     return {
+        **{param.name: param.neutral for param in PARAMS if param.name in SHOWN},
         "temperature": answers.temperature,
         "top_k": answers.top_k,
         "top_p": answers.top_p,
         "min_p": answers.min_p,
-        "n_predict": answers.max_tokens or -1,
+        "n_predict": n_predict,
+        "max_tokens": n_predict,
+        "seed": RANDOM_SEED,
+        "n_probs": 0,
+        "stream": False,
+        "lora": [],
     }
 
 

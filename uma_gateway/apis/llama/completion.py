@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,18 +12,27 @@ from uma_gateway.apis.openai import chunks
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import array, boolean, integer, most_tokens, need, sampling_fields, table, text
-from uma_gateway.generate import Plan, batches, begin, ended, final, lane_fields, note_end
+from uma_gateway.fields import PARAMS, array, boolean, integer, most_tokens, need, sampling_fields, table, text
+from uma_gateway.generate import Plan, begin, ended, final, lane_fields, merged, note_end, send
 from uma_gateway.model import Model
 
-MOST_PROBS = 20
-SHOWN = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "stop", "max_tokens")
+MOST_PROBS, MOST_PROMPTS = 20, 128
+SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range",
+    "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty", "dry_multiplier", "mirostat", "adaptive_target",
+    "ignore_eos", "post_sampling_probs",
+)  # fmt: skip
 
 
 async def on_completion(exchange: Exchange) -> None:
+    """One prompt, or an array of several: their answers come as an array, or as pieces with an `index`."""
     body = await exchange.json()
-    prompt = _prompt(body.get("prompt"))
-    await exchange.while_connected(_answer(exchange, body, prompt))
+    given = body.get("prompt")
+    several = given if isinstance(given, list) and all(isinstance(item, str | list) for item in given) else []
+    if len(several) > MOST_PROMPTS:
+        raise invalid(f"`prompt` holds {len(several)} prompts, {MOST_PROMPTS} at most", "prompt")
+    prompts = [_prompt(item) for item in several] or [_prompt(given)]
+    await exchange.while_connected(_answer(exchange, body, prompts, len(prompts) > 1))
 
 
 async def on_infill(exchange: Exchange) -> None:
@@ -33,7 +43,7 @@ async def on_infill(exchange: Exchange) -> None:
         raise invalid("`input_prefix` or `input_suffix` is required", "input_prefix")
     extra = [{"filename": file.get("filename") or "", "text": file["text"]} for file in array(body, "input_extra") if _is_file(file)]
     infill = {"prefix": prefix + prompt, "suffix": suffix, **({"extra": extra} if extra else {})}
-    await exchange.while_connected(_answer(exchange, body, {"infill": infill}))
+    await exchange.while_connected(_answer(exchange, body, [{"infill": infill}], False))
 
 
 def _is_file(value: Any) -> bool:
@@ -80,31 +90,41 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
     return Plan(model, fields)
 
 
-async def _answer(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any]) -> None:
+async def _answer(exchange: Exchange, body: dict[str, Any], prompts: list[dict[str, Any]], is_several: bool) -> None:
     is_stream = boolean(body, "stream")
     wanted = [name for name in array(body, "response_fields") if isinstance(name, str)]
 
     async def plan_for(model: Model) -> Plan:
-        return _plan(exchange, body, prompt, model, is_stream)
+        return _plan(exchange, body, prompts[0], model, is_stream)
 
-    async with begin(exchange, plan_for) as (plan, generation):
+    async with contextlib.AsyncExitStack() as stack:
+        plan, first = await stack.enter_async_context(begin(exchange, plan_for))
+        plans, generations = [plan], [first]
+        for i, prompt in enumerate(prompts[1:], 1):
+            plans.append(_plan(exchange, body, prompt, plan.model, is_stream))
+            generations.append(await stack.enter_async_context(await send(exchange, plans[-1], f".{i}")))
         if is_stream:
-            await _stream(exchange, generation, plan, wanted)
+            await _stream(exchange, generations, plans, wanted)
         else:
-            eos = await final(generation)
-            note_end(exchange, eos)
-            probabilities = eos.get("logprobs") or []
-            whole = last_object(plan, eos, eos.get("text", ""), eos["usage"]["completion_tokens"])
-            if probabilities:
-                whole["completion_probabilities"] = [probability(entry, plan) for entry in probabilities]
-            await exchange.send_json(selected(whole, wanted))
+            made = [selected(await _whole(exchange, one, i, plans[i]), wanted) for i, one in enumerate(generations)]
+            await exchange.send_json(made if is_several else made[0])
 
 
-async def _stream(exchange: Exchange, generation: Generation, plan: Plan, wanted: list[str]) -> None:
+async def _whole(exchange: Exchange, generation: Generation, index: int, plan: Plan) -> dict[str, Any]:
+    eos = await final(generation)
+    note_end(exchange, eos)
+    text = eos.get("text", "")
+    whole = last_object(plan, eos, text, index, "\n" in text)
+    if eos.get("logprobs"):
+        whole["completion_probabilities"] = [probability(entry, plan) for entry in eos["logprobs"]]
+    return whole
+
+
+async def _stream(exchange: Exchange, generations: list[Generation], plans: list[Plan], wanted: list[str]) -> None:
     await exchange.start_sse()
-    n_tokens = 0
+    n_tokens, has_new_line = [0] * len(plans), [False] * len(plans)
     try:
-        async for events in batches(exchange, generation):
+        async for index, events in merged(exchange, generations):
             out: list[bytes] = []
             for event in events:
                 if event["event"] == "error":
@@ -112,13 +132,14 @@ async def _stream(exchange: Exchange, generation: Generation, plan: Plan, wanted
                 if event["event"] == "eos":
                     note_end(exchange, event)
                     ended(event)
-                    out.append(sse.data(selected(last_object(plan, event, "", event["usage"]["completion_tokens"]), wanted)))
+                    out.append(sse.data(selected(last_object(plans[index], event, "", index, has_new_line[index]), wanted)))
                     continue
-                n_tokens += 1
-                chunk: dict[str, Any] = {"index": 0, "content": event["text"], "tokens": [event["token_id"]], "stop": False, "id_slot": -1}
-                chunk |= {"tokens_predicted": n_tokens, "tokens_evaluated": 0}
+                n_tokens[index] += 1
+                has_new_line[index] = has_new_line[index] or "\n" in event["text"]
+                chunk: dict[str, Any] = {"index": index, "content": event["text"], "tokens": [event["token_id"]], "stop": False, "id_slot": -1}
+                chunk |= {"tokens_predicted": n_tokens[index], "tokens_evaluated": 0}
                 if event.get("logprobs"):
-                    chunk["completion_probabilities"] = [probability(entry, plan) for entry in event["logprobs"]]
+                    chunk["completion_probabilities"] = [probability(entry, plans[index]) for entry in event["logprobs"]]
                 out.append(sse.data(chunk))
             if out:
                 await exchange.write(b"".join(out))
@@ -129,27 +150,46 @@ async def _stream(exchange: Exchange, generation: Generation, plan: Plan, wanted
     await exchange.finish()
 
 
-def last_object(plan: Plan, eos: Event, content: str, n_tokens: int) -> dict[str, Any]:
+def last_object(plan: Plan, eos: Event, content: str, index: int, has_new_line: bool) -> dict[str, Any]:
     """The whole answer, or the last piece of a stream."""
     usage, stop = eos["usage"], eos.get("stop") or {}
     kind = "limit" if eos["reason"] == "length" else "word" if "text" in stop else "eos"
-    settings = {name: plan.fields[name] for name in SHOWN if name in plan.fields}
+    prompt = plan.fields.get("prompt")
     return {
-        "index": 0,
+        "index": index,
         "content": content,
         "tokens": [],
         "id_slot": -1,
         "stop": True,
         "model": plan.model.name,
-        "tokens_predicted": n_tokens,
+        "tokens_predicted": usage["completion_tokens"],
         "tokens_evaluated": usage["prompt_tokens"],
-        "generation_settings": {"n_ctx": plan.model.n_ctx, "n_predict": plan.fields["max_tokens"], **settings},
-        "has_new_line": "\n" in content,
+        "generation_settings": settings(plan),
+        "prompt": prompt if isinstance(prompt, str) else "",
+        "has_new_line": has_new_line,
         "truncated": bool(usage.get("dropped_tokens")),
         "stop_type": kind,
         "stopping_word": stop.get("text", ""),
-        "tokens_cached": usage["cached_tokens"],
+        "tokens_cached": max(0, usage["prompt_tokens"] + usage["completion_tokens"] - 1),  # in the KV at the end
         "timings": chunks.timings(eos),
+    }
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """What the answer was made with, as far as the request and the gateway say it."""
+    fields = plan.fields
+    made = {param.name: fields.get(param.wire or param.name, param.neutral) for param in PARAMS if param.name in SHOWN}
+    return {
+        **made,
+        **({"seed": fields["seed"]} if "seed" in fields else {}),
+        "n_predict": fields["max_tokens"],
+        "max_tokens": fields["max_tokens"],
+        "stop": fields.get("stop", []),
+        "logit_bias": fields.get("logit_bias", []),
+        "n_probs": fields.get("logprobs", 0),
+        "grammar": (fields.get("constraint") or {}).get("gbnf", ""),
+        "lora": fields.get("lora", []),
+        "stream": fields["stream"],
     }
 
 
@@ -165,7 +205,7 @@ def _token(entry: Event, is_after: bool) -> dict[str, Any]:
 
 
 def selected(whole: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-    """The `response_fields` that were asked for, under their last name; a slash goes into an object. All where none were."""
+    """The `response_fields` that were asked for, under the names that were asked for; a slash goes into an object. All where none were."""
     if not wanted:
         return whole
     made: dict[str, Any] = {}
@@ -175,5 +215,5 @@ def selected(whole: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
         for key in outer:
             value = value.get(key) if isinstance(value, Mapping) else None
         if isinstance(value, Mapping) and name in value:
-            made[name] = value[name]
+            made[path] = value[name]
     return made

@@ -106,10 +106,10 @@ def _rate(amount: float, per: float) -> float:
 def logprobs(entries: list[Event] | None) -> list[dict[str, Any]]:
     """The daemon's log probabilities in OpenAI's form."""
     return [
-        {**_token(entry), "top_logprobs": [_token(other) for other in entry.get("top", ())], "id": entry["id"]} for entry in entries or ()
+        {**_token(entry), "top_logprobs": [_token(other) for other in entry.get("top", ())]} for entry in entries or ()
     ]
 
 
 def _token(entry: Event) -> dict[str, Any]:
     data = bytes(entry["bytes"])
-    return {"token": data.decode("utf-8", "replace"), "logprob": entry["logprob"], "bytes": entry["bytes"]}
+    return {"token": data.decode("utf-8", "replace"), "logprob": entry["logprob"], "bytes": entry["bytes"], "id": entry["id"]}

@@ -9,6 +9,7 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.model import Model
 
 OWNER = "uma-serve"
+VOCAB_TYPES = {name: n for n, name in enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2"))}  # llama.h: llama_vocab_type
 
 
 def model_object(model: Model, created: int) -> dict[str, Any]:
@@ -18,10 +19,12 @@ def model_object(model: Model, created: int) -> dict[str, Any]:
         "object": "model",
         "created": created,
         "owned_by": OWNER,
+        "aliases": [model.name],
+        "tags": [],
         "context_length": model.n_ctx,  # LiteLLM, OpenRouter's clients
         "max_model_len": model.n_ctx,  # vLLM's clients
         "meta": {  # llama-server's
-            "vocab_type": facts["vocab_type"],
+            "vocab_type": VOCAB_TYPES.get(facts["vocab_type"], -1),
             "n_vocab": model.n_vocab,
             "n_ctx": model.n_ctx,
             "n_ctx_train": model.n_ctx_train,
