@@ -114,6 +114,9 @@ def from_daemon(error: Mapping[str, Any]) -> GatewayError:
         made.extra = {
             key: detail[name] for key, name in (("n_prompt_tokens", "n_tokens"), ("n_ctx", "n_ctx_seq")) if detail.get(name) is not None
         }
+        if len(made.extra) == 2:  # OpenAI's words, and its code: by these LiteLLM and LangChain know it
+            told = f"This model's maximum context length is {detail['n_ctx_seq']} tokens, and the prompt has {detail['n_tokens']}"
+            made.message = f"{told} ({made.code})"
     if "queue_position" in detail:
         made.headers.append((b"x-queue-position", str(detail["queue_position"]).encode()))
     return made

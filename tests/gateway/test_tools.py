@@ -70,6 +70,15 @@ def calls_of(completion):
     return [(call.function.name, json.loads(call.function.arguments)) for call in completion.choices[0].message.tool_calls or ()]
 
 
+def test_nothing_is_said_before_a_call_that_is_required(tiny_gateway):
+    """Also by a model that knows of no tools and was asked for none: it would talk until it ran out of tokens."""
+    with client_of(tiny_gateway) as client:
+        for choice in ("required", {"type": "function", "function": {"name": "set_timer"}}):
+            whole = chat(client, [{"role": "user", "content": "Hello"}], tools=[TIMER], tool_choice=choice, max_tokens=300)
+            assert whole.choices[0].message.content is None
+            assert [call.function.name for call in whole.choices[0].message.tool_calls][:1] == ["set_timer"]
+
+
 def test_the_model_calls_a_tool_and_its_answer_is_none(client):
     whole = chat(client, tools=TOOLS)
     assert calls_of(whole) == [("get_weather", {"city": "Paris"})]

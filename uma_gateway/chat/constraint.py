@@ -65,8 +65,8 @@ def _argument_rules(schema: Any, rule: str = "", pointer: tuple[str, ...] = ()) 
             yield from _argument_rules(sub, f"{rule}-{i}", (*pointer, key, str(i)))
 
 
-def constraint_of(applied: dict[str, Any], schemas: Schemas) -> Constraint | None:
-    """The constraint of an `apply` that came with a grammar, None without one."""
+def constraint_of(applied: dict[str, Any], schemas: Schemas, must_call: bool = False) -> Constraint | None:
+    """The constraint of an `apply` that came with a grammar, None without one. `must_call`: nothing but thinking comes before a call."""
     if not applied["grammar"]:
         return None
     triggers = [_trigger(trigger) for trigger in applied["grammar_triggers"]] if applied["grammar_lazy"] else []
@@ -74,7 +74,9 @@ def constraint_of(applied: dict[str, Any], schemas: Schemas) -> Constraint | Non
     # a trigger's word may also stand inside the thinking, and other triggers look at the place: there, the whole answer is followed
     follows_all = not applied["grammar_lazy"] or applied["supports_thinking"] or not words_only
     key = (applied["parser"], applied["generation_prompt"], schemas.key())
-    lark = _whole_lark(*key, applied["grammar_lazy"] and words_only) if follows_all else ""
+    lark = _calls_lark(*key) if must_call else ""
+    if follows_all and not lark:
+        lark = _whole_lark(*key, applied["grammar_lazy"] and words_only)
     if lark:
         return {"lark": lark}
     if triggers:
@@ -115,6 +117,17 @@ def _whole_lark(parser: str, generation_prompt: str, schemas: str, must_take_tex
             if rest is None or not rest.nullable:
                 return ""
         return write_lark(grammar, grammar.settle(root))
+    except (Unsettled, RecursionError):
+        return ""
+
+
+@functools.lru_cache(maxsize=_N_KEPT)
+def _calls_lark(parser: str, generation_prompt: str, schemas: str) -> str:
+    """The same without content: a model that may say something first may do so until it runs out of tokens."""
+    try:
+        grammar = Grammar()
+        root = _after(grammar, Reader(grammar, parser, _schemas(schemas), content=grammar.empty).root(), generation_prompt)
+        return "" if root.nullable else write_lark(grammar, grammar.settle(root))
     except (Unsettled, RecursionError):
         return ""
 

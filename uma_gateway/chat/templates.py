@@ -245,7 +245,7 @@ class _Request:
 
     def _tools_constraint(self, side: Templates, rendered: dict[str, Any], answer: dict[str, Any]) -> Constraint | None:
         if self._schema is None or self._choice.mode == "required":
-            return constraint_of(self._fitted(answer, rendered), self._schemas)
+            return constraint_of(self._fitted(answer, rendered), self._schemas, self._choice.mode == "required")
         must = self._with_tools(side, rendered, "required")
         text = self._text_format(side)
         either = either_constraint(self._fitted(must, rendered), self._fitted(text, rendered), self._schemas)
