@@ -20,8 +20,8 @@ def run(what: str, url: str):
     return json.loads(out.splitlines()[-1])
 
 
-def test_forms_by_schema_and_by_tool(tiny_gateway):
-    made = run("forms", tiny_gateway.url)
+def test_forms_by_schema_and_by_tool(work_gateway):
+    made = run("forms", work_gateway.url)
     assert set(made) == {"JSON_SCHEMA", "TOOLS", "TOOLS_STRICT"}
     assert all(form["kind"] in ("cat", "dog") and 0 <= form["age"] <= 9 for form in made.values())
 
