@@ -21,6 +21,8 @@ COMMANDS = {  # verb -> its line in --help; each lives in commands/<verb>.py and
     "chat": "Talk with the model.",
     "tokenize": "Show the tokens of a text, or count them.",
     "detokenize": "Show the text of tokens.",
+    "embed": "Make vectors of texts.",
+    "rerank": "Order documents by how well they answer a query.",
     "sessions": "List the requests in flight.",
     "cancel": "End a request.",
     "metrics": "Show all metrics; --prometheus for scrapers.",

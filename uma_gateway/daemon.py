@@ -268,6 +268,21 @@ class Daemon:
             raise
         return Generation(link, request_id)
 
+    async def compute(self, operation: str, request_id: str, fields: Mapping[str, Any]) -> Event:
+        """Run an operation that takes as long as it takes, on a connection of its own: whoever is cancelled here cancels it. Raises: GatewayError."""
+        link = await connect(self.path)
+        try:
+            link.send({**fields, "type": operation, "id": request_id})
+            while True:
+                for payload in await link.receive():
+                    event = parse(payload)
+                    if event.get("event") == "error":
+                        raise from_daemon(event)
+                    if event.get("event") == "reply":
+                        return event
+        finally:
+            link.close()
+
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
         """Run an operation other than generate and give its reply; fields that are None are left out. Raises: GatewayError."""
         if self._control is not None and self._control.is_open:

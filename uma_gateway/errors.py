@@ -95,6 +95,9 @@ _BY_CODE: dict[ErrorCode, _Rule] = {
     ErrorCode.ADMIN_ONLY: _Rule(Kind.PERMISSION, "admin_only"),
     ErrorCode.FORBIDDEN: _Rule(Kind.UNAVAILABLE, "daemon_refuses_gateway"),
     ErrorCode.NOT_FOUND: _Rule(Kind.NOT_FOUND, "not_found"),
+    ErrorCode.CANCELLED: _Rule(Kind.CANCELLED, "request_cancelled"),
+    ErrorCode.TIMED_OUT: _Rule(Kind.GENERATION_TIMEOUT, "timeout"),
+    ErrorCode.UNSUPPORTED: _Rule(Kind.NOT_SUPPORTED, "not_supported"),
     ErrorCode.UNKNOWN_TYPE: _Rule(Kind.NOT_SUPPORTED, "not_supported"),
     ErrorCode.SLOW_CLIENT: _Rule(Kind.TIMEOUT, "slow_client"),
 }

@@ -29,6 +29,8 @@ class Model:
         self.has_chat: bool = capabilities["chat"]
         self.has_infill: bool = capabilities["infill"]
         self.is_reranker: bool = capabilities["rerank"]
+        self.has_completion: bool = capabilities.get("completion", True)  # encoders and rerankers have none
+        self.has_embeddings: bool = capabilities["embeddings"]
         self.adapters: list[str] = [each["id"] for each in props.get("adapters", ())]  # LoRA adapters, in the order of llama-server's ids
         self._templates: asyncio.Future[Templates] | None = None
 

@@ -6,9 +6,7 @@ Source: Ollama's docs/api.md. The one model that is served answers to any name, 
 
 from __future__ import annotations
 
-import base64
 import datetime
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,8 @@ import orjson
 from uma_gateway.apis.base import Access, Family, Route
 from uma_gateway.apis.openai.request import read_tools
 from uma_gateway.daemon import Event, Generation
+from uma_gateway.embedding import ask, prompt_tokens, unpacked
+from uma_gateway.embedding import options_of as vector_options
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, integer, most_tokens, sampling_fields, table, text
@@ -281,36 +281,33 @@ async def on_embed(exchange: Exchange) -> None:
     if inputs is None or inputs == "" or inputs == []:
         await exchange.send_json({"model": (await exchange.gateway.model()).name, "embeddings": []})
         return
-    await exchange.while_connected(_embed(exchange, body, [inputs] if isinstance(inputs, str) else inputs, is_legacy=False))
+    listed = [inputs] if isinstance(inputs, str) else inputs
+    if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in listed):
+        raise invalid("`input` must be a string or an array of strings that are not empty", "input")
+    await exchange.while_connected(_embed(exchange, body, listed))
 
 
 async def on_embeddings(exchange: Exchange) -> None:
-    """The endpoint before `/api/embed`: one prompt, one vector."""
+    """The endpoint before `/api/embed`: one prompt, one vector of any length."""
     body = await exchange.json()
-    await exchange.while_connected(_embed(exchange, body, [text(body, "prompt") or ""], is_legacy=True))
-
-
-async def _embed(exchange: Exchange, body: dict[str, Any], inputs: Any, is_legacy: bool) -> None:
-    if not isinstance(inputs, list) or not all(isinstance(item, str) and item for item in inputs):
-        raise invalid("`input` must be a string or an array of strings that are not empty", "input")
-    model = await exchange.gateway.model()
-    if "embed" not in model.operations:
-        raise unsupported("embeddings are not supported by this daemon")
-    options: dict[str, Any] = {"dimensions": body["dimensions"]} if body.get("dimensions") else {}
-    reply = await exchange.gateway.daemon.call("embed", input=inputs, encoding="base64", account=exchange.caller.account, **options)
-    vectors = [unpacked(item) for item in reply["embeddings"]]
-    if is_legacy:
-        await exchange.send_json({"embedding": vectors[0]})
+    prompt = text(body, "prompt")
+    if not prompt:
+        await exchange.send_json({"embedding": []})
         return
-    n_tokens = (reply.get("usage") or {}).get("prompt_tokens", 0)
-    durations = {"total_duration": round(reply.get("total_ms", 0.0) * MS), "load_duration": 0, "prompt_eval_count": n_tokens}
+    await exchange.while_connected(_embed_one(exchange, body, prompt))
+
+
+async def _embed(exchange: Exchange, body: dict[str, Any], inputs: list[str]) -> None:
+    model = await exchange.gateway.model()
+    reply = await ask(exchange, "embed", body, {"input": inputs, "truncate": True, **vector_options(body)})
+    vectors = [unpacked(item) for item in reply["embeddings"]]
+    durations = {"total_duration": round(reply["timing"]["total_ms"] * MS), "load_duration": 0, "prompt_eval_count": prompt_tokens(reply)}
     await exchange.send_json({"model": model.name, "embeddings": vectors, **durations})
 
 
-def unpacked(data: str) -> list[float]:
-    """Little-endian f32 in base64, as numbers."""
-    raw = base64.b64decode(data)
-    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+async def _embed_one(exchange: Exchange, body: dict[str, Any], prompt: str) -> None:
+    reply = await ask(exchange, "embed", body, {"input": prompt, "truncate": True, "normalize": False, **vector_options(body)})
+    await exchange.send_json({"embedding": unpacked(reply["embeddings"][0])})
 
 
 # ---- about models
@@ -375,11 +372,11 @@ async def on_show(exchange: Exchange) -> None:
     model = await exchange.gateway.model(is_new=True)
     facts = model.props["model"]
     arch, template = facts["arch"], model.props["chat_template"] or ""
-    can = ["completion"] if not model.is_reranker else []
+    can = ["completion"] if model.has_completion else []
     can += ["tools"] if "tools" in template else []
     can += ["thinking"] if "reasoning_content" in template or "<think>" in template else []
     can += ["insert"] if model.has_infill else []
-    can += ["embedding"] if "embed" in model.operations and not model.is_reranker else []
+    can += ["embedding"] if model.has_embeddings and not model.is_reranker else []
     await exchange.send_json(
         {
             "modelfile": f"FROM {model.name}\n",

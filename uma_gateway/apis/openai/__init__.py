@@ -6,6 +6,7 @@ from uma_gateway.apis.base import Family, Route
 from uma_gateway.apis.openai import responses
 from uma_gateway.apis.openai.chat import on_chat
 from uma_gateway.apis.openai.completions import on_completions
+from uma_gateway.apis.openai.embeddings import on_embeddings
 from uma_gateway.apis.openai.errors import error_object
 from uma_gateway.apis.openai.models import on_model, on_models
 
@@ -15,6 +16,7 @@ FAMILY = Family(
         Route("POST", "/v1/chat/completions", on_chat, is_work=True),
         Route("POST", "/chat/completions", on_chat, is_work=True),
         Route("POST", "/v1/completions", on_completions, is_work=True),
+        Route("POST", "/v1/embeddings", on_embeddings, is_work=True),
         Route("POST", "/v1/responses", responses.on_responses, is_work=True),
         Route("GET", "/v1/responses/{id}", responses.on_get),
         Route("DELETE", "/v1/responses/{id}", responses.on_delete),

@@ -1,0 +1,164 @@
+"""Embeddings and reranking over HTTP: OpenAI's and Ollama's own clients, and the other endpoints by hand."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ollama
+import openai
+import pytest
+
+from tests.daemon.support import DaemonProcess, eventually, running
+from tests.engine.encoders import ENCODERS, N_EMBD, write
+from tests.gateway.support import GatewayProcess, Raw, gateway_before, n_busy
+
+ENCODER = ("--threads", "1", "--n-ubatch", "64")
+TEXTS = ["the shell", "a cat and a dog", "tree"]
+
+
+@pytest.fixture(scope="module")
+def bert(module_folder: Path) -> Iterator[DaemonProcess]:
+    path = write(ENCODERS["bert"], module_folder / "bert.gguf")
+    with running(module_folder, "--model", path, *ENCODER, path=str(module_folder / "b.sock")) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def bert_gateway(module_folder: Path, bert: DaemonProcess) -> Iterator[GatewayProcess]:
+    with gateway_before(module_folder, bert) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def rank_gateway(module_folder: Path) -> Iterator[GatewayProcess]:
+    path = write(ENCODERS["bert-rank"], module_folder / "rank.gguf")
+    daemon = running(module_folder, "--model", path, *ENCODER, path=str(module_folder / "r.sock"))
+    with daemon as ranker, gateway_before(module_folder, ranker) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def client(bert_gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{bert_gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_openais_client_gets_the_daemons_vectors(client: openai.OpenAI, bert: DaemonProcess) -> None:
+    """By itself it asks for base64."""
+    expected = bert.ask("embed", input=TEXTS)
+    found = client.embeddings.create(model="any", input=TEXTS)
+    np.testing.assert_allclose([item.embedding for item in found.data], expected["embeddings"], rtol=1e-5, atol=1e-6)
+    assert [item.index for item in found.data] == [0, 1, 2] and found.model == "any"
+    assert found.usage.prompt_tokens == found.usage.total_tokens == expected["usage"]["prompt_tokens"]
+
+
+def test_openais_client_gets_floats_fewer_numbers_and_vectors_of_tokens(client: openai.OpenAI, bert: DaemonProcess) -> None:
+    tokens = [bert.ask("tokenize", content=text, add_special=True)["tokens"] for text in TEXTS]
+    by_text = client.embeddings.create(model="any", input=TEXTS, encoding_format="float", dimensions=16)
+    by_ids = client.embeddings.create(model="any", input=tokens, dimensions=16)
+    one = client.embeddings.create(model="any", input=tokens[0], dimensions=16)
+    assert [len(item.embedding) for item in by_text.data] == [16, 16, 16]
+    for found, other in zip(by_text.data, by_ids.data, strict=True):
+        np.testing.assert_allclose(found.embedding, other.embedding, rtol=1e-4, atol=1e-5)
+        assert abs(np.linalg.norm(found.embedding) - 1) < 1e-5
+    np.testing.assert_allclose(one.data[0].embedding, by_text.data[0].embedding, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"input": ""}, {"input": []}, {"input": ["a", ""]}, {"input": "a", "dimensions": 5000}, {"input": "the " * 300}, {"input": [1 << 29]}],
+)
+def test_what_is_wrong_is_a_bad_request(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.embeddings.create(model="any", **fields)
+
+
+def test_an_encoder_does_not_chat(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.completions.create(model="any", prompt="Hello")
+    assert refused.value.status_code == 501
+
+
+def test_base64_is_little_endian_floats(bert_gateway: GatewayProcess) -> None:
+    ask = {"input": TEXTS[0]}
+    packed = bert_gateway.post("/v1/embeddings", **ask, encoding_format="base64").json["data"][0]["embedding"]
+    floats = bert_gateway.post("/v1/embeddings", **ask).json["data"][0]["embedding"]
+    assert list(struct.unpack(f"<{N_EMBD}f", base64.b64decode(packed))) == floats
+    assert bert_gateway.post("/v1/embeddings", **ask, encoding_format="hex").status == 400
+
+
+def test_ollamas_client(bert_gateway: GatewayProcess, bert: DaemonProcess) -> None:
+    expected = bert.ask("embed", input=TEXTS)["embeddings"]
+    client = ollama.Client(host=bert_gateway.url)
+    found = client.embed(model="any", input=TEXTS)
+    np.testing.assert_allclose(found.embeddings, expected, rtol=1e-5, atol=1e-6)
+    assert found.prompt_eval_count and found.total_duration
+    old = client.embeddings(model="any", prompt=TEXTS[0]).embedding
+    np.testing.assert_allclose(np.array(old) / np.linalg.norm(old), expected[0], rtol=1e-3, atol=1e-4)
+    assert len(client.embed(model="any", input="the " * 300).embeddings) == 1  # cut, as there
+    assert "embedding" in client.show("any").capabilities and "completion" not in client.show("any").capabilities
+    assert client.embed(model="any", input=TEXTS[0], dimensions=8).embeddings[0] == pytest.approx(
+        np.array(expected[0][:8]) / np.linalg.norm(expected[0][:8]), rel=1e-3, abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
+def test_llama_servers_own_form(bert_gateway: GatewayProcess, bert: DaemonProcess, path: str) -> None:
+    expected = bert.ask("embed", input=TEXTS)["embeddings"]
+    found = bert_gateway.post(path, content=TEXTS).json
+    assert [item["index"] for item in found] == [0, 1, 2]
+    np.testing.assert_allclose([item["embedding"][0] for item in found], expected, rtol=1e-5, atol=1e-6)
+    (plain,) = bert_gateway.post(path, input=TEXTS[0], embd_normalize=-1).json
+    assert abs(np.linalg.norm(plain["embedding"][0]) - 1) > 1e-3
+    (rows,) = bert_gateway.post(path, content=TEXTS[0], pooling="none").json
+    assert len(rows["embedding"]) == len(bert.ask("tokenize", content=TEXTS[0], add_special=True)["tokens"])
+    assert bert_gateway.post(path).status == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v1/reranking", "/reranking"])
+def test_reranking_in_jinas_form(rank_gateway: GatewayProcess, path: str) -> None:
+    found = rank_gateway.post(path, model="m", query="the query", documents=TEXTS, top_n=2, return_documents=True).json
+    scores = [result["relevance_score"] for result in found["results"]]
+    assert len(scores) == 2 and scores == sorted(scores, reverse=True)
+    assert all(result["document"]["text"] == TEXTS[result["index"]] for result in found["results"])
+    assert found["model"] == "m" and found["usage"]["total_tokens"] > 0
+    objects = rank_gateway.post(path, query="the query", documents=[{"text": text} for text in TEXTS], top_n=2).json
+    assert [result["index"] for result in objects["results"]] == [result["index"] for result in found["results"]]
+
+
+def test_reranking_in_the_form_of_text_embeddings_inference(rank_gateway: GatewayProcess) -> None:
+    found = rank_gateway.post("/rerank", query="the query", texts=TEXTS, return_text=True).json
+    assert sorted(result["index"] for result in found) == [0, 1, 2]
+    assert all(result["text"] == TEXTS[result["index"]] and isinstance(result["score"], float) for result in found)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"documents": ["a"]}, 400), ({"query": "a"}, 400), ({"query": "a", "documents": []}, 400), ({"query": "a", "documents": [5]}, 400),
+        ({"query": "a", "documents": ["b"], "top_n": 0}, 400), ({"query": 5, "documents": ["b"]}, 400),
+    ],
+)  # fmt: skip
+def test_bad_reranking_is_a_bad_request(rank_gateway: GatewayProcess, body: dict[str, Any], status: int) -> None:
+    assert rank_gateway.post("/v1/rerank", **body).status == status
+
+
+def test_a_model_without_a_classifier_does_not_rerank(bert_gateway: GatewayProcess) -> None:
+    assert bert_gateway.post("/v1/rerank", query="a", documents=["b"]).status == 501
+
+
+def test_a_model_that_chats_embeds_through_the_same_port(tiny_gateway: GatewayProcess) -> None:
+    vectors = tiny_gateway.post("/v1/embeddings", input=["a text", "another one"]).json["data"]
+    assert len(vectors) == 2 and tiny_gateway.chat(max_tokens=3).status == 200
+
+
+def test_a_client_that_leaves_cancels_its_batch(tiny_gateway: GatewayProcess, tiny: DaemonProcess) -> None:
+    with Raw(tiny_gateway.port) as raw:
+        raw.send("POST", "/v1/embeddings", {"input": ["a long text, " * 60] * 800})
+        eventually(lambda: n_busy(tiny), "it never began")
+    eventually(lambda: not n_busy(tiny), "it goes on")

@@ -1,0 +1,46 @@
+"""Command-line options of what the protocol declares: name, kind, range and help are those of the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from uma_core.protocol.fields import Field, Kind
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def declared_options(fields: Iterable[Field], *names: str) -> Callable[[F], F]:
+    """Options for these fields, in this order. A value that is not given is None, and left to the daemon."""
+    by_name = {field.name: field for field in fields}
+
+    def decorate(command: F) -> F:
+        for name in reversed(names):
+            command = _option(by_name[name])(command)
+        return command
+
+    return decorate
+
+
+def _option(field: Field) -> Callable[[F], F]:
+    flag = "--" + field.name.replace("_", "-")
+    help = field.help[:1].upper() + field.help[1:] + "."
+    if field.kind is Kind.BOOLEAN:
+        return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=help)
+    return click.option(flag, field.name, type=_type(field), default=None, help=help)
+
+
+def _type(field: Field) -> Any:
+    if field.choices:
+        return click.Choice(field.choices)
+    if field.kind is Kind.INTEGER:
+        return click.IntRange(field.low, field.high)  # type: ignore[arg-type] # of integers the range is one
+    if field.kind is Kind.NUMBER:
+        return click.FloatRange(field.low, field.high)
+    return str
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

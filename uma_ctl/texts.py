@@ -1,0 +1,23 @@
+"""Several texts from the command line, from files, or from standard input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TextIO
+
+import click
+
+from uma_ctl.options import read_prompt
+
+
+def inputs_of(texts: Iterable[str], files: Iterable[TextIO], by_lines: bool) -> list[str]:
+    """In the order in which they were given. Raises: UsageError where there are none."""
+    chosen = [*texts]
+    read = [file.read() for file in files]
+    if not chosen and not read:
+        read = [read_prompt(None)]
+    for text in read:
+        chosen += [line for line in text.splitlines() if line.strip()] if by_lines else [text]
+    if not chosen or not all(chosen):
+        raise click.UsageError("an input is empty" if chosen else "there is no input")
+    return chosen

@@ -1,0 +1,32 @@
+"""`/v1/embeddings`. Texts or token ids, one or several; numbers, or base64 as the SDK asks for by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uma_gateway.embedding import ask, options_of, prompt_tokens, unpacked
+from uma_gateway.errors import invalid
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import text
+
+FORMATS = ("float", "base64")
+
+
+async def on_embeddings(exchange: Exchange) -> None:
+    body = await exchange.json()
+    if body.get("input") is None:
+        raise invalid("`input` is required", "input")
+    form = text(body, "encoding_format") or "float"
+    if form not in FORMATS:
+        raise invalid(f"`encoding_format` must be one of {', '.join(FORMATS)}", "encoding_format")
+    await exchange.while_connected(_answer(exchange, body, form))
+
+
+async def _answer(exchange: Exchange, body: dict[str, Any], form: str) -> None:
+    model = await exchange.gateway.model()
+    reply = await ask(exchange, "embed", body, {"input": body["input"], **options_of(body)})
+    read = unpacked if form == "float" else str
+    data = [{"object": "embedding", "index": i, "embedding": read(item)} for i, item in enumerate(reply["embeddings"])]
+    n = prompt_tokens(reply)
+    usage = {"prompt_tokens": n, "total_tokens": n}
+    await exchange.send_json({"object": "list", "data": data, "model": text(body, "model") or model.name, "usage": usage})

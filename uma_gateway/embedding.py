@@ -1,0 +1,62 @@
+"""What every API's embeddings and reranking have in common: inputs from a body, and the daemon's answer to them."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from uma_gateway.daemon import Event
+from uma_gateway.errors import invalid, unsupported
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import boolean, integer
+from uma_gateway.generate import lane_fields, note_end
+
+EUCLIDEAN, PLAIN = 2, -1  # of llama-server's `embd_normalize`
+
+
+async def ask(exchange: Exchange, operation: str, body: dict[str, Any], fields: Mapping[str, Any]) -> Event:
+    """Ask the daemon on a connection of its own: a client that leaves cancels. Raises: GatewayError."""
+    who = {"account": exchange.caller.account, **lane_fields(exchange, body)}
+    reply = await exchange.gateway.daemon.compute(operation, exchange.request_id, {**fields, **who})
+    note_end(exchange, reply)
+    return reply
+
+
+def options_of(body: dict[str, Any]) -> dict[str, Any]:
+    """What any of the APIs may say about vectors."""
+    options: dict[str, Any] = {"encoding": "base64"}
+    dimensions = integer(body, "dimensions")
+    if dimensions is not None:
+        options["dimensions"] = dimensions
+    if body.get("truncate") is not None:
+        options["truncate"] = boolean(body, "truncate")
+    norm = integer(body, "embd_normalize")
+    if norm not in (None, EUCLIDEAN, PLAIN):
+        raise unsupported("`embd_normalize` can be 2 (Euclidean) or -1 (none)", "embd_normalize")
+    if norm is not None:
+        options["normalize"] = norm == EUCLIDEAN
+    return options
+
+
+def unpacked(data: str) -> list[float]:
+    """Little-endian f32 in base64, as numbers."""
+    raw = base64.b64decode(data)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+
+
+def prompt_tokens(reply: Event) -> int:
+    return int(reply["usage"]["prompt_tokens"])
+
+
+def documents_of(body: dict[str, Any], name: str) -> list[str]:
+    """Texts, or objects with a `text`, as Jina's and Cohere's clients send them. Raises: GatewayError."""
+    given = body.get(name)
+    if not isinstance(given, list) or not given:
+        raise invalid(f"`{name}` must be an array of texts that is not empty", name)
+    texts = [item.get("text") if isinstance(item, dict) else item for item in given]
+    for i, text in enumerate(texts):
+        if not isinstance(text, str) or not text:
+            raise invalid(f"`{name}[{i}]` must be a text that is not empty", f"{name}[{i}]")
+    return texts
