@@ -55,7 +55,7 @@ def documents_of(body: dict[str, Any], name: str) -> list[str]:
     given = body.get(name)
     if not isinstance(given, list) or not given:
         raise invalid(f"`{name}` must be an array of texts that is not empty", name)
-    texts = [item.get("text") if isinstance(item, dict) else item for item in given]
+    texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in given]
     for i, text in enumerate(texts):
         if not isinstance(text, str) or not text:
             raise invalid(f"`{name}[{i}]` must be a text that is not empty", f"{name}[{i}]")
