@@ -120,6 +120,31 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
 
 
 @main.command()
+@click.argument("mechanisms", nargs=-1)
+@click.option("--daemon", "is_daemon", is_flag=True, help="On the real daemon, interleaved with the whole one; else in the simulator.")
+@click.option("--seeds", default=4, show_default=True, help="Simulations of each case on a machine that is not exact.")
+@click.option("--scenario", "names", multiple=True, default=("storm", "two-chats", "paste", "chain", "mixed", "crowd"), show_default=True)
+@_shared
+def ablate(mechanisms: tuple[str, ...], is_daemon: bool, seeds: int, names: tuple[str, ...], **options: Any) -> None:
+    """Switch off one of the scheduler's MECHANISMS (default: all) at a time, and tell which figures that moves."""
+    from perf.ablation import MECHANISMS, moved, row, simulate
+
+    unknown = [name for name in mechanisms if name not in MECHANISMS]
+    if unknown:
+        raise click.BadParameter(f"no mechanism {', '.join(unknown)}; known are {', '.join(MECHANISMS)}")
+    chosen = mechanisms or tuple(name for name, m in MECHANISMS.items() if is_daemon or m.is_simulated)
+    if is_daemon:
+        labels = (OURS, *(f"{OURS}:without-{name}" for name in chosen))
+        _execute(_plan(tuple(Job(name, labels, max(5, options["repeats"])) for name in names), options), ON_CPU, options["beside"])
+        return
+    click.echo("| mechanism | what | without it |\n| --- | --- | --- |")
+    found = simulate(tuple(name for name in chosen if MECHANISMS[name].is_simulated), seeds)
+    _, whole = next(found)
+    for name, figures in found:
+        click.echo(row(name, moved(whole, figures)))
+
+
+@main.command()
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option("--threads", default=2, show_default=True, help="Compute threads.")
 @click.option("--repeats", default=3, show_default=True, help="How often everything is measured.")

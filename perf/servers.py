@@ -171,7 +171,9 @@ def free_port() -> int:
 
 
 class UmaServer(Server):
-    """Our daemon. Variants: `default`, `no-STAGE` (that policy stage left out), `guard-off`, or `OPTION=VALUE[,...]`."""
+    """Our daemon. Variants: `default`, `no-STAGE` (that policy stage left out), `without-MECHANISM` (perf/ablation.py), `guard-off`, or
+    `OPTION=VALUE[,...]`.
+    """
 
     def __init__(self, label: str, settings: Settings, folder: Path) -> None:
         super().__init__(label, settings, folder)
@@ -184,7 +186,9 @@ class UmaServer(Server):
 
     def command(self) -> list[str]:
         s = self.settings
-        command = [sys.executable, "-m", "uma_core", "daemon", "--model", str(s.model), "--socket", str(self.socket_path)]
+        off = [part[8:] for part in self._variant.split(",") if part.startswith("without-")]
+        program = ["perf.ablation", *off] if off else ["uma_core"]
+        command = [sys.executable, "-m", *program, "daemon", "--model", str(s.model), "--socket", str(self.socket_path)]
         command += ["--threads", str(s.threads), "--n-ctx", str(s.n_ctx), "--parallel", str(s.n_seq)]
         command += ["--n-gpu-layers", str(s.n_gpu_layers)] if s.n_gpu_layers else []
         command += ["--cache-dir", str(self._cache_dir)] if s.has_disk else []
@@ -207,7 +211,7 @@ class UmaServer(Server):
         return int(self.counters().get("alloc_warnings_total", 0))
 
     def _variant_flags(self) -> list[str]:
-        parts = [part for part in self._variant.split(",") if part not in ("", "default")]
+        parts = [part for part in self._variant.split(",") if part not in ("", "default") and not part.startswith("without-")]
         return [flag for part in parts for flag in _flag(part)]
 
     def endpoint(self) -> Endpoint:

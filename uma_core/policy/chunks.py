@@ -13,7 +13,6 @@ from uma_core.policy.plan import PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 
 HEADROOM = 0.7  # of an everyday gap, for which a new chunk's pieces are chosen: rooms may shrink before its end; 1.0 reads 9 % less
-TAIL = 64  # tokens, one matrix tile: a chunk that leaves no smaller rest may have any size that is a multiple
 
 
 class Room(NamedTuple):
@@ -85,9 +84,8 @@ def _in_call(cost: CostModel, item: PlanItem, view: SessionView, limit_ns: int) 
 def _candidates(cost: CostModel, n_left: int, limit: int) -> list[int]:
     """Legal sizes that fit, and the whole rest where that fits."""
     top = min(n_left, limit)
-    sizes = [n for n in cost.chunks if n < top]
-    sizes.append(top if top == n_left or not sizes else max(sizes[-1], top // TAIL * TAIL) or top)
-    return sizes
+    sizes = [n for n in cost.chunks if n <= top]
+    return [*sizes, top] if top not in sizes and (top == n_left or not sizes) else sizes
 
 
 def _efficient(cost: CostModel, view: SessionView, limit: int) -> int:

@@ -12,8 +12,7 @@ from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt.share import n_rounds_held
 
-STEADY_NS = 250_000_000  # a plan holds for so long: cancelled work, metrics and corrections wait no longer for the next one
-LEAST, MOST = 15, 63  # ... or for so many ticks, where a step is long or short
+STEADY_NS = 250_000_000  # a plan holds for so long: metrics and corrections wait no longer for the next one
 
 
 def n_repeats(state: SchedulerState, plan: Plan) -> int:
@@ -22,5 +21,5 @@ def n_repeats(state: SchedulerState, plan: Plan) -> int:
     is_awaited = any((index.waiting, index.prompts, index.moving, plan.admit, plan.park))
     if not index.interactive or len(plan.items) != len(index.interactive) or is_awaited:
         return 0
-    n = min(MOST, max(LEAST, STEADY_NS // index.round_ns))
+    n = STEADY_NS // index.round_ns
     return min(n, n_rounds_held(state, plan)) if index.background else n

@@ -8,7 +8,10 @@ from uma_core.policy.plan import PlanItem
 from uma_core.policy.state import SchedulerState, SessionView, by_adapters
 from uma_core.types import Phase
 
-JOIN_GAIN = 1.0 - SPLIT_GAIN  # interactive and background rows share a call only if that saves 3 %: it delays the interactive token
+
+def is_shared(both_ns: int, apart_ns: int) -> bool:
+    """Whether interactive and background rows share a call: only if that saves 3 %, for it delays the interactive token."""
+    return both_ns < (1.0 - SPLIT_GAIN) * apart_ns
 
 
 def decode_items(state: SchedulerState, interactive: list[SessionView], background: list[SessionView]) -> tuple[PlanItem, ...]:
@@ -18,7 +21,7 @@ def decode_items(state: SchedulerState, interactive: list[SessionView], backgrou
     index = index_of(state)
     is_all = background is index.background and interactive is index.interactive
     both = index.decodes if is_all else interactive + background
-    if rows_time(state, both) < JOIN_GAIN * (rows_time(state, interactive) + rows_time(state, background)):
+    if is_shared(rows_time(state, both), rows_time(state, interactive) + rows_time(state, background)):
         return _grouped(state, both, 0, "shared call")
     first = _grouped(state, interactive, 0, "interactive")
     return first + _grouped(state, background, first[-1].call + 1, "background")

@@ -16,7 +16,7 @@ from uma_core.policy.index import SessionIndex, index_of, prompt_view, rows_time
 from uma_core.policy.memory import TbtMemory
 from uma_core.policy.order import in_turn, is_starved, n_rounds_without
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, TbtDecision
-from uma_core.policy.rows import JOIN_GAIN, decode_items
+from uma_core.policy.rows import decode_items, is_shared
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.controller import learn, room_below, room_of, spend
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
@@ -84,7 +84,7 @@ class Gap(NamedTuple):
             return alone
         together = self.sessions.decodes if len(rows) == len(self.sessions.background) else self.sessions.interactive + rows
         own, both = rows_time(self.state, self.sessions.interactive), rows_time(self.state, together)
-        return both - own if both < JOIN_GAIN * (own + alone) else alone
+        return both - own if is_shared(both, own + alone) else alone
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:

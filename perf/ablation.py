@@ -1,0 +1,158 @@
+"""Mechanisms of the scheduler that can be switched off one at a time, to see which figures they move.
+
+    python -m perf.ablation MECHANISM daemon ...     our daemon without it
+
+Rules: a mechanism is switched off by replacing a function or a constant of the policy in this process. The product knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from perf.simulated import Point, survey
+
+MOVED = 0.03  # a figure's mean over all cases; less is the noise of four seeds
+_P = "uma_core.policy."
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    name: str
+    what: str
+    patches: tuple[tuple[str, str, Any], ...]  # module, attribute (dotted inside a class), what it becomes
+    is_simulated: bool = True  # False: only a real machine can tell
+
+
+def _none(*_: Any) -> None:
+    return None
+
+
+def _everyday(state: Any, view: Any, step_ns: int, gaps: tuple[int, int, int], usual: Any) -> int:
+    return gaps[1]
+
+
+def _rounds(steps: float, rounds: float, step_ns: int, round_ns: int) -> int:
+    return int(steps * round_ns)
+
+
+def _one_call(decode: Any) -> tuple[tuple[int, ...], ...]:
+    return ((), *((n,) for n in range(1, 33)))
+
+
+def _without_slots(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: wrapped(*args)._replace(n_prefill_slots=0)
+
+
+def _efficient(cost: Any, view: Any, limit: int, room: Any) -> int:
+    found: int = importlib.import_module(_P + "chunks")._efficient(cost, view, limit)
+    return found
+
+
+_SAME = (lambda model, reports: model,)
+MECHANISMS: dict[str, Mechanism] = {
+    m.name: m
+    for m in (
+        Mechanism("error", "learned error of predictions", ((_P + "tbt.controller", "ERROR_MOST", 0.0),)),
+        Mechanism("least-room", "room that a noisy machine leaves", ((_P + "tbt.controller", "LEAST", 0.0),)),
+        Mechanism("reserve", "reserve below the long limit", ((_P + "tbt.controller", "RESERVE", 0.0),)),
+        Mechanism("long-gaps", "token bucket of long gaps", ((_P + "tbt.share", "Gap.has_long", property(lambda gap: False)),)),
+        Mechanism("many-streams", "limits of many streams in steps of one", ((_P + "tbt.limits", "_limit", _rounds),)),
+        Mechanism("deadlines", "long gaps for first tokens that are due", ((_P + "tbt.share", "next_limit_ns", _everyday),)),
+        Mechanism("overdue", "longer gaps for overdue first tokens", ((_P + "deadlines", "OVERDUE", 0.0),)),
+        Mechanism("short-prompts", "more time for short prompts", ((_P + "deadlines", "STEPS", 1e-9),)),
+        Mechanism("begin-together", "chats that begin together", ((_P + "pipeline", "begin_together", lambda state: state),)),
+        Mechanism("rarely", "coarse pieces are forced more rarely", ((_P + "tbt.share", "RARELY", 1),)),
+        Mechanism("mixed-batches", "prompt rows in the streams' own call", ((_P + "chunks", "mixed_rows", _none),)),
+        Mechanism("mixed-cost", "learned cost of mixed rows", ((_P + "cost.learn", "_with_mixed", lambda model, *_: model),)),
+        Mechanism("headroom", "new chunks leave room for the error", ((_P + "chunks", "HEADROOM", 1.0),)),
+        Mechanism("gap-chunks", "chunks sized for gaps", ((_P + "chunks", "_through_gaps", _efficient),)),
+        Mechanism("splits", "split of rows into several calls", ((_P + "cost.calibrate", "best_splits", _one_call),)),
+        Mechanism(
+            "row-counts",
+            "a correction for each doubling of rows",
+            ((_P + "cost.model", "regime_of", lambda n: 0), (_P + "cost.learn", "regime_of", lambda n: 0)),
+        ),
+        Mechanism("cells", "learned cost of a cell", ((_P + "cost.learn", "_cells_share", lambda *_: 0.0),)),
+        Mechanism(
+            "learning", "correction of the cost model", (("perf.simulator", "observe", *_SAME), ("uma_core.executor.executor", "observe", *_SAME))
+        ),
+        Mechanism(
+            "slices",
+            "chunks that pause between pieces (else: sized chunks)",
+            (("perf.simulator", "device_of", _without_slots), ("uma_core.executor.executor", "device_view", _without_slots)),
+        ),
+        Mechanism("repetition", "plans carried out again", ((_P + "pipeline", "n_repeats", lambda *_: 0),)),
+        Mechanism("bmt", "estimate of bytes moved", ((_P + "stages.bmt_guard", "run", lambda state, plan: plan),)),
+        Mechanism("ahead", "decode calls begun ahead", (("uma_core.engine.graph.engine", "pays", lambda *_: False),), is_simulated=False),
+    )
+}
+
+
+def switch_off(name: str) -> None:
+    """In this process, for good."""
+    for module, path, value in MECHANISMS[name].patches:
+        owner: Any = importlib.import_module(module)
+        *classes, attribute = path.split(".")
+        for each in classes:
+            owner = getattr(owner, each)
+        getattr(owner, attribute)  # a mechanism that is gone shall not seem to move nothing
+        setattr(owner, attribute, value(getattr(owner, attribute)) if value is _without_slots else value)
+    pipeline = importlib.import_module(_P + "pipeline")
+    if name == "bmt":
+        pipeline.REGISTRY["bmt_guard"] = pipeline.StageSpec()
+
+
+def _one(job: tuple[str, int, tuple[str, ...]]) -> tuple[str, dict[Point, float]]:
+    name, n_seeds, cases = job
+    if name:
+        switch_off(name)
+    return name, survey(cases, n_seeds=n_seeds)
+
+
+def simulate(names: tuple[str, ...], n_seeds: int, cases: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[Point, float]]]:
+    """Figures of the whole policy (under the name ""), then without each mechanism. Two processes; blocks for about a minute each."""
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        yield from pool.imap(_one, [(name, n_seeds, cases) for name in ("", *names)], chunksize=1)
+
+
+def moved(whole: dict[Point, float], without: dict[Point, float]) -> dict[str, tuple[float, float, Point]]:
+    """By figure: its mean change over all points, and the largest change with its point. Positive: worse without."""
+    changes: dict[str, list[tuple[float, Point]]] = {}
+    for point, value in whole.items():
+        if point in without:
+            changes.setdefault(point.figure, []).append((math.log(without[point] / value), point))
+    out = {}
+    for figure, found in changes.items():
+        most, where = max(found, key=lambda pair: abs(pair[0]))
+        out[figure] = (math.exp(sum(c for c, _ in found) / len(found)) - 1.0, math.exp(most) - 1.0, where)
+    return out
+
+
+def row(name: str, changes: dict[str, tuple[float, float, Point]]) -> str:
+    """A line of the table: the figures that moved, or the largest change that did not."""
+    told = [f"{figure} {mean:+.0%}" for figure, (mean, _, _) in changes.items() if abs(mean) >= MOVED]
+    if not told:
+        figure, (_, most, where) = max(changes.items(), key=lambda item: abs(item[1][1]))
+        told = [f"none; most: {figure} {most:+.0%} ({where.case}, {where.profile}, {where.machine})"]
+    return f"| {name} | {MECHANISMS[name].what} | {', '.join(told)} |"
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) < 2 or argv[0] not in MECHANISMS:
+        print(f"usage: python -m perf.ablation {{{','.join(MECHANISMS)}}} daemon ...", file=sys.stderr)
+        return 2
+    switch_off(argv[0])
+    from uma_core.cli import main as run
+
+    sys.argv = ["uma-core", *argv[1:]]
+    return int(run() or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""Switching one mechanism of the scheduler off, in the simulator and in a daemon of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perf import ablation
+from perf.cli import main
+from perf.servers import Settings, UmaServer
+from perf.simulated import Point, survey
+
+CASE = ("storm",), ("cpu-llama",), ("calm",)
+
+
+@pytest.mark.parametrize("name", [name for name, mechanism in ablation.MECHANISMS.items() if mechanism.is_simulated])
+def test_without_any_of_them_everybody_is_served(name: str) -> None:
+    """In a process of its own: the mechanism is gone for good there. What it replaces has to be there."""
+    code = f"from perf.ablation import switch_off; from perf.simulated import survey; switch_off({name!r}); survey(*{CASE!r}, n_seeds=1)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_figures_say_what_moved_and_where() -> None:
+    whole = survey(*CASE, n_seeds=1)
+    worse = {point: value * (1.5 if point.figure == "tbt_p95_x" else 1.0) for point, value in whole.items()}
+    changes = ablation.moved(whole, worse)
+    assert changes["tbt_p95_x"][0] == pytest.approx(0.5) and changes["pause_x"][0] == 0.0
+    assert ablation.row("error", changes).endswith("| tbt_p95_x +50% |")
+    assert "| none; most: " in ablation.row("error", ablation.moved(whole, whole))
+    assert all(isinstance(point, Point) for point in whole)
+
+
+def test_a_daemon_without_a_mechanism_is_another_program_with_the_same_options(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "model.gguf", 2, 4, 4096)
+    whole, without = (UmaServer(f"uma{variant}", settings, tmp_path).command() for variant in ("", ":without-mixed-batches"))
+    assert whole[1:4] == ["-m", "uma_core", "daemon"] and without[1:5] == ["-m", "perf.ablation", "mixed-batches", "daemon"]
+
+
+def test_unknown_mechanisms_are_refused() -> None:
+    result = CliRunner().invoke(main, ["ablate", "turbo"])
+    assert result.exit_code == 2 and "no mechanism turbo" in result.output
+    assert ablation.main(["turbo", "daemon"]) == 2
+
+
+def test_the_daemon_runs_without_one(tmp_path: Path) -> None:
+    """Its own help comes from the product's command line."""
+    shown = subprocess.run([sys.executable, "-m", "perf.ablation", "error", "daemon", "--help"], capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0 and "--guard-cap" in shown.stdout
