@@ -19,7 +19,8 @@ from uma_ctl.dashboard import TOKENS_TOTAL, Cell, Dashboard, Key, parse_keys
 from uma_ctl.top_view import screen
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
-STATUS = json.loads(re.findall(r"```json\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)[0])
+_EXAMPLES = re.findall(r"```json\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)
+STATUS = json.loads(next(text for text in _EXAMPLES if "uptime_s" in text))
 
 
 def session(request_id: str, **more):
