@@ -3,6 +3,7 @@
 // A row that several spans contribute to is merged by the thread that finishes the last of them, so no barrier is needed.
 #include "paged.h"
 
+#include <math.h>
 #include <string.h>
 
 typedef struct slot {
@@ -12,7 +13,7 @@ typedef struct slot {
 
 static char * scratch_of(const uma_paged * p, int ith) { return p->scratch + (size_t) ith * p->scratch_bytes; }
 
-// The two slots of a thread: its span's results, and where the parts of one row are gathered.
+// The two slots of a thread: the results of a part, and the sums of several.
 static slot own_slot(const uma_paged * p, int ith, int which) {
     const size_t parts = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)), out = uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
     char * at = scratch_of(p, ith) + uma_pad64(uma_kernels()->attn->scratch_bytes(p->shape.dim_k, p->shape.dim_v)) + (size_t) which * (parts + out);
@@ -29,7 +30,8 @@ static float * result_of(const struct ggml_tensor * dst, const uma_paged * p, in
     return (float *) (void *) ((char *) dst->data + (size_t) row * dst->nb[1]) + ((size_t) head * (size_t) p->group + (size_t) g) * (size_t) p->shape.dim_v;
 }
 
-static void compute_span(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
+// The cells begin..end of a span, into a slot.
+static void compute_part(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int64_t begin, int64_t end, int32_t head, slot to, int ith) {
     const struct ggml_tensor * q = dst->src[0];
     const size_t k_cell = (size_t) p->shape.k_bytes, v_cell = (size_t) p->shape.v_bytes, in_page = (size_t) head * UMA_PAGE_CELLS;
     const struct uma_attn attn = {
@@ -39,16 +41,31 @@ static void compute_span(const struct ggml_tensor * dst, const uma_paged * p, co
         .q_row = q->nb[2], .q_head = q->nb[1],
         .k = { (const char *) dst->src[1]->data + in_page * k_cell, k_cell, p->shape.page_bytes, s->pages },
         .v = { (const char *) dst->src[2]->data + in_page * v_cell, v_cell, p->shape.page_bytes, s->pages },
-        .cell_begin = s->begin, .cell_end = s->end, .row_cells = p->cells + s->first_row, .row_begin = p->shape.window ? p->begin + s->first_row : NULL,
+        .cell_begin = begin, .cell_end = end, .row_cells = p->cells + s->first_row, .row_begin = p->shape.window ? p->begin + s->first_row : NULL,
         .scale = p->shape.scale, .softcap = p->shape.softcap,
     };
-    const slot own = own_slot(p, ith, 0);
-    uma_kernels()->attn->run(&attn, own.parts, own.out, p->dim * sizeof(float), scratch_of(p, ith));
+    uma_kernels()->attn->run(&attn, to.parts, to.out, p->dim * sizeof(float), scratch_of(p, ith));
+}
+
+static int64_t part_end(const uma_page_span * s, int64_t cell) { return uma_part_end(cell) < s->end ? uma_part_end(cell) : s->end; }
+
+// All parts of a span, added up: the slot of the sums.
+static slot compute_span(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
+    const slot part = own_slot(p, ith, 0), sum = own_slot(p, ith, 1);
+    int64_t end = part_end(s, s->begin);
+    compute_part(dst, p, s, s->begin, end, head, sum, ith);
+    for (int64_t begin = end; begin < s->end; begin = end) {
+        end = part_end(s, begin);
+        compute_part(dst, p, s, begin, end, head, part, ith);
+        for (int32_t i = 0; i < s->n_rows * p->group; i++) {
+            uma_attn_fold(sum.parts + i, sum.out + (size_t) i * p->dim, part.parts + i, part.out + (size_t) i * p->dim, p->shape.dim_v);
+        }
+    }
+    return sum;
 }
 
 // Results of a span whose rows have others too: to where the last of them will look.
-static void keep(const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
-    const slot own = own_slot(p, ith, 0);
+static void keep(const uma_paged * p, const uma_page_span * s, int32_t head, slot own) {
     const size_t group = (size_t) p->group;
     for (int32_t r = 0; r < s->n_rows; r++) {
         const slot to = slot_at(p, s->slot + r, head);
@@ -62,44 +79,42 @@ static const float * sink_of(const struct ggml_tensor * dst, const uma_paged * p
     return dst->src[3] ? (const float *) dst->src[3]->data + head * p->group + g : NULL;
 }
 
-static void write_alone(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
-    const slot own = own_slot(p, ith, 0);
+static void write_alone(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, slot own) {
     for (int32_t i = 0; i < s->n_rows * p->group; i++) {
         const int32_t g = i % p->group;
         float * y = result_of(dst, p, s->first_row + i / p->group, head, g);
-        uma_attn_merge(own.parts + i, 0, own.out + (size_t) i * p->dim, 0, 1, p->shape.dim_v, sink_of(dst, p, head, g), y);
+        uma_attn_finish(own.parts + i, own.out + (size_t) i * p->dim, p->shape.dim_v, sink_of(dst, p, head, g), y);
     }
 }
 
-// All parts of a row are there.
-static void merge_row(const struct ggml_tensor * dst, const uma_paged * p, int32_t row, int32_t head, int ith) {
-    const slot all = own_slot(p, ith, 1);
+// All parts of a row are there: they are added up in the order of their cells.
+static void merge_row(const struct ggml_tensor * dst, const uma_paged * p, int32_t row, int32_t head) {
     const int64_t * slots = p->part_slot + p->first_part[row];
     const int32_t n_parts = p->first_part[row + 1] - p->first_part[row];
     for (int32_t g = 0; g < p->group; g++) {
+        float * y = result_of(dst, p, row, head, g);
+        struct uma_attn_part sum = { -INFINITY, 0 };
         for (int32_t i = 0; i < n_parts; i++) {
             const slot part = slot_at(p, slots[i], head);
-            all.parts[i] = part.parts[g];
-            memcpy(all.out + (size_t) i * p->dim, part.out + (size_t) g * p->dim, p->dim * sizeof(float));
+            uma_attn_fold(&sum, y, part.parts + g, part.out + (size_t) g * p->dim, p->shape.dim_v);
         }
-        uma_attn_merge(all.parts, sizeof(*all.parts), all.out, p->dim * sizeof(float), n_parts, p->shape.dim_v, sink_of(dst, p, head, g),
-                       result_of(dst, p, row, head, g));
+        uma_attn_finish(&sum, y, p->shape.dim_v, sink_of(dst, p, head, g), y);
     }
 }
 
 static void run_task(struct ggml_tensor * dst, uma_paged * p, int64_t task, int ith) {
     const uma_page_span * s = &p->spans[task / p->shape.n_head_kv];
     const int32_t head = (int32_t) (task % p->shape.n_head_kv);
-    compute_span(dst, p, s, head, ith);
+    const slot own = compute_span(dst, p, s, head, ith);
     if (s->slot < 0) {
-        write_alone(dst, p, s, head, ith);
+        write_alone(dst, p, s, head, own);
         return;
     }
-    keep(p, s, head, ith);
+    keep(p, s, head, own);
     for (int32_t row = s->first_row; row < s->first_row + s->n_rows; row++) {
         atomic_int * n_missing = &p->n_missing[row * p->shape.n_head_kv + head];
         if (atomic_fetch_sub_explicit(n_missing, 1, memory_order_acq_rel) == 1) {
-            merge_row(dst, p, row, head, ith);
+            merge_row(dst, p, row, head);
             atomic_store_explicit(n_missing, p->first_part[row + 1] - p->first_part[row], memory_order_relaxed);
         }
     }

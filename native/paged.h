@@ -10,13 +10,14 @@
 
 #include <stdatomic.h>
 
-enum { UMA_PARTS_MOST = 16 }; // spans that one range of cells is cut into; a row has two ranges at most: shared and own
+// Where the part ends in which a cell is. Borders are further apart the deeper they are: a row has few parts, and a deep one enough to share out.
+int64_t uma_part_end(int64_t cell);
 
 typedef struct uma_page_span {
     int32_t first_row, n_rows;
     int64_t begin, end;      // cells
     const int32_t * pages;
-    int64_t slot;            // row slots before this span's; -1: its rows have no other span
+    int64_t slot;            // row slots before this span's, which is one part; -1: its rows have no other span, and it may be many parts
 } uma_page_span;
 
 struct uma_paged {

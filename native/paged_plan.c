@@ -1,4 +1,7 @@
-// Plans attention over paged KV: which rows read which cells together, in how many parts, and where the parts' results go.
+// Plans attention over paged KV: which rows read which cells together, in how many tasks, and where the parts' results go.
+//
+// Cells are cut into parts at the same borders for every row (uma_part_end), and a row's parts are added up in their order. So a row's
+// result has the same bits whatever else is in the batch, however the prompt was cut, and whoever shares its beginning.
 #include "paged.h"
 
 #include <stdlib.h>
@@ -6,8 +9,8 @@
 
 enum {
     TASKS_PER_THREAD = 4,
-    MIN_PART_CELLS   = 256, // a shorter part costs more in merging than it spreads
-    MIN_SHARED_PAGES = 4,   // fewer shared pages are read once per row
+    MIN_TASK_CELLS   = 256, // rows whose cells are fewer are one task: more would cost more in merging than they spread
+    MIN_SHARED_CELLS = 256, // fewer shared cells are read once per row
 };
 
 uma_paged * uma_paged_new(const uma_paged_shape * shape, int32_t n_rows_max) {
@@ -22,7 +25,7 @@ uma_paged * uma_paged_new(const uma_paged_shape * shape, int32_t n_rows_max) {
     p->dim        = ((size_t) shape->dim_v + 15) / 16 * 16;
     const size_t kernel = uma_pad64(uma_kernels()->attn->scratch_bytes(shape->dim_k, shape->dim_v));
     const size_t slot   = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)) + uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
-    p->scratch_bytes = kernel + 2 * slot; // the second one gathers the parts of a row
+    p->scratch_bytes = kernel + 2 * slot; // a part's results, and their sum
     p->begin      = calloc((size_t) n_rows_max, sizeof(*p->begin));
     p->cells      = calloc((size_t) n_rows_max, sizeof(*p->cells));
     p->first_part = calloc((size_t) n_rows_max + 1, sizeof(*p->first_part));
@@ -68,15 +71,20 @@ static bool add_span(uma_paged * p, uma_page_span s) {
     return true;
 }
 
-// Cells begin..end of some rows, cut into parts of about `most` cells.
+int64_t uma_part_end(int64_t cell) {
+    const int64_t size = cell < 512 ? 256 : cell < 4096 ? 512 : 1024;
+    return (cell / size + 1) * size;
+}
+
+// Cells begin..end of some rows: one task, or one for each part where there are more than `most`.
 static bool add_spans(uma_paged * p, uma_page_span s, int64_t most) {
-    const int64_t wanted = (s.end - s.begin + most - 1) / most, n = wanted < UMA_PARTS_MOST ? wanted : UMA_PARTS_MOST;
-    const int64_t part = ((s.end - s.begin + n - 1) / n + UMA_PAGE_CELLS - 1) / UMA_PAGE_CELLS * UMA_PAGE_CELLS;
+    if (s.end - s.begin <= most) {
+        return add_span(p, s);
+    }
     bool is_ok = true;
-    for (int64_t at = s.begin, end = s.end; at < end && is_ok; at += part) {
-        s.begin = at;
-        s.end   = at + part < end ? at + part : end;
-        is_ok   = add_span(p, s);
+    for (int64_t end = s.end; s.begin < end && is_ok; s.begin = s.end) {
+        s.end = uma_part_end(s.begin) < end ? uma_part_end(s.begin) : end;
+        is_ok = add_span(p, s);
     }
     return is_ok;
 }
@@ -111,14 +119,23 @@ static int32_t run_of(const uma_paged * p, const table * t, int32_t row) {
     return n;
 }
 
-// Single rows from `row` on that see the same first pages, while reading those once saves more than it leaves apart.
+// The last border of a part up to which cells are within the first n_pages.
+static int64_t last_border(int64_t n_pages) {
+    int64_t border = 0;
+    while (uma_part_end(border) <= n_pages * UMA_PAGE_CELLS) {
+        border = uma_part_end(border);
+    }
+    return border;
+}
+
+// Single rows from `row` on that see the same first cells, while reading those once saves more than it leaves apart.
 static int32_t sharers_of(const uma_paged * p, const table * t, int32_t row, int64_t * n_shared) {
     int32_t n = 1;
-    *n_shared = whole_pages(p->cells[row]);
+    *n_shared = last_border(whole_pages(p->cells[row]));
     while (n < p->rows_most && row + n < p->n_rows && p->begin[row + n] == 0 && run_of(p, t, row + n) == 1) {
-        const int64_t own = whole_pages(p->cells[row + n]);
-        const int64_t common = common_pages(pages_of(t, row), pages_of(t, row + n), own < *n_shared ? own : *n_shared);
-        if (common < MIN_SHARED_PAGES || common * n < *n_shared * (n - 1)) {
+        const int64_t own = whole_pages(p->cells[row + n]), most = *n_shared / UMA_PAGE_CELLS;
+        const int64_t common = last_border(common_pages(pages_of(t, row), pages_of(t, row + n), own < most ? own : most));
+        if (common < MIN_SHARED_CELLS || common * n < *n_shared * (n - 1)) {
             break;
         }
         *n_shared = common;
@@ -127,12 +144,12 @@ static int32_t sharers_of(const uma_paged * p, const table * t, int32_t row, int
     return n;
 }
 
-static bool plan_shared(uma_paged * p, const table * t, int32_t row, int32_t n, int64_t n_shared, int64_t most) {
-    const int64_t shared = n_shared * UMA_PAGE_CELLS;
-    bool is_ok = add_spans(p, (uma_page_span) { row, n, 0, shared, pages_of(t, row), 0 }, most);
+// The shared cells and a row's own ones are parts of different tasks, so neither may be more than one.
+static bool plan_shared(uma_paged * p, const table * t, int32_t row, int32_t n, int64_t shared) {
+    bool is_ok = add_spans(p, (uma_page_span) { row, n, 0, shared, pages_of(t, row), 0 }, 0);
     for (int32_t i = row; i < row + n && is_ok; i++) {
         if (p->cells[i] > shared) {
-            is_ok = add_spans(p, (uma_page_span) { i, 1, shared, p->cells[i], pages_of(t, i), 0 }, most);
+            is_ok = add_spans(p, (uma_page_span) { i, 1, shared, p->cells[i], pages_of(t, i), 0 }, 0);
         }
     }
     return is_ok;
@@ -147,8 +164,8 @@ static bool plan_run(uma_paged * p, const table * t, int32_t row, int32_t n, int
     return is_ok;
 }
 
-// Cells per task so that every thread gets a few.
-static int64_t part_cells(const uma_paged * p, const table * t) {
+// Cells per task so that every thread gets a few. It decides who computes a part, never what a part is.
+static int64_t task_cells(const uma_paged * p, const table * t) {
     int64_t n_cells = 0;
     for (int32_t row = 0; row < p->n_rows;) {
         const int32_t n = run_of(p, t, row);
@@ -160,7 +177,7 @@ static int64_t part_cells(const uma_paged * p, const table * t) {
     }
     const int64_t wanted = p->shape.n_threads == 1 ? 1 : (int64_t) p->shape.n_threads * TASKS_PER_THREAD;
     const int64_t most = n_cells * p->shape.n_head_kv / wanted;
-    return p->shape.n_threads == 1 ? INT32_MAX : most > MIN_PART_CELLS ? most : MIN_PART_CELLS;
+    return p->shape.n_threads == 1 ? INT32_MAX : most > MIN_TASK_CELLS ? most : MIN_TASK_CELLS;
 }
 
 static bool reserve(void ** block, size_t bytes) {
@@ -238,7 +255,7 @@ bool uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t * pages,
         p->begin[i] = p->shape.window && p->cells[i] > p->shape.window ? p->cells[i] - p->shape.window : 0;
         p->work += (double) (p->cells[i] - p->begin[i]) * p->shape.n_head * (p->shape.dim_k + p->shape.dim_v);
     }
-    const int64_t most = part_cells(p, &t);
+    const int64_t most = task_cells(p, &t);
     bool is_ok = true;
     for (int32_t row = 0; row < p->n_rows && is_ok;) {
         int32_t n = run_of(p, &t, row);
@@ -246,7 +263,7 @@ bool uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t * pages,
         const int32_t n_sharers = n == 1 && p->begin[row] == 0 ? sharers_of(p, &t, row, &n_shared) : 1;
         if (n_sharers > 1) {
             n     = n_sharers;
-            is_ok = plan_shared(p, &t, row, n, n_shared, most);
+            is_ok = plan_shared(p, &t, row, n, n_shared);
         } else {
             is_ok = plan_run(p, &t, row, n, most);
         }

@@ -156,6 +156,7 @@ const char * uma_accel_isa(void);           // instruction set in use
 // Weights laid out for our products: the bytes that a matrix then takes (0: it stays as the file has it), and the buffer type that arranges them.
 size_t       uma_accel_arranged_bytes(const struct ggml_tensor * weights);
 ggml_backend_buffer_type_t uma_accel_arranged_type(void);
+bool         uma_accel_multiplies(const struct ggml_tensor * weights); // products with these weights are ours, for any number of rows
 int32_t      uma_accel_wants_plain_weights(void); // nonzero: faster on weights as the file has them than ggml on rearranged copies
 
 // -- prefill.c: llama_decode of one prompt chunk that pauses between pieces of its graph

@@ -107,6 +107,11 @@ class EngineOptions:
         choices=("auto", "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable"),
         reload="restart",
     )
+    deterministic: bool = option(
+        False,
+        "serve only where an answer never depends, to the last bit, on what else is computed: the graph engine on a CPU with our kernels."
+        " Else the daemon does not start; `status` tells whether it is so without this",
+    )
     moe_top_k: int = option(0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256)
     lora: Mapping[str, str] = option(
         {},

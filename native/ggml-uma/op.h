@@ -29,6 +29,7 @@ static inline enum uma_type uma_type_of(enum ggml_type type) {
         case GGML_TYPE_IQ4_XS: return UMA_IQ4_XS;
         case GGML_TYPE_MXFP4: return UMA_MXFP4;
         case GGML_TYPE_BF16: return UMA_BF16;
+        case GGML_TYPE_F32: return UMA_F32;
         default: return UMA_N_TYPES;
     }
 }
@@ -43,7 +44,7 @@ static inline bool uma_is_plain(const struct ggml_tensor * t) {
 bool uma_is_arranged(const struct ggml_tensor * t);
 
 // Products read weights of this type as the file has them; the others have to be arranged.
-static inline bool uma_reads_plain(enum uma_type type) { return type <= UMA_Q6_K || type == UMA_BF16; }
+static inline bool uma_reads_plain(enum uma_type type) { return type <= UMA_Q6_K || type == UMA_BF16 || type == UMA_F32; }
 
 // Whether our product can read these weights of one of our types; plain ones from `min_rows` rows on.
 static inline bool uma_can_read(const struct ggml_tensor * w, int64_t n_rows) {

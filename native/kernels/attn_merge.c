@@ -1,28 +1,37 @@
-// Merging partial attention results by their log-sum-exp.
+// Merging partial attention results by their log-sum-exp, one after another: the result depends on the parts and their order alone.
 #include "kernels.h"
 
 #include <math.h>
 #include <string.h>
 
-static const struct uma_attn_part * part_at(const struct uma_attn_part * parts, size_t stride, int i) {
-    return (const struct uma_attn_part *)(const void *)((const char *)parts + (size_t)i * stride);
+void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_part * part, const float * out, int dim_v) {
+    if (!(part->sum > 0)) return;
+    if (!(sum->sum > 0)) {
+        *sum = *part;
+        memcpy(y, out, (size_t)dim_v * 4);
+        return;
+    }
+    const float max = fmaxf(sum->max, part->max), old = expf(sum->max - max), new = expf(part->max - max);
+    *sum = (struct uma_attn_part){ max, sum->sum * old + part->sum * new };
+    for (int d = 0; d < dim_v; d++) y[d] = y[d] * old + out[d] * new;
+}
+
+void uma_attn_finish(const struct uma_attn_part * sum, const float * out, int dim_v, const float * sink, float * y) {
+    if (!(sum->sum > 0)) {
+        memset(y, 0, (size_t)dim_v * 4);
+        return;
+    }
+    const float max = sink ? fmaxf(sum->max, *sink) : sum->max, weight = expf(sum->max - max);
+    const float scale = weight / (sum->sum * weight + (sink ? expf(*sink - max) : 0));
+    for (int d = 0; d < dim_v; d++) y[d] = out[d] * scale;
 }
 
 void uma_attn_merge(const struct uma_attn_part * parts, size_t part_stride, const float * out, size_t out_stride, int n_parts, int dim_v,
                     const float * sink, float * y) {
-    float max = sink ? *sink : -INFINITY;
-    for (int i = 0; i < n_parts; i++) max = fmaxf(max, part_at(parts, part_stride, i)->max);
-    memset(y, 0, (size_t)dim_v * 4);
-    if (!(max > -INFINITY)) return;
-    float sum = sink ? expf(*sink - max) : 0;
+    struct uma_attn_part sum = { -INFINITY, 0 };
     for (int i = 0; i < n_parts; i++) {
-        const struct uma_attn_part * p = part_at(parts, part_stride, i);
-        if (!(p->sum > 0)) continue;
-        const float weight = expf(p->max - max);
-        const float * o = (const float *)(const void *)((const char *)out + (size_t)i * out_stride);
-        sum += weight * p->sum;
-        for (int d = 0; d < dim_v; d++) y[d] += weight * o[d];
+        const struct uma_attn_part * part = (const struct uma_attn_part *)(const void *)((const char *)parts + (size_t)i * part_stride);
+        uma_attn_fold(&sum, y, part, (const float *)(const void *)((const char *)out + (size_t)i * out_stride), dim_v);
     }
-    const float inverse = 1.0f / sum;
-    for (int d = 0; d < dim_v; d++) y[d] *= inverse;
+    uma_attn_finish(&sum, y, dim_v, sink, y);
 }

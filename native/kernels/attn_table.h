@@ -52,7 +52,7 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     } else if (n_q < TRANSPOSE_FROM) {
         scores_by_dots(w, queries, n_q, &next);
     } else {
-        scores_by_product(w, queries, n_q);
+        scores_by_lanes(w, queries, n_q);
         fetch_rows(&next, CELLS);
     }
     const float * p[MAX_Q];

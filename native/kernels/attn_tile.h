@@ -93,8 +93,8 @@ static void scores_by_dots(const struct attn_work * w, const int * queries, int 
         for (int c = 0; c < CELLS; c += V_LANES) {
             fetch_rows(next, n_fetch);
             vf sum[V_LANES];
-            for (int l = 0; l < V_LANES; l++) sum[l] = vf_mul(vf_load(w->kv + (size_t)(c + l) * w->dk), vf_load(q));
-            for (size_t d = V_LANES; d < w->dk; d += V_LANES) {
+            for (int l = 0; l < V_LANES; l++) sum[l] = vf_set1(0);
+            for (size_t d = 0; d < w->dk; d += V_LANES) {
                 const vf x = vf_load(q + d);
                 for (int l = 0; l < V_LANES; l++) sum[l] = vf_fma(vf_load(w->kv + (size_t)(c + l) * w->dk + d), x, sum[l]);
             }
@@ -103,17 +103,66 @@ static void scores_by_dots(const struct attn_work * w, const int * queries, int 
     }
 }
 
-// Scores of many queries: a matrix product with K transposed.
-static void scores_by_product(const struct attn_work * w, const int * queries, int n) {
-    const float * a[MAX_Q];
-    float * c[MAX_Q];
+// Scores of NA queries and NV * V_LANES cells, K being transposed. Each is the sum that `vf_sums` makes of a row of K: lane by lane over the
+// columns, then the lanes in pairs, in that order. So a score has the same bits however many queries share the tile.
+V_INLINE void lane_scores(const float * const * q, const float * kt, float * const * s, size_t dk, const int NA, const int NV) {
+    static const int STRIDES[] = V_SUM_STRIDES; // lanes that are added first, second ...
+    vf waiting[4][4][V_BLOCK_COLS];
+    for (int i = 0; i < V_LANES; i++) {
+        size_t lane = 0;
+        for (int b = 0; 1 << b < V_LANES; b++) lane += i >> b & 1 ? (size_t)STRIDES[b] : 0;
+        vf sum[4][V_BLOCK_COLS];
+        for (int a = 0; a < NA; a++) {
+            for (int v = 0; v < NV; v++) sum[a][v] = vf_set1(0);
+        }
+        for (size_t d = lane; d < dk; d += V_LANES) {
+            vf x[V_BLOCK_COLS];
+            for (int v = 0; v < NV; v++) x[v] = vf_load(kt + d * CELLS + (size_t)(v * V_LANES));
+            for (int a = 0; a < NA; a++) {
+                const vf y = vf_bcast(q[a] + d);
+                for (int v = 0; v < NV; v++) sum[a][v] = vf_fma(x[v], y, sum[a][v]);
+            }
+        }
+        int b = 0;
+        for (; i >> b & 1; b++) { // the lanes that it goes with are there: as in a binary counter
+            for (int a = 0; a < NA; a++) {
+                for (int v = 0; v < NV; v++) sum[a][v] = vf_add(waiting[b][a][v], sum[a][v]);
+            }
+        }
+        for (int a = 0; a < NA; a++) {
+            for (int v = 0; v < NV; v++) {
+                if (1 << b == V_LANES) vf_store(s[a] + v * V_LANES, sum[a][v]);
+                else waiting[b][a][v] = sum[a][v];
+            }
+        }
+    }
+}
+
+V_INLINE void lane_scores_of(const float * const * q, const float * kt, float * const * s, size_t dk, const int NA) {
+    float * at[4];
+    for (int c = 0; c < CELLS; c += V_BLOCK_COLS * V_LANES) {
+        for (int a = 0; a < NA; a++) at[a] = s[a] + c;
+        lane_scores(q, kt + c, at, dk, NA, V_BLOCK_COLS);
+    }
+}
+
+// Scores of many queries: K is transposed once.
+static void scores_by_lanes(const struct attn_work * w, const int * queries, int n) {
+    const float * q[MAX_Q];
+    float * s[MAX_Q];
     transpose_cells(w->kv, w->dk, w->kt);
     for (int i = 0; i < n; i++) {
-        a[i] = w->q + (size_t)queries[i] * w->dk;
-        c[i] = w->scores + (size_t)queries[i] * CELLS;
-        memset(c[i], 0, CELLS * 4);
+        q[i] = w->q + (size_t)queries[i] * w->dk;
+        s[i] = w->scores + (size_t)queries[i] * CELLS;
     }
-    rows_product(a, n, w->kt, CELLS, c, (int)w->dk, CELLS);
+    int i = 0;
+    for (; i + 4 <= n; i += 4) lane_scores_of(q + i, w->kt, s + i, w->dk, 4);
+    switch (n - i) {
+        case 1: lane_scores_of(q + i, w->kt, s + i, w->dk, 1); break;
+        case 2: lane_scores_of(q + i, w->kt, s + i, w->dk, 2); break;
+        case 3: lane_scores_of(q + i, w->kt, s + i, w->dk, 3); break;
+        default: break;
+    }
 }
 
 // The f16 mask of one row, as f32; cells that the row does not see get -INFINITY. False: it sees none of them.

@@ -60,7 +60,7 @@ static inline struct uma_type_info uma_type_info(enum uma_type type) {
     }
 }
 
-static inline int uma_is_float(enum uma_type type) { return type == UMA_F16 || type == UMA_BF16; }
+static inline int uma_is_float(enum uma_type type) { return type == UMA_F16 || type == UMA_BF16 || type == UMA_F32; }
 
 static inline float uma_f16_to_f32(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16;

@@ -16,14 +16,14 @@ extern "C" {
 enum uma_type {
     UMA_F16, UMA_Q8_0, UMA_Q4_0, UMA_Q4_K, UMA_Q6_K, // read as the file has them, and (but F16) arranged
     UMA_Q5_K, UMA_Q4_1, UMA_Q5_0, UMA_Q5_1, UMA_IQ4_NL, UMA_IQ4_XS, UMA_MXFP4, // arranged only
-    UMA_BF16, // as the file has it
+    UMA_BF16, UMA_F32, // as the file has them
     UMA_N_TYPES
 };
 
 // y[n_rows][n_out] = x[n_rows][n_in] * w[n_out][n_in]^T. Strides in bytes.
 struct uma_mm {
     enum uma_type type;
-    int64_t n_out, n_in, n_rows; // n_in: a multiple of the type's block (32, or 256 for K-quants and IQ4_XS; any for F16 and BF16)
+    int64_t n_out, n_in, n_rows; // n_in: a multiple of the type's block (32, or 256 for K-quants and IQ4_XS; any for F16, BF16 and F32)
     const void * w;
     size_t w_stride;
     const float * x;
@@ -107,6 +107,11 @@ int uma_kernels_use(const char * name);
 
 // The table of that name if this build has it and this processor can run it, else NULL.
 const struct uma_kernels * uma_kernels_named(const char * name);
+
+// Add a part to the sum of those before it: to `sum`, and to its vector y[dim_v]. An empty sum is { -INFINITY, 0 }; its vector is not read.
+void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_part * part, const float * out, int dim_v);
+// Divide the vector of a sum by it: y[dim_v], which may be `out`. For `sink` see below.
+void uma_attn_finish(const struct uma_attn_part * sum, const float * out, int dim_v, const float * sink, float * y);
 
 // Merge `n_parts` partial results of one query and divide by the sum: y[dim_v]. Part i's vector is at (char *)out + i * out_stride.
 // sink: a score that takes part in the sum without a value (attention sinks); NULL: none. No visible cell: zeros.

@@ -1,7 +1,7 @@
-// Activations of a product, laid out in tiles of a few rows: for f16 and bf16 weights as they are, else s8 as ggml's Q8_0 or Q8_K would have them.
+// Activations of a product by quantised weights, laid out in tiles of a few rows: s8 as ggml's Q8_0 or Q8_K would have them.
 //
 // A tile of r rows: q [n_in / ACT_GROUP][r][ACT_GROUP] s8, then per group of `sub` columns d [r] f32 and c [r] (s32: what the product starts
-// from; f32 for types with a minimum: d times the sum of q). For f16 and bf16 weights [n_in][r] f32 alone. Tiles follow each other.
+// from; f32 for types with a minimum: d times the sum of q). Tiles follow each other.
 #ifndef UMA_MM_ACTS_H
 #define UMA_MM_ACTS_H
 
@@ -14,8 +14,6 @@ enum { ACT_GROUP = 4 };
 
 enum { V_PANELS = 2 }; // at most at once
 
-enum { FLOAT_RUN = 256, DIRECT_ROWS = 3 }; // f16 weights: columns per work item of packing; rows that are not worth unpacking for
-
 struct part { // of a tile, from some column on
     int64_t row;
     int n_rows;
@@ -23,24 +21,17 @@ struct part { // of a tile, from some column on
     float * dc;
 };
 
-static inline bool is_direct(enum uma_type type, int64_t n_rows) { return uma_is_float(type) && n_rows <= DIRECT_ROWS; }
-
 static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
-    return uma_is_float(type) ? (size_t)n_in * 4 : (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
+    return (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
 }
 
-// Panels multiplied at once: two where a tile of rows leaves registers for them. Quantised ones need twice as many as f32.
-static inline int panels_at_once(enum uma_type type, int64_t n_rows) {
-    if (uma_is_float(type)) return V_PANELS;
-    return n_rows > V_TILE_ROWS ? V_QUANT_PANELS : 1;
-}
+// Panels multiplied at once: two where a tile of rows leaves registers for them.
+static inline int panels_at_once(int64_t n_rows) { return n_rows > V_TILE_ROWS ? V_QUANT_PANELS : 1; }
 
-static inline int most_tile_rows(enum uma_type type, int64_t n_rows) {
-    return !uma_is_float(type) && panels_at_once(type, n_rows) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS;
-}
+static inline int most_tile_rows(int64_t n_rows) { return panels_at_once(n_rows) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS; }
 
 static inline int64_t n_tiles(const struct uma_mm * mm) {
-    const int rows = most_tile_rows(mm->type, mm->n_rows);
+    const int rows = most_tile_rows(mm->n_rows);
     return (mm->n_rows + rows - 1) / rows;
 }
 
@@ -59,7 +50,7 @@ static inline int64_t tile_of_row(const struct uma_mm * mm, int64_t row) {
 }
 
 static inline struct part from_column(struct part tile, int64_t col, enum uma_type type) {
-    tile.q += col * tile.n_rows * (uma_is_float(type) ? 4 : 1);
+    tile.q += col * tile.n_rows;
     tile.dc += col / uma_type_info(type).sub * 2 * tile.n_rows;
     return tile;
 }
@@ -138,18 +129,14 @@ static void pack_item(const struct uma_mm * mm, int64_t row, int64_t col, int n)
     const struct part t = tile_at(mm, tile_of_row(mm, row));
     const float * x = x_row(mm, row) + col;
     const int r = (int)(row - t.row);
-    if (uma_is_float(mm->type)) {
-        for (int i = 0; i < n; i++) memcpy(t.q + ((col + i) * t.n_rows + r) * 4, x + i, 4);
-        return;
-    }
     int8_t q[Q8_K_WEIGHTS];
     const float d = n == 32 ? quantise_32(x, q) : quantise_256(x, q);
     put_acts(&t, r, col, q, n, d, mm->type);
 }
 
 static void pack(const struct uma_mm * mm, int ith, int nth) {
-    if (is_direct(mm->type, mm->n_rows)) return;
-    const int run = uma_is_float(mm->type) ? FLOAT_RUN : uma_type_info(mm->type).act_block;
+    if (uma_is_float(mm->type)) return;
+    const int run = uma_type_info(mm->type).act_block;
     const int64_t per_row = (mm->n_in + run - 1) / run, n = mm->n_rows * per_row;
     for (int64_t i = n * ith / nth; i < n * (ith + 1) / nth; i++) {
         const int64_t col = i % per_row * run;

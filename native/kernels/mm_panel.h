@@ -162,42 +162,12 @@ static inline void unpack_q6_k(struct panel * p, const uint8_t * w, size_t strid
     }
 }
 
-// f32 [columns][lane]. Reads whole groups of 8 columns.
-static inline void unpack_f16(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
-    float * out = (float *)(void *)p->unpacked;
-    for (int64_t c = 0; c < n; c += 8, w += 16, out += 8 * V_LANES) {
-        vi v[4];
-        fetch_ahead(p, V_LANES * 16);
-        vi_rows16(v, w, stride);
-        for (int j = 0; j < 4; j++) {
-            vf_store(out + 2 * j * V_LANES, vf_low_f16(v[j]));
-            vf_store(out + (2 * j + 1) * V_LANES, vf_high_f16(v[j]));
-        }
-    }
-}
-
-static inline void unpack_bf16(struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
-    const vi high = vi_set1((int32_t)0xffff0000u);
-    float * out = (float *)(void *)p->unpacked;
-    for (int64_t c = 0; c < n; c += 8, w += 16, out += 8 * V_LANES) {
-        vi v[4];
-        fetch_ahead(p, V_LANES * 16);
-        vi_rows16(v, w, stride);
-        for (int j = 0; j < 4; j++) {
-            vf_store(out + 2 * j * V_LANES, vf_from_bits(vi_sll(v[j], 16)));
-            vf_store(out + (2 * j + 1) * V_LANES, vf_from_bits(vi_and(v[j], high)));
-        }
-    }
-}
-
 static inline void unpack(enum uma_type type, struct panel * p, const uint8_t * w, size_t stride, int64_t n) {
     switch (type) {
         case UMA_Q8_0: unpack_q8_0(p, w, stride, n); break;
         case UMA_Q4_0: unpack_q4_0(p, w, stride, n); break;
         case UMA_Q4_K: unpack_q4_k(p, w, stride, n); break;
-        case UMA_Q6_K: unpack_q6_k(p, w, stride, n); break;
-        case UMA_BF16: unpack_bf16(p, w, stride, n); break;
-        default: unpack_f16(p, w, stride, n); break;
+        default: unpack_q6_k(p, w, stride, n); break;
     }
 }
 

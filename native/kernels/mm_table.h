@@ -9,7 +9,7 @@
 #include "mm_tile.h"
 
 enum {
-    CHUNK = 512, // columns per chunk, a quarter of it as f32: the unpacked panel (8 KiB at 16 lanes) stays in the first-level cache
+    CHUNK = 512, // columns per chunk: the unpacked panel (8 KiB at 16 lanes) stays in the first-level cache
     Q_BYTES = CHUNK * V_LANES,
     SCALE_BYTES = CHUNK / 16 * V_LANES * 4,
     PANEL_BYTES = Q_BYTES + 2 * SCALE_BYTES,
@@ -35,9 +35,9 @@ static struct scratch scratch_at(void * at) {
 }
 
 // Rows beside each other, zero beyond what there is, so that unpacking never reads past the weights.
-static const uint8_t * copy_rows(const uint8_t * w, size_t stride, int lanes, size_t bytes, size_t padded, uint8_t * copy) {
-    memset(copy, 0, padded * V_LANES);
-    for (int i = 0; i < lanes; i++) memcpy(copy + (size_t)i * padded, w + (size_t)i * stride, bytes);
+static const uint8_t * copy_rows(const uint8_t * w, size_t stride, int lanes, size_t bytes, uint8_t * copy) {
+    memset(copy, 0, bytes * V_LANES);
+    for (int i = 0; i < lanes; i++) memcpy(copy + (size_t)i * bytes, w + (size_t)i * stride, bytes);
     return copy;
 }
 
@@ -49,11 +49,10 @@ static void unpack_panel(const struct uma_mm * mm, int64_t out, int64_t col, int
     }
     const struct uma_type_info info = uma_type_info(mm->type);
     const int lanes = mm->n_out - out < V_LANES ? (int)(mm->n_out - out) : V_LANES;
-    const size_t bytes = (size_t)(n / info.block * info.block_bytes), padded = uma_is_float(mm->type) ? (bytes + 15) & ~(size_t)15 : bytes;
+    const size_t bytes = (size_t)(n / info.block * info.block_bytes);
     const uint8_t * w = (const uint8_t *)mm->w + (size_t)out * mm->w_stride + (size_t)(col / info.block * info.block_bytes);
-    const bool is_whole = lanes == V_LANES && bytes == padded;
-    if (!is_whole) w = copy_rows(w, mm->w_stride, lanes, bytes, padded, copy);
-    unpack(mm->type, p, w, is_whole ? mm->w_stride : padded, n);
+    if (lanes < V_LANES) w = copy_rows(w, mm->w_stride, lanes, bytes, copy);
+    unpack(mm->type, p, w, lanes < V_LANES ? bytes : mm->w_stride, n);
 }
 
 static void write_rows(const struct uma_mm * mm, int64_t out, int n, const float * acc) {
@@ -75,12 +74,11 @@ static void start_fetching(const struct uma_mm * mm, int64_t out, int n_panels, 
 // y for the n weight rows (at most V_LANES a panel) from `out`.
 static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct scratch * s) {
     const int n_panels = (n + V_LANES - 1) / V_LANES;
-    const int64_t chunk = uma_is_float(mm->type) ? CHUNK / 4 : CHUNK;
     tile_fn * product = TILES[n_panels - 1][is_in_place(mm) ? kind_in_place(mm->type) : kind_of_bytes(mm->type)];
     memset(s->acc, 0, (size_t)mm->n_rows * ACC_ROW * 4);
     start_fetching(mm, out, n_panels, s->panels);
-    for (int64_t col = 0; col < mm->n_in; col += chunk) {
-        const int64_t width = mm->n_in - col < chunk ? mm->n_in - col : chunk;
+    for (int64_t col = 0; col < mm->n_in; col += CHUNK) {
+        const int64_t width = mm->n_in - col < CHUNK ? mm->n_in - col : CHUNK;
         for (int i = 0; i < n_panels; i++) unpack_panel(mm, out + i * V_LANES, col, width, s->panels + i, s->copy);
         for (int64_t t = 0; t < n_tiles(mm); t++) {
             const struct part x = from_column(tile_at(mm, t), col, mm->type);
@@ -92,7 +90,7 @@ static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct 
 }
 
 static size_t mm_acts_bytes(enum uma_type type, int64_t n_in, int64_t n_rows) {
-    return is_direct(type, n_rows) ? 0 : (size_t)n_rows * acts_row_bytes(type, n_in);
+    return uma_is_float(type) ? 0 : (size_t)n_rows * acts_row_bytes(type, n_in);
 }
 
 static size_t mm_scratch_bytes(int64_t n_rows) {
@@ -100,12 +98,12 @@ static size_t mm_scratch_bytes(int64_t n_rows) {
 }
 
 static void mm_rows(const struct uma_mm * mm, int64_t out_begin, int64_t out_end, void * scratch) {
-    if (is_direct(mm->type, mm->n_rows)) {
+    if (uma_is_float(mm->type)) {
         direct_rows(mm, out_begin, out_end);
         return;
     }
     struct scratch s = scratch_at(scratch);
-    const int step = panels_at_once(mm->type, mm->n_rows) * V_LANES;
+    const int step = panels_at_once(mm->n_rows) * V_LANES;
     for (int64_t out = out_begin; out < out_end; out += step) {
         panels_product(mm, out, out_end - out < step ? (int)(out_end - out) : step, &s);
     }

@@ -5,14 +5,13 @@
 #include "mm_acts.h"
 #include "mm_panel.h"
 
-// How a type's products are summed: sub-blocks of 32 or 16 columns in s32 and then scaled, or f32 throughout. S8, U6: bytes, arranged or
+// How a type's products are summed: sub-blocks of 32 or 16 columns in s32 and then scaled. S8, U6: bytes, arranged or
 // unpacked (U4: all below 16); N: arranged weights multiplied where they lie, of so many bits, or (NT) 4 bits through a table.
-enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_U4, KIND_U4_MIN, KIND_F32, KIND_N4, KIND_N4_MIN, KIND_N5, KIND_N5_MIN, KIND_N6, KIND_NT, N_KINDS };
+enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_U4, KIND_U4_MIN, KIND_N4, KIND_N4_MIN, KIND_N5, KIND_N5_MIN, KIND_N6, KIND_NT, N_KINDS };
 
 // Of unpacked weights.
 static inline enum kind kind_of_bytes(enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
-    if (uma_is_float(type)) return KIND_F32;
     if (info.is_signed) return KIND_S8;
     if (info.bits == 4) return info.has_min ? KIND_U4_MIN : KIND_U4;
     return info.has_min ? KIND_U6_MIN : info.sub == 16 ? KIND_U6_SUB16 : KIND_U6;
@@ -192,34 +191,22 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
 }
 
 // sum[panel][row] += the products of n f32 columns.
-V_INLINE void float_sums(vf sum[V_PANELS][V_TILE_ROWS], const struct panel * p, const float * x, int64_t n, const int R, const int NP) {
-    for (int64_t k = 0; k < n; k++, x += R) {
-        vf w[V_PANELS];
-        V_UNROLL for (int i = 0; i < NP; i++) w[i] = vf_load((const float *)(const void *)p[i].q + k * V_LANES);
-        V_UNROLL for (int r = 0; r < R; r++) {
-            const vf xr = vf_bcast(x + r);
-            V_UNROLL for (int i = 0; i < NP; i++) sum[i][r] = vf_fma(w[i], xr, sum[i][r]);
-        }
-    }
-}
-
 // acc[row][V_PANELS * V_LANES] += the product of NP panels and R rows over n columns.
 V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc, int64_t n, const int R, const int NP, const enum kind kind) {
     vf sum[V_PANELS][V_TILE_ROWS];
     V_UNROLL for (int r = 0; r < R; r++) {
         V_UNROLL for (int i = 0; i < NP; i++) sum[i][r] = vf_load(acc + (r * V_PANELS + i) * V_LANES);
     }
-    if (kind == KIND_F32) float_sums(sum, p, (const float *)(const void *)x->q, n, R, NP);
-    else quant_sums(sum, p, x, n, R, NP, kind);
+    quant_sums(sum, p, x, n, R, NP, kind);
     V_UNROLL for (int r = 0; r < R; r++) {
         V_UNROLL for (int i = 0; i < NP; i++) vf_store(acc + (r * V_PANELS + i) * V_LANES, sum[i][r]);
     }
 }
 
 // Tile heights never exceed most_tile_rows: the cases beyond it would not fit the registers and are left out.
-#define ROWS(R)                                                                                                             \
-    case R:                                                                                                                 \
-        if (R <= (kind != KIND_F32 && NP == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS)) tile_product(p, x, acc, n, R, NP, kind); \
+#define ROWS(R)                                                                                        \
+    case R:                                                                                            \
+        if (R <= (NP == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS)) tile_product(p, x, acc, n, R, NP, kind); \
         break;
 V_INLINE void any_tile(struct panel * p, const struct part * x, float * acc, int64_t n, const int NP, const enum kind kind) {
     switch (x->n_rows) {
@@ -241,7 +228,6 @@ TILE(one_u6_sub16, 1, KIND_U6_SUB16)
 TILE(one_u6_min, 1, KIND_U6_MIN)
 TILE(one_u4, 1, KIND_U4)
 TILE(one_u4_min, 1, KIND_U4_MIN)
-TILE(one_f32, 1, KIND_F32)
 #ifndef V_HAS_I8MM
 TILE(one_n4, 1, KIND_N4)
 TILE(one_n4_min, 1, KIND_N4_MIN)
@@ -250,7 +236,6 @@ TILE(one_n5_min, 1, KIND_N5_MIN)
 TILE(one_n6, 1, KIND_N6)
 TILE(one_nt, 1, KIND_NT)
 #endif
-TILE(two_f32, 2, KIND_F32)
 #if V_QUANT_PANELS == 2
 TILE(two_s8, 2, KIND_S8)
 TILE(two_u6, 2, KIND_U6)
@@ -264,15 +249,13 @@ TILE(two_u4_min, 2, KIND_U4_MIN)
 // [panels - 1][kind]
 static tile_fn * const TILES[V_PANELS][N_KINDS] = {
     {
-        one_s8, one_u6, one_u6_sub16, one_u6_min, one_u4, one_u4_min, one_f32,
+        one_s8, one_u6, one_u6_sub16, one_u6_min, one_u4, one_u4_min,
 #ifndef V_HAS_I8MM
         one_n4, one_n4_min, one_n5, one_n5_min, one_n6, one_nt,
 #endif
     },
-#if V_QUANT_PANELS == 2
-    { two_s8, two_u6, two_u6_sub16, two_u6_min, two_u4, two_u4_min, two_f32 },
-#else
-    { NULL, NULL, NULL, NULL, NULL, NULL, two_f32 },
+#if V_QUANT_PANELS == 2 // else no two at once
+    { two_s8, two_u6, two_u6_sub16, two_u6_min, two_u4, two_u4_min },
 #endif
 };
 

@@ -15,6 +15,7 @@
 #define V_MIN_ROWS 1 // as fast as ggml, and what a row becomes does not depend on how many others a call has
 #define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 2
+#define V_SUM_STRIDES { 1, 2, 4 }
 #define V_DIRECT_QUERIES 0
 
 typedef __m256 vf;
@@ -70,11 +71,6 @@ static inline vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
 #define vi_sra(a, n) _mm256_srai_epi32(a, n)
 
 static inline vf vf_load_f16(const void * p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
-static inline vf vf_high_f16(vi a) {
-    const vi high = _mm256_srli_epi32(a, 16);
-    return _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08)));
-}
-static inline vf vf_low_f16(vi a) { return vf_high_f16(_mm256_slli_epi32(a, 16)); }
 static inline vf vf_load_s8(const void * p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
 static inline vi vi_load_u8(const void * p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
 static inline vf vf_load_bf16(const void * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16)); }

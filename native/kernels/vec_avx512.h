@@ -14,6 +14,7 @@
 #define V_QUANT_PANELS 2
 #define V_MIN_ROWS 1
 #define V_BLOCK_COLS 4 // vectors per row in a register block of f32 products
+#define V_SUM_STRIDES { 2, 1, 8, 4 }
 #define V_DIRECT_QUERIES 7 // with 4 vectors of keys each, and the keys: all 32 registers
 
 typedef __m512 vf;
@@ -46,7 +47,7 @@ static inline vf vf_sums(const vf v[16]) {
         const __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
         b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
     }
-    for (int i = 0; i < 2; i++) c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd));
+    for (int i = 0; i < 2; i++) c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x44), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xee));
     return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
 }
 
@@ -73,8 +74,6 @@ static inline vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 #define vi_sra(a, n) _mm512_srai_epi32(a, n)
 
 static inline vf vf_load_f16(const void * p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
-static inline vf vf_low_f16(vi a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
-static inline vf vf_high_f16(vi a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16))); }
 static inline vf vf_load_s8(const void * p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
 static inline vi vi_load_u8(const void * p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(p)); }
 static inline vf vf_load_bf16(const void * p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }

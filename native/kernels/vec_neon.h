@@ -27,6 +27,7 @@
 #define V_MIN_ROWS 2
 #define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 4
+#define V_SUM_STRIDES { 1, 2 }
 #define V_DIRECT_QUERIES 0
 
 typedef float32x4_t vf;
@@ -68,8 +69,6 @@ static inline vi vi_sll(vi a, int n) { return vshlq_s32(a, vdupq_n_s32(n)); }
 static inline vi vi_sra(vi a, int n) { return vshlq_s32(a, vdupq_n_s32(-n)); }
 
 static inline vf vf_load_f16(const void * p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-static inline vf vf_low_f16(vi a) { return vcvt_f32_f16(vreinterpret_f16_s16(vmovn_s32(a))); }
-static inline vf vf_high_f16(vi a) { return vcvt_f32_f16(vreinterpret_f16_s16(vshrn_n_s32(a, 16))); }
 static inline vf vf_load_s8(const void * p) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(uma_u32(p)))))));
 }

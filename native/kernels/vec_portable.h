@@ -15,6 +15,7 @@
 #define V_MIN_ROWS 2     // fewer are computed no faster here than by ggml
 #define V_BEATS_REPACKED 0 // see kernels.h
 #define V_BLOCK_COLS 1 // vectors per row in a register block of f32 products
+#define V_SUM_STRIDES { 1, 2, 4 } // in which order vf_sums, and vf_store_sums4 where there is one, add lanes so far apart: first to last
 #define V_DIRECT_QUERIES 0 // queries of a register block over f16 rows that are not stored as f32; 0: they are
 
 typedef struct { float f[V_LANES]; } vf;
@@ -42,7 +43,8 @@ static inline vf vf_from_bits(vi a) { vf r; memcpy(&r, &a, sizeof r); return r; 
 static inline vf vf_keep_from(vf y, vf x, float limit) { V_EACH y.f[l] = x.f[l] >= limit ? y.f[l] : 0; return y; } // y where x >= limit, else 0
 static inline float vf_sum(vf a) { float r = 0; V_EACH r += a.f[l]; return r; }
 static inline float vf_max_lane(vf a) { float r = a.f[0]; V_EACH r = a.f[l] > r ? a.f[l] : r; return r; }
-static inline vf vf_sums(const vf v[V_LANES]) { vf r; V_EACH r.f[l] = vf_sum(v[l]); return r; } // lane l: the sum of v[l]
+static inline float vf_tree(const float * f) { return ((f[0] + f[1]) + (f[2] + f[3])) + ((f[4] + f[5]) + (f[6] + f[7])); }
+static inline vf vf_sums(const vf v[V_LANES]) { vf r; V_EACH r.f[l] = vf_tree(v[l].f); return r; } // lane l: the sum of v[l]
 
 static inline vi vi_load(const void * p) { vi r; memcpy(&r, p, sizeof r); return r; }
 static inline void vi_store(void * p, vi a) { memcpy(p, &a, sizeof a); }
@@ -56,8 +58,6 @@ static inline vi vi_sll(vi a, int n) { V_EACH a.u[l] <<= n; return a; }
 static inline vi vi_sra(vi a, int n) { V_EACH a.i[l] >>= n; return a; } // keeps the sign
 
 static inline vf vf_load_f16(const void * p) { vf r; V_EACH r.f[l] = uma_f16_to_f32(uma_u16((const uint8_t *)p + 2 * l)); return r; }
-static inline vf vf_low_f16(vi a) { vf r; V_EACH r.f[l] = uma_f16_to_f32((uint16_t)a.u[l]); return r; } // the lower half of each lane
-static inline vf vf_high_f16(vi a) { vf r; V_EACH r.f[l] = uma_f16_to_f32((uint16_t)(a.u[l] >> 16)); return r; }
 static inline vf vf_load_s8(const void * p) { vf r; V_EACH r.f[l] = ((const int8_t *)p)[l]; return r; }
 static inline vf vf_load_bf16(const void * p) { vf r; V_EACH r.f[l] = uma_bf16_to_f32(uma_u16((const uint8_t *)p + 2 * l)); return r; }
 static inline vi vi_load_u8(const void * p) { vi r; V_EACH r.i[l] = ((const uint8_t *)p)[l]; return r; } // one byte a lane

@@ -172,6 +172,34 @@ static void one_case(const struct uma_kernels * k, const struct shape * s, struc
     free_store(&keys), free_store(&values);
 }
 
+// A query's result has the same bits in any company: with all others of the batch, and row by row.
+static void check_company(const struct uma_kernels * k, const struct shape * s, struct tally * t) {
+    struct store keys = new_store(s, s->dim_k), values = new_store(s, s->dim_v);
+    struct inputs in = new_inputs(s);
+    struct uma_attn at = {
+        .kv_type = s->type, .dim_k = s->dim_k, .dim_v = s->dim_v, .n_rows = s->n_rows, .n_group = s->n_group, .q = in.q,
+        .q_row = (size_t)(s->n_group * s->dim_k) * 4, .q_head = (size_t)s->dim_k * 4, .k = keys.kv, .v = values.kv,
+        .row_cells = in.limits, .row_begin = s->has_begins ? in.begins : NULL, .scale = 0.125f, .softcap = s->softcap,
+    };
+    const size_t row = (size_t)(s->n_group * s->dim_v);
+    float * together = new_bytes(row * (size_t)s->n_rows * 4), * alone = new_bytes(row * 4);
+    run_parts(k, s, at, NULL, together);
+    for (int r = 0; r < s->n_rows; r++) {
+        struct shape one = *s;
+        struct uma_attn of = at;
+        one.n_rows = of.n_rows = 1;
+        of.q = in.q + (size_t)r * (size_t)(s->n_group * s->dim_k);
+        of.row_cells += r;
+        of.row_begin = of.row_begin ? of.row_begin + r : NULL;
+        run_parts(k, &one, of, NULL, alone);
+        t->n_cases++;
+        t->n_bad += memcmp(alone, together + (size_t)r * row, row * 4) != 0;
+    }
+    free(together), free(alone);
+    free_inputs(&in);
+    free_store(&keys), free_store(&values);
+}
+
 void check_attn(const struct uma_kernels * k, struct tally * t) {
     static const int DIMS[] = { 64, 128, 256, 96, 192, 512, 80, 72, 112, 5 }; // the first six: multiples of 32, as q8_0 needs
     static const int64_t CELLS[] = { 1, 17, 63, 64, 65, 128, 200, 333 };
@@ -185,5 +213,7 @@ void check_attn(const struct uma_kernels * k, struct tally * t) {
         s.dim_v = rand_below(4) == 0 ? (type == UMA_F16 ? 40 : 32) : s.dim_k;
         if (s.n_rows * s.n_group > UMA_ATTN_MAX_Q) s.n_rows = 1;
         one_case(k, &s, t);
+        s.n_rows = UMA_ATTN_MAX_Q / s.n_group;
+        if (i % 4 < 2) check_company(k, &s, t);
     }
 }

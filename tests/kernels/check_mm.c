@@ -14,7 +14,7 @@ static const struct format FORMATS[] = {
     { UMA_Q8_0, 32, 34, 32, 1 },   { UMA_Q4_0, 32, 18, 32, 1 },   { UMA_Q4_K, 256, 144, 256, 1 },   { UMA_Q6_K, 256, 210, 256, 1 },
     { UMA_Q4_1, 32, 20, 32, 0 },   { UMA_Q5_0, 32, 22, 32, 0 },   { UMA_Q5_1, 32, 24, 32, 0 },      { UMA_Q5_K, 256, 176, 256, 0 },
     { UMA_IQ4_NL, 32, 18, 32, 0 }, { UMA_MXFP4, 32, 17, 32, 0 },  { UMA_IQ4_XS, 256, 136, 256, 0 }, { UMA_F16, 1, 2, 1, 1 },
-    { UMA_BF16, 1, 2, 1, 1 },
+    { UMA_BF16, 1, 2, 1, 1 },      { UMA_F32, 1, 4, 1, 1 },
 };
 
 static void put_f16(uint8_t * p, float f) {
@@ -33,6 +33,11 @@ static void random_block(const struct format * f, uint8_t * p) {
     const float d = rand_below(20) == 0 ? 0 : rand_float() * (rand_below(10) == 0 ? 6e-5f : 0.1f);
     switch (f->type) {
         case UMA_F16: put_f16(p, rand_float() * 2); break;
+        case UMA_F32: {
+            const float f = rand_float() * 2;
+            memcpy(p, &f, 4);
+            break;
+        }
         case UMA_Q6_K: put_f16(p + 208, d); break;
         case UMA_BF16: put_f16(p, 0), p[1] = (uint8_t)(0x3c + rand_below(4) + 128 * rand_below(2)), p[0] = (uint8_t)rand_u32(); break;
         case UMA_MXFP4: p[0] = (uint8_t)(110 + rand_below(20)); break;
@@ -82,7 +87,9 @@ static double weight(const struct format * f, const uint8_t * row, int64_t i) {
     const uint8_t * p = row + i / f->block * f->bytes;
     const int j = (int)(i % f->block);
     int scale, min;
+    float value;
     switch (f->type) {
+        case UMA_F32: memcpy(&value, p, 4); return (double)value;
         case UMA_Q8_0: return get_f16(p) * (int8_t)p[2 + j];
         case UMA_Q4_0: return get_f16(p) * ((p[2 + j % 16] >> (j / 16 * 4) & 15) - 8);
         case UMA_Q4_K:
@@ -143,9 +150,9 @@ static void run_split(const struct uma_kernels * k, const struct uma_mm * mm, in
     free(scratch);
 }
 
-// A row's values do not depend, to the last bit, on how many others a call has. (F16 and BF16 sum up to three rows in another order.)
+// A row's values do not depend, to the last bit, on how many others a call has.
 static void check_alone(const struct uma_kernels * k, const struct uma_mm * mm, struct tally * t) {
-    if (mm->type == UMA_F16 || mm->type == UMA_BF16 || mm->y_index) return;
+    if (mm->y_index) return;
     float * y = new_bytes((size_t)mm->n_out * 4);
     for (int64_t r = 0; r < mm->n_rows; r++) {
         struct uma_mm one = *mm;

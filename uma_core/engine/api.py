@@ -140,6 +140,7 @@ class EngineInfo:
     suppressed: tuple[TokenId, ...] = ()  # tokens that the model must never generate: every session needs a sampler
     n_outputs: int = 1  # most rows with logits in one decode call
     kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
+    is_deterministic: bool = False  # a row's logits have the same bits whatever else its calls compute
     adapters: tuple[Adapter, ...] = ()
     notes: tuple[str, ...] = ()  # why something is off, for `status`
 

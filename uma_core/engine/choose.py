@@ -38,6 +38,8 @@ def choose(path: str, options: EngineOptions) -> Choice:
     missing = missing_in_graph(path, options)
     if missing:
         return Choice("llama", f"the graph engine lacks {missing}")
+    if options.deterministic:
+        return Choice("graph", "engine.deterministic is its promise")
     if options.calibrate == "off":
         return Choice("llama", "the engines are not compared while the calibration is off")
     try:

@@ -39,6 +39,9 @@ def open_engine(options: EngineOptions, path: str = "", progress: Progress | Non
 
 
 def _open(name: str, options: EngineOptions, path: str, progress: Progress | None) -> Engine:
+    if name != "graph" and options.deterministic:
+        message = "engine.deterministic is what llama.cpp's engine does not promise: its results depend on what shares a call"
+        raise UmaError(ErrorCode.CONFIG_INVALID, message, option="engine.deterministic")
     if name == "graph":
         return importlib.import_module("uma_core.engine.graph.engine").GraphEngine(path, options, progress)  # type: ignore[no-any-return]
     return importlib.import_module("uma_core.engine.llama").LlamaEngine(path, options, progress)  # type: ignore[no-any-return]
@@ -51,10 +54,12 @@ def _open_chosen(options: EngineOptions, path: str, progress: Progress | None, t
     if choice.is_due and trial is not None:
         choice, engine = _compared(options, path, progress, trial)
     name, reason = choice.engine, choice.reason
+    if name == "llama" and options.deterministic:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"engine.deterministic: {reason}", option="engine.deterministic")
     try:
         engine = engine or _open(name, options, path, progress)
     except UmaError as error:
-        if name != "graph" or error.error is not ErrorCode.CONFIG_INVALID:
+        if name != "graph" or error.error is not ErrorCode.CONFIG_INVALID or options.deterministic:
             raise
         name, reason = "llama", error.message
         engine = _open(name, options, path, progress)

@@ -12,6 +12,7 @@ import pytest
 from tests.engine.conftest import DRAFT, OPTIONS, TARGET
 from tests.engine.drive import finish, read, step
 from tests.engine.graph.models import MODELS, Model
+from uma_core.config import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama import LlamaEngine
@@ -22,8 +23,8 @@ TOLERANCE = 0.15  # of the logits' standard deviation, as tests/cache_engine/rea
 class World:
     """One graph engine whose sequences' tokens are known, and blobs that were parked."""
 
-    def __init__(self, path: str, seed: int, is_stock: bool) -> None:
-        self.engine = GraphEngine(path, OPTIONS, is_stock=is_stock)
+    def __init__(self, path: str, seed: int, is_stock: bool, options: EngineOptions = OPTIONS) -> None:
+        self.engine = GraphEngine(path, options, is_stock=is_stock)
         self.n_vocab = min(8000, self.engine.info.n_vocab)
         self.random = random.Random(seed)
         self.tokens: list[list[int]] = [[] for _ in range(OPTIONS.n_seq)]

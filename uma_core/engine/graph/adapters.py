@@ -80,6 +80,11 @@ class Adapters:
             raise Unsupported(f"a LoRA adapter's use of {unused[0]}")
 
     @property
+    def factors(self) -> dict[str, Any]:
+        """What products read, by name."""
+        return {f"{name}: {half}": getattr(part, half) for name, parts in self._parts.items() for part in parts for half in "ab"}
+
+    @property
     def all(self) -> tuple[int, ...]:
         return tuple(range(len(self._files)))
 

@@ -79,6 +79,9 @@ class GraphEngine:
             reading = Compute(lane_backend, loaded.attention(options.n_ubatch), self._broken)
             self.lanes.append(Lane(loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq)))
         check_threads(loaded.n_threads)
+        missing = loaded.promise_missing()
+        if options.deterministic and missing:
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"engine.deterministic lacks {missing}", option="engine.deterministic", missing=missing)
         self._warm_up(ride_rows(loaded.device.is_cpu, options.n_batch))
         self.info = self._describe(loaded, options)
 
@@ -152,6 +155,7 @@ class GraphEngine:
                 n_rows=min(loaded.n_ubatch, pages.n_ctx_seq),
             ),
             kernels=loaded.kernels,
+            is_deterministic=not loaded.promise_missing(),
             notes=loaded.notes,
         )
 

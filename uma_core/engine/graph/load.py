@@ -57,6 +57,18 @@ class Loaded:
         """For graphs of batches of up to so many rows; 0: for graphs that are never computed. The caller's to close."""
         return attention_over(self.pages, self.network.shape, n_rows, self.n_threads)
 
+    def promise_missing(self) -> str:
+        """Why a row's result may depend on the others of its calls; "": it does not, to the last bit.
+
+        Attention cuts every row's cells at the same borders, our products sum in the same order for any number of rows, and all else is
+        done row by row. ggml's products and its attention take other ways for one row than for many.
+        """
+        if self.device.is_stock or not self.kernels:
+            return "products and attention of ours on a CPU"
+        factors = self.weights.factors | self.network.adapters.factors
+        others = sorted(name for name, tensor in factors.items() if not lib.uma_accel_multiplies(tensor))
+        return f"a product of ours for {others[0]} as it lies in memory" if others else ""
+
     @property
     def expert_bytes(self) -> int:
         return sum(place.n_bytes for place in self.header.tensors.values() if "_exps" in place.name)

@@ -58,9 +58,7 @@ class Mapped(Weights):
 
         self._arranged.fill(n_threads, done)
 
-    def factor(self, name: str, n_in: int, n_out: int, n: int = 1) -> Any:
-        """Arranged, where there is such a copy."""
-        matrix = self.matrix(name, n_in, n_out, n)
+    def _laid_out(self, name: str, matrix: Any) -> Any:
         return self._arranged.tensors.get(name, matrix) if self._arranged else matrix
 
     def close(self) -> None:

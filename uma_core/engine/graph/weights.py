@@ -17,6 +17,7 @@ class Weights:
 
     def __init__(self, header: Header) -> None:
         self.used: set[str] = set()
+        self.factors: dict[str, Any] = {}  # what products read
         self._header = header
 
     def get(self, name: str) -> Any:
@@ -41,7 +42,12 @@ class Weights:
 
     def factor(self, name: str, n_in: int, n_out: int, n: int = 1) -> Any:
         """n matrices that only products read. Raises: Unsupported."""
-        return self.matrix(name, n_in, n_out, n)
+        matrix = self.factors[name] = self._laid_out(name, self.matrix(name, n_in, n_out, n))
+        return matrix
+
+    def _laid_out(self, name: str, matrix: Any) -> Any:
+        """The copy that products read instead, where there is one."""
+        return matrix
 
     def part(self, name: str) -> Part | None:
         """Of which whole the matrix of that name, without its suffix, is a part."""
