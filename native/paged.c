@@ -41,7 +41,7 @@ static void compute_part(const struct ggml_tensor * dst, const uma_paged * p, co
         .q_row = q->nb[2], .q_head = q->nb[1],
         .k = { (const char *) dst->src[1]->data + in_page * k_cell, k_cell, p->shape.page_bytes, s->pages },
         .v = { (const char *) dst->src[2]->data + in_page * v_cell, v_cell, p->shape.page_bytes, s->pages },
-        .cell_begin = begin, .cell_end = end, .row_cells = p->cells + s->first_row, .row_begin = p->shape.window ? p->begin + s->first_row : NULL,
+        .cell_begin = begin, .cell_end = end, .fetch_end = s->end, .row_cells = p->cells + s->first_row, .row_begin = p->shape.window ? p->begin + s->first_row : NULL,
         .scale = p->shape.scale, .softcap = p->shape.softcap,
     };
     uma_kernels()->attn->run(&attn, to.parts, to.out, p->dim * sizeof(float), scratch_of(p, ith));

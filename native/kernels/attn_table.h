@@ -44,7 +44,8 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     int queries[MAX_Q];
     const int n_q = visible_queries(at, cell, n, masks, queries);
     if (n_q == 0) return;
-    struct ahead next = ahead_of(&at->k, at->kv_type, cell + CELLS, at->cell_end, at->dim_k);
+    const int64_t fetch_end = at->fetch_end ? at->fetch_end : at->cell_end;
+    struct ahead next = ahead_of(&at->k, at->kv_type, cell + CELLS, fetch_end, at->dim_k);
     const bool is_direct_k = is_direct_attn(at->kv_type, at->dim_k, n_q), is_direct_v = is_direct_attn(at->kv_type, at->dim_v, n_q);
     if (!is_direct_k) load_cells(&at->k, at->kv_type, cell, n, at->dim_k, w->kv);
     if (is_direct_k) {
@@ -58,7 +59,7 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     const float * p[MAX_Q];
     float * o[MAX_Q];
     int n_live = 0;
-    next = ahead_of(&at->v, at->kv_type, cell + CELLS, at->cell_end, at->dim_v);
+    next = ahead_of(&at->v, at->kv_type, cell + CELLS, fetch_end, at->dim_v);
     for (int i = 0; i < n_q; i++) {
         const int q = queries[i];
         if (!is_direct_v) fetch_rows(&next, (CELLS + n_q - 1) / n_q);

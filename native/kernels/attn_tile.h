@@ -103,46 +103,49 @@ static void scores_by_dots(const struct attn_work * w, const int * queries, int 
     }
 }
 
-// Scores of NA queries and NV * V_LANES cells, K being transposed. Each is the sum that `vf_sums` makes of a row of K: lane by lane over the
-// columns, then the lanes in pairs, in that order. So a score has the same bits however many queries share the tile.
-V_INLINE void lane_scores(const float * const * q, const float * kt, float * const * s, size_t dk, const int NA, const int NV) {
-    static const int STRIDES[] = V_SUM_STRIDES; // lanes that are added first, second ...
-    vf waiting[4][4][V_BLOCK_COLS];
-    for (int i = 0; i < V_LANES; i++) {
-        size_t lane = 0;
-        for (int b = 0; 1 << b < V_LANES; b++) lane += i >> b & 1 ? (size_t)STRIDES[b] : 0;
-        vf sum[4][V_BLOCK_COLS];
-        for (int a = 0; a < NA; a++) {
-            for (int v = 0; v < NV; v++) sum[a][v] = vf_set1(0);
-        }
-        for (size_t d = lane; d < dk; d += V_LANES) {
-            vf x[V_BLOCK_COLS];
-            for (int v = 0; v < NV; v++) x[v] = vf_load(kt + d * CELLS + (size_t)(v * V_LANES));
-            for (int a = 0; a < NA; a++) {
-                const vf y = vf_bcast(q[a] + d);
-                for (int v = 0; v < NV; v++) sum[a][v] = vf_fma(x[v], y, sum[a][v]);
+// The lane that is i-th in the order in which `vf_sums` pairs them: bit b of i stands for the lanes that it adds in step b.
+V_INLINE size_t lane_of(int i) {
+    static const int STRIDES[] = V_SUM_STRIDES;
+    size_t lane = 0;
+    for (int b = 0; 1 << b < V_LANES; b++) lane += i >> b & 1 ? (size_t)STRIDES[b] : 0;
+    return lane;
+}
+
+// Scores of NA queries and V_BLOCK_COLS * V_LANES cells, K being transposed. Each is the sum that `vf_sums` makes of a row of K: lane by lane
+// over the columns, then the lanes in pairs, in that order. So a score has the same bits however many queries share the tile.
+V_INLINE void lane_scores(const float * const * q, const float * kt, float * const * s, size_t dk, const int NA) {
+    vf waiting[4][2][V_BLOCK_COLS];
+    V_UNROLL for (int i = 0; i < V_LANES; i += 2) {
+        const float * at[2] = { kt + lane_of(i) * CELLS, kt + lane_of(i + 1) * CELLS };
+        vf sum[2][2][V_BLOCK_COLS];
+        V_UNROLL for (int a = 0; a < 2 * NA * V_BLOCK_COLS; a++) sum[a / (NA * V_BLOCK_COLS)][a / V_BLOCK_COLS % NA][a % V_BLOCK_COLS] = vf_set1(0);
+        for (size_t d = 0; d < dk; d += V_LANES) {
+            V_UNROLL for (int l = 0; l < 2; l++) {
+                vf x[V_BLOCK_COLS];
+                V_UNROLL for (int v = 0; v < V_BLOCK_COLS; v++) x[v] = vf_load(at[l] + d * CELLS + (size_t)(v * V_LANES));
+                V_UNROLL for (int a = 0; a < NA; a++) {
+                    const vf y = vf_bcast(q[a] + d + lane_of(i + l));
+                    V_UNROLL for (int v = 0; v < V_BLOCK_COLS; v++) sum[l][a][v] = vf_fma(x[v], y, sum[l][a][v]);
+                }
             }
         }
-        int b = 0;
-        for (; i >> b & 1; b++) { // the lanes that it goes with are there: as in a binary counter
-            for (int a = 0; a < NA; a++) {
-                for (int v = 0; v < NV; v++) sum[a][v] = vf_add(waiting[b][a][v], sum[a][v]);
-            }
-        }
-        for (int a = 0; a < NA; a++) {
-            for (int v = 0; v < NV; v++) {
-                if (1 << b == V_LANES) vf_store(s[a] + v * V_LANES, sum[a][v]);
-                else waiting[b][a][v] = sum[a][v];
+        V_UNROLL for (int a = 0; a < NA; a++) {
+            V_UNROLL for (int v = 0; v < V_BLOCK_COLS; v++) {
+                vf y = vf_add(sum[0][a][v], sum[1][a][v]);
+                int b = 1;
+                for (; i >> b & 1; b++) y = vf_add(waiting[b][a][v], y); // the lanes that it goes with are there: as in a binary counter
+                if (1 << b == V_LANES) vf_store(s[a] + v * V_LANES, y);
+                else waiting[b][a][v] = y;
             }
         }
     }
 }
 
 V_INLINE void lane_scores_of(const float * const * q, const float * kt, float * const * s, size_t dk, const int NA) {
-    float * at[4];
+    float * at[2];
     for (int c = 0; c < CELLS; c += V_BLOCK_COLS * V_LANES) {
         for (int a = 0; a < NA; a++) at[a] = s[a] + c;
-        lane_scores(q, kt + c, at, dk, NA, V_BLOCK_COLS);
+        lane_scores(q, kt + c, at, dk, NA);
     }
 }
 
@@ -156,13 +159,8 @@ static void scores_by_lanes(const struct attn_work * w, const int * queries, int
         s[i] = w->scores + (size_t)queries[i] * CELLS;
     }
     int i = 0;
-    for (; i + 4 <= n; i += 4) lane_scores_of(q + i, w->kt, s + i, w->dk, 4);
-    switch (n - i) {
-        case 1: lane_scores_of(q + i, w->kt, s + i, w->dk, 1); break;
-        case 2: lane_scores_of(q + i, w->kt, s + i, w->dk, 2); break;
-        case 3: lane_scores_of(q + i, w->kt, s + i, w->dk, 3); break;
-        default: break;
-    }
+    for (; i + 2 <= n; i += 2) lane_scores_of(q + i, w->kt, s + i, w->dk, 2);
+    if (i < n) lane_scores_of(q + i, w->kt, s + i, w->dk, 1);
 }
 
 // The f16 mask of one row, as f32; cells that the row does not see get -INFINITY. False: it sees none of them.

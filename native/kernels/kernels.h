@@ -55,6 +55,7 @@ struct uma_attn {
     size_t q_row, q_head;
     struct uma_kv k, v;
     int64_t cell_begin, cell_end; // the part of the cells to read; cell_begin is a multiple of 64
+    int64_t fetch_end;            // cells up to there are read next, and fetched ahead; 0: none are
     const uint16_t * mask;        // f16, added to the scores: row r at (char *)mask + r * mask_row; NULL: none
     size_t mask_row;
     const int64_t * row_cells; // row r sees only cells below row_cells[r]; NULL: all

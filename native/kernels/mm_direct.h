@@ -5,7 +5,7 @@
 #include "mm_acts.h"
 
 // Weight rows and rows of x at once; weight rows that all rows of x pass over before the next ones (they stay in the second-level cache).
-enum { DIRECT_OUTS = 4, DIRECT_ROWS = 3, DIRECT_RUN = 32 };
+enum { DIRECT_OUTS = 4, DIRECT_ROWS = V_DIRECT_ROWS, DIRECT_RUN = 32 };
 
 V_INLINE vf direct_load(const uint8_t * p, const enum uma_type type) {
     if (type == UMA_F32) return vf_load((const float *)(const void *)p);
@@ -47,6 +47,11 @@ V_INLINE void direct_block(const uint8_t * w, size_t w_stride, const float * con
     switch (nx) {
         case 1: direct_dots(w, w_stride, x, n, out, 1, type); break;
         case 2: direct_dots(w, w_stride, x, n, out, 2, type); break;
+#if V_DIRECT_ROWS == 6
+        case 4: direct_dots(w, w_stride, x, n, out, 4, type); break;
+        case 5: direct_dots(w, w_stride, x, n, out, 5, type); break;
+        case 6: direct_dots(w, w_stride, x, n, out, 6, type); break;
+#endif
         default: direct_dots(w, w_stride, x, n, out, 3, type); break;
     }
 }
@@ -61,7 +66,8 @@ static void direct_of_type(const uint8_t * w, size_t w_stride, const float * con
 
 // Rows row..row+nx-1 by the weight rows of a run.
 static void direct_run(const struct uma_mm * mm, int64_t row, int nx, int64_t out_begin, int64_t out_end) {
-    const float * x[DIRECT_ROWS] = { x_row(mm, row), x_row(mm, row + (nx > 1)), x_row(mm, row + nx - 1) };
+    const float * x[DIRECT_ROWS];
+    for (int r = 0; r < DIRECT_ROWS; r++) x[r] = x_row(mm, row + (r < nx ? r : 0));
     for (int64_t o = out_begin; o < out_end; o += DIRECT_OUTS) {
         const int n = out_end - o < DIRECT_OUTS ? (int)(out_end - o) : DIRECT_OUTS;
         const size_t stride = n == DIRECT_OUTS ? mm->w_stride : 0; // the last few rows one by one, as four times the same

@@ -15,6 +15,7 @@
 #define V_MIN_ROWS 1 // as fast as ggml, and what a row becomes does not depend on how many others a call has
 #define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 2
+#define V_DIRECT_ROWS 3
 #define V_SUM_STRIDES { 1, 2, 4 }
 #define V_DIRECT_QUERIES 0
 

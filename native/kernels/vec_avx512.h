@@ -14,6 +14,7 @@
 #define V_QUANT_PANELS 2
 #define V_MIN_ROWS 1
 #define V_BLOCK_COLS 4 // vectors per row in a register block of f32 products
+#define V_DIRECT_ROWS 6
 #define V_SUM_STRIDES { 2, 1, 8, 4 }
 #define V_DIRECT_QUERIES 7 // with 4 vectors of keys each, and the keys: all 32 registers
 

@@ -27,6 +27,7 @@
 #define V_MIN_ROWS 2
 #define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 4
+#define V_DIRECT_ROWS 6
 #define V_SUM_STRIDES { 1, 2 }
 #define V_DIRECT_QUERIES 0
 
