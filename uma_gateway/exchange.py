@@ -82,19 +82,16 @@ class Exchange:
         declared = self.header(b"content-length")
         if declared.isascii() and declared.isdigit() and int(declared) > most:
             raise self._too_large(most)
-        message = await self._receive()
-        if not message.get("more_body") and message["type"] == "http.request":
-            self._is_body_read = True
-            return self._within(message.get("body", b""), most)
         try:
-            return await asyncio.wait_for(self._rest_of_body(message, most), limits.body_timeout_s)
+            return await asyncio.wait_for(self._read_body(most), limits.body_timeout_s)
         except asyncio.TimeoutError:
             raise GatewayError(Kind.TIMEOUT, f"the body did not come within {limits.body_timeout_s:g} s", code="body_timeout") from None
 
-    async def _rest_of_body(self, message: Message, most: int) -> bytes:
+    async def _read_body(self, most: int) -> bytes:
         parts: list[bytes] = []
         n_bytes = 0
         while True:
+            message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             part = message.get("body", b"")
@@ -105,12 +102,6 @@ class Exchange:
             if not message.get("more_body"):
                 self._is_body_read = True
                 return b"".join(parts)
-            message = await self._receive()
-
-    def _within(self, body: bytes, most: int) -> bytes:
-        if len(body) > most:
-            raise self._too_large(most)
-        return body
 
     def _too_large(self, most: int) -> GatewayError:
         return GatewayError(Kind.TOO_LARGE, f"the body exceeds {most} bytes", code="request_too_large", extra={"limit": most})

@@ -6,6 +6,7 @@ Rules: the only place that knows uvicorn. One process, one event loop (uvloop wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -18,10 +19,16 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.app import App
 from uma_gateway.config import Config, LimitOptions
 from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
+
+try:
+    from uvloop import Loop as BaseLoop
+except ModuleNotFoundError:  # not on every system
+    from asyncio import SelectorEventLoop as BaseLoop  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +110,12 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             super().on_message_complete()
             self._is_in_head, self._n_head = True, 0
 
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self._is_in_head and self._head_timer is None and not self.transport.is_closing():
+                # answered before its body was there: the next head is behind it, and nobody waits for ever
+                self._head_timer = self.loop.call_later(limits.body_timeout_s, self._on_slow_head)
+
         def pause_writing(self) -> None:
             super().pause_writing()
             if self._write_timer is None:
@@ -141,12 +154,23 @@ class Server(uvicorn.Server):
         gateway = self._app.gateway
         assert gateway is not None
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, gateway.reload_keys)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hup)
         gc.collect()
         gc.freeze()  # what is there by now stays: walking it again and again would be pauses of milliseconds in the midst of streams
         lifeline = os.environ.get(LIFELINE, "")
         if lifeline.isdigit():  # a daemon started this process: it ends with the daemon
             loop.add_reader(int(lifeline), self._let_go, int(lifeline))
+
+    def _on_hup(self) -> None:
+        assert self._app.gateway is not None
+        self._app.gateway.reload_keys()
+        if self.config.ssl is not None:
+            serve = self._app.gateway.config.serve
+            try:
+                self.config.ssl.load_cert_chain(serve.tls_cert, serve.tls_key)
+                log.info("the TLS certificate was read again; new connections get it")
+            except OSError as error:  # ssl.SSLError is one
+                log.error("the TLS certificate stays as it is: %s", error)
 
     def _let_go(self, lifeline: int) -> None:
         asyncio.get_running_loop().remove_reader(lifeline)
@@ -185,9 +209,37 @@ def serve(config: Config, keys: Keys) -> int:
         ssl_certfile=config.serve.tls_cert or None,
         ssl_keyfile=config.serve.tls_key or None,
     )
+    try:
+        options.load()
+    except OSError as error:  # ssl.SSLError is one
+        if not config.serve.tls_cert:
+            raise
+        files = f"{config.serve.tls_cert} and {config.serve.tls_key}"
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"serve.tls_cert: {files} are no certificate with its key: {error}") from None
     server = Server(options, app)
-    server.run()
+    run(server, config.limits.header_timeout_s)
     return 0 if server.started else 1
+
+
+def run(server: Server, handshake_s: float) -> None:
+    """Serve until told to stop. A connection on which no TLS handshake ends is closed after `handshake_s`: uvicorn would wait a minute."""
+
+    class Loop(BaseLoop):  # type: ignore[misc, valid-type]
+        async def create_server(self, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("ssl") is not None:
+                kwargs["ssl_handshake_timeout"] = handshake_s
+            return await super().create_server(*args, **kwargs)
+
+    loop = Loop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(server.serve())
+    finally:
+        with contextlib.suppress(RuntimeError):  # it was stopped by force
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 assert httptools  # the parser that the protocol above is built on; uvicorn would fall back to another one without it

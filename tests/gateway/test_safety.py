@@ -13,7 +13,7 @@ import subprocess
 import pytest
 
 from tests.daemon.support import WAIT_S, eventually
-from tests.gateway.support import Answer, Raw, n_busy
+from tests.gateway.support import Answer, GatewayProcess, Raw, n_busy
 from tests.tools import need
 from uma_gateway.keys import entry, new_key
 
@@ -245,10 +245,27 @@ def test_a_body_that_is_too_large_is_refused_unread(strict):
         assert b" 413 " in raw.rest().split(b"\r\n")[0]
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(strict):
+@pytest.mark.parametrize("begun", [b"", b"{"])
+@pytest.mark.parametrize("head", [{"content-length": "100"}, {"content-length": None, "transfer-encoding": "chunked"}])
+def test_a_body_that_does_not_come_is_not_waited_for(strict, head, begun):
     with Raw(strict.port) as raw:
-        raw.send("POST", "/v1/chat/completions", b"{", {"content-length": "100"}, is_last=False)
+        raw.sock.settimeout(WAIT_S / 4)
+        raw.send("POST", "/v1/chat/completions", None, head, is_last=False)
+        raw.sock.sendall(b"1\r\n{\r\n" if begun and "transfer-encoding" in head else begun)
         assert b" 408 " in raw.rest().split(b"\r\n")[0]
+
+
+def test_a_body_that_nobody_reads_does_not_keep_its_connection(strict):
+    with Raw(strict.port) as raw, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        raw.send("GET", "/", None, {"content-length": "1000000"}, is_last=False)
+        raw.until(b"</html>")
+        raw.sock.settimeout(0.05)
+        for _ in range(900):
+            raw.sock.sendall(b"x")  # it trickles
+            with contextlib.suppress(TimeoutError):
+                if not raw.sock.recv(1000):
+                    return
+        raise AssertionError("it still listens")
 
 
 def test_too_many_connections_are_closed(strict):
@@ -374,15 +391,7 @@ def test_pipelined_requests_are_answered_in_order(gateway):
 
 def test_tls_by_files(serve, before, folder):
     (openssl,) = need("openssl")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *(openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "1"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    cert, key = certificate(openssl, folder, "a")
     gateway = before(serve(), "--tls-cert", str(cert), "--tls-key", str(key))
     context = ssl.create_default_context(cafile=str(cert))
     with socket.create_connection(("127.0.0.1", gateway.port), WAIT_S) as plain, context.wrap_socket(plain, server_hostname="localhost") as sock:
@@ -391,3 +400,54 @@ def test_tls_by_files(serve, before, folder):
         while chunk := sock.recv(4096):
             data += chunk
     assert Answer(data).status == 200
+
+
+@pytest.mark.parametrize("wrong", ["missing", "no certificate", "another key"])
+def test_a_certificate_that_is_none_ends_the_start_with_a_reason(folder, wrong):
+    (openssl,) = need("openssl")
+    cert, key = certificate(openssl, folder, "a")
+    other = certificate(openssl, folder, "b")[1]
+    cert, key = {"missing": (folder / "none", key), "no certificate": (key, key), "another key": (cert, other)}[wrong]
+    gateway = GatewayProcess(folder, str(folder / "s"), "--tls-cert", str(cert), "--tls-key", str(key))
+    assert gateway.wait() == 1
+    assert "E_CONFIG_001" in gateway.log and "serve.tls_cert" in gateway.log and len(gateway.log.splitlines()) == 1
+
+
+def certificate(openssl, folder, name):
+    cert, key = folder / f"{name}.cert", folder / f"{name}.key"
+    subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    files = ("-keyout", str(key), "-out", str(cert))
+    subprocess.run([openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, "-days", "1", *subject], check=True, capture_output=True)
+    return cert, key
+
+
+def shown(port):
+    """The certificate that a new connection gets."""
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=WAIT_S)
+
+
+def test_a_new_certificate_is_read_at_a_hup_and_a_wrong_one_changes_nothing(before, folder):
+    (openssl,) = need("openssl")
+    cert, key = certificate(openssl, folder, "a")
+    gateway = before(str(folder / "s"), "--tls-cert", str(cert), "--tls-key", str(key))
+    first = shown(gateway.port)
+    certificate(openssl, folder, "a")
+    gateway.signal(signal.SIGHUP)
+    gateway.logs("the TLS certificate was read again")
+    second = shown(gateway.port)
+    assert first != second
+    cert.write_text("nothing")
+    gateway.signal(signal.SIGHUP)
+    gateway.logs("the TLS certificate stays as it is")
+    assert shown(gateway.port) == second
+
+
+def test_a_tls_handshake_that_does_not_come_is_not_waited_for(before, folder):
+    (openssl,) = need("openssl")
+    cert, key = certificate(openssl, folder, "a")
+    gateway = before(str(folder / "s"), "--tls-cert", str(cert), "--tls-key", str(key), "--header-timeout-s", "0.3")
+    for start in (b"", b"\x16\x03\x01\x02\x00\x01"):
+        with Raw(gateway.port) as raw:
+            raw.sock.sendall(start)
+            raw.sock.settimeout(WAIT_S / 4)  # less than anybody waits by habit
+            assert raw.rest() == b""
