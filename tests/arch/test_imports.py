@@ -139,6 +139,7 @@ THIRD_PARTY = {
     "orjson": ("uma_gateway",),
     "starlette": ("uma_gateway",),
     "uvicorn": ("uma_gateway.server",),
+    "uvloop": ("uma_gateway.server",),
     "httptools": ("uma_gateway.server",),
     "jinja2": ("uma_core.session", "uma_core.server"),
     "rich": ("uma_ctl",),
