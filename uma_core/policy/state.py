@@ -1,6 +1,6 @@
 """What the policy sees: an immutable snapshot, cheap to take, replayable for ever.
 
-Views carry counts and timestamps, never token lists. Time arrives as `now_ns`; what stages remember travels in `plan.memory` and
+Views hold counts and timestamps, never token lists. Time arrives as `now_ns`; what stages remember travels in `plan.memory` and
 comes back with the next state.
 """
 

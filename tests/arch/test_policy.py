@@ -1,0 +1,56 @@
+"""How the policy is built: stages know nothing of each other, and its words are those of docs/GLOSSARY.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+POLICY = Path(__file__).resolve().parents[2] / "uma_core" / "policy"
+STAGES = [*(POLICY / "stages").glob("[a-z]*.py"), POLICY / "tbt" / "share.py"]
+RETIRED = r"\b(talkers?|workers?|rid(e|es|ers?|ing)|knobs?|talk_ns|carry|guard_memory|gap_limits|n_prefill_lanes|inter.?token)\b"
+
+
+def imported(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    return {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+
+
+@pytest.mark.parametrize("path", STAGES, ids=lambda path: path.stem)
+def test_a_stage_imports_no_other_stage(path: Path) -> None:
+    others = {f"uma_core.policy.stages.{other.stem}" for other in STAGES} | {"uma_core.policy.tbt.share", "uma_core.policy.stages"}
+    if path.parent.name == "tbt":
+        others.discard("uma_core.policy.tbt.share")
+    assert not imported(path) & others
+
+
+@pytest.mark.parametrize("path", STAGES, ids=lambda path: path.stem)
+def test_a_stage_reads_and_writes_its_own_memory_only(path: Path) -> None:
+    own = "latency_guard" if path.stem == "share" else path.stem
+    text = path.read_text()
+    touched = set(re.findall(r"\bmemory\.([a-z_]+)\b", text)) | set(re.findall(r"\bremember\(([a-z_]+)=", text))
+    fields = {"fairness", "decode_first", "prefill_budget", "latency_guard"}
+    assert touched & fields <= {own}
+
+
+def test_the_index_decides_nothing() -> None:
+    ours = {name for name in imported(POLICY / "index.py") if name.startswith("uma_core.policy")}
+    assert ours == {"uma_core.policy.plan", "uma_core.policy.state"}
+
+
+def test_nobody_outside_works_out_a_streams_limits() -> None:
+    root = POLICY.parent
+    users = [p for p in root.rglob("*.py") if "tbt_limits" in p.read_text() and POLICY not in p.parents]
+    assert users == []
+
+
+def test_retired_words_stay_out() -> None:
+    found = [
+        f"{path.relative_to(POLICY)}:{number}: {line.strip()}"
+        for path in sorted(POLICY.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(RETIRED, line, re.IGNORECASE)
+    ]
+    assert found == []
