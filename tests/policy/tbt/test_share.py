@@ -186,3 +186,11 @@ def test_a_refusal_says_its_numbers(view):
     (note,) = [note for note in plan.notes if note.startswith("latency_guard")]
     need, room = plan.guard.need_ns / 1e6, plan.guard.room_ns / 1e6
     assert f"{need:.3f} ms > room {room:.3f}, credit 0.04" in note
+
+
+def test_a_starved_prompt_is_not_passed_over_for_background_rows():
+    """It stands first in the order of prompts: while it waits, a chat's prompt behind it waits too."""
+    starved = reading(2, BACK, n_prompt=900, t_progress_ns=NOW - 2 * 64 * GPU.solo_step_ns(110))
+    views = talking(0), talking(1, BACK), starved, reading(3, n_prompt=300, t_queued_ns=NOW)
+    rows_had_less = guarded(debt_ns=-100 * MS)
+    assert prefill_item(run(state_of(*views, cost=GPU, memory=rows_had_less))).sid == 2

@@ -123,7 +123,8 @@ def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
     """Share out the gap."""
     view = prompt_view(gap.state, item.sid) if item else None
     is_awaited = view is not None and is_first_awaited(view)
-    if wanted and (item is None or (not is_awaited and gap.memory.debt_ns <= 0) or _is_starving(gap, wanted, 1)):
+    is_pressing = view is not None and (is_awaited or is_starved(gap.state, view))
+    if wanted and (item is None or (not is_pressing and gap.memory.debt_ns <= 0) or _is_starving(gap, wanted, 1)):
         grant = _rows(gap, wanted)
         if grant.rows:
             return _with_prompt(gap, grant, item, view)
