@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,3 +209,48 @@ def test_the_worked_example_of_the_protocol(bert: DaemonProcess, ranker: DaemonP
     with ranker.connect() as wire:
         wire.send(**rerank)
         assert len(wire.event()["results"]) == rerank["top_n"]
+
+
+VALUES: dict[str, list[Any]] = {
+    "input": ["", "the", "the " * 500, [], [""], ["the", "cat"], ["x"] * 5000, [1, 2, 3], [[1], [2, 3]], [[]], [-1], [1 << 31], [[1 << 30]], [1.5],
+              [None], {}, 7, True, None, [["the"]], ["a\u0000"], "\U0001f600" * 50, [[5] * 96], [[5] * 97]],
+    "pooling": ["none", "mean", "cls", "last", "rank", "max", 5, None],
+    "normalize": [True, False, 0, "yes", None],
+    "dimensions": [1, 64, 65, 0, -1, 1 << 40, 1.5, "8", None],
+    "encoding": ["float", "base64", "hex", 1, None],
+    "truncate": [True, False, 1, None],
+    "query": ["", "the", "the " * 500, 5, None],
+    "documents": [[], ["the"], ["the"] * 300, "tree", [5], [""], None],
+    "top_n": [1, 1000, 0, -1, "1", None],
+    "priority": ["interactive", "background", "now", None],
+    "timeout_ms": [0, 10_000, -1, 1e12, None],
+    "surplus": [1],
+}  # fmt: skip
+
+
+def test_random_requests_get_a_reply_or_a_code_that_blames_the_client(bert: DaemonProcess, ranker: DaemonProcess) -> None:
+    draw = random.Random(4)
+    for daemon in (bert, ranker):
+        with daemon.connect() as wire:
+            for i in range(300):
+                op = draw.choice(["embed", "rerank"])
+                needed = ["input"] if op == "embed" else ["query", "documents"]
+                names = {*needed, *draw.sample(sorted(VALUES), draw.randint(0, 3))} - set(draw.sample(needed, draw.random() < 0.05))
+                wire.send(type=op, id=i, **{name: draw.choice(VALUES[name]) for name in names})
+                event = wire.event()
+                assert event["event"] in ("reply", "error")
+                if event["event"] == "error":
+                    assert event["name"] in ("bad_request", "prompt_too_large", "unsupported", "bad_utf8"), event
+        assert daemon.ask("embed", input="the shell")["event"] == "reply"
+        daemon.eventually_idle()
+
+
+def test_a_reload_goes_from_an_encoder_to_a_model_that_chats_and_back(module_folder: Path) -> None:
+    path = write(ENCODERS["bert-mean"], module_folder / "mean.gguf")
+    with running(module_folder, "--model", path, *SMALL, path=str(module_folder / "v.sock")) as daemon:
+        (before,) = daemon.ask("embed", input="the shell")["embeddings"]
+        assert daemon.ask("reload", model=str(TINY))["event"] == "reply"
+        assert text_of(daemon.reach("ready").generate("The shell is", max_tokens=4))
+        assert len(daemon.ask("embed", input="the shell")["embeddings"][0]) != len(before)
+        assert daemon.ask("reload", model=path)["event"] == "reply"
+        np.testing.assert_allclose(daemon.reach("ready").ask("embed", input="the shell")["embeddings"][0], before, rtol=1e-4, atol=1e-5)

@@ -93,7 +93,7 @@ class Admittance:
         session = self._embedding(command, tokens, info) if request.embed is not None else self._fitted(command, tokens, info.n_ctx_seq)
         session.adapters = adapters
         session.n_cells = -(-session.n_cells // info.kv_page) * info.kv_page
-        is_batch = session.embedding is not None and len(session.embedding.inputs) > 1
+        is_batch = session.embedding is not None and session.embedding.n_inputs > 1
         if request.lane is None and (is_batch or session.n_prompt - n_cached(session) > limits.auto_lane_tokens):
             session.lane = Lane.BACKGROUND
         if table.n_queued[session.lane] >= limits.queue[session.lane]:
@@ -148,7 +148,7 @@ class Admittance:
         assert request.embed is not None
         if info.embedding is None:
             raise UmaError(ErrorCode.UNSUPPORTED, "this engine makes no vectors")
-        embedding = Embedding(request.embed, np.split(tokens, command.message_ends[:-1]), info.embedding)
+        embedding = Embedding(request.embed, tokens, command.message_ends, info.embedding)
         lane = Lane.INTERACTIVE if request.lane is None else request.lane
         session = Session(next(self._sids), command.conn_id, self._completed(request), embedding.current, Grant(lane, 1, self._clock.now_ns()))
         session.embedding = embedding

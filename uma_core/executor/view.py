@@ -149,8 +149,9 @@ def _row(s: Session, standing: Standing | None, ids: dict[int, str], now_ns: int
         "lane": s.lane.name.lower(),
         "phase": s.phase.name.lower(),
         "sequence": s.seq_id if s.seq_id >= 0 else None,
-        "prompt_tokens": s.n_prompt if s.scoring is None else len(s.scoring.tokens),
-        "prefilled_tokens": min(s.n_past, s.n_prompt),
+        "type": s.request.embed.op if s.request.embed is not None else "generate",
+        "prompt_tokens": _n_prompt(s),
+        "prefilled_tokens": min(s.n_past, s.n_prompt) + (s.embedding.n_done if s.embedding is not None else 0),
         "cached_tokens": s.n_cached,
         "completion_tokens": len(s.generated),
         "max_tokens": s.n_max,
@@ -164,3 +165,9 @@ def _row(s: Session, standing: Standing | None, ids: dict[int, str], now_ns: int
     if standing is not None and s.phase is Phase.QUEUED:
         row |= {"queue_position": standing.position, "wait_ms": round(standing.wait_ns / 1e6, 1), "waits_for": ids.get(standing.behind)}
     return row
+
+
+def _n_prompt(session: Session) -> int:
+    if session.embedding is not None:
+        return session.n_given
+    return session.n_prompt if session.scoring is None else len(session.scoring.tokens)

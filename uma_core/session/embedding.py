@@ -50,10 +50,13 @@ class Pool:
 
 
 class Embedding:
-    """`inputs`: token ids of each, (n,) int32. `vectors`: what came of the first of them."""
+    """`vectors`: what came of the first inputs."""
 
-    def __init__(self, wanted: Embed, inputs: Sequence[np.ndarray], info: EmbeddingInfo) -> None:
-        """Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE."""
+    def __init__(self, wanted: Embed, tokens: np.ndarray, ends: Sequence[int], info: EmbeddingInfo) -> None:
+        """`tokens`: of all inputs in a row, (n,) int32; `ends`: where each input ends. Thousands of inputs cost no tick its time.
+
+        Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE.
+        """
         self.wanted = wanted
         self.info = info
         self.pooling = "rank" if wanted.op == "rerank" else wanted.pooling or info.pooling
@@ -65,25 +68,33 @@ class Embedding:
             raise UmaError(
                 ErrorCode.BAD_REQUEST, f"`dimensions`: this model's vectors have {self.n_width}", field="dimensions", limit=self.n_width
             )
-        self.inputs = [self._fitted(tokens, i) for i, tokens in enumerate(inputs)]
-        self._ends = np.cumsum([len(tokens) for tokens in self.inputs]).tolist()
-        self.n_tokens = int(self._ends[-1])
+        self._tokens = tokens
+        given = np.diff(np.array(ends, np.int64), prepend=0)
+        self._check_lengths(given)
+        self._starts, self._given = (np.array(ends, np.int64) - given).tolist(), given.tolist()
+        fitted = np.minimum(given, info.n_input)
+        self.longest = int(fitted.max())
+        self._ends: list[int] = np.cumsum(fitted).tolist()
+        self.n_inputs, self.n_tokens = len(ends), self._ends[-1]
         self._check_size()
         self.vectors: list[np.ndarray] = []
-        self.n_call = 0  # inputs of the call under way, where they are computed whole
         self.pool = self._new_pool()
 
-    def _fitted(self, tokens: np.ndarray, index: int) -> np.ndarray:
-        """A cut input keeps its last token: models end theirs with one of its own."""
+    def _check_lengths(self, lengths: np.ndarray) -> None:
         limit = self.info.n_input
-        if not len(tokens):
+        if lengths.min() < 1:
+            index = int(lengths.argmin())
             raise UmaError(ErrorCode.BAD_REQUEST, f"input {index} has no tokens", field=self._field, index=index)
-        if len(tokens) <= limit:
-            return tokens
-        if self.wanted.truncate:
-            return np.concatenate([tokens[: limit - 1], tokens[-1:]])
-        message = f"input {index} has {len(tokens)} tokens, the model takes {limit}"
-        raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, index=index, n_tokens=len(tokens), limit=limit)
+        if lengths.max() > limit and not self.wanted.truncate:
+            index = int((lengths > limit).argmax())
+            message = f"input {index} has {lengths[index]} tokens, the model takes {limit}"
+            raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, index=index, n_tokens=int(lengths[index]), limit=limit)
+
+    def input(self, index: int) -> np.ndarray:
+        """Its tokens, (n,) int32. One that is cut keeps its last token: models end theirs with one of its own."""
+        start, n = self._starts[index], self._given[index]
+        tokens, limit = self._tokens[start : start + n], self.info.n_input
+        return tokens if n <= limit else np.concatenate([tokens[: limit - 1], tokens[-1:]])
 
     @property
     def _field(self) -> str:
@@ -92,10 +103,10 @@ class Embedding:
     def _check_size(self) -> None:
         """What an answer needs is known before anything is computed."""
         wanted = self.wanted
-        n_rows = self.n_tokens if self.pooling == "none" else len(self.inputs)
+        n_rows = self.n_tokens if self.pooling == "none" else self.n_inputs
         n_bytes = int(n_rows * (wanted.dimensions or self.n_width) * (BASE64_BYTES if wanted.is_base64 else TEXT_BYTES))
         if wanted.op == "rerank":
-            n_bytes = len(self.inputs) * SCORE_BYTES
+            n_bytes = self.n_inputs * SCORE_BYTES
         if wanted.reply_bytes and n_bytes > wanted.reply_bytes:
             message = f"the answer may have {n_bytes} bytes, the cap is {wanted.reply_bytes}: ask in parts"
             raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, n_bytes=n_bytes, limit=wanted.reply_bytes)
@@ -104,22 +115,23 @@ class Embedding:
         return Pool("last" if self.info.is_whole else self.pooling)  # the engine pools what it computes whole
 
     @property
-    def longest(self) -> int:
-        return max(len(tokens) for tokens in self.inputs)
-
-    @property
     def is_done(self) -> bool:
-        return len(self.vectors) == len(self.inputs)
+        return len(self.vectors) == self.n_inputs
 
     @property
     def current(self) -> np.ndarray:
         """The input that is computed now."""
-        return self.inputs[len(self.vectors)]
+        return self.input(len(self.vectors))
 
     @property
     def n_later(self) -> int:
         """Tokens of the inputs after that."""
         return 0 if self.is_done else self.n_tokens - self._ends[len(self.vectors)]
+
+    @property
+    def n_done(self) -> int:
+        """Tokens of the inputs before it."""
+        return self._ends[len(self.vectors) - 1] if self.vectors else 0
 
     # inputs in chunks
 
@@ -149,19 +161,18 @@ class Embedding:
         """The next inputs: at least one, and others while they have at most `n_most` tokens together, never more than `n_batch`."""
         chosen: list[np.ndarray] = []
         n = 0
-        for tokens in self.inputs[len(self.vectors) : len(self.vectors) + self.info.n_inputs]:
+        for index in range(len(self.vectors), min(self.n_inputs, len(self.vectors) + self.info.n_inputs)):
+            tokens = self.input(index)
             if chosen and n + len(tokens) > min(n_most, n_batch):
                 break
             chosen.append(tokens)
             n += len(tokens)
-        self.n_call = len(chosen)
         return chosen
 
     def add_whole(self, results: Sequence[np.ndarray]) -> None:
         """The call is computed. Raises: DECODE_FAILED."""
         for rows in results:
             self._keep(rows)
-        self.n_call = 0
 
     def _keep(self, rows: np.ndarray) -> None:
         wanted = self.wanted
