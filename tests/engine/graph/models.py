@@ -84,6 +84,12 @@ MODELS = {
         },
         renamed={"ffn_norm.weight": "post_attention_norm.weight"},
     ),
+    "glm4": Model(
+        "glm4", has_post_norms=True, meta={"rope.dimension_count": 16},
+        layer_tensors={"ffn_up.weight": (320, 128)}, without=("ffn_gate.weight",),
+    ),
+    "smollm3": Model("smollm3", n_layer=5),
+    "seed_oss": Model("seed_oss", has_bias=True, is_tied=False, renamed={"ffn_norm.weight": "post_attention_norm.weight"}),
     "granite": Model("granite", meta=GRANITE),
     "granite-nope": Model("granite", meta=GRANITE | {"rope.scaling.finetuned": False}),
     "granitemoe": Model("granitemoe", n_expert=4, meta=GRANITE),

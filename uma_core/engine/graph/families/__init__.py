@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from uma_core.engine.graph.builder import Builder
-from uma_core.engine.graph.families import gemma, gemma2, gemma3, gemma4, gpt_oss, granite, llama, mistral3, phi3, qwen2, qwen3
+from uma_core.engine.graph.families import gemma, gemma2, gemma3, gemma4, glm4, gpt_oss, granite, llama, mistral3, phi3, qwen2, qwen3, smollm3
 from uma_core.engine.graph.shape import NO_RULES, Rules, Unsupported
 
 
@@ -32,6 +32,9 @@ FAMILIES: dict[str, Family] = {
     "gemma3": Family(gemma3.build, "Gemma 3 (text)", "windows with positions of their own", gemma3.RULES),
     "gemma4": Family(gemma4.build, "Gemma 4 (text)", "longer heads without a window, shared K and V, embeddings of each layer, experts", gemma4.RULES),
     "gpt-oss": Family(gpt_oss.build, "gpt-oss 20B and 120B", "windows, sinks, experts with biases (MXFP4)", gpt_oss.RULES),
+    "glm4": Family(glm4.build, "GLM 4 9B and 32B (0414), text", "norms after attention and feed-forward, part of a head rotated"),
+    "smollm3": Family(llama.build, "SmolLM 3", "every fourth layer without rotation", smollm3.RULES),
+    "seed_oss": Family(llama.build_post_norm, "Seed-OSS 36B", "biases"),
     "granite": Family(granite.build, "Granite 3 and 4 (dense)", "scales of embedding, residuals, scores and logits", granite.RULES),
     "granitemoe": Family(granite.build, "Granite 3 MoE, 4 (without recurrent layers)", "the same, experts and a shared one", granite.RULES),
 }

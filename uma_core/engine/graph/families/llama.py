@@ -34,6 +34,7 @@ class Parts(NamedTuple):
     project: Callable[[Builder, Any, int], tuple[Any, Any, Any]] = plain
     feed: Callable[[Builder, Any, int], Any] = feed_forward
     ffn_norm: str = "ffn_norm"
+    has_post_norms: bool = False  # of what attention and feed-forward add
 
 
 USUAL = Parts()
@@ -48,6 +49,11 @@ def build(b: Builder, parts: Parts = USUAL) -> Any:
     return b.logits(x)
 
 
+def build_post_norm(b: Builder) -> Any:
+    """For files that call the norm before the feed-forward block the one after attention."""
+    return build(b, Parts(ffn_norm="post_attention_norm"))
+
+
 def block(b: Builder, x: Any, layer: int, parts: Parts) -> Any:
     """One layer; None where only its K and V were wanted."""
     p, s = f"blk.{layer}", b.shape
@@ -57,6 +63,8 @@ def block(b: Builder, x: Any, layer: int, parts: Parts) -> Any:
     if y is None:
         return None
     y = b.product(b.wanted(y, layer), f"{p}.attn_output", s.n_embd)
+    y = b.norm(y, f"{p}.post_attention_norm") if parts.has_post_norms else y
     x = b.add(b.scale(y, s.residual_scale), b.wanted(x, layer))
     y = parts.feed(b, b.norm(x, f"{p}.{parts.ffn_norm}"), layer)
+    y = b.norm(y, f"{p}.post_ffw_norm") if parts.has_post_norms else y
     return b.add(b.scale(y, s.residual_scale), x)

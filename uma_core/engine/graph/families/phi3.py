@@ -13,8 +13,8 @@ RULES = Rules(frozenset({"attention.sliding_window"}))
 
 
 def build(b: Builder) -> Any:
-    return llama.build(b, llama.Parts(feed=_feed))
+    return llama.build(b, llama.Parts(feed=feed))
 
 
-def _feed(b: Builder, x: Any, layer: int) -> Any:
+def feed(b: Builder, x: Any, layer: int) -> Any:
     return b.gated_whole(x, f"blk.{layer}", lib.ggml_swiglu)
