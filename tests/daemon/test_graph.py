@@ -59,6 +59,19 @@ def test_what_it_lacks_ends_the_start_with_a_reason(serve_model):
         serve_model(*GRAPH, "--kv-type", "q4_0")
 
 
+def test_a_promise_of_the_same_bits_is_kept_or_ends_the_start(serve_model):
+    with pytest.raises(AssertionError, match=r"ended with 1: (.|\n)*engine.deterministic"):
+        serve_model("--engine", "llama", "--deterministic")
+    daemon = serve_model("--deterministic") if is_promised(serve_model) else None
+    assert daemon is None or daemon.status()["engine"]["deterministic"] is True
+
+
+def is_promised(serve_model) -> bool:
+    """Of this processor's kernels; those for NEON leave single rows to ggml."""
+    daemon = serve_model(*GRAPH)
+    return daemon.status()["engine"]["deterministic"]
+
+
 def test_pages_that_are_short_show_in_the_metric_and_fail_the_bench(serve_model, folder):
     """The graph engine logs nothing there: what counts is what it refuses."""
     daemon = serve_model(*GRAPH, has_levers=True)
