@@ -13,6 +13,7 @@ from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt.share import n_rounds_held
 
 STEADY_NS = 250_000_000  # a plan holds for so long: metrics and corrections wait no longer for the next one
+STEADY_TICKS = 63  # ... and for so many ticks: what the first ones teach shall count soon where a step is a fraction of a ms
 
 
 def n_repeats(state: SchedulerState, plan: Plan) -> int:
@@ -21,5 +22,5 @@ def n_repeats(state: SchedulerState, plan: Plan) -> int:
     is_awaited = any((index.waiting, index.prompts, index.moving, plan.admit, plan.park))
     if not index.interactive or len(plan.items) != len(index.interactive) or is_awaited:
         return 0
-    n = STEADY_NS // index.round_ns
+    n = min(STEADY_TICKS, STEADY_NS // index.round_ns)
     return min(n, n_rounds_held(state, plan)) if index.background else n
