@@ -19,6 +19,7 @@ from typing import Any
 
 from uma_core import cli
 from uma_core.cache import disk
+from uma_core.engine import fake_open
 from uma_core.engine.api import DecodeOutcome, DecodeStatus, PrefillOutcome, PrefillStatus
 from uma_core.engine.open import open_engine
 from uma_core.engine.refusals import refusals
@@ -53,6 +54,8 @@ class Levers:
     def set(self, name: str, value: Any) -> None:
         if name == "pressure":
             signal_pressure()
+        elif name == "eog_every":  # before the model is opened; 0: no answer ends by itself
+            fake_open.EOG_EVERY = value
         elif name == "fsize":
             resource.setrlimit(resource.RLIMIT_FSIZE, (value, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         elif name == "nofile":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.daemon.support import WAIT_S, DaemonProcess, eventually
+from tests.daemon.support import WAIT_S, DaemonProcess, eventually, running
 from tests.gateway.support import GatewayProcess, Raw, n_busy
 from tests.tools import need
 from uma_gateway.keys import entry, new_key
@@ -17,6 +19,15 @@ from uma_gateway.keys import entry, new_key
 PATHS = ("/", "/dashboard")
 COUNTED = re.compile(r"\d+ tokens?, \d+ a second")  # told when an answer has ended
 expect.set_options(timeout=WAIT_S * 1e3)
+
+
+ENDLESS: dict[str, Any] = {"environ": {"TEST_LEVERS": json.dumps({"eog_every": 0})}}  # no answer ends before it was stopped
+
+
+@pytest.fixture(scope="module")
+def fake(module_folder: Path) -> Iterator[DaemonProcess]:
+    with running(module_folder, "--engine", "fake", has_levers=True, **ENDLESS) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="module")
@@ -241,9 +252,9 @@ def test_a_table_that_goes_on_keeps_its_rows(gateway: GatewayProcess, levers: Ca
 
 
 def test_a_drain_and_its_end_are_seen_live(serve: Any, before: Any, tabs: Tabs) -> None:
-    daemon = serve()
+    daemon = serve(**ENDLESS)
     gateway = before(daemon)
-    daemon.pull(step_ms=150)  # slow enough for the answer to last
+    daemon.pull(step_ms=100)  # slow enough for the answer to last
     board, chat = tabs.open(f"{gateway.url}/dashboard"), tabs.open(gateway.url)
     state = board.locator("#state")
     expect(state).to_have_text("ready")
