@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
-EXTRAS := top,http,perf,test,dev
+EXTRAS := top,http,cluster,perf,test,dev
 
 .PHONY: help venv build ext demo test test-deps portable check fuzz audit conversations differential perf gen size clean distclean
 

@@ -6,6 +6,7 @@ Rules: errors are one line on stderr and the exit status of their code.
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import sys
@@ -35,7 +36,8 @@ def cli() -> None:
 @click.option("--check-config", is_flag=True, help="Check the configuration and exit.")
 @click.option("--print-config", is_flag=True, help="Print every value with its origin and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
-def daemon(path: str, check_config: bool, print_config: bool, as_json: bool, **given: str | bool | None) -> int:
+@click.option("--estimate", is_flag=True, help="Print what memory the model would take, as JSON in bytes, and exit.")
+def daemon(path: str, check_config: bool, print_config: bool, as_json: bool, estimate: bool, **given: str | bool | None) -> int:
     """Serve until told to stop. Precedence: flag > variable > file > preset > default."""
     config, sources = load(Inputs(given_flags(OPTIONS, given), {name: text for name, text in os.environ.items() if name.startswith("UMA_")}, path))
     if print_config:
@@ -44,6 +46,9 @@ def daemon(path: str, check_config: bool, print_config: bool, as_json: bool, **g
         for warning in sources.warnings:
             click.echo(f"{PROGRAM}: warning: {warning}", err=True)
         click.echo("the configuration is valid")
+    elif estimate:
+        need = importlib.import_module("uma_core.engine.open").estimate_engine(config.engine)
+        click.echo(json.dumps({**{f"{name}_bytes": n for name, n in need._asdict().items()}, "total_bytes": sum(need)}))
     else:
         return _run(config, sources)
     return 0

@@ -15,7 +15,7 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -185,10 +185,22 @@ def parse(payload: bytes) -> Event:
     return event
 
 
+class Source(Protocol):
+    """Where a generation's events come from: a connection, or a cluster's router. Its methods are those of Link."""
+
+    async def receive(self) -> list[bytes]: ...
+
+    def wake_reader(self) -> None: ...
+
+    def send(self, message: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Generation:
     """One generate request. `close` cancels whatever is not done."""
 
-    def __init__(self, link: Link, request_id: str) -> None:
+    def __init__(self, link: Source, request_id: str) -> None:
         self.request_id = request_id
         self._link = link
         self._ready: deque[Event] = deque()

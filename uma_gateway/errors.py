@@ -65,6 +65,16 @@ class GatewayError(Exception):
     def status(self) -> int:
         return self.kind.status
 
+    def values(self) -> dict[str, Any]:
+        """As plain values, for another process."""
+        told = {"message": self.message, "param": self.param, "code": self.code, "retry_after_ms": self.retry_after_ms, "extra": self.extra}
+        return {"kind": self.kind.name, **told}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> GatewayError:
+        """The error whose `values` these are."""
+        return cls(Kind[values["kind"]], *(values[name] for name in ("message", "param", "code", "retry_after_ms", "extra")))
+
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> GatewayError:
     return GatewayError(Kind.INVALID, message, param, code)

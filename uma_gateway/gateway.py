@@ -24,11 +24,12 @@ FRESH_S = 2.0  # how long what is known of the model is shown without asking aga
 class Gateway:
     """One for the life of the process; made in the event loop."""
 
-    def __init__(self, config: Config, keys: Keys) -> None:
+    def __init__(self, config: Config, keys: Keys, daemon: Daemon | None = None) -> None:
         self.config = config
         self.keys = keys
         self.state: dict[str, Any] = {}  # what families keep between requests, by a name of theirs
-        self.daemon = Daemon(config.serve.socket)
+        self.daemon = daemon or Daemon(config.serve.socket)
+        self.alias = config.serve.model_alias
         self.own_names = frozenset({socket.gethostname().lower(), config.serve.host.lower()})
         self.started_at = int(time.time())
         self.n_in_flight = 0
@@ -56,11 +57,19 @@ class Gateway:
         props = await self.daemon.call("props")
         known = self._model
         if known is None or known.props != _without_envelope(props):
-            self._model = Model(_without_envelope(props), self.config.serve.model_alias)
+            self._model = Model(_without_envelope(props), self.alias)
             self._model.prepare()
         self._t_model = time.monotonic()
         assert self._model is not None
         return self._model
+
+    def serving(self, name: object) -> Gateway:
+        """The gateway for what a request gives as its model. Here there is one model, whatever it is called."""
+        return self
+
+    async def models(self) -> list[Model]:
+        """All that are served, as the daemon says now. Raises: GatewayError (503)."""
+        return [await self.model(is_new=True)]
 
     def enter(self) -> None:
         """Count a request that the model answers. Raises: GatewayError (503)."""

@@ -57,6 +57,8 @@ async def _begun(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]
 async def send(exchange: Exchange, plan: Plan, suffix: str = "") -> Generation:
     """Ask the daemon and wait until it took the request. Raises: GatewayError."""
     fields = {**plan.fields, "account": exchange.caller.account, "queue_updates": True}
+    if exchange.is_resumable:
+        fields["x_resume"] = True  # for a cluster's router; a daemon ignores it
     generation = await exchange.gateway.daemon.generate(fields, exchange.request_id + suffix)
     try:
         first = await generation.first()

@@ -105,6 +105,7 @@ ALLOWED = {
     },
     "uma_core.server": {"uma_core"},  # the composition root lives there; more about it below
     "uma_ctl": {"uma_ctl", *CLIENTS},
+    "uma_gateway.cluster": {"uma_gateway", *CLIENTS, "uma_core.config_merge", "uma_core.machine"},
     "uma_gateway": {
         "uma_gateway",
         *CLIENTS,
@@ -135,7 +136,8 @@ THIRD_PARTY = {
     "cffi": ("uma_core.engine.lib", "uma_core.constraint.lib"),
     "llguidance": ("uma_core.constraint.lib",),
     "click": ("uma_core.cli", "uma_core.config_flags", "uma_ctl", "uma_gateway.cli"),
-    "yaml": ("uma_core.config_merge",),
+    "yaml": ("uma_core.config_merge", "uma_gateway.cluster.settings"),
+    "ray": tuple(f"uma_gateway.cluster.{name}" for name in ("app", "pinned", "ray_transport", "command")),
     "orjson": ("uma_gateway",),
     "starlette": ("uma_gateway",),
     "uvicorn": ("uma_gateway.server",),

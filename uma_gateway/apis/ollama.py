@@ -358,13 +358,15 @@ def _since(exchange: Exchange) -> str:
 
 
 async def on_tags(exchange: Exchange) -> None:
-    await exchange.send_json({"models": [listed(await exchange.gateway.model(is_new=True), _since(exchange))]})
+    await exchange.send_json({"models": [listed(model, _since(exchange)) for model in await exchange.gateway.models()]})
 
 
 async def on_ps(exchange: Exchange) -> None:
-    model = await exchange.gateway.model(is_new=True)
-    row = {**listed(model, _since(exchange)), "expires_at": SINCE_LOADED, "size_vram": model.props["model"]["n_bytes"]}
-    await exchange.send_json({"models": [{**row, "context_length": model.n_ctx}]})
+    rows = []
+    for model in await exchange.gateway.models():
+        row = {**listed(model, _since(exchange)), "expires_at": SINCE_LOADED, "size_vram": model.props["model"]["n_bytes"]}
+        rows.append({**row, "context_length": model.n_ctx})
+    await exchange.send_json({"models": rows})
 
 
 async def on_show(exchange: Exchange) -> None:

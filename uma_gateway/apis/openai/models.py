@@ -66,14 +66,16 @@ def ollama_object(model: Model) -> dict[str, Any]:
 
 
 async def on_models(exchange: Exchange) -> None:
-    model = await exchange.gateway.model(is_new=True)
+    models = await exchange.gateway.models()
     created = exchange.gateway.started_at
-    adapters = [adapter_object(model, name, created) for name in model.adapters]
-    await exchange.send_json({"object": "list", "data": [model_object(model, created), *adapters], "models": [ollama_object(model)]})
+    data = []
+    for model in models:
+        data += [model_object(model, created), *(adapter_object(model, name, created) for name in model.adapters)]
+    await exchange.send_json({"object": "list", "data": data, "models": [ollama_object(model) for model in models]})
 
 
 async def on_model(exchange: Exchange) -> None:
-    model = await exchange.gateway.model(is_new=True)
+    model = await exchange.gateway.serving(exchange.params["name"]).model(is_new=True)
     if exchange.params["name"] in model.adapters:
         await exchange.send_json(adapter_object(model, exchange.params["name"], exchange.gateway.started_at))
         return

@@ -1,0 +1,44 @@
+"""Daemons for the tests of this folder."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.support import DaemonProcess, running
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """Short, because the path of a Unix socket is."""
+    path = Path(tempfile.mkdtemp(prefix="uma-c-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def fakes(folder: Path) -> Iterator[Callable[..., list[DaemonProcess]]]:
+    """Start some daemons on the simulated engine, with levers."""
+    with contextlib.ExitStack() as stack:
+
+        def start(n: int, *args: str) -> list[DaemonProcess]:
+            found = []
+            for i in range(n):
+                (folder / str(i)).mkdir()
+                found.append(stack.enter_context(running(folder / str(i), "--engine", "fake", *args, has_levers=True)))
+            return found
+
+        yield start

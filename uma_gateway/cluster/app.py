@@ -1,0 +1,138 @@
+"""The Ray Serve application: a deployment of nodes, one actor on each machine, and the gateway as its ingress.
+
+`serve run uma_gateway.cluster.app:build config=cluster.yaml` starts it; so does `uma-gateway cluster up`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from uma_gateway.app import App
+from uma_gateway.cluster import settings as cluster_settings
+from uma_gateway.cluster.cluster import Cluster
+from uma_gateway.cluster.facade import ClusterGateway
+from uma_gateway.cluster.node import Node, Result
+from uma_gateway.cluster.ray_transport import RayTransport
+from uma_gateway.cluster.router import Knobs
+from uma_gateway.cluster.settings import ClusterSettings
+from uma_gateway.keys import Keys
+
+log = logging.getLogger("ray.serve")
+
+NODES = "nodes"  # names of the deployments
+GATEWAY = "gateway"
+APPLICATION = "uma"
+REQUESTS_MOST = 10_000  # at a node: its daemons bound their own queues
+EVICT_S = 5.0  # between two looks for idle models
+WRONG = {"lost": "it left the cluster"}
+
+
+class NodeActor:
+    """A `Node` as a replica. Every method's first argument names the replica that is meant."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        context = ray.get_runtime_context()
+        self._name = serve.get_replica_context().replica_id.unique_id
+        self._node = Node(settings, self._name, context.get_node_id())
+        self._evicting: asyncio.Task[None] | None = None
+
+    async def about(self, name: str) -> Result:
+        if self._evicting is None:
+            self._evicting = asyncio.get_running_loop().create_task(self._evict())
+        return await self._node.about()
+
+    async def _evict(self) -> None:
+        while True:
+            await asyncio.sleep(EVICT_S)
+            await self._node.evict_idle()
+
+    async def load(self, name: str, model: str) -> Result:
+        return await self._node.load(model) if name == self._name else WRONG
+
+    async def unload(self, name: str, model: str) -> Result:
+        return await self._node.unload(model) if name == self._name else WRONG
+
+    async def call(self, name: str, model: str, operation: str, timeout_s: float, fields: dict[str, Any]) -> Result:
+        return await self._node.call(model, operation, timeout_s, fields) if name == self._name else WRONG
+
+    async def stream(self, name: str, model: str, fields: dict[str, Any]) -> AsyncIterator[list[bytes] | str]:
+        if name != self._name:
+            yield WRONG["lost"]
+            return
+        stream = self._node.stream(model, fields)
+        try:
+            async for item in stream:
+                yield item
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    async def __del__(self) -> None:
+        """Serve calls this when a replica leaves, after its last request has ended."""
+        if self._evicting is not None:
+            self._evicting.cancel()
+        await self._node.stop()
+
+
+class GatewayActor:
+    """The gateway's ASGI application in a replica."""
+
+    def __init__(self, settings: ClusterSettings, nodes: Any) -> None:
+        self._settings = settings
+        self._nodes = nodes
+
+    def __serve_build_asgi_app__(self) -> App:
+        settings = self._settings
+        config = cluster_settings.gateway_config(settings)
+        logging.getLogger("uma_gateway").setLevel(config.log.level.upper())
+
+        def make() -> ClusterGateway:
+            transport = RayTransport(self._nodes, NODES, {model.name: model.replicas for model in settings.models})
+            cluster = Cluster(transport, bytes.fromhex(settings.key), Knobs(lost_ns=int(settings.lost_s * 1e9)))
+            keys = Keys(config.access.api_key_file, config.access.api_key)
+            first = sorted(settings.models, key=lambda model: not model.replicas)  # one that is always there answers requests without a name
+            return ClusterGateway(config, keys, cluster, [model.name for model in first])
+
+        return App(make)
+
+
+def application(settings: ClusterSettings, n_nodes: int) -> Any:
+    """Bind the deployments; give the result to `serve.run`."""
+    nodes = serve.deployment(NodeActor).options(
+        name=NODES,
+        num_replicas=n_nodes,
+        max_replicas_per_node=1,
+        max_ongoing_requests=REQUESTS_MOST,
+        ray_actor_options={"num_cpus": 0.001},
+        graceful_shutdown_timeout_s=settings.drain_s + 30.0,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=2.0,
+        health_check_timeout_s=max(10.0, settings.lost_s),
+        request_router_config=RequestRouterConfig(request_router_class="uma_gateway.cluster.pinned.Pinned"),
+    )
+    gateway = serve.deployment(serve.ingress()(GatewayActor)).options(
+        name=GATEWAY,
+        num_replicas=settings.gateways,
+        max_ongoing_requests=REQUESTS_MOST,
+        ray_actor_options={"num_cpus": 0.001},
+        graceful_shutdown_timeout_s=settings.drain_s + 30.0,
+    )
+    return gateway.bind(settings, nodes.bind(settings))
+
+
+def n_alive() -> int:
+    return sum(node["Alive"] for node in ray.nodes())
+
+
+def build(args: dict[str, str]) -> Any:
+    """For `serve run`: `config` is the path of cluster.yaml."""
+    settings = cluster_settings.load(args.get("config", ""))
+    if not ray.is_initialized():
+        ray.init(address=settings.address or None)
+    return application(settings, settings.nodes or n_alive())

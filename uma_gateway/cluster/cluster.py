@@ -1,0 +1,245 @@
+"""The daemons of a cluster as one: the router with the digests that it lives by, and the requests that wait for it.
+
+Rules: one per gateway process, in its event loop. Whatever a transport does, a request that was submitted is given a daemon,
+or refused, or was withdrawn; and whoever reads from a daemon that is lost is told, at the latest after `lost_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uma_gateway.cluster.router import Ask, Choice, Knobs, Refusal, Router
+from uma_gateway.cluster.transport import Event, Transport, Unit, UnitLost
+from uma_gateway.errors import GatewayError, Kind
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25  # between two digests of a daemon: half a prompt of a thousand tokens on a fast machine
+PAGES_IN_ALL = 1 << 20  # of all digests together: 300 bytes of memory each
+PAGES_LEAST, PAGES_MOST = 256, 4096  # of one daemon
+UNITS_S = 1.0  # between two looks at which daemons there are
+
+
+class Cluster:
+    """See the module head. `start` and `close` belong to the event loop."""
+
+    def __init__(self, transport: Transport, key: bytes, knobs: Knobs | None = None) -> None:
+        self.transport = transport
+        self.router = Router(knobs)
+        self.units: dict[str, Unit] = {}
+        self.fingerprints: dict[str, str] = {}  # by unit
+        self.key = key
+        self.counts = {"routed": 0, "cached_tokens": 0, "prompt_tokens": 0, "rerouted": 0, "replayed": 0, "resumed": 0, "lost": 0, "refused": 0}
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, asyncio.Future[Choice]] = {}
+        self._readers: dict[str, dict[object, Callable[[], None]]] = {}  # by unit: who reads from it, and how each is told of its loss
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._main: asyncio.Task[None] | None = None
+        self._has_changed = asyncio.Event()
+
+    def start(self) -> None:
+        if self._main is None:
+            self._main = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._main, *self._polls.values(), *self._loading.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self.transport.close()
+
+    # which daemons there are
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._find_units()
+            except (UnitLost, GatewayError) as error:
+                log.warning("the cluster does not tell which daemons it has: %s", error)
+            for name in self.router.check(time.monotonic_ns()):
+                log.warning("%s says nothing: what it was doing is given up", name)
+                self._lose_readers(name)
+            self._let_go()
+            await asyncio.sleep(UNITS_S)
+
+    async def _find_units(self) -> None:
+        found = {unit.name: unit for unit in await self.transport.units()}
+        for name in self.units.keys() - found.keys():
+            self._leave(name)
+        for name, unit in found.items():
+            self.units[name] = unit
+            task = self._polls.get(name)
+            if task is None or task.done():
+                self._polls[name] = asyncio.get_running_loop().create_task(self._poll(unit))
+
+    def _leave(self, name: str) -> None:
+        """The cluster does not have this daemon any more. Who still reads from it goes on: it is let finish, or its stream breaks."""
+        self.units.pop(name, None)
+        self.fingerprints.pop(name, None)
+        task = self._polls.pop(name, None)
+        if task is not None:
+            task.cancel()
+        self.router.remove(name)
+
+    async def _poll(self, unit: Unit) -> None:
+        """Keep what is known of a daemon fresh until it is gone."""
+        since: int | None = None
+        while True:
+            n_pages = max(PAGES_LEAST, min(PAGES_MOST, PAGES_IN_ALL // max(1, len(self.units))))
+            t_asked = time.monotonic_ns()
+            try:
+                fields = {"key": self.key.hex(), "since": since, "n_pages": n_pages}
+                digest = await self.transport.call(unit, "digest", self.router.knobs.lost_ns / 1e9, fields)
+            except UnitLost:
+                self.router.set_open(unit.name, False)
+                since = None
+            except GatewayError as error:  # it loads, or stops
+                log.debug("%s: %s", unit.name, error)
+                since = None
+            else:
+                since = digest["generation"]
+                self._heard(unit, digest, t_asked)
+            await asyncio.sleep(POLL_S)
+
+    def _heard(self, unit: Unit, digest: Event, t_asked: int) -> None:
+        for _ in self.router.add(unit.name, group_of(unit.model, digest["fingerprint"])):
+            self._lose_readers(unit.name)  # its daemon was replaced by one with another model
+        try:
+            self.router.heard(unit.name, digest, t_asked)
+        except (KeyError, ValueError, TypeError) as error:
+            log.error("%s: a digest that is none: %r", unit.name, error)
+            return
+        self.fingerprints[unit.name] = digest["fingerprint"]
+        self._has_changed.set()
+        self._let_go()
+
+    def _lose_readers(self, name: str) -> None:
+        for tell in list(self._readers.get(name, {}).values()):
+            tell()
+
+    def of_model(self, model: str) -> list[Unit]:
+        """The daemons of a model that were heard of."""
+        return [unit for unit in self.units.values() if unit.model == model and unit.name in self.fingerprints]
+
+    def fingerprint(self, model: str) -> str:
+        """Of the weights that most of a model's daemons have; "": none is known."""
+        known = [self.fingerprints[unit.name] for unit in self.of_model(model)]
+        return max(set(known), key=known.count) if known else ""
+
+    async def available(self, model: str, timeout_s: float) -> list[Unit]:
+        """Daemons of a model, once there are any: one is loaded where there is none. Raises: GatewayError."""
+        self.start()
+        deadline = time.monotonic() + timeout_s
+        while not (units := self.of_model(model)):
+            self._has_changed.clear()
+            await self._load(model)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise GatewayError(Kind.UNAVAILABLE, f"no daemon of {model} answers", code="daemon_unavailable", retry_after_ms=1000)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._has_changed.wait(), min(left, UNITS_S))
+        return units
+
+    async def heard(self, timeout_s: float) -> list[Unit]:
+        """Every daemon that was heard of; waits for the first one. Loads nothing."""
+        self.start()
+        deadline = time.monotonic() + timeout_s
+        while not (found := [unit for unit in self.units.values() if unit.name in self.fingerprints]) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        return found
+
+    async def _load(self, model: str) -> None:
+        """Several who want a model at once wait for one load."""
+        task = self._loading.get(model)
+        if task is None:
+            task = self._loading[model] = asyncio.get_running_loop().create_task(self.transport.load(model))
+            task.add_done_callback(lambda _: self._loading.pop(model, None))
+        await asyncio.shield(task)
+        await self._find_units()
+
+    # requests
+
+    async def submit(self, ask: Ask, on_wait: Callable[[], None] = lambda: None) -> Choice:
+        """Wait for a daemon. `ended` must follow. Raises: GatewayError where there is none for it, or not in time."""
+        self.start()
+        outcome = self.router.offer(ask, time.monotonic_ns())
+        if outcome is None:
+            future: asyncio.Future[Choice] = asyncio.get_running_loop().create_future()
+            self._waiting[ask.id] = future
+            on_wait()
+            try:
+                outcome = await future
+            except asyncio.CancelledError:
+                self.ended(ask.id, False)  # it may have got one at the same moment
+                raise
+            finally:
+                self._waiting.pop(ask.id, None)
+        if isinstance(outcome, Refusal):
+            raise self._refused(outcome)
+        self.counts["routed"] += 1
+        self.counts["cached_tokens"] += outcome.n_cached
+        self.counts["prompt_tokens"] += ask.n_tokens
+        return outcome
+
+    def _refused(self, refusal: Refusal) -> GatewayError:
+        self.counts["refused"] += 1
+        if refusal.reason == "timeout":
+            return GatewayError(Kind.GENERATION_TIMEOUT, "the time for this request passed before a daemon had room for it", code="timeout")
+        kind = Kind.RATE_LIMIT if refusal.reason == "overloaded" else Kind.UNAVAILABLE
+        message = "all daemons are busy, and as many requests wait as may" if refusal.reason == "overloaded" else "no daemon has this model"
+        code = refusal.reason if refusal.reason == "overloaded" else "daemon_unavailable"
+        return GatewayError(kind, message, code=code, retry_after_ms=refusal.retry_after_ms)
+
+    def _let_go(self) -> None:
+        for ask, outcome in self.router.ready(time.monotonic_ns()):
+            future = self._waiting.get(ask.id)
+            if future is None or future.done():
+                self.router.ended(ask.id, time.monotonic_ns(), False)
+            elif isinstance(outcome, Refusal):
+                future.set_exception(self._refused(outcome))
+            else:
+                future.set_result(outcome)
+
+    def ended(self, ask_id: str, has_read: bool) -> None:
+        """A request does not want its daemon any more."""
+        self.router.ended(ask_id, time.monotonic_ns(), has_read)
+        self._let_go()
+
+    def reading(self, unit_name: str, reader: object, tell: Callable[[], None]) -> None:
+        """`tell` is called when the daemon says nothing any more, until `left`."""
+        self._readers.setdefault(unit_name, {})[reader] = tell
+
+    def left(self, unit_name: str, reader: object) -> None:
+        readers = self._readers.get(unit_name, {})
+        readers.pop(reader, None)
+        if not readers:
+            self._readers.pop(unit_name, None)
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per daemon, for people."""
+        rows = self.router.table(time.monotonic_ns())
+        known = {row["node"] for row in rows}
+        rows += [{"node": name, "is_open": False} for name in self.units if name not in known]
+        for row in rows:
+            unit = self.units.get(row["node"])
+            row |= {"unit": row["node"], "node": unit.node if unit else "", "model": unit.model if unit else ""}
+        return rows
+
+
+def group_of(model: str, fingerprint: str) -> str:
+    return f"{model}@{fingerprint}"
+
+
+_numbers = itertools.count(1)
+
+
+def attempt_id(request_id: str) -> str:
+    """For one more attempt at a request."""
+    return f"{request_id}~{next(_numbers)}"

@@ -1,0 +1,113 @@
+"""A cluster as the gateway sees it: one daemon per model, and a gateway per model behind one address."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from uma_gateway.cluster import merge
+from uma_gateway.cluster.cluster import Cluster
+from uma_gateway.cluster.link import RoutedLink
+from uma_gateway.cluster.transport import Event, Unit, UnitLost
+from uma_gateway.config import Config
+from uma_gateway.daemon import CALL_S, Daemon, Generation, no_daemon
+from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.gateway import Gateway
+from uma_gateway.keys import Keys
+from uma_gateway.model import Model
+
+LOAD_S = 600.0  # for a model that has to be loaded first
+OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
+    "status": merge.status,
+    "sessions": merge.sessions,
+    "metrics": merge.metrics,
+    "health": merge.health,
+    "drain": merge.drain,
+    "undrain": merge.states,
+    "reload": merge.reload,
+    "cache": merge.cache,
+    "trace": merge.trace,
+}
+
+
+class ClusterDaemon(Daemon):
+    """All daemons of a model. What is about the cluster is asked of every daemon, and told as one answer; anything else of one."""
+
+    def __init__(self, cluster: Cluster, model: str) -> None:
+        super().__init__("")
+        self.cluster = cluster
+        self.model = model
+
+    async def generate(self, fields: Mapping[str, Any], request_id: str) -> Generation:
+        self.cluster.start()
+        link = RoutedLink(self.cluster, self.model, fields, request_id, bool(fields.get("x_resume")))
+        return Generation(link, request_id)
+
+    async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
+        given = {name: value for name, value in fields.items() if value is not None}
+        if operation in OF_ALL:
+            return OF_ALL[operation](await self.ask_all(operation, timeout_s, given))
+        units = await self.cluster.available(self.model, LOAD_S)
+        for unit in self._turn(units):
+            try:
+                return await self.cluster.transport.call(unit, operation, timeout_s, given)
+            except UnitLost:
+                continue
+        raise no_daemon(f"no daemon of {self.model} answers")
+
+    def _turn(self, units: list[Unit]) -> list[Unit]:
+        """Those that are open first, each time beginning with another one."""
+        is_open = {row["unit"] for row in self.cluster.table() if row["is_open"]}
+        at = time.monotonic_ns() // 1_000_000 % max(1, len(units))
+        turned = units[at:] + units[:at]
+        return sorted(turned, key=lambda unit: unit.name not in is_open)
+
+    async def ask_all(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> list[tuple[Unit, Event]]:
+        """Ask every daemon of the cluster. Those that do not answer are left out. Raises: GatewayError where none answers, or all refuse."""
+        units = await self.cluster.heard(CALL_S)
+        replies = await asyncio.gather(
+            *(self.cluster.transport.call(unit, operation, timeout_s, fields) for unit in units), return_exceptions=True
+        )
+        found = [(unit, reply) for unit, reply in zip(units, replies, strict=True) if isinstance(reply, dict)]
+        if not found:
+            refusal = next((reply for reply in replies if isinstance(reply, GatewayError)), None)
+            raise refusal or no_daemon("no daemon of the cluster answers")
+        return found
+
+    async def close(self) -> None:
+        """The cluster is closed by who made it."""
+
+
+class ClusterGateway(Gateway):
+    """The gateway of a cluster's first model, which knows those of the others."""
+
+    def __init__(self, config: Config, keys: Keys, cluster: Cluster, models: list[str]) -> None:
+        cluster.start()
+        super().__init__(config, keys, ClusterDaemon(cluster, models[0]))
+        self.cluster = cluster
+        self._by_model: dict[str, Gateway] = {models[0]: self}
+        for name in models[1:]:
+            self._by_model[name] = Gateway(config, keys, ClusterDaemon(cluster, name))
+        for name, gateway in self._by_model.items():
+            gateway.alias = name
+            gateway.state = self.state
+
+    def serving(self, name: object) -> Gateway:
+        """One model answers to any name; of several, the one that is named, and the first where none is. Raises: GatewayError (404)."""
+        if len(self._by_model) == 1 or not name:
+            return self
+        gateway = self._by_model.get(str(name).removesuffix(":latest"))
+        if gateway is None:
+            known = ", ".join(self._by_model)
+            raise GatewayError(Kind.NOT_FOUND, f"there is no model {str(name)[:100]!r} here; there are {known}", "model", "model_not_found")
+        return gateway
+
+    async def models(self) -> list[Model]:
+        """Those that a daemon has; the others are loaded when somebody asks for them."""
+        present = [gateway for name, gateway in self._by_model.items() if self.cluster.of_model(name)] or [self]
+        return list(await asyncio.gather(*(gateway.model(is_new=True) for gateway in present)))
+
+    async def close(self) -> None:
+        await self.cluster.close()

@@ -1,0 +1,337 @@
+"""A generate request to a cluster: routed, sent, watched, and sent elsewhere when its daemon is lost.
+
+    nothing was sent to the client yet   -> it is replayed on another daemon
+    something was, and `resume` is set   -> it continues there, after the text that was sent
+    otherwise                            -> it ends with `replica_lost`, which says how far it came
+
+A refusal such as `overloaded` is taken once to another daemon, with the same deadline. Whatever happens there is exactly one end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+
+from uma_core.errors import BY_CODE, ErrorCode
+from uma_gateway.cluster.cluster import Cluster, attempt_id, group_of
+from uma_gateway.cluster.router import INFINITE, LANES, PAGE, Ask, Choice
+from uma_gateway.cluster.transport import Event, Unit, UnitLost
+from uma_gateway.errors import GatewayError, Kind
+
+QUEUE_HIGH = 256  # events that wait for their reader: then nothing more is read from the daemon
+TRIES_MOST = 4  # daemons that a request may lose before it is given up: it may be the request that ends them
+HASHES_S = 5.0
+FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # until a client that waits is told so, and between two words about it
+GRACE_S = 5.0  # past its deadline, for the daemon's own word that it passed
+ELSEWHERE = frozenset(  # refusals that another daemon may not share
+    {
+        ErrorCode.OVERLOADED, ErrorCode.TOO_MANY_SESSIONS, ErrorCode.DRAINING, ErrorCode.SHUTTING_DOWN, ErrorCode.MODEL_NOT_LOADED,
+        ErrorCode.ENGINE_HUNG, ErrorCode.KV_FULL, ErrorCode.FORBIDDEN,
+    }
+)  # fmt: skip
+
+
+class RoutedLink:
+    """What `daemon.Generation` reads from, in the place of a connection to one daemon."""
+
+    def __init__(self, cluster: Cluster, model: str, fields: Mapping[str, Any], request_id: str, is_resumable: bool = False) -> None:
+        self._cluster = cluster
+        self._model = model
+        self._fields = dict(fields)
+        self._id = request_id
+        self._is_resumable = is_resumable and can_resume(fields)
+        timeout_ms = fields.get("timeout_ms") or 0
+        self._deadline_ns = time.monotonic_ns() + int(timeout_ms * 1e6) if timeout_ms else 0
+        self._payloads: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._drained = asyncio.Event()
+        self._failure: GatewayError | None = None
+        self._n_prompt = 0  # tokens
+        self._sent_text = ""
+        self._n_sent = 0  # token events
+        self._usage: dict[str, int] = {}  # of attempts before this one
+        self._avoid: set[str] = set()
+        self._n_refusals = 0
+        self._is_done = False
+        self._unit: Unit | None = None
+        self._cancels: list[Event] = []
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    # as daemon.Link
+
+    async def receive(self) -> list[bytes]:
+        """Wait for what comes next. Raises: GatewayError once nothing can come any more."""
+        if not self._payloads:
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            if not self._payloads and self._failure is not None:
+                raise self._failure
+        taken = list(self._payloads)
+        self._payloads.clear()
+        self._drained.set()
+        return taken
+
+    def wake_reader(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """A cancel, of one answer or of all."""
+        self._task.get_loop().create_task(self._cancel(message))
+
+    async def _cancel(self, message: Mapping[str, Any]) -> None:
+        index, unit = message.get("index"), self._unit
+        if unit is not None and not self._is_done:
+            with contextlib.suppress(UnitLost, GatewayError):
+                await self._cluster.transport.call(unit, "cancel", HASHES_S, {"id": self._id, "index": index})
+
+    def close(self) -> None:
+        """The client is gone, or has all: what still runs is cancelled."""
+        if self._failure is None:
+            self._failure = GatewayError(Kind.UNAVAILABLE, "the request was closed", code="closed")
+        self._task.cancel()
+        self.wake_reader()
+
+    # the life of the request
+
+    def _put(self, payloads: list[bytes]) -> None:
+        self._payloads += payloads
+        self.wake_reader()
+
+    def _fail(self, error: GatewayError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self.wake_reader()
+
+    async def _run(self) -> None:
+        try:
+            ask = await self._ask()
+            for n in range(TRIES_MOST):
+                try:
+                    if await self._attempt(ask._replace(id=attempt_id(self._id), avoid=frozenset(self._avoid))):
+                        return
+                except UnitLost as loss:
+                    self._check_hope(loss, is_last=n == TRIES_MOST - 1)
+                    if self._has_all():
+                        return
+                    ask = await self._ask() if self._n_sent else ask
+        except GatewayError as error:
+            self._fail(error)
+        except Exception as error:  # a bug here must not leave a client without an end
+            self._fail(GatewayError(Kind.SERVER, f"routing failed: {type(error).__name__}: {error}", code="internal"))
+
+    def _check_hope(self, loss: UnitLost, is_last: bool) -> None:
+        """Whether the request can go on elsewhere. Raises: GatewayError."""
+        counts = self._cluster.counts
+        if not is_last and self._n_sent == 0:
+            counts["replayed"] += 1
+        elif not is_last and self._is_resumable:
+            counts["resumed"] += 1
+        else:
+            counts["lost"] += 1
+            progress = {"tokens_sent": self._n_sent, "characters_sent": len(self._sent_text)}
+            message = f"the daemon of this answer was lost after {self._n_sent} tokens: {loss}"
+            raise GatewayError(Kind.UNAVAILABLE, message, code="replica_lost", extra=progress, retry_after_ms=1000)
+
+    def _has_all(self) -> bool:
+        """Nothing but the end was lost."""
+        n_tokens = self._usage.get("completion_tokens", 0)
+        if not self._n_sent or n_tokens < (self._fields.get("max_tokens") or INFINITE):
+            return False
+        usage = {"prompt_tokens": self._n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
+        self._put([orjson.dumps({"event": "eos", "id": self._id, "reason": "length", "text": "", "usage": usage, "timing": {}})])
+        return True
+
+    async def _ask(self) -> Ask:
+        """What the router must know of the request. Raises: GatewayError."""
+        fields = self._continued()
+        units = await self._cluster.available(self._model, self._time_left_s() or HASHES_S * 12)
+        pages, n_tokens = await self._hashes(fields, units)
+        self._n_prompt = self._n_prompt or n_tokens
+        fingerprint = fields.get("model") or self._cluster.fingerprint(self._model)
+        lane = LANES.index(fields["priority"]) if fields.get("priority") else 0
+        group = group_of(self._model, fingerprint)
+        return Ask(self._id, str(fields.get("account", "")), lane, group, pages, n_tokens, self._deadline_ns, frozenset(self._avoid))
+
+    async def _hashes(self, fields: Mapping[str, Any], units: list[Unit]) -> tuple[tuple[int, ...], int]:
+        """The prompt's hashes from whichever daemon answers; without them it is routed by load alone."""
+        inputs = {name: fields[name] for name in ("prompt", "tokens", "messages", "infill", "suffix") if fields.get(name) is not None}
+        size = len(orjson.dumps(inputs))
+        if size < PAGE or fields.get("cache_prompt") is False:  # no whole page, or none that may be shared
+            return (), max(1, size // 3)
+        for unit in self._nearest(units)[:2]:
+            try:
+                call = self._cluster.transport.call(unit, "prefix_hashes", HASHES_S, {**inputs, "key": self._cluster.key.hex()})
+                reply = await call
+            except (UnitLost, GatewayError):
+                continue  # what is wrong with the input is told by generate
+            return tuple(int(page, 16) for page in reply["hashes"]), reply["n_tokens"]
+        return (), max(1, size // 3)
+
+    def _nearest(self, units: list[Unit]) -> list[Unit]:
+        """By how little they have to do."""
+        load = {row["unit"]: row.get("requests", 0) for row in self._cluster.table() if row["is_open"]}
+        return sorted((unit for unit in units if unit.name in load), key=lambda unit: load[unit.name])
+
+    def _time_left_s(self) -> float | None:
+        if not self._deadline_ns:
+            return None
+        return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
+
+    def _continued(self) -> dict[str, Any]:
+        """The request's fields as they are now: after what was sent, within the time that is left."""
+        fields = dict(self._fields)
+        left_s = self._time_left_s()
+        if left_s is not None:
+            fields["timeout_ms"] = max(1.0, left_s * 1e3)
+        return resumed(fields, self._sent_text, self._usage.get("completion_tokens", 0)) if self._sent_text else fields
+
+    async def _attempt(self, ask: Ask) -> bool:
+        """Try on one daemon. True: the request has its end. Raises: UnitLost, GatewayError."""
+        try:
+            choice = await self._place(ask)
+        except BaseException:
+            self._cluster.ended(ask.id, False)
+            raise
+        unit = self._cluster.units.get(choice.node)
+        if unit is None:
+            self._cluster.ended(ask.id, False)
+            raise UnitLost("it left the cluster")
+        self._unit = unit
+        fields = {**{name: value for name, value in self._continued().items() if not name.startswith("x_")}, "id": self._id}
+        stream = self._cluster.transport.stream(unit, fields)
+        reading = asyncio.ensure_future(self._read(stream, unit))
+        loss = asyncio.Event()
+        lost = asyncio.ensure_future(loss.wait())
+        self._cluster.reading(unit.name, self, loss.set)
+        n_before = self._n_sent
+        try:
+            left_s = self._time_left_s()
+            timeout_s = None if left_s is None else left_s + GRACE_S
+            await asyncio.wait((reading, lost), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+            if lost.done():
+                raise UnitLost("it says nothing any more")
+            raise GatewayError(Kind.GENERATION_TIMEOUT, "the time for this request passed, and its daemon does not say so", code="timeout")
+        except UnitLost:
+            self._avoid.add(unit.name)
+            self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + self._n_sent - n_before
+            raise
+        finally:
+            lost.cancel()
+            reading.cancel()
+            self._cluster.left(unit.name, self)
+            self._cluster.ended(ask.id, self._n_sent > n_before or self._is_done)
+            self._unit = None
+
+    async def _place(self, ask: Ask) -> Choice:
+        """Wait for a daemon with room, and tell the client meanwhile where it stands."""
+        waiting = asyncio.ensure_future(self._cluster.submit(ask))
+        try:
+            pause_s = FIRST_NEWS_S
+            while True:
+                done, _ = await asyncio.wait((waiting,), timeout=pause_s)
+                if done:
+                    return waiting.result()
+                pause_s = NEWS_S
+                position = self._cluster.router.positions(ask.group).get(ask.id)
+                if position is not None and self._fields.get("queue_updates"):
+                    event = {"event": "queued", "id": self._id, "position": position, "wait_ms": int(self._cluster.router.wait_ms(ask))}
+                    self._put([orjson.dumps(event)])
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+
+    async def _read(self, stream: AsyncIterator[list[bytes]], unit: Unit) -> bool:
+        """Hand on what comes. True: it was the end; False: another daemon is to be tried. Raises: UnitLost."""
+        try:
+            async for payloads in stream:
+                passed: list[bytes] = []
+                for payload in payloads:
+                    verdict = self._judge(orjson.loads(payload), unit)
+                    if verdict is False:
+                        self._put(passed)
+                        return False
+                    passed.append(payload if verdict is None else orjson.dumps(verdict))
+                self._put(passed)
+                if self._is_done:
+                    return True
+                while len(self._payloads) > QUEUE_HIGH:
+                    self._drained.clear()
+                    await self._drained.wait()
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined] # all transports' are generators
+        raise UnitLost("its answer broke off")
+
+    def _judge(self, event: Event, unit: Unit) -> Event | bool | None:
+        """None: pass it on; False: try elsewhere; else what is passed on instead. Raises: UnitLost."""
+        kind = event.get("event")
+        if kind == "token":
+            self._n_sent += 1
+            self._sent_text += event["text"]
+        elif kind == "error":
+            code = BY_CODE.get(str(event.get("code")))
+            if code in ELSEWHERE and not self._n_refusals and self._has_others(unit):
+                self._n_refusals += 1
+                self._avoid.add(unit.name)
+                self._cluster.counts["rerouted"] += 1
+                return False
+            self._is_done = True
+        elif kind == "eos":
+            if event["reason"] == "draining":
+                raise UnitLost("it was stopped")
+            self._is_done = True
+            return self._whole(event)
+        return None
+
+    def _has_others(self, unit: Unit) -> bool:
+        return any(other.name != unit.name for other in self._cluster.of_model(self._model))
+
+    def _whole(self, eos: Event) -> Event | None:
+        """The end of an answer that more than one daemon wrote, as one answer's."""
+        n_before = self._usage.get("completion_tokens", 0)
+        if not n_before:
+            return None
+        usage = dict(eos["usage"])
+        usage["completion_tokens"] += n_before
+        usage["prompt_tokens"] = max(0, usage["prompt_tokens"] - n_before)
+        usage["cached_tokens"] = min(usage["cached_tokens"], usage["prompt_tokens"])
+        return {**eos, "usage": usage}
+
+
+def can_resume(fields: Mapping[str, Any]) -> bool:
+    """An answer can be continued from its text: one of one, streamed, whose form does not depend on what came before."""
+    constraint = fields.get("constraint")
+    if fields.get("n", 1) != 1 or fields.get("best_of") or fields.get("stream") is False or fields.get("echo"):
+        return False
+    return fields.get("prompt") is not None and (constraint is None or not constraint.get("triggers"))
+
+
+def resumed(fields: Mapping[str, Any], text: str, n_tokens: int) -> dict[str, Any]:
+    """The request that goes on after `text`, of which `n_tokens` were counted."""
+    prompt = fields["prompt"]
+    parts = [prompt] if isinstance(prompt, str) else list(prompt)
+    more = {**fields, "prompt": [*parts, text]}
+    if fields.get("max_tokens"):
+        more["max_tokens"] = max(1, fields["max_tokens"] - n_tokens)
+    if fields.get("min_tokens"):
+        more["min_tokens"] = max(0, fields["min_tokens"] - n_tokens)
+    if fields.get("constraint") is not None:
+        more["constraint"] = {**fields["constraint"], "prefix": fields["constraint"].get("prefix", "") + text}
+    thought = fields.get("reasoning")
+    if thought is not None:
+        is_inside = thought["end"] not in text and (not thought.get("start") or thought["start"] in text)
+        more["reasoning"] = {**thought, "start": ""} if is_inside else None
+        if more["reasoning"] is None:
+            del more["reasoning"]
+    return more

@@ -1,0 +1,192 @@
+"""A daemon of this machine as a node's actor has it: started or adopted, watched, started again, drained, stopped.
+
+Rules: asyncio, no Ray. A daemon that somebody else started is adopted: it is watched and used, and never stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from uma_gateway.cluster.transport import Event, UnitLost
+from uma_gateway.daemon import Daemon, Link, LinkLost, connect
+from uma_gateway.errors import GatewayError
+
+log = logging.getLogger(__name__)
+
+HEALTH_S = 1.0  # between two looks
+HANG_S = 30.0  # without any answer: the daemon answers `health` while it loads and while it computes
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before it is started again; twice as long each time
+PROVEN_S = 60.0  # who ran so long starts afresh
+STOP_S = 15.0
+
+
+class LocalDaemon:
+    """One socket. `start` begins to keep a daemon behind it alive."""
+
+    def __init__(self, path: str, args: Sequence[str] = (), is_startable: bool = True, hang_s: float = HANG_S) -> None:
+        """`args`: of `uma-core daemon`, without the socket. `is_startable`: else one is only adopted."""
+        self.path = path
+        self._is_startable = is_startable
+        self.args = list(args)
+        self.restarts = 0
+        self.is_adopted = False
+        self.state = "starting"  # as the daemon says; `gone` without one
+        self.t_used = time.monotonic()
+        self.n_streams = 0
+        self.daemon = Daemon(path)
+        self._links: dict[str, Link] = {}  # of running requests, by id
+        self._hang_s = hang_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self._t_answer = time.monotonic()
+
+    def start(self) -> None:
+        if self._main is None:
+            self._main = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def pid(self) -> int:
+        """Of the keeper of a daemon that was started here; 0: there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait until it takes requests. Raises: UnitLost."""
+        deadline = time.monotonic() + timeout_s
+        while self.state not in ("ready", "degraded"):
+            if time.monotonic() > deadline or self._is_stopping:
+                raise UnitLost(f"its daemon is {self.state} after {timeout_s:g} s")
+            await asyncio.sleep(0.05)
+
+    # keeping it alive
+
+    async def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._is_stopping:
+            if await self._ask_health():
+                self.is_adopted = True
+                log.info("a daemon is there already: %s", self.path)
+                await self._watch()
+                self.is_adopted = False
+                continue
+            if not self._is_startable:
+                await asyncio.sleep(HEALTH_S)
+                continue
+            t_start = time.monotonic()
+            await self._spawn()
+            await self._watch()
+            await self._end()
+            pause_s = FIRST_PAUSE_S if time.monotonic() - t_start > PROVEN_S else min(LONGEST_PAUSE_S, pause_s * 2)
+            self.restarts += 1
+            log.warning("the daemon on %s ended; it is started again in %g s", self.path, pause_s)
+            await asyncio.sleep(pause_s)
+
+    async def _spawn(self) -> None:
+        command = [sys.executable, "-m", "uma_gateway.cluster.keeper", sys.executable, "-m", "uma_core", "daemon", "--socket", self.path]
+        self._process = await asyncio.create_subprocess_exec(
+            *command, *self.args, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+        self._t_answer = time.monotonic()
+
+    async def _watch(self) -> None:
+        """Return when it is gone, or says nothing for too long."""
+        while not self._is_stopping:
+            process = self._process
+            if process is not None and process.returncode is not None:
+                break
+            if await self._ask_health():
+                self._t_answer = time.monotonic()
+            elif self.is_adopted or time.monotonic() - self._t_answer > self._hang_s:
+                log.error("the daemon on %s does not answer", self.path)
+                break
+            fast = self.state in ("starting", "gone")
+            with contextlib.suppress(asyncio.TimeoutError):
+                waiting = process.wait() if process is not None and process.returncode is None else asyncio.sleep(3600)
+                await asyncio.wait_for(waiting, 0.1 if fast else HEALTH_S)
+        self.state = "gone"
+
+    async def _ask_health(self) -> bool:
+        try:
+            self.state = str((await self.daemon.call("health", min(5.0, self._hang_s)))["state"])
+        except GatewayError:
+            self.state = "gone"
+            return False
+        return True
+
+    async def _end(self) -> None:
+        """End the process that was started here, if there still is one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()  # the keeper's word to stop
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Let running answers finish, for so long, then stop what was started here."""
+        self._is_stopping = True
+        if not self.is_adopted and self._process is not None and drain_s > 0:
+            with contextlib.suppress(GatewayError):
+                await self.daemon.call("drain", timeout_ms=drain_s * 1e3)
+            deadline = time.monotonic() + drain_s + 1.0
+            while self.n_streams and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+        if self._main is not None:
+            self._main.cancel()
+            await asyncio.wait((self._main,))
+        await self._end()
+        await self.daemon.close()
+
+    # what it is asked
+
+    async def stream(self, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        """See transport.Transport.stream."""
+        self.t_used = time.monotonic()
+        self.n_streams += 1
+        link: Link | None = None
+        try:
+            link = self._links[str(fields["id"])] = await connect(self.path)
+            link.send(fields)
+            while True:
+                payloads = await link.receive()
+                yield payloads
+                if any(is_end(payload) for payload in payloads):
+                    return
+        except LinkLost as error:
+            raise UnitLost(error.message) from None
+        finally:
+            self.n_streams -= 1
+            self.t_used = time.monotonic()
+            self._links.pop(str(fields["id"]), None)
+            if link is not None:
+                link.close()
+
+    async def call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+        """See transport.Transport.call."""
+        try:
+            if operation == "cancel":  # by the connection that the request is on
+                link = self._links.get(str(fields["id"]))
+                if link is not None:
+                    link.send({"type": operation, **{name: value for name, value in fields.items() if value is not None}})
+                return {"found": link is not None}
+            return await self.daemon.call(operation, timeout_s, **fields)
+        except LinkLost as error:
+            raise UnitLost(error.message) from None
+
+
+def is_end(payload: bytes) -> bool:
+    """Whether an event is the last of its request. Cheap: every token passes here."""
+    return b'"event":"eos"' in payload or b'"event":"error"' in payload

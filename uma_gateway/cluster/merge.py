@@ -1,0 +1,159 @@
+"""Answers of several daemons as one: sums of what adds up, the worst of what does not, and every daemon's own figures beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from uma_gateway.cluster.transport import Event, Unit
+
+Replies = list[tuple[Unit, Event]]
+STATES = ("stopping", "starting", "draining", "degraded", "ready")  # the last that any daemon has is the cluster's
+SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(\{(.*)\})? (.*)$")
+
+
+def own(reply: Event) -> Event:
+    """A reply without its envelope."""
+    return {name: value for name, value in reply.items() if name not in ("id", "event", "type")}
+
+
+def best_state(replies: Replies) -> str:
+    return max((str(reply["state"]) for _, reply in replies), key=STATES.index)
+
+
+def health(replies: Replies) -> Event:
+    return {**replies[0][1], "state": best_state(replies), "is_ready": any(reply["is_ready"] for _, reply in replies)}
+
+
+def states(replies: Replies) -> Event:
+    return {**replies[0][1], "state": best_state(replies)}
+
+
+def drain(replies: Replies) -> Event:
+    most = max((reply.get("estimate_ms") or 0 for _, reply in replies), default=0)
+    return {**states(replies), "remaining": sum(reply.get("remaining", 0) for _, reply in replies), "estimate_ms": most}
+
+
+def reload(replies: Replies) -> Event:
+    return {**replies[0][1], "units": {unit.name: own(reply) for unit, reply in replies}}
+
+
+cache = reload
+
+
+def sessions(replies: Replies) -> Event:
+    rows = [{**row, "unit": unit.name, "node": unit.node} for unit, reply in replies for row in reply["sessions"]]
+    return {**replies[0][1], "sessions": rows}
+
+
+def status(replies: Replies) -> Event:
+    """The first daemon's status with the cluster's sums in it; `units` holds each one's own."""
+    first = own(replies[0][1])
+    all_of = [reply for _, reply in replies]
+    merged = {**first, "state": best_state(replies), "units": {unit.name: own(reply) for unit, reply in replies}}
+    for name in ("lanes", "sessions", "kv", "memory"):
+        parts = [reply[name] for reply in all_of if isinstance(reply.get(name), dict)]
+        if parts:
+            merged[name] = _summed(parts)
+    merged["clients"] = _clients(reply.get("clients", []) for reply in all_of)
+    merged["retiring"] = [row for reply in all_of for row in reply.get("retiring", [])]
+    merged["latency"] = _worst([reply["latency"] for reply in all_of if isinstance(reply.get("latency"), dict)])
+    return merged
+
+
+def _summed(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Numbers added, but waits, of which the longest is taken."""
+    out: dict[str, Any] = {}
+    for name in parts[0]:
+        values = [part[name] for part in parts if part.get(name) is not None]
+        if not values:
+            out[name] = None
+        elif isinstance(values[0], dict):
+            out[name] = _summed(values)
+        elif isinstance(values[0], int | float) and not isinstance(values[0], bool):
+            out[name] = max(values) if name.endswith("_ms") else sum(values)
+        else:
+            out[name] = values[0]
+    return out
+
+
+def _worst(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The longest times; the least share of gaps within their limit."""
+    out: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            had = out.get(name)
+            if isinstance(value, dict):
+                out[name] = _worst([had, value]) if isinstance(had, dict) else value
+            elif isinstance(value, str):
+                out[name] = "missed" if "missed" in (had, value) else value if had in (None, "no data") else had
+            elif had is None:
+                out[name] = value
+            elif value is not None:
+                out[name] = min(had, value) if name == "within_limit" else max(had, value)
+    return out
+
+
+def _clients(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row per account; the share is the mean over the daemons."""
+    found: dict[tuple[Any, Any], dict[str, Any]] = {}
+    n = 0
+    for rows in lists:
+        n += 1
+        for row in rows:
+            key = row["uid"], row.get("account", row["pid"])
+            had = found.setdefault(key, {**row, "active": 0, "queued": 0, "share": 0.0})
+            for name in ("active", "queued", "share"):
+                had[name] += row[name]
+    for row in found.values():
+        row["share"] = round(row["share"] / n, 3)
+    return list(found.values())
+
+
+def metrics(replies: Replies) -> Event:
+    """JSON: numbers added. Prometheus: each sample of each daemon, with its node, model and name as labels."""
+    first = replies[0][1]
+    if "text" in first:
+        return {**first, "text": prometheus([(unit, str(reply["text"])) for unit, reply in replies])}
+    return {**first, "metrics": _summed([reply["metrics"] for _, reply in replies])}
+
+
+def prometheus(texts: list[tuple[Unit, str]]) -> str:
+    """One exposition of several: every family once, with the samples of all."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for unit, text in texts:
+        family = ""
+        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in (("node", unit.node), ("model", unit.model), ("unit", unit.name)))
+        for line in text.splitlines():
+            if line.startswith("# "):
+                family = line.split(" ", 3)[2]
+                head = heads.setdefault(family, [])
+                if line not in head and not any(line.split(" ", 3)[:3] == each.split(" ", 3)[:3] for each in head):
+                    head.append(line)
+            elif found := SAMPLE.match(line):
+                inner = f"{found[3]},{labels}" if found[3] else labels
+                samples.setdefault(family or found[1], []).append(f"{found[1]}{{{inner}}} {found[4]}")
+    lines = []
+    for family, rows in samples.items():
+        lines += [*heads.get(family, []), *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def trace(replies: Replies) -> Event:
+    """One Perfetto picture: each daemon is a process of its own, named after it."""
+    first = replies[0][1]
+    if "traceEvents" not in first:
+        return {**first, "lines": [{**line, "unit": unit.name} for unit, reply in replies for line in reply["lines"]]}
+    events: list[dict[str, Any]] = []
+    for pid, (unit, reply) in enumerate(replies, 1):
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": f"{unit.model} on {unit.node}"}})
+        mine = [event for event in reply["traceEvents"] if not (event.get("ph") == "M" and event.get("name") == "process_name")]
+        events += [{**event, "pid": pid} for event in mine]
+    totals = {name: sum(reply.get(name, 0) for _, reply in replies) for name in ("n_ticks", "n_left_out")}
+    return {**first, **totals, "traceEvents": events}

@@ -1,0 +1,188 @@
+"""One node of a cluster: an actor that keeps this machine's daemons, and through which gateways reach them.
+
+It has one daemon per model, on a socket of its own; loads a model when it is asked to, and evicts the longest idle of those that
+need not stay where there is no room. Results are plain values: exceptions of ours do not travel well.
+
+Rules: knows Ray only by name (`rayless`, the tests', is the same class on its own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from uma_core.machine import available_bytes
+from uma_gateway.cluster.local import LocalDaemon
+from uma_gateway.cluster.settings import ClusterSettings, ModelSettings
+from uma_gateway.cluster.transport import UnitLost
+from uma_gateway.errors import GatewayError
+
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
+ESTIMATE_S = 120.0
+Result = dict[str, Any]
+
+
+class Node:
+    """See the module head."""
+
+    def __init__(self, settings: ClusterSettings, name: str, node_id: str) -> None:
+        """`name`: of this actor. `node_id`: of the machine, in the names of its sockets."""
+        self.settings = settings
+        self.name = name
+        self.node_id = node_id
+        self._models = {model.name: model for model in settings.models}
+        self._daemons: dict[str, LocalDaemon] = {}
+        self._need_mb: dict[str, int] = {}
+        self._lock = asyncio.Lock()
+
+    # what it has
+
+    async def about(self) -> Result:
+        """What placement goes by."""
+        now = time.monotonic()
+        return {
+            "name": self.name,
+            "node": self.node_id,
+            "free_mb": self._free_mb(),
+            "need_mb": dict(self._need_mb),
+            "models": {
+                name: {
+                    "state": daemon.state,
+                    "requests": daemon.n_streams,
+                    "idle_s": round(now - daemon.t_used, 1),
+                    "restarts": daemon.restarts,
+                    "is_adopted": daemon.is_adopted,
+                    "socket": daemon.path,
+                }
+                for name, daemon in self._daemons.items()
+            },
+        }
+
+    def _free_mb(self) -> int:
+        """Memory for further models: what the budget leaves, or what the machine has."""
+        if self.settings.memory_mb:
+            return self.settings.memory_mb - sum(self._need_mb.get(name, 0) for name in self._daemons)
+        free = available_bytes()
+        return (free if free is not None else 1 << 50) // MIB
+
+    async def need_mb(self, model: str) -> int:
+        """What a model takes, as the daemon itself estimates it. Raises: GatewayError."""
+        known = self._need_mb.get(model)
+        if known is None:
+            settings = self._models[model]
+            known = self._need_mb[model] = settings.memory_mb or (0 if settings.socket else await estimate_mb(settings))
+        return known
+
+    # loading and evicting
+
+    async def load(self, model: str) -> Result:
+        """Start the model's daemon, or find it started. It may take requests later: its digest tells when."""
+        if model not in self._models:
+            return {"error": f"no model {model} is configured"}
+        async with self._lock:
+            if model in self._daemons:
+                return {"is_new": False}
+            try:
+                need = await self.need_mb(model)
+            except ValueError as error:
+                return {"error": str(error)}
+            for name in self.evictable():
+                if need <= self._free_mb():
+                    break
+                log.info("%s is evicted for %s", name, model)
+                await self._unload(name)
+            if need > self._free_mb():
+                return {"error": f"{model} needs {need} MiB, {self._free_mb()} are free"}
+            settings = self._models[model]
+            daemon = LocalDaemon(settings.socket or self._socket(model), settings.daemon, is_startable=not settings.socket)
+            self._daemons[model] = daemon
+            daemon.start()
+        return {"is_new": True}
+
+    def evictable(self) -> list[str]:
+        """Models that need not stay and that nobody uses, the longest idle first."""
+        now = time.monotonic()
+        idle = {name: now - daemon.t_used for name, daemon in self._daemons.items() if not daemon.n_streams}
+        found = [name for name, idle_s in idle.items() if not self._models[name].replicas and idle_s >= self._models[name].idle_s]
+        return sorted(found, key=lambda name: -idle[name])
+
+    async def unload(self, model: str) -> Result:
+        async with self._lock:
+            await self._unload(model)
+        return {}
+
+    async def _unload(self, model: str) -> None:
+        daemon = self._daemons.pop(model, None)
+        if daemon is not None:
+            await daemon.stop(self.settings.drain_s)
+
+    async def evict_idle(self) -> None:
+        """Evict what was idle for its time."""
+        for name in self.evictable():
+            log.info("%s is evicted: nobody asked for it for %g s", name, self._models[name].idle_s)
+            await self.unload(name)
+
+    def _socket(self, model: str) -> str:
+        folder = os.path.join(tempfile.gettempdir(), f"uma-cluster-{os.getuid()}")
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        owner = os.stat(folder)
+        if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
+            raise PermissionError(f"{folder} can be written by others")
+        return os.path.join(folder, f"{self.node_id[:12]}-{model[:40]}.sock")
+
+    # what it is asked
+
+    async def call(self, model: str, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Result:
+        """`reply`, `lost` (why), or `error` (as GatewayError.values gives it)."""
+        daemon = self._daemons.get(model)
+        if daemon is None:
+            return {"lost": f"{model} is not loaded here"}
+        try:
+            return {"reply": await daemon.call(operation, timeout_s, fields)}
+        except UnitLost as loss:
+            return {"lost": str(loss)}
+        except GatewayError as error:
+            return {"error": error.values()}
+
+    async def stream(self, model: str, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes] | str]:
+        """Events as JSON; a text instead: why nothing more comes."""
+        daemon = self._daemons.get(model)
+        if daemon is None:
+            yield f"{model} is not loaded here"
+            return
+        stream = daemon.stream(fields)
+        try:
+            async for payloads in stream:
+                yield payloads
+        except (UnitLost, GatewayError) as error:
+            yield str(error)
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    async def stop(self) -> None:
+        """Let running answers finish, then stop all that was started here."""
+        async with self._lock:
+            await asyncio.gather(*(self._unload(name) for name in list(self._daemons)))
+
+
+async def estimate_mb(settings: ModelSettings) -> int:
+    """Raises: ValueError with what the daemon says."""
+    command = [sys.executable, "-m", "uma_core", "daemon", *settings.daemon, "--estimate"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), ESTIMATE_S)
+    except asyncio.TimeoutError:
+        process.kill()
+        raise ValueError(f"the daemon did not estimate {settings.name}") from None
+    if process.returncode:
+        raise ValueError(err.decode(errors="replace").strip()[-500:] or f"the daemon cannot estimate {settings.name}")
+    return -(-int(json.loads(out)["total_bytes"]) // MIB)

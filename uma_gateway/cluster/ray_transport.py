@@ -1,0 +1,136 @@
+"""The transport that Ray Serve is: calls and streams of a deployment's replicas, each pinned to the one that is meant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from uma_gateway.cluster import placement, replicas
+from uma_gateway.cluster.transport import Event, Unit, UnitLost
+from uma_gateway.errors import GatewayError, Kind
+
+ABOUT_S = 5.0
+FIRST_S = 30.0  # until Serve has told this process of its replicas
+TIMED_OUT = "it did not answer in time"
+
+
+class RayTransport:
+    """Implements Transport."""
+
+    def __init__(self, handle: Any, deployment: str, models: Mapping[str, int]) -> None:
+        """`handle`: of the deployment of nodes. `models`: on how many nodes each one always is."""
+        self._handle = handle
+        self._deployment = deployment
+        self._models = dict(models)
+        self._about: dict[str, dict[str, Any]] = {}  # by replica: what it said last
+        self._is_known = False
+
+    async def units(self) -> list[Unit]:
+        await self._look()
+        if self._is_known:
+            for model, replica in placement.missing(self._models, self._about):
+                with contextlib.suppress(UnitLost):
+                    await self._ask("load", replica, model)
+        return [
+            Unit(f"{name}/{model}", about["node"], model)
+            for name, about in self._about.items()
+            for model in about["models"]
+        ]
+
+    async def _look(self) -> None:
+        """Ask all replicas what they have. One that does not answer in time has what it had."""
+        names = replicas.running(self._deployment)
+        if not names:  # this process has not used the handle yet
+            with contextlib.suppress(UnitLost):
+                await self._ask("about", "", timeout_s=FIRST_S)
+            names = replicas.running(self._deployment)
+        self._about = {name: about for name, about in self._about.items() if name in names}
+        replies = await asyncio.gather(*(self._ask("about", name, timeout_s=ABOUT_S) for name in names), return_exceptions=True)
+        for name, reply in zip(names, replies, strict=True):
+            if isinstance(reply, dict) and "name" in reply:
+                self._about[name] = reply
+            elif isinstance(reply, UnitLost) and str(reply) != TIMED_OUT:
+                self._about.pop(name, None)
+        self._is_known = bool(names) and len(self._about) == len(names)
+
+    async def _ask(self, method: str, replica: str, *args: Any, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Raises: UnitLost."""
+        response = _remote(self._handle.options(method_name=method), replica, *args)
+        try:
+            reply = await asyncio.wait_for(_awaited(response), timeout_s)
+        except asyncio.TimeoutError:
+            raise UnitLost(TIMED_OUT) from None
+        except (RayError, RayServeException) as error:
+            raise UnitLost(_reason(error)) from None
+        if not isinstance(reply, dict):
+            raise UnitLost("it answers something else")
+        if "lost" in reply:
+            raise UnitLost(str(reply["lost"]))
+        return reply
+
+    async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+        replica, model = unit.name.split("/", 1)
+        reply = await self._ask("call", replica, model, operation, timeout_s, dict(fields), timeout_s=timeout_s + 1.0)
+        if "error" in reply:
+            raise GatewayError.of(reply["error"])
+        found: Event = reply["reply"]
+        return found
+
+    async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        replica, model = unit.name.split("/", 1)
+        responses = _remote(self._handle.options(method_name="stream", stream=True), replica, model, dict(fields))
+        is_over = False
+        try:
+            async for item in responses:
+                if isinstance(item, str):
+                    is_over = True
+                    raise UnitLost(item)
+                yield item
+            is_over = True
+        except (RayError, RayServeException) as error:
+            is_over = True
+            raise UnitLost(_reason(error)) from None
+        finally:
+            if not is_over:
+                responses.cancel()
+
+    async def load(self, model: str) -> None:
+        await self._look()
+        for _ in range(len(self._about) + 1):
+            place = placement.place(model, self._about)
+            if place is None:
+                return  # it is there already, or being loaded
+            with contextlib.suppress(UnitLost):
+                reply = await self._ask("load", place, model, timeout_s=180.0)
+                if "error" not in reply:
+                    await self._look()
+                    return
+                refusal = str(reply["error"])
+                self._about[place].setdefault("refused", {})[model] = refusal
+        refusals = [about["refused"][model] for about in self._about.values() if model in about.get("refused", {})]
+        message = refusals[0] if refusals else "no node of the cluster answers"
+        raise GatewayError(Kind.UNAVAILABLE, f"{model} cannot be loaded: {message}", code="insufficient_memory", retry_after_ms=5000)
+
+    async def close(self) -> None:
+        """The handle is Serve's."""
+
+
+def _remote(handle: Any, *args: Any) -> Any:
+    """Call outside of Serve's context of the HTTP request that is answered here: calls of one context share its internal id, by which
+    Serve's router tells calls apart, and of several at once some would never be sent.
+    """
+    return contextvars.Context().run(handle.remote, *args)
+
+
+async def _awaited(response: Any) -> Any:
+    return await response
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"

@@ -1,0 +1,15 @@
+"""Which replicas Ray Serve has told this process of. A module of its own: Serve sends the router's class by value, with copies of its globals."""
+
+from __future__ import annotations
+
+_replicas: dict[str, dict[str, str]] = {}  # by deployment: names of the running replicas, and their nodes; values are replaced, never changed
+
+
+def told(deployment: str, replicas: dict[str, str]) -> None:
+    """Any thread."""
+    _replicas[deployment] = replicas
+
+
+def running(deployment: str) -> dict[str, str]:
+    """Name and node of every running replica. Any thread; empty until a handle of this process was used."""
+    return dict(_replicas.get(deployment, {}))

@@ -1,0 +1,153 @@
+"""A cluster's configuration: what cluster.yaml says (docs/CLUSTER.md), checked whole before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from uma_core.config_merge import Inputs, merge
+from uma_core.errors import ErrorCode, UmaError
+from uma_gateway.config import SCHEMA, Config
+
+WORDS = {int: "an integer", float: "a number", str: "a text", dict: "a mapping"}
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """One model."""
+
+    name: str = ""  # under which it is asked for
+    daemon: tuple[str, ...] = ()  # flags of `uma-core daemon`, such as --model FILE
+    socket: str = ""  # of a daemon that somebody else keeps running on every node: it is adopted, never started
+    replicas: int = 1  # nodes that always have it; 0: it is loaded when somebody asks for it
+    idle_s: float = 600.0  # one that was loaded so may be evicted after so long without a request
+    memory_mb: int = 0  # that it takes; 0: as the daemon estimates
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """The whole file."""
+
+    models: tuple[ModelSettings, ...] = ()
+    nodes: int = 0  # that get daemons; 0: all that the Ray cluster has
+    address: str = ""  # of the Ray cluster; empty: the one of this machine, which is started if need be
+    gateways: int = 1  # processes that answer HTTP
+    host: str = "127.0.0.1"
+    port: int = 8080
+    memory_mb: int = 0  # of a node, for models; 0: what it has free
+    key: str = ""  # secret of the digests' hashes, in hexadecimal; empty: a new one at each start
+    lost_s: float = 10.0  # a daemon that says nothing for so long is given up
+    load_s: float = 600.0  # that a model may take to load
+    drain_s: float = 600.0  # that running answers get before a node leaves
+    gateway: dict[str, Any] = field(default_factory=dict)  # options of the gateway, as in its own file
+
+
+def load(path: str, **given: Any) -> ClusterSettings:
+    """Read a file ("": none) and put what was given on the command line over it. Raises: CONFIG_INVALID."""
+    values: Any = {}
+    if path:
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise _invalid(path, " ".join(str(error).split())) from None
+    if not isinstance(values, dict):
+        raise _invalid(path, "it must be a mapping")
+    values |= {name: value for name, value in given.items() if value is not None}
+    return parse(values, path or "the command line")
+
+
+def parse(values: dict[str, Any], source: str = "cluster.yaml") -> ClusterSettings:
+    """Raises: CONFIG_INVALID."""
+    settings: ClusterSettings = _built(ClusterSettings, values, source, "")
+    models = values.get("models", ())
+    if not isinstance(models, list | tuple) or not models:
+        raise _invalid(source, "`models` must list at least one model")
+    parsed = tuple(_model(value, source, f"models[{i}].") for i, value in enumerate(models))
+    names = [model.name for model in parsed]
+    if len(set(names)) < len(names):
+        raise _invalid(source, "two models have the same name")
+    if not any(model.replicas for model in parsed):
+        raise _invalid(source, "at least one model must have `replicas`: the first one answers requests that name none")
+    key = settings.key or secrets.token_hex(32)
+    if not re.fullmatch(r"([0-9a-f]{2}){16,64}", key):
+        raise _invalid(source, "`key` must be 16 to 64 bytes in hexadecimal")
+    if min(settings.nodes, settings.port, settings.memory_mb) < 0 or settings.gateways < 1 or settings.port > 65_535:
+        raise _invalid(source, "`nodes`, `port`, `memory_mb` and `gateways` must be counts")
+    if min(settings.lost_s, settings.load_s) <= 0 or settings.drain_s < 0:
+        raise _invalid(source, "`lost_s`, `load_s` and `drain_s` must be times in seconds")
+    settings = dataclasses.replace(settings, models=parsed, key=key)
+    gateway_config(settings)
+    return settings
+
+
+def gateway_config(settings: ClusterSettings) -> Config:
+    """The gateway's options: its defaults, the variables, the file's section. Raises: CONFIG_INVALID."""
+    given = {"serve.host": settings.host, "serve.port": str(settings.port)}
+    known = {opt.key: opt for opt in SCHEMA.options}
+    for section, options in settings.gateway.items():
+        for name, value in (options if isinstance(options, dict) else {"": options}).items():
+            key = f"{section}.{name}".rstrip(".")
+            if key not in known:
+                raise _invalid("gateway", f"there is no option `{key}`{_hint(key, list(known))}")
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+            given[key] = text
+    environ = {name: text for name, text in os.environ.items() if name.startswith("UMA_GATEWAY_")}
+    return merge(SCHEMA, Inputs(given, environ, ""))[0]
+
+
+def _model(value: Any, source: str, where: str) -> ModelSettings:
+    if not isinstance(value, dict):
+        raise _invalid(source, f"`{where[:-1]}` must be a mapping")
+    model: ModelSettings = _built(ModelSettings, value, source, where)
+    if not NAME.fullmatch(model.name):
+        raise _invalid(source, f"`{where}name` must be 1 to 64 letters, digits, dots, dashes and underscores")
+    flags = value.get("daemon", ())
+    flags = flags.split() if isinstance(flags, str) else flags
+    if not isinstance(flags, list | tuple):
+        raise _invalid(source, f"`{where}daemon` must be a list of flags")
+    if model.replicas < 0 or model.idle_s < 0 or model.memory_mb < 0:
+        raise _invalid(source, f"`{where}`: counts and times must not be negative")
+    return dataclasses.replace(model, daemon=tuple(str(flag) for flag in flags))
+
+
+def _built(kind: type[Any], values: dict[str, Any], source: str, where: str) -> Any:
+    """Scalars checked by the type of their default; what holds others is checked by the caller."""
+    fields = {each.name: each for each in dataclasses.fields(kind)}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise _invalid(source, f"there is no `{where}{name}`{_hint(str(name), list(fields))}")
+        default = fields[name].default
+        if isinstance(default, tuple):
+            continue
+        if default is dataclasses.MISSING:
+            found[name] = _typed(dict, value, source, where + name)
+        else:
+            found[name] = _typed(type(default), value, source, where + name)
+    return kind(**found)
+
+
+def _typed(kind: type[Any], value: Any, source: str, path: str) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise _invalid(source, f"`{path}` must be {WORDS[kind]}")
+    return value
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def _invalid(source: str, message: str) -> UmaError:
+    return UmaError(ErrorCode.CONFIG_INVALID, f"{source}: {message}")
