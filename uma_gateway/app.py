@@ -35,13 +35,15 @@ CLIENT_CLOSED = 499
 
 
 class App:
-    """`make_gateway` is called once, in the event loop."""
+    """`make_gateway` is called once, in the event loop. `more`: families beside those of a single daemon."""
 
-    def __init__(self, make_gateway: Callable[[], Gateway]) -> None:
+    def __init__(self, make_gateway: Callable[[], Gateway], more: tuple[Family, ...] = ()) -> None:
         self.gateway: Gateway | None = None
         self._make = make_gateway
         routes = [
-            StarletteRoute(route.path, Endpoint(self, family, route), methods=[route.method]) for family in FAMILIES for route in family.routes
+            StarletteRoute(route.path, Endpoint(self, family, route), methods=[route.method])
+            for family in (*FAMILIES, *more)
+            for route in family.routes
         ]
         self._router = Router(routes, redirect_slashes=False, default=_not_found)
 

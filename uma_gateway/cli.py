@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -73,6 +74,56 @@ def key(name: str) -> None:
     made = keys.new_key()
     click.echo(f"# the key, for its user: {made}", err=True)
     click.echo(keys.entry(name, made), nl=False)
+
+
+@cli.group()
+def cluster() -> None:
+    """Several machines behind one address, on Ray Serve (docs/CLUSTER.md)."""
+
+
+@cluster.command()
+@click.option("--config", "path", metavar="FILE", default="", help="YAML file with the cluster's settings (docs/CLUSTER.md).")
+@click.option("--nodes", type=int, help="Machines that get daemons; 0: all.")
+@click.option("--address", help="Of the Ray cluster, as host:port; absent: this machine's, which is started if need be.")
+@click.option("--host", help="Address to listen on.")
+@click.option("--port", type=int, help="Port to listen on.")
+@click.option("--detach", is_flag=True, help="Return when it runs; it goes on until `cluster down`.")
+@click.option("--check-config", is_flag=True, help="Check the settings and exit.")
+def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -> int:
+    """Start a cluster, and keep to the nodes that join and leave until told to stop."""
+    settings = importlib.import_module("uma_gateway.cluster.settings").load(path, **given)
+    if check_config:
+        click.echo("the settings are valid")
+        return 0
+    return int(_cluster().up(settings, not detach, click.echo))
+
+
+@cluster.command(name="status")
+@click.option("--address", default="", help="Of the Ray cluster.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def cluster_status(address: str, as_json: bool) -> None:
+    """Show nodes and models."""
+    command = _cluster()
+    rows = command.status(address)
+    click.echo(command.as_json(rows) if as_json else command.table(rows))
+
+
+@cluster.command()
+@click.option("--address", default="", help="Of the Ray cluster.")
+def down(address: str) -> None:
+    """Stop the cluster: running answers get their time."""
+    _cluster().down(address)
+
+
+def _cluster() -> Any:
+    """Raises: CONFIG_INVALID without the extra."""
+    try:
+        return importlib.import_module("uma_gateway.cluster.command")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("uma_"):
+            raise
+        message = f"{error.name} is not installed: install UMA Serve with the extra [cluster]"
+        raise UmaError(ErrorCode.CONFIG_INVALID, message) from None
 
 
 def _run(config: Config, warnings: tuple[str, ...], keys: object) -> int:

@@ -67,6 +67,10 @@ class Gateway:
         """The gateway for what a request gives as its model. Here there is one model, whatever it is called."""
         return self
 
+    def has_adapter(self, name: str) -> bool:
+        """Whether the model, as far as it is known, has a LoRA adapter of this name."""
+        return self._model is not None and name in self._model.adapters
+
     async def models(self) -> list[Model]:
         """All that are served, as the daemon says now. Raises: GatewayError (503)."""
         return [await self.model(is_new=True)]

@@ -16,12 +16,13 @@ class Sockets:
     def __init__(self, daemons: Mapping[str, LocalDaemon], model: str = "m") -> None:
         self.daemons = dict(daemons)
         self.cut: set[str] = set()
-        self.hidden: set[str] = set()
+        self.frozen: set[str] = set()  # units whose digests do not change any more
+        self.digests: dict[str, Event] = {}
         self.model = model
         self.loads: list[str] = []
 
     async def units(self) -> list[Unit]:
-        return [Unit(name, name, self.model) for name in self.daemons if name not in self.hidden]
+        return [Unit(name, name, self.model) for name in self.daemons]
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
         await self._pass(unit)
@@ -38,7 +39,12 @@ class Sockets:
             await asyncio.wait_for(self._pass(unit), timeout_s)
         except asyncio.TimeoutError:
             raise UnitLost("no answer") from None
-        return await self.daemons[unit.name].call(operation, timeout_s, fields)
+        if operation == "digest" and unit.name in self.frozen:
+            return self.digests[unit.name]
+        reply = await self.daemons[unit.name].call(operation, timeout_s, fields)
+        if operation == "digest":
+            self.digests[unit.name] = reply
+        return reply
 
     async def _pass(self, unit: Unit) -> None:
         while unit.name in self.cut:

@@ -327,3 +327,10 @@ def test_in_a_full_cluster_a_cached_prompt_still_goes_where_it_is_cached() -> No
     assert router.offer(ask("cold", (7, 8, 9)), S) is None
     router.ended("cold", S)
     assert node_of(router, ask("warm")) == "n0"
+
+
+def test_a_daemon_gets_no_more_than_it_takes() -> None:
+    router = routers(digest(PROMPT, max_requests=3), digest(PROMPT, max_requests=2))
+    placed = [router.offer(ask(f"r{i}"), S) for i in range(7)]
+    assert sorted(choice.node for choice in placed if isinstance(choice, Choice)) == ["n0", "n0", "n0", "n1", "n1"]
+    assert placed[5:] == [None, None]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 from uma_core.clock import MonotonicClock
 from uma_core.config import EngineOptions
 from uma_core.engine.api import MemoryUse
 from uma_core.engine.fake import FakeEngine, FakeModel
+from uma_core.engine.fake_cost import INSTANT, MS, FakeCost
 
 EOG_EVERY = 200  # answers end after about so many tokens
+STEP = re.compile(r"step-(\d+(?:\.\d+)?)ms")  # a model of this name takes so long for a decode call, and a tenth of it for a prompt token
 
 
 def model_of(options: EngineOptions) -> FakeModel:
@@ -25,8 +30,16 @@ def model_of(options: EngineOptions) -> FakeModel:
 
 
 def open_fake(options: EngineOptions, path: str) -> FakeEngine:
-    """`path` is not read."""
-    return FakeEngine(model_of(options), clock=MonotonicClock())
+    """`path` is not read; its name may tell how slow the model is (STEP)."""
+    return FakeEngine(model_of(options), cost_of(path or options.model), MonotonicClock())
+
+
+def cost_of(path: str) -> FakeCost:
+    found = STEP.fullmatch(os.path.basename(path))
+    if found is None:
+        return INSTANT
+    ns = float(found[1]) * MS
+    return FakeCost(((1, ns), (256, ns)), 0.0, ((1, ns / 10), (512, ns / 10 * 512)), ((1, 0.0),), 24, 0.3, 0.0, 0.0, 0.0)
 
 
 def estimate_fake(options: EngineOptions) -> MemoryUse:

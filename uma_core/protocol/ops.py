@@ -203,6 +203,7 @@ _OPS = (
             Field("free_pages", Kind.INTEGER, "pages of KV that nobody reserved"),
             Field("total_pages", Kind.INTEGER, "pages of KV in all"),
             Field("n_seq_max", Kind.INTEGER, "requests that can be answered at once"),
+            Field("max_requests", Kind.INTEGER, "requests that it takes at once, those that wait included"),
             Field("token_ms", Kind.NUMBER, "predicted time to read one prompt token"),
         ),
     ),

@@ -116,5 +116,6 @@ def digest_figures(executor: Executor, now_ns: int) -> dict[str, Any]:
         "free_pages": max(0, table.n_cells_total - table.n_cells_reserved) // PAGE,
         "total_pages": table.n_cells_total // PAGE,
         "n_seq_max": info.n_seq_max,
+        "max_requests": executor.admittance.limits.max_sessions,
         "token_ms": round(executor.cost.prompt_ns(PAGE, 0) / PAGE / 1e6, 6),
     }

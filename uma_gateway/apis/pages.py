@@ -28,6 +28,8 @@ FILES = {
     "common.js": b"text/javascript; charset=utf-8",
     "dashboard.js": b"text/javascript; charset=utf-8",
     "charts.js": b"text/javascript; charset=utf-8",
+    "cluster.html": b"text/html; charset=utf-8",
+    "cluster.js": b"text/javascript; charset=utf-8",
 }
 POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -46,23 +48,23 @@ def read(name: str) -> bytes:
     return (resources.files("uma_gateway") / "pages" / name).read_bytes()
 
 
-async def _send(exchange: Exchange, name: str) -> None:
+async def send_file(exchange: Exchange, name: str) -> None:
     await exchange.send_bytes(200, read(name), [(b"content-type", FILES[name]), *PAGE_HEADERS])
 
 
 async def on_index(exchange: Exchange) -> None:
-    await _send(exchange, "index.html")
+    await send_file(exchange, "index.html")
 
 
 async def on_dashboard(exchange: Exchange) -> None:
-    await _send(exchange, "dashboard.html")
+    await send_file(exchange, "dashboard.html")
 
 
 async def on_file(exchange: Exchange) -> None:
     name = exchange.params["name"]
     if name not in FILES:
         raise GatewayError(Kind.NOT_FOUND, "there is no such file", code="not_found")
-    await _send(exchange, name)
+    await send_file(exchange, name)
 
 
 METRICS = (  # beside what status tells

@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from uma_gateway.app import App
+from uma_gateway.cluster import pages
 from uma_gateway.cluster import settings as cluster_settings
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterGateway
@@ -99,7 +100,7 @@ class GatewayActor:
             first = sorted(settings.models, key=lambda model: not model.replicas)  # one that is always there answers requests without a name
             return ClusterGateway(config, keys, cluster, [model.name for model in first])
 
-        return App(make)
+        return App(make, (pages.FAMILY,))
 
 
 def application(settings: ClusterSettings, n_nodes: int) -> Any:

@@ -87,6 +87,7 @@ class ClusterGateway(Gateway):
         cluster.start()
         super().__init__(config, keys, ClusterDaemon(cluster, models[0]))
         self.cluster = cluster
+        self.names = models
         self._by_model: dict[str, Gateway] = {models[0]: self}
         for name in models[1:]:
             self._by_model[name] = Gateway(config, keys, ClusterDaemon(cluster, name))
@@ -98,7 +99,9 @@ class ClusterGateway(Gateway):
         """One model answers to any name; of several, the one that is named, and the first where none is. Raises: GatewayError (404)."""
         if len(self._by_model) == 1 or not name:
             return self
-        gateway = self._by_model.get(str(name).removesuffix(":latest"))
+        gateway = self._by_model.get(str(name).removesuffix(":latest")) or next(
+            (each for each in self._by_model.values() if each.has_adapter(str(name))), None
+        )
         if gateway is None:
             known = ", ".join(self._by_model)
             raise GatewayError(Kind.NOT_FOUND, f"there is no model {str(name)[:100]!r} here; there are {known}", "model", "model_not_found")

@@ -54,7 +54,9 @@ class RoutedLink:
         self._failure: GatewayError | None = None
         self._n_prompt = 0  # tokens
         self._sent_text = ""
+        self._tail: list[str | int] = []  # what was sent, as a prompt goes on with it: token ids, or their text
         self._n_sent = 0  # token events
+        self._token_ids: list[int] = []  # that completed their texts
         self._usage: dict[str, int] = {}  # of attempts before this one
         self._avoid: set[str] = set()
         self._n_refusals = 0
@@ -123,7 +125,9 @@ class RoutedLink:
                     self._check_hope(loss, is_last=n == TRIES_MOST - 1)
                     if self._has_all():
                         return
-                    ask = await self._ask() if self._n_sent else ask
+                    if self._n_sent:
+                        self._tail = await self._sent_tokens()
+                        ask = await self._ask()
         except GatewayError as error:
             self._fail(error)
         except Exception as error:  # a bug here must not leave a client without an end
@@ -162,6 +166,16 @@ class RoutedLink:
         group = group_of(self._model, fingerprint)
         return Ask(self._id, str(fields.get("account", "")), lane, group, pages, n_tokens, self._deadline_ns, frozenset(self._avoid))
 
+    async def _sent_tokens(self) -> list[str | int]:
+        """The tokens that were sent, where their ids are known: an event of several names only the last one. Else the text."""
+        for unit in self._nearest(await self._cluster.available(self._model, HASHES_S)):
+            with contextlib.suppress(UnitLost, GatewayError):
+                reply = await self._cluster.transport.call(unit, "detokenize", HASHES_S, {"tokens": self._token_ids})
+                if reply["content"] == self._sent_text:
+                    return list(self._token_ids)
+            break
+        return [self._sent_text]
+
     async def _hashes(self, fields: Mapping[str, Any], units: list[Unit]) -> tuple[tuple[int, ...], int]:
         """The prompt's hashes from whichever daemon answers; without them it is routed by load alone."""
         inputs = {name: fields[name] for name in ("prompt", "tokens", "messages", "infill", "suffix") if fields.get(name) is not None}
@@ -193,7 +207,7 @@ class RoutedLink:
         left_s = self._time_left_s()
         if left_s is not None:
             fields["timeout_ms"] = max(1.0, left_s * 1e3)
-        return resumed(fields, self._sent_text, self._usage.get("completion_tokens", 0)) if self._sent_text else fields
+        return resumed(fields, self._tail, self._sent_text, self._usage.get("completion_tokens", 0)) if self._tail else fields
 
     async def _attempt(self, ask: Ask) -> bool:
         """Try on one daemon. True: the request has its end. Raises: UnitLost, GatewayError."""
@@ -279,6 +293,7 @@ class RoutedLink:
         if kind == "token":
             self._n_sent += 1
             self._sent_text += event["text"]
+            self._token_ids.append(event["token_id"])
         elif kind == "error":
             code = BY_CODE.get(str(event.get("code")))
             if code in ELSEWHERE and not self._n_refusals and self._has_others(unit):
@@ -317,11 +332,11 @@ def can_resume(fields: Mapping[str, Any]) -> bool:
     return fields.get("prompt") is not None and (constraint is None or not constraint.get("triggers"))
 
 
-def resumed(fields: Mapping[str, Any], text: str, n_tokens: int) -> dict[str, Any]:
-    """The request that goes on after `text`, of which `n_tokens` were counted."""
+def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_tokens: int) -> dict[str, Any]:
+    """The request that goes on after `text`, which is `tail` as parts of a prompt, and of which `n_tokens` were counted."""
     prompt = fields["prompt"]
     parts = [prompt] if isinstance(prompt, str) else list(prompt)
-    more = {**fields, "prompt": [*parts, text]}
+    more = {**fields, "prompt": [*parts, *tail]}
     if fields.get("max_tokens"):
         more["max_tokens"] = max(1, fields["max_tokens"] - n_tokens)
     if fields.get("min_tokens"):

@@ -95,13 +95,14 @@ class Node:
                 need = await self.need_mb(model)
             except ValueError as error:
                 return {"error": str(error)}
-            for name in self.evictable():
+            idle = self.evictable()
+            if need > self._free_mb() + sum(self._need_mb.get(name, 0) for name in idle):
+                return {"error": f"{model} needs {need} MiB, {self._free_mb()} are free"}
+            for name in idle:
                 if need <= self._free_mb():
                     break
                 log.info("%s is evicted for %s", name, model)
                 await self._unload(name)
-            if need > self._free_mb():
-                return {"error": f"{model} needs {need} MiB, {self._free_mb()} are free"}
             settings = self._models[model]
             daemon = LocalDaemon(settings.socket or self._socket(model), settings.daemon, is_startable=not settings.socket)
             self._daemons[model] = daemon

@@ -97,6 +97,7 @@ class _Node:
     n_foreign: int = 0  # requests of others than this router
     n_ours: list[int] = field(default_factory=lambda: [0, 0])  # by lane
     n_seq: int = 1
+    n_most: float = INFINITE  # requests that it takes in all
     token_ms: float = 0.0
     sent: dict[str, _Sent] = field(default_factory=dict)  # what it has of ours
     known: set[int] = field(default_factory=set)  # pages that it told of
@@ -110,7 +111,7 @@ class _Node:
     def has_room(self, lane: int, slack: float) -> bool:
         """Background work never keeps interactive work out: the daemon lets that go first."""
         n = self.n_foreign + self.n_ours[0] + (self.n_ours[1] if lane else 0)
-        return n < self.n_seq * (1 + slack)
+        return n < self.n_seq * (1 + slack) and self.n_requests < self.n_most
 
 
 class _Group:
@@ -221,6 +222,7 @@ class Router:
         node.heard_ns, node.is_lost = max(1, t_asked_ns), False
         node.is_open = digest["state"] in ("ready", "degraded")
         node.n_seq, node.token_ms = max(1, digest["n_seq_max"]), digest["token_ms"]
+        node.n_most = digest.get("max_requests", INFINITE)
         n_all = digest["active"] + sum(digest["queued"].values())
         node.n_foreign = max(0, n_all - sum(sent.t_ns < t_asked_ns for sent in node.sent.values()))
         self._learn_pages(node, digest)

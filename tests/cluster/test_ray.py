@@ -1,0 +1,303 @@
+"""The whole thing: three nodes by Ray's own cluster utility, the gateway as Serve's ingress, daemons on the simulated engine.
+
+One cluster for all tests of the file, which run in this order: the last ones take nodes away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import short_folder
+from tests.daemon.support import ROOT, WAIT_S, eventually
+from tests.gateway.support import Answer, Raw
+
+ray = pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
+pytestmark = pytest.mark.daemon
+SLOW = ["--engine", "fake", "--model", "step-12ms", "--calibrate", "off", "--parallel", "8", "--n-ctx", "16384", "--log-level", "error"]
+SMALL = ["--engine", "fake", "--calibrate", "off", "--log-level", "error"]
+PROMPT = "the beginning that every request of this test has in common, "
+
+
+class Serving:
+    """The cluster, over HTTP."""
+
+    def __init__(self, cluster: Any, nodes: list[Any], port: int, settings: Any) -> None:
+        self.cluster = cluster
+        self.settings = settings
+        self.nodes = nodes
+        self.port = port
+
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        with Raw(self.port) as raw:
+            raw.sock.settimeout(WAIT_S)
+            raw.send(method, path, body, headers)
+            return Answer(raw.rest())
+
+    def complete(self, prompt: str, n: int = 20, **body: Any) -> Answer:
+        return self.ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, **body})
+
+    def units(self) -> dict[str, dict[str, Any]]:
+        """Every daemon's own status."""
+        answer = self.ask("GET", "/uma/status")
+        return answer.json["units"] if answer.status == 200 else {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.ask("GET", "/uma/cluster").json["units"]
+
+    def reach(self, n: int, model: str = "slow") -> None:
+        eventually(lambda: sum(row["is_open"] and row["model"] == model for row in self.rows()) >= n, f"never {n} daemons of {model}")
+
+
+@pytest.fixture(scope="session")
+def serving() -> Iterator[Serving]:
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    from uma_gateway.cluster.app import APPLICATION, application
+    from uma_gateway.cluster.settings import parse
+
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(short_folder())
+        before = os.environ.copy()
+        os.environ |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "RAY_DEDUP_LOGS": "0", "RAY_TMPDIR": str(folder)}
+        os.environ |= {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
+        os.environ["UMA_CACHE_DIR"] = str(folder / "cache")
+        stack.callback(lambda: (os.environ.clear(), os.environ.update(before)))
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        stack.callback(cluster.shutdown)
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        ray.init(address=cluster.address, log_to_driver=False, namespace="tests")
+        stack.callback(ray.shutdown)
+        settings = parse(
+            {
+                "models": [
+                    {"name": "slow", "daemon": SLOW, "replicas": 3, "memory_mb": 100},
+                    {"name": "other", "daemon": SMALL, "replicas": 0, "idle_s": 1.0, "memory_mb": 100},
+                    {"name": "third", "daemon": SMALL, "replicas": 0, "idle_s": 0.0, "memory_mb": 100},
+                    {"name": "giant", "daemon": SMALL, "replicas": 0, "memory_mb": 1000},
+                ],
+                "port": port,
+                "memory_mb": 200,
+                "lost_s": 3.0,
+                "drain_s": 20.0,
+                "gateway": {"log": {"access": False}},
+            }
+        )
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        stack.callback(serve.shutdown)
+        serve.run(application(settings, 3), name=APPLICATION, route_prefix="/")
+        found = Serving(cluster, nodes, port, settings)
+        found.reach(3)
+        yield found
+
+
+def stream(serving: Serving, number: int, answers: dict[int, tuple[str, str, dict[str, Any]]], n: int, **body: Any) -> None:
+    """One request, and how it ended: (text, end, error)."""
+    answer = serving.complete(f"{number} {PROMPT}", n, stream=True, **body)
+    text, end, error = "", "nothing", {}
+    for event in answer.events if answer.status == 200 else [answer.json]:
+        if "error" in event:
+            end, error = str(event["error"]["code"]), event["error"]
+            continue
+        for choice in event["choices"]:
+            text += choice["text"]
+            end = choice["finish_reason"] or end
+    answers[number] = text, end, error
+
+
+def flood(serving: Serving, n_requests: int, n: int = 30, **body: Any) -> tuple[list[threading.Thread], dict[int, tuple[str, str, dict[str, Any]]]]:
+    answers: dict[int, tuple[str, str, dict[str, Any]]] = {}
+    threads = [threading.Thread(target=stream, args=(serving, i, answers, n), kwargs=body, daemon=True) for i in range(n_requests)]
+    for thread in threads:
+        thread.start()
+    return threads, answers
+
+
+def joined(threads: list[threading.Thread], answers: dict[int, Any]) -> dict[int, Any]:
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(answers) == len(threads), "some requests never ended"
+    return answers
+
+
+@pytest.fixture(scope="session")
+def whole(serving: Serving) -> dict[int, str]:
+    """What each of the requests is answered with when nothing goes wrong; made by all daemons together."""
+    threads, answers = flood(serving, 100, 30)
+    joined(threads, answers)
+    assert Counter(end for _, end, _ in answers.values()) == {"length": 100}
+    return {number: text for number, (text, _, _) in answers.items()}
+
+
+def test_the_gateway_is_that_of_one_machine(serving: Serving) -> None:
+    chat = serving.ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model": "slow"})
+    assert chat.status == 200 and chat.json["usage"]["completion_tokens"] == 4
+    message = serving.ask("POST", "/v1/messages", {"model": "slow", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]})
+    assert message.status == 200 and message.json["type"] == "message"
+    assert serving.ask("GET", "/health").status == 200
+    assert serving.ask("GET", "/").body.startswith(b"<!doctype html>".upper()) or b"<html" in serving.ask("GET", "/").body
+    assert serving.ask("GET", "/v1/models").json["data"][0]["id"] == "slow"
+    assert serving.ask("GET", "/health", headers={"host": "evil.example"}).status in (400, 403)
+
+
+def test_all_daemons_answer_and_are_shown(serving: Serving, whole: dict[int, str]) -> None:
+    units = serving.units()
+    assert len(units) == 3
+    text = serving.ask("GET", "/metrics").body.decode()
+    ready = [line for line in text.splitlines() if line.startswith("uma_ready{")]
+    assert len(ready) == 3 and all('model="slow"' in line and line.endswith(" 1") for line in ready)
+    served = [line for line in text.splitlines() if line.startswith("uma_tokens_generated_total{")]
+    assert all(float(line.rsplit(" ", 1)[1]) > 0 for line in served)
+    assert b"<html" in serving.ask("GET", "/cluster").body
+
+
+def test_a_chat_stays_where_it_began(serving: Serving) -> None:
+    text = PROMPT * 8
+    shares = []
+    for _ in range(3):
+        answer = serving.complete(text, 5).json
+        shares.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"] / answer["usage"]["prompt_tokens"])
+        text += answer["choices"][0]["text"] + " and what then?"
+    assert min(shares[1:]) > 0.8
+
+
+def test_a_model_is_loaded_when_it_is_asked_for_and_evicted_when_it_is_idle(serving: Serving) -> None:
+    answer = serving.complete("hello", 4, model="other")
+    assert answer.status == 200 and answer.json["model"] == "other"
+    assert {entry["id"] for entry in serving.ask("GET", "/v1/models").json["data"]} == {"slow", "other"}
+    eventually(lambda: not any(row["model"] == "other" for row in serving.rows()), "it was never evicted")
+    assert serving.complete("hello", 4, model="other").status == 200, "and loaded again"
+
+
+def test_a_model_that_fits_nowhere_is_refused_and_an_unknown_one_is_not_found(serving: Serving) -> None:
+    refused = serving.complete("hello", 4, model="giant")
+    assert (refused.status, refused.error["code"]) == (503, "insufficient_memory")
+    unknown = serving.complete("hello", 4, model="nobody")
+    assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+
+
+def test_a_daemon_that_crashes_is_started_again(serving: Serving) -> None:
+    name, status = next((name, status) for name, status in serving.units().items() if name.endswith("/slow"))
+    os.kill(status["pid"], signal.SIGKILL)
+    eventually(lambda: serving.units().get(name, status)["pid"] != status["pid"], "it was not started again")
+    serving.reach(3)
+
+
+def is_same(text: str, expected: str) -> bool:
+    """The simulated model writes bytes that are no text: after one, an answer that was continued may go on otherwise."""
+    n = expected.find("\ufffd")
+    return text == expected if n < 0 else text[:n] == expected[:n]
+
+
+def kill_middle(serving: Serving, victim: int) -> None:
+    """Kill a daemon when it has streams that began and others that did not."""
+    eventually(lambda: max(row.get("requests", 0) for row in serving.rows()) > 8, "nothing runs")
+    time.sleep(0.2)
+    os.kill(victim, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_replica_killed_in_the_middle_of_100_streams(serving: Serving, whole: dict[int, str], is_resumed: bool) -> None:
+    victim = next(status["pid"] for name, status in serving.units().items() if name.endswith("/slow"))
+    threads, answers = flood(serving, 100, 30, **({"resume": True} if is_resumed else {}))
+    kill_middle(serving, victim)
+    joined(threads, answers)
+    ends = Counter(end for _, end, _ in answers.values())
+    assert {n: (text, whole[n]) for n, (text, end, _) in answers.items() if end == "length" and not is_same(text, whole[n])} == {}
+    if is_resumed:
+        assert ends == {"length": 100}
+    else:
+        assert ends["length"] + ends["replica_lost"] == 100 and 1 <= ends["replica_lost"] <= 8, ends
+        for number, (text, end, error) in answers.items():
+            if end == "replica_lost":
+                assert text and whole[number].startswith(text) and error["characters_sent"] == len(text)
+    serving.reach(3)
+
+
+def test_a_node_that_is_killed_takes_only_its_own_streams_along(serving: Serving, whole: dict[int, str]) -> None:
+    threads, answers = flood(serving, 60, 30, resume=True)
+    eventually(lambda: max(row.get("requests", 0) for row in serving.rows()) > 8, "nothing runs")
+    serving.cluster.remove_node(serving.nodes.pop(), allow_graceful=False)
+    joined(threads, answers)
+    assert all(end == "length" and is_same(text, whole[number]) for number, (text, end, _) in answers.items())
+    serving.nodes.append(serving.cluster.add_node(num_cpus=1))
+    serving.reach(3)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_node_that_is_cut_off_ends_in_errors_within_the_time(serving: Serving, whole: dict[int, str]) -> None:
+    """Its actor is stopped: connections stay, nothing comes. Ray takes it for dead only much later."""
+    name, status = next(item for item in serving.units().items() if item[0].endswith("/slow"))
+    actor = parent_of(parent_of(status["pid"]))  # the daemon's keeper is between them
+    threads, answers = flood(serving, 60, 30)
+    eventually(lambda: next((row.get("requests", 0) for row in serving.rows() if row["unit"] == name), 0) > 4, "nothing runs there")
+    time.sleep(0.2)
+    os.kill(actor, signal.SIGSTOP)
+    try:
+        joined(threads, answers)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(actor, signal.SIGCONT)
+    ends = Counter(end for _, end, _ in answers.values())
+    assert ends["length"] + ends["replica_lost"] == 60 and ends["replica_lost"] <= 8, ends
+    assert all(is_same(text, whole[number]) for number, (text, end, _) in answers.items() if end == "length")
+    serving.reach(3)
+
+
+def test_a_node_that_leaves_loses_nothing(serving: Serving, whole: dict[int, str]) -> None:
+    """It gets nothing more, and what it has ends as it should."""
+    threads, answers = flood(serving, 60, 30)
+    eventually(lambda: max(row.get("requests", 0) for row in serving.rows()) > 8, "nothing runs")
+    drained = max(serving.rows(), key=lambda row: row.get("requests", 0))["unit"]
+    assert serving.ask("POST", "/uma/cluster/drain", {"unit": drained}).json["state"] == "draining"
+    joined(threads, answers)
+    assert {number: (text, end) for number, (text, end, _) in answers.items()} == {i: (whole[i], "length") for i in range(60)}
+    serving.ask("POST", "/uma/cluster/undrain", {"unit": drained})
+    serving.reach(3)
+
+
+def test_a_replica_that_serve_takes_away_finishes_what_it_has(serving: Serving, whole: dict[int, str]) -> None:
+    from ray import serve
+
+    from uma_gateway.cluster.app import APPLICATION, application
+
+    threads, answers = flood(serving, 60, 30)
+    eventually(lambda: max(row.get("requests", 0) for row in serving.rows()) > 8, "nothing runs")
+    serve.run(application(serving.settings, 2), name=APPLICATION, route_prefix="/")
+    joined(threads, answers)
+    assert {number: (text, end) for number, (text, end, _) in answers.items()} == {i: (whole[i], "length") for i in range(60)}
+    eventually(lambda: len(serving.units()) == 2, "it did not leave")
+
+
+def test_nothing_is_left_over(serving: Serving) -> None:
+    eventually(lambda: not any(row.get("requests", 0) for row in serving.rows()), "requests are left over")
+    counts = serving.ask("GET", "/uma/cluster").json["counts"]
+    assert counts["replayed"] > 0 and counts["resumed"] > 0
+
+
+def test_settings_are_documented() -> None:
+    import dataclasses
+
+    from uma_gateway.cluster.settings import ClusterSettings, ModelSettings
+
+    page = Path(ROOT / "docs" / "CLUSTER.md").read_text(encoding="utf-8")
+    for kind in (ClusterSettings, ModelSettings):
+        for field in dataclasses.fields(kind):
+            assert f"`{field.name}`" in page, field.name

@@ -1,0 +1,96 @@
+"""`uma-gateway cluster …`: start, look at, drain and stop a cluster. Imported by the command line only when it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+from typing import Any
+
+import ray
+from ray import serve
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_gateway.cluster.app import APPLICATION, NODES, application, n_alive
+from uma_gateway.cluster.settings import ClusterSettings, gateway_config
+
+STATUS_S = 2.0  # between two looks at how many nodes there are
+
+
+def connect(address: str) -> None:
+    """To the Ray cluster there, or to this machine's, which is started if there is none. Raises: UmaError."""
+    if ray.is_initialized():
+        return
+    try:
+        try:
+            ray.init(address=address or "auto", log_to_driver=False, namespace=APPLICATION)
+        except ConnectionError:
+            if address:
+                raise
+            ray.init(log_to_driver=False, namespace=APPLICATION, include_dashboard=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"the Ray cluster cannot be reached: {' '.join(str(error).split())[:300]}") from None
+
+
+def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
+    """Start the application, or bring a running one to these settings; follow nodes that join and leave while in the foreground."""
+    connect(settings.address)
+    n_nodes = _wanted(settings)
+    config = gateway_config(settings)
+    if not config.is_local and not (config.access.api_key or config.access.api_key_file) and not config.serve.insecure:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"{settings.host} can be reached by others: give keys, or gateway.serve.insecure")
+    serve.start(proxy_location="HeadOnly", http_options={"host": settings.host, "port": settings.port})
+    serve.run(application(settings, n_nodes), name=APPLICATION, route_prefix="/")
+    tell(f"{n_nodes} nodes, listening on http://{settings.host}:{settings.port}")
+    if not is_foreground:
+        return 0
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    while not stopped.wait(STATUS_S):
+        wanted = _wanted(settings)
+        if wanted != n_nodes:
+            tell(f"the cluster has {wanted} nodes now")
+            serve.run(application(settings, wanted), name=APPLICATION, route_prefix="/")
+            n_nodes = wanted
+    tell("stopping: running answers get their time")
+    serve.shutdown()
+    return 0
+
+
+def _wanted(settings: ClusterSettings) -> int:
+    alive = n_alive()
+    return min(settings.nodes, alive) if settings.nodes else alive
+
+
+def down(address: str) -> None:
+    connect(address)
+    serve.shutdown()
+
+
+def _handle(method: str) -> Any:
+    return serve.get_deployment_handle(NODES, APPLICATION).options(method_name=method)
+
+
+def status(address: str) -> list[dict[str, Any]]:
+    """What every node says of itself. Raises: UmaError where no cluster runs."""
+    connect(address)
+    with contextlib.suppress(Exception):
+        return [reply for reply in _handle("about").broadcast("about", "").results(timeout_s=30.0) if isinstance(reply, dict)]
+    raise UmaError(ErrorCode.CONFIG_INVALID, "no cluster runs there: start one with `uma-gateway cluster up`")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [f"{'node':14} {'model':24} {'state':10} {'requests':>8} {'idle s':>8} {'restarts':>8}"]
+    for row in rows:
+        if not row["models"]:
+            lines.append(f"{row['node'][:12]:14} -")
+        for name, model in row["models"].items():
+            figures = f"{model['requests']:8} {model['idle_s']:8.0f} {model['restarts']:8}"
+            lines.append(f"{row['node'][:12]:14} {name[:24]:24} {model['state']:10} {figures}")
+    return "\n".join(lines)
+
+
+def as_json(rows: list[dict[str, Any]]) -> str:
+    return json.dumps(rows, indent=2)
