@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster.local import LocalDaemon
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 
@@ -16,8 +18,7 @@ class Sockets:
     def __init__(self, daemons: Mapping[str, LocalDaemon], model: str = "m") -> None:
         self.daemons = dict(daemons)
         self.cut: set[str] = set()
-        self.frozen: set[str] = set()  # units whose digests do not change any more
-        self.digests: dict[str, Event] = {}
+        self.n_refusals = 0  # so many requests are refused
         self.model = model
         self.loads: list[str] = []
 
@@ -26,6 +27,11 @@ class Sockets:
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
         await self._pass(unit)
+        if self.n_refusals:
+            self.n_refusals -= 1
+            error = UmaError(ErrorCode.OVERLOADED, retry_after_ms=700).to_dict()
+            yield [json.dumps({"id": fields["id"], "event": "error", **error}).encode()]
+            return
         stream = self.daemons[unit.name].stream(fields)
         try:
             async for payloads in stream:
@@ -39,12 +45,7 @@ class Sockets:
             await asyncio.wait_for(self._pass(unit), timeout_s)
         except asyncio.TimeoutError:
             raise UnitLost("no answer") from None
-        if operation == "digest" and unit.name in self.frozen:
-            return self.digests[unit.name]
-        reply = await self.daemons[unit.name].call(operation, timeout_s, fields)
-        if operation == "digest":
-            self.digests[unit.name] = reply
-        return reply
+        return await self.daemons[unit.name].call(operation, timeout_s, fields)
 
     async def _pass(self, unit: Unit) -> None:
         while unit.name in self.cut:

@@ -19,7 +19,7 @@ from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterDaemon
 from uma_gateway.cluster.local import LocalDaemon
 from uma_gateway.cluster.router import Knobs
-from uma_gateway.errors import GatewayError
+from uma_gateway.errors import GatewayError, from_daemon
 
 pytestmark = pytest.mark.daemon
 KEY = bytes(range(32))
@@ -78,7 +78,7 @@ async def ask(cluster: Cluster, number: int, n: int = 30, has_begun: asyncio.Eve
                         answer.ends.append(event["reason"])
                         answer.usage = event["usage"]
                     elif event["event"] == "error":
-                        answer.ends.append(event["name"])
+                        raise from_daemon(event)
         except GatewayError as error:
             answer.error = error
             answer.ends.append(str(error.code))
@@ -165,25 +165,22 @@ def test_a_daemon_that_is_cut_off_ends_in_errors_within_the_time(fakes: Callable
     assert [answer.end for answer in after] == ["length"] * 4, "the others go on"
 
 
-def test_a_refusal_is_taken_elsewhere_once(fakes: Callable[..., list[DaemonProcess]]) -> None:
-    """One daemon is filled by somebody else; the router finds out when it is refused."""
-    daemons = fakes(2, "--parallel", "2", "--queue-interactive", "1")
-    daemons[0].pull(step_ms=20)
+@pytest.mark.parametrize("n_refusals", [1, 2])
+def test_a_refusal_is_taken_elsewhere_once(fakes: Callable[..., list[DaemonProcess]], n_refusals: int) -> None:
+    """Daemons that are full with what others sent them; the router finds out when it is refused."""
+    daemons = fakes(3, *LANE)
 
     async def work(cluster: Cluster, transport: Sockets) -> tuple[list[Answer], dict[str, int]]:
-        transport.frozen.update(transport.daemons)
-        strangers = [daemons[0].stream(f"stranger {i}", max_tokens=3000, priority="interactive") for i in range(3)]
-        while daemons[0].status()["lanes"]["interactive"]["queued"] < 1:
-            await asyncio.sleep(0.02)
-        answers = await asyncio.gather(*(ask(cluster, i, 5) for i in range(3)))
-        for stream in strangers:
-            stream.cancel()
-            stream.end()
+        transport.n_refusals = n_refusals
+        answers = [await ask(cluster, i, 5) for i in range(3)]
         return answers, dict(cluster.counts)
 
-    answers, counts = on_cluster(daemons, work, lost_ns=10**15, stale_ns=10**15)
-    assert [answer.end for answer in answers] == ["length"] * 3
-    assert counts["rerouted"] >= 1
+    answers, counts = on_cluster(daemons, work)
+    first = answers[0]
+    assert [answer.end for answer in answers] == ["length" if n_refusals == 1 else "overloaded", "length", "length"]
+    assert counts["rerouted"] == 1
+    if n_refusals == 2:  # the second one is the client's
+        assert first.error is not None and first.error.retry_after_ms == 700
 
 
 def test_a_request_that_ends_every_daemon_is_given_up(fakes: Callable[..., list[DaemonProcess]]) -> None:

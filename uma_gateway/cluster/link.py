@@ -299,6 +299,7 @@ class RoutedLink:
             if code in ELSEWHERE and not self._n_refusals and self._has_others(unit):
                 self._n_refusals += 1
                 self._avoid.add(unit.name)
+                self._cluster.router.set_open(unit.name, False)  # until its next digest: others need not find out by themselves
                 self._cluster.counts["rerouted"] += 1
                 return False
             self._is_done = True
