@@ -90,7 +90,7 @@ def cluster() -> None:
 @click.option("--detach", is_flag=True, help="Return when it runs; it goes on until `cluster down`.")
 @click.option("--check-config", is_flag=True, help="Check the settings and exit.")
 def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -> int:
-    """Start a cluster, and keep to the nodes that join and leave until told to stop."""
+    """Start a cluster, or bring a running one to other settings and machines; stop it when told to."""
     settings = importlib.import_module("uma_gateway.cluster.settings").load(path, **given)
     if check_config:
         click.echo("the settings are valid")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,6 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.support import DaemonProcess, running
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What `make fuzz` runs alone: Ray is slow to start, and a model that is lost is slow to come back."""
+    if os.environ.get("UMA_FUZZ") == "full":
+        return
+    here = Path(__file__).parent
+    long = [item for item in items if here in item.path.parents and item.get_closest_marker("fuzz")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 @contextlib.contextmanager

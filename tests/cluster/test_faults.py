@@ -96,7 +96,7 @@ async def in_the_middle(cluster: Cluster, tasks: list[asyncio.Task[Answer]], dae
     await asyncio.sleep(0.3)
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("is_resumed", [True, pytest.param(False, marks=pytest.mark.fuzz)])
 def test_a_daemon_is_killed_in_the_middle_of_100_streams(fakes: Callable[..., list[DaemonProcess]], is_resumed: bool) -> None:
     daemons = fakes(3, *LANE)
     whole = {i: alone(daemons[0], i) for i in range(100)}
@@ -143,6 +143,7 @@ def test_a_daemon_that_drains_loses_nothing(fakes: Callable[..., list[DaemonProc
     assert [(answer.end, answer.text) for answer in answers] == [("length", whole[i]) for i in range(60)]
 
 
+@pytest.mark.fuzz
 def test_a_daemon_that_is_cut_off_ends_in_errors_within_the_time(fakes: Callable[..., list[DaemonProcess]]) -> None:
     daemons = fakes(2, *LANE)
     for daemon in daemons:
@@ -165,7 +166,7 @@ def test_a_daemon_that_is_cut_off_ends_in_errors_within_the_time(fakes: Callable
     assert [answer.end for answer in after] == ["length"] * 4, "the others go on"
 
 
-@pytest.mark.parametrize("n_refusals", [1, 2])
+@pytest.mark.parametrize("n_refusals", [2, pytest.param(1, marks=pytest.mark.fuzz)])
 def test_a_refusal_is_taken_elsewhere_once(fakes: Callable[..., list[DaemonProcess]], n_refusals: int) -> None:
     """Daemons that are full with what others sent them; the router finds out when it is refused."""
     daemons = fakes(3, *LANE)
@@ -218,6 +219,7 @@ def test_a_client_that_goes_is_cancelled_wherever_it_is(fakes: Callable[..., lis
         daemon.eventually_idle()
 
 
+@pytest.mark.fuzz
 def test_a_chat_goes_where_it_began(fakes: Callable[..., list[DaemonProcess]]) -> None:
     daemons = fakes(4, *LANE)
 

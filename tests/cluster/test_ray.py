@@ -190,6 +190,7 @@ def test_a_model_that_fits_nowhere_is_refused_and_an_unknown_one_is_not_found(se
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.fuzz
 def test_a_daemon_that_crashes_is_started_again(serving: Serving) -> None:
     name, status = next((name, status) for name, status in serving.units().items() if name.endswith("/slow"))
     os.kill(status["pid"], signal.SIGKILL)
@@ -210,7 +211,7 @@ def kill_middle(serving: Serving, victim: int) -> None:
     os.kill(victim, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("is_resumed", [False, pytest.param(True, marks=pytest.mark.fuzz)])
 def test_a_replica_killed_in_the_middle_of_100_streams(serving: Serving, whole: dict[int, str], is_resumed: bool) -> None:
     victim = next(status["pid"] for name, status in serving.units().items() if name.endswith("/slow"))
     threads, answers = flood(serving, 100, 30, **({"resume": True} if is_resumed else {}))
@@ -261,6 +262,7 @@ def test_a_node_that_is_cut_off_ends_in_errors_within_the_time(serving: Serving,
     serving.reach(3)
 
 
+@pytest.mark.fuzz
 def test_a_node_that_leaves_loses_nothing(serving: Serving, whole: dict[int, str]) -> None:
     """It gets nothing more, and what it has ends as it should."""
     threads, answers = flood(serving, 60, 30)
@@ -273,6 +275,13 @@ def test_a_node_that_leaves_loses_nothing(serving: Serving, whole: dict[int, str
     serving.reach(3)
 
 
+def test_nothing_is_left_over(serving: Serving) -> None:
+    eventually(lambda: not any(row.get("requests", 0) for row in serving.rows()), "requests are left over")
+    counts = serving.ask("GET", "/uma/cluster").json["counts"]
+    assert counts["replayed"] > 0 and counts["resumed"] > 0
+
+
+@pytest.mark.fuzz
 def test_a_replica_that_serve_takes_away_finishes_what_it_has(serving: Serving, whole: dict[int, str]) -> None:
     from ray import serve
 
@@ -284,12 +293,6 @@ def test_a_replica_that_serve_takes_away_finishes_what_it_has(serving: Serving, 
     joined(threads, answers)
     assert {number: (text, end) for number, (text, end, _) in answers.items()} == {i: (whole[i], "length") for i in range(60)}
     eventually(lambda: len(serving.units()) == 2, "it did not leave")
-
-
-def test_nothing_is_left_over(serving: Serving) -> None:
-    eventually(lambda: not any(row.get("requests", 0) for row in serving.rows()), "requests are left over")
-    counts = serving.ask("GET", "/uma/cluster").json["counts"]
-    assert counts["replayed"] > 0 and counts["resumed"] > 0
 
 
 def test_settings_are_documented() -> None:

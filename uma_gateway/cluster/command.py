@@ -15,8 +15,6 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster.app import APPLICATION, NODES, application, n_alive
 from uma_gateway.cluster.settings import ClusterSettings, gateway_config
 
-STATUS_S = 2.0  # between two looks at how many nodes there are
-
 
 def connect(address: str) -> None:
     """To the Ray cluster there, or to this machine's, which is started if there is none. Raises: UmaError."""
@@ -34,7 +32,7 @@ def connect(address: str) -> None:
 
 
 def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
-    """Start the application, or bring a running one to these settings; follow nodes that join and leave while in the foreground."""
+    """Start the application, or bring a running one to these settings. In the foreground: until told to stop, and stop it then."""
     connect(settings.address)
     n_nodes = _wanted(settings)
     config = gateway_config(settings)
@@ -48,12 +46,7 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    while not stopped.wait(STATUS_S):
-        wanted = _wanted(settings)
-        if wanted != n_nodes:
-            tell(f"the cluster has {wanted} nodes now")
-            serve.run(application(settings, wanted), name=APPLICATION, route_prefix="/")
-            n_nodes = wanted
+    stopped.wait()
     tell("stopping: running answers get their time")
     serve.shutdown()
     return 0
