@@ -224,6 +224,17 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
 
 
 @main.command()
+@click.option("--repeats", default=3, show_default=True, help="Of one and two daemons, in turn.")
+def cluster(repeats: int) -> None:
+    """Compare the tokens a second of two simulated daemons behind the cluster's router with those of one."""
+    from perf.cluster import rate
+
+    found = [(rate(1), rate(2)) for _ in range(repeats)]
+    for one, two in found:
+        click.echo(f"one daemon {one:7.1f} tokens/s, two {two:7.1f}: {two / one:.2f}x")
+
+
+@main.command()
 @click.option("--sessions", default=200, show_default=True, help="Agents of the first trace.")
 @click.option("--nodes", default=0, show_default=True, help="Then so many daemons at once; 0: leave that out. 1000 take minutes.")
 @click.option("--requests", default=1_000_000, show_default=True, help="Requests for them.")

@@ -30,6 +30,7 @@ log = logging.getLogger("ray.serve")
 NODES = "nodes"  # names of the deployments
 GATEWAY = "gateway"
 APPLICATION = "uma"
+HEAD = "node:__internal_head__"  # a resource that Ray gives the head alone
 REQUESTS_MOST = 10_000  # at a node: its daemons bound their own queues
 EVICT_S = 5.0  # between two looks for idle models
 WRONG = {"lost": "it left the cluster"}
@@ -121,7 +122,7 @@ def application(settings: ClusterSettings, n_nodes: int) -> Any:
         name=GATEWAY,
         num_replicas=settings.gateways,
         max_ongoing_requests=REQUESTS_MOST,
-        ray_actor_options={"num_cpus": 0.001},
+        ray_actor_options={"num_cpus": 0.001, "resources": {HEAD: 0.001}},  # beside the proxy: a node that goes must not take it along
         graceful_shutdown_timeout_s=settings.drain_s + 30.0,
     )
     return gateway.bind(settings, nodes.bind(settings))
