@@ -495,8 +495,9 @@ static bool may_parse(const uma_chat_parser & handle) {
 
 enum feed_how { FEED_STREAM, FEED_FINAL, FEED_PARSE };
 
-// Adds text to the answer -> {differences, is_read, is_whole, is_dead, n_parsed}: what was not given out before; whether all of the text
-// has the template's form, and is whole; whether no text that follows can give it that form; bytes parsed so far.
+// Adds text to the answer -> {differences, is_read, is_whole, is_dead, n_begun, n_parsed}: what was not given out before; whether all of
+// the text has the template's form, and is whole; whether no text that follows can give it that form; with 2, how many
+// bytes at its end are half a delimiter; bytes parsed so far.
 // how: 0 parses when it must, and at a cost in proportion to the answer; 1 is for the end of it; 2 parses in any case.
 API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, size_t size, int how) {
     return guarded([&] {
@@ -506,6 +507,7 @@ API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, siz
             json answer = json::object();
             json list = json::array();
             bool is_read = false, is_whole = false, is_dead = false;
+            size_t n_begun = 0;
             if (how == FEED_STREAM && handle->open.is_open()) {
                 list = pass(*handle, text, size);
                 is_read = handle->open.is_open();
@@ -522,11 +524,13 @@ API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, siz
                     if (how != FEED_STREAM) throw;
                 }
                 if (how == FEED_STREAM) is_dead = open_after(*handle).is_dead();
+                if (how == FEED_PARSE) n_begun = find_open_end(handle->arena, handle->generation_prompt + handle->text, handle->tries).n_begun;
             }
             answer["differences"] = list;
             answer["is_read"] = is_read;
             answer["is_whole"] = is_whole;
             answer["is_dead"] = is_dead;
+            answer["n_begun"] = n_begun;
             answer["n_parsed"] = handle->n_parsed;
             return answer;
         });

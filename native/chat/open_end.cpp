@@ -5,6 +5,7 @@
 
 #include "unicode.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstring>
 
@@ -52,6 +53,7 @@ struct evaluator {
         for (const char wanted : parser.literal) {
             if (at >= input.size()) {
                 look(id, start);
+                found.n_begun = std::max(found.n_begun, at - start);
                 return { MORE, at };
             }
             if (input[at] != wanted) return { FAIL, start };

@@ -15,6 +15,7 @@ struct open_end {
     int n_looks = 0;                                         // parsers that asked for text behind the end; 2: two or more
     common_peg_parser_id last = COMMON_PEG_INVALID_PARSER_ID; // the one that did
     size_t last_start = 0;                                   // where it began
+    size_t n_begun = 0;                                      // bytes at the end that are the beginning of a delimiter
     bool is_clean = true;                                    // it consumed the text to its end, and holds no half delimiter or escape
 
     // No text that follows can change the failure.

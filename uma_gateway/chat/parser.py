@@ -78,6 +78,7 @@ class Parser:
         self._pieces: list[str] = []  # of the text; joined where all of it is needed
         self._n_chars = 0
         self._n_read = 0  # characters that have the template's form
+        self._n_begun = 0  # bytes at the end of what was read that are half a delimiter
         self._is_whole = False  # the last parse went well, and to the end of the text
         self._has_left_form = False  # no more text can give the answer the template's form: the rest of it is content
         self._space = ""  # behind calls, not told yet
@@ -134,6 +135,7 @@ class Parser:
         if found["is_read"]:
             self._n_read = self._n_chars if how != PARSE else self._n_read + len(text)
             self._is_whole = found["is_whole"]
+            self._n_begun = found["n_begun"]
         return [self._add(entry) for entry in found["differences"]]
 
     def _recovered(self) -> list[Diff]:
@@ -149,6 +151,9 @@ class Parser:
                 if step == 1:
                     break
                 step = max(1, step // N_STEPS)
+        if self._handle is not None:  # once more up to there, to know what of it is half a delimiter
+            load().uma_chat_parser_rewind(self._handle.pointer, len(text[: self._n_read].encode("utf-8", "replace")))
+            diffs += self._feed("", PARSE)
         self._is_whole = False
         return diffs
 
@@ -177,7 +182,9 @@ class Parser:
         if self._is_whole and (answer.content or answer.reasoning or answer.tool_calls or not text.strip()):
             return []
         if answer.tool_calls:
-            return self._rest(text[self._n_read :])
+            read = text[: self._n_read].encode("utf-8", "replace")
+            begun = read[len(read) - self._n_begun :].decode("utf-8", "ignore")  # no delimiter, as what follows shows
+            return self._rest(begun + text[self._n_read :])
         told = answer.content or answer.reasoning
         place = text.rfind(told, 0, self._n_read) if told else -1
         if place >= 0:

@@ -115,6 +115,23 @@ def test_the_pieces_add_up_to_the_whole(name: str) -> None:
             assert without_ids(read(applied, text, step).answer) == whole
 
 
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("MiniMax-M1", '{"name": "search"'),
+        ("MiniMax-M2", '<invoke name="search">'),
+        ("meetkai-functionary-medium-v3.2", ">>>search"),
+        ("upstage-Solar-Open-100B", "call00002"),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 1, 5])
+def test_a_second_call_that_a_parser_does_not_take_is_text(name: str, rest: str, step: int) -> None:
+    """llama.cpp's parsers of these families know one call."""
+    answer = read(apply(name, "parallel"), written(name, CALLS), step).answer
+    assert calls_of(answer) == CALLS[:1]
+    assert answer.content.strip().startswith(rest)
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_no_text_is_ever_lost(name: str, text: str) -> None:
     """Also where it ends with half a delimiter, or is not in the template's form at all."""
