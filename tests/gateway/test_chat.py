@@ -194,11 +194,11 @@ def test_a_prompt_longer_than_the_context(gateway, fake):
 
 def test_a_failure_in_mid_stream_is_an_error_event_and_no_good_end(gateway, levers):
     levers(statuses=["OK"] * 4 + ["FATAL"])
-    answer = gateway.chat(max_tokens=50, stream=True)
+    answer = gateway.chat(max_tokens=50, stream=True, ignore_eos=True)
     assert answer.status == 200
     assert answer.events[-1]["error"]["code"] == "decode_failed" and "[DONE]" not in answer.data
     levers(statuses=["OK"] * 4 + ["FATAL"])
-    assert gateway.chat(max_tokens=50).status == 500
+    assert gateway.chat(max_tokens=50, ignore_eos=True).status == 500
 
 
 def test_a_cancelled_request_does_not_look_complete_and_is_not_retried(gateway, fake, levers):
