@@ -93,7 +93,7 @@ ggml_backend_buffer_type * uma_ggml_arranged_type(void) { return &buffer_type; }
 
 void uma_ggml_enable(uint32_t ops) { enabled = ops; }
 
-bool uma_ggml_multiplies(const ggml_tensor * weights) {
+int uma_ggml_multiplies(const ggml_tensor * weights) {
     const bool is_on = buffer_type.context && (enabled.load() >> UMA_GGML_MUL_MAT & 1) && (enabled.load() >> UMA_GGML_MUL_MAT_ID & 1);
     return is_on && uma_type_of(weights->type) != UMA_N_TYPES && uma_can_read(weights, 1);
 }

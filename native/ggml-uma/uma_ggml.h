@@ -29,7 +29,7 @@ void uma_ggml_enable(uint32_t ops);
 // Whether models load best without ggml's rearranged copies of weights (llama_model_params.use_extra_bufts = false): our products then read
 // every weight where the file has it. Otherwise keep the copies; operations on them stay ggml's.
 // Whether a product with these weights is ours whatever the number of rows is.
-bool uma_ggml_multiplies(const struct ggml_tensor * weights);
+int uma_ggml_multiplies(const struct ggml_tensor * weights);
 int uma_ggml_wants_plain_weights(void);
 
 // Bytes that a weight matrix takes when it is arranged for our products; 0: it is read as the file has it (its type or shape, or not registered).
