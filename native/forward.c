@@ -148,7 +148,8 @@ static bool are_greedy(const uma_rows * rows) {
     return true;
 }
 
-static llama_token sample(uma_forward * f, int32_t row, uma_sampler * sampler) {
+static llama_token draw(void * forward, int32_t row, uma_sampler * sampler) {
+    uma_forward * f = forward;
     float * logits = f->logits + (int64_t) row * f->n_vocab;
     if (!f->has_logits && !(sampler && sampler->forced >= 0)) { // a token that is known needs nothing of the row
         const int32_t id = f->best_id[row];
@@ -162,6 +163,8 @@ static llama_token sample(uma_forward * f, int32_t row, uma_sampler * sampler) {
     }
     return uma_sample(logits, f->n_vocab, sampler);
 }
+
+llama_token uma_forward_draw(uma_forward * f, int32_t row, uma_sampler * sampler) { return draw(f, row, sampler); }
 
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
     uma_wake(rows->wake_fd);
@@ -189,12 +192,7 @@ int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
     if (f->n_hidden) {
         return 0;
     }
-    for (int32_t i = 0, row = 0; i < rows->n; i++) {
-        if (rows->want[i]) {
-            rows->out[row] = sample(f, row, rows->sampler[row]);
-            row++;
-        }
-    }
+    uma_draw_rows(rows, draw, f);
     rows->sample_ns = uma_now_ns() - t1;
     begin_next(f, rows);
     return 0;

@@ -11,6 +11,40 @@ void uma_wake(int32_t fd) {
     }
 }
 
+static bool is_drawn(const uma_rows * rows, int32_t i, int32_t row) {
+    const int8_t want = rows->want[i];
+    return want == UMA_WANT_TOKEN || (want == UMA_WANT_IF_HELD && row > 0 && rows->out[row - 1] == rows->token[i]);
+}
+
+void uma_draw_rows(const uma_rows * rows, uma_draw draw, void * logits) {
+    for (int32_t i = 0, row = 0; i < rows->n; i++) {
+        if (rows->want[i]) {
+            rows->out[row] = is_drawn(rows, i, row) ? draw(logits, row, rows->sampler[row]) : UMA_NOT_DRAWN;
+            row++;
+        }
+    }
+}
+
+typedef struct context_logits {
+    float * logits; // (rows, n_vocab), NULL: there are none
+    int32_t n_vocab;
+} context_logits;
+
+// Once for all rows, which lie in batch order: every call of the getters synchronises with the device.
+static context_logits logits_of(struct llama_context * ctx) {
+    return (context_logits) { llama_get_logits(ctx), llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))) };
+}
+
+static llama_token draw(void * from, int32_t row, uma_sampler * sampler) {
+    const context_logits * all = from;
+    return all->logits ? uma_sample(all->logits + (int64_t) row * all->n_vocab, all->n_vocab, sampler) : -1;
+}
+
+llama_token uma_decode_draw(struct llama_context * ctx, int32_t row, uma_sampler * sampler) {
+    context_logits all = logits_of(ctx);
+    return draw(&all, row, sampler);
+}
+
 int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
     uma_wake(rows->wake_fd);
     const int64_t t0 = uma_now_ns();
@@ -34,14 +68,9 @@ int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
     if (rc != 0) {
         return rc;
     }
-    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
-    // Once for all rows, which lie in batch order: every call of the getters synchronises with the device.
-    float * logits = llama_get_logits(ctx);
-    for (int32_t i = 0, row = 0; i < rows->n; i++) {
-        if (rows->out && rows->want[i]) {
-            rows->out[row] = logits ? uma_sample(logits + (int64_t) row * n_vocab, n_vocab, rows->sampler[row]) : -1;
-            row++;
-        }
+    if (rows->out) {
+        context_logits all = logits_of(ctx);
+        uma_draw_rows(rows, draw, &all);
     }
     rows->sample_ns = uma_now_ns() - t1;
     return 0;

@@ -36,6 +36,14 @@ bool uma_abort_cb(void * flag);                                    // flag: int3
 
 // -- tick.c: one decode call and one token per wanted row, in one release of the GIL
 // Nothing is begun ahead here: a llama_context with an eval callback returns when all is computed.
+// What a row wants. A draft's row, behind the row of the token before it, gets a token only if that row's was drawn as the draft
+// says: samplers see what they would see without drafts.
+enum {
+    UMA_WANT_TOKEN   = 1,
+    UMA_WANT_LOGITS  = 2, // its token is drawn by a call of its own, before the next batch
+    UMA_WANT_IF_HELD = 3, // a draft
+};
+enum { UMA_NOT_DRAWN = -2 };                      // instead of a token
 typedef struct uma_ahead uma_ahead;
 typedef struct uma_rows {
     int32_t         n;       // tokens in the batch
@@ -45,15 +53,16 @@ typedef struct uma_rows {
     llama_token   * token;   // (n)
     llama_pos     * pos;     // (n)
     llama_seq_id  * seq_id;  // (n)
-    int8_t        * want;    // (n)
+    int8_t        * want;    // (n) 0: nothing, or one of the above
     struct uma_sampler ** sampler; // (rows) NULL samples greedily; owned by the caller
-    llama_token   * out;     // (rows) the tokens; -1 where a logit is not finite. NULL: none are wanted
+    llama_token   * out;     // (rows) the tokens; -1 where a logit is not finite; UMA_NOT_DRAWN. NULL: none are wanted
     int64_t         begun_ns;  // when the call was; before it was asked for, maybe
     int64_t         call_ns;   // from then until its logits were there
     int64_t         sample_ns;
 } uma_rows;
 
 int32_t     uma_decode(struct llama_context * ctx, uma_rows * rows); // llama_decode's return code
+llama_token uma_decode_draw(struct llama_context * ctx, int32_t row, struct uma_sampler * sampler); // a row's of the last call
 void        uma_wake(int32_t fd);            // an eventfd or a socket that does not block; -1: nothing happens
 
 // -- ahead.c: a decode call that was begun before anybody asked for it
@@ -109,6 +118,21 @@ bool uma_sampler_recount(uma_sampler * sampler, const llama_token * tokens, int3
 // Whether it takes the row's best token where `uma_allows` that, and needs nothing else of the row.
 bool uma_takes_best(const uma_sampler * sampler);
 bool uma_allows(const uma_sampler * sampler, llama_token token);
+// -- suffix.c: where the end of a text occurred before, in constant time a token. Tokens below 0 separate texts.
+typedef struct uma_suffix uma_suffix;
+typedef struct uma_suffix_cursor { // the longest end of another text that occurs in this one; all 0: none yet
+    int32_t state, n_match;
+} uma_suffix_cursor;
+
+uma_suffix * uma_suffix_new(void);                                  // NULL: no memory
+bool    uma_suffix_extend(uma_suffix * s, const llama_token * tokens, int32_t n); // false: no memory; nothing matches any more
+// Position after the earlier place of the longest end of the text that has one. *n_match: its tokens, 0: there is none.
+int32_t uma_suffix_match(const uma_suffix * s, int32_t * n_match);
+int32_t uma_suffix_read(const uma_suffix * s, int32_t from, llama_token * out, int32_t n_most); // tokens copied, up to a separator
+int32_t uma_suffix_follow(const uma_suffix * s, uma_suffix_cursor * at, llama_token token); // go on by a token; position after the match
+int64_t uma_suffix_bytes(const uma_suffix * s);
+void    uma_suffix_free(uma_suffix * s);
+
 // -- top_p.c: llama_sampler_init_top_p(p, 1) for many candidates
 struct llama_sampler * uma_sampler_top_p(float p);
 // -- possible.c: candidates further below the best than `within` are dropped
@@ -265,6 +289,7 @@ bool    uma_forward_fill(uma_forward * f, const uma_rows * rows);   // false: no
 void    uma_forward_fetch(uma_forward * f);                         // after the graph was computed: its logits, where they are elsewhere
 enum uma_forward_status { UMA_FORWARD_BAD_TOKEN = 2 };
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);       // fills, computes, samples; 0, a ggml_status (1: aborted), or the above
+llama_token uma_forward_draw(uma_forward * f, int32_t row, uma_sampler * sampler); // a row's of the last call
 void    uma_forward_settle(uma_ahead * ahead);                      // wait for what was begun, and forget it
 
 // -- fitted.c: a graph laid out for its longest batch, made one of a shorter batch
@@ -285,6 +310,10 @@ void         uma_slices_free(uma_slices * s);
 
 // Whether the tensor holds the hidden states that the gate wants; copied once they are computed (`ask` false).
 bool uma_gate_takes_hidden(uma_gate * gate, struct ggml_tensor * t, bool ask);
+
+// -- tick.c: the tokens of all rows that want one
+typedef llama_token (*uma_draw)(void * logits, int32_t row, uma_sampler * sampler);
+void uma_draw_rows(const uma_rows * rows, uma_draw draw, void * logits);
 
 void uma_guard_note_errno(void); // an error is being told of: is it one of memory?
 

@@ -445,6 +445,29 @@ class LogOptions:
 
 
 @dataclass(frozen=True)
+class SpeculationOptions:
+    """Draft tokens, several of which the model verifies in one step (docs/SPECULATION.md)."""
+
+    RELOAD: ClassVar = "live"
+    mode: str = option(
+        "auto",
+        "of requests that say nothing. lookup: draft what the text, or an earlier answer to the same account, repeats; "
+        "auto: that where a token does not depend on which others are computed with it",
+        flag="--speculate",
+        env="UMA_SPECULATE",
+        choices=("auto", "lookup", "off"),
+    )
+    max_draft_tokens: int = option(8, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)
+    history_tokens: int = option(
+        32_768,
+        "of its answers, kept for each of the 64 accounts that were answered last, 130 bytes each; 0: none",
+        unit="tokens",
+        min=0,
+        max=1 << 24,
+    )
+
+
+@dataclass(frozen=True)
 class HttpOptions:
     """The HTTP gateway, as a process of its own beside the daemon (docs/GATEWAY.md). Needs the extra `[http]`."""
 
@@ -460,6 +483,7 @@ class Config:
     ipc: IpcOptions = field(default_factory=IpcOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
     drain: DrainOptions = field(default_factory=DrainOptions)

@@ -27,6 +27,7 @@ _SLO = {"kind": ("ttft", "tbt"), **_LANE}
 _TIER = {"tier": ("resident", "ram", "disk")}
 _REMOVAL = {"cause": ("room", "cleared", "damaged", "redundant", "unfinished", "unusable")}
 _PHASE = {"phase": tuple(phase.name.lower() for phase in Phase if phase is not Phase.DONE)}
+_DRAFT = {"source": ("lookup", "history", "prediction", "forced")}
 _WORK = {"phase": ("decode", "prefill")}
 
 
@@ -80,6 +81,8 @@ DECODE_LAST = _gauge("decode_last_seconds", "the last decode call", "seconds", j
 DECODE_EWMA = _gauge("decode_ewma_seconds", "moving average of decode calls", "seconds", json="decode_ms_ewma")
 SOLO_STEP = _gauge("solo_step_seconds", "predicted decode call of one stream alone: the baseline of the guard", "seconds")
 PREFILL_PIECE = _times("prefill_piece_seconds", "longest piece of a prefill run: what a waiting decode tick would have paid", _LATENCY)
+DRAFTED = _counter("draft_tokens_total", "draft tokens that were verified, by where they came from", labels=_DRAFT)
+ACCEPTED_DRAFTS = _counter("accepted_draft_tokens_total", "draft tokens that were accepted", labels=_DRAFT)
 SAMPLING_LAST = _gauge("sampling_last_seconds", "sampling all rows of the last tick", "seconds", json="sampling_ms_last")
 LOGITS_TO_CHUNK = _gauge(
     "logits_to_first_chunk_seconds",

@@ -237,6 +237,8 @@ class Request:
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
     lora: AdapterSet | None = None  # None: as configured
+    prediction: str | tuple[TokenId, ...] = ""  # what the answer may repeat; ids once the vocabulary was asked
+    speculate: str = ""  # "auto", "lookup", "off"; "": as configured
     metadata: dict[str, Any] = field(default_factory=dict)
 
 

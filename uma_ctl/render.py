@@ -131,6 +131,12 @@ def _latency(fields: Fields) -> str:
     return table(("latency", *PERCENTILES), rows) + "\n" + solo
 
 
+def drafts_line(speculation: Fields) -> str:
+    """Draft tokens that held, of those that were verified."""
+    drafted, accepted = sub(speculation, "drafted"), sub(speculation, "accepted")
+    return joined(*(f"{name} {units.count(accepted.get(name))} of {units.count(n)}" for name, n in drafted.items() if n))
+
+
 def slo_line(latency: Fields) -> str:
     share = latency.get("within_limit")
     return units.text(latency.get("slo_verdict")) + (f" ({100 * share:.1f} % of gaps within their limit)" if units.is_number(share) else "")
@@ -143,6 +149,7 @@ def _machine(fields: Fields) -> list[tuple[str, str]]:
     lines = [
         ("sessions", units.text(fields.get("sessions"))),
         ("tick", tick_line(sub(fields, "tick"))),
+        ("drafts", drafts_line(sub(fields, "speculation"))),
         ("KV", joined(cells, *(f"{units.count(kv.get(key))} {key}" for key in ("reserved", "shared", "cached")))),
         ("memory", joined(*(f"{units.size(memory.get(key))} {key}" for key in ("weights", "kv", "compute", "cache", "rss")))),
         ("residency", _residency(sub(fields, "residency"))),

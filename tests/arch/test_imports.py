@@ -78,6 +78,13 @@ ALLOWED = {
         "uma_core.waking",
     },
     "uma_core.constraint": {"uma_core.constraint", "uma_core.errors", "uma_core.metrics", "uma_core.types"},
+    "uma_core.speculation": {
+        "uma_core.speculation",
+        "uma_core.types",
+        "uma_core.errors",
+        "uma_core.engine.lib",
+        "uma_core.session",
+    },
     "uma_core.cache": {
         "uma_core.cache",
         "uma_core.types",
@@ -100,6 +107,7 @@ ALLOWED = {
         "uma_core.metrics",
         "uma_core.trace",
         "uma_core.session",
+        "uma_core.speculation",
         "uma_core.policy",
         "uma_core.engine.api",
     },
@@ -132,7 +140,7 @@ ARRAYS = tuple(f"uma_core.server.{name}" for name in ("prompt", "large", "helper
 
 # third-party package -> where it may be imported
 THIRD_PARTY = {
-    "numpy": ("uma_core.engine", "uma_core.executor", "uma_core.session", "uma_core.cache", *ARRAYS, "uma_core.constraint"),
+    "numpy": ("uma_core.engine", "uma_core.executor", "uma_core.session", "uma_core.speculation", "uma_core.cache", *ARRAYS, "uma_core.constraint"),
     "cffi": ("uma_core.engine.lib", "uma_core.constraint.lib"),
     "llguidance": ("uma_core.constraint.lib",),
     "click": ("uma_core.cli", "uma_core.config_flags", "uma_ctl", "uma_gateway.cli"),

@@ -22,6 +22,10 @@ import numpy as np
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
 NO_PAGES = np.zeros(0, np.int32)
+NOT_DRAWN = -2  # in the place of a row's token (UMA_NOT_DRAWN)
+WANT_TOKEN = 1  # of a row (UMA_WANT_TOKEN)
+WANT_LOGITS = 2  # its token is drawn by `Engine.draw` (UMA_WANT_LOGITS)
+WANT_IF_HELD = 3  # a draft: a token if the one before it was drawn as drafted (UMA_WANT_IF_HELD)
 
 
 class DecodeStatus(IntEnum):
@@ -33,7 +37,10 @@ class DecodeStatus(IntEnum):
 
 
 class DecodeOutcome(NamedTuple):
-    """Result of one decode call. `tokens[i]` belongs to the i-th row with logits, -1 where its logits were not finite."""
+    """Result of one decode call. `tokens[i]` belongs to the i-th row with logits, -1 where its logits were not finite.
+
+    NOT_DRAWN: of a draft that another token was drawn for, and of rows whose token `draw` is asked for.
+    """
 
     status: DecodeStatus
     tokens: Sequence[TokenId]
@@ -92,6 +99,8 @@ class Capabilities:
     can_slice_transfers: bool  # Transfer.step honours until_ns (else one step does all)
     can_abort: bool  # abort() reaches a running decode call
     can_mix_rows: bool = False  # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
+    is_batch_invariant: bool = False  # a row's logits have the same bits whatever rows are computed with it
+    n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: no drafts can be verified
     ride_rows: tuple[int, ...] = ()  # sizes of a decode call, ascending, in which a prompt's tokens may ride beside other sequences' rows at little cost
     can_mix_adapters: bool = True  # rows of a decode call may have different LoRA adapters; else all of them have the same
 
@@ -301,6 +310,16 @@ class Batch:
             self.want_logits[self.n - 1 if rows is Rows.LAST else 0] = 1
         self.n_rows = int(self.want_logits[: self.n].sum())
 
+    def verify(self, drafts: Sequence[TokenId], pos0: int, seq_id: SeqId, want: int) -> None:
+        """Append draft tokens behind their sequence's row; `want`: WANT_IF_HELD or WANT_LOGITS."""
+        i, k = self.n, len(drafts)
+        self.tokens[i : i + k] = drafts
+        self.pos[i : i + k] = np.arange(pos0, pos0 + k, dtype=np.int32)
+        self.seq_id[i : i + k] = seq_id
+        self.want_logits[i : i + k] = want
+        self.n = i + k
+        self.n_rows += k
+
     def advance(self, tokens: Sequence[TokenId]) -> None:
         """The same rows one position later: (n,) tokens that followed. Every row must have wanted logits."""
         cells, positions, _, _ = self._cells
@@ -350,7 +369,13 @@ class Engine(Protocol):
         Rows of one sequence must be consecutive and continue at kv_len. Without `can_mix_adapters` all sequences have the same
         adapters, else BAD_BATCH. A sequence of samplers that was passed before
         still holds the same ones. Blocks; releases the GIL.
+
+        A draft's row (WANT_IF_HELD) is drawn from only where the token before it was drawn as drafted, so a sampler sees
+        what it would see without drafts. The KV of all rows is computed: `kv_truncate` takes back what was drafted wrongly.
         """
+
+    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
+        """The token of the last decode's row-th row, which wanted WANT_LOGITS. Each row at most once, before the next decode."""
 
     def settle(self) -> None:
         """Take back what `decode` began for a batch that goes on. Other methods here do so where it matters to them; `decode` itself

@@ -17,7 +17,10 @@ import numpy as np
 from uma_core.clock import Clock, ManualClock
 from uma_core.engine.api import (
     NO_PAGES,
+    NOT_DRAWN,
     ROWS_OF,
+    WANT_IF_HELD,
+    WANT_TOKEN,
     Adapter,
     Batch,
     Capabilities,
@@ -41,6 +44,7 @@ from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 from uma_core.waking import wake
 
 N_EMBD = 8  # numbers of a vector
+N_VERIFY_ROWS = 16  # as the graph engine's
 
 
 @dataclass
@@ -192,9 +196,22 @@ class FakeEngine:
                     self._rows.append(state)
         if batch.want_hidden:
             return DecodeOutcome(DecodeStatus.OK, [], self.clock.now_ns() - start, 0)
+        return DecodeOutcome(DecodeStatus.OK, self._draw_rows(batch, samplers), self.clock.now_ns() - start, 0)
+
+    def _draw_rows(self, batch: Batch, samplers: Sequence[Sampler | None]) -> list[TokenId]:
+        """As native/tick.c does it."""
         nan, self.faults.nan_rows = self.faults.nan_rows, set()
-        out = [-1 if i in nan else self._sample(s, samplers[i]) for i, s in enumerate(self._rows)]
-        return DecodeOutcome(DecodeStatus.OK, out, self.clock.now_ns() - start, 0)
+        out: list[TokenId] = []
+        for i in np.flatnonzero(batch.want_logits[: batch.n]):
+            row, want = len(out), batch.want_logits[i]
+            if want == WANT_TOKEN or (want == WANT_IF_HELD and out[-1] == batch.tokens[i]):
+                out.append(-1 if row in nan else self._sample(self._rows[row], samplers[row]))
+            else:
+                out.append(NOT_DRAWN)
+        return out
+
+    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
+        return self._sample(self._rows[row], sampler)
 
     def _refusal(self, batch: Batch, runs: list[tuple[int, list[int], list[int]]]) -> DecodeStatus:
         """Injected faults first, then what a real engine would refuse."""
@@ -454,7 +471,16 @@ def _info(model: FakeModel) -> EngineInfo:
         n_expert_used=model.n_expert_used,
         expert_bytes=model.expert_bytes,
         capabilities=Capabilities(
-            model.n_prefill_lanes, model.can_rollback, True, True, True, model.is_unified, model.ride_rows, model.can_mix_adapters
+            model.n_prefill_lanes,
+            model.can_rollback,
+            True,
+            True,
+            True,
+            model.is_unified,
+            True,
+            min(N_VERIFY_ROWS, model.n_batch) if model.can_rollback else 0,
+            model.ride_rows,
+            model.can_mix_adapters,
         ),
         adapters=tuple(Adapter(name, f"{name}.gguf", scale, name, 0) for name, scale in model.adapters),
         embedding=EmbeddingInfo(N_EMBD, "last", tuple(ROWS_OF), model.n_ctx if model.is_unified else model.n_ctx // model.n_seq_max, model.n_ubatch),

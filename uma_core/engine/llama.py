@@ -145,6 +145,7 @@ class LlamaEngine:
                 can_abort=backend_name() == "cpu",
                 can_mix_rows=is_unified(options),
                 can_mix_adapters=False,
+                n_verify_rows=min(n_outputs(options), options.n_batch) if is_rollback else 0,
             ),
             adapters=self._adapters.infos,
             embedding=EmbeddingInfo(
@@ -212,6 +213,10 @@ class LlamaEngine:
         if place.adapters != adapters and not place.is_broken:
             self._adapters.set(place.handle, adapters)
             place.adapters = adapters
+
+    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
+        assert self.decoder is not None
+        return self.decoder.draw(row, sampler)
 
     def settle(self) -> None:
         """Nothing is begun ahead: with an eval callback llama_decode returns when all is computed."""

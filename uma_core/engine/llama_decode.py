@@ -117,6 +117,11 @@ class DecodeContext:
             refusals.add()
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), [], rows.call_ns, 0)
 
+    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
+        """Of the wanted rows."""
+        handle = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
+        return int(lib.uma_decode_draw(self.handle, row, handle))
+
     def logits(self, row: int) -> np.ndarray:
         """The row-th wanted row: llama.h addresses logits by position in the batch."""
         batch, _ = self._views

@@ -11,7 +11,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from uma_core.clock import Clock
-from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Engine, PrefillStatus, Rows, Sampler
+from uma_core.engine.api import (
+    NOT_DRAWN,
+    WANT_IF_HELD,
+    WANT_LOGITS,
+    Batch,
+    DecodeOutcome,
+    DecodeStatus,
+    Engine,
+    PrefillStatus,
+    Rows,
+    Sampler,
+)
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.books import Books
 from uma_core.executor.endings import Deliveries
@@ -107,6 +118,13 @@ class Calls:
             if item.phase is Phase.DECODE:
                 batch.add(session.next_token, session.n_past, session.seq_id, True)
                 n_kv += session.n_past + 1
+                if item.n_tokens > 1:
+                    n_drafts = item.n_tokens - 1
+                    want = WANT_LOGITS if session.draws_one_by_one else WANT_IF_HELD
+                    batch.verify(session.draft.tokens[:n_drafts], session.n_past + 1, session.seq_id, want)
+                    n_kv += n_drafts * (session.n_past + 1)
+                    rows += [session] * n_drafts
+                    samplers += [session.sampler] * n_drafts
             else:
                 tokens = session.token_at(session.n_past, session.n_past + item.n_tokens)
                 batch.extend(tokens, session.n_past, session.seq_id, item.want_logits)
@@ -157,8 +175,11 @@ class Calls:
 
     def _advance(self, items: Items, rows: list[Session], tokens: Sequence[int], now: int) -> None:
         known = {session.sid for session in rows if session.is_rereading}  # their next token was sent before
+        drafted = [pair for pair in items if pair[0].phase is Phase.DECODE and pair[0].n_tokens > 1]
         for item, session in items:
             session.n_full = 0
+            if drafted and (item, session) in drafted:
+                continue
             was_reading = session.n_past < session.n_prompt
             is_scored = item.phase is Phase.DECODE and session.scoring is not None
             n_tokens = rows.count(session) if is_scored else item.n_tokens
@@ -169,9 +190,43 @@ class Calls:
                     session.become(Phase.DECODE)
                 if session.scoring is None:
                     self.on_read(session)
+        if drafted:
+            self._verify(rows, tokens, {session.sid: item.n_tokens for item, session in drafted}, known, now)
+            return
         for session, token in zip(rows, tokens, strict=True):
             if session.sid not in known:
                 self._deliveries.deliver(session, token, now)
+
+    def _verify(
+        self, rows: list[Session], tokens: Sequence[TokenId], n_rows: dict[int, int], known: set[int], now: int
+    ) -> None:
+        """Hand out what was drawn, of drafts as far as they hold. `n_rows`: of sessions with drafts, how many they have."""
+        row = 0
+        while row < len(rows):
+            session = rows[row]
+            n = n_rows.get(session.sid, 0)
+            if n:
+                self._accept(session, tokens[row : row + n], row, now)
+            elif session.sid not in known:
+                self._deliveries.deliver(session, tokens[row], now)
+            row += n or 1
+
+    def _accept(self, session: Session, tokens: Sequence[TokenId], first_row: int, now: int) -> None:
+        """`tokens`: drawn for the session's own row and for its drafts', NOT_DRAWN from where one was refuted or is to be drawn here."""
+        drafts = session.draft.tokens[: len(tokens) - 1]
+        n_accepted = 0
+        for i, token in enumerate(tokens):
+            session.n_unverified = len(drafts) - i
+            session.progress(1, now)
+            drawn = self._engine.draw(first_row + i, session.sampler) if token == NOT_DRAWN else token
+            self._deliveries.deliver(session, drawn, now)
+            if session.phase is not Phase.DECODE or i == len(drafts) or drawn != drafts[i]:
+                break
+            n_accepted += 1
+        if session.phase is not Phase.DONE and session.n_unverified:
+            self._engine.kv_truncate(session.seq_id, session.n_past)
+            session.n_unverified = 0
+        self._meters.on_drafts(session, len(drafts), n_accepted)
 
     def _recover(self, items: Items, status: DecodeStatus, now: int) -> None:
         """After FULL nothing changed. Otherwise some ubatches may stand: roll every sequence back to what we know."""

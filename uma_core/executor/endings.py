@@ -37,6 +37,7 @@ class Deliveries:
         self.rewinding = Rewinding(engine, table, meters)
         self.tick_ns = 0  # how long ticks take
         self.on_release: Callable[[Session, int], None] = self._drop_cells  # sequence -1: it had none
+        self.on_finished: Callable[[Session], None] = lambda session: None
         self.on_linger: Callable[[Session, int, Transfer], None] | None = None  # who sees a last chunk's KV arrive
 
     def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
@@ -210,6 +211,10 @@ class Deliveries:
         if session.sampler is not None:
             session.sampler.close()
             session.sampler = None
+        if session.n_unverified:
+            self._engine.kv_truncate(session.seq_id, session.n_past)
+            session.n_unverified = 0
+        self.on_finished(session)
         session.matcher = None
         if session.scoring is not None:
             session.scoring.close()

@@ -38,6 +38,8 @@ from uma_core.policy.state import CallReport, DeviceView, SchedulerState
 from uma_core.session.events import Event, Stale, Submit
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
+from uma_core.speculation.settings import Settings
+from uma_core.speculation.speculator import Speculator
 from uma_core.trace import Sink
 from uma_core.types import FinishReason, Lane, Phase
 
@@ -50,7 +52,17 @@ SETTLE_TICKS = 16  # ... and ticks: booking many at once would be a pause by its
 class Executor:
     """Owns one engine's sessions. `events` is read by the I/O thread, which `wake` tells of new ones."""
 
-    def __init__(self, engine: Engine, admittance: Admittance, config: SchedulerConfig, cost: CostModel, registry: Registry, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        admittance: Admittance,
+        config: SchedulerConfig,
+        cost: CostModel,
+        registry: Registry,
+        clock: Clock,
+        speculator: Speculator | None = None,
+    ) -> None:
+        """`speculator`: where draft tokens come from; None: nothing is drafted."""
         self.engine = engine
         self.table = SessionTable(engine.info)
         self.meters = Meters(registry)
@@ -64,6 +76,9 @@ class Executor:
         self.calls.on_read = self.cache.grew
         self.places.on_leave = self.calls.deliver_first
         self.deliveries.rewinding.on_rewind = self.places.rewind
+        self._speculator = speculator if engine.info.capabilities.n_verify_rows else None
+        if self._speculator is not None:
+            self.deliveries.on_finished = self._speculator.end
         self.queue_news = QueueNews()
         self.admittance = admittance
         self.cost = cost
@@ -97,6 +112,11 @@ class Executor:
         """Between two ticks."""
         self.cache.apply(settings)
 
+    def set_speculation(self, settings: Settings) -> None:
+        """Between two ticks."""
+        if self._speculator is not None:
+            self._speculator.apply(settings)
+
     # requests
 
     def submit(self, command: Submit) -> None:
@@ -116,6 +136,8 @@ class Executor:
             for recorder in self.recorders:
                 recorder.name(session.sid, session.id)
             self._open_sampler(session)
+            if self._speculator is not None:
+                self._speculator.begin(session)
         if first.phase is Phase.QUEUED:
             self.deliveries.scores.begin(first)
         for which in command.cancelled:
@@ -165,7 +187,9 @@ class Executor:
         self.deliveries.constraints.next_tick()
         if self._groups_waiting:
             self._follow()
-        if self._n_repeats and self._n_changes == self.table.n_changes and not any(r.is_every_tick for r in self.recorders):
+        has_drafts = self._speculator is not None and self._speculator.propose(self.table)
+        can_repeat = self._n_repeats and self._n_changes == self.table.n_changes and not has_drafts
+        if can_repeat and not any(r.is_every_tick for r in self.recorders):
             return self._repeat(now)
         self.settle()
         self.places.shift()
@@ -180,8 +204,8 @@ class Executor:
         if not is_busy:
             self.calls.t_returned_ns = 0
         self._learn(state, plan)
-        can_repeat = not (self.places.can_shift or self.cache.is_settling)
-        self._n_repeats, self._n_changes = plan.n_repeats if can_repeat else 0, n_changes
+        is_steady = not (self.places.can_shift or self.cache.is_settling)
+        self._n_repeats, self._n_changes = plan.n_repeats if is_steady else 0, n_changes
         return is_busy
 
     def _repeat(self, now: int) -> bool:
@@ -434,6 +458,7 @@ def device_view(engine: Engine) -> DeviceView:
         can_slice_transfers=can.can_slice_transfers,
         can_mix_rows=can.can_mix_rows,
         one_set_per_call=bool(info.adapters) and not can.can_mix_adapters,
+        n_verify_rows=can.n_verify_rows,
         mixed_rows=can.ride_rows,
         free_seqs=(),
         n_cells_free=0,

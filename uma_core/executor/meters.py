@@ -32,6 +32,8 @@ class Meters:
         self.decode_call = registry.histogram(m.DECODE_CALL)
         self.decode_last = registry.gauge(m.DECODE_LAST)
         self.decode_ewma = registry.gauge(m.DECODE_EWMA)
+        self.drafted = {source: registry.counter(m.DRAFTED, source=source) for source in m.DRAFTED.labels["source"]}
+        self.accepted_drafts = {source: registry.counter(m.ACCEPTED_DRAFTS, source=source) for source in m.DRAFTED.labels["source"]}
         self.piece = registry.histogram(m.PREFILL_PIECE)
         self.sampling = registry.gauge(m.SAMPLING_LAST)
         self.to_chunk = registry.gauge(m.LOGITS_TO_CHUNK)
@@ -94,6 +96,13 @@ class Meters:
     def on_prediction(self, predicted_ns: int, measured_ns: int) -> None:
         if predicted_ns > 0:
             self.prediction.observe(abs(measured_ns / predicted_ns - 1.0))
+
+    def on_drafts(self, session: Session, n_drafted: int, n_accepted: int) -> None:
+        """A step verified drafts of a session."""
+        session.n_drafted += n_drafted
+        session.n_accepted += n_accepted
+        self.drafted[session.draft.source].add(n_drafted)
+        self.accepted_drafts[session.draft.source].add(n_accepted)
 
     def on_tick(self, ns: int, budget_ns: int) -> None:
         self.ticks.add()

@@ -28,6 +28,7 @@ class ExecutorView(NamedTuple):
     kv: dict[str, int]
     memory: dict[str, int]
     tick: dict[str, Any]
+    speculation: dict[str, Any]
     solo_step_ns: int
     estimate_ms: float  # until the last running request ends
     n_sessions: int
@@ -69,6 +70,7 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
         },
         memory={**memory._asdict(), "cache": executor.cache.store.ram.n_bytes},
         tick=_tick(executor),
+        speculation=_speculation(executor),
         solo_step_ns=executor.cost.solo_step_ns(max((s.n_past for s in sessions if s.phase is Phase.DECODE), default=0)),
         estimate_ms=max((_left_ms(s, now_ns) for s in sessions), default=0.0),
         n_sessions=len(sessions),
@@ -107,6 +109,16 @@ def _tick(executor: Executor) -> dict[str, Any]:
         "guard_detail": guard_words(plan.guard) if plan.guard is not None else None,
         "bmt": _bmt(executor),
         "notes": list(plan.notes),
+    }
+
+
+def _speculation(executor: Executor) -> dict[str, Any]:
+    """Draft tokens that were verified, and accepted, by where they came from."""
+    meters, can = executor.meters, executor.engine.info.capabilities
+    return {
+        "is_exact": can.is_batch_invariant,
+        "drafted": {source: int(counter.value) for source, counter in meters.drafted.items()},
+        "accepted": {source: int(counter.value) for source, counter in meters.accepted_drafts.items()},
     }
 
 

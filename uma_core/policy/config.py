@@ -16,6 +16,7 @@ DEFAULT_STAGES = (
     "prefill_budget",
     "latency_guard",
     "bmt_guard",
+    "speculate",
 )
 RETIRED_STAGES = frozenset({"sweet_spot"})  # still accepted where stages are listed; the cost model chooses how many rows share a call
 

@@ -16,7 +16,7 @@ from uma_core.policy.deadlines import begin_together
 from uma_core.policy.index import indexed
 from uma_core.policy.plan import Plan, PrefillMode, TbtDecision
 from uma_core.policy.repeat import n_repeats
-from uma_core.policy.stages import admission, bmt_guard, decode_first, fairness, prefill_budget, prefill_order, prefix_reuse
+from uma_core.policy.stages import admission, bmt_guard, decode_first, fairness, prefill_budget, prefill_order, prefix_reuse, speculate
 from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt import limits, share
 from uma_core.types import Phase
@@ -43,8 +43,9 @@ REGISTRY: dict[str, StageSpec] = {
     "fairness": StageSpec(learn=fairness.learn, seal=fairness.seal),
     "prefill_order": StageSpec(prefill_order.run),
     "prefill_budget": StageSpec(prefill_budget.run),
-    "latency_guard": StageSpec(share.run),
+    "latency_guard": StageSpec(share.run, seal=share.seal),
     "bmt_guard": StageSpec(bmt_guard.run),
+    "speculate": StageSpec(speculate.run),
 }
 
 

@@ -27,7 +27,7 @@ class PlanItem(NamedTuple):
     sid: int
     seq_id: int
     phase: Phase  # PREFILL or DECODE
-    n_tokens: int  # decode: 1; prefill: chunk length
+    n_tokens: int  # decode: 1, and draft tokens to verify; prefill: chunk length
     want_logits: bool  # decode: always; prefill: on the prompt's last chunk
     call: int  # which decode call; -1 for a SLICED run, which is none
     reason: str
@@ -74,6 +74,7 @@ class Plan(NamedTuple):
     tick_limit_ns: int = 0  # limit of this tick; 0: nothing waits for its end
     bmt_bytes: int = 0  # estimate of what the tick moves through memory; 0: no such stage
     bmt_budget: int = 0  # what it may move; 0: no budget
+    draft_ns: int = 0  # what verifying drafts adds to the decode calls
 
     def remember(self, **fields: Any) -> Plan:
         """The plan with a stage's memory: `remember(stage=value)`."""
@@ -97,6 +98,7 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
     seen: set[int] = set()
     rows_of: dict[int, int] = {}
     sets_of: dict[int, set[AdapterSet]] = {}
+    drafted: set[int] = set()  # calls that hold drafts
     n_sliced = 0
     for item in plan.items:
         if item.sid in seen:
@@ -109,11 +111,15 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
             rows_of[item.call] = rows_of.get(item.call, 0) + item.n_tokens
             if state.device.one_set_per_call and item.sid in by_sid:
                 sets_of.setdefault(item.call, set()).add(by_sid[item.sid].adapters)
+            if item.phase is Phase.DECODE and item.n_tokens > 1:
+                drafted.add(item.call)
     unfit = [sid for sid in plan.restore if not _can_restore(by_sid.get(sid), seqs_admitted, seen)]
     faults += [f"session {sid} cannot be restored now" for sid in unfit]
     n_most = state.device.n_batch
     faults += [f"call {c} has {n} tokens, n_batch is {n_most}" for c, n in rows_of.items() if n > n_most]
     faults += [f"call {c} has rows of {len(sets)} adapter sets" for c, sets in sets_of.items() if len(sets) > 1]
+    most = state.device.n_verify_rows
+    faults += [f"call {c} verifies drafts with {rows_of[c]} rows, the most is {most}" for c in drafted if rows_of[c] > most]
     if n_sliced > 1:
         faults.append(f"{n_sliced} resumable prefills in one tick")
     if n_sliced and not state.device.n_prefill_slots:
@@ -150,7 +156,8 @@ def _check_item(view: SessionView | None, item: PlanItem, admitted: dict[int, in
     if item.phase is Phase.DECODE:
         if view.phase is not Phase.DECODE:
             faults.append(f"session {item.sid} cannot decode yet")
-        if item.n_tokens != 1 or not item.want_logits or item.call < 0 or item.mode is not None:
+        is_fit = 1 <= item.n_tokens <= 1 + len(view.survival)
+        if not is_fit or not item.want_logits or item.call < 0 or item.mode is not None:
             faults.append(f"session {item.sid}: bad decode item")
     elif item.phase is Phase.PREFILL:
         faults += _check_prefill(view, item, state)

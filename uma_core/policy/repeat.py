@@ -19,7 +19,8 @@ STEADY_TICKS = 63  # ... and for so many ticks: what the first ones teach shall 
 def n_repeats(state: SchedulerState, plan: Plan) -> int:
     """Chats stream, all of them are served, and nothing else gets anything for now."""
     index = index_of(state)
-    is_awaited = any((index.waiting, index.prompts, index.moving, plan.admit, plan.park))
+    has_drafts = any(item.n_tokens > 1 for item in plan.items)
+    is_awaited = has_drafts or any((index.waiting, index.prompts, index.moving, plan.admit, plan.park))
     if not index.interactive or len(plan.items) != len(index.interactive) or is_awaited:
         return 0
     n = min(STEADY_TICKS, STEADY_NS // index.round_ns)

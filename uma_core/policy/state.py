@@ -46,6 +46,7 @@ class SessionView(NamedTuple):
     t_held_ns: int = 0  # since when its reader takes nothing and it is paused; 0: it is not
     adapters: AdapterSet = ()  # LoRA adapters that it is computed with
     is_embedding: bool = False  # its prompt has no answer: further inputs follow; never mixed, parked between two inputs only
+    survival: tuple[float, ...] = ()  # of its draft tokens: probability of each that it, and all before it, will be drawn
 
     @property
     def n_left(self) -> int:
@@ -73,6 +74,7 @@ class DeviceView(NamedTuple):
     n_cells_free: int  # not reserved, or reserved more than once: pages that running sequences share
     can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share one
     mixed_rows: tuple[int, ...] = ()  # sizes of a decode call, ascending, that may hold prompt tokens beside decode rows
+    n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: none can
     seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
     seq_loss_ns: tuple[int, ...] = ()  # by free sequence: what it would cost to do without them
     seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while nobody waits

@@ -210,6 +210,8 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         constraint=to_constraint(args["constraint"]),
         reasoning=_to_reasoning(args),
         lora=_to_lora(args["lora"]),
+        prediction=args["prediction"] or "",
+        speculate=args["speculate"] or "",
         metadata=args["metadata"] or {},
     )
 

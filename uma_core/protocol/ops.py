@@ -88,6 +88,14 @@ _GENERATE = (
     CONSTRAINT,
     Field("reasoning", Kind.OBJECT, "count what the answer thinks apart, and limit it", None, fields=_REASONING),
     Field("lora", Kind.OBJECTS, "LoRA adapters to answer with, and no others; absent: as configured", None, 0, 64, fields=_LORA),
+    Field("prediction", Kind.STRING, "text that the answer may repeat, in parts: draft tokens come from it", "", 0),
+    Field(
+        "speculate",
+        Kind.STRING,
+        "draft tokens, verified several at a time: `lookup` drafts what the text repeats; absent: configured",
+        None,
+        choices=("auto", "lookup", "off"),
+    ),
     Field("metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16),
 )
 

@@ -33,6 +33,8 @@ from uma_core.models import is_default_model
 from uma_core.server import memory
 from uma_core.server.loop import Loop
 from uma_core.session.events import Call
+from uma_core.speculation.settings import Settings
+from uma_core.speculation.speculator import Speculator
 from uma_core.trace import Sink
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,11 @@ def cache_of(config: Config) -> CacheSettings:
         is_shared=cache.share_across_uids,
         park_idle_ns=ns(cache.park_idle_ms),
     )
+
+
+def speculation_of(config: Config) -> Settings:
+    options = config.speculation
+    return Settings(options.mode, options.max_draft_tokens, options.history_tokens)
 
 
 class Host:
@@ -206,7 +213,9 @@ class Host:
             cost = calibrate(engine, device_view(engine), self._clock, mode)
             if engine.info.can_generate:
                 warm_up(engine)
-            executor = Executor(engine, self.admittance, config.scheduler.to_scheduler_config(), cost, self._registry, self._clock)
+            speculator = Speculator(speculation_of(config), engine.info.capabilities.is_batch_invariant)
+            scheduler = config.scheduler.to_scheduler_config()
+            executor = Executor(engine, self.admittance, scheduler, cost, self._registry, self._clock, speculator)
             executor.set_cache(cache_of(config))
             return executor
         except BaseException:
@@ -285,12 +294,14 @@ class Host:
     def apply(self, config: Config, done: Done) -> None:
         """Put live settings in force: all of them between two ticks."""
         scheduler, limits, cache = config.scheduler.to_scheduler_config(), limits_of(config), cache_of(config)
+        speculation = speculation_of(config)
 
         def change() -> None:
             self.admittance.limits = limits
             for executor in self._compute.executors:
                 executor.set_config(scheduler)
                 executor.set_cache(cache)
+                executor.set_speculation(speculation)
 
         def reply(result: object, failure: BaseException | None) -> None:
             error = UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}") if failure is not None else None

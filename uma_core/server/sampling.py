@@ -14,6 +14,8 @@ def resolve(text: TextPort, request: Request) -> Request:
     """The request with token ids that the vocabulary has in place of texts. Raises: BAD_REQUEST."""
     if request.preserved_tokens:
         request = replace(request, preserved_tokens=_single_tokens(text, request.preserved_tokens))
+    if isinstance(request.prediction, str) and request.prediction:
+        request = replace(request, prediction=tuple(text.tokenize(request.prediction, False, True)))
     params = request.sampling
     if not params.needs_sampler and not params.stop_token_ids:
         return request

@@ -117,6 +117,7 @@ class Status:
             "clients": view.clients,
             "latency": self._latency(),
             "tick": view.tick,
+            "speculation": view.speculation,
             "kv": view.kv,
             "memory": {**view.memory, "rss": resident_bytes()},
         }

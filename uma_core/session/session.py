@@ -17,6 +17,7 @@ from uma_core.engine.api import Sampler, Transfer
 from uma_core.policy.state import SessionView
 from uma_core.session.answer import Answer
 from uma_core.session.bans import Bans
+from uma_core.session.draft import NO_DRAFT
 from uma_core.session.embedding import Embedding
 from uma_core.session.reasoning import Thinking
 from uma_core.session.scoring import Scoring
@@ -71,6 +72,7 @@ class Session:
         self.request = request
         self.id = request.id
         self.prompt = np.array(tokens, np.int32)  # what has to be read before the next token: see `reread`
+        self.given = self.prompt  # of the request
         self.n_prompt = len(tokens)
         self.n_given = len(tokens)  # of the request
         self.generated: list[TokenId] = []
@@ -112,6 +114,11 @@ class Session:
         self.was_forced = False  # the end of its thought
         self.is_forced = False  # the next token, which its sampler has been told
         self.matcher: Matcher | None = None  # what holds it to a grammar
+        self.speculates = self.looks_up = False  # draft tokens may be used; they may be looked for in texts
+        self.drafts: Any = None  # where they come from: a uma_core.speculation.speculator.DraftSource
+        self.draft = NO_DRAFT
+        self.n_drafted = self.n_accepted = 0  # draft tokens that were verified, and of them those that held
+        self.n_unverified = 0  # positions of its sequence after n_past: drafts that are not accepted yet
         self.n_rest = 0  # ticks to skip, for its grammar took long
         self.text = TextStream(request.stop)
         is_ranked = request.best_of > request.n
@@ -173,6 +180,23 @@ class Session:
     def is_at_its_last(self) -> bool:
         """The next token is the last one that it may have."""
         return len(self.generated) + 1 >= self.n_max
+
+    @property
+    def n_draft_most(self) -> int:
+        """Draft tokens for which there is room: the call draws one more token than it verifies."""
+        return max(0, min(self.n_max - len(self.generated) - 1, self.n_cells - self.n_past - 1))
+
+    @property
+    def forced(self) -> Sequence[TokenId]:
+        """What comes next, where a grammar or the end of a thought leaves no choice."""
+        if self.thinking is not None and self.thinking.forced:
+            return self.thinking.forced
+        return self.matcher.forced if self.matcher is not None else ()
+
+    @property
+    def draws_one_by_one(self) -> bool:
+        """Every token decides how the next one is drawn, by more than its sampler knows: drafts' tokens are drawn by calls of their own."""
+        return self.matcher is not None or self.answer is not None or self.thinking is not None
 
     @property
     def can_decode(self) -> bool:
@@ -289,6 +313,7 @@ class Session:
                 t_held_ns=self.t_held_ns,
                 adapters=self.adapters,
                 is_embedding=self.embedding is not None,
+                survival=self.draft.survival,
             )
         return view
 
@@ -299,6 +324,9 @@ class Session:
 
     def usage(self) -> dict[str, int]:
         usage = {"prompt_tokens": self.n_given, "cached_tokens": self.n_cached, "completion_tokens": len(self.generated)}
+        if self.n_drafted:
+            usage["accepted_prediction_tokens"] = self.n_accepted
+            usage["rejected_prediction_tokens"] = self.n_drafted - self.n_accepted
         if self.thinking is not None:
             usage["reasoning_tokens"] = self.thinking.n_tokens
         return {**usage, "dropped_tokens": self.n_dropped} if self.n_dropped else usage

@@ -13,6 +13,7 @@ from uma_core.metrics import new_registry
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import guess
 from uma_core.session.events import Accepted, Event, Final, Refused, Submit, Token
+from uma_core.speculation.speculator import Speculator
 from uma_core.types import Peer, Request
 
 STEP_NS = 1_000_000
@@ -20,7 +21,12 @@ STEP_NS = 1_000_000
 
 class Rig:
     def __init__(
-        self, model: FakeModel | None = None, limits: Limits | None = None, config: SchedulerConfig | None = None, **engine: Any
+        self,
+        model: FakeModel | None = None,
+        limits: Limits | None = None,
+        config: SchedulerConfig | None = None,
+        speculator: Speculator | None = None,
+        **engine: Any,
     ) -> None:
         """`engine`: cost and jitter of the FakeEngine."""
         self.clock = ManualClock(1)
@@ -29,7 +35,7 @@ class Rig:
         self.registry = new_registry()
         self.admittance = Admittance(limits or Limits(), self.clock)
         cost = guess(device_view(self.engine))
-        self.executor = Executor(self.engine, self.admittance, config or SchedulerConfig(), cost, self.registry, self.clock)
+        self.executor = Executor(self.engine, self.admittance, config or SchedulerConfig(), cost, self.registry, self.clock, speculator)
         self.seen: list[Event] = []
 
     def submit(

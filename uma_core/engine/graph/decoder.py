@@ -135,6 +135,12 @@ class Decoder:
         for n, n_out in shapes:
             self.forwards.of(BatchShape(n, n_out, self._attention.room(self._last.span, n)))
 
+    def draw(self, row: int, sampler: Sampler | None) -> int:
+        assert self._last is not None
+        self.settle()
+        handle = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
+        return int(lib.uma_forward_draw(self._last.native, row, handle))
+
     def logits(self, row: int) -> np.ndarray:
         assert self._last is not None
         self.settle()

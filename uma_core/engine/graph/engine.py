@@ -30,7 +30,7 @@ from uma_core.engine.api import (
     Transfer,
 )
 from uma_core.engine.graph.decoder import Decoder
-from uma_core.engine.graph.forward import Compute
+from uma_core.engine.graph.forward import N_SMALL, Compute
 from uma_core.engine.graph.lane import Lane
 from uma_core.engine.graph.load import Loaded, Wish, load
 from uma_core.engine.graph.pages import Pages
@@ -144,6 +144,8 @@ class GraphEngine:
                 can_slice_transfers=True,
                 can_abort=loaded.device.is_cpu,
                 can_mix_rows=True,
+                is_batch_invariant=loaded.device.is_cpu and not loaded.device.is_stock and not shape.n_expert,
+                n_verify_rows=min(N_SMALL, options.n_batch),
                 ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
             ),
             adapters=loaded.network.adapters.infos,
@@ -211,6 +213,10 @@ class GraphEngine:
         if outcome.status is DecodeStatus.ABORTED:
             self._abort_flag[0] = 0  # one abort stops one call
         return outcome
+
+    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
+        assert self.decoder is not None
+        return self.decoder.draw(row, sampler)
 
     def settle(self) -> None:
         assert self.decoder is not None

@@ -106,6 +106,12 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     return plan.remember(latency_guard=_remembered(gap, plan, grant))
 
 
+def seal(state: SchedulerState, plan: Plan) -> Plan:
+    """The tick is judged by all that was planned, drafts included."""
+    memory = plan.memory.latency_guard
+    return plan.remember(latency_guard=memory._replace(planned_ns=memory.planned_ns + plan.draft_ns)) if plan.draft_ns else plan
+
+
 def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
     """For how many further rounds this finished plan's background streams, none of which fits, are held back without a new look:
     until a long gap may be spent, or one of them starves. 0: the plan has something for them, or the guard was not asked.

@@ -73,7 +73,11 @@ def usage(counts: Mapping[str, int]) -> dict[str, Any]:
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_answer,
         "prompt_tokens_details": {"cached_tokens": counts["cached_tokens"]},
-        "completion_tokens_details": {"reasoning_tokens": counts.get("reasoning_tokens", 0)},
+        "completion_tokens_details": {
+            "reasoning_tokens": counts.get("reasoning_tokens", 0),
+            "accepted_prediction_tokens": counts.get("accepted_prediction_tokens", 0),
+            "rejected_prediction_tokens": counts.get("rejected_prediction_tokens", 0),
+        },
     }
 
 

@@ -1,0 +1,227 @@
+// The longest end of a text that occurred in it before, found in constant time a token: a suffix automaton
+// (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985), built as the text grows.
+#include "uma.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NONE = -1, ROOT = 0 };
+
+// All substrings that end at the same places. The longest of them has `length` tokens.
+typedef struct state {
+    int32_t length;
+    int32_t link;  // the state of its longest suffix that ends at more places; NONE: the root's
+    int32_t end;   // position after one of these places, the latest that was told
+    int32_t edges; // first of its edges, NONE: it has none
+} state;
+
+typedef struct edge {
+    int32_t     from, to;
+    llama_token token;
+    int32_t     next; // of the same state
+} edge;
+
+struct uma_suffix {
+    llama_token * text;
+    state *   states;
+    edge *    edges;
+    int32_t * table; // edges by (from, token), open addressing; NONE: free
+    int32_t n_text, n_states, n_edges, n_table;
+    int32_t most_text, most_states, most_edges;
+    int32_t last;       // the state of the whole text
+    int32_t n_match;    // length of the longest end of the text that occurred before ...
+    int32_t t_match;    // ... and the position after that place
+    bool    is_broken;  // memory ran out
+};
+
+// Room for one more of `size` bytes each.
+static bool grow(void ** items, int32_t n, int32_t * most, size_t size) {
+    if (n < *most) {
+        return true;
+    }
+    const int64_t wanted = *most ? (int64_t) *most * 2 : 256;
+    if (wanted > INT32_MAX) {
+        return false;
+    }
+    void * moved = realloc(*items, (size_t) wanted * size);
+    if (!moved) {
+        return false;
+    }
+    *items = moved;
+    *most  = (int32_t) wanted;
+    return true;
+}
+
+static uint32_t hash(int32_t from, llama_token token) {
+    uint64_t x = ((uint64_t) (uint32_t) from << 32 | (uint32_t) token) * 0x9E3779B97F4A7C15u;
+    return (uint32_t) (x >> 32);
+}
+
+// The place of an edge in the table: its own, or the free one where it belongs.
+static int32_t place(const uma_suffix * s, int32_t from, llama_token token) {
+    int32_t i = (int32_t) (hash(from, token) & (uint32_t) (s->n_table - 1));
+    while (s->table[i] != NONE && (s->edges[s->table[i]].from != from || s->edges[s->table[i]].token != token)) {
+        i = (i + 1) & (s->n_table - 1);
+    }
+    return i;
+}
+
+static int32_t find(const uma_suffix * s, int32_t from, llama_token token) {
+    return s->n_table ? s->table[place(s, from, token)] : NONE;
+}
+
+// The table twice as large, at least; half of it stays free.
+static bool widen(uma_suffix * s) {
+    const int64_t n = s->n_table ? (int64_t) s->n_table * 2 : 1024;
+    int32_t * table = n <= INT32_MAX ? malloc((size_t) n * sizeof(int32_t)) : NULL;
+    if (!table) {
+        return false;
+    }
+    free(s->table);
+    s->table   = table;
+    s->n_table = (int32_t) n;
+    memset(table, 0xFF, (size_t) n * sizeof(int32_t));
+    for (int32_t i = 0; i < s->n_edges; i++) {
+        table[place(s, s->edges[i].from, s->edges[i].token)] = i;
+    }
+    return true;
+}
+
+static bool add_edge(uma_suffix * s, int32_t from, llama_token token, int32_t to) {
+    if (s->n_edges >= s->n_table / 2 && !widen(s)) {
+        return false;
+    }
+    if (!grow((void **) &s->edges, s->n_edges, &s->most_edges, sizeof(edge))) {
+        return false;
+    }
+    s->edges[s->n_edges] = (edge) { from, to, token, s->states[from].edges };
+    s->table[place(s, from, token)] = s->n_edges;
+    s->states[from].edges = s->n_edges++;
+    return true;
+}
+
+static int32_t add_state(uma_suffix * s, int32_t length, int32_t link, int32_t end) {
+    if (!grow((void **) &s->states, s->n_states, &s->most_states, sizeof(state))) {
+        return NONE;
+    }
+    s->states[s->n_states] = (state) { length, link, end, NONE };
+    return s->n_states++;
+}
+
+// The part of `original` whose substrings are no longer than `length` becomes a state of its own.
+static int32_t split(uma_suffix * s, int32_t original, int32_t length) {
+    const int32_t part = add_state(s, length, s->states[original].link, s->states[original].end);
+    if (part == NONE) {
+        return NONE;
+    }
+    for (int32_t i = s->states[original].edges; i != NONE; i = s->edges[i].next) {
+        if (!add_edge(s, part, s->edges[i].token, s->edges[i].to)) {
+            return NONE;
+        }
+    }
+    s->states[original].link = part;
+    return part;
+}
+
+static bool extend(uma_suffix * s, llama_token token) {
+    if (!grow((void **) &s->text, s->n_text, &s->most_text, sizeof(llama_token))) {
+        return false;
+    }
+    s->text[s->n_text++] = token;
+    const int32_t whole = add_state(s, s->n_text, ROOT, s->n_text);
+    if (whole == NONE) {
+        return false;
+    }
+    int32_t at = s->last, known = NONE;
+    while (at != NONE && (known = find(s, at, token)) == NONE) {
+        if (!add_edge(s, at, token, whole)) {
+            return false;
+        }
+        at = s->states[at].link;
+    }
+    int32_t link = ROOT;
+    if (at != NONE) {
+        const int32_t to = s->edges[known].to, length = s->states[at].length + 1;
+        link = to;
+        if (s->states[to].length != length) {
+            link = split(s, to, length);
+            if (link == NONE) {
+                return false;
+            }
+            for (int32_t i; at != NONE && (i = find(s, at, token)) != NONE && s->edges[i].to == to; at = s->states[at].link) {
+                s->edges[i].to = link;
+            }
+        }
+    }
+    s->states[whole].link = link;
+    s->last    = whole;
+    s->n_match = s->states[link].length;
+    s->t_match = s->states[link].end;
+    s->states[link].end = s->n_text; // from now on the latest place
+    return true;
+}
+
+uma_suffix * uma_suffix_new(void) {
+    uma_suffix * s = calloc(1, sizeof(*s));
+    if (s && add_state(s, 0, NONE, 0) == NONE) {
+        free(s);
+        return NULL;
+    }
+    return s;
+}
+
+bool uma_suffix_extend(uma_suffix * s, const llama_token * tokens, int32_t n) {
+    for (int32_t i = 0; i < n && !s->is_broken; i++) {
+        s->is_broken = !extend(s, tokens[i]);
+    }
+    return !s->is_broken;
+}
+
+int32_t uma_suffix_match(const uma_suffix * s, int32_t * n_match) {
+    *n_match = s->is_broken ? 0 : s->n_match;
+    return s->t_match;
+}
+
+int32_t uma_suffix_read(const uma_suffix * s, int32_t from, llama_token * out, int32_t n_most) {
+    int32_t n = 0;
+    for (; n < n_most && from >= 0 && from + n < s->n_text && s->text[from + n] >= 0; n++) {
+        out[n] = s->text[from + n];
+    }
+    return n;
+}
+
+int32_t uma_suffix_follow(const uma_suffix * s, uma_suffix_cursor * at, llama_token token) {
+    if (s->is_broken) {
+        at->n_match = 0;
+        return 0;
+    }
+    // the text has grown since: a part of the state may have become a state of its own
+    while (s->states[at->state].link != NONE && s->states[s->states[at->state].link].length >= at->n_match) {
+        at->state = s->states[at->state].link;
+    }
+    int32_t i;
+    while ((i = find(s, at->state, token)) == NONE && at->state != ROOT) {
+        at->state   = s->states[at->state].link;
+        at->n_match = s->states[at->state].length;
+    }
+    if (i != NONE) {
+        at->state = s->edges[i].to;
+        at->n_match++;
+    }
+    return s->states[at->state].end;
+}
+
+int64_t uma_suffix_bytes(const uma_suffix * s) {
+    return (int64_t) sizeof(*s) + s->most_text * (int64_t) sizeof(llama_token) + s->most_states * (int64_t) sizeof(state)
+        + s->most_edges * (int64_t) sizeof(edge) + s->n_table * (int64_t) sizeof(int32_t);
+}
+
+void uma_suffix_free(uma_suffix * s) {
+    if (s) {
+        free(s->text);
+        free(s->states);
+        free(s->edges);
+        free(s->table);
+        free(s);
+    }
+}

@@ -1,0 +1,67 @@
+"""Draft tokens through the socket: the same answers, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.daemon.support import DRAFT, DaemonProcess, text_of
+
+Serve = Callable[..., DaemonProcess]
+
+COPY = "The shell reads commands and runs them. The kernel has many tasks. The shell reads commands and runs them. The kernel has"
+SCHEMA = {"json_schema": {"type": "object", "properties": {"measurement": {"const": "temperature"}}, "required": ["measurement"]}}
+
+
+def answer(daemon: DaemonProcess, **fields: Any) -> tuple[str, dict[str, Any]]:
+    events = daemon.generate(COPY, **{"max_tokens": 60, "ignore_eos": True, **fields})
+    return text_of(events), events[-1]["usage"]
+
+
+def drafted(usage: dict[str, Any]) -> int:
+    return usage.get("accepted_prediction_tokens", 0) + usage.get("rejected_prediction_tokens", 0)
+
+
+@pytest.fixture
+def daemon(serve_model: Serve) -> DaemonProcess:
+    return serve_model("--engine", "graph", "--max-draft-tokens", "6", model=DRAFT)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "seed": 5}, {"repeat_penalty": 1.05}, {"logprobs": 2}])
+def test_an_answer_that_repeats_itself(daemon: DaemonProcess, sampling: dict[str, Any]) -> None:
+    plain, usage = answer(daemon, speculate="off", **sampling)
+    assert not drafted(usage)
+    fast, usage = answer(daemon, speculate="lookup", **sampling)
+    assert fast == plain and usage["completion_tokens"] == 60
+
+
+def test_a_prediction_that_is_right(daemon: DaemonProcess) -> None:
+    plain, _ = answer(daemon, speculate="off")
+    fast, usage = answer(daemon, prediction=plain, priority="background")
+    assert fast == plain and usage["accepted_prediction_tokens"] > 0
+    said = daemon.status()["speculation"]
+    assert said["is_exact"] and said["accepted"]["prediction"] > 0
+
+
+def test_an_answer_that_was_given_before(daemon: DaemonProcess) -> None:
+    with daemon.connect() as wire:  # one process, one account
+        texts = []
+        for _ in range(3):
+            wire.send(id="g", prompt="Once upon a time", max_tokens=50, ignore_eos=True, priority="background")
+            texts.append(text_of(wire.until_final("g")))
+    assert len(set(texts)) == 1
+    assert daemon.status()["speculation"]["accepted"]["history"] > 0
+
+
+def test_a_schema_leaves_no_choice(daemon: DaemonProcess) -> None:
+    plain, _ = answer(daemon, constraint=SCHEMA, speculate="off", ignore_eos=False)
+    fast, _ = answer(daemon, constraint=SCHEMA, ignore_eos=False)
+    assert fast == plain and daemon.status()["speculation"]["accepted"]["forced"] > 0
+
+
+def test_switched_off_by_configuration(serve_model: Serve) -> None:
+    daemon = serve_model("--engine", "graph", "--speculate", "off", "--history-tokens", "0", model=DRAFT)
+    _, usage = answer(daemon)
+    assert not drafted(usage) and not any(daemon.status()["speculation"]["drafted"].values())

@@ -1,0 +1,73 @@
+"""Draft tokens that a text repeats: what followed the longest end of it that occurred before, in itself or in earlier answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from uma_core.session.draft import NO_DRAFT, Draft
+from uma_core.speculation.acceptance import Acceptance
+from uma_core.speculation.suffix import Cursor, SuffixText
+from uma_core.types import TokenId
+
+N_FEED = 1024  # tokens of a prompt taken in at a time, 0.1 to 0.3 ms: a tick must not wait longer
+OWN, HISTORY, PREDICTION = "lookup", "history", "prediction"
+FIRST_MATCH = 8  # a prediction's first token counts as likely as one behind a match of so many
+
+
+class Lookup:
+    """Of one session. `given`: (n,) int32, its prompt; borrowed. `prediction`: tokens that the client expects."""
+
+    def __init__(
+        self, given: np.ndarray, history: Sequence[SuffixText], rates: Acceptance, prediction: Sequence[TokenId] = ()
+    ) -> None:
+        self._own = SuffixText()
+        self._given = given
+        self._n_generated = 0  # tokens of the answer that were taken in
+        self._cursors = [(HISTORY, Cursor(text)) for text in history]
+        self._prediction = tuple(prediction)
+        if prediction:
+            expected = SuffixText()
+            expected.extend(np.array(prediction, np.int32))
+            self._cursors.insert(0, (PREDICTION, Cursor(expected)))
+        self._rates = rates
+        self.draft = NO_DRAFT
+
+    def feed(self) -> bool:
+        """Take in a part of the prompt; whether all of it is in."""
+        n = self._own.n
+        if n < len(self._given):
+            self._own.extend(self._given[n : n + N_FEED])
+        return self._own.n >= len(self._given)
+
+    def propose(self, generated: Sequence[TokenId], n_most: int) -> Draft:
+        """At most n tokens that may follow the answer so far. Learns from what has come since the last time."""
+        if not self.feed():
+            return NO_DRAFT
+        new = generated[self._n_generated :]
+        if new:
+            self._n_generated = len(generated)
+            self._rates.observe(self.draft.source, self.draft.n_match, self.draft.tokens, new)
+            self._own.extend(np.array(new, np.int32))
+            for token in new:
+                for _, cursor in self._cursors:
+                    cursor.follow(token)
+        self.draft = self._best(n_most)
+        return self.draft
+
+    def _best(self, n_most: int) -> Draft:
+        """Of the places that were found, the one with the longest match; the text itself goes before others."""
+        if self._prediction and not self._n_generated:
+            return self._draft(self._prediction[:n_most], PREDICTION, FIRST_MATCH)
+        n_match, position = self._own.match()
+        source, text = OWN, self._own
+        for name, cursor in self._cursors:
+            if cursor.n_match > n_match:
+                n_match, position, source, text = cursor.n_match, cursor.position, name, cursor.text
+        if not n_match or n_most <= 0:
+            return NO_DRAFT
+        return self._draft(text.read(position, n_most), source, n_match)
+
+    def _draft(self, tokens: Sequence[TokenId], source: str, n_match: int) -> Draft:
+        return Draft(tuple(tokens), tuple(self._rates.survival(source, n_match, len(tokens))), source, n_match)

@@ -1,0 +1,65 @@
+"""Texts in which the end of another text, or their own, is found again (native/suffix.c: a suffix automaton).
+
+A token costs 0.1 to 0.3 us and 130 bytes, whatever the text's length.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import TokenId
+
+N_READ_MOST = 64  # tokens of a continuation that are read at once
+
+
+class SuffixText:
+    """A growing text. Owns its memory. Tokens below 0 are separators: no match crosses one, if each occurs once."""
+
+    def __init__(self) -> None:
+        """Raises: INSUFFICIENT_MEMORY."""
+        made = lib.uma_suffix_new()
+        if not made:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to look drafts up in")
+        self.handle = ffi.gc(made, lib.uma_suffix_free)
+        self.n = 0
+        self._n_match = ffi.new("int32_t *")
+        self._out = ffi.new("llama_token[]", N_READ_MOST)
+
+    def extend(self, tokens: np.ndarray) -> None:
+        """Append (n,) int32. Where memory runs out, nothing matches any more."""
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        lib.uma_suffix_extend(self.handle, ffi.from_buffer("llama_token *", tokens), len(tokens))
+        self.n += len(tokens)
+
+    def match(self) -> tuple[int, int]:
+        """The longest end of the text that occurred before: its length, and the position after its latest earlier place."""
+        position = lib.uma_suffix_match(self.handle, self._n_match)
+        return self._n_match[0], position
+
+    def read(self, position: int, n: int) -> list[TokenId]:
+        """Up to n tokens from there on, to the next separator or the end."""
+        n_read = lib.uma_suffix_read(self.handle, position, self._out, min(n, N_READ_MOST))
+        tokens: list[TokenId] = ffi.unpack(self._out, n_read)
+        return tokens
+
+    @property
+    def n_bytes(self) -> int:
+        return int(lib.uma_suffix_bytes(self.handle))
+
+
+class Cursor:
+    """How much of the end of a text that grows token by token occurs in a SuffixText, which may grow as well."""
+
+    def __init__(self, text: SuffixText) -> None:
+        self.text = text
+        self.position = 0
+        self._at = ffi.new("uma_suffix_cursor *")
+
+    @property
+    def n_match(self) -> int:
+        return int(self._at.n_match)
+
+    def follow(self, token: TokenId) -> None:
+        self.position = lib.uma_suffix_follow(self.text.handle, self._at, token)
