@@ -99,7 +99,6 @@ class Capabilities:
     can_slice_transfers: bool  # Transfer.step honours until_ns (else one step does all)
     can_abort: bool  # abort() reaches a running decode call
     can_mix_rows: bool = False  # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
-    is_batch_invariant: bool = False  # a row's logits have the same bits whatever rows are computed with it
     n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: no drafts can be verified
     ride_rows: tuple[int, ...] = ()  # sizes of a decode call, ascending, in which a prompt's tokens may ride beside other sequences' rows at little cost
     can_mix_adapters: bool = True  # rows of a decode call may have different LoRA adapters; else all of them have the same

@@ -477,7 +477,6 @@ def _info(model: FakeModel) -> EngineInfo:
             True,
             True,
             model.is_unified,
-            True,
             min(N_VERIFY_ROWS, model.n_batch) if model.can_rollback else 0,
             model.ride_rows,
             model.can_mix_adapters,
@@ -486,4 +485,5 @@ def _info(model: FakeModel) -> EngineInfo:
         embedding=EmbeddingInfo(N_EMBD, "last", tuple(ROWS_OF), model.n_ctx if model.is_unified else model.n_ctx // model.n_seq_max, model.n_ubatch),
         notes=(f"begin-of-text is token {BOS}",),
         n_outputs=max(16, model.n_seq_max),
+        is_deterministic=True,
     )

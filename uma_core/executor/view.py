@@ -114,9 +114,9 @@ def _tick(executor: Executor) -> dict[str, Any]:
 
 def _speculation(executor: Executor) -> dict[str, Any]:
     """Draft tokens that were verified, and accepted, by where they came from."""
-    meters, can = executor.meters, executor.engine.info.capabilities
+    meters = executor.meters
     return {
-        "is_exact": can.is_batch_invariant,
+        "is_exact": executor.engine.info.is_deterministic,
         "drafted": {source: int(counter.value) for source, counter in meters.drafted.items()},
         "accepted": {source: int(counter.value) for source, counter in meters.accepted_drafts.items()},
     }

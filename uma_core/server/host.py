@@ -213,7 +213,7 @@ class Host:
             cost = calibrate(engine, device_view(engine), self._clock, mode)
             if engine.info.can_generate:
                 warm_up(engine)
-            speculator = Speculator(speculation_of(config), engine.info.capabilities.is_batch_invariant)
+            speculator = Speculator(speculation_of(config), engine.info.is_deterministic)
             scheduler = config.scheduler.to_scheduler_config()
             executor = Executor(engine, self.admittance, scheduler, cost, self._registry, self._clock, speculator)
             executor.set_cache(cache_of(config))

@@ -144,7 +144,6 @@ class GraphEngine:
                 can_slice_transfers=True,
                 can_abort=loaded.device.is_cpu,
                 can_mix_rows=True,
-                is_batch_invariant=loaded.device.is_cpu and not loaded.device.is_stock and not shape.n_expert,
                 n_verify_rows=min(N_SMALL, options.n_batch),
                 ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
             ),
