@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uma_core.constraint import gbnf, schema
+from uma_core.constraint import bounds, gbnf, schema
 from uma_core.constraint.lexemes import to_lark
 from uma_core.constraint.lib import ffi, load
 from uma_core.constraint.vocabulary import Vocabulary
@@ -28,13 +28,14 @@ _PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # what llguidance's regular ex
 
 # Bounds of one grammar. A step is the mask of one token, on the compute thread: llguidance gives 14,000 lexer units and
 # 20,000 items a millisecond, so that no mask takes longer than about 4 ms, of which ordinary ones (to 1.3 ms at 152k tokens,
-# a string with a length limit) stay well clear. A lexer state has 1 to 2 KB.
+# a string with a length limit) stay well clear. A lexer state has 0.1 to 0.5 KB. What a schema may take of items and states is
+# checked before it is compiled (bounds.py), with a margin.
 LIMITS = {
-    "max_items_in_row": 2_000,
+    "max_items_in_row": 2_400,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 50_000,
     "step_max_items": 50_000,
-    "max_lexer_states": 30_000,
+    "max_lexer_states": 100_000,
     "max_grammar_size": 200_000,
     "precompute_large_lexemes": True,
     "verbose_errors": False,
@@ -66,6 +67,8 @@ def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
         return _sized(Source(b"lark", lark.encode()), constraint)
     if constraint.kind == "regex" and len(value) > N_REGEX_BYTES_MOST:
         raise refused(constraint, f"it has {len(value)} characters, at most {N_REGEX_BYTES_MOST} are read")
+    if constraint.kind == "regex" and bounds.pattern_states(value) > bounds.N_STATES_MOST:
+        raise refused(constraint, "its counted repetitions come to too many characters in all")
     return _sized(Source(constraint.kind.encode(), value.encode()), constraint)
 
 

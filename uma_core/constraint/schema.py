@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from uma_core.constraint import bounds
 from uma_core.constraint.ecma import ForeignError, to_rust
 from uma_core.errors import ErrorCode, UmaError
 
@@ -103,6 +104,7 @@ class _Checker:
         self._anchors = dict(_anchors(root))
         self._seen: dict[int, Any] = {}  # id of a subschema -> it: what `$ref` leads to may be met again
         self._todo = [_Place(root, ())]
+        self._places: list[_Place] = []  # of those
         self._entered: set[int] = set()
         self._n_levels = 0
 
@@ -112,10 +114,12 @@ class _Checker:
             if isinstance(place.schema, bool) or id(place.schema) in self._seen:
                 continue
             self._seen[id(place.schema)] = place.schema
+            self._places.append(place)
             if not isinstance(place.schema, dict):
                 raise refused("a schema is an object or a boolean", *_split(place.path))
             for keyword, value in place.schema.items():
                 self._check(place, keyword, value)
+        self._check_bounds()
         normal = _normal(self._root, self._seen)
         assert isinstance(normal, dict)
         return normal
@@ -141,6 +145,25 @@ class _Checker:
             raise refused(f"the keyword `{keyword[:64]}` is not supported", keyword[:64], place.path)
         elif keyword == "$id" and place.path:
             raise refused("`$id` is only supported at the root", "$id", place.path)
+
+    def _check_bounds(self) -> None:
+        """What would only fail within an answer."""
+        counted: dict[Any, int] = {}  # strings that are alike are one
+        for schema, path in self._places:
+            n_items = bounds.n_items(schema, self._target)
+            if n_items > bounds.N_ITEMS_MOST:
+                keyword = next(k for k in ("anyOf", "oneOf", "allOf", "properties", "enum", "$ref") if k in schema)
+                message = f"`{keyword}`: too much may come at one place of the answer, most likely too many optional properties"
+                raise refused(f"{message} (about 480 can be)", keyword, path)
+            counted[tuple(schema.get(k) for k in ("minLength", "maxLength", "pattern"))] = bounds.n_states(schema)
+            if sum(counted.values()) > bounds.N_STATES_MOST:
+                keyword = next(k for k in ("maxLength", "minLength", "pattern") if k in schema)
+                n_most = bounds.N_STATES_MOST // bounds.STATES_OF_ANY
+                raise refused(f"`{keyword}`: all lengths of strings together come to more than {n_most} characters", keyword, path)
+
+    def _target(self, ref: str) -> Any:
+        place = self._anchors.get(ref[1:])
+        return place.schema if place is not None else _find(self._root, ref)[0]
 
     def _check_named(self, place: _Place, keyword: str, value: Any) -> None:
         if not isinstance(value, dict):

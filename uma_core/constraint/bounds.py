@@ -1,0 +1,98 @@
+"""What a schema takes of llguidance's bounds, found before anything is compiled: an answer must not fail half-way because of them.
+
+Measured on llguidance 1.9 (messages of its parser with the bounds set low). A row of its parser, which is what may come at one place
+of an answer, has 4 items for each property that may be left out there, 8 for an object that may have others, 6 for an array, one for an
+object or array of `enum`, and those of all branches. A string whose characters are counted takes 9 lexer states a character, a counted part of a
+pattern 1 where it is ASCII and 9 where it may be anything. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+try:
+    from re import _parser as sre  # Python 3.11
+except ImportError:
+    import sre_parse as sre
+
+N_ITEMS_MOST = 2_000  # of a row; a step takes their square: up to 3 ms for 2,000
+N_STATES_MOST = 90_000  # of 100,000: others than the counted ones come to some hundreds
+STATES_OF_ANY = 9  # for a character that may be any: its UTF-8 in all lengths
+UNBOUNDED = sre.MAXREPEAT
+
+Resolve = Callable[[str], Any]  # what a `$ref` leads to
+
+
+def n_items(schema: Any, resolve: Resolve) -> int:
+    """Of the row where an answer to this schema begins."""
+    return _items(schema, resolve, frozenset())
+
+
+def _items(schema: Any, resolve: Resolve, above: frozenset[int]) -> int:
+    if not isinstance(schema, dict) or id(schema) in above:
+        return 1
+    above |= {id(schema)}
+    n = 1 + _items(resolve(schema["$ref"]), resolve, above) if "$ref" in schema else 1
+    if schema.get("type") == "object" or "properties" in schema:
+        n += 4 * _most_optional(schema) + 8 * (schema.get("additionalProperties") is not False)
+    if schema.get("type") == "array" or "items" in schema or "prefixItems" in schema:
+        n += 6 * (schema.get("items") is not False)
+    n += sum(isinstance(value, dict | list) for value in schema.get("enum", ()))
+    n += sum(_items(part, resolve, above) for part in schema.get("allOf", ()))
+    for keyword in ("anyOf", "oneOf"):
+        branches = [branch for branch in schema.get(keyword, ()) if not _is_scalar(branch)]
+        if branches:
+            n = (n - 1) * len(branches) + sum(_items(branch, resolve, above) for branch in branches)
+    return n
+
+
+def _most_optional(schema: dict[str, Any]) -> int:
+    """Properties that may be left out, between two that may not: each of them may come next. They come in the schema's order."""
+    longest = n = 0
+    required = set(schema.get("required", ()))
+    for name in schema.get("properties", ()):
+        n = 0 if name in required else n + 1
+        longest = max(longest, n)
+    return longest
+
+
+def _is_scalar(schema: Any) -> bool:
+    """Constants of one character string: they are a single lexeme, however many there are."""
+    return isinstance(schema, dict) and not isinstance(schema.get("const", {}), dict | list)
+
+
+def n_states(schema: dict[str, Any]) -> int:
+    """Lexer states that the strings of one schema take at most, those of its subschemas left out."""
+    counted = max(schema.get("minLength", 0), schema.get("maxLength", 0)) * STATES_OF_ANY
+    return int(counted) + sum(map(pattern_states, [schema[k] for k in ("pattern",) if k in schema]))
+
+
+def pattern_states(pattern: str) -> int:
+    """Of an expression; 0 where Python cannot read it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _weight(sre.parse(re.sub(r"\\[pP]\{\^?\w+\}", ".", pattern)))
+    except (re.error, RecursionError, OverflowError):
+        return 0
+
+
+def _weight(parts: Iterable[Any]) -> int:
+    n = 0
+    for op, value in parts:
+        name = str(op)
+        if name.endswith("_REPEAT"):
+            least, most, inner = value
+            n += _weight(inner) * max(1, least if most == UNBOUNDED else most)
+        elif name == "SUBPATTERN":
+            n += _weight(value[-1])
+        elif name == "BRANCH":
+            n += sum(map(_weight, value[1]))
+        elif name in ("ANY", "NOT_LITERAL") or (name == "IN" and str(value[0][0]) in ("NEGATE", "CATEGORY")):
+            n += STATES_OF_ANY
+        elif name != "AT":
+            n += 1
+    return n
