@@ -42,7 +42,7 @@ check: ext ## lint, types, import rules, generated files up to date
 	$(PY) -m pytest -q tests/arch
 	$(PY) -m bindings.generate --check
 
-fuzz: ext ## long random input: the protocol, combinations of options, damaged model files, limits of memory
+fuzz: ext ## long random input: the protocol, fields of requests, answers under schemas, options, damaged model files, limits of memory
 	UMA_FUZZ=full $(PY) -m pytest -q -m fuzz
 
 audit: $(READY) ## look for known vulnerabilities in what the HTTP gateway needs (asks the package index)

@@ -40,6 +40,8 @@ NAMES: dict[str, str] = {
     "prompts_ms": "storm prompts done in, ms",
     "prompt_tok_s": "storm prompts, tokens/s",
     "prompt_ttft_p50_ms": "storm prompts' TTFT p50, ms",
+    "alone_speed_x": "speed of a stream with a schema, x a free one",
+    "streams_speed_x": "speed of four streams with a schema, x four free ones",
     "alone_ms": "chain alone, ms",
     "chain_ms": "chain loaded, ms",
     "slowdown_x": "chain slowdown",

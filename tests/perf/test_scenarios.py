@@ -124,3 +124,21 @@ def test_on_a_gpu_an_engine_by_name_is_held_to_the_same_rows_beside_the_default(
     assert [(c.ours, c.figure, c.limit) for c in rows[len(ON_GPU) :]] == [("uma:engine=graph", c.figure, c.limit) for c in ON_GPU]
     assert len({(c.scenario, c.what) for c in rows}) == len(rows)
     assert {"uma", "uma:engine=graph", "llama-server:kvu"} <= set(labels_for("storm", rows))
+
+
+def test_schemas_as_documented_and_what_it_measures() -> None:
+    scenario = SCENARIOS["schemas"]
+    by_name = {phase.name: phase for phase in scenario.phases(Sizing())}
+    phases = {name: phase.asks for name, phase in by_name.items()}
+    for free, held in (("alone", "alone_held"), ("free", "held")):
+        assert [(a.name, a.n_prompt, a.n_tokens, a.at_ms) for a in phases[free]] == [
+            (a.name, a.n_prompt, a.n_tokens, a.at_ms) for a in phases[held]
+        ]
+        assert not any(a.has_schema for a in phases[free])
+        assert {a.name for a in phases[held] if a.has_schema} == {a.name for a in phases[held]} - {"chat"}
+
+    logs = {"alone": played(by_name["alone"], 10), "alone_held": played(by_name["alone_held"], 20)}
+    logs |= {"free": played(by_name["free"], 10), "held": played(by_name["held"], 11)}
+    figures = scenario.measure(logs)
+    assert figures["alone_speed_x"] == pytest.approx(0.5) and figures["streams_speed_x"] == pytest.approx(10 / 11)
+    assert figures["p95_x"] == pytest.approx(1.1)

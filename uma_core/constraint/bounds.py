@@ -8,15 +8,14 @@ pattern 1 where it is ASCII and 9 where it may be anything. Pure.
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-try:
-    from re import _parser as sre  # Python 3.11
-except ImportError:
-    import sre_parse as sre
+sre: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
 N_ITEMS_MOST = 2_000  # of a row; a step takes their square: up to 3 ms for 2,000
 N_STATES_MOST = 90_000  # of 100,000: others than the counted ones come to some hundreds
