@@ -9,6 +9,7 @@ from typing import Any
 from uma_ctl.client import Client, Event
 from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, ServerError
 from uma_ctl.interrupt import cancel_on_sigint
+from uma_ctl.options import THOUGHT
 
 GRACE_S = 5.0  # the daemon enforces timeout_ms; the client waits a little longer before it gives up
 COMPLETE = ("stop", "length")
@@ -21,6 +22,8 @@ FIELDS = {  # command-line option -> request field
     "min_p": "min_p",
     "repeat_penalty": "repeat_penalty",
     "seed": "seed",
+    "n": "n",
+    "logprobs": "logprobs",
     "priority": "priority",
 }
 
@@ -34,6 +37,8 @@ class Answer:
     usage: dict[str, Any] = field(default_factory=dict)
     timing: dict[str, Any] = field(default_factory=dict)
     is_interrupted: bool = False
+    tokens: list[Event] = field(default_factory=list)  # with `--logprobs`: what is told of each
+    others: list[Answer] = field(default_factory=list)  # with `--n`: all of them, this one being the first
 
     @property
     def exit_status(self) -> int:
@@ -49,6 +54,13 @@ def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
         request["stop"] = list(options["stop"])
     if options.get("lora"):
         request["lora"] = options["lora"]
+    if options.get("banned"):
+        request["banned_strings"] = list(options["banned"])
+    if options.get("think") or options.get("reasoning_budget") is not None:
+        start, end = options.get("think") or THOUGHT
+        request["reasoning"] = {"start": start, "end": end}
+        if options.get("reasoning_budget") is not None:
+            request["reasoning"]["budget_tokens"] = options["reasoning_budget"]
     if options.get("timeout"):
         request["timeout_ms"] = int(options["timeout"] * 1000)
     request["stream"] = not options.get("no_stream", False)
@@ -80,15 +92,36 @@ def run(
     return answer
 
 
+def _take_one_of_several(answer: Answer, index: int, event: Event, on_text: Callable[[str], None]) -> None:
+    """Shown when it has ended, under its number: several at once could not be told apart."""
+    while len(answer.others) <= index:
+        answer.others.append(Answer())
+    one = answer.others[index]
+    one.text += event.get("text") or ""
+    one.tokens += event.get("logprobs") or ()
+    if event["event"] == "end":
+        one.reason = str(event.get("reason", ""))
+        label = f"[{index + 1}]" if one.reason in COMPLETE else f"[{index + 1}, {one.reason}]"
+        on_text(f"{label} {one.text.rstrip()}\n")
+        answer.text = answer.others[0].text
+
+
 def _take(answer: Answer, event: Event, on_text: Callable[[str], None]) -> None:
     kind = event.get("event")
     if kind == "error":
         raise ServerError(event)
+    index = event.get("index")
+    if isinstance(index, int) and kind in ("token", "end"):
+        _take_one_of_several(answer, index, event, on_text)
+        return
+    answer.tokens += event.get("logprobs") or ()
     text = event.get("text")
     if kind in ("token", "eos") and isinstance(text, str) and text:
         answer.text += text
         on_text(text)
     if kind == "eos":
+        for one in event.get("answers") or ():
+            _take_one_of_several(answer, one["index"], {"event": "end", **one}, on_text)
         answer.reason = str(event.get("reason", ""))
         answer.usage = event.get("usage") or {}
         answer.timing = event.get("timing") or {}

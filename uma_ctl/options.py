@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from uma_core.endpoint import FALLBACK
+from uma_core.protocol.ops import DEFAULT_OP, OPS
 from uma_ctl.client import DEFAULT_TIMEOUT_S, Client
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,6 +32,26 @@ def adapter(text: str) -> dict[str, Any]:
         raise click.BadParameter(f"{text!r} is neither ID nor ID=SCALE") from None
 
 
+THOUGHT = ("<think>", "</think>")  # what most templates write
+
+
+def _field_option(name: str, path: str) -> Callable[[F], F]:
+    """An option as generate's field of that name declares it."""
+    fields, field = OPS[DEFAULT_OP].fields, None
+    for part in path.split("."):
+        field = next(field for field in fields if field.name == part)
+        fields = field.fields
+    assert field is not None
+    kind = click.IntRange(None if field.low is None else int(field.low), None if field.high is None else int(field.high))
+    help = field.help.replace("`", "")
+    return click.option(name, type=kind, help=f"{help[0].upper()}{help[1:]}.")
+
+
+def _refuse_image(context: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.BadParameter("images are not supported: the daemon reads text alone", context, param)
+
+
 _GENERATION = (
     click.option("--max-tokens", type=click.IntRange(1), help="Most tokens to generate."),
     click.option("--temp", "--temperature", "temp", type=click.FloatRange(0), help="0 takes the likeliest token."),
@@ -42,6 +63,12 @@ _GENERATION = (
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
     click.option("--lora", multiple=True, metavar="ID[=SCALE]", callback=lambda _, __, given: [adapter(text) for text in given],
                  help="Answer with this LoRA adapter of the daemon's. May be repeated; ID=0 alone means none."),
+    click.option("--banned", multiple=True, metavar="TEXT", help="A text that the answer never has. May be repeated."),
+    _field_option("--n", "n"),
+    _field_option("--logprobs", "logprobs"),
+    click.option("--think", nargs=2, metavar="START END", help=f"Texts between which the model thinks, else {' '.join(THOUGHT)}."),
+    _field_option("--reasoning-budget", "reasoning.budget_tokens"),
+    click.option("--image", expose_value=False, callback=_refuse_image, metavar="FILE", help="Not supported: the daemon reads text alone."),
     click.option("--priority", type=click.Choice(["interactive", "background"]), help="Lane; inferred where absent."),
     click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the answer after so long."),
 )

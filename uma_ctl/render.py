@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -320,6 +321,15 @@ def summary(usage: Fields, timing: Fields, reason: str) -> str:
         f"{units.ms(timing.get('ttft_ms'))} to the first",
         rate,
     )
+
+
+def token_table(tokens: Sequence[Fields]) -> str:
+    """With their probabilities, and those of the likeliest in their place."""
+
+    def told(one: Fields) -> str:
+        return f"{bytes(one['bytes']).decode('utf-8', 'replace')!r} {math.exp(one['logprob']):.3f}"
+
+    return "\n".join("  ".join(map(told, [one, *one["top"]])) for one in tokens)
 
 
 def pieces(tokens: Sequence[Any], shown: Sequence[Any]) -> str:

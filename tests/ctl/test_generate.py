@@ -247,3 +247,61 @@ def test_bytes_that_are_no_text_reach_the_server_as_they_are(serve, environment)
     done = subprocess.run([sys.executable, "-m", "uma_ctl.cli"], env=environment, input=b"caf\xe9", capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
     assert server.received[0]["prompt"] == "caf\udce9"  # the byte 0xe9, which the daemon refuses as bad_utf8
+
+
+def test_what_is_asked_of_answers_becomes_fields(serve, cli):
+    server = serve(hello)
+    given = ["--n", "2", "--logprobs", "3", "--banned", "foo", "--banned", "a b", "--reasoning-budget", "40"]
+    assert cli("--prompt", "p", *given).returncode == 0
+    assert cli("--prompt", "p", "--think", "<t>", "</t>").returncode == 0
+    first, second = server.received
+    assert (first["n"], first["logprobs"], first["banned_strings"]) == (2, 3, ["foo", "a b"])
+    assert first["reasoning"] == {"start": "<think>", "end": "</think>", "budget_tokens": 40}
+    assert second["reasoning"] == {"start": "<t>", "end": "</t>"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--image", "cat.png"], "images are not supported"),
+        (["--n", "0"], "--n"),
+        (["--logprobs", "21"], "--logprobs"),
+        (["--reasoning-budget", "-1"], "--reasoning-budget"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_sent(serve, ctl, given, said):
+    server = serve(hello)
+    for command in (["generate", "p"], ["chat"]):
+        done = ctl(*command, *given, input="")
+        assert done.returncode == 1 and said in done.stderr
+    assert not server.received
+
+
+def two(peer, message):
+    entry = {"id": 1, "bytes": list(b"Hi"), "logprob": -0.5, "top": [{"id": 1, "bytes": list(b"Hi"), "logprob": -0.5}]}
+    for index, text in ((0, "Hi"), (1, "Oh"), (0, " you"), (1, "!\n")):
+        peer.send(id=message["id"], event="token", text=text, token_id=1, index=index, logprobs=[entry])
+    peer.send(id=message["id"], event="end", index=1, reason="length", usage={}, timing={})
+    peer.send(id=message["id"], event="end", index=0, reason="stop", usage={}, timing={})
+    peer.eos(message["id"], "length")
+
+
+def test_each_of_several_answers_is_labelled(serve, ctl):
+    serve(two)
+    done = ctl("generate", "p", "--n", "2")
+    assert (done.returncode, done.stdout) == (0, "[2] Oh!\n[1] Hi you\n")
+    chat = ctl("chat", "--n", "2", input="hello\n")
+    assert chat.stdout == "[2] Oh!\n[1] Hi you\n"
+
+
+def test_of_several_answers_the_first_one_goes_on_with_the_chat(serve, ctl):
+    server = serve(two)
+    assert ctl("chat", "--n", "2", input="hello\nand?\n").returncode == 0
+    assert server.received[1]["messages"][1] == {"role": "assistant", "content": "Hi you"}
+
+
+def test_probabilities_go_to_standard_error(serve, ctl):
+    serve(two)
+    done = ctl("generate", "p", "--n", "2", "--logprobs", "1")
+    assert done.stdout == "[2] Oh!\n[1] Hi you\n"
+    assert done.stderr.splitlines()[:3] == ["[1]", "'Hi' 0.607  'Hi' 0.607", "'Hi' 0.607  'Hi' 0.607"]

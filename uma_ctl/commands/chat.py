@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from uma_ctl import generation, output, render
+from uma_ctl.commands.generate import note_tokens
 from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, CtlError, ServerError
 from uma_ctl.generation import Answer
 from uma_ctl.options import Target, generation_options, with_target
@@ -111,6 +112,8 @@ class Chat:
                 return generation.run(client, request, on_event=lambda event: output.line(render.as_json(event)))
             sink = output.TextSink()
             try:
-                return generation.run(client, request, sink.write)
+                answer = generation.run(client, request, sink.write)
             finally:
                 sink.end_line()
+            note_tokens(answer)
+            return answer

@@ -10,6 +10,7 @@ import click
 from uma_ctl import generation, output, render
 from uma_ctl.client import Event
 from uma_ctl.constraint import constraint_options, take_constraint
+from uma_ctl.generation import Answer
 from uma_ctl.options import Target, generation_options, prompt_options, read_prompt, with_target
 
 
@@ -44,9 +45,18 @@ def generate(target: Target, prompt: str | None, options: Mapping[str, Any]) -> 
                 answer = generation.run(client, request, sink.write)
             finally:
                 sink.end_line()
+    if not target.as_json:
+        note_tokens(answer)
     if answer.exit_status and not target.as_json:
         output.note(f"the answer is not complete: {render.summary(answer.usage, answer.timing, answer.reason)}")
     return answer.exit_status
+
+
+def note_tokens(answer: Answer) -> None:
+    """With `--logprobs`: each token's probability and what else was likely, beside the result."""
+    for number, one in enumerate(answer.others or [answer], 1):
+        if one.tokens:
+            output.note(("" if not answer.others else f"[{number}]\n") + render.token_table(one.tokens))
 
 
 def _print_event(event: Event) -> None:
