@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from uma_core.policy.calibrate import guess
+from uma_core.policy.knobs import Knobs
 
 from tests.constraint import driving, suite
 from tests.constraint.test_answers import BEYOND_RE, accepted
@@ -20,8 +22,6 @@ from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.intake import Admittance, Limits
 from uma_core.metrics import new_registry
 from uma_core.models import default_model_path
-from uma_core.policy.calibrate import guess
-from uma_core.policy.knobs import Knobs
 from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Peer, Request, SamplingParams
 
