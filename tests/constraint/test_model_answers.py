@@ -10,8 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from uma_core.policy.calibrate import guess
-from uma_core.policy.knobs import Knobs
 
 from tests.constraint import driving, suite
 from tests.constraint.test_answers import BEYOND_RE, accepted
@@ -22,6 +20,8 @@ from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.intake import Admittance, Limits
 from uma_core.metrics import new_registry
 from uma_core.models import default_model_path
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import guess
 from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Peer, Request, SamplingParams
 
@@ -41,7 +41,7 @@ PROMPT = "Some JSON: "
 def test_what_a_model_writes_parses_and_validates(compiler, path):
     engine, clock = LlamaEngine(str(path), OPTIONS), MonotonicClock()
     admittance = Admittance(Limits(max_sessions=10_000, queue=(10_000, 10_000)), clock)
-    executor = Executor(engine, admittance, Knobs(), guess(device_view(engine)), new_registry(), clock)
+    executor = Executor(engine, admittance, SchedulerConfig(), guess(device_view(engine)), new_registry(), clock)
     tokens = engine.tokenize(PROMPT, True, False)
     asked = [(case, seed) for case in accepted(compiler, engine)[::EVERY] for seed in range(N_EACH)]
     waiting, running, ends = list(enumerate(asked)), {}, Counter()
