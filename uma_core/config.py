@@ -450,8 +450,8 @@ class SpeculationOptions:
 
     RELOAD: ClassVar = "live"
     mode: str = option(
-        "auto",
-        "of requests that say nothing. lookup: draft what the text, or an earlier answer to the same account, repeats; "
+        "off",
+        "of requests that say nothing and predict nothing. lookup: draft what the text, or an earlier answer to the same account, repeats; "
         "auto: that where a token does not depend on which others are computed with it",
         flag="--speculate",
         env="UMA_SPECULATE",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.daemon.support import DRAFT, DaemonProcess, Wire, eventually
+from tests.daemon.support import DRAFT, DaemonProcess, Wire, eventually, text_of
 from uma_core.metrics import METRICS
 from uma_core.metrics_export import PREFIX
 
@@ -128,6 +128,13 @@ def test_what_goes_wrong(serve, watch):
         assert wire.ask("generate", prompt=3)["event"] == "error"
     daemon.ask("reload")
     watch(daemon, "plan_violations_total", "errors_total", "reloads_total")
+
+
+def test_drafts_that_hold(serve, watch):
+    daemon = serve("--speculate", "lookup")
+    said = text_of(daemon.generate("Hello", max_tokens=40, priority="background"))
+    daemon.generate("Hello", max_tokens=40, priority="background", prediction=said)
+    watch(daemon, "draft_tokens_total", "accepted_draft_tokens_total")
 
 
 def test_a_log_that_nobody_takes(serve, watch):

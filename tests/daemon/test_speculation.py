@@ -37,15 +37,29 @@ def test_an_answer_that_repeats_itself(daemon: DaemonProcess, sampling: dict[str
     assert fast == plain and usage["completion_tokens"] == 60
 
 
-def test_a_prediction_that_is_right(daemon: DaemonProcess) -> None:
+def test_predictions_and_schemas(daemon: DaemonProcess) -> None:
     plain, _ = answer(daemon, speculate="off")
-    fast, usage = answer(daemon, prediction=plain, priority="background")
-    assert fast == plain and usage["accepted_prediction_tokens"] > 0
-    said = daemon.status()["speculation"]
-    assert said["is_exact"] and said["accepted"]["prediction"] > 0
+    fast, _ = answer(daemon, prediction=plain, priority="background")
+    assert fast == plain and daemon.status()["speculation"]["is_exact"]
+    plain, _ = answer(daemon, constraint=SCHEMA, speculate="off", ignore_eos=False)
+    fast, _ = answer(daemon, constraint=SCHEMA, speculate="auto", ignore_eos=False, priority="background")
+    assert fast == plain
 
 
-def test_an_answer_that_was_given_before(daemon: DaemonProcess) -> None:
+# on the simulated engine a row more costs nothing, so that what is found is always verified
+
+
+def test_a_prediction_that_is_right(serve: Serve) -> None:
+    daemon = serve()
+    plain, usage = answer(daemon, priority="background")
+    assert not drafted(usage), "off where nobody asks for it"
+    fast, usage = answer(daemon, priority="background", prediction=plain)
+    assert fast == plain and usage["accepted_prediction_tokens"] > 10
+    assert daemon.status()["speculation"]["accepted"]["prediction"] > 10
+
+
+def test_an_answer_that_was_given_before(serve: Serve) -> None:
+    daemon = serve("--speculate", "auto")
     with daemon.connect() as wire:  # one process, one account
         texts = []
         for _ in range(3):
@@ -55,13 +69,14 @@ def test_an_answer_that_was_given_before(daemon: DaemonProcess) -> None:
     assert daemon.status()["speculation"]["accepted"]["history"] > 0
 
 
-def test_a_schema_leaves_no_choice(daemon: DaemonProcess) -> None:
-    plain, _ = answer(daemon, constraint=SCHEMA, speculate="off", ignore_eos=False)
-    fast, _ = answer(daemon, constraint=SCHEMA, ignore_eos=False)
-    assert fast == plain and daemon.status()["speculation"]["accepted"]["forced"] > 0
+def test_nothing_is_kept_of_answers_where_none_shall_be(serve: Serve) -> None:
+    daemon = serve("--speculate", "lookup", "--history-tokens", "0")
+    for _ in range(3):
+        answer(daemon, priority="background")
+    assert daemon.status()["speculation"]["drafted"]["history"] == 0
 
 
-def test_switched_off_by_configuration(serve_model: Serve) -> None:
-    daemon = serve_model("--engine", "graph", "--speculate", "off", "--history-tokens", "0", model=DRAFT)
-    _, usage = answer(daemon)
-    assert not drafted(usage) and not any(daemon.status()["speculation"]["drafted"].values())
+def test_a_schema_leaves_no_choice(serve: Serve) -> None:
+    daemon = serve("--speculate", "auto")
+    answer(daemon, constraint=SCHEMA, ignore_eos=False, priority="background")
+    assert daemon.status()["speculation"]["accepted"]["forced"] > 0

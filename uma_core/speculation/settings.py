@@ -9,6 +9,6 @@ MODES = (AUTO, LOOKUP, OFF)
 
 
 class Settings(NamedTuple):
-    mode: str = AUTO  # of requests that say nothing; auto: lookup where a token does not depend on which rows are computed with it
+    mode: str = OFF  # of requests that say nothing and predict nothing; auto: lookup where a token does not depend on which rows are computed with it
     n_most: int = 8  # draft tokens of a stream in one step
     n_history: int = 32768  # tokens of its answers that are kept for a client account

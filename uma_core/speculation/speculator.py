@@ -54,7 +54,8 @@ class Speculator:
 
     def begin(self, session: Session) -> None:
         """It was accepted."""
-        mode = session.request.speculate or self._settings.mode
+        request = session.request
+        mode = request.speculate or (AUTO if request.prediction else self._settings.mode)
         session.looks_up = mode == LOOKUP or (mode == AUTO and self._is_exact)
         session.speculates = mode != OFF and session.bans is None  # what is taken back was seen by all sources
 

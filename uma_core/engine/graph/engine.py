@@ -6,7 +6,7 @@ handing it over only makes it count. The vocabulary, the chat template and the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,12 @@ from uma_core.engine.api import (
     Transfer,
 )
 from uma_core.engine.graph.decoder import Decoder
-from uma_core.engine.graph.forward import N_SMALL, Compute
+from uma_core.engine.graph.forward import Compute
 from uma_core.engine.graph.lane import Lane
 from uma_core.engine.graph.load import Loaded, Wish, load
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.store import PAGE
-from uma_core.engine.graph.ticks import ride_rows, tick_shapes
+from uma_core.engine.graph.ticks import ride_rows, tick_shapes, verify_rows
 from uma_core.engine.graph.transfers import HostExport, Steps, import_moves
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama import DEFAULT_POOLING
@@ -82,21 +82,22 @@ class GraphEngine:
         missing = loaded.promise_missing()
         if options.deterministic and missing:
             raise UmaError(ErrorCode.CONFIG_INVALID, f"engine.deterministic lacks {missing}", option="engine.deterministic", missing=missing)
-        self._warm_up(ride_rows(loaded.device.is_cpu, options.n_batch))
+        is_cpu, n_batch = loaded.device.is_cpu, options.n_batch
+        self._warm_up(tick_shapes(options.n_seq, ride_rows(is_cpu, n_batch), verify_rows(is_cpu, n_batch)))
         self.info = self._describe(loaded, options)
 
     def _new_backend(self, loaded: Loaded) -> Any:
         self._backends.append(loaded.device.new_backend(loaded.n_threads))
         return self._backends[-1]
 
-    def _warm_up(self, rides: tuple[int, ...]) -> None:
+    def _warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
         """First calls pay for page faults and thread start; pieces are predicted from measurements from the first prompt on."""
         batch = Batch(1)
         batch.add(0, 0, 0, True)
         self.decode(batch, [None])
         self.kv_truncate(0, 0)
         assert self._loaded is not None and self.decoder is not None
-        self.decoder.warm_up(tick_shapes(len(self.decoder.n_kv), rides))  # no tick waits for its graph to be built
+        self.decoder.warm_up(shapes)  # no tick waits for its graph to be built
         n_most = min(self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         n = min(WARM_UP_TOKENS, n_most)
         for _ in self.lanes:
@@ -144,7 +145,7 @@ class GraphEngine:
                 can_slice_transfers=True,
                 can_abort=loaded.device.is_cpu,
                 can_mix_rows=True,
-                n_verify_rows=min(N_SMALL, options.n_batch),
+                n_verify_rows=verify_rows(loaded.device.is_cpu, options.n_batch),
                 ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
             ),
             adapters=loaded.network.adapters.infos,

@@ -2,8 +2,7 @@
 
 Rules: a row is worth its time while it brings tokens faster than the call without it does: with T tokens expected of a
 call of C ns, a draft of survival probability s has to cost less than s * C / T. Rows go to the likeliest drafts of all
-streams. Beside interactive streams the call stays within what the tick's limits leave; a stream that gets drafts itself
-may wait longer for a step, which brings it more tokens. A call with tokens of a prompt verifies nothing.
+streams. With interactive streams the tick stays within their everyday limit. A call with tokens of a prompt verifies nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import heapq
 from uma_core.policy.index import rows_time
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -21,7 +20,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     if not drafting or not state.device.n_verify_rows:
         return plan
     n_drafts = dict.fromkeys((i.sid for i in plan.items), 0)
-    room_ns, draft_ns = _room(state, plan, drafting), 0
+    room_ns, draft_ns = _room(state, plan), 0
     for call in sorted({i.call for i in plan.items if i.sid in drafting and i.phase is Phase.DECODE}):
         items = [i for i in plan.items if i.call == call]
         if all(i.phase is Phase.DECODE for i in items) and (state.device.can_mix_rows or len(items) == 1):
@@ -33,16 +32,14 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     return plan._replace(items=planned, notes=(*plan.notes, note), draft_ns=draft_ns)
 
 
-def _room(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView]) -> int:
+def _room(state: SchedulerState, plan: Plan) -> int:
     """Time for drafts in this tick, with the machine's usual error on top."""
     guard = plan.guard
     if guard is None:
         return 1 << 62
     planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
     views = [v for v in state.sessions if v.sid in planned]
-    waits = any(v.lane is Lane.INTERACTIVE and v.sid not in drafting for v in views)
-    limit = guard.cap_ns if waits else guard.pause_ns
-    return int(limit / (1.0 + guard.error)) - rows_time(state, views) - plan.run_ns
+    return int(guard.cap_ns / (1.0 + guard.error)) - rows_time(state, views) - plan.run_ns - plan.transfer_ns
 
 
 def _allot(
