@@ -101,7 +101,7 @@ def test_a_daemon_is_killed_in_the_middle_of_100_streams(fakes: Callable[..., li
     daemons = fakes(3, *LANE)
     whole = {i: alone(daemons[0], i) for i in range(100)}
     for daemon in daemons:
-        daemon.pull(step_ms=10)
+        daemon.pull(step_ms=30)
 
     async def work(cluster: Cluster, transport: Sockets) -> tuple[list[Answer], dict[str, int]]:
         tasks = [asyncio.ensure_future(ask(cluster, i, x_resume=is_resumed)) for i in range(100)]

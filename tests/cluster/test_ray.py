@@ -59,7 +59,7 @@ class Serving:
         eventually(lambda: sum(row["is_open"] and row["model"] == model for row in self.rows()) >= n, f"never {n} daemons of {model}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def serving() -> Iterator[Serving]:
     from ray import serve
     from ray.cluster_utils import Cluster
@@ -134,7 +134,7 @@ def joined(threads: list[threading.Thread], answers: dict[int, Any]) -> dict[int
     return answers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def whole(serving: Serving) -> dict[int, str]:
     """What each of the requests is answered with when nothing goes wrong; made by all daemons together."""
     threads, answers = flood(serving, 100, 30)
