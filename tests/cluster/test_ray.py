@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import short_folder
+from tests.cluster.test_faults import is_same
 from tests.daemon.support import ROOT, WAIT_S, eventually
 from tests.gateway.support import Answer, Raw
 
@@ -198,12 +199,6 @@ def test_a_daemon_that_crashes_is_started_again(serving: Serving) -> None:
     serving.reach(3)
 
 
-def is_same(text: str, expected: str) -> bool:
-    """The simulated model writes bytes that are no text: after one, an answer that was continued may go on otherwise."""
-    n = expected.find("\ufffd")
-    return text == expected if n < 0 else text[:n] == expected[:n]
-
-
 def kill_middle(serving: Serving, victim: int) -> None:
     """Kill a daemon when it has streams that began and others that did not."""
     eventually(lambda: max(row.get("requests", 0) for row in serving.rows()) > 8, "nothing runs")
@@ -211,7 +206,8 @@ def kill_middle(serving: Serving, victim: int) -> None:
     os.kill(victim, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("is_resumed", [False, pytest.param(True, marks=pytest.mark.fuzz)])
+@pytest.mark.fuzz  # when it strikes is not told: test_faults.py does the same over sockets
+@pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_replica_killed_in_the_middle_of_100_streams(serving: Serving, whole: dict[int, str], is_resumed: bool) -> None:
     victim = next(status["pid"] for name, status in serving.units().items() if name.endswith("/slow"))
     threads, answers = flood(serving, 100, 30, **({"resume": True} if is_resumed else {}))
