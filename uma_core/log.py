@@ -42,7 +42,7 @@ class Formatter(logging.Formatter):
         self._has_prompts = has_prompts
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {name: self._shown(name, value) for name, value in vars(record).items() if name not in _STANDARD}
+        fields = {name: self._shown(name, value) for name, value in vars(record).items() if _is_field(name)}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return self._json(record, fields) if self._is_json else self._text(record, fields)
@@ -54,7 +54,7 @@ class Formatter(logging.Formatter):
 
     def _json(self, record: logging.LogRecord, fields: dict[str, Any]) -> str:
         head = {"time": _stamp(record), "level": record.levelname.lower(), "part": _part(record), "message": record.getMessage()}
-        return json.dumps({**fields, **head} if not fields else {**head, **fields}, default=str)
+        return json.dumps({**head, **fields}, default=str)
 
     def _text(self, record: logging.LogRecord, fields: dict[str, Any]) -> str:
         traceback = fields.pop("traceback", "")
@@ -120,6 +120,11 @@ class Output(logging.Handler):
 def installed() -> Output | None:
     """Return the output that is in use, for whoever changes its options or counts its losses."""
     return next((handler for handler in logging.getLogger(ROOT).handlers if isinstance(handler, Output)), None)
+
+
+def _is_field(name: str) -> bool:
+    """Whether our own code gave a record this attribute. Libraries' record factories (Ray's) add some with a `_`."""
+    return name not in _STANDARD and not name.startswith("_")
 
 
 def _stamp(record: logging.LogRecord) -> str:

@@ -54,6 +54,22 @@ def test_text_lines_are_concise(logged):
     assert rest == 'INFO    server.client: accepted 5 tokens request=r-1 note="two words"\n'
 
 
+def test_fields_of_other_libraries_are_left_out(logged):
+    """Ray replaces the process's record factory; a gateway in a Ray worker logs as everywhere else."""
+    factory = logging.getLogRecordFactory()
+
+    def stamped(*args, **kwargs):
+        record = factory(*args, **kwargs)
+        record._stamp_of_a_library = 1
+        return record
+
+    logging.setLogRecordFactory(stamped)
+    try:
+        assert logged(lambda: LOG.info("accepted")).endswith("server.client: accepted\n")
+    finally:
+        logging.setLogRecordFactory(factory)
+
+
 def test_json_lines_are_one_object_each(logged):
     text = logged(lambda: [LOG.warning("slow"), LOG.error("bad\nline", extra={"request": "r-1", "odd": {1}})], format="json")
     first, second = map(json.loads, text.splitlines())
