@@ -58,7 +58,9 @@ def baked_values(native: Native, cdef_text: str) -> dict[str, str]:
     return dict(zip(BAKED, (*values, *tables), strict=True))
 
 
-def make_ffi(cdef_text: str, baked: dict[str, str], headers: tuple[str, ...], own: str = "", module: str = MODULE) -> cffi.FFI:
+def make_ffi(
+    cdef_text: str, baked: dict[str, str], headers: tuple[str, ...], own: str = "", module: str = MODULE
+) -> cffi.FFI:
     """Put together the module's definition. `own` is the cdef of our C helpers; native/uma.h is included with it."""
     ffi = cffi.FFI()
     ffi.cdef(cdef_text)

@@ -100,7 +100,9 @@ def compile_objects(native: Native, progress: Progress) -> list[Path]:
     """The objects of the generated bindings and of all our C sources."""
     cdef = generate.generate_for(native)
     own = build_ffi.own_cdef()
-    ffi = build_ffi.make_ffi(cdef.text, build_ffi.baked_values(native, cdef.text + own), generate.headers_for(native.backend), own)
+    ffi = build_ffi.make_ffi(
+        cdef.text, build_ffi.baked_values(native, cdef.text + own), generate.headers_for(native.backend), own
+    )
     BUILD_DIR.mkdir(parents=True, exist_ok=True)
     emitted = BUILD_DIR / "_llama.c"
     with contextlib.redirect_stdout(io.StringIO()):  # cffi reports "generating" and "up-to-date"
@@ -110,7 +112,13 @@ def compile_objects(native: Native, progress: Progress) -> list[Path]:
     units = [Unit(emitted, [*tools.cc, *COMMON, *STRICT, *BINDING_FLAGS], include)]
     for source in own_sources():
         compiler = tools.cc if source.suffix == ".c" else tools.cxx
-        units.append(Unit(source, [*compiler, *STANDARD[source.suffix], *COMMON, *OWN_FLAGS, *cpu_flags(native.is_native_cpu)], include))
+        units.append(
+            Unit(
+                source,
+                [*compiler, *STANDARD[source.suffix], *COMMON, *OWN_FLAGS, *cpu_flags(native.is_native_cpu)],
+                include,
+            )
+        )
     with ThreadPoolExecutor(n_jobs()) as pool:
         objects = list(pool.map(lambda unit: compile_unit(unit, tools.identity, progress), units))
     cache.prune(cache.cache_root(), "objects", N_KEPT_OBJECTS)
@@ -139,7 +147,15 @@ def compile_unit(unit: Unit, identity: str, progress: Progress) -> Path:
     def produce(entry: Path) -> None:
         progress.note(f"compiling {unit.source.name}")
         # no paths of this tree inside: the object is shared by all trees
-        command = [*unit.command, *unit.include, f"-ffile-prefix-map={ROOT}=.", "-c", str(unit.source), "-o", str(entry / "unit.o")]
+        command = [
+            *unit.command,
+            *unit.include,
+            f"-ffile-prefix-map={ROOT}=.",
+            "-c",
+            str(unit.source),
+            "-o",
+            str(entry / "unit.o"),
+        ]
         run(command, f"{unit.source.name} did not compile")
 
     return cache.get_or_build(cache.cache_root(), "objects", facts, produce, progress.note) / "unit.o"
@@ -149,10 +165,21 @@ def link(objects: Sequence[Path], native: Native, output: Path) -> None:
     """Link against the libraries by file; at run time they are found beside the module, or in the external install."""
     origin = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
     rpath = native.lib_dir if native.is_external else f"{origin}/lib"
-    shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared", "-Wl,--no-undefined-version", HIDE_ARCHIVES]
+    shared = (
+        ["-bundle", "-undefined", "dynamic_lookup"]
+        if sys.platform == "darwin"
+        else ["-shared", "-Wl,--no-undefined-version", HIDE_ARCHIVES]
+    )
     strip = ["-Wl,-x"] if sys.platform == "darwin" else ["-Wl,-s"]
     libraries = [str(path) for path in library_paths(Path(native.lib_dir))]
-    command = [*find_toolchain("cpu", needs_cmake=False).cxx, *shared, "-pthread", *strip, *map(str, objects), *libraries]
+    command = [
+        *find_toolchain("cpu", needs_cmake=False).cxx,
+        *shared,
+        "-pthread",
+        *strip,
+        *map(str, objects),
+        *libraries,
+    ]
     run([*command, f"-Wl,-rpath,{rpath}", "-lm", "-o", str(output)], "the module did not link")
 
 

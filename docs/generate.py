@@ -35,14 +35,20 @@ def config_page() -> str:
         options = [opt for opt in config.OPTIONS if opt.section == section]
         purpose = vars(type(getattr(config.Config(), section)))["__doc__"]
         parts.append(f"\n## {section}\n\n{purpose}\n\n")
-        parts.append(table(("key", "flag", "variable", "value", "default", "reload", "meaning"), map(_option_row, options)))
+        parts.append(
+            table(("key", "flag", "variable", "value", "default", "reload", "meaning"), map(_option_row, options))
+        )
     return "".join((*parts, _PRESETS_INTRO, *map(_preset, presets.PRESETS)))
 
 
 def _preset(name: str) -> str:
     preset = presets.PRESETS[name]
     rows = [
-        (f"`{key}`", f"`{config_schema.write_value(value)}`", f"`{config_schema.write_value(config.BY_KEY[key].default)}`")
+        (
+            f"`{key}`",
+            f"`{config_schema.write_value(value)}`",
+            f"`{config_schema.write_value(config.BY_KEY[key].default)}`",
+        )
         for key, value in preset.values.items()
     ]
     return f"\n### `--preset {name}`\n\n{preset.help}\n\n" + table(("key", "value", "instead of the default"), rows)
@@ -53,7 +59,9 @@ def metrics_page() -> str:
     parts = [HEAD.format(source="uma_core/metrics.py and uma_core/metrics_export.py"), _METRICS_INTRO]
     parts.append(table(("Prometheus", "JSON", "kind", "unit", "labels", "meaning"), map(_metric_row, metrics.METRICS)))
     parts.append("\n## Derived values, in the JSON only\n\n")
-    parts.append(table(("JSON", "meaning"), ((f"`{derived.name}`", derived.help) for derived in metrics_export.DERIVED)))
+    parts.append(
+        table(("JSON", "meaning"), ((f"`{derived.name}`", derived.help) for derived in metrics_export.DERIVED))
+    )
     return "".join(parts)
 
 
@@ -119,7 +127,11 @@ PAGES: dict[str, Callable[[], str]] = {
 def stale_pages() -> list[str]:
     """Name the pages that differ from what would be written."""
     wanted = {name: render() for name, render in PAGES.items()}
-    return [name for name, text in wanted.items() if not (DOCS / name).exists() or (DOCS / name).read_text(encoding="utf-8") != text]
+    return [
+        name
+        for name, text in wanted.items()
+        if not (DOCS / name).exists() or (DOCS / name).read_text(encoding="utf-8") != text
+    ]
 
 
 def main(arguments: list[str]) -> int:
@@ -139,7 +151,9 @@ def main(arguments: list[str]) -> int:
 def _option_row(opt: config_schema.Option) -> tuple[str, ...]:
     value = f"`{config_schema.value_text(opt)}`"
     extra = [config_schema.range_text(opt) if not opt.choices else "", opt.unit]
-    words = ", ".join(f"`{word}` = {config_schema.write_value(meaning)}" for word, meaning in opt.extra.get("words", {}).items())
+    words = ", ".join(
+        f"`{word}` = {config_schema.write_value(meaning)}" for word, meaning in opt.extra.get("words", {}).items()
+    )
     value = ", ".join(filter(None, (value, *extra, words)))
     flag = f"`{opt.flag}`, `--no-{opt.flag[2:]}`" if opt.kind is bool else f"`{opt.flag}`"
     default = config_schema.write_value(opt.default)
@@ -151,7 +165,14 @@ def _option_row(opt: config_schema.Option) -> tuple[str, ...]:
 def _metric_row(metric: metrics_core.Metric) -> tuple[str, ...]:
     labels = ", ".join(f"`{name}`: {_values(values)}" for name, values in metric.labels.items())
     unit = "seconds (JSON: ms)" if metric.unit == "seconds" else metric.unit
-    return f"`{metrics_export.PREFIX}{metric.name}`", f"`{metric.json_name}`", metric.kind.value, unit, labels, metric.help
+    return (
+        f"`{metrics_export.PREFIX}{metric.name}`",
+        f"`{metric.json_name}`",
+        metric.kind.value,
+        unit,
+        labels,
+        metric.help,
+    )
 
 
 def _values(values: tuple[str, ...]) -> str:

@@ -48,7 +48,9 @@ class Native:
     is_external: bool
     is_native_cpu: bool  # compiled for this CPU's own instructions
     needs: list[str] = field(default_factory=list)  # of the processor: names as native/instructions.py has them
-    variants: list[tuple[str, list[str]]] = field(default_factory=list)  # folders with a CPU backend for better ones, best first: what each needs
+    variants: list[tuple[str, list[str]]] = field(
+        default_factory=list
+    )  # folders with a CPU backend for better ones, best first: what each needs
     flags: dict[str, str] = field(default_factory=dict)
     extra_args: list[str] = field(default_factory=list)
     compiler: str = ""
@@ -62,7 +64,11 @@ def prepare(progress: Progress | None = None, force: bool = False) -> Native:
     progress = progress or Progress()
     pin = load_pin()
     external = os.environ.get("UMA_LLAMA_DIR")
-    native = _from_external(Path(external).expanduser().resolve(), pin, progress) if external else _from_source(pin, progress, force)
+    native = (
+        _from_external(Path(external).expanduser().resolve(), pin, progress)
+        if external
+        else _from_source(pin, progress, force)
+    )
     chat_build.build_chat_library(pin, progress, CHAT_LIB_DIR)
     build_processor_library(find_toolchain("cpu", needs_cmake=False), LIB_DIR)
     record = {key: value for key, value in asdict(native).items() if key != "lib_dir" or native.is_external}
@@ -122,7 +128,9 @@ def _from_external(folder: Path, pin: Pin, progress: Progress) -> Native:
     mirror(None, LIB_DIR, keep=(BUILD_RECORD, LIBRARY))
     version = (found.facts.llama_version, found.facts.ggml_version, found.facts.ggml_commit)
     tools, is_native_cpu = find_toolchain("cpu", needs_cmake=False), not cmake_build.is_portable()
-    needs = needed(tools, cpu_flags(is_native_cpu))  # of our own part; what the installed libraries need, they do not tell
+    needs = needed(
+        tools, cpu_flags(is_native_cpu)
+    )  # of our own part; what the installed libraries need, they do not tell
     return Native("external", *version, str(found.lib_dir), True, is_native_cpu, needs, compiler=tools.identity)
 
 
@@ -160,9 +168,13 @@ def _write_if_changed(path: Path, text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Build llama.cpp's libraries into uma_core/lib, through the build cache.")
+    parser = argparse.ArgumentParser(
+        description="Build llama.cpp's libraries into uma_core/lib, through the build cache."
+    )
     parser.add_argument("--force", action="store_true", help="build again although the cache has it")
-    parser.add_argument("--pack", metavar="FILE", type=Path, help="only write the needed source to FILE.tar.gz, for UMA_SDIST elsewhere")
+    parser.add_argument(
+        "--pack", metavar="FILE", type=Path, help="only write the needed source to FILE.tar.gz, for UMA_SDIST elsewhere"
+    )
     arguments = parser.parse_args()
     try:
         if arguments.pack:

@@ -24,9 +24,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1  # raise when the layout of an entry changes
 
 
-DEPRECATED = (
-    "uma-serve: UMA_CACHE_DIR is deprecated as the name of the build cache, since it is the daemon's option cache.disk_dir: set UMA_BUILD_CACHE"
-)
+DEPRECATED = "uma-serve: UMA_CACHE_DIR is deprecated as the name of the build cache, since it is the daemon's option cache.disk_dir: set UMA_BUILD_CACHE"
 
 
 def cache_root() -> Path:
@@ -72,7 +70,9 @@ def verify_entry(entry: Path) -> str:
     return ""
 
 
-def get_or_build(root: Path, kind: str, facts: dict[str, object], produce: Callable[[Path], None], note: Callable[[str], None]) -> Path:
+def get_or_build(
+    root: Path, kind: str, facts: dict[str, object], produce: Callable[[Path], None], note: Callable[[str], None]
+) -> Path:
     """Return the entry for `facts`; call `produce(scratch)` when there is none that is sound.
 
     Blocks: while another process builds the same key. Raises: whatever `produce` raises (nothing is published then),
@@ -84,7 +84,9 @@ def get_or_build(root: Path, kind: str, facts: dict[str, object], produce: Calla
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / f"{key}.lock").open("a")
     except OSError as error:
-        message = f"the build cache {folder} cannot be written ({error.strerror}); set UMA_BUILD_CACHE to a folder that can"
+        message = (
+            f"the build cache {folder} cannot be written ({error.strerror}); set UMA_BUILD_CACHE to a folder that can"
+        )
         raise BuildError(message) from error
     with lock, _held(lock.fileno(), note):
         if entry.exists():

@@ -107,7 +107,10 @@ def _units(source: Path, pin: Pin, cxx: list[str]) -> list[Unit]:
         captured = [f"-include{OWN_DIR / 'capture.h'}"] if path.name == SCHEMA_CONVERTER else []
         content = _own_digest() if captured else ""
         units.append(Unit(path, [*cxx, *FLAGS, *SECTIONS, *captured], pin.sha256 + content))
-    own = [Unit(path, [*cxx, *FLAGS, *SECTIONS, *OWN_FLAGS], pin.sha256 + _own_digest()) for path in sorted(OWN_DIR.glob("*.cpp"))]
+    own = [
+        Unit(path, [*cxx, *FLAGS, *SECTIONS, *OWN_FLAGS], pin.sha256 + _own_digest())
+        for path in sorted(OWN_DIR.glob("*.cpp"))
+    ]
     return own + units
 
 
@@ -144,7 +147,13 @@ def _compile_unit(unit: Unit, source: Path, identity: str, progress: Progress) -
 
 def _link_command(cxx: Sequence[str], objects: Sequence[Path], output: Path) -> list[str]:
     if sys.platform == "darwin":
-        shared = ["-dynamiclib", f"-Wl,-exported_symbol,_{EXPORTS}", "-Wl,-dead_strip", "-Wl,-x", f"-Wl,-install_name,@rpath/{LIBRARY}"]
+        shared = [
+            "-dynamiclib",
+            f"-Wl,-exported_symbol,_{EXPORTS}",
+            "-Wl,-dead_strip",
+            "-Wl,-x",
+            f"-Wl,-install_name,@rpath/{LIBRARY}",
+        ]
     else:
         hidden = [f"-Wl,--version-script={OWN_DIR / 'exports.map'}", "-Wl,--exclude-libs,ALL"]
         shared = ["-shared", *hidden, "-Wl,--gc-sections", "-Wl,-z,defs", "-Wl,-s"]

@@ -76,7 +76,9 @@ def has_variants(is_portable: bool) -> bool:
     return is_portable and sys.platform.startswith("linux") and platform.machine() in ("x86_64", "AMD64")
 
 
-def build(source: Path, build_dir: Path, flags: dict[str, str], tools: Toolchain, progress: Progress, target: str = "llama") -> None:
+def build(
+    source: Path, build_dir: Path, flags: dict[str, str], tools: Toolchain, progress: Progress, target: str = "llama"
+) -> None:
     """Configure and compile. Blocks for one to several minutes.
 
     Raises: BuildError with the tail of the log.
@@ -102,7 +104,9 @@ def n_jobs() -> int:
 
 def _run(command: list[str], env: dict[str, str], progress: Progress, failure: str) -> None:
     log: list[str] = []
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             log.append(line)
@@ -118,7 +122,9 @@ def ship_files(folder: Path) -> dict[str, Path]:
     shipped = {name: folder / name for name in names if _SONAME.match(name)}
     stems = {_stem(name) for name in shipped}
     shipped.update({name: folder / name for name in names if _PLAIN.match(name) and _stem(name) not in stems})
-    return {name: path for name, path in shipped.items() if _stem(name) == "libllama" or _stem(name).startswith("libggml")}
+    return {
+        name: path for name, path in shipped.items() if _stem(name) == "libllama" or _stem(name).startswith("libggml")
+    }
 
 
 def _stem(name: str) -> str:

@@ -27,7 +27,9 @@ def use_external(root: Path, pin: Pin) -> External:
     include_dir = root / "include"
     lib_dir = next((d for d in (root / "lib", root / "lib64") if d.is_dir() and _has_llama(d)), None)
     if not (include_dir / "llama.h").is_file() or lib_dir is None:
-        raise BuildError(f"UMA_LLAMA_DIR={root}: expected include/llama.h and lib/libllama in it (what `cmake --install` leaves)")
+        raise BuildError(
+            f"UMA_LLAMA_DIR={root}: expected include/llama.h and lib/libllama in it (what `cmake --install` leaves)"
+        )
     wrong = _header_problem(include_dir, pin)
     if wrong:
         raise BuildError(

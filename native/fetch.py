@@ -18,7 +18,18 @@ from native.pin import BuildError, Pin, sha256_file
 from native.progress import Progress
 
 # what CMake and the chat library's build read; the rest of the archive (models, tools, web UI) is 10 times as large
-_NEEDED = ("CMakeLists.txt", "LICENSE", "licenses/", "cmake/", "src/", "include/", "ggml/", "vendor/", "common/", "models/templates/")
+_NEEDED = (
+    "CMakeLists.txt",
+    "LICENSE",
+    "licenses/",
+    "cmake/",
+    "src/",
+    "include/",
+    "ggml/",
+    "vendor/",
+    "common/",
+    "models/templates/",
+)
 
 
 def sdist_path(pin: Pin, cache: Path) -> Path:
@@ -82,7 +93,11 @@ def download(pin: Pin, folder: Path, progress: Progress) -> Path:
 def client_environment(env: dict[str, str]) -> dict[str, str]:
     """The environment without what an outer pip left for its own build of us: the inner one would take it for its own."""
     outer = ("PYTHONPATH", "PYTHONNOUSERSITE", "PIP_BUILD_TRACKER")
-    return {key: value for key, value in env.items() if key not in outer and not key.startswith(("_PYPROJECT_HOOKS_", "PEP517_"))}
+    return {
+        key: value
+        for key, value in env.items()
+        if key not in outer and not key.startswith(("_PYPROJECT_HOOKS_", "PEP517_"))
+    }
 
 
 def extract(sdist: Path, pin: Pin, folder: Path) -> Path:
@@ -95,7 +110,9 @@ def extract(sdist: Path, pin: Pin, folder: Path) -> Path:
     except (tarfile.TarError, EOFError, OSError) as error:
         raise BuildError(f"{sdist} cannot be unpacked: {error}") from error
     if tree_digest(folder) != pin.source_sha256:
-        raise BuildError(f"{sdist} does not hold the pinned source: files below {pin.source_root} differ from native/PIN")
+        raise BuildError(
+            f"{sdist} does not hold the pinned source: files below {pin.source_root} differ from native/PIN"
+        )
     return folder
 
 

@@ -77,7 +77,9 @@ def needed(tools: Toolchain, flags: list[str]) -> list[str]:
     done = subprocess.run([*tools.cc, *flags, "-dM", "-E", "-x", "c", "/dev/null"], capture_output=True, text=True)
     if done.returncode:
         raise BuildError(f"the compiler does not tell its macros:\n{done.stderr[-2000:]}")
-    defined = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("#define ") and len(line.split()) > 1}
+    defined = {
+        line.split()[1] for line in done.stdout.splitlines() if line.startswith("#define ") and len(line.split()) > 1
+    }
     return [name for macro, name in MACROS.items() if macro in defined]
 
 
@@ -131,8 +133,20 @@ VARIANTS = (
 
 def build_processor_library(tools: Toolchain, target: Path) -> None:
     """Compile processor.c, for any processor of the architecture, and put it into `target`. Raises: BuildError."""
-    command = [*tools.cc, "-O2", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-dynamiclib" if sys.platform == "darwin" else "-shared"]
-    facts: dict[str, object] = {"source": sha256_file(SOURCE), "command": command, "compiler": tools.identity, "machine": sys.platform}
+    command = [
+        *tools.cc,
+        "-O2",
+        "-std=gnu11",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-dynamiclib" if sys.platform == "darwin" else "-shared",
+    ]
+    facts: dict[str, object] = {
+        "source": sha256_file(SOURCE),
+        "command": command,
+        "compiler": tools.identity,
+        "machine": sys.platform,
+    }
 
     def produce(entry: Path) -> None:
         done = subprocess.run([*command, str(SOURCE), "-o", str(entry / LIBRARY)], capture_output=True, text=True)

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PIN_PATH = Path(__file__).with_name("PIN")
-_PLAIN_KEYS = ("package", "version", "sha256", "source_sha256", "source_root", "commit", "llama_version", "ggml_version")
+_PLAIN_KEYS = (
+    "package",
+    "version",
+    "sha256",
+    "source_sha256",
+    "source_root",
+    "commit",
+    "llama_version",
+    "ggml_version",
+)
 
 
 class BuildError(Exception):

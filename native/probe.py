@@ -58,8 +58,12 @@ def probe(paths: Iterable[Path], names: Iterable[str] = ()) -> LibraryFacts:
     asked = json.dumps({"libraries": [str(p) for p in paths], "names": list(names)})
     done = subprocess.run([sys.executable, "-c", _CHILD], input=asked, capture_output=True, text=True)
     if done.returncode:
-        raise BuildError(f"the llama.cpp libraries crash when they are loaded (exit {done.returncode}): {done.stderr.strip()[-500:]}")
+        raise BuildError(
+            f"the llama.cpp libraries crash when they are loaded (exit {done.returncode}): {done.stderr.strip()[-500:]}"
+        )
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     if answer["failed"]:
         raise BuildError("a llama.cpp library does not load: " + "; ".join(answer["failed"].values()))
-    return LibraryFacts(answer["llama_version"], answer["ggml_version"], answer["ggml_commit"], tuple(answer["missing"]))
+    return LibraryFacts(
+        answer["llama_version"], answer["ggml_version"], answer["ggml_commit"], tuple(answer["missing"])
+    )

@@ -77,7 +77,9 @@ def find_toolchain(backend: str, needs_cmake: bool = True) -> Toolchain:
     if missing:
         raise BuildError("building llama.cpp needs " + "; ".join(missing) + ". Then run the same command again.")
     assert cc and cxx
-    identity = " | ".join(filter(None, (_version_line([*cc, "--version"]), _version_line([*cxx, "--version"]), backend_identity)))
+    identity = " | ".join(
+        filter(None, (_version_line([*cc, "--version"]), _version_line([*cxx, "--version"]), backend_identity))
+    )
     generator = "Ninja" if ninja else "Unix Makefiles"
     return Toolchain(cc, cxx, cmake or "", generator, ninja or make or "", extra, identity)
 
@@ -145,4 +147,6 @@ def _compiler_hint() -> str:
 
 
 def _cmake_hint() -> str:
-    return "`pip install cmake ninja`, or " + ("`brew install cmake`" if sys.platform == "darwin" else "your system's `cmake` package")
+    return "`pip install cmake ninja`, or " + (
+        "`brew install cmake`" if sys.platform == "darwin" else "your system's `cmake` package"
+    )

@@ -61,15 +61,23 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism("error", "learned error of predictions", ((_P + "tbt.controller", "ERROR_MOST", 0.0),)),
         Mechanism("least-room", "room that a noisy machine leaves", ((_P + "tbt.controller", "LEAST", 0.0),)),
         Mechanism("reserve", "reserve below the long limit", ((_P + "tbt.controller", "RESERVE", 0.0),)),
-        Mechanism("long-gaps", "token bucket of long gaps", ((_P + "tbt.share", "Gap.has_long", property(lambda gap: False)),)),
+        Mechanism(
+            "long-gaps", "token bucket of long gaps", ((_P + "tbt.share", "Gap.has_long", property(lambda gap: False)),)
+        ),
         Mechanism("many-streams", "limits of many streams in steps of one", ((_P + "tbt.limits", "_limit", _rounds),)),
-        Mechanism("deadlines", "long gaps for first tokens that are due", ((_P + "tbt.share", "next_limit_ns", _everyday),)),
+        Mechanism(
+            "deadlines", "long gaps for first tokens that are due", ((_P + "tbt.share", "next_limit_ns", _everyday),)
+        ),
         Mechanism("overdue", "longer gaps for overdue first tokens", ((_P + "deadlines", "OVERDUE", 0.0),)),
         Mechanism("short-prompts", "more time for short prompts", ((_P + "deadlines", "STEPS", 1e-9),)),
-        Mechanism("begin-together", "chats that begin together", ((_P + "pipeline", "begin_together", lambda state: state),)),
+        Mechanism(
+            "begin-together", "chats that begin together", ((_P + "pipeline", "begin_together", lambda state: state),)
+        ),
         Mechanism("rarely", "coarse pieces are forced more rarely", ((_P + "tbt.share", "RARELY", 1),)),
         Mechanism("mixed-batches", "prompt rows in the streams' own call", ((_P + "chunks", "mixed_rows", _none),)),
-        Mechanism("mixed-cost", "learned cost of mixed rows", ((_P + "cost.learn", "_with_mixed", lambda model, *_: model),)),
+        Mechanism(
+            "mixed-cost", "learned cost of mixed rows", ((_P + "cost.learn", "_with_mixed", lambda model, *_: model),)
+        ),
         Mechanism("headroom", "new chunks leave room for the error", ((_P + "chunks", "HEADROOM", 1.0),)),
         Mechanism("gap-chunks", "chunks sized for gaps", ((_P + "chunks", "_through_gaps", _efficient),)),
         Mechanism("splits", "split of rows into several calls", ((_P + "cost.calibrate", "best_splits", _one_call),)),
@@ -80,16 +88,26 @@ MECHANISMS: dict[str, Mechanism] = {
         ),
         Mechanism("cells", "learned cost of a cell", ((_P + "cost.learn", "_cells_share", lambda *_: 0.0),)),
         Mechanism(
-            "learning", "correction of the cost model", (("perf.simulator", "observe", *_SAME), ("uma_core.executor.executor", "observe", *_SAME))
+            "learning",
+            "correction of the cost model",
+            (("perf.simulator", "observe", *_SAME), ("uma_core.executor.executor", "observe", *_SAME)),
         ),
         Mechanism(
             "slices",
             "chunks that pause between pieces (else: sized chunks)",
-            (("perf.simulator", "device_of", _without_slots), ("uma_core.executor.executor", "device_view", _without_slots)),
+            (
+                ("perf.simulator", "device_of", _without_slots),
+                ("uma_core.executor.executor", "device_view", _without_slots),
+            ),
         ),
         Mechanism("repetition", "plans carried out again", ((_P + "pipeline", "n_repeats", lambda *_: 0),)),
         Mechanism("bmt", "estimate of bytes moved", ((_P + "stages.bmt_guard", "run", lambda state, plan: plan),)),
-        Mechanism("ahead", "decode calls begun ahead", (("uma_core.engine.graph.engine", "pays", lambda *_: False),), is_simulated=False),
+        Mechanism(
+            "ahead",
+            "decode calls begun ahead",
+            (("uma_core.engine.graph.engine", "pays", lambda *_: False),),
+            is_simulated=False,
+        ),
     )
 }
 
@@ -115,7 +133,9 @@ def _one(job: tuple[str, int, tuple[str, ...]]) -> tuple[str, dict[Point, float]
     return name, survey(cases, n_seeds=n_seeds)
 
 
-def simulate(names: tuple[str, ...], n_seeds: int, cases: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[Point, float]]]:
+def simulate(
+    names: tuple[str, ...], n_seeds: int, cases: tuple[str, ...] = ()
+) -> Iterator[tuple[str, dict[Point, float]]]:
     """Figures of the whole policy (under the name ""), then without each mechanism. Two processes; blocks for about a minute each."""
     with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
         yield from pool.imap(_one, [(name, n_seeds, cases) for name in ("", *names)], chunksize=1)

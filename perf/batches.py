@@ -57,7 +57,15 @@ def measure(model: str, options: EngineOptions, depth: int, rounds: int) -> Foun
     n_most = max(CHUNKS)
     depths = [depth] * max(ROWS) + [depth + (n_most - n) // 2 for n in CHUNKS]
     n_seq = len(depths)
-    sizes = replace(options, model=path, n_seq=n_seq, n_ctx=n_seq * (depth + n_most + 64), n_batch=n_most, n_ubatch=n_most, prefill_lanes=1)
+    sizes = replace(
+        options,
+        model=path,
+        n_seq=n_seq,
+        n_ctx=n_seq * (depth + n_most + 64),
+        n_batch=n_most,
+        n_ubatch=n_most,
+        prefill_lanes=1,
+    )
     engine = open_engine(sizes)
     batch = Batch(n_most)
 
@@ -87,11 +95,15 @@ def measure(model: str, options: EngineOptions, depth: int, rounds: int) -> Foun
     finally:
         engine.close()
     fastest = {case: min(found) for case, found in times.items()}
-    memory = {n: estimate_engine(replace(options, model=path, n_batch=n, n_ubatch=n), path).compute / 2**20 for n in CHUNKS}
+    memory = {
+        n: estimate_engine(replace(options, model=path, n_batch=n, n_ubatch=n), path).compute / 2**20 for n in CHUNKS
+    }
     return Found(_sizes(fastest, ROWS, False, {}), _sizes(fastest, CHUNKS, True, memory))
 
 
-def _sizes(fastest: dict[tuple[int, bool], float], sizes: tuple[int, ...], is_chunk: bool, memory: dict[int, float]) -> tuple[Size, ...]:
+def _sizes(
+    fastest: dict[tuple[int, bool], float], sizes: tuple[int, ...], is_chunk: bool, memory: dict[int, float]
+) -> tuple[Size, ...]:
     first = sizes[0] / fastest[sizes[0], is_chunk]
     return tuple(Size(n, fastest[n, is_chunk], n / fastest[n, is_chunk] / first, memory.get(n, 0.0)) for n in sizes)
 

@@ -12,7 +12,18 @@ import click
 
 from native.pin import BuildError
 from perf import csv_files, plots, report, scorecard
-from perf.criteria import GATEWAY_CRITERIA, ON_CPU, ON_GPU, ON_HTTP, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, labels_for
+from perf.criteria import (
+    GATEWAY_CRITERIA,
+    ON_CPU,
+    ON_GPU,
+    ON_HTTP,
+    TICK_CRITERIA,
+    Criterion,
+    clean_rows,
+    for_engine,
+    judge_all,
+    labels_for,
+)
 from perf.gguf_file import ensure
 from perf.harness import Harness, Job, Plan
 from perf.lanes import run_beside
@@ -52,15 +63,23 @@ def list_() -> None:
 def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of everything that runs servers."""
     for option in (
-        click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file."),
+        click.option(
+            "--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file."
+        ),
         click.option("--threads", default=2, show_default=True, help="Compute threads of every server."),
         click.option("--repeats", default=5, show_default=True, help="How often everything is measured."),
-        click.option("--peer-repeats", default=float("inf"), help="Others take part in the first so many repeats; where one of theirs takes minutes."),
+        click.option(
+            "--peer-repeats",
+            default=float("inf"),
+            help="Others take part in the first so many repeats; where one of theirs takes minutes.",
+        ),
         click.option("--scale", default=1, show_default=True, help="Multiply all lengths (4 for a large GPU)."),
         click.option("--seed", default=1, show_default=True, help="Of prompts and arrivals."),
         click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all."),
         click.option("--max-minutes", default=float("inf"), help="Start no repeat that would end later."),
-        click.option("--beside", default=1, show_default=True, help="Repeats at a time, each on cores of its own (Linux)."),
+        click.option(
+            "--beside", default=1, show_default=True, help="Repeats at a time, each on cores of its own (Linux)."
+        ),
         click.option("--out", type=_FOLDER, default=_OUT, show_default=True, help="Folder for results."),
     ):
         command = option(command)
@@ -69,11 +88,27 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @main.command()
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
-@click.option("--against", multiple=True, default=(PEER,), show_default=True, help="A server beside ours: NAME[:VARIANT]. Repeatable.")
-@click.option("--ours", multiple=True, default=(OURS,), show_default=True, help="Ours, as uma[:VARIANT]; `--ours none` to leave it out.")
-@click.option("--http", "has_http", is_flag=True, help="Each of ours through its HTTP gateway, too, as uma-http[:VARIANT].")
+@click.option(
+    "--against",
+    multiple=True,
+    default=(PEER,),
+    show_default=True,
+    help="A server beside ours: NAME[:VARIANT]. Repeatable.",
+)
+@click.option(
+    "--ours",
+    multiple=True,
+    default=(OURS,),
+    show_default=True,
+    help="Ours, as uma[:VARIANT]; `--ours none` to leave it out.",
+)
+@click.option(
+    "--http", "has_http", is_flag=True, help="Each of ours through its HTTP gateway, too, as uma-http[:VARIANT]."
+)
 @_shared
-def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, ...], has_http: bool, **options: Any) -> None:
+def run(
+    scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, ...], has_http: bool, **options: Any
+) -> None:
     """Run SCENARIOs on our daemon and on others, interleaved; write CSV, JSON, Markdown and plots."""
     if has_http:
         ours += tuple(through_http(label) for label in ours if label.partition(":")[0] == OURS)
@@ -86,9 +121,17 @@ def run(scenarios: tuple[str, ...], against: tuple[str, ...], ours: tuple[str, .
 
 @main.command()
 @click.option("--quick", is_flag=True, help="One repeat, without the 16k and 32k contexts: a look, not evidence.")
-@click.option("--long-repeats", default=2, show_default=True, help="Repeats of the 16k and 32k contexts, which take minutes each.")
+@click.option(
+    "--long-repeats", default=2, show_default=True, help="Repeats of the 16k and 32k contexts, which take minutes each."
+)
 @click.option("--only", multiple=True, help="Judge only these scenarios. Repeatable.")
-@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Of our daemon; graph: beside --engine llama too.")
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="auto",
+    show_default=True,
+    help="Of our daemon; graph: beside --engine llama too.",
+)
 @click.option("--http", "has_http", is_flag=True, help="With the rows that hold through the HTTP gateway.")
 @_shared
 def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, has_http: bool, **options: Any) -> None:
@@ -101,7 +144,9 @@ def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, h
     slow = {"context-16k", "context-32k"}
     often = {n: min(repeats, long_repeats) if n in slow else repeats for n in names if not (quick and n in slow)}
     jobs = [Job(n, labels_for(n, criteria), n_repeats, options["peer_repeats"]) for n, n_repeats in often.items()]
-    results = _execute(_plan(tuple(jobs), options, quick), criteria, options["beside"], {} if engine == "auto" else {"engine": engine})
+    results = _execute(
+        _plan(tuple(jobs), options, quick), criteria, options["beside"], {} if engine == "auto" else {"engine": engine}
+    )
     verdicts = [v for v in judge_all(results, criteria) if v.criterion.scenario in names]
     is_clean = all(ok for _, ok in clean_rows(results))
     sys.exit(0 if is_clean and all(v.is_met for v in verdicts if not (quick and v.is_met is None)) else 1)
@@ -109,7 +154,9 @@ def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, h
 
 @main.command()
 @click.argument("stages", nargs=-1)
-@click.option("--scenario", "names", multiple=True, default=("storm", "paste", "chain", "throughput"), show_default=True)
+@click.option(
+    "--scenario", "names", multiple=True, default=("storm", "paste", "chain", "throughput"), show_default=True
+)
 @_shared
 def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> None:
     """A/B of policy STAGES (default: all): our daemon with everything on against the same without each of them."""
@@ -121,9 +168,20 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
 
 @main.command()
 @click.argument("mechanisms", nargs=-1)
-@click.option("--daemon", "is_daemon", is_flag=True, help="On the real daemon, interleaved with the whole one; else in the simulator.")
+@click.option(
+    "--daemon",
+    "is_daemon",
+    is_flag=True,
+    help="On the real daemon, interleaved with the whole one; else in the simulator.",
+)
 @click.option("--seeds", default=4, show_default=True, help="Simulations of each case on a machine that is not exact.")
-@click.option("--scenario", "names", multiple=True, default=("storm", "two-chats", "paste", "chain", "mixed", "crowd"), show_default=True)
+@click.option(
+    "--scenario",
+    "names",
+    multiple=True,
+    default=("storm", "two-chats", "paste", "chain", "mixed", "crowd"),
+    show_default=True,
+)
 @_shared
 def ablate(mechanisms: tuple[str, ...], is_daemon: bool, seeds: int, names: tuple[str, ...], **options: Any) -> None:
     """Switch off one of the scheduler's MECHANISMS (default: all) at a time, and tell which figures that moves."""
@@ -135,7 +193,11 @@ def ablate(mechanisms: tuple[str, ...], is_daemon: bool, seeds: int, names: tupl
     chosen = mechanisms or tuple(name for name, m in MECHANISMS.items() if is_daemon or m.is_simulated)
     if is_daemon:
         labels = (OURS, *(f"{OURS}:without-{name}" for name in chosen))
-        _execute(_plan(tuple(Job(name, labels, max(5, options["repeats"])) for name in names), options), ON_CPU, options["beside"])
+        _execute(
+            _plan(tuple(Job(name, labels, max(5, options["repeats"])) for name in names), options),
+            ON_CPU,
+            options["beside"],
+        )
         return
     click.echo("| mechanism | what | without it |\n| --- | --- | --- |")
     found = simulate(tuple(name for name in chosen if MECHANISMS[name].is_simulated), seeds)
@@ -170,7 +232,9 @@ def tick(model: str, threads: int, repeats: int, out: Path) -> None:
 
 @main.command()
 @click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
-@click.option("--step-ms", default=5.0, show_default=True, help="Between two tokens of a stream: as a model would take.")
+@click.option(
+    "--step-ms", default=5.0, show_default=True, help="Between two tokens of a stream: as a model would take."
+)
 @click.option("--out", type=_FOLDER, default=_OUT / "gateway", show_default=True, help="Folder for results.")
 def gateway(repeats: int, step_ms: float, out: Path) -> None:
     """Measure what the HTTP gateway costs a token and a first token, on an engine that costs nothing."""
@@ -210,7 +274,9 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...]) -> Non
 @main.command()
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option("--threads", default=0, show_default=True, help="Compute threads; 0: chosen for the machine.")
-@click.option("--engine", default="graph", show_default=True, type=click.Choice(["llama", "graph"]), help="Which engine.")
+@click.option(
+    "--engine", default="graph", show_default=True, type=click.Choice(["llama", "graph"]), help="Which engine."
+)
 @click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all.")
 @click.option("--depth", default=512, show_default=True, help="Positions that each sequence holds.")
 @click.option("--rounds", default=7, show_default=True, help="Calls of each size; the fastest counts.")
@@ -236,7 +302,9 @@ def cluster(repeats: int) -> None:
 
 @main.command()
 @click.option("--sessions", default=200, show_default=True, help="Agents of the first trace.")
-@click.option("--nodes", default=0, show_default=True, help="Then so many daemons at once; 0: leave that out. 1000 take minutes.")
+@click.option(
+    "--nodes", default=0, show_default=True, help="Then so many daemons at once; 0: leave that out. 1000 take minutes."
+)
 @click.option("--requests", default=1_000_000, show_default=True, help="Requests for them.")
 def router(sessions: int, nodes: int, requests: int) -> None:
     """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and what a choice costs."""
@@ -280,8 +348,14 @@ def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threa
     for name, tally in found.items():
         gaps = tally.partings
         near = sum(gap < bound for gap in gaps)
-        parted = f"; {near} of {len(gaps)} partings in {len(tally.choices)} tokens within the noise, widest {gaps[0]:.3f}" if gaps else ""
-        click.echo(f"{name:34} {tally.n_same} of {n_prompts} the same{parted}; moved {tally.rms_moved:.4f} rms, {tally.most_moved:.3f} most")
+        parted = (
+            f"; {near} of {len(gaps)} partings in {len(tally.choices)} tokens within the noise, widest {gaps[0]:.3f}"
+            if gaps
+            else ""
+        )
+        click.echo(
+            f"{name:34} {tally.n_same} of {n_prompts} the same{parted}; moved {tally.rms_moved:.4f} rms, {tally.most_moved:.3f} most"
+        )
 
 
 @main.command(name="report")
@@ -307,7 +381,15 @@ def scorecard_(folders: tuple[Path, ...], docs: Path) -> None:
 
 def _plan(jobs: tuple[Job, ...], options: dict[str, Any], quick: bool = False) -> Plan:
     sizing = Sizing(options["scale"], quick, options["seed"])
-    return Plan(jobs, options["model"], options["threads"], options["out"], sizing, options["gpu_layers"], options["max_minutes"])
+    return Plan(
+        jobs,
+        options["model"],
+        options["threads"],
+        options["out"],
+        sizing,
+        options["gpu_layers"],
+        options["max_minutes"],
+    )
 
 
 def _execute(plan: Plan, criteria: tuple[Criterion, ...], n_lanes: int, more: dict[str, Any] | None = None) -> Results:
@@ -345,4 +427,6 @@ def _write(results: Results, folder: Path, criteria: tuple[Criterion, ...]) -> N
     click.echo(text)
     tables = ", ".join(path.name for path in csv_files.write(results, folder))
     pictures = plots.draw(results, folder) if plots.can_plot() else []
-    click.echo(f"{folder}: results.json, summary.md, {tables}, tokens/*.csv" + (f", {len(pictures)} plots" if pictures else ""))
+    click.echo(
+        f"{folder}: results.json, summary.md, {tables}, tokens/*.csv" + (f", {len(pictures)} plots" if pictures else "")
+    )

@@ -46,7 +46,12 @@ class Sockets:
 
 
 async def _answer(daemon: ClusterDaemon, number: int, n_tokens: int) -> int:
-    fields = {"prompt": f"request {number} of many", "max_tokens": n_tokens, "ignore_eos": True, "priority": "interactive"}
+    fields = {
+        "prompt": f"request {number} of many",
+        "max_tokens": n_tokens,
+        "ignore_eos": True,
+        "priority": "interactive",
+    }
     async with await daemon.generate(fields, f"r{number}") as generation:
         while True:
             for event in await generation.events():

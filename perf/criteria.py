@@ -106,7 +106,10 @@ ON_CPU: tuple[Criterion, ...] = (
     *_context("context-16k"),
     *_context("context-32k"),
     Criterion("moe-sweep", "interactive inter-token p95, worst count", "p95_x", 1.2),
-    *(Criterion("moe-sweep", f"aggregate tokens/s, {n} streams", f"x{n}_tok_s", 0.95, Against.PEER, is_floor=True) for n in (2, 3, 4, 6, 8)),
+    *(
+        Criterion("moe-sweep", f"aggregate tokens/s, {n} streams", f"x{n}_tok_s", 0.95, Against.PEER, is_floor=True)
+        for n in (2, 3, 4, 6, 8)
+    ),
     Criterion("agent", "prompt tokens computed, x unique ones", "computed_x_unique", 1.05),
     Criterion("agent", "TTFT of turn 20, x uncached", "warm_share", 0.1),
     Criterion("agent", "TTFT of turns 2 to 20", "ttft_p50_ms", 1.0, Against.PEER),
@@ -133,13 +136,20 @@ ON_GPU: tuple[Criterion, ...] = (
 TICK_TARGETS = {"greedy": (60.0, 15.0), "sampled": (100.0, 90.0)}
 TICK_COUNTS = (1, 4, 16)
 ON_HTTP: tuple[Criterion, ...] = (  # through the gateway: the rows of the socket, and what it may cost
-    *(replace(c, what=f"{c.what}, through HTTP", ours=HTTP) for c in ON_CPU if c.scenario in ("storm", "paste", "crowd")),
+    *(
+        replace(c, what=f"{c.what}, through HTTP", ours=HTTP)
+        for c in ON_CPU
+        if c.scenario in ("storm", "paste", "crowd")
+    ),
     Criterion("throughput", "aggregate, through HTTP", "tok_s", 0.97, Against.SOCKET, is_floor=True, ours=HTTP),
     Criterion("solo", "inter-token p50, through HTTP", "itl_p50_ms", 1.03, Against.SOCKET, ours=HTTP),
 )
 
 GATEWAY_CRITERIA: tuple[Criterion, ...] = (  # its own cost, on an engine that costs nothing
-    *(Criterion("gateway", f"its CPU time for a token, {n} at once, µs", f"x{n}_token_us", 60.0, ours=HTTP) for n in (1, 4, 16)),
+    *(
+        Criterion("gateway", f"its CPU time for a token, {n} at once, µs", f"x{n}_token_us", 60.0, ours=HTTP)
+        for n in (1, 4, 16)
+    ),
     Criterion("gateway", "the first token comes later by, ms", "first_later_ms", 3.0, ours=HTTP),
 )
 
@@ -157,7 +167,11 @@ def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Cri
     held = _held(engine, criteria)
     if engine == "llama":  # beside itself it would be neither faster nor slower
         return tuple(held)
-    faster = [replace(c, what=f"{c.what}, beside --engine llama", against=Against.LLAMA_ENGINE, limit=1.0) for c in held if c.figure == "tok_s"]
+    faster = [
+        replace(c, what=f"{c.what}, beside --engine llama", against=Against.LLAMA_ENGINE, limit=1.0)
+        for c in held
+        if c.figure == "tok_s"
+    ]
     return (*held, *faster[-1:])
 
 

@@ -1,8 +1,8 @@
 """Figures as CSV files, under the names and columns that documents and notebooks expect. Every token is in tokens/ (results.py).
 
-    figures.csv               scenario,server,repeat,figure,value   all scenarios
-    long_ctx.SERVER.csv       ctx,tps                               context-*: prompt and generated tokens/s beside a document of so many tokens
-    ipc_overhead.csv          path,ttft_ms,cpu_pct                  ipc: one row per repeat; cpu_pct of a core, while streams run
+figures.csv               scenario,server,repeat,figure,value   all scenarios
+long_ctx.SERVER.csv       ctx,tps                               context-*: prompt and generated tokens/s beside a document of so many tokens
+ipc_overhead.csv          path,ttft_ms,cpu_pct                  ipc: one row per repeat; cpu_pct of a core, while streams run
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ def write(results: Results, folder: Path) -> list[Path]:
     paths = [_write(folder / "figures.csv", ("scenario", "server", "repeat", "figure", "value"), _figures(results))]
     contexts = [name for name in results.cells if isinstance(SCENARIOS.get(name), LongContext)]
     for label in dict.fromkeys(label for name in contexts for label in results.cells[name]):
-        paths.append(_write(folder / f"long_ctx.{label.replace(':', '-')}.csv", ("ctx", "tps"), _long_contexts(results, contexts, label)))
+        paths.append(
+            _write(
+                folder / f"long_ctx.{label.replace(':', '-')}.csv",
+                ("ctx", "tps"),
+                _long_contexts(results, contexts, label),
+            )
+        )
     if IPC in results.cells:
         paths.append(_write(folder / "ipc_overhead.csv", ("path", "ttft_ms", "cpu_pct"), _ipc(results)))
     return paths

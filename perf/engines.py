@@ -70,7 +70,14 @@ class Timing:
 class Bench:
     """Owns one engine of each kind over the same file."""
 
-    def __init__(self, model: str, threads: int, cases: tuple[Case, ...], variants: tuple[str, ...] = VARIANTS, base: EngineOptions = BASE) -> None:
+    def __init__(
+        self,
+        model: str,
+        threads: int,
+        cases: tuple[Case, ...],
+        variants: tuple[str, ...] = VARIANTS,
+        base: EngineOptions = BASE,
+    ) -> None:
         self._variants = variants
         self._blob: tuple[int, memoryview] = (0, memoryview(b""))
         self._batch = Batch(base.n_ubatch)

@@ -38,11 +38,26 @@ class PacedServer(UmaHttpServer):
 
     def command(self) -> list[str]:
         settings = self.settings
-        command = [sys.executable, "-m", "perf.paced", "daemon", "--engine", "fake", "--socket", str(self.socket_path), "--calibrate", "off"]
+        command = [
+            sys.executable,
+            "-m",
+            "perf.paced",
+            "daemon",
+            "--engine",
+            "fake",
+            "--socket",
+            str(self.socket_path),
+            "--calibrate",
+            "off",
+        ]
         return [*command, "--n-ctx", str(settings.n_ctx), "--parallel", str(settings.n_seq)]
 
     def environ(self) -> dict[str, str]:
-        return {**super().environ(), STEP: str(self._step_ms), "UMA_CACHE_DIR": os.fspath(self.log_path.parent / "cache")}
+        return {
+            **super().environ(),
+            STEP: str(self._step_ms),
+            "UMA_CACHE_DIR": os.fspath(self.log_path.parent / "cache"),
+        }
 
     def gateway_cpu_ns(self) -> int:
         """Of all its threads."""
@@ -77,7 +92,9 @@ def _first_ms(endpoint: Endpoint, seed: str) -> float:
 
 def _ask(endpoint: Endpoint, n_streams: int, n_tokens: int, seed: str) -> list[StreamLog]:
     """Raises: ServerError where a stream is not complete."""
-    driver = Driver(endpoint, Phase("gateway", tuple(Ask(f"s{i}", 40, n_tokens) for i in range(n_streams)), timeout_s=120.0), seed)
+    driver = Driver(
+        endpoint, Phase("gateway", tuple(Ask(f"s{i}", 40, n_tokens) for i in range(n_streams)), timeout_s=120.0), seed
+    )
     gc.collect()
     streams = driver.run()
     for stream in streams:

@@ -80,7 +80,9 @@ def _declare(writer: gguf.GGUFWriter, spec: TensorSpec) -> None:
     if spec.kind == "f32":
         writer.add_tensor_info(spec.name, dims, np.dtype(np.float32), 4 * int(np.prod(dims)))
     else:
-        writer.add_tensor_info(spec.name, dims, np.dtype(np.uint8), int(np.prod(dims)), gguf.GGMLQuantizationType[spec.kind.upper()])
+        writer.add_tensor_info(
+            spec.name, dims, np.dtype(np.uint8), int(np.prod(dims)), gguf.GGMLQuantizationType[spec.kind.upper()]
+        )
 
 
 def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:

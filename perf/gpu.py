@@ -80,7 +80,13 @@ def measure(arguments: argparse.Namespace) -> Results:
     """Scenarios at four times their lengths, then bare decode calls; tables are printed and stored."""
     out = Path(os.environ.get("UMA_GPU_OUT") or HOME / "out") / "run"
     scale = arguments.scale
-    settings = {"model": arguments.model, "threads": arguments.threads, "scale": scale, "seed": 1, "gpu_layers": GPU_LAYERS}
+    settings = {
+        "model": arguments.model,
+        "threads": arguments.threads,
+        "scale": scale,
+        "seed": 1,
+        "gpu_layers": GPU_LAYERS,
+    }
     settings |= {} if arguments.engine == "auto" else {"engine": arguments.engine}
     criteria = on_gpu(arguments.engine)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -101,7 +107,16 @@ def measure(arguments: argparse.Namespace) -> Results:
 
 def graph(arguments: argparse.Namespace) -> int:
     """The graph engine beside llama_decode, in processes of their own: this one does not load the bindings, which `build` may have made anew."""
-    command = [sys.executable, "-m", "perf.gpu_graph", "all", "--model", arguments.model, "--threads", str(arguments.threads)]
+    command = [
+        sys.executable,
+        "-m",
+        "perf.gpu_graph",
+        "all",
+        "--model",
+        arguments.model,
+        "--threads",
+        str(arguments.threads),
+    ]
     return subprocess.run(command, cwd=ROOT).returncode
 
 
@@ -124,11 +139,18 @@ def main() -> int:
     parser.add_argument("phase", choices=("build", "measure", "all", "graph"))
     parser.add_argument("--model", default="8b-q8_0")
     parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS))
-    parser.add_argument("--engine", choices=("auto", "graph"), default="auto", help="graph: our daemon with that engine beside the default one")
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "graph"),
+        default="auto",
+        help="graph: our daemon with that engine beside the default one",
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scale", type=int, default=4)
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--minutes", type=float, default=9.2, help="start no repeat that would end later than this after the start")
+    parser.add_argument(
+        "--minutes", type=float, default=9.2, help="start no repeat that would end later than this after the start"
+    )
     arguments = parser.parse_args()
     try:
         if arguments.phase in ("build", "all"):

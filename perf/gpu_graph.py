@@ -32,7 +32,10 @@ from uma_core.errors import UmaError
 from uma_core.models import default_model_path
 
 ROOT = Path(__file__).resolve().parent.parent
-TRAINED = (default_model_path(), *(ROOT / "tests" / "data" / "models" / f"uma-{name}-q8_0.gguf" for name in ("draft", "moe")))
+TRAINED = (
+    default_model_path(),
+    *(ROOT / "tests" / "data" / "models" / f"uma-{name}-q8_0.gguf" for name in ("draft", "moe")),
+)
 FOREVER = 2**62
 N_TOKENS = 10_000
 N_PROMPTS, N_NEW = 60, 24
@@ -49,7 +52,9 @@ Rows = list[dict[str, Any]]
 
 
 def texts() -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for path in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"])
+    return "\n".join(
+        path.read_text(encoding="utf-8") for path in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+    )
 
 
 def trained() -> Iterator[str]:
@@ -64,14 +69,19 @@ def trained() -> Iterator[str]:
 def facts(arguments: argparse.Namespace) -> Rows:
     """What ggml finds, and which of the small random shapes the graph engine serves on it."""
     devices = [lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count())]
-    rows: Rows = [{"device": text(lib.ggml_backend_dev_name(d)), "description": text(lib.ggml_backend_dev_description(d))} for d in devices]
+    rows: Rows = [
+        {"device": text(lib.ggml_backend_dev_name(d)), "description": text(lib.ggml_backend_dev_description(d))}
+        for d in devices
+    ]
     rows.append({"graphs are computed on": device_of(EngineOptions()).description, "ggml": text(lib.ggml_commit())})
     for name in ("tiny-q8_0", "tiny-q4_0", "tiny-moe-q8_0"):
         for kv_type in ("f16", "q8_0"):
             options = EngineOptions(engine="graph", model=str(ensure(name)), n_ctx=1024, kv_type=kv_type)
             try:
                 with closing(open_engine(options)) as engine:
-                    rows.append({"model": name, "kv": kv_type, "backend": engine.info.backend, "notes": engine.info.notes})
+                    rows.append(
+                        {"model": name, "kv": kv_type, "backend": engine.info.backend, "notes": engine.info.notes}
+                    )
             except UmaError as error:
                 rows.append({"model": name, "kv": kv_type, "refused": error.message})
     return rows
@@ -84,7 +94,12 @@ def perplexity(arguments: argparse.Namespace) -> Rows:
             engines = {name: EngineOptions(**{**asdict(options), "kv_type": kv_type}) for name, options in BOTH.items()}
             found = perplexities(path, texts(), arguments.tokens, arguments.threads, engines)
             base = found["llama.cpp"][0]
-            row = {"model": Path(path).stem, "kv": kv_type, **{name: value for name, (value, _) in found.items()}, "tokens": found["graph"][1]}
+            row = {
+                "model": Path(path).stem,
+                "kv": kv_type,
+                **{name: value for name, (value, _) in found.items()},
+                "tokens": found["graph"][1],
+            }
             rows.append(row | {"graph_percent": 100 * (found["graph"][0] / base - 1)})
     return rows
 
@@ -95,8 +110,16 @@ def greedy(arguments: argparse.Namespace) -> Rows:
     for path in trained():
         found = compare(path, texts(), (arguments.prompts, N_NEW), arguments.threads, ON_GRAPH)
         for name, tally in found.items():
-            row = {"model": Path(path).stem, "mode": name, "same": tally.n_same, "of": arguments.prompts, "bound": noise(found)}
-            rows.append(row | {"widest": max(tally.partings, default=0.0), "rms": tally.rms_moved, "most": tally.most_moved})
+            row = {
+                "model": Path(path).stem,
+                "mode": name,
+                "same": tally.n_same,
+                "of": arguments.prompts,
+                "bound": noise(found),
+            }
+            rows.append(
+                row | {"widest": max(tally.partings, default=0.0), "rms": tally.rms_moved, "most": tally.most_moved}
+            )
     return rows
 
 
@@ -107,14 +130,18 @@ def moves(arguments: argparse.Namespace) -> Rows:
     """
     rows: Rows = []
     for path in trained():
-        with closing(open_engine(EngineOptions(engine="graph", model=path, threads=arguments.threads, n_ctx=4 * 1024))) as engine:
+        with closing(
+            open_engine(EngineOptions(engine="graph", model=path, threads=arguments.threads, n_ctx=4 * 1024))
+        ) as engine:
             tokens = np.array(engine.tokenize(texts(), False, False)[:401], np.int32)
             whole = _step(engine, _read(engine, 0, tokens[:400]), int(tokens[400]))
             for name, way in (("pieces", _pieces), ("shared", _shared), ("host", _host)):
                 engine.kv_truncate(0, 0)
                 n_pieces = way(engine, tokens[:400])
                 off = float(np.abs(_step(engine, 1, int(tokens[400])) - whole).max() / whole.std())
-                rows.append({"model": Path(path).stem, "way": name, "off": off, "pieces": n_pieces, "is_ok": off < 0.15})
+                rows.append(
+                    {"model": Path(path).stem, "way": name, "off": off, "pieces": n_pieces, "is_ok": off < 0.15}
+                )
                 for seq_id in range(engine.info.n_seq_max):
                     engine.kv_truncate(seq_id, 0)
     return rows
@@ -136,14 +163,25 @@ def _timed(arguments: argparse.Namespace, base: EngineOptions) -> Rows:
         for case in CASES:
             timings = list(bench.measure(case, arguments.rounds))
             for timing in timings:
-                row = {"case": case.name, "engine": timing.variant, "ms": timing.ms, "p10_ms": timing.p10_ms, "p90_ms": timing.p90_ms}
+                row = {
+                    "case": case.name,
+                    "engine": timing.variant,
+                    "ms": timing.ms,
+                    "p10_ms": timing.p10_ms,
+                    "p90_ms": timing.p90_ms,
+                }
                 rows.append(row | {"tokens_per_s": timing.tokens_per_s, "x_llama": timings[0].ms / timing.ms})
                 print(_line(rows[-1]), flush=True)
-        rows += [{"engine": name, **engine.memory()._asdict(), "notes": engine.info.notes} for name, engine in bench.engines.items()]
+        rows += [
+            {"engine": name, **engine.memory()._asdict(), "notes": engine.info.notes}
+            for name, engine in bench.engines.items()
+        ]
     return rows
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {f.__name__: f for f in (facts, moves, perplexity, speed, recorded, greedy)}
+PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
+    f.__name__: f for f in (facts, moves, perplexity, speed, recorded, greedy)
+}
 
 
 def _read(engine: Engine, seq_id: int, tokens: np.ndarray) -> int:
@@ -201,7 +239,9 @@ def _host(engine: Engine, tokens: np.ndarray) -> int:
 
 
 def _line(row: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items())
+    return "  ".join(
+        f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
+    )
 
 
 def run_all(arguments: list[str]) -> int:

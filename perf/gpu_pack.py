@@ -34,7 +34,17 @@ def main() -> int:
     pin = load_pin()
     pack(fetch_sdist(pin, cache_root(), Progress()), pin, folder / SOURCE)
     (folder / "COMMIT").write_text(commit_id() + "\n")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder / "wheels")]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder / "wheels"),
+    ]
     command += ["--python-version", arguments.python, "--platform", arguments.platform, "--implementation", "cp"]
     status = subprocess.run([*command, *_PACKAGES, *arguments.package]).returncode
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

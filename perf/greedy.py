@@ -116,7 +116,9 @@ class Reader:
         return self._decode()
 
     def _decode(self) -> np.ndarray:
-        use_kernels(self._mode.options.cpu_kernels, self._mode.options.isa)  # one switch for the process, and other modes' engines beside this one
+        use_kernels(
+            self._mode.options.cpu_kernels, self._mode.options.isa
+        )  # one switch for the process, and other modes' engines beside this one
         batch = self._batch
         assert self.engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
         return self.engine.logits(0) if batch.n_rows else np.empty(0, np.float32)
@@ -132,11 +134,15 @@ def prompts_of(tokens: np.ndarray, n: int) -> list[np.ndarray]:
     return [tokens[start : start + length] for start, length in zip(starts, lengths, strict=True)]
 
 
-def compare(model: str, text: str, counts: tuple[int, int], threads: int, ours: tuple[Mode, ...] = OURS) -> dict[str, Tally]:
+def compare(
+    model: str, text: str, counts: tuple[int, int], threads: int, ours: tuple[Mode, ...] = OURS
+) -> dict[str, Tally]:
     """By mode, llama.cpp's own ones first. `counts`: prompts, and tokens that each is continued by. Blocks: minutes for hundreds."""
     n_prompts, n_new = counts
     with ExitStack() as stack:
-        reference, *others = (stack.enter_context(closing(Reader(mode, model, n_new, threads))) for mode in (REFERENCE, *OWN_MODES, *ours))
+        reference, *others = (
+            stack.enter_context(closing(Reader(mode, model, n_new, threads))) for mode in (REFERENCE, *OWN_MODES, *ours)
+        )
         tallies = {mode.name: Tally() for mode in (*OWN_MODES, *ours)}
         tokens = np.array(reference.engine.tokenize(text, False, False), np.int32)
         for prompt in prompts_of(tokens, n_prompts):

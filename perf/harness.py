@@ -95,7 +95,10 @@ class Harness:
         """Not started; one for each label of the jobs."""
         folder = self._plan.out / "logs" / f"{needs.shape or 'model'}-{needs.n_seq}"
         settings = self._settings(needs)
-        return [self._make(label, settings, folder) for label in dict.fromkeys(label for job in jobs for label in job.labels)]
+        return [
+            self._make(label, settings, folder)
+            for label in dict.fromkeys(label for job in jobs for label in job.labels)
+        ]
 
     def _groups(self) -> Iterator[tuple[Needs, list[Job]]]:
         by_needs: dict[Needs, list[Job]] = {}
@@ -113,7 +116,9 @@ class Harness:
         for server in servers.values():
             (warm,) = run_phase(server, _WARM_UP, "warm-up").streams
             if not warm.is_complete:
-                raise ServerError(f"{server.label} does not serve: {warm.error or 'the answer is short'}\n{server.log_tail()}")
+                raise ServerError(
+                    f"{server.label} does not serve: {warm.error or 'the answer is short'}\n{server.log_tail()}"
+                )
         late: set[Job] = set()
         first, step = self._plan.lane
         for repeat in range(first, max(job.repeats for job in jobs), step):
@@ -139,7 +144,12 @@ class Harness:
             figures = scenario.measure(logs)
             cell = self._results.cell(scenario.name, label)
             cell.figures.append(figures)
-            cell.errors += [f"repeat {repeat}: {name}/{s.name}: {s.error}" for name, log in logs.items() for s in log.streams if s.error]
+            cell.errors += [
+                f"repeat {repeat}: {name}/{s.name}: {s.error}"
+                for name, log in logs.items()
+                for s in log.streams
+                if s.error
+            ]
             write_tokens(self._plan.out / TOKENS / csv_name(scenario.name, label, repeat), logs)
             self._say(f"  {scenario.name} #{repeat + 1} {label}: {_brief(figures)}")
         self._slowest_s[job.scenario] = max(self._slowest_s.get(job.scenario, 0.0), time.monotonic() - begin)
@@ -153,7 +163,10 @@ class Harness:
                 if phase.is_restarted:
                     server.restart()
                 logs[phase.name] = run_phase(server, phase, f"{seed}/{attempt}")
-            noise = max((log.foreign_cpu_s * 1000.0 / log.makespan_ms for log in logs.values() if log.makespan_ms > 500.0), default=0.0)
+            noise = max(
+                (log.foreign_cpu_s * 1000.0 / log.makespan_ms for log in logs.values() if log.makespan_ms > 500.0),
+                default=0.0,
+            )
             if not noise > self._plan.quiet_cores:
                 break
             self._say(f"  {scenario.name} #{repeat + 1} {server.label}: others used {noise:.2f} cores")
@@ -179,7 +192,18 @@ def run_phase(server: Server, phase: Phase, seed: str) -> PhaseLog:
     return PhaseLog(driver.t_start, tuple(streams), server_s, client_s, foreign, after.rss_mb, driver.t_end, changed)
 
 
-_BRIEF = ("ttft_ms", "ttft_p50_ms", "itl_p50_ms", "p95_x", "pause_3s_x", "slowdown_x", "tok_s", "makespan_ms", "failed_n", "foreign_cores")
+_BRIEF = (
+    "ttft_ms",
+    "ttft_p50_ms",
+    "itl_p50_ms",
+    "p95_x",
+    "pause_3s_x",
+    "slowdown_x",
+    "tok_s",
+    "makespan_ms",
+    "failed_n",
+    "foreign_cores",
+)
 
 
 def _brief(figures: dict[str, float]) -> str:

@@ -23,12 +23,16 @@ class Judge:
     """Owns an engine of its own, in this process."""
 
     def __init__(self, model: Path) -> None:
-        self._engine = open_engine(EngineOptions(model=str(model), engine="llama", n_ctx=N_CTX, n_seq=1, threads=1, prefill_lanes=0))
+        self._engine = open_engine(
+            EngineOptions(model=str(model), engine="llama", n_ctx=N_CTX, n_seq=1, threads=1, prefill_lanes=0)
+        )
 
     def __enter__(self) -> Judge:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._engine.close()
 
     def n_foreign(self, prompt: str, tokens: Sequence[int]) -> int:

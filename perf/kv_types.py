@@ -46,7 +46,9 @@ class Predictions:
 def predict(path: str, kv_type: str, text: str, n_windows: int = N_WINDOWS) -> Predictions:
     """Blocks: for a minute with a small model."""
     n_window = N_READ + N_PREDICTED
-    engine = LlamaEngine(path, EngineOptions(n_ctx=n_window, n_seq=1, threads=2, n_batch=512, n_ubatch=512, kv_type=kv_type))
+    engine = LlamaEngine(
+        path, EngineOptions(n_ctx=n_window, n_seq=1, threads=2, n_batch=512, n_ubatch=512, kv_type=kv_type)
+    )
     try:
         tokens = np.array(engine.tokenize(text, True, False), np.int32)
         windows = [tokens[i : i + n_window] for i in range(0, len(tokens) - n_window, n_window)][:n_windows]

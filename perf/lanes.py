@@ -28,7 +28,9 @@ def run_beside(plan: Plan, n_lanes: int, make: MakeServer, results: Results, say
     Harness(plan, make, results, say).prepare()  # or every lane would make the same model and build the same peer
     context = multiprocessing.get_context("spawn")
     empty = dataclasses.replace(results, cells={}, titles={}, allocator_warnings={}, notes=[])
-    workers: list[BaseProcess] = [context.Process(target=_lane, args=(lane, mine, make, empty)) for lane, mine in zip(lanes, cores, strict=True)]
+    workers: list[BaseProcess] = [
+        context.Process(target=_lane, args=(lane, mine, make, empty)) for lane, mine in zip(lanes, cores, strict=True)
+    ]
     _wait(workers)
     join(results, [load(lane.out) for lane in lanes])
     for lane in lanes:
@@ -47,7 +49,9 @@ def cores_of_lanes(cores: Sequence[int], n_lanes: int, n_threads: int) -> list[l
     """Neighbouring cores for each lane, equally many. Raises: ServerError when a server's threads would share them."""
     n_each = len(cores) // n_lanes
     if n_each < n_threads:
-        raise ServerError(f"{n_lanes} lanes of {n_threads} threads need {n_lanes * n_threads} cores; there are {len(cores)}")
+        raise ServerError(
+            f"{n_lanes} lanes of {n_threads} threads need {n_lanes * n_threads} cores; there are {len(cores)}"
+        )
     return [list(cores[i * n_each : (i + 1) * n_each]) for i in range(n_lanes)]
 
 
@@ -91,4 +95,6 @@ def _wait(workers: Sequence[BaseProcess]) -> None:
                 worker.join()
     failed = [i for i, worker in enumerate(workers) if worker.exitcode]
     if failed:
-        raise ServerError(f"lanes {', '.join(map(str, failed))} failed; their messages are above, their logs in lane-N/logs")
+        raise ServerError(
+            f"lanes {', '.join(map(str, failed))} failed; their messages are above, their logs in lane-N/logs"
+        )

@@ -38,7 +38,9 @@ class Ask:
     is_interactive: bool = True  # a reader waits for its tokens: the CSV's column, and what is measured
     priority: str | None = None  # sent with the request; None: the server finds out
     app: str = ""  # asks of one app share a connection where the protocol can; "": one of its own
-    parts: tuple[tuple[str, int], ...] = ()  # (name, tokens): the prompt's texts, equal ones by equal names; servers may use their caches
+    parts: tuple[
+        tuple[str, int], ...
+    ] = ()  # (name, tokens): the prompt's texts, equal ones by equal names; servers may use their caches
     burden: str = ""  # of BURDENS: sent in place of a prompt; it is done when it is answered, be it by a refusal
     has_schema: bool = False  # held to a JSON Schema that does not let it end before its last token
 
@@ -97,7 +99,9 @@ def scaled(asks: tuple[Ask, ...], scale: int) -> tuple[Ask, ...]:
     )
 
 
-def composed(name: str, parts: tuple[tuple[str, int], ...], n_tokens: int, after: tuple[str, ...] = (), gate: str = "done") -> Ask:
+def composed(
+    name: str, parts: tuple[tuple[str, int], ...], n_tokens: int, after: tuple[str, ...] = (), gate: str = "done"
+) -> Ask:
     """An ask whose prompt is made of named parts, so that others can begin alike."""
     return Ask(name, sum(n for _, n in parts), n_tokens, after=after, gate=gate, parts=parts)
 

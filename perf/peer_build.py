@@ -98,16 +98,30 @@ def compile_peer(source: Path, build: Path, flags: dict[str, str], tools: Toolch
     configure = [tools.cmake, "-S", str(source), "-B", str(build), "-G", tools.generator]
     configure += [f"-D{name}={value}" for name, value in variables.items()] + cmake_build.extra_arguments()
     env = {**os.environ, "CC": shlex.join(tools.cc), "CXX": shlex.join(tools.cxx), "NINJA_STATUS": "[%f/%t] "}
-    compile_ = [tools.cmake, "--build", str(build), "--parallel", str(cmake_build.n_jobs()), "--target", "llama", SERVER, BENCH]
+    compile_ = [
+        tools.cmake,
+        "--build",
+        str(build),
+        "--parallel",
+        str(cmake_build.n_jobs()),
+        "--target",
+        "llama",
+        SERVER,
+        BENCH,
+    ]
     for command in (configure, compile_):
         log: list[str] = []
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+        with subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 log.append(line)
                 progress.feed(line.rstrip())
         if process.returncode:
-            raise BuildError(f"{SERVER} did not build (exit {process.returncode}). The end of the log:\n{''.join(log[-40:])}")
+            raise BuildError(
+                f"{SERVER} did not build (exit {process.returncode}). The end of the log:\n{''.join(log[-40:])}"
+            )
     progress.finish()
 
 

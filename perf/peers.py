@@ -35,4 +35,6 @@ def make_server(label: str, settings: Settings, folder: Path) -> Server:
         return LlamaServer(label, settings, folder, peer_dir() / "bin" / SERVER)
     if name == EXAMPLE:
         return LlamaCppPythonServer(label, settings, folder, example_server())
-    raise ServerError(f"no server {label!r}; there are: {OURS}[:VARIANT], {HTTP}[:VARIANT], {', '.join(PEER_VARIANTS)}, {EXAMPLE}")
+    raise ServerError(
+        f"no server {label!r}; there are: {OURS}[:VARIANT], {HTTP}[:VARIANT], {', '.join(PEER_VARIANTS)}, {EXAMPLE}"
+    )

@@ -26,10 +26,14 @@ def perplexities(
     """(perplexity, tokens predicted) by engine. Blocks: on a CPU minutes for tens of thousands of tokens."""
     out = {}
     for name, options in engines.items():
-        engine = open_engine(replace(options, model=model, threads=threads, n_seq=1, n_ctx=WINDOW, n_batch=N_ROWS, n_ubatch=N_ROWS))
+        engine = open_engine(
+            replace(options, model=model, threads=threads, n_seq=1, n_ctx=WINDOW, n_batch=N_ROWS, n_ubatch=N_ROWS)
+        )
         try:
             tokens = np.array(engine.tokenize(text, False, False)[:n_tokens], np.int32)
-            losses = [loss for at in range(0, len(tokens) - 1, WINDOW) for loss in _window(engine, tokens[at : at + WINDOW])]
+            losses = [
+                loss for at in range(0, len(tokens) - 1, WINDOW) for loss in _window(engine, tokens[at : at + WINDOW])
+            ]
             out[name] = (float(np.exp(np.mean(losses))), len(losses))
         finally:
             engine.close()

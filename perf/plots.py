@@ -49,7 +49,9 @@ def _timeline(scenario: str, data: dict[str, Any], folder: Path) -> Path:
         phase = _last_phase(streams)
         shown = {name: value for name, value in streams.items() if name.startswith(phase + "/")}
         for y, (is_interactive, times) in enumerate(shown.values()):
-            axis.plot([t / 1000 for t in times], [y] * len(times), "|", markersize=7, color=_COLOURS[not is_interactive])
+            axis.plot(
+                [t / 1000 for t in times], [y] * len(times), "|", markersize=7, color=_COLOURS[not is_interactive]
+            )
         axis.set_yticks(range(len(shown)), [name.partition("/")[2] for name in shown], fontsize=7)
         axis.set_title(label, fontsize=9, loc="left")
     axes[-1, 0].set_xlabel("seconds; one mark is one token")
@@ -63,11 +65,17 @@ def _histogram(scenario: str, data: dict[str, Any], folder: Path) -> Path:
     figure, axis = plt.subplots(figsize=(8, 4))
     for label, streams in data.items():
         phase = _last_phase(streams)
-        shown = [times for name, (is_interactive, times) in streams.items() if is_interactive and name.startswith(phase + "/")]
+        shown = [
+            times
+            for name, (is_interactive, times) in streams.items()
+            if is_interactive and name.startswith(phase + "/")
+        ]
         gaps = np.concatenate([np.diff(times) for times in shown]) if shown else np.array([])
         gaps = np.maximum(gaps, 0.1)
         if len(gaps):
-            axis.hist(gaps, bins=np.geomspace(0.1, max(gaps.max(), 1.0) * 1.05, 80).tolist(), histtype="step", label=label)
+            axis.hist(
+                gaps, bins=np.geomspace(0.1, max(gaps.max(), 1.0) * 1.05, 80).tolist(), histtype="step", label=label
+            )
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel("gap between tokens of interactive streams, ms")

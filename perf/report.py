@@ -140,7 +140,11 @@ def acceptance_table(verdicts: Sequence[Verdict], titles: dict[str, str]) -> str
     rows = []
     for v in verdicts:
         c = v.criterion
-        value = "–" if v.is_met is None else number(v.value) + (f" ({number(v.low)} to {number(v.high)})" if v.n > 1 else "")
+        value = (
+            "–"
+            if v.is_met is None
+            else number(v.value) + (f" ({number(v.low)} to {number(v.high)})" if v.n > 1 else "")
+        )
         value += f"; runs: {', '.join(map(number, v.runs))}" if v.runs else ""
         rows.append([titles.get(c.scenario, c.scenario), c.what, c.target, value, f"{v.n_within} of {v.n}", v.word])
     return markdown_table(["scenario", "figure", "target", "measured", "repeats within", "verdict"], rows)
@@ -162,7 +166,9 @@ def own_lines(results: Results) -> list[str]:
 def machine_lines(results: Results) -> str:
     """Where and how: one bullet per fact."""
     facts = {**results.machine, **results.settings, "commit": results.commit or "unknown", "date": results.date}
-    return "".join(f"- {key.replace('_', ' ')}: {_fact(value)}\n" for key, value in facts.items() if value not in (None, "", []))
+    return "".join(
+        f"- {key.replace('_', ' ')}: {_fact(value)}\n" for key, value in facts.items() if value not in (None, "", [])
+    )
 
 
 def _fact(value: object) -> str:

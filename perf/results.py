@@ -29,7 +29,9 @@ class Cell:
 
     figures: list[dict[str, float]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)  # repeats by run, where runs were joined; 0: that run did not have this server
+    sizes: list[int] = field(
+        default_factory=list
+    )  # repeats by run, where runs were joined; 0: that run did not have this server
 
     def runs(self, figure: str) -> list[list[float]]:
         """`values`, run by run."""
@@ -105,7 +107,9 @@ def merge(runs: Sequence[Results]) -> list[Results]:
     """
     out: dict[str, Results] = {}
     for run in runs:
-        key = json.dumps([run.machine, {k: v for k, v in run.settings.items() if k != "bare_decode_tok_s"}, "tick" in run.cells])
+        key = json.dumps(
+            [run.machine, {k: v for k, v in run.settings.items() if k != "bare_decode_tok_s"}, "tick" in run.cells]
+        )
         if key not in out:
             out[key] = Results(run.machine, run.commit, run.date, dict(run.settings))
         joined = out[key]
@@ -133,7 +137,9 @@ def _joined(before: dict[str, Cell] | None, row: dict[str, Cell]) -> dict[str, C
     out = {}
     for label in (*before, *(label for label in row if label not in before)):
         old, new = before.get(label, Cell(sizes=[0] * n_runs)), row.get(label, Cell())
-        out[label] = Cell(old.figures + new.figures, old.errors + new.errors, [*(old.sizes or [len(old.figures)]), len(new.figures)])
+        out[label] = Cell(
+            old.figures + new.figures, old.errors + new.errors, [*(old.sizes or [len(old.figures)]), len(new.figures)]
+        )
     return out
 
 
@@ -161,7 +167,9 @@ def write_tokens(path: Path, logs: dict[str, PhaseLog]) -> None:
         for phase, log in logs.items():
             for s in log.streams:
                 name = f"{phase}/{s.name}"
-                writer.writerows((name, i, f"{(t - log.t_start) / 1e6:.3f}", int(s.is_interactive)) for i, t in enumerate(s.t_tokens))
+                writer.writerows(
+                    (name, i, f"{(t - log.t_start) / 1e6:.3f}", int(s.is_interactive)) for i, t in enumerate(s.t_tokens)
+                )
 
 
 def read_tokens(path: Path) -> dict[str, tuple[bool, list[float]]]:
@@ -192,7 +200,13 @@ def machine_facts() -> dict[str, Any]:
 def vector_unit(cpuinfo: str) -> str:
     """What a processor's name may hide (", AVX-512"), from Linux's list of its features; "" where none is known."""
     features = set(re.findall(r"[a-z0-9_]+", cpuinfo))
-    known = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("sve", "SVE"), ("i8mm", "NEON with i8mm"), ("asimddp", "NEON with dotprod"))
+    known = (
+        ("avx512f", "AVX-512"),
+        ("avx2", "AVX2"),
+        ("sve", "SVE"),
+        ("i8mm", "NEON with i8mm"),
+        ("asimddp", "NEON with dotprod"),
+    )
     return next((f", {name}" for feature, name in known if feature in features), "")
 
 

@@ -142,7 +142,9 @@ class _SimRequest:
 class Simulation:
     """One policy on one trace."""
 
-    def __init__(self, setup: Setup, policy: str, arrivals: Iterator[Arrival], follow: Callable[[Arrival, int], Arrival | None]) -> None:
+    def __init__(
+        self, setup: Setup, policy: str, arrivals: Iterator[Arrival], follow: Callable[[Arrival, int], Arrival | None]
+    ) -> None:
         """`follow` gives what comes after an answered request of a session, at that time or later."""
         self.setup, self.policy, self.follow = setup, policy, follow
         self.router = Router(Knobs(max_queued=1 << 30))
@@ -260,11 +262,15 @@ class AgentTrace:
 
     def __init__(self, n_sessions: int = 200, n_turns: int = 12, seed: int = 1, n_kinds: int = 5) -> None:
         draw = random.Random(seed)
-        self._randoms = [random.Random(seed * 1_000_003 + session) for session in range(n_sessions)]  # the same for every policy
+        self._randoms = [
+            random.Random(seed * 1_000_003 + session) for session in range(n_sessions)
+        ]  # the same for every policy
         self._n_turns = n_turns
         self._pages = itertools.count(1)
         self._turns: dict[int, int] = {}
-        system = [tuple(next(self._pages) for _ in range(24)) for _ in range(n_kinds)]  # 1,536 tokens of instructions and tools
+        system = [
+            tuple(next(self._pages) for _ in range(24)) for _ in range(n_kinds)
+        ]  # 1,536 tokens of instructions and tools
         self._starts = []
         at = 0.0
         for session in range(n_sessions):
@@ -286,7 +292,9 @@ class AgentTrace:
         """A tool ran for some seconds, and its output goes back."""
         if self._turns[arrival.session] >= self._n_turns:
             return None
-        return self._turn(now_ns + int(self._randoms[arrival.session].expovariate(1 / 3) * NS), arrival.session, arrival.pages)
+        return self._turn(
+            now_ns + int(self._randoms[arrival.session].expovariate(1 / 3) * NS), arrival.session, arrival.pages
+        )
 
 
 class UniformTrace:
@@ -305,7 +313,11 @@ class UniformTrace:
             at += self._random.expovariate(self._rate)
             n_pages = self._random.randint(1, 7)
             yield Arrival(
-                int(at * NS), f"a{i % 50}", tuple(next(pages) for _ in range(n_pages)), n_pages * PAGE + 16, self._random.randint(20, 100)
+                int(at * NS),
+                f"a{i % 50}",
+                tuple(next(pages) for _ in range(n_pages)),
+                n_pages * PAGE + 16,
+                self._random.randint(20, 100),
             )
 
     def follow(self, arrival: Arrival, now_ns: int) -> Arrival | None:
@@ -318,7 +330,9 @@ def agent(policy: str, setup: Setup | None = None, n_sessions: int = 200, n_kind
     return Simulation(setup or Setup(), policy, trace.arrivals(), trace.follow).run()
 
 
-def uniform(policy: str, setup: Setup | None = None, n_requests: int = 4000, load: float = 0.7, seed: int = 1) -> Outcome:
+def uniform(
+    policy: str, setup: Setup | None = None, n_requests: int = 4000, load: float = 0.7, seed: int = 1
+) -> Outcome:
     setup = setup or Setup()
     trace = UniformTrace(setup, n_requests, load, seed)
     return Simulation(setup, policy, trace.arrivals(), trace.follow).run()

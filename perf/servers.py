@@ -92,7 +92,12 @@ class Server(ABC):
         self._log = self.log_path.open("ab" if self._is_known else "wb")  # a restart goes on with its log
         self._is_known = True
         self._process = subprocess.Popen(
-            self.command(), env=self.environ(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
+            self.command(),
+            env=self.environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         deadline = time.monotonic() + self.settings.start_timeout_s
         while not self.is_ready():
@@ -102,7 +107,9 @@ class Server(ABC):
                 raise ServerError(f"{self.label} ended with status {code} at start:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 self.stop()
-                raise ServerError(f"{self.label} did not answer within {self.settings.start_timeout_s:.0f} s:\n{self.log_tail()}")
+                raise ServerError(
+                    f"{self.label} did not answer within {self.settings.start_timeout_s:.0f} s:\n{self.log_tail()}"
+                )
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -181,7 +188,9 @@ class UmaServer(Server):
         self._variant = label.partition(":")[2]
         self.socket_path = folder / f"{label.replace(':', '-')}.sock"
         if len(os.fsencode(self.socket_path)) > 100:  # the system's limit on such paths is about 104 bytes
-            self.socket_path = Path(os.environ.get("TMPDIR") or "/tmp") / f"uma-perf-{os.getpid()}-{abs(hash(label)) % 10**6}.sock"
+            self.socket_path = (
+                Path(os.environ.get("TMPDIR") or "/tmp") / f"uma-perf-{os.getpid()}-{abs(hash(label)) % 10**6}.sock"
+            )
         self._cache_dir = folder / f"{label.replace(':', '-')}-kv"
 
     def command(self) -> list[str]:
@@ -211,7 +220,9 @@ class UmaServer(Server):
         return int(self.counters().get("alloc_warnings_total", 0))
 
     def _variant_flags(self) -> list[str]:
-        parts = [part for part in self._variant.split(",") if part not in ("", "default") and not part.startswith("without-")]
+        parts = [
+            part for part in self._variant.split(",") if part not in ("", "default") and not part.startswith("without-")
+        ]
         return [flag for part in parts for flag in _flag(part)]
 
     def endpoint(self) -> Endpoint:
@@ -266,9 +277,23 @@ class UmaHttpServer(UmaServer):
             return False
         if self._gateway is None:
             self._gateway_log = Path(f"{self.log_path}.gateway").open("ab")  # noqa: SIM115 # closed in `stop`
-            command = [sys.executable, "-m", "uma_gateway", "--socket", str(self.socket_path), "--port", str(self.port), "--no-log-access"]
+            command = [
+                sys.executable,
+                "-m",
+                "uma_gateway",
+                "--socket",
+                str(self.socket_path),
+                "--port",
+                str(self.port),
+                "--no-log-access",
+            ]
             self._gateway = subprocess.Popen(
-                command, env=self.environ(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._gateway_log, start_new_session=True
+                command,
+                env=self.environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._gateway_log,
+                start_new_session=True,
             )
         return True
 

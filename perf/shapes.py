@@ -57,7 +57,9 @@ MIXES = {
 _DENSE_05B = Shape("0.5b-q8_0", "qwen2", 24, 896, 4864, 14, 2, 151_936, True, 32_768, 1e6)
 _DENSE_1B = Shape("1b-q8_0", "llama", 16, 2048, 8192, 32, 8, 128_256, True, 131_072, 5e5)
 _MOE_1B = Shape("1b-moe-q8_0", "llama", 24, 1024, 512, 16, 8, 49_152, True, 131_072, 1e4, n_expert=32, n_expert_used=8)
-_MOE64_1B = Shape("1b-moe64-q8_0", "llama", 12, 1024, 512, 16, 8, 49_152, True, 131_072, 1e4, n_expert=64, n_expert_used=8)
+_MOE64_1B = Shape(
+    "1b-moe64-q8_0", "llama", 12, 1024, 512, 16, 8, 49_152, True, 131_072, 1e4, n_expert=64, n_expert_used=8
+)
 _DENSE_8B = Shape("8b-q8_0", "llama", 32, 4096, 14_336, 32, 8, 128_256, False, 131_072, 5e5)
 _TINY = Shape("tiny-q8_0", "qwen2", 2, 64, 128, 2, 1, 512, True, 32_768, 1e4)
 _TINY_MOE = Shape("tiny-moe-q8_0", "llama", 2, 64, 64, 2, 1, 512, True, 32_768, 1e4, n_expert=4, n_expert_used=2)
@@ -109,7 +111,9 @@ def tensors(shape: Shape) -> list[TensorSpec]:
     embd, kv = shape.n_embd, shape.n_embd_kv
     head = 1.5 / embd**0.5
     most, output, _ = MIXES[shape.quant]
-    out = [TensorSpec("token_embd.weight", (shape.n_vocab, embd), output if shape.is_tied else most, head, shape.is_tied)]
+    out = [
+        TensorSpec("token_embd.weight", (shape.n_vocab, embd), output if shape.is_tied else most, head, shape.is_tied)
+    ]
     for i in range(shape.n_layer):
         p = f"blk.{i}."
         out.append(TensorSpec(p + "attn_norm.weight", (embd,), "f32", 0.0))

@@ -30,7 +30,9 @@ class Profile(NamedTuple):
 
 
 # The 2-core CPU with llama.cpp's kernels, with kernels for a few rows, and a data-centre GPU with either engine; see FakeCost for the sources.
-CHEAP_ROWS = replace(CPU_SHAPE, decode=((1, 16.2 * MS), (8, 17.5 * MS), (16, 28.0 * MS)), prefill_cell_ns=((1, 2300.0), (512, 890.0)))
+CHEAP_ROWS = replace(
+    CPU_SHAPE, decode=((1, 16.2 * MS), (8, 17.5 * MS), (16, 28.0 * MS)), prefill_cell_ns=((1, 2300.0), (512, 890.0))
+)
 FEW_ROWS_GPU = replace(GPU_SHAPE, decode=((1, 3.9 * MS), (8, 4.3 * MS), (16, 5.0 * MS), (32, 7.0 * MS)))
 GPU_MODEL = FakeModel(n_ctx=65536, kv_bytes_per_cell=131072, weight_bytes=8_500_000_000)
 PROFILES: dict[str, Profile] = {
@@ -58,7 +60,9 @@ class Run(NamedTuple):
 
 
 Figures = dict[str, float]
-Case = Callable[[Sim, Profile], tuple[list[Job], list[Job]]]  # submits jobs; returns those whose TBT, and whose TTFT, counts
+Case = Callable[
+    [Sim, Profile], tuple[list[Job], list[Job]]
+]  # submits jobs; returns those whose TBT, and whose TTFT, counts
 
 
 def _at(profile: Profile, ms: float) -> int:
@@ -80,7 +84,10 @@ def _late_chats(sim: Sim, p: Profile) -> tuple[list[Job], list[Job]]:
 
 
 def _begin_together(sim: Sim, p: Profile) -> tuple[list[Job], list[Job]]:
-    chats = [sim.submit(Job(n * p.scale, 60 * p.scale, client=i, at_ns=_at(p, 10 * i))) for i, n in enumerate((120, 160, 200, 80))]
+    chats = [
+        sim.submit(Job(n * p.scale, 60 * p.scale, client=i, at_ns=_at(p, 10 * i)))
+        for i, n in enumerate((120, 160, 200, 80))
+    ]
     return chats, chats
 
 
@@ -195,7 +202,9 @@ def figures(case: str, profile: Profile, machine: Machine, seed: int = 1) -> Fig
         out["pause_x"] = max(_worst_early(chat) for chat in gaps) / step
         out["stream_x"] = max(sum(chat.gaps) / len(chat.gaps) for chat in gaps) / (sum(alone) / len(alone))
     if found.n_background:
-        out["background_s"] = max(chat.times[-1] for chat in found.chats) / S * 1000 / found.n_background if found.chats else 0.0
+        out["background_s"] = (
+            max(chat.times[-1] for chat in found.chats) / S * 1000 / found.n_background if found.chats else 0.0
+        )
     waits = [job.ttft / max(MS, quick[job.n_prompt]) for job in found.urgent]
     out["ttft_x"] = sum(waits) / len(waits)
     out["ttft_worst_x"] = max(waits)
@@ -220,7 +229,9 @@ class Point(NamedTuple):
     figure: str
 
 
-def survey(cases: tuple[str, ...] = (), profiles: tuple[str, ...] = (), machines: tuple[str, ...] = (), n_seeds: int = 3) -> dict[Point, float]:
+def survey(
+    cases: tuple[str, ...] = (), profiles: tuple[str, ...] = (), machines: tuple[str, ...] = (), n_seeds: int = 3
+) -> dict[Point, float]:
     """All figures, each the mean over seeds."""
     out: dict[Point, float] = {}
     for case, profile, machine in _grid(cases, profiles, machines):
@@ -231,7 +242,9 @@ def survey(cases: tuple[str, ...] = (), profiles: tuple[str, ...] = (), machines
     return out
 
 
-def _grid(cases: tuple[str, ...], profiles: tuple[str, ...], machines: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+def _grid(
+    cases: tuple[str, ...], profiles: tuple[str, ...], machines: tuple[str, ...]
+) -> Iterator[tuple[str, str, str]]:
     for case in cases or CASES:
         for profile in profiles or PROFILES:
             for machine in machines or MACHINES:

@@ -19,7 +19,20 @@ from uma_core.engine.api import Batch, PrefillOutcome, PrefillStatus
 from uma_core.engine.fake import FakeEngine, FakeModel
 from uma_core.engine.fake_cost import FakeCost
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import CHUNK, DECODE, MIXED, PIECE, SHORT, TRANSFER, CostModel, Sample, calibration_shapes, fit, guess, observe
+from uma_core.policy.cost import (
+    CHUNK,
+    DECODE,
+    MIXED,
+    PIECE,
+    SHORT,
+    TRANSFER,
+    CostModel,
+    Sample,
+    calibration_shapes,
+    fit,
+    guess,
+    observe,
+)
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, check_plan
@@ -117,7 +130,11 @@ class SimEngine(FakeEngine):
 
     def _stalled(self, ns: float) -> float:
         step = self.cost.decode_ns([(1, 0)])
-        return step * self.rng.uniform(0.2, 1.0) if self.machine.stall and self.rng.random() < self.machine.stall * ns / step else 0.0
+        return (
+            step * self.rng.uniform(0.2, 1.0)
+            if self.machine.stall and self.rng.random() < self.machine.stall * ns / step
+            else 0.0
+        )
 
 
 def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> DeviceView:
@@ -149,7 +166,9 @@ def calibrate(cost: FakeCost, device: DeviceView) -> CostModel:
 
 
 class Sim:
-    def __init__(self, cost: FakeCost, model: FakeModel | None = None, config: SchedulerConfig | None = None, **more: Any) -> None:
+    def __init__(
+        self, cost: FakeCost, model: FakeModel | None = None, config: SchedulerConfig | None = None, **more: Any
+    ) -> None:
         """`more`: machine, or noise (its sigma alone), seed, cost_model, keep_states, overrated (see SimEngine)."""
         self.rng = random.Random(more.get("seed", 1))
         machine: Machine = more.get("machine") or Machine(float(more.get("noise", 0.0)))
@@ -163,10 +182,14 @@ class Sim:
         self.config = config or SchedulerConfig()
         self.policy = compose(self.config.stages)
         device = device_of(self.engine, (), 0)
-        self.cost: CostModel = more.get("cost_model") or (guess(device) if machine.is_guessed else calibrate(cost, device))
+        self.cost: CostModel = more.get("cost_model") or (
+            guess(device) if machine.is_guessed else calibrate(cost, device)
+        )
         if machine.misjudged != 1.0:
             piece = self.cost.piece
-            self.cost = self.cost._replace(piece=piece._replace(base=tuple(ns / machine.misjudged for ns in piece.base)))
+            self.cost = self.cost._replace(
+                piece=piece._replace(base=tuple(ns / machine.misjudged for ns in piece.base))
+            )
         self.jobs: list[Job] = []  # present, in order of arrival
         self.future: list[Job] = []
         self.done: list[Job] = []
@@ -211,7 +234,17 @@ class Sim:
         used = sum(j.n_prompt + j.n_max for j in self.jobs if j.seq >= 0)
         device = device_of(self.engine, tuple(sorted(self.free)), self.engine.info.n_ctx - used)
         views = tuple(self.view(j) for j in self.jobs)
-        return SchedulerState(self.tick_no, self.clock.now_ns(), views, device, self.config, self.cost, tuple(self.reports), self.memory, TICK_OVERHEAD_NS)
+        return SchedulerState(
+            self.tick_no,
+            self.clock.now_ns(),
+            views,
+            device,
+            self.config,
+            self.cost,
+            tuple(self.reports),
+            self.memory,
+            TICK_OVERHEAD_NS,
+        )
 
     def tick(self) -> Plan:
         self.engine.hush()
@@ -303,7 +336,9 @@ class Sim:
         predicted, riding = self.cost.call_ns(n_decoded, kv, n_prompt, n_past)
         out = self.engine.decode(batch, [None] * batch.n_rows)
         assert out.status == 0, out
-        self.reports.append(CallReport(phase, n, kv + n_past, predicted, out.call_ns, 0, False, n_prompt if n_decoded else 0, riding))
+        self.reports.append(
+            CallReport(phase, n, kv + n_past, predicted, out.call_ns, 0, False, n_prompt if n_decoded else 0, riding)
+        )
         tokens = iter(out.tokens)
         for i in items:
             job = by_sid[i.sid]

@@ -61,7 +61,9 @@ def measure(model: str, threads: int, n_ticks: int = 60) -> Iterator[TickCost]:
     try:
         clock = MonotonicClock()
         cost = calibrate(engine, device_view(engine), clock, "auto")
-        executor = Executor(engine, Admittance(Limits(max_sessions=n_seq), clock), SchedulerConfig(), cost, new_registry(), clock)
+        executor = Executor(
+            engine, Admittance(Limits(max_sessions=n_seq), clock), SchedulerConfig(), cost, new_registry(), clock
+        )
         for kind, params in (("greedy", SamplingParams()), ("sampled", SAMPLED)):
             for count in TICK_COUNTS:
                 yield _one(executor, kind, params, count, n_ticks)
@@ -92,4 +94,11 @@ def _one(executor: Executor, kind: str, params: SamplingParams, count: int, n_ti
     executor.events.clear()
     microseconds = [value / 1e3 for value in gaps.values]
     per_tick = len(calls.values) / n_ticks
-    return TickCost(kind, count, percentile(microseconds, 50), percentile(microseconds, 95), percentile(calls.values, 50) / 1e6, per_tick)
+    return TickCost(
+        kind,
+        count,
+        percentile(microseconds, 50),
+        percentile(microseconds, 95),
+        percentile(calls.values, 50) / 1e6,
+        per_tick,
+    )

@@ -240,10 +240,18 @@ def gateway_request(ask: Ask, text: str) -> bytes:
 
 def chat_request(ask: Ask, text: str) -> bytes:
     """A streamed chat, as most programs ask for one."""
-    message = {"model": "any", "messages": [{"role": "user", "content": text}], "max_tokens": ask.n_tokens, "temperature": 0, "stream": True}
+    message = {
+        "model": "any",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": ask.n_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
     return http_request("/v1/chat/completions", {**message, "ignore_eos": True, "cache_prompt": bool(ask.parts)})
 
 
 def openai_request(ask: Ask, text: str) -> bytes:
     """The endpoint of llama-cpp-python's example server."""
-    return http_request("/v1/completions", {"prompt": text, "max_tokens": ask.n_tokens, "temperature": 0, "stream": True})
+    return http_request(
+        "/v1/completions", {"prompt": text, "max_tokens": ask.n_tokens, "temperature": 0, "stream": True}
+    )

@@ -50,7 +50,11 @@ def write_adapter(
             shapes = (*each, rank, n_in), (*each, n_out, rank)
         scale = (rank / alpha * strength) ** 0.5 if alpha else strength**0.5
         for half, dims in zip(("lora_a", "lora_b"), shapes, strict=True):
-            data = draw.standard_normal(dims) * scale * (dims[-1] ** -0.5 if half == "lora_b" or place.name != EMBEDDING else 0.2)
+            data = (
+                draw.standard_normal(dims)
+                * scale
+                * (dims[-1] ** -0.5 if half == "lora_b" or place.name != EMBEDDING else 0.2)
+            )
             changed = change(f"{place.name}.{half}", data.astype(kind))
             if changed is not None:
                 writer.add_tensor(f"{place.name}.{half}", changed)

@@ -32,14 +32,20 @@ def closure(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
             found[name] = distribution.version
             needed = (Requirement(text) for text in distribution.requires or ())
             waiting += [each for each in needed if each.marker is None or each.marker.evaluate({"extra": extra})]
-    return {name: version for name, version in sorted(found.items()) if name not in {canonicalize_name(Requirement(root).name) for root in roots}}
+    return {
+        name: version
+        for name, version in sorted(found.items())
+        if name not in {canonicalize_name(Requirement(root).name) for root in roots}
+    }
 
 
 def main() -> int:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pinned:
         pinned.writelines(f"{name}=={version}\n" for name, version in closure().items())
         pinned.flush()
-        return subprocess.run([sys.executable, "-m", "pip_audit", "--strict", "--no-deps", "--disable-pip", "-r", pinned.name]).returncode
+        return subprocess.run(
+            [sys.executable, "-m", "pip_audit", "--strict", "--no-deps", "--disable-pip", "-r", pinned.name]
+        ).returncode
 
 
 if __name__ == "__main__":

@@ -16,7 +16,11 @@ from tests.tools import find
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
-CPUS = {"Nehalem": "base", "SandyBridge": "sandybridge", "Haswell": "haswell"}  # of qemu, and the CPU backend that each must get
+CPUS = {
+    "Nehalem": "base",
+    "SandyBridge": "sandybridge",
+    "Haswell": "haswell",
+}  # of qemu, and the CPU backend that each must get
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -42,7 +46,13 @@ for name in ("llama", "graph"):
 def say(command: list[str], site: Path) -> list[str]:
     """What both engines say, each after the name of its CPU backend. numpy's OpenBLAS does not know what qemu is: it is told."""
     environ = {**os.environ, "OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, sys.executable, "-c", PROGRAM, str(site), str(MODEL)], env=environ, cwd=site, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, sys.executable, "-c", PROGRAM, str(site), str(MODEL)],
+        env=environ,
+        cwd=site,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         sys.exit(f"{' '.join(command) or 'this processor'}: {done.stderr[-3000:]}")
     return done.stdout.splitlines()

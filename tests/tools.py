@@ -63,7 +63,9 @@ def packages_of(tools: Iterable[Tool]) -> list[str]:
 def install() -> int:
     """Install what is missing. Exit status: 1 where this user or this system cannot."""
     missing = [tool for tool in TOOLS if find(tool.program) is None]
-    to_install, to_unpack = (packages_of(tool for tool in missing if tool.is_service is wanted) for wanted in (False, True))
+    to_install, to_unpack = (
+        packages_of(tool for tool in missing if tool.is_service is wanted) for wanted in (False, True)
+    )
     if not missing:
         return 0
     if shutil.which("apt-get") is None:
@@ -99,7 +101,9 @@ def main(arguments: list[str]) -> int:
     if arguments == ["install"]:
         return install()
     for tool in TOOLS:
-        print(f"{'present' if find(tool.program) else 'absent':8} {tool.program:26} {' '.join(tool.packages):48} {tool.purpose}")
+        print(
+            f"{'present' if find(tool.program) else 'absent':8} {tool.program:26} {' '.join(tool.packages):48} {tool.purpose}"
+        )
     return 0
 
 

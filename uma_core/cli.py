@@ -32,14 +32,24 @@ def cli() -> None:
 
 
 @cli.command(cls=FlagsCommand, params=[OptionFlag(opt) for opt in OPTIONS])
-@click.option("--config", "path", metavar="FILE", default="", envvar="UMA_CONFIG", help="YAML file with options.  [UMA_CONFIG]")
+@click.option(
+    "--config", "path", metavar="FILE", default="", envvar="UMA_CONFIG", help="YAML file with options.  [UMA_CONFIG]"
+)
 @click.option("--check-config", is_flag=True, help="Check the configuration and exit.")
 @click.option("--print-config", is_flag=True, help="Print every value with its origin and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
 @click.option("--estimate", is_flag=True, help="Print what memory the model would take, as JSON in bytes, and exit.")
-def daemon(path: str, check_config: bool, print_config: bool, as_json: bool, estimate: bool, **given: str | bool | None) -> int:
+def daemon(
+    path: str, check_config: bool, print_config: bool, as_json: bool, estimate: bool, **given: str | bool | None
+) -> int:
     """Serve until told to stop. Precedence: flag > variable > file > preset > default."""
-    config, sources = load(Inputs(given_flags(OPTIONS, given), {name: text for name, text in os.environ.items() if name.startswith("UMA_")}, path))
+    config, sources = load(
+        Inputs(
+            given_flags(OPTIONS, given),
+            {name: text for name, text in os.environ.items() if name.startswith("UMA_")},
+            path,
+        )
+    )
     if print_config:
         print_values(SCHEMA.items(config), sources, as_json)
     elif check_config:

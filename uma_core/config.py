@@ -50,7 +50,9 @@ class EngineOptions:
 
     RELOAD: ClassVar = "engine"
     model: str = option(
-        "", "path of the GGUF to serve; empty: the small demonstration model that is installed with the package", yaml="model"
+        "",
+        "path of the GGUF to serve; empty: the small demonstration model that is installed with the package",
+        yaml="model",
     )
     preset: str = option(
         presets.NONE,
@@ -65,7 +67,11 @@ class EngineOptions:
         choices=("auto", "llama", "graph", "fake"),
     )
     n_ctx: int = option(
-        16384, "KV cells in all, shared by the sequences; 0: what the model was trained with", unit="tokens", min=0, max=1 << 24
+        16384,
+        "KV cells in all, shared by the sequences; 0: what the model was trained with",
+        unit="tokens",
+        min=0,
+        max=1 << 24,
     )
     encoder_ctx: int = option(
         0,
@@ -76,7 +82,9 @@ class EngineOptions:
         words={"auto": 0},
     )
     threads: int = option(0, "compute threads; 0: chosen for the machine", min=0, max=1024, words={"auto": 0})
-    n_seq: int = option(4, "sequences that can be on the device at once", flag="--parallel", env="UMA_N_SEQ", min=1, max=256)
+    n_seq: int = option(
+        4, "sequences that can be on the device at once", flag="--parallel", env="UMA_N_SEQ", min=1, max=256
+    )
     n_batch: int = option(512, "most tokens in one decode call", unit="tokens", min=1, max=1 << 20)
     n_ubatch: int = option(
         512,
@@ -92,13 +100,20 @@ class EngineOptions:
     )
     kv_type: str = option("f16", "element type of K and V", choices=("f16", "q8_0", "q4_0"))
     flash_attn: str = option(
-        "auto", "fused attention kernels; auto: where the device that holds the KV has them", choices=("auto", "on", "off")
+        "auto",
+        "fused attention kernels; auto: where the device that holds the KV has them",
+        choices=("auto", "on", "off"),
     )
     prefill_lanes: int = option(
-        2, "prompts whose reading can be paused between layers at the same time; 0: prompts are read in sized chunks", min=0, max=4
+        2,
+        "prompts whose reading can be paused between layers at the same time; 0: prompts are read in sized chunks",
+        min=0,
+        max=4,
     )
     cpu_kernels: bool = option(
-        True, "small-batch matmul and attention kernels of ours inside ggml's CPU backend; off: ggml's own", env="UMA_CPU_KERNELS"
+        True,
+        "small-batch matmul and attention kernels of ours inside ggml's CPU backend; off: ggml's own",
+        env="UMA_CPU_KERNELS",
     )
     isa: str = option(
         "auto",
@@ -112,7 +127,9 @@ class EngineOptions:
         "serve only where an answer never depends, to the last bit, on what else is computed: the graph engine on a CPU with our kernels."
         " Else the daemon does not start; `status` tells whether it is so without this",
     )
-    moe_top_k: int = option(0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256)
+    moe_top_k: int = option(
+        0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256
+    )
     lora: Mapping[str, str] = option(
         {},
         "LoRA adapters (GGUF) that are loaded with the model, as id=path; requests name them by id. The flag may be repeated",
@@ -126,7 +143,9 @@ class EngineOptions:
         "auto", "how the weights get into memory; auto lets the graph engine arrange copies of its own",
         choices=("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io"),
     )  # fmt: skip
-    metal_residency: bool = option(True, "keep Metal buffers resident (off sets GGML_METAL_NO_RESIDENCY)", reload="restart")
+    metal_residency: bool = option(
+        True, "keep Metal buffers resident (off sets GGML_METAL_NO_RESIDENCY)", reload="restart"
+    )
     metal_keep_alive_s: int = option(
         180,
         "seconds that weights stay wired after the last compute (GGML_METAL_RESIDENCY_KEEP_ALIVE_S)",
@@ -148,16 +167,25 @@ class EngineOptions:
         reload="restart",
     )
     decode_ahead: str = option(
-        "auto", "the graph engine begins a step while the last one's tokens are handled; auto: on GPUs", choices=("auto", "on", "off")
+        "auto",
+        "the graph engine begins a step while the last one's tokens are handled; auto: on GPUs",
+        choices=("auto", "on", "off"),
     )
-    memory_budget_mb: int = option(0, "refuse to load what would need more memory; 0: no budget", unit="MiB", min=0, max=1 << 30)
+    memory_budget_mb: int = option(
+        0, "refuse to load what would need more memory; 0: no budget", unit="MiB", min=0, max=1 << 30
+    )
     calibrate: str = option(
         "auto",
         "measure the cost model, and compare the engines, at start: auto reuses what is stored for the same model, device and options",
         choices=("auto", "off", "force"),
     )
     hang_timeout_ms: float = option(
-        30_000.0, "a decode call that takes longer makes the daemon `degraded`; 0: never", unit="ms", min=0, max=_DAYS, reload="live"
+        30_000.0,
+        "a decode call that takes longer makes the daemon `degraded`; 0: never",
+        unit="ms",
+        min=0,
+        max=_DAYS,
+        reload="live",
     )
 
     def backend_environ(self) -> dict[str, str]:
@@ -187,10 +215,16 @@ class IpcOptions:
         reload="restart",
     )
     check_folder: bool = option(
-        True, "refuse a socket in a folder in which another user could replace it; off only where no other user lives", reload="restart"
+        True,
+        "refuse a socket in a folder in which another user could replace it; off only where no other user lives",
+        reload="restart",
     )
     backlog: int = option(
-        64, "connections that may wait to be accepted; others wait in connect, or fail there", min=1, max=65_535, reload="restart"
+        64,
+        "connections that may wait to be accepted; others wait in connect, or fail there",
+        min=1,
+        max=65_535,
+        reload="restart",
     )
     max_connections: int = option(
         256,
@@ -220,10 +254,18 @@ class IpcOptions:
         max=1 << 30,
         cap="ipc.tx_hard_bytes",
     )
-    tx_hard_bytes: int = option(4 << 20, "unsent bytes past which a slow reader is dropped", unit="bytes", min=4096, max=1 << 30)
-    write_timeout_ms: float = option(30_000.0, "a reader that takes no byte for so long is dropped; 0: never", unit="ms", min=0, max=_DAYS)
+    tx_hard_bytes: int = option(
+        4 << 20, "unsent bytes past which a slow reader is dropped", unit="bytes", min=4096, max=1 << 30
+    )
+    write_timeout_ms: float = option(
+        30_000.0, "a reader that takes no byte for so long is dropped; 0: never", unit="ms", min=0, max=_DAYS
+    )
     idle_timeout_ms: float = option(
-        300_000.0, "a connection without a request in flight is closed after so long; 0: never", unit="ms", min=0, max=_DAYS
+        300_000.0,
+        "a connection without a request in flight is closed after so long; 0: never",
+        unit="ms",
+        min=0,
+        max=_DAYS,
     )
     read_apart: bool = option(
         True,
@@ -244,7 +286,9 @@ class LimitOptions:
         min=1,
         max=100_000,
     )
-    max_prompt_bytes: int = option(256 << 10, "largest prompt", unit="bytes", min=1, max=1 << 30, cap="ipc.max_frame_bytes")
+    max_prompt_bytes: int = option(
+        256 << 10, "largest prompt", unit="bytes", min=1, max=1 << 30, cap="ipc.max_frame_bytes"
+    )
     trusted_prompt_bytes: int = option(
         8 << 20,
         "largest prompt of a request with an `account`, which only trusted peers may name, and largest text that they may have tokenized",
@@ -254,10 +298,19 @@ class LimitOptions:
         cap="ipc.trusted_frame_bytes",
     )
     max_tokens: int = option(
-        2048, "most tokens that one request may generate; larger wishes are cut to it", unit="tokens", min=1, max=1 << 24
+        2048,
+        "most tokens that one request may generate; larger wishes are cut to it",
+        unit="tokens",
+        min=1,
+        max=1 << 24,
     )
     default_max_tokens: int = option(
-        512, "tokens to generate for a request that does not say", unit="tokens", min=1, max=1 << 24, cap="limits.max_tokens"
+        512,
+        "tokens to generate for a request that does not say",
+        unit="tokens",
+        min=1,
+        max=1 << 24,
+        cap="limits.max_tokens",
     )
     queue_interactive: int = option(
         64, "requests waiting in the interactive lane; more are refused with `retry_after_ms`", min=0, max=100_000
@@ -266,7 +319,9 @@ class LimitOptions:
         256, "requests waiting in the background lane; more are refused with `retry_after_ms`", min=0, max=100_000
     )
     max_in_flight: int = option(16, "requests in flight on one connection", min=1, max=100_000)
-    request_timeout_ms: float = option(0.0, "time limit of a request that gives none; 0: none", unit="ms", min=0, max=_DAYS)
+    request_timeout_ms: float = option(
+        0.0, "time limit of a request that gives none; 0: none", unit="ms", min=0, max=_DAYS
+    )
     overflow: str = option(
         "error",
         "what happens when prompt and answer exceed the context, for a request that does not say",
@@ -282,7 +337,11 @@ class SchedulerOptions:
     RELOAD: ClassVar = "live"
     stages: tuple[str, ...] = option(_SCHEDULER.stages, "the policy pipeline, in order; leave one out to switch it off")
     tick_budget_ms: float = option(
-        _SCHEDULER.tick_budget_ns / _NS_PER_MS, "wanted length of a tick when nobody interactive waits", unit="ms", min=1, max=10_000
+        _SCHEDULER.tick_budget_ns / _NS_PER_MS,
+        "wanted length of a tick when nobody interactive waits",
+        unit="ms",
+        min=1,
+        max=10_000,
     )
     start_target_tokens: int = option(
         _SCHEDULER.start_target_tokens,
@@ -291,23 +350,42 @@ class SchedulerOptions:
         min=1,
         max=1 << 20,
     )
-    prefill_burst: int = option(_SCHEDULER.prefill_burst, "most prompt tokens of one session in one tick", unit="tokens", min=1, max=1 << 20)
+    prefill_burst: int = option(
+        _SCHEDULER.prefill_burst, "most prompt tokens of one session in one tick", unit="tokens", min=1, max=1 << 20
+    )
     guard_cap: float = option(
-        _SCHEDULER.guard_cap, "an interactive gap stays within this multiple of the solo step", min=1, max=100, cap="scheduler.pause_cap"
+        _SCHEDULER.guard_cap,
+        "an interactive gap stays within this multiple of the solo step",
+        min=1,
+        max=100,
+        cap="scheduler.pause_cap",
     )
     guard_floor_ms: float = option(
         _SCHEDULER.guard_floor_ns / _NS_PER_MS, "gaps shorter than this are never guarded", unit="ms", min=0, max=10_000
     )
     pause_cap: float = option(_SCHEDULER.pause_cap, "no gap longer than this multiple of the solo step", min=1, max=100)
-    long_tick_share: float = option(_SCHEDULER.long_tick_share, "share of gaps that may exceed guard_cap (up to pause_cap)", min=0, max=1)
+    long_tick_share: float = option(
+        _SCHEDULER.long_tick_share, "share of gaps that may exceed guard_cap (up to pause_cap)", min=0, max=1
+    )
     starvation_ticks: int = option(
-        _SCHEDULER.starvation_ticks, "every admitted prompt gets a piece at least once in so many decode ticks", min=1, max=100_000
+        _SCHEDULER.starvation_ticks,
+        "every admitted prompt gets a piece at least once in so many decode ticks",
+        min=1,
+        max=100_000,
     )
     slo_ttft_ms: float = option(
-        _SCHEDULER.slo_ttft_ns / _NS_PER_MS, "target for the first token of requests that give none; 0: none", unit="ms", min=0, max=_DAYS
+        _SCHEDULER.slo_ttft_ns / _NS_PER_MS,
+        "target for the first token of requests that give none; 0: none",
+        unit="ms",
+        min=0,
+        max=_DAYS,
     )
     slo_tbt_ms: float = option(
-        _SCHEDULER.slo_tbt_ns / _NS_PER_MS, "target between tokens for requests that give none; 0: none", unit="ms", min=0, max=_DAYS
+        _SCHEDULER.slo_tbt_ns / _NS_PER_MS,
+        "target between tokens for requests that give none; 0: none",
+        unit="ms",
+        min=0,
+        max=_DAYS,
     )
     interactive_share: float = option(
         _SCHEDULER.interactive_share,
@@ -319,7 +397,10 @@ class SchedulerOptions:
         _SCHEDULER.max_background_decoders, "background streams served in one tick; 0: all", min=0, max=256
     )
     moe_max_decoders: int = option(
-        _SCHEDULER.moe_max_decoders, "background streams served beside a chat in one tick for mixture-of-experts models", min=1, max=256
+        _SCHEDULER.moe_max_decoders,
+        "background streams served beside a chat in one tick for mixture-of-experts models",
+        min=1,
+        max=256,
     )
     aging_ms: float = option(
         _SCHEDULER.aging_ns / _NS_PER_MS,
@@ -337,7 +418,11 @@ class SchedulerOptions:
         words={"auto": -1.0, "off": 0.0},
     )
     auto_lane_tokens: int = option(
-        512, "a request without a priority whose prompt is longer starts in the background lane", unit="tokens", min=0, max=1 << 24
+        512,
+        "a request without a priority whose prompt is longer starts in the background lane",
+        unit="tokens",
+        min=0,
+        max=1 << 24,
     )
 
     def to_scheduler_config(self) -> SchedulerConfig:
@@ -367,7 +452,9 @@ class CacheOptions:
     share_across_uids: bool = option(
         False, "let one user's prompts be answered from another user's cache", flag="--cache-share-across-uids"
     )
-    park_idle_ms: float = option(60_000.0, "an idle chat's KV may leave the device after so long", unit="ms", min=0, max=_DAYS)
+    park_idle_ms: float = option(
+        60_000.0, "an idle chat's KV may leave the device after so long", unit="ms", min=0, max=_DAYS
+    )
     pressure: str = option(
         "auto",
         "when the system runs short of memory, give up cached KV, then what idle sequences hold; never streams",
@@ -382,12 +469,22 @@ class AccessOptions:
 
     RELOAD: ClassVar = "live"
     allow_uids: tuple[int, ...] = option((), "further users that may connect", of=int, min=0, max=_MAX_ID)
-    allow_gids: tuple[int, ...] = option((), "groups whose members may connect, also as a supplementary group (Linux)", of=int, min=0, max=_MAX_ID)
-    admin_uids: tuple[int, ...] = option((), "further users that may drain, reload and cancel for others", of=int, min=0, max=_MAX_ID)
-    trusted_uids: tuple[int, ...] = option(
-        (), "further users whose gateways may name the `account` they ask for, and get the trusted limits", of=int, min=0, max=_MAX_ID
+    allow_gids: tuple[int, ...] = option(
+        (), "groups whose members may connect, also as a supplementary group (Linux)", of=int, min=0, max=_MAX_ID
     )
-    lane_ceiling: Mapping[int, str] = option({}, "the most urgent lane of a user, as uid=lane", of=int, min=0, max=_MAX_ID, choices=_LANES)
+    admin_uids: tuple[int, ...] = option(
+        (), "further users that may drain, reload and cancel for others", of=int, min=0, max=_MAX_ID
+    )
+    trusted_uids: tuple[int, ...] = option(
+        (),
+        "further users whose gateways may name the `account` they ask for, and get the trusted limits",
+        of=int,
+        min=0,
+        max=_MAX_ID,
+    )
+    lane_ceiling: Mapping[int, str] = option(
+        {}, "the most urgent lane of a user, as uid=lane", of=int, min=0, max=_MAX_ID, choices=_LANES
+    )
 
     def ceiling(self, uid: int) -> Lane:
         """Return the most urgent lane that this user's requests may take."""
@@ -411,7 +508,12 @@ class MetricsOptions:
 
     RELOAD: ClassVar = "live"
     tick_interval_ms: float = option(
-        1000.0, "how often gauges and sliding windows are brought up to date", flag="--metrics-interval-ms", unit="ms", min=50, max=30_000
+        1000.0,
+        "how often gauges and sliding windows are brought up to date",
+        flag="--metrics-interval-ms",
+        unit="ms",
+        min=50,
+        max=30_000,
     )
     listen: str = option(
         "",
@@ -434,13 +536,22 @@ class LogOptions:
         words={"warn": "warning", "err": "error"},
         env_switch=("UMA_DEBUG", "debug"),
     )
-    format: str = option("text", "concise text, or one JSON object per line", flag="--log-format", choices=("text", "json"))
+    format: str = option(
+        "text", "concise text, or one JSON object per line", flag="--log-format", choices=("text", "json")
+    )
     prompts: bool = option(False, "write prompt text into the log", flag="--log-prompts")
     trace: str = option(
-        "", "file that each plan is written to, with the state that it came from: `python -m uma_core.trace replay FILE`; empty: none", flag="--log-trace"
+        "",
+        "file that each plan is written to, with the state that it came from: `python -m uma_core.trace replay FILE`; empty: none",
+        flag="--log-trace",
     )
     trace_mb: int = option(
-        64, "size at which that file is set aside as FILE.1, of which there is one, and begun anew", flag="--log-trace-mb", unit="MiB", min=1, max=1 << 20
+        64,
+        "size at which that file is set aside as FILE.1, of which there is one, and begun anew",
+        flag="--log-trace-mb",
+        unit="MiB",
+        min=1,
+        max=1 << 20,
     )
 
 
@@ -472,9 +583,13 @@ class HttpOptions:
     """The HTTP gateway, as a process of its own beside the daemon (docs/GATEWAY.md). Needs the extra `[http]`."""
 
     RELOAD: ClassVar = "live"
-    port: int = option(0, "port on which a gateway answers HTTP; 0: none is started", flag="--http", env="UMA_HTTP", min=0, max=65_535)
+    port: int = option(
+        0, "port on which a gateway answers HTTP; 0: none is started", flag="--http", env="UMA_HTTP", min=0, max=65_535
+    )
     host: str = option("127.0.0.1", "address that it listens on", flag="--http-host")
-    config: str = option("", "its YAML file: keys, limits, TLS; empty: its variables and defaults", flag="--http-config")
+    config: str = option(
+        "", "its YAML file: keys, limits, TLS; empty: its variables and defaults", flag="--http-config"
+    )
 
 
 @dataclass(frozen=True)
@@ -523,7 +638,10 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
     if len(set(scheduler.stages)) != len(scheduler.stages):
         yield "scheduler.stages", "names a stage twice"
     if config.metrics.listen and loopback(config.metrics.listen) is None:
-        yield "metrics.listen", "must be an address of this machine alone with a port, such as 127.0.0.1:9464 or [::1]:9464"
+        yield (
+            "metrics.listen",
+            "must be an address of this machine alone with a port, such as 127.0.0.1:9464 or [::1]:9464",
+        )
     if -1 < scheduler.bmt_budget < 0:
         yield "scheduler.bmt_budget", "must be auto (-1), off (0) or a bandwidth in GB/s"
 

@@ -33,7 +33,9 @@ class OptionFlag(click.Option):
         metavar = None if opt.kind is bool else value_text(opt)
         kind = None if opt.kind is bool else str
         is_map = opt.kind is dict
-        super().__init__([*names, _parameter(opt)], default=None, metavar=metavar, help=_help(opt), type=kind, multiple=is_map)
+        super().__init__(
+            [*names, _parameter(opt)], default=None, metavar=metavar, help=_help(opt), type=kind, multiple=is_map
+        )
 
 
 class FlagsCommand(click.Command):
@@ -52,14 +54,20 @@ class FlagsCommand(click.Command):
 def given_flags(options: Iterable[Option], given: Mapping[str, Any]) -> dict[str, str | bool]:
     """The flags that were given, by option key."""
     values = ((opt, given[_parameter(opt)]) for opt in options)
-    return {opt.key: ",".join(value) if isinstance(value, tuple) else value for opt, value in values if value is not None and value != ()}
+    return {
+        opt.key: ",".join(value) if isinstance(value, tuple) else value
+        for opt, value in values
+        if value is not None and value != ()
+    }
 
 
 def print_values(items: Iterable[tuple[Option, Any]], sources: Sources, as_json: bool) -> None:
     """Print every value with its origin, as a file that can be loaded or as JSON."""
     values = list(items)
     if as_json:
-        rows = {opt.key: {"value": value, "origin": sources.origins[opt.key], "reload": opt.reload} for opt, value in values}
+        rows = {
+            opt.key: {"value": value, "origin": sources.origins[opt.key], "reload": opt.reload} for opt, value in values
+        }
         click.echo(json.dumps(rows, indent=1))
         return
     top = [(opt, value) for opt, value in values if "." not in opt.key]

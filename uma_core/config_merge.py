@@ -34,7 +34,9 @@ class Schema(Generic[C]):
     conflicts: Callable[[C], Iterator[tuple[str, str]]]  # (key, complaint) for values that do not fit together
     prefix: str  # of its variables
     is_foreign: Callable[[str], bool]  # a variable with that prefix that something else reads
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by the value of the option `preset`: option key -> value
+    presets: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # by the value of the option `preset`: option key -> value
 
     @cached_property
     def by_key(self) -> dict[str, Option]:
@@ -83,7 +85,11 @@ def merge(schema: Schema[C], inputs: Inputs) -> tuple[C, Sources]:
     problems: list[str] = []
     values: dict[str, Any] = {}
     origins = {opt.key: "default" for opt in schema.options}
-    given_values = (*_from_file(schema, inputs.path, problems), *_from_environ(schema, inputs.environ), *_from_flags(schema, inputs.flags))
+    given_values = (
+        *_from_file(schema, inputs.path, problems),
+        *_from_environ(schema, inputs.environ),
+        *_from_flags(schema, inputs.flags),
+    )
     for given in given_values:
         try:
             values[given.opt.key] = given.parse(given.opt, given.raw)
@@ -113,8 +119,14 @@ def _lower_defaults(schema: Schema[C], config: C, origins: dict[str, str]) -> C:
     """Lower defaults, and what a preset says, to the caps that the user chose: who sets n_batch need not set n_ubatch too."""
     for opt, value in schema.items(config):
         cap = opt.extra.get("cap", "")
-        if cap and origins[opt.key].startswith(("default", "preset ")) and value > schema.get(config, schema.by_key[cap]):
-            section = dataclasses.replace(getattr(config, opt.section), **{opt.name: schema.get(config, schema.by_key[cap])})
+        if (
+            cap
+            and origins[opt.key].startswith(("default", "preset "))
+            and value > schema.get(config, schema.by_key[cap])
+        ):
+            section = dataclasses.replace(
+                getattr(config, opt.section), **{opt.name: schema.get(config, schema.by_key[cap])}
+            )
             config = dataclasses.replace(config, **{opt.section: section})  # type: ignore[type-var]
             origins[opt.key] += f", lowered to {cap}"
     return config
@@ -136,7 +148,9 @@ def _from_environ(schema: Schema[C], environ: Mapping[str, str]) -> Iterator[_Gi
 
 
 def _unknown_variables(schema: Schema[C], environ: Mapping[str, str]) -> Iterator[str]:
-    known = {opt.env for opt in schema.options} | {opt.extra["env_switch"][0] for opt in schema.options if "env_switch" in opt.extra}
+    known = {opt.env for opt in schema.options} | {
+        opt.extra["env_switch"][0] for opt in schema.options if "env_switch" in opt.extra
+    }
     for name in sorted(environ):
         if name.startswith(schema.prefix) and name not in known and not schema.is_foreign(name):
             yield f"the variable {name} is not an option{suggest(name, known)}"
@@ -191,7 +205,11 @@ def _read_yaml(path: str) -> Any:
         return yaml.load(_read_file(path), _StrictLoader)
     except OSError as error:
         raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot read {path}: {error.strerror}", path=path) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are not UTF-8, impossible dates
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: bytes that are not UTF-8, impossible dates
         text = " ".join(str(error).split())
         raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is not YAML: {text}", path=path) from error
 

@@ -135,7 +135,10 @@ def check(opt: Option, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise BadValue("must be a map")
         keys, values = opt.extra.get("of", str), opt.extra.get("values", str)
-        return {_in_range(opt, _typed(key, keys)): _in_range(opt, _one_of(opt, _typed(item, values))) for key, item in value.items()}
+        return {
+            _in_range(opt, _typed(key, keys)): _in_range(opt, _one_of(opt, _typed(item, values)))
+            for key, item in value.items()
+        }
     return _in_range(opt, _one_of(opt, _typed(value, opt.kind)))
 
 
@@ -197,8 +200,13 @@ def value_text(opt: Option) -> str:
         return "true|false"
     if opt.kind is dict:
         key, value = opt.extra.get("of", str), opt.extra.get("values", str)
-        return f"{'UID' if key is int else 'ID'}={'|'.join(opt.choices) or ('NUMBER' if value is float else 'TEXT')},..."
-    word = "|".join(opt.choices) or {int: "INT", float: "NUMBER", str: "TEXT"}[opt.extra.get("of", str) if opt.kind is tuple else opt.kind]
+        return (
+            f"{'UID' if key is int else 'ID'}={'|'.join(opt.choices) or ('NUMBER' if value is float else 'TEXT')},..."
+        )
+    word = (
+        "|".join(opt.choices)
+        or {int: "INT", float: "NUMBER", str: "TEXT"}[opt.extra.get("of", str) if opt.kind is tuple else opt.kind]
+    )
     return f"{word},..." if opt.kind is tuple else word
 
 

@@ -32,68 +32,248 @@ class Spec(NamedTuple):
 class ErrorCode(Enum):
     """One member per code. `member.value` is its `Spec`."""
 
-    INVALID_JSON = Spec("E_PROTO_001", "invalid_json", Side.CLIENT, False, False, 3, "the payload is not one JSON object")
-    BAD_REQUEST = Spec("E_PROTO_002", "bad_request", Side.CLIENT, False, False, 3, "a field has the wrong type or value; `detail.field` names it")
+    INVALID_JSON = Spec(
+        "E_PROTO_001", "invalid_json", Side.CLIENT, False, False, 3, "the payload is not one JSON object"
+    )
+    BAD_REQUEST = Spec(
+        "E_PROTO_002",
+        "bad_request",
+        Side.CLIENT,
+        False,
+        False,
+        3,
+        "a field has the wrong type or value; `detail.field` names it",
+    )
     UNKNOWN_TYPE = Spec("E_PROTO_003", "unknown_type", Side.CLIENT, False, False, 3, "`type` names no operation")
-    BAD_FRAME = Spec("E_PROTO_004", "bad_frame", Side.CLIENT, False, True, 3, "the byte stream is neither frames nor text lines")
+    BAD_FRAME = Spec(
+        "E_PROTO_004", "bad_frame", Side.CLIENT, False, True, 3, "the byte stream is neither frames nor text lines"
+    )
     BAD_UTF8 = Spec("E_PROTO_005", "bad_utf8", Side.CLIENT, False, False, 3, "text is not valid UTF-8, or contains NUL")
-    DUPLICATE_ID = Spec("E_PROTO_006", "duplicate_id", Side.CLIENT, False, False, 3, "a request with this id is in flight on this connection")
-    NOT_FOUND = Spec("E_PROTO_007", "not_found", Side.CLIENT, False, False, 2, "no such request, session or cache entry")
+    DUPLICATE_ID = Spec(
+        "E_PROTO_006",
+        "duplicate_id",
+        Side.CLIENT,
+        False,
+        False,
+        3,
+        "a request with this id is in flight on this connection",
+    )
+    NOT_FOUND = Spec(
+        "E_PROTO_007", "not_found", Side.CLIENT, False, False, 2, "no such request, session or cache entry"
+    )
 
-    PROMPT_TOO_LARGE = Spec("E_LIMIT_001", "prompt_too_large", Side.CLIENT, False, False, 2, "the prompt exceeds the byte cap or the context")
-    FRAME_TOO_LARGE = Spec("E_LIMIT_002", "frame_too_large", Side.CLIENT, False, True, 3, "the frame or line exceeds the cap; nothing of it was read")
-    OVERLOADED = Spec("E_LIMIT_003", "overloaded", Side.SERVER, True, False, 2, "the lane's queue is full; `detail.retry_after_ms` says when to come back")
-    TOO_MANY_SESSIONS = Spec("E_LIMIT_004", "too_many_sessions", Side.SERVER, True, False, 2, "the session or connection cap is reached")
-    IDLE_TIMEOUT = Spec("E_LIMIT_005", "idle_timeout", Side.CLIENT, True, True, 2, "the connection was idle for too long")
+    PROMPT_TOO_LARGE = Spec(
+        "E_LIMIT_001",
+        "prompt_too_large",
+        Side.CLIENT,
+        False,
+        False,
+        2,
+        "the prompt exceeds the byte cap or the context",
+    )
+    FRAME_TOO_LARGE = Spec(
+        "E_LIMIT_002",
+        "frame_too_large",
+        Side.CLIENT,
+        False,
+        True,
+        3,
+        "the frame or line exceeds the cap; nothing of it was read",
+    )
+    OVERLOADED = Spec(
+        "E_LIMIT_003",
+        "overloaded",
+        Side.SERVER,
+        True,
+        False,
+        2,
+        "the lane's queue is full; `detail.retry_after_ms` says when to come back",
+    )
+    TOO_MANY_SESSIONS = Spec(
+        "E_LIMIT_004", "too_many_sessions", Side.SERVER, True, False, 2, "the session or connection cap is reached"
+    )
+    IDLE_TIMEOUT = Spec(
+        "E_LIMIT_005", "idle_timeout", Side.CLIENT, True, True, 2, "the connection was idle for too long"
+    )
 
-    MODEL_NOT_LOADED = Spec("E_MODEL_001", "model_not_loaded", Side.SERVER, True, False, 2, "no model is loaded yet, or none any more")
-    MODEL_LOAD_FAILED = Spec("E_MODEL_002", "model_load_failed", Side.ENGINE, False, False, 1, "the GGUF is absent, damaged, unsupported or too large")
-    TEMPLATE_FAILED = Spec("E_MODEL_003", "template_failed", Side.CLIENT, False, False, 2, "the model's chat template is absent or refuses these messages")
-    INSUFFICIENT_MEMORY = Spec("E_MODEL_004", "insufficient_memory", Side.SERVER, True, False, 1, "the load exceeds the memory budget, or the machine's")
-    MODEL_CHANGED = Spec("E_MODEL_005", "model_changed", Side.CLIENT, True, False, 2, "the request names another model than the one served: see `props`")
-    UNSUPPORTED = Spec("E_MODEL_006", "unsupported", Side.CLIENT, False, False, 2, "this model or engine cannot do what the request asks")
+    MODEL_NOT_LOADED = Spec(
+        "E_MODEL_001", "model_not_loaded", Side.SERVER, True, False, 2, "no model is loaded yet, or none any more"
+    )
+    MODEL_LOAD_FAILED = Spec(
+        "E_MODEL_002",
+        "model_load_failed",
+        Side.ENGINE,
+        False,
+        False,
+        1,
+        "the GGUF is absent, damaged, unsupported or too large",
+    )
+    TEMPLATE_FAILED = Spec(
+        "E_MODEL_003",
+        "template_failed",
+        Side.CLIENT,
+        False,
+        False,
+        2,
+        "the model's chat template is absent or refuses these messages",
+    )
+    INSUFFICIENT_MEMORY = Spec(
+        "E_MODEL_004",
+        "insufficient_memory",
+        Side.SERVER,
+        True,
+        False,
+        1,
+        "the load exceeds the memory budget, or the machine's",
+    )
+    MODEL_CHANGED = Spec(
+        "E_MODEL_005",
+        "model_changed",
+        Side.CLIENT,
+        True,
+        False,
+        2,
+        "the request names another model than the one served: see `props`",
+    )
+    UNSUPPORTED = Spec(
+        "E_MODEL_006",
+        "unsupported",
+        Side.CLIENT,
+        False,
+        False,
+        2,
+        "this model or engine cannot do what the request asks",
+    )
 
     ADAPTER_LOAD_FAILED = Spec(
         "E_ADAPTER_001", "adapter_load_failed", Side.CLIENT, False, False, 1,
         "a LoRA adapter is absent, damaged, of a kind that is not served, or of another model; `detail.adapter` names it",
     )  # fmt: skip
 
-    DECODE_FAILED = Spec("E_RUNTIME_001", "decode_failed", Side.ENGINE, True, False, 2, "the decode call failed for the sessions in its batch")
-    KV_FULL = Spec("E_RUNTIME_002", "kv_full", Side.SERVER, True, False, 2, "the KV cache has no room and none can be made")
-    SAMPLER_FAILED = Spec("E_RUNTIME_003", "sampler_failed", Side.ENGINE, True, False, 2, "the logits are not finite, or the sampler chain failed")
-    ENGINE_HUNG = Spec("E_RUNTIME_004", "engine_hung", Side.ENGINE, True, False, 2, "a decode call did not return in time")
-    STATE_RESTORE_FAILED = Spec("E_RUNTIME_005", "state_restore_failed", Side.ENGINE, True, False, 2, "a saved sequence state did not load")
+    DECODE_FAILED = Spec(
+        "E_RUNTIME_001",
+        "decode_failed",
+        Side.ENGINE,
+        True,
+        False,
+        2,
+        "the decode call failed for the sessions in its batch",
+    )
+    KV_FULL = Spec(
+        "E_RUNTIME_002", "kv_full", Side.SERVER, True, False, 2, "the KV cache has no room and none can be made"
+    )
+    SAMPLER_FAILED = Spec(
+        "E_RUNTIME_003",
+        "sampler_failed",
+        Side.ENGINE,
+        True,
+        False,
+        2,
+        "the logits are not finite, or the sampler chain failed",
+    )
+    ENGINE_HUNG = Spec(
+        "E_RUNTIME_004", "engine_hung", Side.ENGINE, True, False, 2, "a decode call did not return in time"
+    )
+    STATE_RESTORE_FAILED = Spec(
+        "E_RUNTIME_005", "state_restore_failed", Side.ENGINE, True, False, 2, "a saved sequence state did not load"
+    )
 
-    SLOW_CLIENT = Spec("E_IO_001", "slow_client", Side.CLIENT, True, True, 2, "the reader fell too far behind, or a write stayed short")
-    CACHE_IO = Spec("E_IO_002", "cache_io", Side.SERVER, True, False, 2, "the cache directory is damaged, full or not writable")
+    SLOW_CLIENT = Spec(
+        "E_IO_001", "slow_client", Side.CLIENT, True, True, 2, "the reader fell too far behind, or a write stayed short"
+    )
+    CACHE_IO = Spec(
+        "E_IO_002", "cache_io", Side.SERVER, True, False, 2, "the cache directory is damaged, full or not writable"
+    )
 
     SHUTTING_DOWN = Spec("E_STATE_001", "shutting_down", Side.SERVER, True, False, 2, "the daemon is stopping")
-    DRAINING = Spec("E_STATE_002", "draining", Side.SERVER, True, False, 2, "the daemon is draining; `detail.retry_after_ms` says when to come back")
+    DRAINING = Spec(
+        "E_STATE_002",
+        "draining",
+        Side.SERVER,
+        True,
+        False,
+        2,
+        "the daemon is draining; `detail.retry_after_ms` says when to come back",
+    )
     RELOAD_BUSY = Spec("E_STATE_003", "reload_busy", Side.SERVER, True, False, 2, "another reload is under way")
-    CANCELLED = Spec("E_STATE_004", "cancelled", Side.CLIENT, False, False, 2, "a cancel ended the request, which has no `eos` to say so")
-    TIMED_OUT = Spec("E_STATE_005", "timed_out", Side.CLIENT, True, False, 2, "`timeout_ms` passed, and the request has no `eos` to say so")
+    CANCELLED = Spec(
+        "E_STATE_004",
+        "cancelled",
+        Side.CLIENT,
+        False,
+        False,
+        2,
+        "a cancel ended the request, which has no `eos` to say so",
+    )
+    TIMED_OUT = Spec(
+        "E_STATE_005",
+        "timed_out",
+        Side.CLIENT,
+        True,
+        False,
+        2,
+        "`timeout_ms` passed, and the request has no `eos` to say so",
+    )
 
     CONSTRAINT_REFUSED = Spec(
         "E_CONSTRAINT_001", "constraint_refused", Side.CLIENT, False, False, 2,
         "the schema or grammar cannot be enforced; `detail.field` names it, `detail.keyword` and `detail.path` what in a schema",
     )  # fmt: skip
     CONSTRAINT_FAILED = Spec(
-        "E_CONSTRAINT_002", "constraint_failed", Side.CLIENT, False, False, 2, "the answer left its grammar, or that grew too complex"
+        "E_CONSTRAINT_002",
+        "constraint_failed",
+        Side.CLIENT,
+        False,
+        False,
+        2,
+        "the answer left its grammar, or that grew too complex",
     )
     CONSTRAINTS_UNAVAILABLE = Spec(
-        "E_CONSTRAINT_003", "constraints_unavailable", Side.SERVER, False, False, 2, "llguidance is absent, or of another version"
+        "E_CONSTRAINT_003",
+        "constraints_unavailable",
+        Side.SERVER,
+        False,
+        False,
+        2,
+        "llguidance is absent, or of another version",
     )
 
     FORBIDDEN = Spec("E_ACCESS_001", "forbidden", Side.CLIENT, False, True, 2, "this peer may not connect")
-    ADMIN_ONLY = Spec("E_ACCESS_002", "admin_only", Side.CLIENT, False, False, 2, "only the daemon's owner, root and administrators may do this")
+    ADMIN_ONLY = Spec(
+        "E_ACCESS_002",
+        "admin_only",
+        Side.CLIENT,
+        False,
+        False,
+        2,
+        "only the daemon's owner, root and administrators may do this",
+    )
 
-    CONFIG_INVALID = Spec("E_CONFIG_001", "config_invalid", Side.CLIENT, False, False, 1, "an option is unknown, or its value is out of range")
-    SOCKET_IN_USE = Spec("E_CONFIG_002", "socket_in_use", Side.CLIENT, False, False, 1, "another daemon answers on this socket")
-    BINDINGS_MISMATCH = Spec("E_CONFIG_003", "bindings_mismatch", Side.OURS, False, False, 1, "the bindings and the llama.cpp library differ")
-    WRONG_PROCESSOR = Spec("E_CONFIG_004", "wrong_processor", Side.SERVER, False, False, 1, "the build is for another processor")
+    CONFIG_INVALID = Spec(
+        "E_CONFIG_001",
+        "config_invalid",
+        Side.CLIENT,
+        False,
+        False,
+        1,
+        "an option is unknown, or its value is out of range",
+    )
+    SOCKET_IN_USE = Spec(
+        "E_CONFIG_002", "socket_in_use", Side.CLIENT, False, False, 1, "another daemon answers on this socket"
+    )
+    BINDINGS_MISMATCH = Spec(
+        "E_CONFIG_003", "bindings_mismatch", Side.OURS, False, False, 1, "the bindings and the llama.cpp library differ"
+    )
+    WRONG_PROCESSOR = Spec(
+        "E_CONFIG_004", "wrong_processor", Side.SERVER, False, False, 1, "the build is for another processor"
+    )
 
-    BAD_BATCH = Spec("E_INTERNAL_001", "bad_batch", Side.OURS, False, False, 2, "we built a batch that the engine refuses")
-    PLAN_INVALID = Spec("E_INTERNAL_002", "plan_invalid", Side.OURS, False, False, 2, "a policy stage broke the plan's contract")
+    BAD_BATCH = Spec(
+        "E_INTERNAL_001", "bad_batch", Side.OURS, False, False, 2, "we built a batch that the engine refuses"
+    )
+    PLAN_INVALID = Spec(
+        "E_INTERNAL_002", "plan_invalid", Side.OURS, False, False, 2, "a policy stage broke the plan's contract"
+    )
     INTERNAL = Spec("E_INTERNAL_003", "internal", Side.OURS, True, False, 2, "an unexpected error of ours")
 
     @property

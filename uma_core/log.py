@@ -53,7 +53,12 @@ class Formatter(logging.Formatter):
         return f"<{len(value)} hidden>" if hasattr(value, "__len__") else "<hidden>"
 
     def _json(self, record: logging.LogRecord, fields: dict[str, Any]) -> str:
-        head = {"time": _stamp(record), "level": record.levelname.lower(), "part": _part(record), "message": record.getMessage()}
+        head = {
+            "time": _stamp(record),
+            "level": record.levelname.lower(),
+            "part": _part(record),
+            "message": record.getMessage(),
+        }
         return json.dumps({**head, **fields}, default=str)
 
     def _text(self, record: logging.LogRecord, fields: dict[str, Any]) -> str:
@@ -66,7 +71,9 @@ class Formatter(logging.Formatter):
 class Output(logging.Handler):
     """Takes lines from any thread and writes them from its own. `close` writes what is left."""
 
-    def __init__(self, options: LogOptions, stream: TextIO | None = None, capacity: int = CAPACITY, root: str = ROOT) -> None:
+    def __init__(
+        self, options: LogOptions, stream: TextIO | None = None, capacity: int = CAPACITY, root: str = ROOT
+    ) -> None:
         """`root`: whose modules log here."""
         super().__init__()
         self.n_dropped = 0

@@ -219,7 +219,13 @@ class Registry:
         return Snapshot(self._metrics, values, full, recent, dict(self.info))
 
     def _copy(self, name: str, series: Histogram) -> Distribution:
-        return Distribution(series.bounds, tuple(series.counts), series.total, series.highest, self._by_name[name].unit in DISCRETE_UNITS)
+        return Distribution(
+            series.bounds,
+            tuple(series.counts),
+            series.total,
+            series.highest,
+            self._by_name[name].unit in DISCRETE_UNITS,
+        )
 
     def _find(self, metric: Metric, labels: Mapping[str, str]) -> Counter | Gauge | Histogram:
         if labels.keys() != metric.labels.keys():

@@ -63,10 +63,26 @@ DERIVED: tuple[Derived, ...] = (
     Derived("p50_ms", "median gap between tokens, last minute", _recent(m.INTER_TOKEN, 0.50)),
     Derived("p95_ms", "95th percentile of the gap between tokens, last minute", _recent(m.INTER_TOKEN, 0.95)),
     Derived("ttf5_ms", "median time to the fifth token, last minute", _recent(m.TTF5, 0.50)),
-    Derived("worst_pause_ms", "longest gap in the first 3 s of any stream, last minute (within 5 %)", _recent(m.WORST_PAUSE, 1.0)),
-    Derived("bmt_gb_per_s", "memory bandwidth of the last tick's engine calls, by what they did compute", lambda s: _bandwidth(s)),
-    Derived("device_idle_share", "share of the time with requests in which no engine call ran, since the start", lambda s: _idle_share(s)),
-    Derived("copy_free_ratio", "share of the prompts' KV that was used where it lay, since the start", lambda s: _copy_free(s)),
+    Derived(
+        "worst_pause_ms",
+        "longest gap in the first 3 s of any stream, last minute (within 5 %)",
+        _recent(m.WORST_PAUSE, 1.0),
+    ),
+    Derived(
+        "bmt_gb_per_s",
+        "memory bandwidth of the last tick's engine calls, by what they did compute",
+        lambda s: _bandwidth(s),
+    ),
+    Derived(
+        "device_idle_share",
+        "share of the time with requests in which no engine call ran, since the start",
+        lambda s: _idle_share(s),
+    ),
+    Derived(
+        "copy_free_ratio",
+        "share of the prompts' KV that was used where it lay, since the start",
+        lambda s: _copy_free(s),
+    ),
     Derived(
         "prediction_error",
         "median |measured / predicted - 1|, last minute",
@@ -100,7 +116,9 @@ def to_prometheus(snapshot: Snapshot) -> str:
             if metric.kind is Kind.HISTOGRAM:
                 lines += _histogram_lines(metric, pairs, snapshot.since_start[metric.name, labels])
             else:
-                lines.append(f"{name}{_label_text(pairs)} {_number(_base(metric, snapshot.values[metric.name, labels]))}")
+                lines.append(
+                    f"{name}{_label_text(pairs)} {_number(_base(metric, snapshot.values[metric.name, labels]))}"
+                )
     return "\n".join(lines) + "\n"
 
 

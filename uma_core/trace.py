@@ -92,7 +92,9 @@ def _context(state: SchedulerState) -> dict[str, Any]:
 
 def _is_same_context(a: SchedulerState, b: SchedulerState) -> bool:
     """Tables are the same objects from tick to tick, so that comparing them costs nothing."""
-    if a.config != b.config or any(getattr(a.cost, k) != getattr(b.cost, k) for k in a.cost._fields if k not in DRIFTING):
+    if a.config != b.config or any(
+        getattr(a.cost, k) != getattr(b.cost, k) for k in a.cost._fields if k not in DRIFTING
+    ):
         return False
     return all(getattr(a.device, k) == getattr(b.device, k) for k in a.device._fields if k not in CHANGING)
 
@@ -115,7 +117,10 @@ def pack_tick(tick: Tick, context: int) -> dict[str, Any]:
 
 
 def unpack_state(line: dict[str, Any], context: dict[str, Any]) -> SchedulerState:
-    device = {**{k: unpack(v) for k, v in context["device"].items()}, **{k: unpack(v) for k, v in line["device"].items()}}
+    device = {
+        **{k: unpack(v) for k, v in context["device"].items()},
+        **{k: unpack(v) for k, v in line["device"].items()},
+    }
     return SchedulerState(
         tick=line["tick"],
         now_ns=line["now_ns"],
@@ -299,7 +304,11 @@ def _tick_events(tick: Tick) -> Iterator[dict[str, Any]]:
         name = _name(report)
         args: dict[str, Any] = {"n_kv": report.n_kv, "predicted_ms": report.predicted_ns / 1e6}
         if report.n_chunk:
-            args |= {"longest_ms": report.longest_ns / 1e6, "pieces": report.n_pieces, "chunk_predicted_ms": report.whole_ns / 1e6}
+            args |= {
+                "longest_ms": report.longest_ns / 1e6,
+                "pieces": report.n_pieces,
+                "chunk_predicted_ms": report.whole_ns / 1e6,
+            }
         yield {"ph": "X", "pid": 1, "tid": 1, "name": name, "ts": at, "dur": report.elapsed_ns / US, "args": args}
         for item in groups[i] if len(groups) == len(tick.reports) else ():
             row = {"name": f"{item.phase.name.lower()} ({item.reason})", "args": {"seq": item.seq_id}}

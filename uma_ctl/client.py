@@ -43,7 +43,9 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -117,7 +119,9 @@ class Client:
         Raises: ServerError, BrokenProtocol, NoAnswer.
         """
         request_id = request_id or self.new_id()
-        self.send({"type": operation, "id": request_id, **{key: value for key, value in fields.items() if value is not None}})
+        self.send(
+            {"type": operation, "id": request_id, **{key: value for key, value in fields.items() if value is not None}}
+        )
         while True:
             event = self.next_event()
             if event.get("id") not in (request_id, None):
@@ -171,7 +175,9 @@ def _check_listener(connection: socket.socket, path: str) -> None:
     try:
         uid = endpoint.stranger(connection, path, os.environ)
     except ValueError:
-        raise CannotConnect(f"{endpoint.TRUSTED} must be user ids separated by commas, not {os.environ[endpoint.TRUSTED]!r}") from None
+        raise CannotConnect(
+            f"{endpoint.TRUSTED} must be user ids separated by commas, not {os.environ[endpoint.TRUSTED]!r}"
+        ) from None
     if uid is not None:
         text = f"uid {uid} listens on {path}: neither you nor root, and nothing was sent; {endpoint.TRUSTED}={uid} trusts that user"
         raise CannotConnect(text)

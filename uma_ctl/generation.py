@@ -72,7 +72,10 @@ def nothing(_: Any) -> None:
 
 
 def run(
-    client: Client, request: Mapping[str, Any], on_text: Callable[[str], None] = nothing, on_event: Callable[[Event], None] = nothing
+    client: Client,
+    request: Mapping[str, Any],
+    on_text: Callable[[str], None] = nothing,
+    on_event: Callable[[Event], None] = nothing,
 ) -> Answer:
     """Send the request and pass its text on as it arrives. Blocks until the final event.
 

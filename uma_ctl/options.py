@@ -22,7 +22,6 @@ socket_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for machines instead of text for people.")
 
 
-
 def adapter(text: str) -> dict[str, Any]:
     """`ID` or `ID=SCALE`. Raises: BadParameter."""
     name, _, scale = text.partition("=")
@@ -42,7 +41,9 @@ def _field_option(name: str, path: str) -> Callable[[F], F]:
         field = next(field for field in fields if field.name == part)
         fields = field.fields
     assert field is not None
-    kind = click.IntRange(None if field.low is None else int(field.low), None if field.high is None else int(field.high))
+    kind = click.IntRange(
+        None if field.low is None else int(field.low), None if field.high is None else int(field.high)
+    )
     help = field.help.replace("`", "")
     return click.option(name, type=kind, help=f"{help[0].upper()}{help[1:]}.")
 
@@ -55,22 +56,43 @@ def _refuse_image(context: click.Context, param: click.Parameter, value: str | N
 _GENERATION = (
     click.option("--max-tokens", type=click.IntRange(1), help="Most tokens to generate."),
     click.option("--temp", "--temperature", "temp", type=click.FloatRange(0), help="0 takes the likeliest token."),
-    click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), help="Keep the likeliest tokens that sum to this probability."),
+    click.option(
+        "--top-p",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="Keep the likeliest tokens that sum to this probability.",
+    ),
     click.option("--top-k", type=click.IntRange(0), help="Keep this many of the likeliest tokens; 0: all."),
     click.option("--min-p", type=click.FloatRange(0, 1), help="Drop tokens below this share of the likeliest."),
-    click.option("--repeat-penalty", type=click.FloatRange(0, min_open=True), help="Penalty of recent tokens; 1: none."),
+    click.option(
+        "--repeat-penalty", type=click.FloatRange(0, min_open=True), help="Penalty of recent tokens; 1: none."
+    ),
     click.option("--seed", type=click.IntRange(0, 0xFFFFFFFF), help="Seed of the sampler."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
-    click.option("--lora", multiple=True, metavar="ID[=SCALE]", callback=lambda _, __, given: [adapter(text) for text in given],
-                 help="Answer with this LoRA adapter of the daemon's. May be repeated; ID=0 alone means none."),
+    click.option(
+        "--lora",
+        multiple=True,
+        metavar="ID[=SCALE]",
+        callback=lambda _, __, given: [adapter(text) for text in given],
+        help="Answer with this LoRA adapter of the daemon's. May be repeated; ID=0 alone means none.",
+    ),
     click.option("--banned", multiple=True, metavar="TEXT", help="A text that the answer never has. May be repeated."),
     _field_option("--n", "n"),
     _field_option("--logprobs", "logprobs"),
-    click.option("--think", nargs=2, metavar="START END", help=f"Texts between which the model thinks, else {' '.join(THOUGHT)}."),
+    click.option(
+        "--think", nargs=2, metavar="START END", help=f"Texts between which the model thinks, else {' '.join(THOUGHT)}."
+    ),
     _field_option("--reasoning-budget", "reasoning.budget_tokens"),
-    click.option("--image", expose_value=False, callback=_refuse_image, metavar="FILE", help="Not supported: the daemon reads text alone."),
+    click.option(
+        "--image",
+        expose_value=False,
+        callback=_refuse_image,
+        metavar="FILE",
+        help="Not supported: the daemon reads text alone.",
+    ),
     click.option("--priority", type=click.Choice(["interactive", "background"]), help="Lane; inferred where absent."),
-    click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the answer after so long."),
+    click.option(
+        "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the answer after so long."
+    ),
 )
 
 _PROMPT = (

@@ -49,7 +49,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [list(headers), *[[*row] for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     return "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in lines
     )
 
@@ -81,14 +83,24 @@ def _identity(fields: Fields) -> list[tuple[str, str]]:
         *(("adapter", _adapter(adapter)) for adapter in rows_of(engine, "adapters")),
         ("uptime", joined(units.span(fields.get("uptime_s")), f"ready after {units.ms(fields.get('start_ms'))}")),
     ]
-    retiring = [f"{units.text(m.get('model'))}, {units.count(m.get('sessions'))} streams" for m in rows_of(fields, "retiring")]
-    return [*lines, *(("retiring", model) for model in retiring), *(("note", units.text(note)) for note in list_of(engine, "notes"))]
+    retiring = [
+        f"{units.text(m.get('model'))}, {units.count(m.get('sessions'))} streams" for m in rows_of(fields, "retiring")
+    ]
+    return [
+        *lines,
+        *(("retiring", model) for model in retiring),
+        *(("note", units.text(note)) for note in list_of(engine, "notes")),
+    ]
 
 
 def state_line(fields: Fields) -> str:
     """The state, why it is not ready, and what is left to do."""
     share, drain = fields.get("load_share"), sub(fields, "drain")
-    line = f"{units.text(fields.get('state'))}: {units.text(fields['reason'])}" if fields.get("reason") else units.text(fields.get("state"))
+    line = (
+        f"{units.text(fields.get('state'))}: {units.text(fields['reason'])}"
+        if fields.get("reason")
+        else units.text(fields.get("state"))
+    )
     loaded = f"{units.share(share, 1)} loaded" if share is not None else ""
     left = f"{units.count(drain.get('remaining'))} requests still run" if drain else ""
     return joined(line, loaded, left) or units.NOTHING
@@ -96,7 +108,11 @@ def state_line(fields: Fields) -> str:
 
 def _adapter(adapter: Fields) -> str:
     scale = adapter.get("scale")
-    unsaid = f"scale {scale:g} where a request does not say" if isinstance(scale, (int, float)) and scale else "where a request names it"
+    unsaid = (
+        f"scale {scale:g} where a request does not say"
+        if isinstance(scale, (int, float)) and scale
+        else "where a request names it"
+    )
     return joined(units.text(adapter.get("id")), units.text(adapter.get("path")), unsaid)
 
 
@@ -113,7 +129,12 @@ def _engine(engine: Fields) -> str:
 
 def _lanes(fields: Fields) -> str:
     rows = [
-        (units.text(name), units.count(lane.get("queued")), units.count(lane.get("active")), units.ms(lane.get("oldest_wait_ms")))
+        (
+            units.text(name),
+            units.count(lane.get("queued")),
+            units.count(lane.get("active")),
+            units.ms(lane.get("oldest_wait_ms")),
+        )
         for name, lane in sub(fields, "lanes").items()
         if isinstance(lane, Mapping)
     ]
@@ -135,12 +156,16 @@ def _latency(fields: Fields) -> str:
 def drafts_line(speculation: Fields) -> str:
     """Draft tokens that held, of those that were verified."""
     drafted, accepted = sub(speculation, "drafted"), sub(speculation, "accepted")
-    return joined(*(f"{name} {units.count(accepted.get(name))} of {units.count(n)}" for name, n in drafted.items() if n))
+    return joined(
+        *(f"{name} {units.count(accepted.get(name))} of {units.count(n)}" for name, n in drafted.items() if n)
+    )
 
 
 def slo_line(latency: Fields) -> str:
     share = latency.get("within_limit")
-    return units.text(latency.get("slo_verdict")) + (f" ({100 * share:.1f} % of gaps within their limit)" if units.is_number(share) else "")
+    return units.text(latency.get("slo_verdict")) + (
+        f" ({100 * share:.1f} % of gaps within their limit)" if units.is_number(share) else ""
+    )
 
 
 def _machine(fields: Fields) -> list[tuple[str, str]]:
@@ -152,7 +177,10 @@ def _machine(fields: Fields) -> list[tuple[str, str]]:
         ("tick", tick_line(sub(fields, "tick"))),
         ("drafts", drafts_line(sub(fields, "speculation"))),
         ("KV", joined(cells, *(f"{units.count(kv.get(key))} {key}" for key in ("reserved", "shared", "cached")))),
-        ("memory", joined(*(f"{units.size(memory.get(key))} {key}" for key in ("weights", "kv", "compute", "cache", "rss")))),
+        (
+            "memory",
+            joined(*(f"{units.size(memory.get(key))} {key}" for key in ("weights", "kv", "compute", "cache", "rss"))),
+        ),
         ("residency", _residency(sub(fields, "residency"))),
         ("reload", reload_line(sub(fields, "reload"))),
     ]
@@ -161,7 +189,9 @@ def _machine(fields: Fields) -> list[tuple[str, str]]:
 
 def _residency(fields: Fields) -> str:
     sizes = (f"{units.size(fields.get(key))} of the model {key}" for key in ("mapped", "locked"))
-    return joined(*sizes, *(f"{units.text(name)}={units.text(value)}" for name, value in sub(fields, "environ").items()))
+    return joined(
+        *sizes, *(f"{units.text(name)}={units.text(value)}" for name, value in sub(fields, "environ").items())
+    )
 
 
 def tick_line(tick: Fields) -> str:
@@ -181,7 +211,10 @@ def _decision(tick: Fields) -> list[tuple[str, str]]:
     lines = [("guard", units.text(tick.get("guard")))]
     if guard:
         lines += [
-            ("... limits", joined(*(f"{units.count(guard.get(f'{key}_ms'))} ms {key}" for key in ("solo", "cap", "pause")))),
+            (
+                "... limits",
+                joined(*(f"{units.count(guard.get(f'{key}_ms'))} ms {key}" for key in ("solo", "cap", "pause"))),
+            ),
             ("... room", joined(*(f"{units.count(guard.get(key))} ms {name}" for key, name in _ROOMS))),
             ("... gap holds", units.text(guard.get("kind"))),
             ("... learnt", joined(*(f"{key.replace('_', ' ')} {units.text(guard.get(key))}" for key in _LEARNT))),
@@ -285,7 +318,9 @@ def tree(value: Any, indent: str = "") -> str:
 
 
 def _branch(label: str, item: Any, indent: str) -> str:
-    is_deep = (isinstance(item, Mapping) and item) or (isinstance(item, (list, tuple)) and any(isinstance(x, Mapping) for x in item))
+    is_deep = (isinstance(item, Mapping) and item) or (
+        isinstance(item, (list, tuple)) and any(isinstance(x, Mapping) for x in item)
+    )
     return f"{label}\n{tree(item, indent + '  ')}" if is_deep else f"{label} {units.text(item)}"
 
 
@@ -298,7 +333,9 @@ def error_line(error: Any) -> str:
     detail = sub(error, "detail")
     retry = detail.get("retry_after_ms", error.get("retry_after_ms"))
     field = detail.get("field")
-    extra = ([f"field {units.text(field)}"] if field else []) + ([f"retry after {units.ms(retry)}"] if retry is not None else [])
+    extra = ([f"field {units.text(field)}"] if field else []) + (
+        [f"retry after {units.ms(retry)}"] if retry is not None else []
+    )
     return f"{line} ({', '.join(extra)})" if extra else line
 
 
@@ -307,14 +344,20 @@ def changes(items: Sequence[Fields]) -> str:
     if not items:
         return "no changes"
     effect = {True: "at once", False: "by loading anew"}
-    rows = [(*(units.text(c.get(key)) for key in ("name", "old", "new")), effect[bool(c.get("is_live"))]) for c in items]
+    rows = [
+        (*(units.text(c.get(key)) for key in ("name", "old", "new")), effect[bool(c.get("is_live"))]) for c in items
+    ]
     return table(("option", "old", "new", "takes effect"), rows)
 
 
 def summary(usage: Fields, timing: Fields, reason: str) -> str:
     """One line about a finished answer."""
     total, tokens = timing.get("total_ms"), usage.get("completion_tokens")
-    rate = f"{tokens / (total / 1000):.0f} tokens/s" if units.is_number(total) and units.is_number(tokens) and total else ""
+    rate = (
+        f"{tokens / (total / 1000):.0f} tokens/s"
+        if units.is_number(total) and units.is_number(tokens) and total
+        else ""
+    )
     return joined(
         units.text(reason),
         f"{units.count(usage.get('prompt_tokens'))} + {units.count(tokens)} tokens",

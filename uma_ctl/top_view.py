@@ -12,7 +12,13 @@ from uma_ctl import render, units
 from uma_ctl.dashboard import Cell, Dashboard
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-STATE_STYLE = {"ready": "bold green", "degraded": "bold red", "draining": "bold yellow", "stopping": "bold red", "starting": "bold cyan"}
+STATE_STYLE = {
+    "ready": "bold green",
+    "degraded": "bold red",
+    "draining": "bold yellow",
+    "stopping": "bold red",
+    "starting": "bold cyan",
+}
 HELP = "↑↓ select  c cancel  d drain/undrain  q quit"
 
 
@@ -54,8 +60,13 @@ def _pace(board: Dashboard, width: int) -> RenderableType:
     rate = list(board.tokens_per_s)[-room:]
     return Panel(
         Group(
-            Text(f"tick     {units.ms(tick.get('ms_last')):>9}  {units.sparkline(values, ceiling)}", style=_tick_style(tick)),
-            Text(f"tokens/s {units.count(round(rate[-1]) if rate else None):>9}  {units.sparkline(rate)}", style="cyan"),
+            Text(
+                f"tick     {units.ms(tick.get('ms_last')):>9}  {units.sparkline(values, ceiling)}",
+                style=_tick_style(tick),
+            ),
+            Text(
+                f"tokens/s {units.count(round(rate[-1]) if rate else None):>9}  {units.sparkline(rate)}", style="cyan"
+            ),
             Text(f"guard {units.text(tick.get('guard'))}, {render.tick_line({**tick, 'guard': None})}"),
             Text(
                 f"inter-token p50 {units.ms(gaps.get('p50'))}, p95 {units.ms(gaps.get('p95'))}, max {units.ms(gaps.get('max'))}, "
@@ -104,4 +115,8 @@ def _streams(board: Dashboard) -> RenderableType:
 
 
 def _foot(board: Dashboard) -> RenderableType:
-    return Text(f"{board.message}   {HELP}" if board.message else HELP, style="bold yellow" if board.message else "dim", no_wrap=True)
+    return Text(
+        f"{board.message}   {HELP}" if board.message else HELP,
+        style="bold yellow" if board.message else "dim",
+        no_wrap=True,
+    )

@@ -59,6 +59,9 @@ def cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
 
 PREFLIGHT: list[tuple[bytes, bytes]] = [
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-priority, x-request-id, anthropic-version, anthropic-beta"),
+    (
+        b"access-control-allow-headers",
+        b"authorization, content-type, x-api-key, x-priority, x-request-id, anthropic-version, anthropic-beta",
+    ),
     (b"access-control-max-age", b"600"),
 ]

@@ -182,6 +182,8 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 def _translated(error: HTTPException) -> GatewayError:
     kind = {404: Kind.NOT_FOUND, 405: Kind.METHOD}.get(error.status_code, Kind.INVALID)
-    made = GatewayError(kind, "this method is not answered here" if kind is Kind.METHOD else str(error.detail), code="bad_method")
+    made = GatewayError(
+        kind, "this method is not answered here" if kind is Kind.METHOD else str(error.detail), code="bad_method"
+    )
     made.headers += [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     return made

@@ -42,7 +42,14 @@ def cli() -> None:
 
 
 @cli.command(cls=FlagsCommand, params=[OptionFlag(opt) for opt in OPTIONS])
-@click.option("--config", "path", metavar="FILE", default="", envvar=CONFIG_VARIABLE, help=f"YAML file with options.  [{CONFIG_VARIABLE}]")
+@click.option(
+    "--config",
+    "path",
+    metavar="FILE",
+    default="",
+    envvar=CONFIG_VARIABLE,
+    help=f"YAML file with options.  [{CONFIG_VARIABLE}]",
+)
 @click.option("--check-config", is_flag=True, help="Check the configuration and exit.")
 @click.option("--print-config", is_flag=True, help="Print every value with its origin and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
@@ -51,7 +58,9 @@ def serve(path: str, check_config: bool, print_config: bool, as_json: bool, **gi
     environ = {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
     config, sources = merge(SCHEMA, Inputs(given_flags(OPTIONS, given), environ, path))
     if print_config:
-        shown = ((opt, "(set)" if opt.key == "access.api_key" and value else value) for opt, value in SCHEMA.items(config))
+        shown = (
+            (opt, "(set)" if opt.key == "access.api_key" and value else value) for opt, value in SCHEMA.items(config)
+        )
         print_values(shown, sources, as_json)
         return 0
     keys = importlib.import_module("uma_gateway.keys").Keys(config.access.api_key_file, config.access.api_key)
@@ -82,9 +91,13 @@ def cluster() -> None:
 
 
 @cluster.command()
-@click.option("--config", "path", metavar="FILE", default="", help="YAML file with the cluster's settings (docs/CLUSTER.md).")
+@click.option(
+    "--config", "path", metavar="FILE", default="", help="YAML file with the cluster's settings (docs/CLUSTER.md)."
+)
 @click.option("--nodes", type=int, help="Machines that get daemons; 0: all.")
-@click.option("--address", help="Of the Ray cluster, as host:port; absent: this machine's, which is started if need be.")
+@click.option(
+    "--address", help="Of the Ray cluster, as host:port; absent: this machine's, which is started if need be."
+)
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on.")
 @click.option("--detach", is_flag=True, help="Return when it runs; it goes on until `cluster down`.")

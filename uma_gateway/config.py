@@ -32,10 +32,18 @@ class ServeOptions:
 class AccessOptions:
     """Who may ask."""
 
-    api_key_file: str = option("", "YAML file of API keys (docs/GATEWAY.md); read again at SIGHUP; empty: no keys from a file")
-    api_key: str = option("", "one key that may do everything; better given by the variable, since flags can be seen by every user")
-    allowed_hosts: tuple[str, ...] = option((), "further host names that requests may be sent to; `*`: any (no guard against DNS rebinding)")
-    cors_origins: tuple[str, ...] = option((), "origins whose web pages may ask, such as https://chat.example.org; exact")
+    api_key_file: str = option(
+        "", "YAML file of API keys (docs/GATEWAY.md); read again at SIGHUP; empty: no keys from a file"
+    )
+    api_key: str = option(
+        "", "one key that may do everything; better given by the variable, since flags can be seen by every user"
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (), "further host names that requests may be sent to; `*`: any (no guard against DNS rebinding)"
+    )
+    cors_origins: tuple[str, ...] = option(
+        (), "origins whose web pages may ask, such as https://chat.example.org; exact"
+    )
 
 
 @dataclass(frozen=True)
@@ -47,11 +55,17 @@ class LimitOptions:
     max_json_depth: int = option(128, "deepest nesting of a body's JSON", min=8, max=256)
     header_timeout_s: float = option(10.0, "time to send the head of a request", unit="s", min=0.1, max=_HOUR_S)
     body_timeout_s: float = option(60.0, "time to send the body", unit="s", min=0.1, max=_HOUR_S)
-    write_timeout_s: float = option(60.0, "a reader that takes nothing for so long is dropped", unit="s", min=0.1, max=_HOUR_S)
+    write_timeout_s: float = option(
+        60.0, "a reader that takes nothing for so long is dropped", unit="s", min=0.1, max=_HOUR_S
+    )
     keep_alive_s: float = option(75.0, "an idle connection is closed after so long", unit="s", min=1, max=_HOUR_S)
     max_connections: int = option(1024, "open HTTP connections; more are closed at once", min=1, max=100_000)
-    max_in_flight: int = option(512, "requests that are answered at once, of all clients; more get 503", min=1, max=100_000)
-    drain_s: float = option(30.0, "time that running answers get when the gateway is told to stop", unit="s", min=0, max=_DAY_S)
+    max_in_flight: int = option(
+        512, "requests that are answered at once, of all clients; more get 503", min=1, max=100_000
+    )
+    drain_s: float = option(
+        30.0, "time that running answers get when the gateway is told to stop", unit="s", min=0, max=_DAY_S
+    )
 
 
 @dataclass(frozen=True)
@@ -63,10 +77,22 @@ class AnswerOptions:
     top_p: float = option(0.95, "keep the likeliest tokens that sum to this probability", min=0.000001, max=1)
     min_p: float = option(0.05, "drop tokens below this share of the likeliest", min=0, max=1)
     max_tokens: int = option(
-        0, "most tokens of an answer to a request without a limit; 0: as many as the daemon allows", unit="tokens", min=0, max=1 << 24
+        0,
+        "most tokens of an answer to a request without a limit; 0: as many as the daemon allows",
+        unit="tokens",
+        min=0,
+        max=1 << 24,
     )
-    ping_s: float = option(15.0, "a silent stream gets a comment so often: proxies and clients drop silent ones", unit="s", min=0.05, max=_HOUR_S)
-    responses_kept_s: float = option(3600.0, "how long /v1/responses can be continued by id; 0: not at all", unit="s", min=0, max=_DAY_S)
+    ping_s: float = option(
+        15.0,
+        "a silent stream gets a comment so often: proxies and clients drop silent ones",
+        unit="s",
+        min=0.05,
+        max=_HOUR_S,
+    )
+    responses_kept_s: float = option(
+        3600.0, "how long /v1/responses can be continued by id; 0: not at all", unit="s", min=0, max=_DAY_S
+    )
     responses_kept_mb: float = option(64.0, "memory for them; the oldest go first", unit="MiB", min=0, max=1 << 20)
 
 
@@ -75,9 +101,15 @@ class LogOptions:
     """What is written to stderr. Prompts and answers never are."""
 
     level: str = option(
-        "info", "least severe lines that are written", flag="--log-level", choices=("debug", "info", "warning", "error"), words={"warn": "warning"}
+        "info",
+        "least severe lines that are written",
+        flag="--log-level",
+        choices=("debug", "info", "warning", "error"),
+        words={"warn": "warning"},
     )
-    format: str = option("text", "concise text, or one JSON object per line", flag="--log-format", choices=("text", "json"))
+    format: str = option(
+        "text", "concise text, or one JSON object per line", flag="--log-format", choices=("text", "json")
+    )
     access: bool = option(True, "a line for every request", flag="--log-access")
 
     @property
@@ -116,17 +148,25 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, complaint) for values that do not fit together."""
     serve, access = config.serve, config.access
     if bool(serve.tls_cert) != bool(serve.tls_key):
-        yield "serve.tls_key" if serve.tls_cert else "serve.tls_cert", "is missing: TLS needs the certificate and its key"
+        yield (
+            "serve.tls_key" if serve.tls_cert else "serve.tls_cert",
+            "is missing: TLS needs the certificate and its key",
+        )
     has_keys = bool(access.api_key or access.api_key_file)
     if not config.is_local and not has_keys and not serve.insecure:
-        yield "serve.host", f"{serve.host} can be reached by others: give keys (--api-key-file), or --insecure to serve everybody"
+        yield (
+            "serve.host",
+            f"{serve.host} can be reached by others: give keys (--api-key-file), or --insecure to serve everybody",
+        )
     for origin in access.cors_origins:
         if origin == "*" or "://" not in origin or origin.endswith("/"):
             yield "access.cors_origins", f"must be exact origins such as https://chat.example.org, not {origin!r}"
 
 
 OPTIONS: tuple[Option, ...] = tuple(
-    opt for section in dataclasses.fields(Config) for opt in options_of(section.name, section.default_factory, PREFIX)  # type: ignore[arg-type]
+    opt
+    for section in dataclasses.fields(Config)
+    for opt in options_of(section.name, section.default_factory, PREFIX)  # type: ignore[arg-type]
 )
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 FOREIGN = frozenset({CONFIG_VARIABLE, f"{PREFIX}LIFELINE"})  # read elsewhere: the command line, the server

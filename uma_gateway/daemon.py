@@ -68,7 +68,9 @@ class Link(asyncio.Protocol):
             while (payload := frames.next_payload()) is not None:
                 payloads.append(payload)
         except UmaError as error:
-            self._fail(no_daemon(f"whoever listens on the socket does not speak the daemon's protocol: {error.message}"))
+            self._fail(
+                no_daemon(f"whoever listens on the socket does not speak the daemon's protocol: {error.message}")
+            )
             return
         if len(payloads) > QUEUE_HIGH and not self._is_paused and self._transport is not None:
             self._is_paused = True
@@ -326,7 +328,13 @@ class Daemon:
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         try:
-            link.send({"type": operation, "id": call_id, **{name: value for name, value in fields.items() if value is not None}})
+            link.send(
+                {
+                    "type": operation,
+                    "id": call_id,
+                    **{name: value for name, value in fields.items() if value is not None},
+                }
+            )
             event = await asyncio.wait_for(future, timeout_s)
         except asyncio.TimeoutError:
             raise no_daemon("the daemon does not answer") from None

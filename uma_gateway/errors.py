@@ -67,13 +67,21 @@ class GatewayError(Exception):
 
     def values(self) -> dict[str, Any]:
         """As plain values, for another process."""
-        told = {"message": self.message, "param": self.param, "code": self.code, "retry_after_ms": self.retry_after_ms, "extra": self.extra}
+        told = {
+            "message": self.message,
+            "param": self.param,
+            "code": self.code,
+            "retry_after_ms": self.retry_after_ms,
+            "extra": self.extra,
+        }
         return {"kind": self.kind.name, **told}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> GatewayError:
         """The error whose `values` these are."""
-        return cls(Kind[values["kind"]], *(values[name] for name in ("message", "param", "code", "retry_after_ms", "extra")))
+        return cls(
+            Kind[values["kind"]], *(values[name] for name in ("message", "param", "code", "retry_after_ms", "extra"))
+        )
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> GatewayError:
@@ -125,7 +133,9 @@ def from_daemon(error: Mapping[str, Any]) -> GatewayError:
     made = GatewayError(rule.kind, message, param, rule.code or (code.spec.name if code else None), retry_after_ms)
     if rule.kind is Kind.CONTEXT:
         made.extra = {
-            key: detail[name] for key, name in (("n_prompt_tokens", "n_tokens"), ("n_ctx", "n_ctx_seq")) if detail.get(name) is not None
+            key: detail[name]
+            for key, name in (("n_prompt_tokens", "n_tokens"), ("n_ctx", "n_ctx_seq"))
+            if detail.get(name) is not None
         }
         if len(made.extra) == 2:  # OpenAI's words, and its code: by these LiteLLM and LangChain know it
             told = f"This model's maximum context length is {detail['n_ctx_seq']} tokens, and the prompt has {detail['n_tokens']}"

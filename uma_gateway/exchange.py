@@ -86,7 +86,9 @@ class Exchange:
         try:
             return await asyncio.wait_for(self._read_body(most), limits.body_timeout_s)
         except asyncio.TimeoutError:
-            raise GatewayError(Kind.TIMEOUT, f"the body did not come within {limits.body_timeout_s:g} s", code="body_timeout") from None
+            raise GatewayError(
+                Kind.TIMEOUT, f"the body did not come within {limits.body_timeout_s:g} s", code="body_timeout"
+            ) from None
 
     async def _read_body(self, most: int) -> bytes:
         parts: list[bytes] = []
@@ -105,7 +107,9 @@ class Exchange:
                 return b"".join(parts)
 
     def _too_large(self, most: int) -> GatewayError:
-        return GatewayError(Kind.TOO_LARGE, f"the body exceeds {most} bytes", code="request_too_large", extra={"limit": most})
+        return GatewayError(
+            Kind.TOO_LARGE, f"the body exceeds {most} bytes", code="request_too_large", extra={"limit": most}
+        )
 
     async def json(self) -> dict[str, Any]:
         """The body, which must be a JSON object. From here on the gateway is that of the model it names. Raises: GatewayError, ClientGone."""

@@ -71,7 +71,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "object": (dict,),
 }
-_GUARDED = frozenset(("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"))  # nothing without a multiplier
+_GUARDED = frozenset(
+    ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")
+)  # nothing without a multiplier
 _MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
 
 
@@ -128,7 +130,9 @@ def _adapter(given: Any, model: Model) -> str:
         return given
     if type(given) is int and 0 <= given < len(model.adapters):
         return model.adapters[given]
-    raise invalid(f"`lora`: there is no adapter {str(given)[:100]!r} here; /lora-adapters lists {len(model.adapters)}", "lora")
+    raise invalid(
+        f"`lora`: there is no adapter {str(given)[:100]!r} here; /lora-adapters lists {len(model.adapters)}", "lora"
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -224,7 +228,9 @@ def logit_bias(value: Any) -> list[list[Any]]:
     return value
 
 
-def most_tokens(body: Mapping[str, Any], names: tuple[str, ...], model: Model, defaults: AnswerOptions, least: int = 1) -> int:
+def most_tokens(
+    body: Mapping[str, Any], names: tuple[str, ...], model: Model, defaults: AnswerOptions, least: int = 1
+) -> int:
     """The limit of an answer: the first of `names` that is given. -1, as llama-server's clients send it, is no limit."""
     for name in names:
         value = integer(body, name)

@@ -79,7 +79,10 @@ class Gateway:
         """Count a request that the model answers. Raises: GatewayError (503)."""
         if self.n_in_flight >= self.config.limits.max_in_flight:
             raise GatewayError(
-                Kind.UNAVAILABLE, f"{self.n_in_flight} requests are being answered already", code="overloaded", retry_after_ms=1000
+                Kind.UNAVAILABLE,
+                f"{self.n_in_flight} requests are being answered already",
+                code="overloaded",
+                retry_after_ms=1000,
             )
         self.n_in_flight += 1
 

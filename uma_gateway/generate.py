@@ -21,7 +21,10 @@ TRIES = 3  # at writing a prompt for the model that is served, while it is being
 PING = b":\n\n"
 MERGED_WAITING = 64  # batches of several answers that wait for a slow reader
 LANES = ("interactive", "background")
-_TIERS = {"priority": "interactive", "flex": "background"}  # OpenAI's service tiers; auto and default leave it to the daemon
+_TIERS = {
+    "priority": "interactive",
+    "flex": "background",
+}  # OpenAI's service tiers; auto and default leave it to the daemon
 
 P = TypeVar("P", bound="Plan")
 
@@ -35,7 +38,9 @@ class Plan(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def begin(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]) -> AsyncIterator[tuple[Plan, Generation]]:
+async def begin(
+    exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]
+) -> AsyncIterator[tuple[Plan, Generation]]:
     """Plan, send, and wait until the request is taken. Whatever is not done when the block is left is cancelled. Raises: GatewayError."""
     plan, generation = await _begun(exchange, plan_for)
     async with generation:
@@ -72,7 +77,10 @@ async def send(exchange: Exchange, plan: Plan, suffix: str = "") -> Generation:
 
 
 def queue_headers(event: Event) -> Headers:
-    return [(b"x-queue-position", str(event["position"]).encode()), (b"x-queue-wait-ms", str(event["wait_ms"]).encode())]
+    return [
+        (b"x-queue-position", str(event["position"]).encode()),
+        (b"x-queue-wait-ms", str(event["wait_ms"]).encode()),
+    ]
 
 
 def queue_comment(event: Event) -> bytes:
@@ -163,9 +171,13 @@ def ended(eos: Event) -> Event:
     if reason == "error":
         raise from_daemon(eos.get("error") or {})
     if reason == "draining":
-        raise GatewayError(Kind.UNAVAILABLE, "the daemon stopped before the answer was complete", code="draining", retry_after_ms=1000)
+        raise GatewayError(
+            Kind.UNAVAILABLE, "the daemon stopped before the answer was complete", code="draining", retry_after_ms=1000
+        )
     if reason == "timeout":
-        error = GatewayError(Kind.GENERATION_TIMEOUT, "the time for this request passed before the answer was complete", code="timeout")
+        error = GatewayError(
+            Kind.GENERATION_TIMEOUT, "the time for this request passed before the answer was complete", code="timeout"
+        )
     else:
         error = GatewayError(Kind.CANCELLED, "the request was cancelled", code="request_cancelled")
     error.headers.append((b"x-should-retry", b"false"))

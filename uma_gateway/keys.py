@@ -80,7 +80,12 @@ class Caller:
             self._fill()
             if self._tokens < 1.0:
                 wait_ms = int((1.0 - self._tokens) * MINUTE_S / key.rate * 1000) + 1
-                raise GatewayError(Kind.RATE_LIMIT, f"this key may ask {key.rate:g} times a minute", code="rate_limit_exceeded", retry_after_ms=wait_ms)
+                raise GatewayError(
+                    Kind.RATE_LIMIT,
+                    f"this key may ask {key.rate:g} times a minute",
+                    code="rate_limit_exceeded",
+                    retry_after_ms=wait_ms,
+                )
             self._tokens -= 1.0
         self.n_in_flight += 1
 

@@ -31,14 +31,18 @@ class Model:
         self.is_reranker: bool = capabilities["rerank"]
         self.has_completion: bool = capabilities.get("completion", True)  # encoders and rerankers have none
         self.has_embeddings: bool = capabilities["embeddings"]
-        self.adapters: list[str] = [each["id"] for each in props.get("adapters", ())]  # LoRA adapters, in the order of llama-server's ids
+        self.adapters: list[str] = [
+            each["id"] for each in props.get("adapters", ())
+        ]  # LoRA adapters, in the order of llama-server's ids
         self._templates: asyncio.Future[Templates] | None = None
 
     def prepare(self) -> None:
         """Begin to load the templates: trying them takes a third of a second, which no chat shall wait for."""
         if self._templates is None:
             self._templates = asyncio.ensure_future(asyncio.to_thread(self._load_templates))
-            self._templates.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever asks for them is told
+            self._templates.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # whoever asks for them is told
 
     async def templates(self) -> Templates:
         """Raises: ChatError, the same each time."""

@@ -31,7 +31,9 @@ class Chat:
     is_strict: bool = False  # a schema that cannot be enforced whole is refused
     grammar: str = ""  # GBNF
     add_generation_prompt: bool = True
-    continue_final_message: bool | str = False  # go on with the last message, or with a part of it: content, reasoning_content
+    continue_final_message: bool | str = (
+        False  # go on with the last message, or with a part of it: content, reasoning_content
+    )
     reasoning_format: str = "auto"
     enable_thinking: bool = True
     reasoning_budget: int | None = None  # tokens; None: any
@@ -105,7 +107,14 @@ class ChatParser:
 
     def feed(self, text: str, is_final: bool = False) -> list[Diff]:
         return [
-            Diff(diff.content, diff.reasoning, -1 if diff.index is None else diff.index, diff.id, diff.name, diff.arguments)
+            Diff(
+                diff.content,
+                diff.reasoning,
+                -1 if diff.index is None else diff.index,
+                diff.id,
+                diff.name,
+                diff.arguments,
+            )
             for diff in self._parser.feed(text, is_final)
         ]
 

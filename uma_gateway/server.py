@@ -215,7 +215,9 @@ def serve(config: Config, keys: Keys) -> int:
         if not config.serve.tls_cert:
             raise
         files = f"{config.serve.tls_cert} and {config.serve.tls_key}"
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"serve.tls_cert: {files} are no certificate with its key: {error}") from None
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, f"serve.tls_cert: {files} are no certificate with its key: {error}"
+        ) from None
     server = Server(options, app)
     run(server, config.limits.header_timeout_s)
     return 0 if server.started else 1

@@ -74,7 +74,16 @@ def view(i: int) -> SessionView:
 
 def state_of(n_sessions: int) -> SchedulerState:
     seen = device((14, 15))
-    return SchedulerState(1, 100 * SECOND, tuple(view(i) for i in range(n_sessions)), seen, SchedulerConfig(), guess(seen), (), PolicyMemory())
+    return SchedulerState(
+        1,
+        100 * SECOND,
+        tuple(view(i) for i in range(n_sessions)),
+        seen,
+        SchedulerConfig(),
+        guess(seen),
+        (),
+        PolicyMemory(),
+    )
 
 
 @pytest.mark.parametrize("n_sessions", [1, 16, 100, 1_000, 10_000])

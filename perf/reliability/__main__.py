@@ -33,10 +33,21 @@ def say(text: str) -> None:
 @click.option("--reloads", "n_reloads", default=100, show_default=True)
 @click.option("--drains", "n_drains", default=10, show_default=True)
 @click.option("--seed", default=1, show_default=True, help="Of the soak's chances.")
-@click.option("--segment-s", default=0.0, help="Cut the soak into segments of this length; the daemon stays up between them. 0: one.")
+@click.option(
+    "--segment-s",
+    default=0.0,
+    help="Cut the soak into segments of this length; the daemon stays up between them. 0: one.",
+)
 @click.option("--pause-s", default=0.0, help="Rest between two segments.")
-@click.option("--gate", default="", metavar="COMMAND", help="Each trial and segment waits until COMMAND runs the command after it.")
-@click.option("--only", multiple=True, help="Run only these trials, and keep the other results of the last run. Repeatable.")
+@click.option(
+    "--gate",
+    default="",
+    metavar="COMMAND",
+    help="Each trial and segment waits until COMMAND runs the command after it.",
+)
+@click.option(
+    "--only", multiple=True, help="Run only these trials, and keep the other results of the last run. Repeatable."
+)
 @click.option("--no-page", is_flag=True, help="Do not write docs/RELIABILITY.md.")
 def main(n_reloads: int, n_drains: int, only: tuple[str, ...], no_page: bool, **how: Any) -> None:
     """Try to break the daemon; the exit status is 0 when every promise was kept."""
@@ -73,7 +84,12 @@ def main(n_reloads: int, n_drains: int, only: tuple[str, ...], no_page: bool, **
 
 def _machine() -> dict[str, Any]:
     facts = machine_facts()
-    return {"cpu": facts.get("cpu", "unknown"), "n_cores": os.cpu_count(), "date": f"{datetime.date.today()}", "commit": commit_id()}
+    return {
+        "cpu": facts.get("cpu", "unknown"),
+        "n_cores": os.cpu_count(),
+        "date": f"{datetime.date.today()}",
+        "commit": commit_id(),
+    }
 
 
 if __name__ == "__main__":

@@ -171,7 +171,15 @@ def curious(path: str, rng: random.Random, tally: Tally) -> None:
     tally.add("visit/curious")
 
 
-KINDS: tuple[tuple[Visit, int], ...] = ((honest, 8), (line, 2), (slow, 2), (rude, 2), (garbage, 2), (vanishing, 3), (curious, 1))
+KINDS: tuple[tuple[Visit, int], ...] = (
+    (honest, 8),
+    (line, 2),
+    (slow, 2),
+    (rude, 2),
+    (garbage, 2),
+    (vanishing, 3),
+    (curious, 1),
+)
 
 
 def visit(path: str, rng: random.Random, tally: Tally) -> None:

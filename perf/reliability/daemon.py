@@ -27,7 +27,10 @@ KEPT_LOG = Path("perf/out/reliability.log")
 
 BASE: dict[str, dict[str, Any]] = {
     "engine": {"threads": 1, "n_ctx": 4096, "n_ubatch": 128, "calibrate": "off"},
-    "cache": {"ram_mb": 32, "disk_mb": 128},  # full within minutes: from then on, knowing what is in there takes the same memory
+    "cache": {
+        "ram_mb": 32,
+        "disk_mb": 128,
+    },  # full within minutes: from then on, knowing what is in there takes the same memory
     "limits": {"max_sessions": 24, "queue_interactive": 16, "queue_background": 16},
     "ipc": {"tx_soft_bytes": 8192, "tx_hard_bytes": 65536, "write_timeout_ms": 3000},
 }
@@ -52,7 +55,10 @@ class Daemon:
     def configure(self, **sections: dict[str, Any]) -> None:
         """Write the configuration file; a reload reads it."""
         merged = {name: {**BASE.get(name, {}), **sections.get(name, {})} for name in {**BASE, **sections}}
-        lines = [f"{name}:\n" + "".join(f"  {key}: {value}\n" for key, value in values.items()) for name, values in merged.items()]
+        lines = [
+            f"{name}:\n" + "".join(f"  {key}: {value}\n" for key, value in values.items())
+            for name, values in merged.items()
+        ]
         self.config.write_text("".join(lines))
 
     def start(self, *flags: str) -> float:
@@ -61,7 +67,9 @@ class Daemon:
         command += ["--model", str(TINY), "--parallel", str(self._n_seq), *flags]
         environ = {**os.environ, "UMA_BUILD_CACHE": str(self.folder / "cache")}
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         self.n_starts += 1
         self.wait_until(self._is_ready)
         return float(self.status()["start_ms"])
@@ -103,7 +111,9 @@ class Daemon:
 
     def is_idle(self) -> bool:
         status = self.status()
-        return not status["retiring"] and not any(n for phase, n in status["sessions"].items() if phase != "connections")
+        return not status["retiring"] and not any(
+            n for phase, n in status["sessions"].items() if phase != "connections"
+        )
 
     @property
     def pid(self) -> int:
@@ -140,8 +150,19 @@ class Daemon:
 
     def log_errors(self) -> list[str]:
         """Lines of the log that only a bug writes: our own tracebacks, violations, and failed callbacks."""
-        marks = ("Traceback", "callback failed", "a second final event", "outside of acceptance", "tick failed", "turn of the compute")
-        return [line for line in self.log_path.read_text(errors="replace").splitlines() if any(mark in line for mark in marks)]
+        marks = (
+            "Traceback",
+            "callback failed",
+            "a second final event",
+            "outside of acceptance",
+            "tick failed",
+            "turn of the compute",
+        )
+        return [
+            line
+            for line in self.log_path.read_text(errors="replace").splitlines()
+            if any(mark in line for mark in marks)
+        ]
 
 
 @contextlib.contextmanager

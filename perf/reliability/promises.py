@@ -27,7 +27,14 @@ def run(files: Sequence[str], say: Say) -> dict[str, Any]:
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *paths]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if not report.exists():
-            return {"n_tests": 0, "n_skipped": 0, "seconds": 0.0, "names": [], "n_violations": 1, "violations": [done.stdout[-1000:]]}
+            return {
+                "n_tests": 0,
+                "n_skipped": 0,
+                "seconds": 0.0,
+                "names": [],
+                "n_violations": 1,
+                "violations": [done.stdout[-1000:]],
+            }
         return outcome(report.read_text(encoding="utf-8"))
 
 

@@ -55,7 +55,11 @@ def _reloads(r: Mapping[str, Any]) -> list[Row]:
     seen = f"{before:.0f} MiB → {after:.0f} MiB ({growth:+.1%}); {young:.0f} MiB before the {r['n_warm_up']} reloads of warm-up"
     wrong = f"{r['n_wrong_model']} streams with one, {r['n_unjudged']} not judged"
     return [
-        Row(f"{r['n_reloads']} reloads under 8 continuous streams: none lost or cut", f"{streams}; {lost} lost or cut", not lost),
+        Row(
+            f"{r['n_reloads']} reloads under 8 continuous streams: none lost or cut",
+            f"{streams}; {lost} lost or cut",
+            not lost,
+        ),
         Row("no token of a wrong model within a stream", wrong, not r["n_wrong_model"]),
         Row("memory back within 5 %", seen, growth <= 0.05),
         Row("descriptors back", " → ".join(map(str, r["descriptors"])), r["descriptors"][0] == r["descriptors"][1]),
@@ -67,7 +71,11 @@ def _drains(r: Mapping[str, Any]) -> list[Row]:
     took = f"median {r['took_ms']['p50']:.0f} ms, longest {r['took_ms']['max']:.0f} ms"
     ended = f"{r['n_accepted']} accepted, {r['n_ended']} ended"
     return [
-        Row(f"a drain under a storm ends within its deadline ({r['deadline_ms']:.0f} ms) and one tick", took, r["late_ms_max"] <= 500),
+        Row(
+            f"a drain under a storm ends within its deadline ({r['deadline_ms']:.0f} ms) and one tick",
+            took,
+            r["late_ms_max"] <= 500,
+        ),
         Row("every accepted request gets its final event", ended, r["n_accepted"] == r["n_ended"]),
         _clean(r),
     ]
@@ -84,25 +92,41 @@ def _restarts(r: Mapping[str, Any]) -> list[Row]:
 
 def _faults(r: Mapping[str, Any]) -> list[Row]:
     what = "failing and hanging decode calls, storms of full ones, allocation failures, slow and full disks, EMFILE, ENOBUFS, dying clients"
-    return [Row(f"injected faults ({what}): no hang, no leak, coded errors, other streams byte for byte the same", *_tests(r))]
+    return [
+        Row(
+            f"injected faults ({what}): no hang, no leak, coded errors, other streams byte for byte the same",
+            *_tests(r),
+        )
+    ]
 
 
 def _supervision(r: Mapping[str, Any]) -> list[Row]:
-    return [Row("signals, socket activation, sd_notify and watchdog, restart, access, against a small supervisor", *_tests(r))]
+    return [
+        Row(
+            "signals, socket activation, sd_notify and watchdog, restart, access, against a small supervisor",
+            *_tests(r),
+        )
+    ]
 
 
 def _tests(r: Mapping[str, Any]) -> tuple[str, bool]:
     skipped = f", {r['n_skipped']} skipped" if r["n_skipped"] else ""
-    return f"{r['n_tests'] - r['n_violations']} of {r['n_tests']} tests pass{skipped}", not r["n_violations"] and r["n_tests"] > 0
+    return f"{r['n_tests'] - r['n_violations']} of {r['n_tests']} tests pass{skipped}", not r["n_violations"] and r[
+        "n_tests"
+    ] > 0
 
 
 def _second(r: Mapping[str, Any]) -> list[Row]:
-    return [Row("two daemons on one socket: the second refuses", f"exit status {r['exit_status']}", not r["n_violations"])]
+    return [
+        Row("two daemons on one socket: the second refuses", f"exit status {r['exit_status']}", not r["n_violations"])
+    ]
 
 
 def _status(r: Mapping[str, Any]) -> list[Row]:
     ms, longest_s = r["status_ms"], r["longest_call_ms"] / 1000
-    seen = f"p50 {ms['p50']:.1f} ms, p99 {ms['p99']:.1f} ms, max {ms['max']:.1f} ms; longest decode call {longest_s:.1f} s"
+    seen = (
+        f"p50 {ms['p50']:.1f} ms, p99 {ms['p99']:.1f} ms, max {ms['max']:.1f} ms; longest decode call {longest_s:.1f} s"
+    )
     return [Row("`status` answers in 50 ms while long decode calls run (connect included)", seen, ms["p99"] < 50)]
 
 
@@ -114,7 +138,9 @@ def _thousands(r: Mapping[str, Any]) -> list[Row]:
 
 
 def _idle(r: Mapping[str, Any]) -> list[Row]:
-    return [Row("idle: below 0.5 % of one core", f"{r['cpu_percent']} % over {r['seconds']:.0f} s", r["cpu_percent"] < 0.5)]
+    return [
+        Row("idle: below 0.5 % of one core", f"{r['cpu_percent']} % over {r['seconds']:.0f} s", r["cpu_percent"] < 0.5)
+    ]
 
 
 def _soak(r: Mapping[str, Any]) -> list[Row]:
@@ -134,7 +160,11 @@ def _soak(r: Mapping[str, Any]) -> list[Row]:
         ),
         Row("no memory growth: second half against first, at rest", grown, late <= 1.05 * early),
         Row("no descriptor growth", f"{few:.0f} → {many:.0f} (at rest {min(counts)} to {max(counts)})", many <= few),
-        Row("no plan broke its contract, no batch was without room", f"{r['plan_violations']}, {r['alloc_warnings']}", not n_broken),
+        Row(
+            "no plan broke its contract, no batch was without room",
+            f"{r['plan_violations']}, {r['alloc_warnings']}",
+            not n_broken,
+        ),
         _clean(r),
     ]
 
@@ -151,7 +181,13 @@ _ROWS: dict[str, Callable[[Mapping[str, Any]], list[Row]]] = {
     "supervision": _supervision,
     "soak": _soak,
 }
-_TITLES = {"reloads": "Reloads", "drains": "Drains", "faults": "Injected faults", "supervision": "Supervision", "soak": "The soak"}
+_TITLES = {
+    "reloads": "Reloads",
+    "drains": "Drains",
+    "faults": "Injected faults",
+    "supervision": "Supervision",
+    "soak": "The soak",
+}
 
 
 _RELOADS = """A reload took {p50:.0f} ms (median), {max:.0f} ms at most. Every second one changed the model (dense ↔ mixture of experts).
@@ -165,7 +201,13 @@ _POINTS = """
 At rest, every minute or so (all clients paused, the same model loaded anew, caches cleared):
 
 """
-_COLUMNS = {"minutes": "minutes", "rss_mb": "MiB", "own_mb": "its own", "file_mb": "of mapped files", "descriptors": "descriptors"}
+_COLUMNS = {
+    "minutes": "minutes",
+    "rss_mb": "MiB",
+    "own_mb": "its own",
+    "file_mb": "of mapped files",
+    "descriptors": "descriptors",
+}
 _LISTS = {
     "finals": "Final events",
     "errors": "Refusals and errors",
@@ -177,7 +219,11 @@ _LISTS = {
 def _points(points: Sequence[Mapping[str, float]]) -> str:
     """The curve, as a table of what was recorded."""
     names = [name for name in _COLUMNS if name in points[0]]
-    rows = [[_COLUMNS[name] for name in names], ["---"] * len(names), *([str(p[name]) for name in names] for p in points)]
+    rows = [
+        [_COLUMNS[name] for name in names],
+        ["---"] * len(names),
+        *([str(p[name]) for name in names] for p in points),
+    ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -188,7 +234,9 @@ def _details(name: str, r: Mapping[str, Any]) -> str:
         lines.append(_RELOADS.format(**r["reload_ms"]))
     for key, title in _LISTS.items():
         if r.get(key):
-            lines.append(f"\n{title}: " + ", ".join(f"{kind.replace('_', ' ')} {n}" for kind, n in r[key].items()) + ".\n")
+            lines.append(
+                f"\n{title}: " + ", ".join(f"{kind.replace('_', ' ')} {n}" for kind, n in r[key].items()) + ".\n"
+            )
     if name == "soak":
         how = f", in segments of {r['segment_s']:g} s with rests between them" if r["segment_s"] else ""
         lines.append(f"\nOn {r['date']}, commit {r['commit']}{how}.\n")

@@ -33,7 +33,9 @@ def drains(n_drains: int, say: Say) -> dict[str, Any]:
     tally, over_ms, idle_ms = Tally(), [], []
     with running() as daemon:
         stop = threading.Event()
-        threads = [threading.Thread(target=_storm, args=(daemon, seed, stop, tally), daemon=True) for seed in range(N_STORM)]
+        threads = [
+            threading.Thread(target=_storm, args=(daemon, seed, stop, tally), daemon=True) for seed in range(N_STORM)
+        ]
         for thread in threads:
             thread.start()
         for n in range(n_drains):
@@ -77,7 +79,12 @@ def _storm(daemon: Daemon, seed: int, stop: threading.Event, tally: Tally) -> No
                 n_tokens = rng.choice((4, 40, 1500))
                 last: dict[str, Any] = {}
                 for last in client.generate(  # noqa: B007
-                    {"id": "s", "prompt": prompt_of(rng, rng.choice((0, 50, 400))), "max_tokens": n_tokens, "ignore_eos": True}
+                    {
+                        "id": "s",
+                        "prompt": prompt_of(rng, rng.choice((0, 50, 400))),
+                        "max_tokens": n_tokens,
+                        "ignore_eos": True,
+                    }
                 ):
                     pass
                 tally.add(f"final/{last.get('reason') or last.get('name')}")
@@ -119,8 +126,27 @@ def restarts(say: Say) -> dict[str, Any]:
 def status_latency(say: Say) -> dict[str, Any]:
     """Ask for `status` while decode calls of seconds run: prompts read in one piece each, on one thread."""
     say("status during long calls")
-    flags: tuple[str, ...] = ("--prefill-lanes", "0", "--n-batch", "8192", "--n-ubatch", "8192", "--n-ctx", "36000", "--tick-budget-ms", "10000")
-    flags += ("--prefill-burst", "8192", "--start-target-tokens", "8192", "--no-prefix-cache", "--max-prompt-bytes", "200000")
+    flags: tuple[str, ...] = (
+        "--prefill-lanes",
+        "0",
+        "--n-batch",
+        "8192",
+        "--n-ubatch",
+        "8192",
+        "--n-ctx",
+        "36000",
+        "--tick-budget-ms",
+        "10000",
+    )
+    flags += (
+        "--prefill-burst",
+        "8192",
+        "--start-target-tokens",
+        "8192",
+        "--no-prefix-cache",
+        "--max-prompt-bytes",
+        "200000",
+    )
     times_ms: list[float] = []
     with running(4, *flags) as daemon:
         stop = threading.Event()
@@ -140,7 +166,13 @@ def status_latency(say: Say) -> dict[str, Any]:
         for thread in threads:
             thread.join(60)
     quantiles = {"p50": percentile(times_ms, 50), "p99": percentile(times_ms, 99), "max": max(times_ms)}
-    return {"n": len(times_ms), "status_ms": quantiles, "longest_call_ms": longest_ms, "n_violations": 0, "violations": []}
+    return {
+        "n": len(times_ms),
+        "status_ms": quantiles,
+        "longest_call_ms": longest_ms,
+        "n_violations": 0,
+        "violations": [],
+    }
 
 
 def _read_long(daemon: Daemon, seed: int, stop: threading.Event) -> None:

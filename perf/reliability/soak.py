@@ -36,7 +36,9 @@ class Soak:
         self._gate = threading.Event()  # cleared: clients and operator rest
         self._active_s = 0.0
         self._resting = threading.Semaphore(0)
-        self._threads = [threading.Thread(target=self._client, args=(seed * 1000 + n,), daemon=True) for n in range(N_CLIENTS)]
+        self._threads = [
+            threading.Thread(target=self._client, args=(seed * 1000 + n,), daemon=True) for n in range(N_CLIENTS)
+        ]
         self._threads.append(threading.Thread(target=self._operator, args=(seed,), daemon=True))
 
     def run(self, minutes: float, turns: Turns) -> None:
@@ -78,7 +80,14 @@ class Soak:
 
     def _operator(self, seed: int) -> None:
         rng = random.Random(seed)
-        actions = (self._reload_live, self._reload_model, self._reload_bad, self._drain, self._hang_up_signal, self._cancel_somebody)
+        actions = (
+            self._reload_live,
+            self._reload_model,
+            self._reload_bad,
+            self._drain,
+            self._hang_up_signal,
+            self._cancel_somebody,
+        )
         while self._may_go_on():
             action = rng.choice(actions)
             try:
@@ -108,7 +117,9 @@ class Soak:
         status, metrics = daemon.status(), daemon.metrics()
         kv = status["kv"]
         if status["state"] != "ready" or kv["reserved"] or kv["used"]:
-            self.tally.violate(f"at rest the state is {status['state']}, {kv['reserved']} cells are reserved, {kv['used']} used")
+            self.tally.violate(
+                f"at rest the state is {status['state']}, {kv['reserved']} cells are reserved, {kv['used']} used"
+            )
         n_accepted, n_ended = sum(metrics["requests_accepted_total"].values()), sum(metrics["requests_total"].values())
         if n_accepted != n_ended:
             self.tally.violate(f"{n_accepted} requests were accepted, {n_ended} ended")
@@ -123,7 +134,9 @@ class Soak:
     # the operator's deeds
 
     def _reload_live(self, rng: random.Random) -> None:
-        self.daemon.configure(scheduler={"tick_budget_ms": rng.randrange(20, 80)}, limits={"max_in_flight": rng.randrange(4, 32)})
+        self.daemon.configure(
+            scheduler={"tick_budget_ms": rng.randrange(20, 80)}, limits={"max_in_flight": rng.randrange(4, 32)}
+        )
         self._reload()
 
     def _reload_model(self, rng: random.Random) -> None:

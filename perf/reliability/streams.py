@@ -46,7 +46,9 @@ class Load:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def start(self) -> None:
-        self._threads = [threading.Thread(target=self._run, args=(seed,), daemon=True) for seed in range(self.n_streams)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(seed,), daemon=True) for seed in range(self.n_streams)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -69,7 +71,12 @@ class Load:
 
     def _ask(self, client: Client, prompt: str) -> None:
         epoch = self.epoch
-        request: dict[str, Any] = {"id": client.new_id(), "prompt": prompt, "max_tokens": self.n_tokens, "ignore_eos": True}
+        request: dict[str, Any] = {
+            "id": client.new_id(),
+            "prompt": prompt,
+            "max_tokens": self.n_tokens,
+            "ignore_eos": True,
+        }
         tokens = []
         for event in client.generate(request):
             if event["event"] == "token":

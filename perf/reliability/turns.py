@@ -15,7 +15,9 @@ import click
 class Turns:
     """How to share the machine."""
 
-    gate: str = ""  # a command that runs the command after it when its turn has come, such as `flock FILE`; empty: at once
+    gate: str = (
+        ""  # a command that runs the command after it when its turn has come, such as `flock FILE`; empty: at once
+    )
     segment_s: float = 0.0  # longest turn of work that can be cut; 0: all in one
     pause_s: float = 0.0  # between two segments
 
@@ -25,7 +27,9 @@ class Turns:
         if not self.gate:
             yield
             return
-        with subprocess.Popen([*shlex.split(self.gate), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as holder:
+        with subprocess.Popen(
+            [*shlex.split(self.gate), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        ) as holder:
             assert holder.stdin is not None and holder.stdout is not None
             with contextlib.suppress(BrokenPipeError):  # it has ended already: the next line tells
                 holder.stdin.write(b"\n")

@@ -26,16 +26,24 @@ class Chain:
 
     def _steps(self, after: tuple[str, ...], gate: str) -> tuple[Ask, ...]:
         steps = [Ask("step0", self.n_prompt, self.n_tokens, after=after, gate=gate, app="agent")]
-        steps += [Ask(f"step{i}", self.n_prompt, self.n_tokens, after=(f"step{i - 1}",), app="agent") for i in range(1, self.n_steps)]
+        steps += [
+            Ask(f"step{i}", self.n_prompt, self.n_tokens, after=(f"step{i - 1}",), app="agent")
+            for i in range(1, self.n_steps)
+        ]
         return tuple(steps)
 
     def phases(self, sizing: Sizing) -> list[Phase]:
         decoders = tuple(
-            Ask(f"decoder{i}", self.n_decoder_prompt, self.n_decoder_tokens, is_interactive=False, priority="background")
+            Ask(
+                f"decoder{i}", self.n_decoder_prompt, self.n_decoder_tokens, is_interactive=False, priority="background"
+            )
             for i in range(self.n_decoders)
         )
         loaded = (*decoders, *self._steps(tuple(d.name for d in decoders), "first"))
-        return [Phase("alone", scaled(self._steps((), "done"), sizing.scale)), Phase("loaded", scaled(loaded, sizing.scale))]
+        return [
+            Phase("alone", scaled(self._steps((), "done"), sizing.scale)),
+            Phase("loaded", scaled(loaded, sizing.scale)),
+        ]
 
     def measure(self, logs: Logs) -> Figures:
         alone, loaded = _chain_ms(logs["alone"]), _chain_ms(logs["loaded"])

@@ -29,7 +29,10 @@ class DenseSweep:
 
     def _asks(self, n: int) -> tuple[Ask, ...]:
         names = tuple(f"background{i}" for i in range(n - 1))
-        background = [Ask(name, self.n_prompt, self.n_background_tokens, is_interactive=False, priority="background") for name in names]
+        background = [
+            Ask(name, self.n_prompt, self.n_background_tokens, is_interactive=False, priority="background")
+            for name in names
+        ]
         return (*background, Ask("chat", self.n_prompt, self.n_tokens, after=names, gate="first"))
 
     def measure(self, logs: Logs) -> Figures:

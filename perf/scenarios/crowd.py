@@ -24,7 +24,9 @@ class Crowd:
 
     def phases(self, sizing: Sizing) -> list[Phase]:
         rng = random.Random(sizing.seed)
-        asks = tuple(Ask(f"client{i:02}", rng.randint(*self.prompts), rng.randint(*self.tokens)) for i in range(self.n_clients))
+        asks = tuple(
+            Ask(f"client{i:02}", rng.randint(*self.prompts), rng.randint(*self.tokens)) for i in range(self.n_clients)
+        )
         return [Phase("crowd", scaled(asks, sizing.scale))]
 
     def measure(self, logs: Logs) -> Figures:

@@ -52,7 +52,10 @@ class Agent:
     def phases(self, sizing: Sizing) -> list[Phase]:
         turns = _turns(self.n_turns, self.n_system, self.n_turn, self.n_tokens)
         cold = Ask("cold", self.n_last, 1)
-        return [Phase("cold", scaled((cold,), sizing.scale)), Phase("agent", scaled(tuple(turns), sizing.scale), timeout_s=1800.0)]
+        return [
+            Phase("cold", scaled((cold,), sizing.scale)),
+            Phase("agent", scaled(tuple(turns), sizing.scale), timeout_s=1800.0),
+        ]
 
     def measure(self, logs: Logs) -> Figures:
         agent, cold = logs["agent"], logs["cold"]["cold"]
@@ -81,7 +84,11 @@ class AgentRestart(Agent):
     def phases(self, sizing: Sizing) -> list[Phase]:
         cold, agent = Agent.phases(self, sizing)
         *turns, last = agent.asks
-        return [cold, replace(agent, asks=tuple(turns)), Phase("restarted", (replace(last, after=()),), is_restarted=True)]
+        return [
+            cold,
+            replace(agent, asks=tuple(turns)),
+            Phase("restarted", (replace(last, after=()),), is_restarted=True),
+        ]
 
     def measure(self, logs: Logs) -> Figures:
         last, cold = logs["restarted"]["turn" + str(self.n_turns - 1)], logs["cold"]["cold"]
@@ -112,7 +119,8 @@ class Fanout:
         base = ("base", self.n_prompt)
         parent = composed("parent", (base,), self.n_answer)
         children = [
-            composed(f"child{i}", (base, (f"own{i}", self.n_new)), self.n_tokens, ("parent",), "first") for i in range(self.n_children)
+            composed(f"child{i}", (base, (f"own{i}", self.n_new)), self.n_tokens, ("parent",), "first")
+            for i in range(self.n_children)
         ]
         return [Phase("fanout", scaled((parent, *children), sizing.scale))]
 
@@ -172,7 +180,10 @@ class RoundRobin:
     n_at_once: int = 4
 
     def needs(self, sizing: Sizing) -> Needs:
-        return Needs(n_seq=4, n_ctx_seq=_cells(self.n_system + self.n_prompt + self.n_turn * self.n_rounds + self.n_tokens, sizing))
+        return Needs(
+            n_seq=4,
+            n_ctx_seq=_cells(self.n_system + self.n_prompt + self.n_turn * self.n_rounds + self.n_tokens, sizing),
+        )
 
     def phases(self, sizing: Sizing) -> list[Phase]:
         asks: list[Ask] = []
@@ -223,7 +234,10 @@ class Snapshots:
                 asks.append(document(which, swap, (asks[-1].name,), gate))
                 gate = "done"
         solo = (Ask("chat", *self.chat),)
-        return [Phase("solo", scaled(solo, sizing.scale)), Phase("swapping", scaled(tuple(asks), sizing.scale), timeout_s=1800.0)]
+        return [
+            Phase("solo", scaled(solo, sizing.scale)),
+            Phase("swapping", scaled(tuple(asks), sizing.scale), timeout_s=1800.0),
+        ]
 
     def measure(self, logs: Logs) -> Figures:
         log, chat = logs["swapping"], logs["swapping"]["chat"]

@@ -26,7 +26,9 @@ class Schemas:
 
     def phases(self, sizing: Sizing) -> list[Phase]:
         def beside(has_schema: bool) -> tuple[Ask, ...]:
-            streams = (Ask(f"stream{i}", self.n_prompt, self.n_tokens, has_schema=has_schema) for i in range(self.n_streams))
+            streams = (
+                Ask(f"stream{i}", self.n_prompt, self.n_tokens, has_schema=has_schema) for i in range(self.n_streams)
+            )
             return scaled((self.chat.ask("chat", 200.0), *streams), sizing.scale)
 
         alone = Ask("alone", self.n_prompt, self.n_tokens)

@@ -33,8 +33,14 @@ ALLOWED = {
     "uma_core.endpoint": {"uma_core.peer"},
     "uma_core.presets": set(),
     "uma_core.config_schema": {"uma_core.suggest"},
-    "uma_core.config": {"uma_core.presets", "uma_core.config_schema", "uma_core.policy.config", "uma_core.protocol.framing", "uma_core.suggest",
-                        "uma_core.types"},
+    "uma_core.config": {
+        "uma_core.presets",
+        "uma_core.config_schema",
+        "uma_core.policy.config",
+        "uma_core.protocol.framing",
+        "uma_core.suggest",
+        "uma_core.types",
+    },
     "uma_core.config_merge": {"uma_core.config_schema", "uma_core.errors", "uma_core.suggest"},
     "uma_core.config_flags": {"uma_core.config_merge", "uma_core.config_schema"},
     "uma_core.config_load": {"uma_core.presets", "uma_core.config", "uma_core.config_merge"},
@@ -117,13 +123,30 @@ ALLOWED = {
     "uma_gateway": {
         "uma_gateway",
         *CLIENTS,
-        *("uma_core.config_schema", "uma_core.config_merge", "uma_core.config_flags", "uma_core.log"),  # how options and lines are written
+        *(
+            "uma_core.config_schema",
+            "uma_core.config_merge",
+            "uma_core.config_flags",
+            "uma_core.log",
+        ),  # how options and lines are written
     },
     "uma_gateway.chat": {"uma_gateway.chat"},
     "uma_gateway.cluster.router": set(),
 }
 
-PURE = {"__future__", "bisect", "collections", "dataclasses", "enum", "functools", "heapq", "itertools", "math", "types", "typing"}
+PURE = {
+    "__future__",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "heapq",
+    "itertools",
+    "math",
+    "types",
+    "typing",
+}
 SANS_IO = {*PURE, "json", "re", "struct", "codecs", "unicodedata"}
 STDLIB = {
     "uma_core.policy": PURE,
@@ -140,7 +163,15 @@ ARRAYS = tuple(f"uma_core.server.{name}" for name in ("prompt", "large", "helper
 
 # third-party package -> where it may be imported
 THIRD_PARTY = {
-    "numpy": ("uma_core.engine", "uma_core.executor", "uma_core.session", "uma_core.speculation", "uma_core.cache", *ARRAYS, "uma_core.constraint"),
+    "numpy": (
+        "uma_core.engine",
+        "uma_core.executor",
+        "uma_core.session",
+        "uma_core.speculation",
+        "uma_core.cache",
+        *ARRAYS,
+        "uma_core.constraint",
+    ),
     "cffi": ("uma_core.engine.lib", "uma_core.constraint.lib"),
     "llguidance": ("uma_core.constraint.lib",),
     "click": ("uma_core.cli", "uma_core.config_flags", "uma_ctl", "uma_gateway.cli"),
@@ -177,7 +208,10 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             base = node.module or ""
-            found |= {full if (full := f"{base}.{alias.name}") in MODULES or full == "uma_core._llama" else base for alias in node.names}
+            found |= {
+                full if (full := f"{base}.{alias.name}") in MODULES or full == "uma_core._llama" else base
+                for alias in node.names
+            }
     return found
 
 
@@ -187,14 +221,20 @@ def is_within(name: str, package: str) -> bool:
 
 def rule(table, module: str):  # type: ignore[no-untyped-def]
     """Return the entry of the longest matching package, or None."""
-    names = [package for package in table if (module == package if package == "uma_core" else is_within(module, package))]
+    names = [
+        package for package in table if (module == package if package == "uma_core" else is_within(module, package))
+    ]
     return table[max(names, key=len)] if names else None
 
 
 def may_import(module: str, target: str) -> bool:
     allowed = rule(ALLOWED, module)
     if is_within(module, "uma_core.server"):
-        return not is_within(target, "uma_ctl") and not is_within(target, "uma_gateway") and target not in ("uma_core._llama", "uma_core.engine.lib")
+        return (
+            not is_within(target, "uma_ctl")
+            and not is_within(target, "uma_gateway")
+            and target not in ("uma_core._llama", "uma_core.engine.lib")
+        )
     return any(target == name or (name != "uma_core" and is_within(target, name)) for name in allowed)
 
 
@@ -202,7 +242,9 @@ def may_import(module: str, target: str) -> bool:
 def test_only_allowed_parts_of_the_product_are_imported(module):
     assert rule(ALLOWED, module) is not None, f"{module} has no rule: add it to ALLOWED"
     ours = {
-        name for name in imports(MODULES[module]) if name.split(".")[0] in ("uma_core", "uma_ctl", "uma_gateway", "perf", "tests", "native", "bindings")
+        name
+        for name in imports(MODULES[module])
+        if name.split(".")[0] in ("uma_core", "uma_ctl", "uma_gateway", "perf", "tests", "native", "bindings")
     }
     assert sorted(name for name in ours if not may_import(module, name)) == []
 
@@ -215,7 +257,11 @@ def test_pure_layers_import_nothing_impure(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_third_party_packages_stay_in_their_places(module):
-    for name in {name.split(".")[0] for name in imports(MODULES[module])} - {"uma_core", "uma_ctl", "uma_gateway"} - sys.stdlib_module_names:
+    for name in (
+        {name.split(".")[0] for name in imports(MODULES[module])}
+        - {"uma_core", "uma_ctl", "uma_gateway"}
+        - sys.stdlib_module_names
+    ):
         assert name in THIRD_PARTY, f"{module} imports {name}: no rule allows it"
         assert any(is_within(module, place) for place in THIRD_PARTY[name]), f"{name} may not be imported by {module}"
 
@@ -228,5 +274,7 @@ def test_one_file_imports_the_compiled_bindings():
 def test_clients_and_configuration_load_no_engine(command):
     heavy = ("uma_core._llama", "uma_core.server", "uma_core.engine", "numpy")
     code = f"import {command}, sys; print(*[name for name in sys.modules if name.startswith({heavy})])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.split() == []

@@ -36,7 +36,9 @@ TESTS = Path(__file__).resolve().parents[1]
 def config_with(key: str, value: Any) -> Config:
     opt = BY_KEY[key]
     config = Config()
-    return dataclasses.replace(config, **{opt.section: dataclasses.replace(getattr(config, opt.section), **{opt.name: value})})
+    return dataclasses.replace(
+        config, **{opt.section: dataclasses.replace(getattr(config, opt.section), **{opt.name: value})}
+    )
 
 
 # ---- the policy's options
@@ -106,7 +108,10 @@ PROBES: dict[str, tuple[Callable[[SchedulerConfig], object], tuple[Any, ...]]] =
     "prefill_burst": (planned(reading(0, n_prompt=3000)), (1, 4, 20, 64, 128, 256)),
     "guard_cap": (CHAT_AND_PROMPT, (1.06, 1.1, 1.2, 1.4, 1.7, 2.0)),
     "guard_floor_ms": (CHAT_AND_PROMPT, (0, 21, 30, 100, 1000)),
-    "pause_cap": (planned(talking(0), reading(1, BACK, n_prompt=3000, n_chunk=128), memory=WITH_CREDIT), (1.4, 1.7, 2.0, 3.0, 10.0, 100.0)),
+    "pause_cap": (
+        planned(talking(0), reading(1, BACK, n_prompt=3000, n_chunk=128), memory=WITH_CREDIT),
+        (1.4, 1.7, 2.0, 3.0, 10.0, 100.0),
+    ),
     "long_tick_share": (n_long_gaps, (0.0, 0.02, 0.04, 0.1, 0.3, 1.0)),
     "starvation_ticks": (n_rounds_until_forced, (1, 8, 64, 256, 2000)),
     "slo_ttft_ms": (waits_of_a_second_chat, (0, 500, 1000, 2000, 4000)),
@@ -128,7 +133,9 @@ def scheduler_config_with(name: str, value: Any) -> SchedulerConfig:
 
 
 def test_every_option_of_the_policy_is_probed() -> None:
-    options = {opt.name for opt in OPTIONS if opt.section == "scheduler"} - {"auto_lane_tokens"}  # which is the intake's
+    options = {opt.name for opt in OPTIONS if opt.section == "scheduler"} - {
+        "auto_lane_tokens"
+    }  # which is the intake's
     assert options == PROBES.keys()
 
 
@@ -156,7 +163,12 @@ def reaches_llama(options: EngineOptions) -> object:
     """What llama.cpp is told."""
     params, overrides = model_params(options, str(MOE))
     n_experts = overrides[0].val_i64 if overrides else 0
-    return fields_of(params), n_experts, fields_of(decode_params(options, 512)), fields_of(lane_params(options, 512, 1000))
+    return (
+        fields_of(params),
+        n_experts,
+        fields_of(decode_params(options, 512)),
+        fields_of(lane_params(options, 512, 1000)),
+    )
 
 
 def reaches_backends(options: EngineOptions) -> object:
@@ -181,7 +193,10 @@ LOOKS_INSIDE: dict[str, tuple[Callable[[EngineOptions], object], tuple[Any, ...]
     "metal_keep_alive_s": (reaches_backends, (1, 180)),
     "metal_shared_buffers": (reaches_backends, ("auto", "on", "off")),
     "cuda_graphs": (reaches_backends, (False, True)),
-    "decode_ahead": (lambda options: [pays(options.decode_ahead, is_gpu) for is_gpu in (False, True)], ("auto", "on", "off")),
+    "decode_ahead": (
+        lambda options: [pays(options.decode_ahead, is_gpu) for is_gpu in (False, True)],
+        ("auto", "on", "off"),
+    ),
 }
 
 
@@ -227,11 +242,19 @@ TAKEN: dict[Callable[[Config], object], set[str]] = {
 
 
 def test_every_other_option_is_set_by_a_test_of_behaviour() -> None:
-    inside = {f"scheduler.{name}" for name in PROBES} | {f"engine.{name}" for name in LOOKS_INSIDE} | set.union(*TAKEN.values())
+    inside = (
+        {f"scheduler.{name}" for name in PROBES}
+        | {f"engine.{name}" for name in LOOKS_INSIDE}
+        | set.union(*TAKEN.values())
+    )
     folders = ("server", "daemon", "engine", "cache_engine", "ctl", "protocol")
     paths = [path for folder in folders for path in (TESTS / folder).rglob("*.py")]
     paths += [TESTS / "unit" / "test_log.py", *(TESTS / "unit" / "executor").glob("*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     left = [opt for opt in OPTIONS if opt.key not in inside]
-    forgotten = [opt.key for opt in left if not re.search(rf"\b{opt.name}[\"']?\s*[=:]|--(no-)?{opt.flag[2:]}\b|\b{opt.env}\b", text)]
+    forgotten = [
+        opt.key
+        for opt in left
+        if not re.search(rf"\b{opt.name}[\"']?\s*[=:]|--(no-)?{opt.flag[2:]}\b|\b{opt.env}\b", text)
+    ]
     assert not forgotten, "options that no test of behaviour sets:\n  " + "\n  ".join(forgotten)

@@ -13,7 +13,11 @@ DECLARATIONS = {"config.py", "config_load.py", "config_schema.py"}
 
 
 def product_text() -> str:
-    files = [path for path in (ROOT / "uma_core").rglob("*.py") if path.name not in DECLARATIONS and path != ROOT / "uma_core/policy/config.py"]
+    files = [
+        path
+        for path in (ROOT / "uma_core").rglob("*.py")
+        if path.name not in DECLARATIONS and path != ROOT / "uma_core/policy/config.py"
+    ]
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 

@@ -20,7 +20,10 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", STAGES, ids=lambda path: path.stem)
 def test_a_stage_imports_no_other_stage(path: Path) -> None:
-    others = {f"uma_core.policy.stages.{other.stem}" for other in STAGES} | {"uma_core.policy.tbt.share", "uma_core.policy.stages"}
+    others = {f"uma_core.policy.stages.{other.stem}" for other in STAGES} | {
+        "uma_core.policy.tbt.share",
+        "uma_core.policy.stages",
+    }
     if path.parent.name == "tbt":
         others.discard("uma_core.policy.tbt.share")
     assert not imported(path) & others

@@ -40,7 +40,11 @@ def build(tmp_path: Path, native: Native, monkeypatch: pytest.MonkeyPatch) -> Bu
         source = tmp_path / "_llama.c"
         ffi.emit_c_code(str(source))
         tools = find_toolchain("cpu")
-        unit = compile.Unit(source, [*tools.cc, *compile.COMMON, *compile.STRICT, *compile.BINDING_FLAGS, "-O0"], compile.include_flags())
+        unit = compile.Unit(
+            source,
+            [*tools.cc, *compile.COMMON, *compile.STRICT, *compile.BINDING_FLAGS, "-O0"],
+            compile.include_flags(),
+        )
         compiled = compile.compile_unit(unit, tools.identity, Progress(io.StringIO()))
         if not native.is_external:
             (tmp_path / "lib").symlink_to(native.lib_dir)
@@ -67,10 +71,16 @@ def test_the_true_cdef_passes(types_only: str, build: Build) -> None:
     ("corrupt", "words"),
     [
         (lambda t: t.replace("uint32_t n_batch;", "", 1), "struct llama_context_params differs"),
-        (lambda t: swapped(t, "llama_context_params", "uint32_t n_ctx;", "int32_t n_threads;"), "struct llama_context_params differs"),
+        (
+            lambda t: swapped(t, "llama_context_params", "uint32_t n_ctx;", "int32_t n_threads;"),
+            "struct llama_context_params differs",
+        ),
         (lambda t: swapped(t, "llama_batch", "llama_token * token;", "llama_pos * pos;"), "struct llama_batch differs"),
         (lambda t: t.replace("uint32_t n_ubatch;", "uint64_t n_ubatch;", 1), "struct llama_context_params differs"),
-        (lambda t: t.replace("GGML_TYPE_Q8_0 = 8", "GGML_TYPE_Q8_0 = 5", 1), "enum ggml_type differs in GGML_TYPE_Q8_0"),
+        (
+            lambda t: t.replace("GGML_TYPE_Q8_0 = 8", "GGML_TYPE_Q8_0 = 5", 1),
+            "enum ggml_type differs in GGML_TYPE_Q8_0",
+        ),
     ],
     ids=["field missing", "fields exchanged", "pointers exchanged", "field type", "enum value"],
 )

@@ -134,7 +134,9 @@ def test_every_declared_function_is_bound_or_listed(cdef: generate.Cdef) -> None
 def test_every_macro_is_bound_or_listed(cdef: generate.Cdef) -> None:
     listed = {o.name for o in cdef.omissions}
     for name in generate.CORE_HEADERS:
-        for macro in re.findall(r"^#define\s+(\w+)\s+\(?-?\d", (HEADERS_DIR / name).read_text(encoding="utf-8"), re.MULTILINE):
+        for macro in re.findall(
+            r"^#define\s+(\w+)\s+\(?-?\d", (HEADERS_DIR / name).read_text(encoding="utf-8"), re.MULTILINE
+        ):
             assert hasattr(_llama.lib, macro) or macro in listed, macro
 
 

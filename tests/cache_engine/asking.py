@@ -20,7 +20,9 @@ SHAPES = {
 
 
 def model(**fields: object) -> FakeModel:
-    return FakeModel(**{"n_seq_max": 3, "n_ctx": 3 * 2048, "n_batch": 256, "n_ubatch": 256, "kv_bytes_per_cell": CELL, **fields})  # type: ignore[arg-type]
+    return FakeModel(
+        **{"n_seq_max": 3, "n_ctx": 3 * 2048, "n_batch": 256, "n_ubatch": 256, "kv_bytes_per_cell": CELL, **fields}
+    )  # type: ignore[arg-type]
 
 
 ON = CacheSettings(is_on=True, ram_bytes=20_000 * CELL)

@@ -34,7 +34,11 @@ _SSM: list[Tensor] = [
     ("ssm_d", (D_INNER,)),
     ("ssm_out.weight", (N_EMBD, D_INNER)),
 ]
-_HYBRID_NORMS: list[Tensor] = [("ssm_dt_norm.weight", (DT_RANK,)), ("ssm_b_norm.weight", (D_STATE,)), ("ssm_c_norm.weight", (D_STATE,))]
+_HYBRID_NORMS: list[Tensor] = [
+    ("ssm_dt_norm.weight", (DT_RANK,)),
+    ("ssm_b_norm.weight", (D_STATE,)),
+    ("ssm_c_norm.weight", (D_STATE,)),
+]
 _WINDOW_NORMS: list[Tensor] = [
     ("post_attention_norm.weight", (N_EMBD,)),
     ("attn_q_norm.weight", (N_EMBD // N_HEAD,)),

@@ -45,7 +45,9 @@ class Turn:
     cells: np.ndarray | None = None  # (2, n, width) K and V of the first layer, of what was there before the last chunk
     n_cached: int = 0
     reason: FinishReason | None = None
-    resumed: list[tuple[list[int], np.ndarray]] = field(default_factory=list)  # after each parking: all tokens, and the next one's logits
+    resumed: list[tuple[list[int], np.ndarray]] = field(
+        default_factory=list
+    )  # after each parking: all tokens, and the next one's logits
 
 
 @dataclass
@@ -65,7 +67,9 @@ class Tally:
     cached: list[float] = field(default_factory=list)  # after a cached beginning
     resumed: list[float] = field(default_factory=list)  # after parking
     noise: list[float] = field(default_factory=list)  # nothing cached, read in two ways
-    cells: list[float] = field(default_factory=list)  # the worst cell of each cached beginning, of its row's largest value
+    cells: list[float] = field(
+        default_factory=list
+    )  # the worst cell of each cached beginning, of its row's largest value
 
     def add(self, other: Tally) -> None:
         for each in fields(self):
@@ -75,7 +79,12 @@ class Tally:
     def line(self) -> str:
         worst = ", ".join(
             f"{name} {max(values, default=0.0):.4f} ({np.percentile(values or [0.0], 99):.4f}) of {len(values)}"
-            for name, values in (("cached", self.cached), ("resumed", self.resumed), ("noise", self.noise), ("cells", self.cells))
+            for name, values in (
+                ("cached", self.cached),
+                ("resumed", self.resumed),
+                ("noise", self.noise),
+                ("cells", self.cells),
+            )
         )
         return (
             f"{self.n_conversations} conversations, {self.n_turns} turns, {self.n_branches} branches, {self.n_cancelled} cancelled, "
@@ -90,8 +99,12 @@ class RealWorld:
 
     def __init__(self, path: str, kv_type: str, settings: CacheSettings) -> None:
         self.path, self.settings = path, settings
-        self.options = EngineOptions(n_ctx=N_SEQ * N_CTX_SEQ, n_seq=N_SEQ, threads=1, n_batch=256, n_ubatch=256, kv_type=kv_type)
-        self.plain = LlamaEngine(path, EngineOptions(n_ctx=N_CTX_SEQ, n_seq=1, threads=1, n_batch=256, n_ubatch=256, kv_type=kv_type))
+        self.options = EngineOptions(
+            n_ctx=N_SEQ * N_CTX_SEQ, n_seq=N_SEQ, threads=1, n_batch=256, n_ubatch=256, kv_type=kv_type
+        )
+        self.plain = LlamaEngine(
+            path, EngineOptions(n_ctx=N_CTX_SEQ, n_seq=1, threads=1, n_batch=256, n_ubatch=256, kv_type=kv_type)
+        )
         self.turns: dict[str, Turn] = {}
         self.tokens: dict[str, list[int]] = {}
         self.was_parked: set[str] = set()
@@ -102,7 +115,9 @@ class RealWorld:
         engine = self.engine = LlamaEngine(self.path, self.options)
         clock = MonotonicClock()
         limits = Limits(max_sessions=100, queue=(100, 100))
-        self.executor = Executor(engine, Admittance(limits, clock), SchedulerConfig(), guess(device_view(engine)), new_registry(), clock)
+        self.executor = Executor(
+            engine, Admittance(limits, clock), SchedulerConfig(), guess(device_view(engine)), new_registry(), clock
+        )
         self.executor.set_cache(self.settings)
         self._sample, engine.prefill_sample = engine.prefill_sample, self._record  # type: ignore[method-assign]
         self._decode, engine.decode = engine.decode, self._record_resumed  # type: ignore[method-assign]
@@ -309,7 +324,9 @@ class RealCrowd:
         What arrives while what is read depends on the machine's speed, so how often one request finds another's beginning does too.
         """
         rng, world, tally = self.rng, self.world, self.tally
-        while (is_open := tally.n_conversations < n_conversations or len(tally.cached) <= n_conversations / 3) or self.running:
+        while (
+            is_open := tally.n_conversations < n_conversations or len(tally.cached) <= n_conversations / 3
+        ) or self.running:
             assert self.n_asked < 100 * n_conversations, "the cache finds next to nothing"
             if is_open and len(self.running) < 6 and rng.random() < 0.3:
                 self.turn()

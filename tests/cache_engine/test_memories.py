@@ -34,7 +34,9 @@ class Bench:
         self.engine = engine
         clock = MonotonicClock()
         limits = Limits(max_sessions=20, queue=(20, 20))
-        self.executor = Executor(engine, Admittance(limits, clock), SchedulerConfig(), guess(device_view(engine)), new_registry(), clock)
+        self.executor = Executor(
+            engine, Admittance(limits, clock), SchedulerConfig(), guess(device_view(engine)), new_registry(), clock
+        )
         self.executor.set_cache(CacheSettings(is_on=is_on, ram_bytes=1 << 24))
         self.answers: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
@@ -112,7 +114,11 @@ def test_a_chat_goes_on_in_its_sequence_and_a_branch_is_read_anew(bench: Bench, 
     first_answer = bench.ask("first", first)
     grown = first + first_answer + text(20, 3)
     branch = first[:100] + text(30, 4)
-    for name, prompt, n_cached in (("grown", grown, len(first) + N_ANSWER - 1), ("branch", branch, 0), ("again", first, 0)):
+    for name, prompt, n_cached in (
+        ("grown", grown, len(first) + N_ANSWER - 1),
+        ("branch", branch, 0),
+        ("again", first, 0),
+    ):
         bench.ask(name, prompt)
         assert bench.cached[name] == n_cached
     for name, prompt in (("first", first), ("grown", grown), ("branch", branch), ("again", first)):

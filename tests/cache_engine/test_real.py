@@ -31,8 +31,12 @@ def tallies() -> Iterator[dict[str, Tally]]:
 @pytest.mark.model
 @pytest.mark.parametrize("piece", range(-(-N_CONVERSATIONS // PIECE)))
 @pytest.mark.parametrize("path, kv_type", CASES, ids=lambda value: Path(value).stem)
-def test_logits_after_a_cached_beginning(path: str, kv_type: str, piece: int, tmp_path: Path, tallies: dict[str, Tally]) -> None:
-    world = RealWorld(path, kv_type, CacheSettings(is_on=True, ram_bytes=6 << 20, disk_dir=str(tmp_path), disk_bytes=64 << 20))
+def test_logits_after_a_cached_beginning(
+    path: str, kv_type: str, piece: int, tmp_path: Path, tallies: dict[str, Tally]
+) -> None:
+    world = RealWorld(
+        path, kv_type, CacheSettings(is_on=True, ram_bytes=6 << 20, disk_dir=str(tmp_path), disk_bytes=64 << 20)
+    )
     try:
         tally = RealCrowd(world, seed=1000 * piece + len(path) + len(kv_type)).live(min(PIECE, N_CONVERSATIONS))
     finally:

@@ -22,7 +22,9 @@ from uma_core.types import Lane
 
 
 def settings(folder: Path, **fields: object) -> CacheSettings:
-    return CacheSettings(**{"is_on": True, "ram_bytes": 10**7, "disk_dir": str(folder / "kv"), "disk_bytes": 10**7, **fields})  # type: ignore[arg-type]
+    return CacheSettings(
+        **{"is_on": True, "ram_bytes": 10**7, "disk_dir": str(folder / "kv"), "disk_bytes": 10**7, **fields}
+    )  # type: ignore[arg-type]
 
 
 def world(folder: Path, **fields: object) -> World:
@@ -146,7 +148,9 @@ def test_what_others_continue_is_written_though_it_is_short(tmp_path: Path) -> N
         assert w.cached(name) == 304
 
 
-def test_a_file_whose_beginning_is_lost_is_kept_and_used_once_that_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_whose_beginning_is_lost_is_kept_and_used_once_that_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     w = world(tmp_path)
     chats = [text(200) + text(300, 1 + i) for i in range(2)]
@@ -169,7 +173,10 @@ def test_a_file_whose_beginning_is_lost_is_kept_and_used_once_that_is_read_again
 
 
 def removed(w: World) -> dict[str, int]:
-    series = {cause: int(w.registry.counter(m.CACHE_FILES_REMOVED, cause=cause).value) for cause in m.CACHE_FILES_REMOVED.labels["cause"]}
+    series = {
+        cause: int(w.registry.counter(m.CACHE_FILES_REMOVED, cause=cause).value)
+        for cause in m.CACHE_FILES_REMOVED.labels["cause"]
+    }
     return {cause: n for cause, n in series.items() if n}
 
 
@@ -231,7 +238,9 @@ def test_what_ram_has_no_room_for_goes_to_disk(tmp_path: Path, ram_bytes: int) -
     chats = [text(50) + text(300, 1 + i) for i in range(6)]
     for i, chat in enumerate(chats):
         w.ask(f"r{i}", chat)
-    eventually(w, lambda: len(names(tmp_path)) >= 4)  # behind the work: the three chats that lost their sequences, and what they share
+    eventually(
+        w, lambda: len(names(tmp_path)) >= 4
+    )  # behind the work: the three chats that lost their sequences, and what they share
     w.ask("back", chats[0])
     assert w.cached("back") == 349
     w.restart()
@@ -310,7 +319,9 @@ def test_damaged_files_cost_time_only(tmp_path: Path, how: str, caplog: pytest.L
     w.restart()
     for path in (tmp_path / "kv").iterdir():
         data = path.read_bytes()
-        path.write_bytes({"cut": data[:-9], "flip": data[:-9] + b"\xff" + data[-8:], "foreign": b"x" * len(data), "empty": b""}[how])
+        path.write_bytes(
+            {"cut": data[:-9], "flip": data[:-9] + b"\xff" + data[-8:], "foreign": b"x" * len(data), "empty": b""}[how]
+        )
     w.ask("b", text(700), n=5)
     assert w.cached("b") < 699
     assert any("E_IO_002" in r.getMessage() for r in caplog.records)
@@ -319,7 +330,9 @@ def test_damaged_files_cost_time_only(tmp_path: Path, how: str, caplog: pytest.L
     check_idle(w)
 
 
-def test_a_full_disk_does_not_stop_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_does_not_stop_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -458,5 +471,7 @@ def test_stats_add_up() -> None:
     stats = cache_admin(w.cache, {"action": "stats"})["stats"]
     assert stats["misses"] == 2 and sum(stats["hits"].values()) == 2 and stats["hit_ratio"] == 0.5
     assert sum(stats["tokens_saved"].values()) == 2 * 299
-    assert stats["tenants"] == {"7": {"resident_bytes": 307 * CELL, "ram_bytes": stats["ram"]["bytes"], "disk_bytes": 0}}
+    assert stats["tenants"] == {
+        "7": {"resident_bytes": 307 * CELL, "ram_bytes": stats["ram"]["bytes"], "disk_bytes": 0}
+    }
     assert stats["resident"]["bytes"] == 307 * CELL

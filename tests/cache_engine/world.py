@@ -65,10 +65,17 @@ class Chat:
 class World:
     """One daemon's compute side; `restart` makes a new one over the same cache directory."""
 
-    def __init__(self, model: FakeModel, settings: CacheSettings, limits: Limits | None = None, cost: FakeCost = COST) -> None:
+    def __init__(
+        self, model: FakeModel, settings: CacheSettings, limits: Limits | None = None, cost: FakeCost = COST
+    ) -> None:
         self.clock = ManualClock(1)
         self.faults = Faults()
-        self.model, self.settings, self.limits, self.cost = model, settings, limits or Limits(max_sessions=200, queue=(200, 200)), cost
+        self.model, self.settings, self.limits, self.cost = (
+            model,
+            settings,
+            limits or Limits(max_sessions=200, queue=(200, 200)),
+            cost,
+        )
         self.finals: dict[str, Final] = {}
         self.texts: dict[str, str] = {}
         self.refused: dict[str, Refused] = {}
@@ -79,7 +86,9 @@ class World:
         self.engine = FakeEngine(self.model, self.cost, self.clock, self.faults)
         self.registry = new_registry()
         model = guess(device_view(self.engine))
-        self.executor = Executor(self.engine, Admittance(self.limits, self.clock), SchedulerConfig(), model, self.registry, self.clock)
+        self.executor = Executor(
+            self.engine, Admittance(self.limits, self.clock), SchedulerConfig(), model, self.registry, self.clock
+        )
         self.executor.set_cache(self.settings)
         self.cache = self.executor.cache
 

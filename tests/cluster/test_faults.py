@@ -48,7 +48,9 @@ class Answer:
         return self.ends[0]
 
 
-def on_cluster(daemons: list[DaemonProcess], work: Callable[[Cluster, Sockets], Coroutine[Any, Any, Any]], **knobs: Any) -> Any:
+def on_cluster(
+    daemons: list[DaemonProcess], work: Callable[[Cluster, Sockets], Coroutine[Any, Any, Any]], **knobs: Any
+) -> Any:
     async def run() -> Any:
         transport = Sockets({f"n{i}": LocalDaemon(daemon.path) for i, daemon in enumerate(daemons)})
         cluster = Cluster(transport, KEY, Knobs(**knobs))
@@ -69,7 +71,9 @@ def prompt_of(number: int) -> str:
     return f"request {number}: " + "the same words for all of them, " * 3
 
 
-async def ask(cluster: Cluster, number: int, n: int = 30, has_begun: asyncio.Event | None = None, **fields: Any) -> Answer:
+async def ask(
+    cluster: Cluster, number: int, n: int = 30, has_begun: asyncio.Event | None = None, **fields: Any
+) -> Answer:
     answer = Answer(number)
     request = {"prompt": prompt_of(number), "max_tokens": n, "ignore_eos": True, "priority": "interactive", **fields}
     async with await ClusterDaemon(cluster, "m").generate(request, f"r{number}") as generation:
@@ -92,7 +96,9 @@ async def ask(cluster: Cluster, number: int, n: int = 30, has_begun: asyncio.Eve
 
 
 def alone(daemon: DaemonProcess, number: int, n: int = 30) -> str:
-    return "".join(event["text"] for event in daemon.generate(prompt_of(number), max_tokens=n) if event["event"] == "token")
+    return "".join(
+        event["text"] for event in daemon.generate(prompt_of(number), max_tokens=n) if event["event"] == "token"
+    )
 
 
 async def in_the_middle(cluster: Cluster, tasks: list[asyncio.Task[Answer]], daemon_name: str) -> None:
@@ -103,7 +109,9 @@ async def in_the_middle(cluster: Cluster, tasks: list[asyncio.Task[Answer]], dae
 
 
 @pytest.mark.parametrize("is_resumed", [True, pytest.param(False, marks=pytest.mark.fuzz)])
-def test_a_daemon_is_killed_in_the_middle_of_100_streams(fakes: Callable[..., list[DaemonProcess]], is_resumed: bool) -> None:
+def test_a_daemon_is_killed_in_the_middle_of_100_streams(
+    fakes: Callable[..., list[DaemonProcess]], is_resumed: bool
+) -> None:
     daemons = fakes(3, *LANE)
     whole = {i: alone(daemons[0], i) for i in range(100)}
     for daemon in daemons:
@@ -119,7 +127,9 @@ def test_a_daemon_is_killed_in_the_middle_of_100_streams(fakes: Callable[..., li
     answers, counts = on_cluster(daemons, work, slack=1.0)
     ends = Counter(answer.end for answer in answers)
     complete = [answer for answer in answers if answer.end == "length"]
-    assert all(is_same(answer.text, whole[answer.number]) and answer.usage["completion_tokens"] == 30 for answer in complete)
+    assert all(
+        is_same(answer.text, whole[answer.number]) and answer.usage["completion_tokens"] == 30 for answer in complete
+    )
     lost = [answer for answer in answers if answer.end == "replica_lost"]
     assert len(complete) + len(lost) == 100, ends
     assert counts["replayed"] > 0, "some had sent nothing yet"

@@ -25,7 +25,20 @@ from tests.gateway.support import Answer, Raw
 
 ray = pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
 pytestmark = pytest.mark.daemon
-SLOW = ["--engine", "fake", "--model", "step-12ms", "--calibrate", "off", "--parallel", "8", "--n-ctx", "16384", "--log-level", "error"]
+SLOW = [
+    "--engine",
+    "fake",
+    "--model",
+    "step-12ms",
+    "--calibrate",
+    "off",
+    "--parallel",
+    "8",
+    "--n-ctx",
+    "16384",
+    "--log-level",
+    "error",
+]
 SMALL = ["--engine", "fake", "--calibrate", "off", "--log-level", "error"]
 PROMPT = "the beginning that every request of this test has in common, "
 
@@ -46,7 +59,9 @@ class Serving:
             return Answer(raw.rest())
 
     def complete(self, prompt: str, n: int = 20, **body: Any) -> Answer:
-        return self.ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, **body})
+        return self.ask(
+            "POST", "/v1/completions", {"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": True, **body}
+        )
 
     def units(self) -> dict[str, dict[str, Any]]:
         """Every daemon's own status."""
@@ -57,7 +72,10 @@ class Serving:
         return self.ask("GET", "/uma/cluster").json["units"]
 
     def reach(self, n: int, model: str = "slow") -> None:
-        eventually(lambda: sum(row["is_open"] and row["model"] == model for row in self.rows()) >= n, f"never {n} daemons of {model}")
+        eventually(
+            lambda: sum(row["is_open"] and row["model"] == model for row in self.rows()) >= n,
+            f"never {n} daemons of {model}",
+        )
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +124,9 @@ def serving() -> Iterator[Serving]:
         yield found
 
 
-def stream(serving: Serving, number: int, answers: dict[int, tuple[str, str, dict[str, Any]]], n: int, **body: Any) -> None:
+def stream(
+    serving: Serving, number: int, answers: dict[int, tuple[str, str, dict[str, Any]]], n: int, **body: Any
+) -> None:
     """One request, and how it ended: (text, end, error)."""
     answer = serving.complete(f"{number} {PROMPT}", n, stream=True, **body)
     text, end, error = "", "nothing", {}
@@ -120,9 +140,14 @@ def stream(serving: Serving, number: int, answers: dict[int, tuple[str, str, dic
     answers[number] = text, end, error
 
 
-def flood(serving: Serving, n_requests: int, n: int = 30, **body: Any) -> tuple[list[threading.Thread], dict[int, tuple[str, str, dict[str, Any]]]]:
+def flood(
+    serving: Serving, n_requests: int, n: int = 30, **body: Any
+) -> tuple[list[threading.Thread], dict[int, tuple[str, str, dict[str, Any]]]]:
     answers: dict[int, tuple[str, str, dict[str, Any]]] = {}
-    threads = [threading.Thread(target=stream, args=(serving, i, answers, n), kwargs=body, daemon=True) for i in range(n_requests)]
+    threads = [
+        threading.Thread(target=stream, args=(serving, i, answers, n), kwargs=body, daemon=True)
+        for i in range(n_requests)
+    ]
     for thread in threads:
         thread.start()
     return threads, answers
@@ -145,12 +170,20 @@ def whole(serving: Serving) -> dict[int, str]:
 
 
 def test_the_gateway_is_that_of_one_machine(serving: Serving) -> None:
-    chat = serving.ask("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model": "slow"})
+    chat = serving.ask(
+        "POST",
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model": "slow"},
+    )
     assert chat.status == 200 and chat.json["usage"]["completion_tokens"] == 4
-    message = serving.ask("POST", "/v1/messages", {"model": "slow", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]})
+    message = serving.ask(
+        "POST", "/v1/messages", {"model": "slow", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
+    )
     assert message.status == 200 and message.json["type"] == "message"
     assert serving.ask("GET", "/health").status == 200
-    assert serving.ask("GET", "/").body.startswith(b"<!doctype html>".upper()) or b"<html" in serving.ask("GET", "/").body
+    assert (
+        serving.ask("GET", "/").body.startswith(b"<!doctype html>".upper()) or b"<html" in serving.ask("GET", "/").body
+    )
     assert serving.ask("GET", "/v1/models").json["data"][0]["id"] == "slow"
     assert serving.ask("GET", "/health", headers={"host": "evil.example"}).status in (400, 403)
 
@@ -208,13 +241,17 @@ def kill_middle(serving: Serving, victim: int) -> None:
 
 @pytest.mark.fuzz  # when it strikes is not told: test_faults.py does the same over sockets
 @pytest.mark.parametrize("is_resumed", [False, True])
-def test_a_replica_killed_in_the_middle_of_100_streams(serving: Serving, whole: dict[int, str], is_resumed: bool) -> None:
+def test_a_replica_killed_in_the_middle_of_100_streams(
+    serving: Serving, whole: dict[int, str], is_resumed: bool
+) -> None:
     victim = next(status["pid"] for name, status in serving.units().items() if name.endswith("/slow"))
     threads, answers = flood(serving, 100, 30, **({"resume": True} if is_resumed else {}))
     kill_middle(serving, victim)
     joined(threads, answers)
     ends = Counter(end for _, end, _ in answers.values())
-    assert {n: (text, whole[n]) for n, (text, end, _) in answers.items() if end == "length" and not is_same(text, whole[n])} == {}
+    assert {
+        n: (text, whole[n]) for n, (text, end, _) in answers.items() if end == "length" and not is_same(text, whole[n])
+    } == {}
     if is_resumed:
         assert ends == {"length": 100}
     else:
@@ -244,7 +281,10 @@ def test_a_node_that_is_cut_off_ends_in_errors_within_the_time(serving: Serving,
     name, status = next(item for item in serving.units().items() if item[0].endswith("/slow"))
     actor = parent_of(parent_of(status["pid"]))  # the daemon's keeper is between them
     threads, answers = flood(serving, 60, 30)
-    eventually(lambda: next((row.get("requests", 0) for row in serving.rows() if row["unit"] == name), 0) > 4, "nothing runs there")
+    eventually(
+        lambda: next((row.get("requests", 0) for row in serving.rows() if row["unit"] == name), 0) > 4,
+        "nothing runs there",
+    )
     time.sleep(0.2)
     os.kill(actor, signal.SIGSTOP)
     try:
@@ -266,7 +306,9 @@ def test_a_node_that_leaves_loses_nothing(serving: Serving, whole: dict[int, str
     drained = max(serving.rows(), key=lambda row: row.get("requests", 0))["unit"]
     assert serving.ask("POST", "/uma/cluster/drain", {"unit": drained}).json["state"] == "draining"
     joined(threads, answers)
-    assert {number: (text, end) for number, (text, end, _) in answers.items()} == {i: (whole[i], "length") for i in range(60)}
+    assert {number: (text, end) for number, (text, end, _) in answers.items()} == {
+        i: (whole[i], "length") for i in range(60)
+    }
     serving.ask("POST", "/uma/cluster/undrain", {"unit": drained})
     serving.reach(3)
 
@@ -287,7 +329,9 @@ def test_a_replica_that_serve_takes_away_finishes_what_it_has(serving: Serving, 
     eventually(lambda: max(row.get("requests", 0) for row in serving.rows()) > 8, "nothing runs")
     serve.run(application(serving.settings, 2), name=APPLICATION, route_prefix="/")
     joined(threads, answers)
-    assert {number: (text, end) for number, (text, end, _) in answers.items()} == {i: (whole[i], "length") for i in range(60)}
+    assert {number: (text, end) for number, (text, end, _) in answers.items()} == {
+        i: (whole[i], "length") for i in range(60)
+    }
     eventually(lambda: len(serving.units()) == 2, "it did not leave")
 
 

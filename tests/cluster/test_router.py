@@ -14,7 +14,9 @@ S = 1_000_000_000
 PROMPT = tuple(range(100, 116))  # 16 pages
 
 
-def digest(pages: tuple[int, ...] = (), wait: float = 0.0, background: float | None = None, **fields: Any) -> dict[str, Any]:
+def digest(
+    pages: tuple[int, ...] = (), wait: float = 0.0, background: float | None = None, **fields: Any
+) -> dict[str, Any]:
     return {
         "state": "ready",
         "n_seq_max": 4,
@@ -175,7 +177,9 @@ def test_what_finds_no_room_waits_and_goes_when_there_is_some() -> None:
     assert router.offer(ask("r1"), S) is None
     assert list(router.ready(S)) == []
     router.ended("r0", 2 * S)
-    assert [(one.id, choice.node) for one, choice in router.ready(2 * S) if isinstance(choice, Choice)] == [("r1", "n0")]
+    assert [(one.id, choice.node) for one, choice in router.ready(2 * S) if isinstance(choice, Choice)] == [
+        ("r1", "n0")
+    ]
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
@@ -212,7 +216,10 @@ def test_a_flood_of_one_account_keeps_nobody_else_out() -> None:
 
 def test_accounts_share_by_what_they_use_over_all_daemons() -> None:
     """One asks for long answers, one for short ones: their times come out alike, not their numbers."""
-    router = routers(*[digest(n_seq_max=1) for _ in range(2)], knobs=Knobs(slack=0.0, warm_slack=0.0, max_queued=10_000, lost_ns=10**15))
+    router = routers(
+        *[digest(n_seq_max=1) for _ in range(2)],
+        knobs=Knobs(slack=0.0, warm_slack=0.0, max_queued=10_000, lost_ns=10**15),
+    )
     used = {"long": 0, "short": 0}
     lasts = {"long": 8 * S, "short": 2 * S}
     running: list[tuple[int, str, str]] = []
@@ -227,7 +234,11 @@ def test_accounts_share_by_what_they_use_over_all_daemons() -> None:
         now, request_id, account = running.pop(0)
         used[account] += lasts[account]
         router.ended(request_id, now)
-        running += [(now + lasts[one.account], one.id, one.account) for one, choice in router.ready(now) if isinstance(choice, Choice)]
+        running += [
+            (now + lasts[one.account], one.id, one.account)
+            for one, choice in router.ready(now)
+            if isinstance(choice, Choice)
+        ]
     assert 0.8 < used["long"] / used["short"] < 1.25
 
 

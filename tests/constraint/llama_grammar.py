@@ -21,7 +21,9 @@ class LlamaGrammar:
     def __enter__(self) -> LlamaGrammar:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         lib.llama_sampler_free(self._handle)
 
     def allowed(self, tokens: list[int] | None = None) -> list[int]:

@@ -38,8 +38,13 @@ def extract(archive: Path) -> dict[str, Any]:
                 source = tar.extractfile(member)
                 assert source is not None
                 groups = json.load(source)
-                files[name] = [[g["description"], g["schema"], [[t["data"], t["valid"]] for t in g["tests"]]] for g in groups]
-    return {"from": f"{archive.name}, json/ (MIT, Copyright (c) 2012 Julian Berman)", "files": dict(sorted(files.items()))}
+                files[name] = [
+                    [g["description"], g["schema"], [[t["data"], t["valid"]] for t in g["tests"]]] for g in groups
+                ]
+    return {
+        "from": f"{archive.name}, json/ (MIT, Copyright (c) 2012 Julian Berman)",
+        "files": dict(sorted(files.items())),
+    }
 
 
 if __name__ == "__main__":

@@ -79,5 +79,15 @@ def test_unknown_and_unsupported_keywords_are_refused_by_name(compiler, fake):
             compiler.compile(fake, driving.schema(case.schema))
         except UmaError as error:
             named[error.detail.get("keyword", "")] += 1
-    for keyword in ("not", "uniqueItems", "contains", "if", "dependentSchemas", "unevaluatedProperties", "propertyNames", "format", "oneOf"):
+    for keyword in (
+        "not",
+        "uniqueItems",
+        "contains",
+        "if",
+        "dependentSchemas",
+        "unevaluatedProperties",
+        "propertyNames",
+        "format",
+        "oneOf",
+    ):
         assert named[keyword], keyword

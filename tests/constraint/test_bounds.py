@@ -30,7 +30,9 @@ def keyword_of(compiler, text, schema):
         compiler.compile(text, driving.schema(schema))
     except UmaError as error:
         assert error.error is ErrorCode.CONSTRAINT_REFUSED
-        assert error.detail["field"] == "constraint.json_schema" and error.detail["path"].endswith(error.detail["keyword"])
+        assert error.detail["field"] == "constraint.json_schema" and error.detail["path"].endswith(
+            error.detail["keyword"]
+        )
         return error.detail["keyword"]
     return ""
 
@@ -67,7 +69,9 @@ def test_the_bound_is_told_before_anything_is_computed(compiler, fake, name):
         assert keyword_of(compiler, fake, schema(n_bad)) == keyword
 
 
-@pytest.mark.parametrize("name", ["optional", "closed", "nested", "some are required", "branches", "objects", "enum", "merged"])
+@pytest.mark.parametrize(
+    "name", ["optional", "closed", "nested", "some are required", "branches", "objects", "enum", "merged"]
+)
 @pytest.mark.parametrize("manner", [driving.even, driving.hasty, driving.contrary], ids=lambda manner: manner.__name__)
 def test_what_is_just_accepted_can_be_written(compiler, fake, name, manner):
     schema, n_good, _, _ = CASES[name]

@@ -9,7 +9,19 @@ from uma_core.constraint.ecma import ForeignError, to_rust
 
 @pytest.mark.parametrize(
     "pattern",
-    ["^[a-z]+$", r"\d{3}-\w*", r"^--[a]--$", r"a && b", r"(?<name>x)(?:y)", r"[a\]b]", r"[^\]]", r"\/\.\-", r"[:/]", r"[-a]", r"\p{L}"],
+    [
+        "^[a-z]+$",
+        r"\d{3}-\w*",
+        r"^--[a]--$",
+        r"a && b",
+        r"(?<name>x)(?:y)",
+        r"[a\]b]",
+        r"[^\]]",
+        r"\/\.\-",
+        r"[:/]",
+        r"[-a]",
+        r"\p{L}",
+    ],
 )
 def test_what_means_the_same_stays(pattern):
     assert to_rust(pattern) == pattern
@@ -17,7 +29,22 @@ def test_what_means_the_same_stays(pattern):
 
 @pytest.mark.parametrize(
     "pattern",
-    ["[[:alpha:]]", "[a&&b]", "[a--b]", "[a~~b]", r"\A", r"x\z", r"\<word", "(?i)a", "(?P<n>a)", "(?x: a)", "[]a]", "[^]", "[[a]]", r"\01"],
+    [
+        "[[:alpha:]]",
+        "[a&&b]",
+        "[a--b]",
+        "[a~~b]",
+        r"\A",
+        r"x\z",
+        r"\<word",
+        "(?i)a",
+        "(?P<n>a)",
+        "(?x: a)",
+        "[]a]",
+        "[^]",
+        "[[a]]",
+        r"\01",
+    ],
 )
 def test_what_would_mean_something_else_is_refused(pattern):
     with pytest.raises(ForeignError) as caught:

@@ -49,7 +49,9 @@ def test_what_is_written_under_it_llama_cpp_accepts(compiler, tiny, name):
     n_ended = 0
     for seed in range(8):
         with LlamaGrammar(tiny.model, GRAMMARS[name]) as theirs:
-            data, end = driving.write(tiny, compiler.compile(tiny, constraint), driving.hasty(tiny), seed, 60, watch=theirs)
+            data, end = driving.write(
+                tiny, compiler.compile(tiny, constraint), driving.hasty(tiny), seed, 60, watch=theirs
+            )
             if end == "stop":
                 n_ended += 1
                 assert theirs.allowed(sorted(tiny.model.eog)), data
@@ -87,17 +89,23 @@ def can_begin(text, matcher, data: bytes) -> bool:
 
 
 def can_write(text, matcher, data: bytes) -> bool:
-    return can_begin(text, matcher, data) and (matcher.is_done or any(map(text.is_eog, driving.allowed(matcher, text.n_vocab))))
+    return can_begin(text, matcher, data) and (
+        matcher.is_done or any(map(text.is_eog, driving.allowed(matcher, text.n_vocab)))
+    )
 
 
-ITEMS = st.sampled_from(['"a"', '"b"', '"ab"', "[ab]", "[^a]", '("a" | "ba")', '"a"?', "[ab]{1,2}", '"b"*', "x", "y", '("b" x)?'])
+ITEMS = st.sampled_from(
+    ['"a"', '"b"', '"ab"', "[ab]", "[^a]", '("a" | "ba")', '"a"?', "[ab]{1,2}", '"b"*', "x", "y", '("b" x)?']
+)
 RULES = st.lists(st.lists(ITEMS, min_size=1, max_size=3).map(" ".join), min_size=1, max_size=3).map(" | ".join)
 
 
 @settings(max_examples=150)
 @given(RULES, RULES, st.text("abc", max_size=7))
 def test_regular_grammars_allow_exactly_what_llama_cpp_allows(tiny, compiler, fake, root, x, text):
-    source = f'root ::= {root}\nx ::= {x.replace("x", "y")}\ny ::= "c" x | "b" y | "a"'.replace('y ::= "c" x', 'y ::= "c" | "bb"')
+    source = f'root ::= {root}\nx ::= {x.replace("x", "y")}\ny ::= "c" x | "b" y | "a"'.replace(
+        'y ::= "c" x', 'y ::= "c" | "bb"'
+    )
     try:
         grammar = LlamaGrammar(tiny.model, source)
     except ValueError:

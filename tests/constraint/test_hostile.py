@@ -71,6 +71,10 @@ REFS = "{'$ref': '#/$defs/a0', '$defs': {**{f'a{i}': {'items': {'$ref': f'#/$def
     ids=range(22),
 )
 def test_it_is_refused_or_harmless(source):
-    done = subprocess.run([sys.executable, "-c", CHILD, f"({source})"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, f"({source})"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr[-500:]
-    assert done.stdout.strip() in ("harmless", "CONSTRAINT_REFUSED", "CONSTRAINT_FAILED"), done.stdout + done.stderr[-500:]
+    assert done.stdout.strip() in ("harmless", "CONSTRAINT_REFUSED", "CONSTRAINT_FAILED"), (
+        done.stdout + done.stderr[-500:]
+    )

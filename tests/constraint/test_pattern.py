@@ -47,7 +47,26 @@ def test_matches(source, chunks, expected):
 
 @pytest.mark.parametrize(
     "source",
-    ["", "a*", "(", ")", "[", "a{", "a{2", "a{3,2}", "a{1000}", "*a", "(?=a)b", "(?<=a)b", "(?<n>a)", r"\1", r"\bx", "(((a{50}){50}){50})", "[b-a]", "\\"],
+    [
+        "",
+        "a*",
+        "(",
+        ")",
+        "[",
+        "a{",
+        "a{2",
+        "a{3,2}",
+        "a{1000}",
+        "*a",
+        "(?=a)b",
+        "(?<=a)b",
+        "(?<n>a)",
+        r"\1",
+        r"\bx",
+        "(((a{50}){50}){50})",
+        "[b-a]",
+        "\\",
+    ],
 )
 def test_what_is_wrong_or_too_much_is_said(source):
     with pytest.raises(PatternError):

@@ -77,7 +77,9 @@ def test_ctrl_c_on_a_terminal_stops_the_answer_and_keeps_what_it_said(serve, sta
     os.close(theirs)
     read_until(ours, b"> ")
     os.write(ours, b"talk\n")
-    assert b"\x1b[31m" not in read_until(ours, b"blah [31mblah"), "a model's words must not reach the terminal as commands"
+    assert b"\x1b[31m" not in read_until(ours, b"blah [31mblah"), (
+        "a model's words must not reach the terminal as commands"
+    )
     process.send_signal(signal.SIGINT)
     read_until(ours, b"> ")
     os.write(ours, b"next\n")

@@ -29,7 +29,12 @@ def test_a_refused_call_raises_with_code_and_detail(serve, socket_path):
     with Client(socket_path) as client, pytest.raises(ServerError) as caught:
         client.call("reload")
     assert caught.value.code == "E_STATE_003"
-    assert caught.value.to_dict() == {"code": "E_STATE_003", "name": "reload_busy", "message": "busy", "detail": {"hint": 1}}
+    assert caught.value.to_dict() == {
+        "code": "E_STATE_003",
+        "name": "reload_busy",
+        "message": "busy",
+        "detail": {"hint": 1},
+    }
 
 
 def test_absent_fields_are_not_sent(serve, socket_path):
@@ -92,7 +97,9 @@ def test_a_stranger_gets_nothing(serve, socket_path, monkeypatch):
     server = serve(lambda peer, message: peer.reply(message))
     monkeypatch.delenv("UMA_TRUST_UIDS", raising=False)
     monkeypatch.setattr("uma_core.endpoint.peer_of", lambda sock: Peer(4242, 4242, 1))
-    with pytest.raises(CannotConnect, match=r"uid 4242 listens .* nothing was sent; UMA_TRUST_UIDS=4242 trusts that user"):
+    with pytest.raises(
+        CannotConnect, match=r"uid 4242 listens .* nothing was sent; UMA_TRUST_UIDS=4242 trusts that user"
+    ):
         Client(socket_path)
     assert not server.received
     monkeypatch.setenv("UMA_TRUST_UIDS", "4242")

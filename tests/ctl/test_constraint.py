@@ -47,7 +47,11 @@ def test_none_is_sent_where_none_is_asked_for(serve, ctl):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(["--regex", "a", "--json-object"], "give one of"), (["--json-schema", "broken.json"], "not JSON"), (["--lark", "none.lark"], "none.lark")],
+    [
+        (["--regex", "a", "--json-object"], "give one of"),
+        (["--json-schema", "broken.json"], "not JSON"),
+        (["--lark", "none.lark"], "none.lark"),
+    ],
 )
 def test_wrong_usage_is_said_and_nothing_is_sent(serve, ctl, files, options, said):
     server = serve(hello)

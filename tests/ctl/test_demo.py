@@ -12,7 +12,9 @@ pytestmark = [pytest.mark.daemon, pytest.mark.model]
 
 
 def demonstrate(environment):
-    return subprocess.run([sys.executable, "-m", "uma_ctl.demo"], env=environment, capture_output=True, text=True, timeout=360)
+    return subprocess.run(
+        [sys.executable, "-m", "uma_ctl.demo"], env=environment, capture_output=True, text=True, timeout=360
+    )
 
 
 def test_the_demonstration_runs_and_its_streams_interleave(environment):
@@ -21,7 +23,9 @@ def test_the_demonstration_runs_and_its_streams_interleave(environment):
     assert "\x1b" not in done.stdout, "colours are for terminals"
     speakers = re.findall(r"^(ann|bob|cat) \|", done.stdout, re.MULTILINE)
     assert set(speakers) == {"ann", "bob", "cat"}
-    assert int(re.findall(r"the speaker changed (\d+) times", done.stdout)[0]) > 10, "one after the other is no interleaving"
+    assert int(re.findall(r"the speaker changed (\d+) times", done.stdout)[0]) > 10, (
+        "one after the other is no interleaving"
+    )
     assert re.search(r"^200 \| \w", done.stdout, re.MULTILINE), "a chat over HTTP was answered"
     assert re.search(r"^state +ready$", done.stdout, re.MULTILINE)
     assert "demonstration model" in done.stdout

@@ -21,7 +21,9 @@ def program(tmp_path):
 
 
 def run(program, socket_path, prompt):
-    return subprocess.run([sys.executable, str(program), socket_path, prompt], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, str(program), socket_path, prompt], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_it_has_thirty_lines(program):

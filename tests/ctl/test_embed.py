@@ -41,7 +41,9 @@ def test_vectors_of_arguments_files_and_standard_input(daemons: DaemonProcess, t
         ctl(daemons, "embed", "--lines", stdin="\n".join(TEXTS)),
     ):
         assert found.returncode == 0, found.stderr
-        np.testing.assert_allclose([json.loads(line) for line in found.stdout.splitlines()], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            [json.loads(line) for line in found.stdout.splitlines()], expected, rtol=1e-4, atol=1e-5
+        )
     whole = ctl(daemons, "embed", "--json", "the shell", "--dimensions", "8", "--no-normalize")
     reply = json.loads(whole.stdout)
     assert len(reply["embeddings"][0]) == 8 and reply["usage"]["prompt_tokens"] > 0
@@ -68,5 +70,7 @@ def test_documents_in_order(daemons: DaemonProcess) -> None:
     rows = [line.split("\t") for line in found.stdout.splitlines()]
     assert [int(row[1]) for row in rows] == [result["index"] for result in expected]
     assert [row[2] for row in rows] == [TEXTS[result["index"]] for result in expected]
-    best = json.loads(ctl(daemons, "rerank", "--json", "the query", "--lines", "--top-n", "1", stdin="\n".join(TEXTS)).stdout)
+    best = json.loads(
+        ctl(daemons, "rerank", "--json", "the query", "--lines", "--top-n", "1", stdin="\n".join(TEXTS)).stdout
+    )
     assert best["results"] == expected[:1]

@@ -215,7 +215,9 @@ def test_ctrl_c_cancels_the_request_and_waits_for_its_end(serve, start):
 
 def test_a_second_ctrl_c_leaves_at_once(serve, start):
     cancelled: list[dict] = []
-    server = serve(lambda peer, message: cancelled.append(message) if "type" in message else peer.token(message["id"], "x"))
+    server = serve(
+        lambda peer, message: cancelled.append(message) if "type" in message else peer.token(message["id"], "x")
+    )
     process = start("uma_ctl.cli", "--prompt", "Hi")
     assert process.stdout.read(1) == "x"
     process.send_signal(signal.SIGINT)
@@ -244,7 +246,9 @@ def test_a_closed_pipe_ends_quietly_and_hangs_up(serve, start):
 
 def test_bytes_that_are_no_text_reach_the_server_as_they_are(serve, environment):
     server = serve(hello)
-    done = subprocess.run([sys.executable, "-m", "uma_ctl.cli"], env=environment, input=b"caf\xe9", capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "uma_ctl.cli"], env=environment, input=b"caf\xe9", capture_output=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     assert server.received[0]["prompt"] == "caf\udce9"  # the byte 0xe9, which the daemon refuses as bad_utf8
 

@@ -7,7 +7,18 @@ import sys
 
 import pytest
 
-HEAVY = ("uma_core._llama", "uma_core.server", "uma_core.engine", "uma_core.executor", "numpy", "cffi", "jinja2", "yaml", "gguf", "rich")
+HEAVY = (
+    "uma_core._llama",
+    "uma_core.server",
+    "uma_core.engine",
+    "uma_core.executor",
+    "numpy",
+    "cffi",
+    "jinja2",
+    "yaml",
+    "gguf",
+    "rich",
+)
 
 
 MODULES = ["uma_ctl.main", "uma_ctl.cli", "uma_ctl.commands.status", "uma_ctl.commands.chat", "uma_ctl.commands.top"]

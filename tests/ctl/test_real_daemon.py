@@ -24,7 +24,9 @@ def daemon(tmp_path_factory):
     folder = tmp_path_factory.mktemp("d")
     path = str(folder / "s")
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "uma_core", "daemon", "--socket", path, "--calibrate", "off"], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uma_core", "daemon", "--socket", path, "--calibrate", "off"], stdout=log, stderr=log
+        )
     try:
         command = [sys.executable, "-m", "uma_ctl", "--socket", path, "status", "--wait", "ready", "--timeout", "60"]
         ready = subprocess.run(command, capture_output=True, text=True, timeout=90)
@@ -58,7 +60,9 @@ def test_generate_gives_the_same_text_with_and_without_streaming(ctl):
 def test_the_client_of_the_documentation(tmp_path, socket_path):
     (source,) = re.findall(r"```python\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)
     (tmp_path / "client.py").write_text(source)
-    done = subprocess.run([sys.executable, str(tmp_path / "client.py"), socket_path, "Hello"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "client.py"), socket_path, "Hello"], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0
     assert re.search(r"\[(length|stop), \d+ tokens\]", done.stdout)
 
@@ -87,7 +91,11 @@ def test_tokens_of_a_text_and_back(ctl):
 
 
 def test_a_chat_is_counted_as_it_is_read(socket_path):
-    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Bye"}]
+    chat = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Bye"},
+    ]
     with Client(socket_path) as client:
         *_, end = client.generate({"id": "a", "messages": chat, "max_tokens": 1})
         prompt = client.call("apply_template", messages=chat)["prompt"]
@@ -124,7 +132,9 @@ def test_bad_fields_are_refused_as_protocol_errors(ctl):
 
 def test_a_request_of_another_connection_is_cancelled(ctl, start):
     for seed in range(20):  # an answer may end by itself before the cancel comes
-        process = start("uma_ctl.cli", "--prompt", "Hello", "--max-tokens", "2000", "--temp", "1.0", "--seed", str(seed), "--json")
+        process = start(
+            "uma_ctl.cli", "--prompt", "Hello", "--max-tokens", "2000", "--temp", "1.0", "--seed", str(seed), "--json"
+        )
         assert json.loads(process.stdout.readline())["event"] == "token"
         is_cancelled = ctl("cancel", "r1").returncode == 0
         out, _ = process.communicate(timeout=60)
@@ -172,7 +182,9 @@ def test_sessions_have_the_documented_fields(socket_path, start):
     (session,) = sessions
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert set(session) == documented("The sessions list") - {"queue_position", "wait_ms", "waits_for"}, "those are of queued requests"
+    assert set(session) == documented("The sessions list") - {"queue_position", "wait_ms", "waits_for"}, (
+        "those are of queued requests"
+    )
     assert session["pid"] == process.pid
 
 

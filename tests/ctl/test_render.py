@@ -86,7 +86,9 @@ def test_what_is_under_way_is_visible():
     starting = render.status({"state": "starting", "reason": "the model is loading", "load_share": 0.45})
     assert "starting: the model is loading, 45 % loaded" in starting
     assert "draining, 3 requests still run" in render.status({"state": "draining", "drain": {"remaining": 3}})
-    shown = render.status({**STATUS, "retiring": [{"model": "old", "sessions": 2}], "reload": {"generation": 2, "is_under_way": True}})
+    shown = render.status(
+        {**STATUS, "retiring": [{"model": "old", "sessions": 2}], "reload": {"generation": 2, "is_under_way": True}}
+    )
     assert "retiring  old, 2 streams" in shown
     assert "another one is under way" in shown
 
@@ -104,18 +106,30 @@ def test_any_field_may_be_absent_or_null(key):
 
 @given(st.dictionaries(st.text(max_size=6), values, max_size=5))
 def test_no_view_passes_control_characters_on(fields):
-    for shown in (render.status(fields), render.metrics(fields), render.tree(fields), render.error_line(fields), render.sessions([fields])):
+    for shown in (
+        render.status(fields),
+        render.metrics(fields),
+        render.tree(fields),
+        render.error_line(fields),
+        render.sessions([fields]),
+    ):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
-@given(st.dictionaries(st.sampled_from(["conn", "request_id", "lane", "uid", "prefilled_tokens", "prompt_tokens", "age_ms"]), values))
+@given(
+    st.dictionaries(
+        st.sampled_from(["conn", "request_id", "lane", "uid", "prefilled_tokens", "prompt_tokens", "age_ms"]), values
+    )
+)
 def test_any_session_can_be_listed(fields):
     assert render.sessions([fields])
 
 
 def test_metrics_show_distributions_in_a_line_and_leave_out_zero_labels():
     queue = {"interactive": {"count": 2, "mean": 1.5, "p50": 1.0, "max": 2.0}, "background": {"count": 0, "mean": 0.0}}
-    shown = render.metrics({"errors_total": {"E_A": 0, "E_B": 2}, "reloads_total": {"ok": 0}, "queue_ms": queue, "tokens_total": 1234567})
+    shown = render.metrics(
+        {"errors_total": {"E_A": 0, "E_B": 2}, "reloads_total": {"ok": 0}, "queue_ms": queue, "tokens_total": 1234567}
+    )
     assert [re.split(r"\s{2,}", line) for line in shown.splitlines()] == [
         ["errors_total.E_B", "2"],
         ["reloads_total", "0"],

@@ -24,7 +24,14 @@ STATUS = json.loads(next(text for text in _EXAMPLES if "uptime_s" in text))
 
 
 def session(request_id: str, **more):
-    fields = {"conn": 1, "request_id": request_id, "lane": "interactive", "phase": "decode", "prompt_tokens": 100, "prefilled_tokens": 100}
+    fields = {
+        "conn": 1,
+        "request_id": request_id,
+        "lane": "interactive",
+        "phase": "decode",
+        "prompt_tokens": 100,
+        "prefilled_tokens": 100,
+    }
     return {**fields, "completion_tokens": 5, "max_tokens": 100, "age_ms": 1500.0, "uid": 1000, "pid": 7, **more}
 
 

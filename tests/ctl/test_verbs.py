@@ -195,7 +195,10 @@ def test_trace_lines_go_to_a_file_one_by_one(serve, ctl, tmp_path):
     serve(answering(trace={"lines": [{"new_context": 1}, {"tick": 2}], "n_ticks": 1, "n_left_out": 3}))
     done = ctl("trace", "--seconds", "0.1", "--jsonl", "--out", str(tmp_path / "t.jsonl"))
     assert done.returncode == 0 and "1 ticks in" in done.stderr and "3 later ticks are left out" in done.stderr
-    assert [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()] == [{"new_context": 1}, {"tick": 2}]
+    assert [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()] == [
+        {"new_context": 1},
+        {"tick": 2},
+    ]
 
 
 def test_trace_goes_to_a_file(serve, ctl, tmp_path):
@@ -207,7 +210,9 @@ def test_trace_goes_to_a_file(serve, ctl, tmp_path):
     assert ctl("trace", "--out", str(tmp_path / "none" / "t.json")).returncode == 1
 
 
-@pytest.mark.parametrize("verb", ["drain", "undrain", "reload", "cache", "trace", "status", "metrics", "sessions", "health"])
+@pytest.mark.parametrize(
+    "verb", ["drain", "undrain", "reload", "cache", "trace", "status", "metrics", "sessions", "health"]
+)
 def test_a_refusal_is_shown_with_its_code(serve, ctl, verb):
     serve(lambda peer, m: peer.refuse(m["id"], "E_ACCESS_002", "admin_only", "not you"))
     done = ctl(verb)

@@ -42,7 +42,9 @@ class Outcome(NamedTuple):
     @property
     def is_sound(self) -> bool:
         """Served and stopped, or refused with a code; a traceback in the log is neither."""
-        return "Traceback" not in self.log and ((self.status == 0 and bool(self.reasons)) or (self.status == 1 and bool(self.code)))
+        return "Traceback" not in self.log and (
+            (self.status == 0 and bool(self.reasons)) or (self.status == 1 and bool(self.code))
+        )
 
 
 class Nursery:
@@ -55,14 +57,20 @@ class Nursery:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
         environ |= {"XDG_CACHE_HOME": str(folder / "home"), "GOMP_SPINCOUNT": "0", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.daemon.forked"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
+            [sys.executable, "-m", "tests.daemon.forked"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environ,
         )
         assert self._read(LONGEST_S) == {"ready": True}
 
     def run(self, model: Path, flags: Mapping[str, object], data_bytes: int = 0) -> Outcome:
         """Start a daemon, let it answer a few requests once it is ready, stop it. `data_bytes`: its limit of private memory, 0: none."""
         self._stop_what_runs()
-        self._pid = self._fork(["daemon", "--socket", self._socket, "--model", str(model), *as_arguments(flags)], data_bytes)
+        self._pid = self._fork(
+            ["daemon", "--socket", self._socket, "--model", str(model), *as_arguments(flags)], data_bytes
+        )
         status, reasons = self._reach_ready(), ()
         if status == "ready":
             try:
@@ -84,7 +92,9 @@ class Nursery:
     def _fork(self, argv: list[str], data_bytes: int) -> int:
         self._log.unlink(missing_ok=True)
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"argv": argv, "log": str(self._log), "data_bytes": data_bytes}).encode() + b"\n")
+        self._process.stdin.write(
+            json.dumps({"argv": argv, "log": str(self._log), "data_bytes": data_bytes}).encode() + b"\n"
+        )
         self._process.stdin.flush()
         self._status = None
         return int(self._read(LONGEST_S)["pid"])

@@ -194,7 +194,9 @@ def install() -> None:
 
     executor.check_plan = check
     app.peer_of = lambda sock: peer_of(sock) if LEVERS.peer is None else Peer(*LEVERS.peer)
-    memory.available_bytes = lambda: available_bytes() if LEVERS.available_mb is None else int(LEVERS.available_mb * memory.MIB)
+    memory.available_bytes = lambda: (
+        available_bytes() if LEVERS.available_mb is None else int(LEVERS.available_mb * memory.MIB)
+    )
 
     def wrap(self: Any, sock: Any, *rest: Any) -> None:
         init(self, sock, *rest)

@@ -114,7 +114,9 @@ def test_access_changes_with_a_reload(serve, folder):
     assert daemon.ask("status")["code"] == "E_ACCESS_001"
     config.write_text(f"access:\n  allow_uids: [{FRIEND}]\n")
     daemon.pull(peer=[os.getuid(), os.getgid(), os.getpid()])
-    assert daemon.ask("reload")["changes"] == [{"name": "access.allow_uids", "old": [], "new": [FRIEND], "is_live": True}]
+    assert daemon.ask("reload")["changes"] == [
+        {"name": "access.allow_uids", "old": [], "new": [FRIEND], "is_live": True}
+    ]
     daemon.pull(peer=[FRIEND, FRIEND, 1])
     assert daemon.ask("status")["state"] == "ready"
 
@@ -185,12 +187,18 @@ def test_without_a_path_the_daemon_and_its_clients_meet_in_the_users_own_folder(
     environ = {name: value for name, value in os.environ.items() if name != "UMA_SOCK"}
     environ |= {"XDG_RUNTIME_DIR": str(folder), "UMA_BUILD_CACHE": str(folder / "cache")}
     run = [sys.executable, "-m"]
-    process = subprocess.Popen([*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, stderr=subprocess.DEVNULL
+    )
     try:
         eventually(lambda: (folder / "uma.sock").exists() or process.poll() is not None)
-        done = subprocess.run([*run, "uma_ctl", "socket"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=WAIT_S)
+        done = subprocess.run(
+            [*run, "uma_ctl", "socket"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=WAIT_S
+        )
         assert done.stdout == f"{folder}/uma.sock\n", done.stderr
-        second = subprocess.run([*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, capture_output=True, text=True)
+        second = subprocess.run(
+            [*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, capture_output=True, text=True
+        )
         assert second.returncode == 1
         assert f"another daemon serves {folder}/uma.sock" in second.stderr
     finally:
@@ -220,7 +228,16 @@ def test_metadata_is_shown_to_its_user_and_to_administrators(serve):
 
 
 def test_trusted_peers_may_send_longer_frames(serve):
-    daemon = serve("--max-frame-bytes", "2048", "--max-prompt-bytes", "1024", "--trusted-frame-bytes", "8192", "--allow-uids", str(FRIEND))
+    daemon = serve(
+        "--max-frame-bytes",
+        "2048",
+        "--max-prompt-bytes",
+        "1024",
+        "--trusted-frame-bytes",
+        "8192",
+        "--allow-uids",
+        str(FRIEND),
+    )
     long = "x" * 4000
     assert daemon.ask("tokenize", content=long)["event"] == "reply"
     daemon.pull(peer=[FRIEND, FRIEND, 1])

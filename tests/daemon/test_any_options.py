@@ -19,9 +19,46 @@ from uma_core.config_schema import Option
 
 N_COMBINATIONS = 1200 if os.environ.get("UMA_FUZZ") == "full" else 24
 OF_A_LOAD = [opt for opt in OPTIONS if opt.section == "engine" and opt.reload != "restart" and opt.name != "model"]
-REFUSALS = {"E_CONFIG_001", "E_MODEL_004", "E_ADAPTER_001"}  # the option itself, more memory than there is, an adapter of another model
-ENDS = {*ANSWERED, "E_LIMIT_001", "E_RUNTIME_004"}  # a context too short for the prompt; a step longer than --hang-timeout-ms
-EDGES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 513, 1000, 2048, 4096)
+REFUSALS = {
+    "E_CONFIG_001",
+    "E_MODEL_004",
+    "E_ADAPTER_001",
+}  # the option itself, more memory than there is, an adapter of another model
+ENDS = {
+    *ANSWERED,
+    "E_LIMIT_001",
+    "E_RUNTIME_004",
+}  # a context too short for the prompt; a step longer than --hang-timeout-ms
+EDGES = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    63,
+    64,
+    65,
+    100,
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+    511,
+    513,
+    1000,
+    2048,
+    4096,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +96,9 @@ def unquantized(source: Path, target: Path) -> Path:
 def adapters(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     """A LoRA adapter for each model, which the others cannot have."""
     folder = tmp_path_factory.mktemp("lora")
-    return {model: write_adapter(str(model), folder / f"{model.stem}.gguf", rank=4 + i) for i, model in enumerate(models)}
+    return {
+        model: write_adapter(str(model), folder / f"{model.stem}.gguf", rank=4 + i) for i, model in enumerate(models)
+    }
 
 
 def draw(rng: random.Random, options: list[Option], lora: list[str]) -> dict[str, object]:
@@ -94,13 +133,21 @@ def value_of(rng: random.Random, opt: Option) -> object:
     if opt.choices:
         return rng.choice(opt.choices)
     low, high = int(opt.extra["min"]), int(opt.extra["max"])
-    drawn = (rng.choice((low, low + 1, high - 1, high)), rng.randrange(1, 70), rng.choice(EDGES), rng.choice(EDGES), int(2 ** (20 * rng.random())))
+    drawn = (
+        rng.choice((low, low + 1, high - 1, high)),
+        rng.randrange(1, 70),
+        rng.choice(EDGES),
+        rng.choice(EDGES),
+        int(2 ** (20 * rng.random())),
+    )
     return max(low, min(high, rng.choice(drawn)))
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("seed", range(N_COMBINATIONS))
-def test_any_combination_is_served_or_refused(daemons: Nursery, models: list[Path], adapters: dict[Path, str], seed: int) -> None:
+def test_any_combination_is_served_or_refused(
+    daemons: Nursery, models: list[Path], adapters: dict[Path, str], seed: int
+) -> None:
     rng = random.Random(seed)
     model = rng.choice(models)
     flags = draw(rng, OF_A_LOAD, sorted(adapters.values(), key=lambda path: path != adapters[model]))
@@ -112,9 +159,14 @@ def test_any_combination_is_served_or_refused(daemons: Nursery, models: list[Pat
 
 
 @pytest.mark.parametrize("engine", ["llama", "graph"])
-@pytest.mark.parametrize("flag, value", [("--n-batch", 1), ("--n-batch", 3), ("--n-batch", 16), ("--n-batch", 33), ("--n-ubatch", 1), ("--n-ubatch", 5)])
+@pytest.mark.parametrize(
+    "flag, value",
+    [("--n-batch", 1), ("--n-batch", 3), ("--n-batch", 16), ("--n-batch", 33), ("--n-ubatch", 1), ("--n-ubatch", 5)],
+)
 def test_small_and_odd_batches_serve(daemons: Nursery, engine: str, flag: str, value: int) -> None:
-    outcome = daemons.run(DRAFT, {"--engine": engine, flag: value, "--n-ctx": 2048, "--threads": 1, "--calibrate": "force"})
+    outcome = daemons.run(
+        DRAFT, {"--engine": engine, flag: value, "--n-ctx": 2048, "--threads": 1, "--calibrate": "force"}
+    )
     assert outcome.is_sound and set(outcome.reasons) <= ANSWERED, outcome
 
 
@@ -127,7 +179,9 @@ def test_small_and_odd_batches_serve(daemons: Nursery, engine: str, flag: str, v
         ({"--n-ctx": 3}, "engine.n_ctx"),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_name_of_its_option(daemons: Nursery, flags: dict[str, object], option: str) -> None:
+def test_what_cannot_be_is_refused_by_the_name_of_its_option(
+    daemons: Nursery, flags: dict[str, object], option: str
+) -> None:
     outcome = daemons.run(MOE, flags)
     assert (outcome.status, outcome.code) == (1, "E_CONFIG_001") and option in outcome.log, outcome
 

@@ -57,5 +57,7 @@ def test_without_calibration_nothing_is_compared(serve_model):
 
 
 def test_without_room_nothing_is_compared(serve_model):
-    daemon = serve_model("--calibrate", "auto", model=TINY, has_levers=True, environ={"TEST_LEVERS": '{"available_mb": 105}'})
+    daemon = serve_model(
+        "--calibrate", "auto", model=TINY, has_levers=True, environ={"TEST_LEVERS": '{"available_mb": 105}'}
+    )
     assert "barely fits into memory" in note_of(daemon)

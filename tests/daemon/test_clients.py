@@ -50,7 +50,12 @@ def test_kill_9_of_clients_leaves_others_output_unchanged(serve_model):
     daemon = serve_model("--n-ctx", "8192")
     expected = text_of(daemon.generate(PROMPT, max_tokens=200))
     stream = daemon.stream(PROMPT, max_tokens=200).begun()
-    for phase, prompt in (("prefill", LONG), ("stream", "another one"), ("prefill", LONG + "x"), ("stream", "and another")):
+    for phase, prompt in (
+        ("prefill", LONG),
+        ("stream", "another one"),
+        ("prefill", LONG + "x"),
+        ("stream", "and another"),
+    ):
         kill(doomed(daemon.path, prompt, phase))
     assert stream.end()["reason"] == "length"
     assert stream.text == expected
@@ -84,7 +89,18 @@ def test_a_slow_reader_pauses_itself_and_nobody_else(serve):
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 def test_a_reader_that_reads_nothing_does_not_keep_the_sequences(serve_model, engine):
     """It is never dropped here: without its sequences parked, the other client would wait for ever."""
-    small = ("--tx-soft-bytes", "4096", "--write-timeout-ms", "0", "--parallel", "2", "--n-ctx", "8192", "--engine", engine)
+    small = (
+        "--tx-soft-bytes",
+        "4096",
+        "--write-timeout-ms",
+        "0",
+        "--parallel",
+        "2",
+        "--n-ctx",
+        "8192",
+        "--engine",
+        engine,
+    )
     daemon = serve_model(*small)
     expected = text_of(daemon.generate(PROMPT, max_tokens=900))
     with daemon.connect() as slow:
@@ -175,7 +191,12 @@ def test_drain_under_a_storm_gives_every_request_its_final_event(serve):
             while not stop.is_set():
                 with daemon.connect() as wire:
                     for n in range(3):
-                        wire.send(id=n, prompt="storm " * rng.randrange(1, 300), max_tokens=rng.choice((2, 20, 4000)), ignore_eos=True)
+                        wire.send(
+                            id=n,
+                            prompt="storm " * rng.randrange(1, 300),
+                            max_tokens=rng.choice((2, 20, 4000)),
+                            ignore_eos=True,
+                        )
                     n_open = 3
                     while n_open:
                         event = wire.event()

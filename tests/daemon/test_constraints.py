@@ -15,7 +15,10 @@ from tests.daemon.support import DRAFT, Stream, text_of
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
     "required": ["name", "tags"],
     "additionalProperties": False,
 }
@@ -47,11 +50,22 @@ def test_the_documented_example_and_every_kind(serve_model, engine):
             assert re.fullmatch("<[a-z]{3}(,[a-z]{3})?>", text_of(wire.until_final("l")))
             wire.send(id="g", constraint={"gbnf": 'root ::= "<" x ">"\nx ::= "(" x ")" | [a-c]{1,3} "cd"'}, **common)
             assert re.fullmatch(r"<\(*([a-c]+cd\)*>|)", text_of(wire.until_final("g")))
-            wire.send(id="t", constraint={"regex": "[0-9]{2}#", "triggers": [{"type": "pattern", "value": "[a-z]$", "after": True}]}, **common)
+            wire.send(
+                id="t",
+                constraint={"regex": "[0-9]{2}#", "triggers": [{"type": "pattern", "value": "[a-z]$", "after": True}]},
+                **common,
+            )
             assert re.fullmatch("(?s).*?[a-z][0-9]{2}#", text_of(wire.until_final("t")))
             wire.send(id="p", constraint={"regex": "is a [a-z]{4}", "prefix": "is a"}, **common)
             assert re.fullmatch(" [a-z]{4}", text_of(wire.until_final("p")))
-    assert set(daemon.ask("props")["capabilities"]["constraints"]) == {"json_schema", "json", "regex", "choices", "gbnf", "lark"}
+    assert set(daemon.ask("props")["capabilities"]["constraints"]) == {
+        "json_schema",
+        "json",
+        "regex",
+        "choices",
+        "gbnf",
+        "lark",
+    }
     found = daemon.ask("metrics")["metrics"]["constraint_cache_total"]
     assert found["hit"] >= 5 and found["miss"] >= 7, "the second time they are found compiled"
 
@@ -59,7 +73,10 @@ def test_the_documented_example_and_every_kind(serve_model, engine):
 def test_what_cannot_be_enforced_is_refused_by_name(serve_model):
     daemon = serve_model("--engine", "llama")
     bad = [
-        ({"json_schema": {"type": "object", "properties": {"a": {"not": {}}}}}, {"keyword": "not", "path": "/properties/a/not"}),
+        (
+            {"json_schema": {"type": "object", "properties": {"a": {"not": {}}}}},
+            {"keyword": "not", "path": "/properties/a/not"},
+        ),
         ({"json_schema": {"type": "array", "uniqueItems": True}}, {"keyword": "uniqueItems"}),
         ({"json_schema": {"format": "color"}}, {"keyword": "format"}),
         ({"json_schema": {"pattern": "(?=a)"}}, {"keyword": "pattern"}),
@@ -92,7 +109,9 @@ def test_a_model_that_replaces_another_gets_grammars_of_its_own(serve_model):
     assert first.end()["reason"] == "stop"
     beside = threading.Thread(target=lambda: daemon.ask("reload", model=str(DRAFT)))
     beside.start()
-    streams = [Stream(daemon.path, prompt=f"The {i}", constraint=schema, max_tokens=250, ignore_eos=False) for i in range(4)]
+    streams = [
+        Stream(daemon.path, prompt=f"The {i}", constraint=schema, max_tokens=250, ignore_eos=False) for i in range(4)
+    ]
     for stream in streams:
         assert stream.end()["reason"] == "stop"
         jsonschema.validate(json.loads(stream.text), SCHEMA)

@@ -46,7 +46,10 @@ class Sound(NamedTuple):
 
 def read(path: Path) -> Sound:
     """Source: the GGUF specification, docs/gguf.md of ggml."""
-    data, fields = path.read_bytes(), [Field("magic", 0, 4, 3), Field("version", 4, 4, 3), Field("tensors", 8, 8, 3), Field("keys", 16, 8, 3)]
+    data, fields = (
+        path.read_bytes(),
+        [Field("magic", 0, 4, 3), Field("version", 4, 4, 3), Field("tensors", 8, 8, 3), Field("keys", 16, 8, 3)],
+    )
     n_tensors, n_keys = struct.unpack_from("<QQ", data, 8)
 
     def number(at: int, size: int, name: str, weight: float = 1.0) -> tuple[int, int]:
@@ -92,7 +95,14 @@ def damage(rng: random.Random, sound: Sound) -> tuple[bytes, str]:
     data = bytearray(sound.data)
     kind = rng.randrange(7)
     if kind == 0:
-        at = rng.choice((rng.randrange(64), rng.randrange(sound.n_header), rng.randrange(len(data)), len(data) - rng.randrange(1, 40)))
+        at = rng.choice(
+            (
+                rng.randrange(64),
+                rng.randrange(sound.n_header),
+                rng.randrange(len(data)),
+                len(data) - rng.randrange(1, 40),
+            )
+        )
         return bytes(data[:at]), f"cut at {at}"
     if kind == 1:
         places = [rng.randrange(sound.n_header) for _ in range(rng.randrange(1, 9))]
@@ -105,7 +115,10 @@ def damage(rng: random.Random, sound: Sound) -> tuple[bytes, str]:
         fill = rng.choice((b"\0", b"\xff", b"\x7f", b""))
         data[begin:end] = fill * (end - begin) or rng.randbytes(end - begin)
         return bytes(data), f"weights {begin} to {end} are {fill!r}"
-    changes = [_change(rng, data, field) for field in rng.choices(sound.fields, [f.weight for f in sound.fields], k=rng.choice((1, 1, 1, 2, 3)))]
+    changes = [
+        _change(rng, data, field)
+        for field in rng.choices(sound.fields, [f.weight for f in sound.fields], k=rng.choice((1, 1, 1, 2, 3)))
+    ]
     return bytes(data), "; ".join(changes)
 
 
@@ -116,7 +129,17 @@ def _change(rng: random.Random, data: bytearray, field: Field) -> str:
         return f"byte {at} of a {field.name}"
     place = slice(field.at, field.at + field.size)
     old, n_bits = int.from_bytes(data[place], "little"), 8 * field.size
-    new = rng.choice((rng.choice(ABSURD), old + 1, old - 1, 2 * old, old // 2, old ^ 1 << rng.randrange(n_bits), rng.getrandbits(n_bits))) % (1 << n_bits)
+    new = rng.choice(
+        (
+            rng.choice(ABSURD),
+            old + 1,
+            old - 1,
+            2 * old,
+            old // 2,
+            old ^ 1 << rng.randrange(n_bits),
+            rng.getrandbits(n_bits),
+        )
+    ) % (1 << n_bits)
     data[place] = new.to_bytes(field.size, "little")
     return f"{field.name} at {field.at}: {old} became {new}"
 
@@ -133,7 +156,14 @@ def sound_models(tmp_path_factory: pytest.TempPathFactory) -> list[Sound]:
 
 
 def served(daemons: Nursery, path: Path, engine: str) -> None:
-    flags = {"--engine": engine, "--n-ctx": 1024, "--calibrate": "off", "--threads": 1, "--n-batch": 64, "--prefill-lanes": 1}
+    flags = {
+        "--engine": engine,
+        "--n-ctx": 1024,
+        "--calibrate": "off",
+        "--threads": 1,
+        "--n-batch": 64,
+        "--prefill-lanes": 1,
+    }
     outcome = daemons.run(path, flags, LIMIT_BYTES)
     assert outcome.is_sound, outcome
     assert not outcome.code or outcome.code in REFUSALS, outcome
@@ -142,7 +172,9 @@ def served(daemons: Nursery, path: Path, engine: str) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("seed", range(N_FILES))
-def test_a_damaged_file_is_refused_or_served(daemons: Nursery, sound_models: list[Sound], tmp_path: Path, seed: int) -> None:
+def test_a_damaged_file_is_refused_or_served(
+    daemons: Nursery, sound_models: list[Sound], tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(seed)
     data, what = damage(rng, rng.choice(sound_models))
     path = tmp_path / "damaged.gguf"
@@ -168,7 +200,9 @@ def test_a_word_twice_in_the_vocabulary(daemons: Nursery, sound_models: list[Sou
 
 
 @pytest.mark.parametrize("engine", ["llama", "graph"])
-def test_more_experts_used_than_there_are(daemons: Nursery, sound_models: list[Sound], tmp_path: Path, engine: str) -> None:
+def test_more_experts_used_than_there_are(
+    daemons: Nursery, sound_models: list[Sound], tmp_path: Path, engine: str
+) -> None:
     sound = sound_models[1]
     key = sound.data.index(b"expert_used_count") + len(b"expert_used_count")
     data = bytearray(sound.data)
@@ -181,7 +215,9 @@ def test_more_experts_used_than_there_are(daemons: Nursery, sound_models: list[S
 
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 @pytest.mark.parametrize("name", [b"blk.0.ffn_down.weight", b"output_norm.weight", b"token_embd.weight"])
-def test_a_name_that_is_no_text(daemons: Nursery, sound_models: list[Sound], tmp_path: Path, engine: str, name: bytes) -> None:
+def test_a_name_that_is_no_text(
+    daemons: Nursery, sound_models: list[Sound], tmp_path: Path, engine: str, name: bytes
+) -> None:
     sound = sound_models[0]
     path = tmp_path / "damaged.gguf"
     path.write_bytes(sound.data.replace(name, b"\xff" + name[1:], 1))

@@ -107,7 +107,9 @@ def test_banned_strings_are_taken_back_with_their_kv(serve_model: Serve, engine:
             assert math.isclose(found[ones[at]["id"]], ones[at]["logprob"], abs_tol=0.02)
         assert text_of(ask(wire, max_tokens=60)) == free, "what was taken back has left no trace in the cache"
         assert daemon.ask("metrics")["metrics"]["taken_back_tokens_total"] > 0
-        alone = [text_of(ask(wire, max_tokens=40, temperature=0.8, seed=5 + i, banned_strings=banned)) for i in range(2)]
+        alone = [
+            text_of(ask(wire, max_tokens=40, temperature=0.8, seed=5 + i, banned_strings=banned)) for i in range(2)
+        ]
         (eos,) = ask(wire, max_tokens=40, temperature=0.8, seed=5, n=2, banned_strings=banned, stream=False)
         assert [answer["text"] for answer in eos["answers"]] == alone
 

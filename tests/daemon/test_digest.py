@@ -40,7 +40,10 @@ def example() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def test_the_protocols_example(folder: Path) -> None:
     asked, answered = example()
     generation = None
-    with running(folder, "--model", str(TINY), *SMALL, path=str(folder / "tiny.sock")) as daemon, daemon.connect() as wire:
+    with (
+        running(folder, "--model", str(TINY), *SMALL, path=str(folder / "tiny.sock")) as daemon,
+        daemon.connect() as wire,
+    ):
         for request, expected in zip(asked, answered, strict=True):
             if request["type"] == "digest" and request["id"] == 2:
                 daemon.generate(asked[0]["prompt"], max_tokens=1)
@@ -51,13 +54,20 @@ def test_the_protocols_example(folder: Path) -> None:
             reply = wire.event()
             generation = reply.get("generation")
             assert reply.keys() == expected.keys()
-            assert {k: v for k, v in reply.items() if k not in VARIES} == {k: v for k, v in expected.items() if k not in VARIES}
+            assert {k: v for k, v in reply.items() if k not in VARIES} == {
+                k: v for k, v in expected.items() if k not in VARIES
+            }
 
 
 def test_a_prompt_that_was_answered_is_in_the_digest(fake: DaemonProcess) -> None:
     """Whatever form it came in, a large one too, which another process reads."""
     messages = [{"role": "user", "content": PROMPT}]
-    for given in ({"prompt": PROMPT}, {"messages": messages}, {"tokens": list(range(3, 90)) * 3}, {"prompt": PROMPT[7:] * 60}):
+    for given in (
+        {"prompt": PROMPT},
+        {"messages": messages},
+        {"tokens": list(range(3, 90)) * 3},
+        {"prompt": PROMPT[7:] * 60},
+    ):
         hashes = fake.ask("prefix_hashes", key=KEY, **given)["hashes"]
         before = set(fake.ask("digest", key=KEY)["added"])
         assert hashes and not before.intersection(hashes)
@@ -65,7 +75,10 @@ def test_a_prompt_that_was_answered_is_in_the_digest(fake: DaemonProcess) -> Non
             wire.send(id="g", max_tokens=2, **given)
             n_tokens = wire.until_final("g")[-1]["usage"]["prompt_tokens"]
         assert len(hashes) == n_tokens // 64
-        eventually(lambda hashes=hashes: set(fake.ask("digest", key=KEY)["added"]).issuperset(hashes), "it is not in the digest")
+        eventually(
+            lambda hashes=hashes: set(fake.ask("digest", key=KEY)["added"]).issuperset(hashes),
+            "it is not in the digest",
+        )
 
 
 def test_another_user_sees_nothing_of_it_and_an_untrusted_one_is_refused(fake: DaemonProcess) -> None:
@@ -91,7 +104,9 @@ def test_a_key_that_is_none(fake: DaemonProcess) -> None:
 def test_what_waits_is_in_the_figures(fake: DaemonProcess) -> None:
     fake.pull(step_ms=20)
     streams = [fake.stream(f"stream {i}", max_tokens=400, priority="interactive").begun() for i in range(4)]
-    waiting = [fake.stream(f"waits {i}", max_tokens=400, priority="background", queue_updates=True).begun() for i in range(2)]
+    waiting = [
+        fake.stream(f"waits {i}", max_tokens=400, priority="background", queue_updates=True).begun() for i in range(2)
+    ]
     figures = fake.ask("digest", key=KEY)
     assert (figures["active"], figures["queued"]) == (4, {"interactive": 0, "background": 2})
     assert figures["wait_ms"]["background"] >= figures["wait_ms"]["interactive"] > 0

@@ -66,7 +66,9 @@ def test_an_encoder_embeds_texts_and_tokens_in_both_encodings(bert: DaemonProces
 
 def test_one_input_is_an_array_of_one_vector(bert: DaemonProcess) -> None:
     (by_text,) = bert.ask("embed", input="the shell", dimensions=8)["embeddings"]
-    (by_ids,) = bert.ask("embed", input=bert.ask("tokenize", content="the shell", add_special=True)["tokens"], dimensions=8)["embeddings"]
+    (by_ids,) = bert.ask(
+        "embed", input=bert.ask("tokenize", content="the shell", add_special=True)["tokens"], dimensions=8
+    )["embeddings"]
     assert by_text == by_ids and len(by_text) == 8 and abs(np.linalg.norm(by_text) - 1) < 1e-5
 
 
@@ -81,7 +83,11 @@ def test_an_encoder_refuses_to_generate_and_says_what_it_is(bert: DaemonProcess)
     (refused,) = bert.generate("hello")
     assert refused["event"] == "error" and refused["name"] == "unsupported"
     props = bert.ask("props")
-    assert props["capabilities"]["embeddings"] and not props["capabilities"]["completion"] and not props["capabilities"]["chat"]
+    assert (
+        props["capabilities"]["embeddings"]
+        and not props["capabilities"]["completion"]
+        and not props["capabilities"]["chat"]
+    )
     assert props["n_embd_out"] == N_EMBD and props["n_input"] == 96 and props["capabilities"]["pooling"] == "cls"
     assert bert.ask("rerank", query="a", documents=["b"])["name"] == "unsupported"
     assert bert.status()["state"] == "ready"
@@ -91,7 +97,9 @@ def test_a_reranker_orders_documents(ranker: DaemonProcess) -> None:
     documents = ["the cat", "a dog is of the tree", "socket"]
     reply = ranker.ask("rerank", query="the query", documents=documents)
     scores = [result["relevance_score"] for result in reply["results"]]
-    assert sorted(result["index"] for result in reply["results"]) == [0, 1, 2] and scores == sorted(scores, reverse=True)
+    assert sorted(result["index"] for result in reply["results"]) == [0, 1, 2] and scores == sorted(
+        scores, reverse=True
+    )
     assert ranker.ask("rerank", query="the query", documents=documents, top_n=1)["results"] == reply["results"][:1]
     # the same as asking for each pair's own score, put together as llama-server does
     cls, sep = 2, 3
@@ -107,7 +115,9 @@ def test_a_large_request_gives_what_small_ones_give(bert: DaemonProcess) -> None
     whole = bert.ask("embed", input=texts, encoding="base64")["embeddings"]
     assert len(json.dumps(texts)) > 16_384  # of those that another process reads
     for i in (0, 1, 299, 599):
-        np.testing.assert_allclose(vector(whole[i]), bert.ask("embed", input=texts[i])["embeddings"][0], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            vector(whole[i]), bert.ask("embed", input=texts[i])["embeddings"][0], rtol=1e-3, atol=1e-4
+        )
 
 
 def test_a_model_that_chats_embeds_too_and_its_stream_goes_on(tiny: DaemonProcess) -> None:
@@ -123,7 +133,9 @@ def test_a_model_that_chats_embeds_too_and_its_stream_goes_on(tiny: DaemonProces
 def test_a_cancelled_batch_ends_with_one_error(tiny: DaemonProcess) -> None:
     with tiny.connect() as wire:
         wire.send(type="embed", id="e", input=["a long text, " * 60] * 400)
-        eventually(lambda: [row for row in tiny.ask("sessions")["sessions"] if row["request_id"] == "e"], "it never began")
+        eventually(
+            lambda: [row for row in tiny.ask("sessions")["sessions"] if row["request_id"] == "e"], "it never began"
+        )
         wire.send(type="cancel", id="e")
         events = [wire.event(), wire.event()]
         assert sorted(event["event"] for event in events) == ["error", "reply"]
@@ -188,7 +200,13 @@ def test_bad_input_is_told_by_a_code(bert: DaemonProcess, fields: Event, name: s
 
 @pytest.mark.parametrize(
     "fields",
-    [{"query": "", "documents": ["a"]}, {"query": "a"}, {"query": "a", "documents": []}, {"query": "a", "documents": [1]}, {"documents": ["a"]}],
+    [
+        {"query": "", "documents": ["a"]},
+        {"query": "a"},
+        {"query": "a", "documents": []},
+        {"query": "a", "documents": [1]},
+        {"documents": ["a"]},
+    ],
 )
 def test_bad_reranking_is_told_by_a_code(ranker: DaemonProcess, fields: Event) -> None:
     assert ranker.ask("rerank", **fields)["name"] == "bad_request"
@@ -201,11 +219,16 @@ def test_too_long_a_text_is_cut_where_asked(bert: DaemonProcess) -> None:
 
 def test_the_worked_example_of_the_protocol(bert: DaemonProcess, ranker: DaemonProcess) -> None:
     text = (ROOT / "docs" / "PROTOCOL.md").read_text()
-    embed, rerank = (json.loads(text.split(f"<!-- example: {name} -->\n```json\n")[1].split("```")[0]) for name in ("embed", "rerank"))
+    embed, rerank = (
+        json.loads(text.split(f"<!-- example: {name} -->\n```json\n")[1].split("```")[0])
+        for name in ("embed", "rerank")
+    )
     with bert.connect() as wire:
         wire.send(**embed)
         reply = wire.event()
-        assert reply["event"] == "reply" and [len(item) for item in reply["embeddings"]] == [embed["dimensions"]] * len(embed["input"])
+        assert reply["event"] == "reply" and [len(item) for item in reply["embeddings"]] == [embed["dimensions"]] * len(
+            embed["input"]
+        )
     with ranker.connect() as wire:
         wire.send(**rerank)
         assert len(wire.event()["results"]) == rerank["top_n"]
@@ -228,14 +251,18 @@ VALUES: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-def test_random_requests_get_a_reply_or_a_code_that_blames_the_client(bert: DaemonProcess, ranker: DaemonProcess) -> None:
+def test_random_requests_get_a_reply_or_a_code_that_blames_the_client(
+    bert: DaemonProcess, ranker: DaemonProcess
+) -> None:
     draw = random.Random(4)
     for daemon in (bert, ranker):
         with daemon.connect() as wire:
             for i in range(300):
                 op = draw.choice(["embed", "rerank"])
                 needed = ["input"] if op == "embed" else ["query", "documents"]
-                names = {*needed, *draw.sample(sorted(VALUES), draw.randint(0, 3))} - set(draw.sample(needed, draw.random() < 0.05))
+                names = {*needed, *draw.sample(sorted(VALUES), draw.randint(0, 3))} - set(
+                    draw.sample(needed, draw.random() < 0.05)
+                )
                 wire.send(type=op, id=i, **{name: draw.choice(VALUES[name]) for name in names})
                 event = wire.event()
                 assert event["event"] in ("reply", "error")
@@ -253,4 +280,6 @@ def test_a_reload_goes_from_an_encoder_to_a_model_that_chats_and_back(module_fol
         assert text_of(daemon.reach("ready").generate("The shell is", max_tokens=4))
         assert len(daemon.ask("embed", input="the shell")["embeddings"][0]) != len(before)
         assert daemon.ask("reload", model=path)["event"] == "reply"
-        np.testing.assert_allclose(daemon.reach("ready").ask("embed", input="the shell")["embeddings"][0], before, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            daemon.reach("ready").ask("embed", input="the shell")["embeddings"][0], before, rtol=1e-4, atol=1e-5
+        )

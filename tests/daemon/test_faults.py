@@ -40,7 +40,9 @@ def test_a_failed_decode_fails_its_batch_and_nobody_else(serve, status, code):
     hit = [daemon.stream(prompt, max_tokens=4000).begun() for prompt in PROMPTS[:2]]
     daemon.pull(statuses=[status])
     finals = [s.end() for s in hit]
-    assert {(f["event"], f["reason"], f["error"]["name"]) for f in finals if f["reason"] == "error"} == {("eos", "error", code)}
+    assert {(f["event"], f["reason"], f["error"]["name"]) for f in finals if f["reason"] == "error"} == {
+        ("eos", "error", code)
+    }
     for stream, final in zip(hit, finals, strict=True):
         if final["reason"] != "error":
             stream.cancel()
@@ -78,7 +80,9 @@ def test_a_lost_prefill_fails_its_session(serve):
     check_clean(daemon)
 
 
-@pytest.mark.parametrize("lever", [{"statuses": ["FATAL"]}, {"statuses": ["ABORTED"] * 3}, {"n_full": 20}, {"nan_rows": [0]}], ids=str)
+@pytest.mark.parametrize(
+    "lever", [{"statuses": ["FATAL"]}, {"statuses": ["ABORTED"] * 3}, {"n_full": 20}, {"nan_rows": [0]}], ids=str
+)
 def test_the_real_engine_survives_the_same(serve_model, lever):
     daemon = serve_model(has_levers=True)
     expected = references(daemon, PROMPTS[:2], 40)

@@ -56,7 +56,19 @@ REGEXES = [
     "\\1",
 ]
 STRING_PARTS = ["minLength", "maxLength", "pattern", "format"]
-SCHEMA_PARTS = [*STRING_PARTS, "type", "enum", "const", "minItems", "items", "properties", "required", "anyOf", "$ref", "not"]
+SCHEMA_PARTS = [
+    *STRING_PARTS,
+    "type",
+    "enum",
+    "const",
+    "minItems",
+    "items",
+    "properties",
+    "required",
+    "anyOf",
+    "$ref",
+    "not",
+]
 
 
 def value_of(rng: random.Random, field: Field) -> Any:
@@ -96,7 +108,9 @@ def constraint(rng: random.Random) -> Any:
     made = {kind: value}
     if rng.random() < 0.2:
         value = rng.choice([*TEXTS[:9], 97, 999_999, "[", "a+b", "(a|b)*$"])
-        made["triggers"] = [{"type": rng.choice(["word", "token", "pattern"]), "value": value, "after": rng.random() < 0.5}]
+        made["triggers"] = [
+            {"type": rng.choice(["word", "token", "pattern"]), "value": value, "after": rng.random() < 0.5}
+        ]
     elif rng.random() < 0.2:
         made["prefix"] = rng.choice(TEXTS)
     return made
@@ -115,12 +129,17 @@ def schema(rng: random.Random, depth: int) -> Any:
     made: dict[str, Any] = {}
     for part in rng.sample(SCHEMA_PARTS, rng.randint(0, 4)):
         made[part] = {
-            "type": lambda: rng.choice(["object", "array", "string", "integer", "number", "boolean", "null", ["string", "null"], "thing"]),
+            "type": lambda: rng.choice(
+                ["object", "array", "string", "integer", "number", "boolean", "null", ["string", "null"], "thing"]
+            ),
             "enum": lambda: [rng.choice([1, "a", None, {"a": [1]}, 1e9, "é"]) for _ in range(rng.choice([0, 1, 4]))],
             "const": lambda: rng.choice([1, "a", None, {"a": []}]),
             "pattern": lambda: damaged(rng, rng.choice(REGEXES)),
             "items": lambda: schema(rng, depth - 1) if depth else True,
-            "properties": lambda: {f"p{i}": schema(rng, depth - 1) if depth else {} for i in range(rng.choice([1, 3, 600]) if depth > 3 else 2)},
+            "properties": lambda: {
+                f"p{i}": schema(rng, depth - 1) if depth else {}
+                for i in range(rng.choice([1, 3, 600]) if depth > 3 else 2)
+            },
             "required": lambda: rng.choice([["p0"], ["p0", "p0"], ["q"], [], "p0"]),
             "anyOf": lambda: [schema(rng, depth - 1) if depth else {} for _ in range(rng.choice([0, 1, 3]))],
             "$ref": lambda: rng.choice(["#", "#/properties/p0", "#/nothing", "http://example.org/x", "#x", 7]),
@@ -136,7 +155,9 @@ def request_of(rng: random.Random) -> dict[str, Any]:
     chosen += ["constraint"] * (rng.random() < 0.4)
     made = {name: value_of(rng, FIELDS[name]) for name in chosen}
     made["max_tokens"] = rng.choice([0, 1, 5, 24])
-    made |= rng.choice([{"prompt": "hello"}, {"prompt": ["hello", 97]}, {"tokens": [rng.choice(IDS[:5]) for _ in range(4)]}])
+    made |= rng.choice(
+        [{"prompt": "hello"}, {"prompt": ["hello", 97]}, {"tokens": [rng.choice(IDS[:5]) for _ in range(4)]}]
+    )
     if rng.random() < 0.05:
         made["tokens"] = [rng.choice(IDS)]
     return made
@@ -160,7 +181,10 @@ def test_any_fields_give_tokens_or_a_coded_error(
             if error is not None:
                 code = BY_CODE[error["code"]]
                 assert code.spec.side is not Side.OURS, (fields, error)
-                assert last["event"] == "error" or code.spec.name in ("constraint_failed", "sampler_failed"), (fields, error)
+                assert last["event"] == "error" or code.spec.name in ("constraint_failed", "sampler_failed"), (
+                    fields,
+                    error,
+                )
             ends[error["name"] if error else last["reason"]] += 1
             banned = fields.get("banned_strings")
             if error is None and banned:

@@ -84,5 +84,7 @@ def test_pages_that_are_short_show_in_the_metric_and_fail_the_bench(serve_model,
     eventually(server.n_allocator_warnings)
     daemon.pull(has_no_pages=False)
     assert stream.end()["reason"] == "length" and stream.text == text  # it waited, and lost nothing
-    results = Results({}, "", "", {}, cells={"any": {"uma": Cell()}}, allocator_warnings={"uma": server.n_allocator_warnings()})
+    results = Results(
+        {}, "", "", {}, cells={"any": {"uma": Cell()}}, allocator_warnings={"uma": server.n_allocator_warnings()}
+    )
     assert [is_met for _, is_met in clean_rows(results)] == [True, False]

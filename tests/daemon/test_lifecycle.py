@@ -87,7 +87,15 @@ def test_sigterm_after_a_drain_that_stays_still_drains(serve):
 def test_signals_without_a_meaning_end_nothing(serve):
     """Each one's default is the end of the process: without a drain, and with the socket left behind."""
     ends = {*LEAVING, signal.SIGQUIT, signal.SIGXCPU, signal.SIGPWR}
-    faults = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
+    faults = {
+        signal.SIGABRT,
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGILL,
+        signal.SIGFPE,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
     stops = {signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     others = signal.valid_signals() - ends - faults - stops
     assert {signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGPROF, signal.SIGIO, signal.SIGRTMAX} <= others
@@ -199,7 +207,20 @@ def test_closed_standard_descriptors_are_not_taken_by_sockets(folder):
     """Whoever starts it with `>&- 2>&-` must not get a log, or a library's words, into a client's answer."""
     path = str(folder / "uma.sock")
     script = 'exec 0<&- 1>&- 2>&-; exec "$@"'
-    command = ["/bin/sh", "-c", script, "sh", sys.executable, "-m", "uma_core", "daemon", "--engine", "fake", "--socket", path]
+    command = [
+        "/bin/sh",
+        "-c",
+        script,
+        "sh",
+        sys.executable,
+        "-m",
+        "uma_core",
+        "daemon",
+        "--engine",
+        "fake",
+        "--socket",
+        path,
+    ]
     process = subprocess.Popen([*command, "--log-level", "debug"], cwd=ROOT)
     try:
         eventually(lambda: os.path.exists(path) or process.poll() is not None)

@@ -46,7 +46,9 @@ def example() -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 def test_requests_choose_their_adapters(serve_model: Serve, adapters: dict[str, str], engine: str) -> None:
-    daemon = serve_model("--engine", engine, *flags(adapters, "tone", "topic"), "--lora-scale", "topic=0.5", model=DRAFT)
+    daemon = serve_model(
+        "--engine", engine, *flags(adapters, "tone", "topic"), "--lora-scale", "topic=0.5", model=DRAFT
+    )
     with daemon.connect() as wire:
         wire.send(id="e", **example())
         documented = wire.until_final("e")[-1]
@@ -69,10 +71,20 @@ def test_requests_choose_their_adapters(serve_model: Serve, adapters: dict[str, 
             wire.send(id="bad", prompt=PROMPT, lora=lora)
             error = wire.until_final("bad")[-1]
             assert (error["event"], error["name"], error["detail"]["field"]) == ("error", "bad_request", field)
-    expected = {"plain": (plain, []), "tone": (tone, [{"id": "tone"}]), "both": (both, [{"id": "topic"}, {"id": "tone", "scale": 0.5}])}
+    expected = {
+        "plain": (plain, []),
+        "tone": (tone, [{"id": "tone"}]),
+        "both": (both, [{"id": "topic"}, {"id": "tone", "scale": 0.5}]),
+    }
     with daemon.connect() as wire:
         for i in range(12):
-            wire.send(id=f"{i}", prompt=PROMPT, max_tokens=20, lora=list(expected.values())[i % 3][1], priority="background" if i % 2 else None)
+            wire.send(
+                id=f"{i}",
+                prompt=PROMPT,
+                max_tokens=20,
+                lora=list(expected.values())[i % 3][1],
+                priority="background" if i % 2 else None,
+            )
         texts = dict.fromkeys(map(str, range(12)), "")
         n_ended = 0
         while n_ended < 12:
@@ -91,13 +103,17 @@ def test_requests_choose_their_adapters(serve_model: Serve, adapters: dict[str, 
 
 
 @pytest.mark.parametrize("engine", ["auto", "llama", "graph"])
-def test_an_adapter_of_another_model_ends_the_start_with_a_code(folder: Path, adapters: dict[str, str], engine: str) -> None:
+def test_an_adapter_of_another_model_ends_the_start_with_a_code(
+    folder: Path, adapters: dict[str, str], engine: str
+) -> None:
     daemon = DaemonProcess(folder, "--model", str(DRAFT), "--engine", engine, *flags(adapters, "foreign"))
     assert daemon.process.wait(60) == 1
     assert "E_ADAPTER_001 adapter_load_failed: adapter foreign" in daemon.log
 
 
-def test_a_reload_takes_adapters_in_or_keeps_what_there_is(folder: Path, serve_model: Serve, adapters: dict[str, str]) -> None:
+def test_a_reload_takes_adapters_in_or_keeps_what_there_is(
+    folder: Path, serve_model: Serve, adapters: dict[str, str]
+) -> None:
     config = folder / "config.yaml"
     config.write_text(f"engine:\n  lora: {{tone: {adapters['tone']}}}\n")
     daemon = serve_model("--config", str(config), model=DRAFT)
@@ -105,15 +121,23 @@ def test_a_reload_takes_adapters_in_or_keeps_what_there_is(folder: Path, serve_m
         tone = say(wire, lora=[{"id": "tone"}])
         config.write_text(f"engine:\n  lora: {{tone: {adapters['foreign']}}}\n")
         refused = daemon.ask("reload")
-        assert refused["event"] == "error" and refused["name"] == "adapter_load_failed" and refused["detail"]["adapter"] == "tone"
+        assert (
+            refused["event"] == "error"
+            and refused["name"] == "adapter_load_failed"
+            and refused["detail"]["adapter"] == "tone"
+        )
         assert say(wire, lora=[{"id": "tone"}]) == tone
-        config.write_text(f"engine:\n  lora:\n    tone: {adapters['topic']}\n    topic: {adapters['tone']}\n  lora_scale: {{topic: 1}}\n")
+        config.write_text(
+            f"engine:\n  lora:\n    tone: {adapters['topic']}\n    topic: {adapters['tone']}\n  lora_scale: {{topic: 1}}\n"
+        )
         assert daemon.ask("reload")["event"] == "reply"
         assert say(wire, lora=[{"id": "tone"}]) != tone, "the same id, and another file: nothing of the cache is used"
         assert say(wire, lora=[{"id": "topic"}]) == tone == say(wire)
 
 
-def test_files_of_the_cache_are_another_adapters_no_more(folder: Path, serve_model: Serve, adapters: dict[str, str]) -> None:
+def test_files_of_the_cache_are_another_adapters_no_more(
+    folder: Path, serve_model: Serve, adapters: dict[str, str]
+) -> None:
     long = PROMPT * 20
     cache = ["--cache-dir", str(folder / "kv")]
 

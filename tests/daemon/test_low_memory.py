@@ -14,7 +14,9 @@ import pytest
 from tests.daemon.forked import ANSWERED, Nursery, nursery
 from tests.daemon.support import DRAFT, ROOT, TINY, running
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts mappings on Linux only")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts mappings on Linux only"
+)
 
 MIB = 1 << 20
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
@@ -40,7 +42,9 @@ def test_any_limit_gives_a_code_or_a_daemon_that_serves(daemons: Nursery, limit_
 @pytest.mark.parametrize("limit_mb", [80, 100, 120, 140])
 def test_a_limit_below_what_the_interpreter_takes(folder: Path, limit_mb: int) -> None:
     """A process of its own: its imports are under the limit too."""
-    command = f"ulimit -d {limit_mb * 1024}; exec {sys.executable} -m uma_core daemon --socket {folder / 's'} --model {TINY}"
+    command = (
+        f"ulimit -d {limit_mb * 1024}; exec {sys.executable} -m uma_core daemon --socket {folder / 's'} --model {TINY}"
+    )
     done = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "E_MODEL_004" in done.stderr and "Traceback" not in done.stderr, done.stderr
@@ -48,14 +52,29 @@ def test_a_limit_below_what_the_interpreter_takes(folder: Path, limit_mb: int) -
 
 def test_threads_that_the_system_does_not_start(daemons: Nursery) -> None:
     """OpenMP would end the process without a word to anybody."""
-    outcome = daemons.run(DRAFT, {"--threads": 300, "--calibrate": "off", "--n-ctx": 1024, "--engine": "llama"}, 900 * MIB)
+    outcome = daemons.run(
+        DRAFT, {"--threads": 300, "--calibrate": "off", "--n-ctx": 1024, "--engine": "llama"}, 900 * MIB
+    )
     assert (outcome.status, outcome.code) == (1, "E_MODEL_004"), outcome
 
 
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 @pytest.mark.parametrize("room_kb", [0, 300, 2000])
 def test_no_memory_for_snapshots_ends_no_request(folder: Path, engine: str, room_kb: int) -> None:
-    options = ("--engine", engine, "--model", str(TINY), "--threads", "1", "--n-ctx", "4096", "--parallel", "2", "--calibrate", "off")
+    options = (
+        "--engine",
+        engine,
+        "--model",
+        str(TINY),
+        "--threads",
+        "1",
+        "--n-ctx",
+        "4096",
+        "--parallel",
+        "2",
+        "--calibrate",
+        "off",
+    )
     with running(folder, *options) as daemon:
         daemon.generate("x", max_tokens=2)
         pid = daemon.process.pid

@@ -68,7 +68,15 @@ def test_a_chat_and_what_it_costs(serve_model, watch):
     chat = daemon.stream(PROMPT, max_tokens=400).begun()
     watch(daemon, "constraint_cache_total", "constraint_compile_seconds", "constraint_step_seconds")
     watch(daemon, "forced_tokens_total", "taken_back_tokens_total")
-    watch(daemon, "overlap_active", "solo_step_seconds", "bmt_budget_bytes", "bmt_seconds", "slo_violations_total", "sampling_last_seconds")
+    watch(
+        daemon,
+        "overlap_active",
+        "solo_step_seconds",
+        "bmt_budget_bytes",
+        "bmt_seconds",
+        "slo_violations_total",
+        "sampling_last_seconds",
+    )
     chat.cancel()
 
 
@@ -100,7 +108,14 @@ def test_what_outlives_a_request(serve, folder, watch):
     for n in range(6):
         daemon.generate(f"{n} {PROMPT}", max_tokens=2)
     daemon.generate(f"0 {PROMPT} and then", max_tokens=2)
-    watch(daemon, "cache_hits_total", "cache_misses_total", "cache_bytes", "cache_evictions_total", "cache_restore_seconds")
+    watch(
+        daemon,
+        "cache_hits_total",
+        "cache_misses_total",
+        "cache_bytes",
+        "cache_evictions_total",
+        "cache_restore_seconds",
+    )
 
     def relieve() -> bool:
         daemon.pull(pressure=1)

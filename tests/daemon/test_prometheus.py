@@ -34,10 +34,18 @@ def prometheus(folder: Path):
     running: list[subprocess.Popen[bytes]] = []
 
     def start(target: str):
-        config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [{"job_name": "uma", "static_configs": [{"targets": [target]}]}]}
+        config = {
+            "global": {"scrape_interval": "1s"},
+            "scrape_configs": [{"job_name": "uma", "static_configs": [{"targets": [target]}]}],
+        }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
         listen = f"127.0.0.1:{free_port()}"
-        command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb", f"--web.listen-address={listen}"]
+        command = [
+            program,
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/tsdb",
+            f"--web.listen-address={listen}",
+        ]
         with (folder / "prometheus.log").open("wb") as log:
             running.append(subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
 
@@ -61,7 +69,9 @@ def prometheus(folder: Path):
 def test_prometheus_reads_the_figures(serve, prometheus):
     daemon = serve("--metrics-listen", "127.0.0.1:0")
     query = prometheus(scrape_address(daemon))
-    assert eventually(lambda: query("uma_ready") if query("uma_ready==1") else None, "never scraped")[0][0]["job"] == "uma"
+    assert (
+        eventually(lambda: query("uma_ready") if query("uma_ready==1") else None, "never scraped")[0][0]["job"] == "uma"
+    )
     assert [value for _, value in query("up")] == ["1"]
     daemon.generate("hello", max_tokens=5)
     eventually(lambda: query("uma_requests_total{reason=%22length%22}==1"), "the request was not counted")
@@ -72,7 +82,12 @@ def test_the_text_keeps_prometheus_rules(serve):
     (promtool,) = need("promtool")
     daemon = serve()
     daemon.generate("hello", max_tokens=5)
-    done = subprocess.run([promtool, "check", "metrics"], input=daemon.ask("metrics", format="prometheus")["text"], capture_output=True, text=True)
+    done = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=daemon.ask("metrics", format="prometheus")["text"],
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 

@@ -23,7 +23,9 @@ def test_live_settings_change_without_an_engine(serve, config):
     daemon = serve("--config", str(config))
     daemon.pull(step_ms=5)
     stream = daemon.stream(max_tokens=100).begun()
-    config.write_text("limits:\n  max_tokens: 7\n  default_max_tokens: 5\nlog:\n  level: debug\nipc:\n  idle_timeout_ms: 200\n")
+    config.write_text(
+        "limits:\n  max_tokens: 7\n  default_max_tokens: 5\nlog:\n  level: debug\nipc:\n  idle_timeout_ms: 200\n"
+    )
     quiet = daemon.connect()
     reply = daemon.ask("reload")
     assert reply["generation"] == 2

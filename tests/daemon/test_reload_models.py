@@ -34,7 +34,9 @@ def test_the_judge_tells_the_models_apart(serve_model, judges):
     for prompt in PROMPTS:
         stream = daemon.stream(prompt, max_tokens=N_TOKENS)
         check(stream, judges[TINY], prompt)
-        n_foreign += judges[MOE].n_foreign(prompt, [event["token_id"] for event in stream.events if event["event"] == "token"])
+        n_foreign += judges[MOE].n_foreign(
+            prompt, [event["token_id"] for event in stream.events if event["event"] == "token"]
+        )
     assert n_foreign > len(PROMPTS)
 
 
@@ -70,7 +72,14 @@ def test_bad_files_leave_the_old_model_serving(serve_model, folder):
     daemon = serve_model()
     expected = text_of(daemon.generate(PROMPTS[0], max_tokens=20))
     good = MOE.read_bytes()
-    files = {"absent": None, "text": b"hello", "empty": b"", "half": good[: len(good) // 2], "short": good[:-16], "head": good[:3000]}
+    files = {
+        "absent": None,
+        "text": b"hello",
+        "empty": b"",
+        "half": good[: len(good) // 2],
+        "short": good[:-16],
+        "head": good[:3000],
+    }
     for name, data in files.items():
         path = folder / f"{name}.gguf"
         if data is not None:

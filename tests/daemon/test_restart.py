@@ -64,7 +64,10 @@ def test_a_policy_that_cannot_be_composed_ends_the_start(folder):
 def test_conversations_go_on_after_a_restart_with_a_cache_directory(serve_model, folder, engine, ram_mb):
     """All begin with BOS and a chat header, as every conversation with a model of today does."""
     options = ("--engine", engine, "--cache-dir", str(folder / "kv"), "--cache-ram-mb", ram_mb)
-    chats = [[{"role": "user", "content": f"{name} is the first word. " + "The shell reads a line. " * 12}] for name in ("One", "Two", "Three")]
+    chats = [
+        [{"role": "user", "content": f"{name} is the first word. " + "The shell reads a line. " * 12}]
+        for name in ("One", "Two", "Three")
+    ]
     first = serve_model(*options)
     answers = [first.chat(chat, max_tokens=4) for chat in chats]
     assert first.stop() == 0

@@ -12,7 +12,13 @@ from tests.daemon.support import DRAFT, DaemonProcess, text_of
 Serve = Callable[..., DaemonProcess]
 
 COPY = "The shell reads commands and runs them. The kernel has many tasks. The shell reads commands and runs them. The kernel has"
-SCHEMA = {"json_schema": {"type": "object", "properties": {"measurement": {"const": "temperature"}}, "required": ["measurement"]}}
+SCHEMA = {
+    "json_schema": {
+        "type": "object",
+        "properties": {"measurement": {"const": "temperature"}},
+        "required": ["measurement"],
+    }
+}
 
 
 def answer(daemon: DaemonProcess, **fields: Any) -> tuple[str, dict[str, Any]]:

@@ -77,7 +77,9 @@ def test_the_watchdog_is_fed_while_idle_and_while_busy(serve, supervisor):
 
 
 def test_a_hung_call_starves_the_watchdog_although_the_socket_answers(serve, supervisor):
-    daemon = serve("--hang-timeout-ms", "200", "--metrics-interval-ms", "50", environ=supervisor.environ(watchdog_ms=300))
+    daemon = serve(
+        "--hang-timeout-ms", "200", "--metrics-interval-ms", "50", environ=supervisor.environ(watchdog_ms=300)
+    )
     supervisor.hear("WATCHDOG", "1")
     daemon.stream(max_tokens=4000).begun()
     daemon.pull(is_hanging=True)
@@ -131,7 +133,17 @@ def test_a_passed_socket_is_served_and_survives_the_daemon(folder):
         early = Wire(path)  # before there is a daemon: its request waits in the backlog
         early.send(id=1, type="health")
         for _ in range(2):
-            command = [sys.executable, "-c", EXEC_WITH_SOCKETS, str(listening.fileno()), "-m", "uma_core", "daemon", "--engine", "fake"]
+            command = [
+                sys.executable,
+                "-c",
+                EXEC_WITH_SOCKETS,
+                str(listening.fileno()),
+                "-m",
+                "uma_core",
+                "daemon",
+                "--engine",
+                "fake",
+            ]
             process = subprocess.Popen(command, cwd=ROOT, pass_fds=[listening.fileno()], stderr=subprocess.PIPE)
             if early is not None:
                 assert early.event()["event"] == "reply"
@@ -147,7 +159,17 @@ def test_a_passed_socket_is_served_and_survives_the_daemon(folder):
 
 def test_a_passed_socket_that_is_none_is_a_coded_error(folder):
     with open(folder / "file", "w+b") as file:
-        command = [sys.executable, "-c", EXEC_WITH_SOCKETS, str(file.fileno()), "-m", "uma_core", "daemon", "--engine", "fake"]
+        command = [
+            sys.executable,
+            "-c",
+            EXEC_WITH_SOCKETS,
+            str(file.fileno()),
+            "-m",
+            "uma_core",
+            "daemon",
+            "--engine",
+            "fake",
+        ]
         done = subprocess.run(command, cwd=ROOT, pass_fds=[file.fileno()], capture_output=True, timeout=WAIT_S)
     assert done.returncode == 1
     assert b"E_CONFIG_001" in done.stderr

@@ -20,7 +20,19 @@ def replay(path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def record(daemon: DaemonProcess, path: Path, seconds: float) -> None:
-    command = [sys.executable, "-m", "uma_ctl", "--socket", daemon.path, "trace", "--jsonl", "--seconds", str(seconds), "--out", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "uma_ctl",
+        "--socket",
+        daemon.path,
+        "trace",
+        "--jsonl",
+        "--seconds",
+        str(seconds),
+        "--out",
+        str(path),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=WAIT_S)
 
 

@@ -35,14 +35,19 @@ def read_plain(engine: Engine, seq_id: int, tokens: np.ndarray) -> int:
     return token
 
 
-def read_sliced(engine: Engine, seq_id: int, tokens: np.ndarray, quantum_ns: int, want: bool = True, between=lambda: None) -> int:  # type: ignore[no-untyped-def]
+def read_sliced(
+    engine: Engine, seq_id: int, tokens: np.ndarray, quantum_ns: int, want: bool = True, between=lambda: None
+) -> int:  # type: ignore[no-untyped-def]
     token = -1
     n_ubatch = engine.info.n_ubatch
     for at in range(0, len(tokens), n_ubatch):
         part = tokens[at : at + n_ubatch]
         is_last = want and at + len(part) == len(tokens)
         assert engine.prefill_open(seq_id, part, is_last)
-        while engine.prefill_run(seq_id, 0 if quantum_ns < FOREVER else FOREVER, min(quantum_ns, FOREVER // 2), 1).status is not PrefillStatus.DONE:
+        while (
+            engine.prefill_run(seq_id, 0 if quantum_ns < FOREVER else FOREVER, min(quantum_ns, FOREVER // 2), 1).status
+            is not PrefillStatus.DONE
+        ):
             between()
         if is_last:
             token = engine.prefill_sample(seq_id, None)

@@ -26,7 +26,10 @@ N_SEQ = 3
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Engine, Engine]]:
     """An engine that never begins a call ahead, and one that does."""
-    with closing(GraphEngine(DRAFT, OPTIONS, is_stock=True)) as plain, closing(GraphEngine(DRAFT, AHEAD, is_stock=True)) as ahead:
+    with (
+        closing(GraphEngine(DRAFT, OPTIONS, is_stock=True)) as plain,
+        closing(GraphEngine(DRAFT, AHEAD, is_stock=True)) as ahead,
+    ):
         yield plain, ahead
 
 

@@ -84,7 +84,10 @@ def test_the_first_start_compares_and_later_ones_remember(monkeypatch: pytest.Mo
     for n_asked in (2, 2):
         engine = open_engine(AUTO, trial=Trial())
         assert engine.info.engine == "graph"
-        assert any("engine auto took graph: the graph engine has 2.00 times llama.cpp's speed" in note for note in engine.info.notes)
+        assert any(
+            "engine auto took graph: the graph engine has 2.00 times llama.cpp's speed" in note
+            for note in engine.info.notes
+        )
         assert len(generate(engine, 0, 50, 3)) == 4
         engine.close()
         assert len(clocked.asked) == n_asked

@@ -12,7 +12,18 @@ from uma_core.config import EngineOptions
 from uma_core.engine import compare as module
 from uma_core.engine.api import DecodeStatus, MemoryUse
 from uma_core.engine.choose import Choice
-from uma_core.engine.compare import N_AGREE, N_MOST, SLOWEST_NS, Outcome, Shape, Times, compare, measure, shapes_of, verdict
+from uma_core.engine.compare import (
+    N_AGREE,
+    N_MOST,
+    SLOWEST_NS,
+    Outcome,
+    Shape,
+    Times,
+    compare,
+    measure,
+    shapes_of,
+    verdict,
+)
 from uma_core.engine.fake import FakeEngine, FakeModel, Faults
 from uma_core.engine.fake_cost import INSTANT
 from uma_core.engine.graph.engine import GraphEngine
@@ -43,7 +54,10 @@ def test_it_has_to_be_faster_and_nowhere_slower(graph: tuple[float, float], expe
 
 def test_the_reason_has_the_ratio_of_every_shape() -> None:
     reason = verdict(times(10, 12), times(5, 4))[0].reason
-    assert reason == "the graph engine has 2.45 times llama.cpp's speed (2.00 with 1 stream at 256, 3.00 with 4 streams at 256)"
+    assert (
+        reason
+        == "the graph engine has 2.45 times llama.cpp's speed (2.00 with 1 stream at 256, 3.00 with 4 streams at 256)"
+    )
 
 
 def test_the_fastest_calls_count_and_slow_ones_among_them_do_not_disturb() -> None:
@@ -53,7 +67,10 @@ def test_the_fastest_calls_count_and_slow_ones_among_them_do_not_disturb() -> No
 
 @pytest.mark.parametrize("calls", [[1_000_000], [1_000_000, 1_400_000, 1_400_000, 2_000_000]])
 def test_engines_timed_one_after_the_other_are_not_compared_by_calls_that_do_not_agree(calls: list[int]) -> None:
-    for llama, graph in ((times(10, 10), {**times(1, 1), NAMES[0]: calls}), ({**times(10, 10), NAMES[1]: calls}, times(1, 1))):
+    for llama, graph in (
+        (times(10, 10), {**times(1, 1), NAMES[0]: calls}),
+        ({**times(10, 10), NAMES[1]: calls}, times(1, 1)),
+    ):
         choice, is_lasting = verdict(llama, graph, are_in_turn=False)
         assert (choice.engine, is_lasting) == ("llama", False)
         assert "disturbed" in choice.reason
@@ -63,7 +80,9 @@ BUSY = [1.0, 3.0, 1.3, 1.7, 2.1]  # what other work makes of calls that take the
 
 
 @pytest.mark.parametrize(("speed", "expected"), [(1.5, "graph"), (1.0, "llama"), (0.7, "llama")])
-def test_engines_timed_in_turn_are_compared_call_by_call_where_other_work_slows_both(speed: float, expected: str) -> None:
+def test_engines_timed_in_turn_are_compared_call_by_call_where_other_work_slows_both(
+    speed: float, expected: str
+) -> None:
     llama = {name: [round(1e6 * x) for x in BUSY] for name in NAMES}
     graph = {name: [round(1e6 * x / speed) for x in BUSY] for name in NAMES}
     choice, is_lasting = verdict(llama, graph)
@@ -171,7 +190,9 @@ def test_with_room_for_one_the_other_goes_first(graph_ns: float, winner: str) ->
 
 
 @pytest.mark.parametrize(("room", "winner", "n_opened"), [(1000, "graph", 2), (2 * sum(NEED) - 1, "llama", 1)])
-def test_beside_other_work_engines_are_compared_where_both_are_open(monkeypatch: pytest.MonkeyPatch, room: int, winner: str, n_opened: int) -> None:
+def test_beside_other_work_engines_are_compared_where_both_are_open(
+    monkeypatch: pytest.MonkeyPatch, room: int, winner: str, n_opened: int
+) -> None:
     monkeypatch.setattr(module, "_is_agreed", lambda calls: False)
     bench = Bench(1000, 500)
     choice, _, is_lasting = bench.compare(room=room)
@@ -211,7 +232,9 @@ def test_a_slow_model_is_compared_only_when_forced() -> None:
 
 
 @pytest.mark.parametrize("room", [1000, 2 * sum(NEED) - 1])
-@pytest.mark.parametrize(("code", "is_lasting"), [(ErrorCode.CONFIG_INVALID, True), (ErrorCode.INSUFFICIENT_MEMORY, False)])
+@pytest.mark.parametrize(
+    ("code", "is_lasting"), [(ErrorCode.CONFIG_INVALID, True), (ErrorCode.INSUFFICIENT_MEMORY, False)]
+)
 def test_a_graph_engine_that_does_not_open_is_not_taken(room: int, code: ErrorCode, is_lasting: bool) -> None:
     bench = Bench(1000, 500)
     bench.failure = UmaError(code, "it will not")

@@ -40,7 +40,9 @@ class Reference:
         n = len(tokens)
         number = getattr(lib, f"LLAMA_POOLING_TYPE_{pooling.upper()}")
         sizes = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512, "n_outputs_max": 512}
-        params = context_params(**sizes, n_seq_max=1, n_threads=1, n_threads_batch=1, embeddings=True, pooling_type=number)
+        params = context_params(
+            **sizes, n_seq_max=1, n_threads=1, n_threads_batch=1, embeddings=True, pooling_type=number
+        )
         context = lib.llama_init_from_model(self.model, params)
         batch = lib.llama_batch_init(n, 0, 1)
         batch.n_tokens = n
@@ -48,8 +50,14 @@ class Reference:
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(token), i, 1, 1
             batch.seq_id[i][0] = 0
         assert lib.llama_decode(context, batch) == 0
-        n_out = int(lib.llama_model_n_cls_out(self.model) if pooling == "rank" else lib.llama_model_n_embd_out(self.model))
-        pointer, n_rows = (lib.llama_get_embeddings(context), n) if pooling == "none" else (lib.llama_get_embeddings_seq(context, 0), 1)
+        n_out = int(
+            lib.llama_model_n_cls_out(self.model) if pooling == "rank" else lib.llama_model_n_embd_out(self.model)
+        )
+        pointer, n_rows = (
+            (lib.llama_get_embeddings(context), n)
+            if pooling == "none"
+            else (lib.llama_get_embeddings_seq(context, 0), 1)
+        )
         found = np.frombuffer(ffi.buffer(pointer, 4 * n_rows * n_out), np.float32).reshape(n_rows, n_out).copy()
         lib.llama_batch_free(batch)
         lib.llama_free(context)
@@ -73,7 +81,15 @@ def opened(paths: dict[str, str]) -> Iterator[Open]:
     engines: list[Engine] = []
 
     def start(name: str, **options: Any) -> Engine:
-        chosen = {"engine": "llama", "threads": 1, "n_ctx": 2048, "n_ubatch": 64, "n_batch": 64, "calibrate": "off", **options}
+        chosen = {
+            "engine": "llama",
+            "threads": 1,
+            "n_ctx": 2048,
+            "n_ubatch": 64,
+            "n_batch": 64,
+            "calibrate": "off",
+            **options,
+        }
         engines.append(open_engine(EngineOptions(model=paths[name], **chosen)))
         return engines[-1]
 
@@ -87,7 +103,9 @@ def inputs_of(engine: Engine, sizes: tuple[int, ...] = SIZES) -> list[np.ndarray
     return [draw.integers(5, min(engine.info.n_vocab, 100), n).astype(np.int32) for n in sizes]
 
 
-def encode(engine: Engine, inputs: list[np.ndarray], pooling: str, until_ns: int = FOREVER) -> tuple[list[np.ndarray], int]:
+def encode(
+    engine: Engine, inputs: list[np.ndarray], pooling: str, until_ns: int = FOREVER
+) -> tuple[list[np.ndarray], int]:
     """The results of one call, and in how many runs it was computed."""
     assert engine.encode_open(1, inputs, pooling)
     n_runs = 1
@@ -151,7 +169,10 @@ def test_whole_inputs_give_what_llama_gives(name: str, paths: dict[str, str], op
 
 
 def test_the_pooling_is_the_files_own(opened: Open) -> None:
-    found = {name: opened(name).info.embedding for name in ("bert", "bert-mean", "bert-silent", "bert-rank", "qwen3-embedding", "tiny")}
+    found = {
+        name: opened(name).info.embedding
+        for name in ("bert", "bert-mean", "bert-silent", "bert-rank", "qwen3-embedding", "tiny")
+    }
     assert {name: info.pooling for name, info in found.items() if info is not None} == {
         "bert": "cls", "bert-mean": "mean", "bert-silent": "mean", "bert-rank": "rank", "qwen3-embedding": "last", "tiny": "last",
     }  # fmt: skip

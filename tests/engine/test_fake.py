@@ -86,7 +86,9 @@ class TestTime:
 
 
 class TestFailures:
-    @pytest.mark.parametrize("status", [DecodeStatus.FULL, DecodeStatus.ABORTED, DecodeStatus.BAD_BATCH, DecodeStatus.FATAL])
+    @pytest.mark.parametrize(
+        "status", [DecodeStatus.FULL, DecodeStatus.ABORTED, DecodeStatus.BAD_BATCH, DecodeStatus.FATAL]
+    )
     def test_a_queued_status_strikes_once_and_changes_nothing(self, status):
         engine = filled(1, faults=Faults(statuses=deque([status])))
         assert engine.decode(rows((0, 10)), [None]).status is status
@@ -95,7 +97,9 @@ class TestFailures:
 
     def test_a_storm_of_full_calls_ends(self):
         engine = filled(1, faults=Faults(n_full=3))
-        assert [engine.decode(rows((0, 10)), [None]).status for _ in range(4)] == [DecodeStatus.FULL] * 3 + [DecodeStatus.OK]
+        assert [engine.decode(rows((0, 10)), [None]).status for _ in range(4)] == [DecodeStatus.FULL] * 3 + [
+            DecodeStatus.OK
+        ]
 
     def test_large_calls_can_be_full_while_small_ones_pass(self):
         engine = filled(2, faults=Faults(full_above=1))

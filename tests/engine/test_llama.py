@@ -23,7 +23,9 @@ PROMPT = "The Debian project is an association of individuals who have made comm
 def greedy_by_llama_cpp(engine: LlamaEngine, tokens: list[int], n: int) -> list[int]:
     """llama.h's own way: one context, llama_batch_get_one, the greedy sampler, ggml's own kernels."""
     lib.uma_accel_enable(0)
-    context = lib.llama_init_from_model(engine.model.handle, context_params(n_ctx=2048, n_batch=512, n_threads=2, n_threads_batch=2))
+    context = lib.llama_init_from_model(
+        engine.model.handle, context_params(n_ctx=2048, n_batch=512, n_threads=2, n_threads_batch=2)
+    )
     chain = lib.llama_sampler_init_greedy()
     try:
         out: list[int] = []
@@ -144,7 +146,13 @@ def test_copied_cells_are_what_llama_cpp_would_save() -> None:
 
 def test_bad_files_are_coded_errors(tmp_path: pytest.TempPathFactory) -> None:
     good = Path(DRAFT).read_bytes()
-    cases = {"absent.gguf": None, "text.gguf": b"hello", "cut.gguf": good[: len(good) // 2], "empty.gguf": b"", "magic.gguf": b"GGUF" + b"\xff" * 64}
+    cases = {
+        "absent.gguf": None,
+        "text.gguf": b"hello",
+        "cut.gguf": good[: len(good) // 2],
+        "empty.gguf": b"",
+        "magic.gguf": b"GGUF" + b"\xff" * 64,
+    }
     for name, data in cases.items():
         path = os.path.join(str(tmp_path), name)
         if data is not None:
@@ -161,10 +169,19 @@ def test_metal_residency_reaches_the_environment(monkeypatch: pytest.MonkeyPatch
     from uma_core.engine.open import open_engine
 
     options = EngineOptions(
-        model=DRAFT, n_ctx=512, n_seq=1, threads=1, metal_residency=False, metal_keep_alive_s=7, metal_shared_buffers="off", engine="llama"
+        model=DRAFT,
+        n_ctx=512,
+        n_seq=1,
+        threads=1,
+        metal_residency=False,
+        metal_keep_alive_s=7,
+        metal_shared_buffers="off",
+        engine="llama",
     )
     seen: dict[str, str] = {}
-    monkeypatch.setattr("uma_core.engine.llama.LlamaModel", lambda *a, **k: seen.update(os.environ) or (_ for _ in ()).throw(KeyError))
+    monkeypatch.setattr(
+        "uma_core.engine.llama.LlamaModel", lambda *a, **k: seen.update(os.environ) or (_ for _ in ()).throw(KeyError)
+    )
     with pytest.raises(KeyError):
         open_engine(options)
     assert seen["GGML_METAL_NO_RESIDENCY"] == "1"

@@ -24,7 +24,9 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet
 
 SMALL = replace(OPTIONS, n_ctx=1024)
-TOLERANCE = 0.03  # root mean square of the difference, in standard deviations of the logits: rounding between other kernels
+TOLERANCE = (
+    0.03  # root mean square of the difference, in standard deviations of the logits: rounding between other kernels
+)
 FAR = 0.3  # the same, of what an adapter does: at least
 ONE: AdapterSet = (("one", 1.0),)
 TWO: AdapterSet = (("two", 1.0),)
@@ -45,7 +47,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str
         if name not in known:
             path = {"draft": DRAFT, "moe": MOE}.get(name) or write(MODELS[name], folder / f"{name}.gguf")
             one = write_adapter(path, folder / f"{name}-one.gguf", 1)
-            two = write_adapter(path, folder / f"{name}-two.gguf", 2, 8, 0.0, kind=np.float16, wants=lambda each: "ffn" not in each)
+            two = write_adapter(
+                path, folder / f"{name}-two.gguf", 2, 8, 0.0, kind=np.float16, wants=lambda each: "ffn" not in each
+            )
             known[name] = path, {"one": one, "two": two}
         return known[name]
 
@@ -75,14 +79,18 @@ class Reference:
 
     def __init__(self, path: str, lora: dict[str, str]) -> None:
         self.model = LlamaModel(path, SMALL)
-        self.adapters = {name: lib.llama_adapter_lora_init(self.model.handle, file.encode()) for name, file in lora.items()}
+        self.adapters = {
+            name: lib.llama_adapter_lora_init(self.model.handle, file.encode()) for name, file in lora.items()
+        }
 
     def logits(self, tokens: list[int], adapters: AdapterSet) -> np.ndarray:
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch = 512, 512
         context = lib.llama_init_from_model(self.model.handle, params)
         handles = ffi.new("struct llama_adapter_lora *[]", [self.adapters[name] for name, _ in adapters])
-        lib.llama_set_adapters_lora(context, handles, len(adapters), ffi.new("float[]", [scale for _, scale in adapters]))
+        lib.llama_set_adapters_lora(
+            context, handles, len(adapters), ffi.new("float[]", [scale for _, scale in adapters])
+        )
         data = ffi.new("llama_token[]", [int(token) for token in tokens])
         assert lib.llama_decode(context, lib.llama_batch_get_one(data, len(tokens))) == 0
         out = view_logits(context, len(tokens) - 1, self.model.n_vocab).copy()
@@ -166,7 +174,9 @@ def test_a_prompt_rides_with_streams_of_other_sets(open_engine: Open, reference:
 
 
 @pytest.mark.parametrize("open_engine", ["llama", "graph", "stock"], indirect=True)
-def test_a_paused_prompt_keeps_its_adapters_while_others_compute(open_engine: Open, reference: Callable[[str], Reference]) -> None:
+def test_a_paused_prompt_keeps_its_adapters_while_others_compute(
+    open_engine: Open, reference: Callable[[str], Reference]
+) -> None:
     engine, plain = open_engine("llama"), reference("llama")
     prompt, chat = tokens_of(engine, 200, 1), tokens_of(engine, 30, 2)
     engine.set_adapters(0, ONE)
@@ -191,7 +201,9 @@ def test_a_paused_prompt_keeps_its_adapters_while_others_compute(open_engine: Op
     assert distance(engine.logits(0), plain.logits([*said, 99], ONE)) < TOLERANCE
 
 
-def test_a_sequence_takes_another_set_when_it_is_empty(open_engine: Open, reference: Callable[[str], Reference]) -> None:
+def test_a_sequence_takes_another_set_when_it_is_empty(
+    open_engine: Open, reference: Callable[[str], Reference]
+) -> None:
     engine, plain = open_engine("llama"), reference("llama")
     prompt = tokens_of(engine, 50)
     for adapters in (ONE, (), BOTH, ONE, ()):
@@ -260,7 +272,9 @@ def test_an_adapter_that_is_none_of_the_model_is_refused(what: str, kind: str, f
 
 @pytest.mark.parametrize("kind", ["llama", "graph"])
 @pytest.mark.parametrize("matrix", ["ffn_down_exps", "ffn_gate_exps"])
-def test_an_adapter_for_another_number_of_experts_is_refused(matrix: str, kind: str, files: Any, tmp_path: Path) -> None:
+def test_an_adapter_for_another_number_of_experts_is_refused(
+    matrix: str, kind: str, files: Any, tmp_path: Path
+) -> None:
     path, _ = files("mixtral")
     for half in ("lora_a", "lora_b"):
         file = write_adapter(path, tmp_path / f"{half}.gguf", change=wrong(half, 0, f"blk.0.{matrix}"))
@@ -303,7 +317,11 @@ def test_random_damage_ends_in_an_error_or_an_engine(files: Any, tmp_path: Path)
             try:
                 engine = opened(kind, path, str(broken))
             except UmaError as error:
-                assert error.error in (ErrorCode.ADAPTER_LOAD_FAILED, ErrorCode.INSUFFICIENT_MEMORY, ErrorCode.CONFIG_INVALID)
+                assert error.error in (
+                    ErrorCode.ADAPTER_LOAD_FAILED,
+                    ErrorCode.INSUFFICIENT_MEMORY,
+                    ErrorCode.CONFIG_INVALID,
+                )
                 continue
             engine.set_adapters(0, (("bad", 1.0),))
             read(engine, 0, tokens_of(engine, 20))

@@ -19,7 +19,9 @@ from uma_core.errors import ErrorCode, UmaError
 ROOT = Path(__file__).resolve().parents[2]
 DRAFT = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
 RECORD = {"variants": [(each.name, each.needs) for each in VARIANTS]}
-on_x86 = pytest.mark.skipif(platform.machine() != "x86_64" or not sys.platform.startswith("linux"), reason="x86-64 Linux alone has variants")
+on_x86 = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not sys.platform.startswith("linux"), reason="x86-64 Linux alone has variants"
+)
 
 
 @pytest.mark.parametrize("name", [each.name for each in VARIANTS])
@@ -78,7 +80,14 @@ def test_on_a_processor_of_2008() -> None:
         "print('served')\n"
     )
     environ = {**os.environ, "OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run([qemu, "-cpu", "Nehalem", sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [qemu, "-cpu", "Nehalem", sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     record = json.loads((processor.FOLDER / processor.RECORD).read_text())
     if record["variants"] or "avx" not in record["needs"]:
         assert (done.returncode, done.stdout) == (0, "served\n"), done

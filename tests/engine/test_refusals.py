@@ -17,7 +17,9 @@ SMALL = replace(OPTIONS, n_ctx=512, n_seq=2, n_batch=64, n_ubatch=64)
 POOL = replace(SMALL, kv_mode="unified")
 
 
-@pytest.mark.parametrize("kind, options", [(LlamaEngine, SMALL), (LlamaEngine, POOL), (GraphEngine, SMALL), (GraphEngine, POOL)])
+@pytest.mark.parametrize(
+    "kind, options", [(LlamaEngine, SMALL), (LlamaEngine, POOL), (GraphEngine, SMALL), (GraphEngine, POOL)]
+)
 def test_a_batch_without_cells_is_counted(kind: type[Engine], options: object) -> None:
     engine = kind(DRAFT, options)  # type: ignore[call-arg]
     try:

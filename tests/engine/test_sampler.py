@@ -136,7 +136,9 @@ def test_whoever_asks_for_nothing_has_no_log_probabilities(clean: Engine) -> Non
 
 
 @pytest.mark.parametrize("params", [COLD, HOT, SamplingParams(logprobs=3)], ids=["greedy", "drawn", "logprobs"])
-def test_a_forced_token_comes_whatever_the_row_says_and_no_random_number_is_spent(clean: Engine, params: SamplingParams) -> None:
+def test_a_forced_token_comes_whatever_the_row_says_and_no_random_number_is_spent(
+    clean: Engine, params: SamplingParams
+) -> None:
     prompt, said = tokens_of(clean, 30), []
     for forced in ((), (201, 7)):
         clean.kv_truncate(0, 0)
@@ -147,7 +149,10 @@ def test_a_forced_token_comes_whatever_the_row_says_and_no_random_number_is_spen
             found = sampler.logprobs()
             if found is not None and clean.info.engine != "fake":
                 row = clean.logits(0).astype(np.float64)
-                assert found.logprob == pytest.approx(row[each] - np.log(np.exp(row).sum()), abs=1e-4) and len(found.top) == 3
+                assert (
+                    found.logprob == pytest.approx(row[each] - np.log(np.exp(row).sum()), abs=1e-4)
+                    and len(found.top) == 3
+                )
         assert sampler.force(None)
         clean.kv_truncate(0, 0)
         token = read(clean, 0, prompt)

@@ -25,7 +25,9 @@ HOT = SamplingParams(temperature=20.0, top_k=0)
 @pytest.fixture(scope="module")
 def small() -> Iterator[LlamaEngine]:
     """Chains need a model to hang on; the rows below are not its own."""
-    engine = LlamaEngine(str(Path(__file__).parent.parent / "data" / "models" / "uma-draft-q8_0.gguf"), EngineOptions(n_ctx=256, n_seq=1))
+    engine = LlamaEngine(
+        str(Path(__file__).parent.parent / "data" / "models" / "uma-draft-q8_0.gguf"), EngineOptions(n_ctx=256, n_seq=1)
+    )
     yield engine
     engine.close()
 
@@ -50,7 +52,9 @@ def draw_from_all(logits: np.ndarray, params: SamplingParams, seed: int) -> int:
     ):
         lib.llama_sampler_chain_add(chain, link)
     data = ffi.new("llama_token_data[]", [(i, float(x), 0.0) for i, x in enumerate(logits)])
-    candidates = ffi.new("llama_token_data_array *", {"data": data, "size": len(logits), "selected": -1, "sorted": False})
+    candidates = ffi.new(
+        "llama_token_data_array *", {"data": data, "size": len(logits), "selected": -1, "sorted": False}
+    )
     lib.llama_sampler_apply(chain, candidates)
     token = int(candidates.data[candidates.selected].id)
     lib.llama_sampler_free(chain)

@@ -66,7 +66,12 @@ def row_of(shape: str, n: int, seed: int) -> np.ndarray:
 def test_absurd_values_on_absurd_rows(
     small: LlamaEngine, fields: Any, shapes: list[str], is_masked: bool, seed: int
 ) -> None:
-    asked = {"stop_token_ids": (), "logprobs": seed, "post_sampling_probs": is_masked, **check_fields(SAMPLING_FIELDS, fields)}
+    asked = {
+        "stop_token_ids": (),
+        "logprobs": seed,
+        "post_sampling_probs": is_masked,
+        **check_fields(SAMPLING_FIELDS, fields),
+    }
     try:
         params = to_params(asked)
         small.prepare(params)

@@ -14,7 +14,14 @@ from uma_core.types import SamplingParams
 N = 6
 
 
-def verify(engine: Engine, seq_id: int, token: int, drafts: Sequence[int], want: int = WANT_IF_HELD, sampler: Sampler | None = None) -> list[int]:
+def verify(
+    engine: Engine,
+    seq_id: int,
+    token: int,
+    drafts: Sequence[int],
+    want: int = WANT_IF_HELD,
+    sampler: Sampler | None = None,
+) -> list[int]:
     """What was drawn for the token's row and for each draft's."""
     batch = Batch(engine.info.n_batch)
     n = engine.kv_len(seq_id)

@@ -16,7 +16,17 @@ def site(requirement: str) -> Path:
     facts: dict[str, object] = {"requirement": requirement, "python": sys.version, "machine": platform.machine()}
 
     def produce(entry: Path) -> None:
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", str(entry / "site"), requirement]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--target",
+            str(entry / "site"),
+            requirement,
+        ]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
     root = cache.cache_root()
@@ -27,4 +37,6 @@ def site(requirement: str) -> Path:
 
 def command_of(requirement: str, script: Path, *args: str) -> subprocess.Popen[str]:
     environ = {**os.environ, "PYTHONPATH": str(site(requirement))}
-    return subprocess.Popen([sys.executable, str(script), *args], env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, str(script), *args], env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )

@@ -69,7 +69,9 @@ def tiny_gateway(module_folder: Path, tiny: DaemonProcess) -> Iterator[GatewayPr
         yield gateway
 
 
-WORK = ROOT.parent / "shared" / "models" / "uma-work-cpu-q8_0.gguf"  # calls tools, thinks, writes JSON; beside the checkout where it is
+WORK = (
+    ROOT.parent / "shared" / "models" / "uma-work-cpu-q8_0.gguf"
+)  # calls tools, thinks, writes JSON; beside the checkout where it is
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,9 @@ def work(module_folder: Path) -> Iterator[DaemonProcess]:
     """A daemon on a small model that behaves."""
     if not WORK.exists():
         pytest.skip(f"needs {WORK}")
-    with running(module_folder, "--model", str(WORK), *SMALL, "--n-ctx", "8192", path=str(module_folder / "work.sock")) as daemon:
+    with running(
+        module_folder, "--model", str(WORK), *SMALL, "--n-ctx", "8192", path=str(module_folder / "work.sock")
+    ) as daemon:
         yield daemon
 
 

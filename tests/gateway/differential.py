@@ -46,9 +46,23 @@ GREEDY: Json = {"temperature": 0, "seed": 1}
 CHAT: Json = {"model": ALIAS, "messages": USER, "max_tokens": 8, **GREEDY}
 NATIVE: Json = {"prompt": "The package", "n_predict": 8, **GREEDY}
 OLDER: Json = {"model": ALIAS, "prompt": "The package", "max_tokens": 8, **GREEDY}
-PARAMETERS: Json = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}}, "required": ["city"]}
-TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Tells the weather.", "parameters": PARAMETERS}}]
-FORM: Json = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["age"], "additionalProperties": False}
+PARAMETERS: Json = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "get_weather", "description": "Tells the weather.", "parameters": PARAMETERS},
+    }
+]
+FORM: Json = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
 JSON_SCHEMA: Json = {"type": "json_schema", "json_schema": {"name": "form", "schema": FORM, "strict": True}}
 STREAM: Json = {"stream": True}
 USAGE: Json = {"stream": True, "stream_options": {"include_usage": True}}
@@ -59,7 +73,9 @@ REQUESTS = (
     Request("models", "/v1/models"),
     Request("slots", "/slots"),
     Request("tokenize/text", "/tokenize", {"content": "Hello <|im_end|> wörld 😀"}),
-    Request("tokenize/special", "/tokenize", {"content": "Hello<|im_end|>", "add_special": True, "parse_special": False}),
+    Request(
+        "tokenize/special", "/tokenize", {"content": "Hello<|im_end|>", "add_special": True, "parse_special": False}
+    ),
     Request("tokenize/pieces", "/tokenize", {"content": "Hello wörld 😀", "with_pieces": True}),
     Request("tokenize/nothing", "/tokenize", {}),
     Request("detokenize/tokens", "/detokenize", {"tokens": [40, 41, 42, 300]}),
@@ -74,8 +90,14 @@ REQUESTS = (
     Request("chat/stop", "/v1/chat/completions", {**CHAT, "max_tokens": 40, "stop": ["e"]}),
     Request("chat/n", "/v1/chat/completions", {**CHAT, "n": 2}),
     Request("chat/schema", "/v1/chat/completions", {**CHAT, "max_tokens": 60, "response_format": JSON_SCHEMA}),
-    Request("chat/tools", "/v1/chat/completions", {**CHAT, "max_tokens": 120, "tools": TOOLS, "tool_choice": "required"}),
-    Request("chat/tools-stream", "/v1/chat/completions", {**CHAT, **STREAM, "max_tokens": 120, "tools": TOOLS, "tool_choice": "required"}),
+    Request(
+        "chat/tools", "/v1/chat/completions", {**CHAT, "max_tokens": 120, "tools": TOOLS, "tool_choice": "required"}
+    ),
+    Request(
+        "chat/tools-stream",
+        "/v1/chat/completions",
+        {**CHAT, **STREAM, "max_tokens": 120, "tools": TOOLS, "tool_choice": "required"},
+    ),
     Request("completions/whole", "/v1/completions", OLDER),
     Request("completions/stream", "/v1/completions", {**OLDER, **USAGE}),
     Request("completions/stop", "/v1/completions", {**OLDER, "max_tokens": 40, "stop": ["e"]}),
@@ -88,12 +110,18 @@ REQUESTS = (
     Request("completion/tokens", "/completion", {**NATIVE, "prompt": [1, 40, 41, 42], "return_tokens": True}),
     Request("completion/schema", "/completion", {**NATIVE, "n_predict": 60, "json_schema": FORM}),
     Request("completion/grammar", "/completion", {**NATIVE, "grammar": 'root ::= "yes" | "no"'}),
-    Request("completion/fields", "/completion", {**NATIVE, "response_fields": ["content", "timings/predicted_n", "stop_type"]}),
+    Request(
+        "completion/fields",
+        "/completion",
+        {**NATIVE, "response_fields": ["content", "timings/predicted_n", "stop_type"]},
+    ),
     Request("completion/several", "/completion", {**NATIVE, "prompt": ["The package", "A file"]}),
     Request("completion/progress", "/completion", {**NATIVE, **STREAM, "return_progress": True}),
     Request("infill/code", "/infill", {"input_prefix": "def f():\n", "input_suffix": "\n", "n_predict": 4, **GREEDY}),
     Request("error/messages", "/v1/chat/completions", {"model": ALIAS}),
-    Request("error/too-long", "/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "word " * 5000}]}),
+    Request(
+        "error/too-long", "/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "word " * 5000}]}
+    ),
     Request("error/role", "/v1/chat/completions", {**CHAT, "messages": [{"content": "x"}]}),
     Request("error/tool-choice", "/v1/chat/completions", {**CHAT, "tools": TOOLS, "tool_choice": "sometimes"}),
     Request("error/grammar", "/completion", {**NATIVE, "grammar": "root ::= ((("}),
@@ -110,7 +138,9 @@ REQUESTS = (
 def ask(port: int, request: Request) -> Json:
     """{status, type, body}: the body as JSON, or the list of a stream's events."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
-    body = request.body if request.body is None or isinstance(request.body, bytes) else json.dumps(request.body).encode()
+    body = (
+        request.body if request.body is None or isinstance(request.body, bytes) else json.dumps(request.body).encode()
+    )
     headers = {"content-type": "application/json", **request.headers}
     connection.request("GET" if body is None else "POST", request.path, body, headers)
     response = connection.getresponse()
@@ -119,7 +149,11 @@ def ask(port: int, request: Request) -> Json:
     kind = (response.getheader("content-type") or "").partition(";")[0]
     if kind == "text/event-stream":
         lines = [line[6:] for line in raw.decode().split("\n") if line.startswith("data: ")]
-        return {"status": response.status, "type": kind, "body": [line if line == "[DONE]" else json.loads(line) for line in lines]}
+        return {
+            "status": response.status,
+            "type": kind,
+            "body": [line if line == "[DONE]" else json.loads(line) for line in lines],
+        }
     return {"status": response.status, "type": kind, "body": json.loads(raw) if kind == "application/json" else None}
 
 
@@ -204,7 +238,11 @@ class Reason(NamedTuple):
     kind: str
 
     def explains(self, difference: Difference) -> bool:
-        return difference.kind == self.kind and is_any(difference.request, self.requests) and is_any(difference.field, [self.field])
+        return (
+            difference.kind == self.kind
+            and is_any(difference.request, self.requests)
+            and is_any(difference.field, [self.field])
+        )
 
 
 def _table(title: str) -> list[list[str]]:
@@ -247,7 +285,17 @@ def record() -> dict[str, Json]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(peer_dir() / "bin" / SERVER), "-m", str(TINY), "--alias", ALIAS, "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        str(peer_dir() / "bin" / SERVER),
+        "-m",
+        str(TINY),
+        "--alias",
+        ALIAS,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     command += ["-c", "2048", "-np", "4", "-t", "1", "--jinja", "--slots", "--no-webui"]
     with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
@@ -273,9 +321,13 @@ def record() -> dict[str, Json]:
 def recorded() -> dict[str, Json]:
     """Raises: AssertionError where the replies are another version's."""
     kept = json.loads(RECORDED.read_text(encoding="utf-8"))
-    assert kept["pin"] == load_pin().version, "llama.cpp's pin has changed: `make differential` records the new llama-server's replies"
+    assert kept["pin"] == load_pin().version, (
+        "llama.cpp's pin has changed: `make differential` records the new llama-server's replies"
+    )
     replies: dict[str, Json] = kept["replies"]
-    assert replies.keys() == {request.name for request in REQUESTS}, "the requests have changed: `make differential` records the replies"
+    assert replies.keys() == {request.name for request in REQUESTS}, (
+        "the requests have changed: `make differential` records the replies"
+    )
     return replies
 
 

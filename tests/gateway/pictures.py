@@ -53,9 +53,18 @@ class Load(threading.Thread):
             n += 1
             at = rng.randrange(len(TEXT) - 4000)
             words = TEXT[at : at + (rng.randrange(40, 160) if is_chat else rng.choice((900, 2200)))]
-            body = {"messages": [{"role": "user", "content": words}], "max_tokens": rng.randrange(150, 500), "stream": True, "ignore_eos": True}
+            body = {
+                "messages": [{"role": "user", "content": words}],
+                "max_tokens": rng.randrange(150, 500),
+                "stream": True,
+                "ignore_eos": True,
+            }
             lane = "interactive" if is_chat else "background"
-            headers = {"authorization": f"Bearer {self._key}", "x-priority": lane, "x-request-id": f"{'chat' if is_chat else 'summary'}-{self._number}{n}"}
+            headers = {
+                "authorization": f"Bearer {self._key}",
+                "x-priority": lane,
+                "x-request-id": f"{'chat' if is_chat else 'summary'}-{self._number}{n}",
+            }
             with contextlib.suppress(OSError), Raw(self._gateway.port) as raw:
                 raw.send("POST", "/v1/chat/completions", body, headers)
                 while not self.is_over and raw.sock.recv(1 << 16):
@@ -85,8 +94,12 @@ def main(model: str) -> None:
     keys = {name: new_key() for name in NAMES}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(short_folder())
-        (folder / "keys.yaml").write_text("".join(entry(name, key) for name, key in keys.items()).replace("priority", "admin: true\n  priority"))
-        daemon = stack.enter_context(running(folder, "--model", model, "--threads", "1", "--n-ctx", "8192", "--parallel", "4"))
+        (folder / "keys.yaml").write_text(
+            "".join(entry(name, key) for name, key in keys.items()).replace("priority", "admin: true\n  priority")
+        )
+        daemon = stack.enter_context(
+            running(folder, "--model", model, "--threads", "1", "--n-ctx", "8192", "--parallel", "4")
+        )
         gateway = stack.enter_context(gateway_before(folder, daemon, "--api-key-file", str(folder / "keys.yaml")))
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=find("chromium"), args=["--no-sandbox"])

@@ -83,7 +83,9 @@ class Raw:
         lines = {"host": f"127.0.0.1:{self.port}", "content-length": str(len(data)), **(headers or {})}
         if is_last:
             lines.setdefault("connection", "close")
-        head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value is not None)
+        head = f"{method} {path} HTTP/1.1\r\n" + "".join(
+            f"{name}: {value}\r\n" for name, value in lines.items() if value is not None
+        )
         self.sock.sendall(head.encode("latin-1") + b"\r\n" + data)
 
     def rest(self) -> bytes:
@@ -130,7 +132,8 @@ class GatewayProcess:
     def reach(self) -> GatewayProcess:
         """Wait until it listens."""
         found = eventually(
-            lambda: re.search(r"listening on \w+://\S+:(\d+)", self.log) or self.process.poll() is not None, "the gateway does not listen"
+            lambda: re.search(r"listening on \w+://\S+:(\d+)", self.log) or self.process.poll() is not None,
+            "the gateway does not listen",
         )
         assert isinstance(found, re.Match), f"ended with {self.process.returncode}: {self.log}"
         self.port = int(found[1])
@@ -151,7 +154,9 @@ class GatewayProcess:
         return self.ask("POST", path, body, headers)
 
     def chat(self, content: str = "hello", headers: Json | None = None, **body: Any) -> Answer:
-        return self.post("/v1/chat/completions", headers, **{"messages": [{"role": "user", "content": content}], **body})
+        return self.post(
+            "/v1/chat/completions", headers, **{"messages": [{"role": "user", "content": content}], **body}
+        )
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -58,7 +58,10 @@ def read(**fields):
 
 def test_blocks_become_messages_as_openai_has_them():
     chat = read(
-        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "Be kind."}],
+        system=[
+            {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "Be kind."},
+        ],
         messages=[
             {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
             {
@@ -72,7 +75,12 @@ def test_blocks_become_messages_as_openai_has_them():
             {
                 "role": "user",
                 "content": [
-                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "Sun"}], "is_error": True},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": [{"type": "text", "text": "Sun"}],
+                        "is_error": True,
+                    },
                     {"type": "text", "text": "And?"},
                 ],
             },
@@ -87,10 +95,16 @@ def test_blocks_become_messages_as_openai_has_them():
     assert more == {"role": "user", "content": "And?"}
 
 
-@pytest.mark.parametrize("header", ["x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;", "x-anthropic-billing-header: other"])
+@pytest.mark.parametrize(
+    "header", ["x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;", "x-anthropic-billing-header: other"]
+)
 @pytest.mark.parametrize("as_blocks", [True, False])
 def test_changing_billing_lines_are_no_part_of_the_prompt(header, as_blocks):
-    system = [{"type": "text", "text": header}, {"type": "text", "text": "Be brief."}] if as_blocks else f"{header}\nBe brief."
+    system = (
+        [{"type": "text", "text": header}, {"type": "text", "text": "Be brief."}]
+        if as_blocks
+        else f"{header}\nBe brief."
+    )
     assert read(system=system).messages[0] == {"role": "system", "content": "Be brief."}
 
 
@@ -99,7 +113,10 @@ def test_choices_thinking_and_forms():
     chat = read(tools=tools, tool_choice={"type": "any", "disable_parallel_tool_use": True})
     assert [tool["function"]["name"] for tool in chat.tools] == ["get_weather"]
     assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)
-    assert read(tools=tools, tool_choice={"type": "tool", "name": "get_weather"}).tool_choice["function"]["name"] == "get_weather"
+    assert (
+        read(tools=tools, tool_choice={"type": "tool", "name": "get_weather"}).tool_choice["function"]["name"]
+        == "get_weather"
+    )
     assert not read().enable_thinking and read(thinking={"type": "adaptive"}).enable_thinking
     assert read(thinking={"type": "enabled", "budget_tokens": 64}).reasoning_budget == 64
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -180,7 +197,10 @@ def test_counted_tokens_are_those_that_are_read(client):
 
 def test_billing_lines_leave_the_cache_as_it_is(client):
     def n_cached(line):
-        system = [{"type": "text", "text": f"x-anthropic-billing-header: cch={line};"}, {"type": "text", "text": "Be brief and kind. " * 20}]
+        system = [
+            {"type": "text", "text": f"x-anthropic-billing-header: cch={line};"},
+            {"type": "text", "text": "Be brief and kind. " * 20},
+        ]
         counts = client.messages.create(**ask(system=system)).usage
         return counts.cache_read_input_tokens, counts.input_tokens
 
@@ -214,15 +234,23 @@ def test_tools_are_called_and_their_results_read(work_client):
     with work_client.messages.stream(**fields, messages=ASKED) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_message()
-    assert [(block.name, block.input) for block in final.content if block.type == "tool_use"] == [("get_weather", {"city": "Paris"})]
+    assert [(block.name, block.input) for block in final.content if block.type == "tool_use"] == [
+        ("get_weather", {"city": "Paris"})
+    ]
     assert "input_json" in kinds and final.stop_reason == "tool_use"
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "Sunny, 21 degrees"}
     messages = [*ASKED, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
-    assert work_client.messages.create(**fields, messages=messages).stop_reason in ("end_turn", "max_tokens", "tool_use")
+    assert work_client.messages.create(**fields, messages=messages).stop_reason in (
+        "end_turn",
+        "max_tokens",
+        "tool_use",
+    )
 
 
 def test_a_named_tool_is_called_whatever_the_question(work_client):
     choice = {"type": "tool", "name": "set_timer"}
-    called = work_client.messages.create(**ask(messages=ASKED, max_tokens=150, tools=[WEATHER, TIMER], tool_choice=choice))
+    called = work_client.messages.create(
+        **ask(messages=ASKED, max_tokens=150, tools=[WEATHER, TIMER], tool_choice=choice)
+    )
     assert [block.name for block in called.content if block.type == "tool_use"] == ["set_timer"]
     assert isinstance(called.content[-1].input["minutes"], int)

@@ -21,7 +21,9 @@ COUNTED = re.compile(r"\d+ tokens?, \d+ a second")  # told when an answer has en
 expect.set_options(timeout=WAIT_S * 1e3)
 
 
-ENDLESS: dict[str, Any] = {"environ": {"TEST_LEVERS": json.dumps({"eog_every": 0})}}  # no answer ends before it was stopped
+ENDLESS: dict[str, Any] = {
+    "environ": {"TEST_LEVERS": json.dumps({"eog_every": 0})}
+}  # no answer ends before it was stopped
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,10 @@ class Tabs:
     def context(self, **options: Any) -> BrowserContext:
         context = self._browser.new_context(**options)
         context.set_default_timeout(WAIT_S * 1e3)
-        context.on("console", lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None)
+        context.on(
+            "console",
+            lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None,
+        )
         context.on("weberror", lambda error: self.errors.append(str(error.error)))
         context.on("request", lambda request: self.urls.append(request.url))
         self._contexts.append(context)
@@ -87,7 +92,10 @@ def last_answer(page: Page) -> Any:
 
 
 def wait_for_text(page: Page, n_least: int = 1) -> str:
-    eventually(lambda: page.locator("article.assistant").count() and len(last_answer(page).inner_text()) >= n_least, "nothing was answered")
+    eventually(
+        lambda: page.locator("article.assistant").count() and len(last_answer(page).inner_text()) >= n_least,
+        "nothing was answered",
+    )
     return str(last_answer(page).inner_text())
 
 
@@ -117,7 +125,9 @@ def test_a_message_is_answered_and_the_chat_survives_a_reload(gateway: GatewayPr
     expect(page.locator("article")).to_have_count(0)
 
 
-def test_stop_ends_the_answer_and_its_request(gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs) -> None:
+def test_stop_ends_the_answer_and_its_request(
+    gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs
+) -> None:
     levers(step_ms=20)
     page = tabs.open(gateway.url)
     send(page, "Hello")
@@ -129,7 +139,9 @@ def test_stop_ends_the_answer_and_its_request(gateway: GatewayProcess, fake: Dae
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
-def test_a_reload_in_mid_answer_keeps_what_came(gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs) -> None:
+def test_a_reload_in_mid_answer_keeps_what_came(
+    gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs
+) -> None:
     levers(step_ms=20)
     page = tabs.open(gateway.url)
     send(page, "Hello")
@@ -160,7 +172,9 @@ def test_two_tabs_are_two_chats(gateway: GatewayProcess, levers: Callable[..., N
         expect(page.locator("article.user .text")).to_have_text(f"I am tab {number}")
 
 
-def test_everything_can_be_done_with_the_keyboard(gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs) -> None:
+def test_everything_can_be_done_with_the_keyboard(
+    gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs
+) -> None:
     levers(step_ms=20)
     page = tabs.open(gateway.url)
     page.keyboard.type("Hello")  # the box has the focus
@@ -177,7 +191,9 @@ def test_everything_can_be_done_with_the_keyboard(gateway: GatewayProcess, fake:
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.textContent.trim() || document.activeElement.id"))
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-        assert outline != "none" or page.evaluate("document.activeElement === document.body"), f"{reached[-1]} does not show its focus"
+        assert outline != "none" or page.evaluate("document.activeElement === document.body"), (
+            f"{reached[-1]} does not show its focus"
+        )
         if reached[-1] == "Dashboard":
             break
     assert {"New chat", "Dashboard"} <= set(reached), reached
@@ -205,7 +221,13 @@ def test_a_key_is_asked_for_once(serve: Any, before: Any, folder: Any, tabs: Tab
 
 
 def cell(page: Page, table: str, request: str, column: int) -> Any:
-    return page.get_by_role("table", name=table).get_by_role("row").filter(has_text=request).get_by_role("cell").nth(column)
+    return (
+        page.get_by_role("table", name=table)
+        .get_by_role("row")
+        .filter(has_text=request)
+        .get_by_role("cell")
+        .nth(column)
+    )
 
 
 def test_the_dashboard_shows_who_runs_and_who_waits_for_whom(serve: Any, before: Any, tabs: Tabs) -> None:
@@ -223,7 +245,9 @@ def test_the_dashboard_shows_who_runs_and_who_waits_for_whom(serve: Any, before:
         expect(cell(page, "Who waits for whom", "second", 0)).to_have_text("first")
         expect(cell(page, "Requests in flight", "first", 2)).to_have_text("decode")
         expect(cell(page, "Requests in flight", "second", 1)).to_have_text("background")
-        expect(page.locator("#kv")).to_have_attribute("aria-label", re.compile(r"sequence 0: first, \d+ used, \d+ reserved"))
+        expect(page.locator("#kv")).to_have_attribute(
+            "aria-label", re.compile(r"sequence 0: first, \d+ used, \d+ reserved")
+        )
         expect(cell(page, "Shares of compute time", "http", 2)).to_contain_text("%")
         expect(page.locator("#streams svg")).to_have_attribute("aria-label", re.compile("2 requests in flight"))
         expect(page.locator("#streams rect.answers[width]:not([width='0'])")).to_have_count(1)
@@ -330,7 +354,9 @@ def test_dark_and_light_can_be_read(gateway: GatewayProcess, tabs: Tabs, path: s
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("width", [320, 390])
-def test_a_phone_shows_all_without_scrolling_sideways(gateway: GatewayProcess, tabs: Tabs, path: str, width: int) -> None:
+def test_a_phone_shows_all_without_scrolling_sideways(
+    gateway: GatewayProcess, tabs: Tabs, path: str, width: int
+) -> None:
     page = tabs.open(gateway.url + path, viewport={"width": width, "height": 700}, has_touch=True)
     expect(page.locator("#model")).to_contain_text("context")
     if path == "/":
@@ -363,6 +389,8 @@ def test_what_a_page_was_not_given_it_cannot_load_or_run(gateway: GatewayProcess
         }"""
     )
     assert ran == [False, False, "TypeError"]
-    assert len(tabs.errors) >= 3 and all("Content Security Policy" in error or "Failed to" in error for error in tabs.errors), tabs.errors
+    assert len(tabs.errors) >= 3 and all(
+        "Content Security Policy" in error or "Failed to" in error for error in tabs.errors
+    ), tabs.errors
     tabs.errors.clear()
     tabs.urls.clear()  # they were tried, and refused

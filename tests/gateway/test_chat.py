@@ -62,7 +62,10 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(gateway):
 
 
 def test_a_seed_repeats_an_answer(gateway):
-    texts = [gateway.chat(max_tokens=20, temperature=1, seed=seed).json["choices"][0]["message"]["content"] for seed in (7, 7, 8)]
+    texts = [
+        gateway.chat(max_tokens=20, temperature=1, seed=seed).json["choices"][0]["message"]["content"]
+        for seed in (7, 7, 8)
+    ]
     assert texts[0] == texts[1] != texts[2]
     assert gateway.chat(max_tokens=2, seed=-1).status == 200, "llama-server's clients mean any"
     assert gateway.chat(max_tokens=2, seed=-(2**40)).status == 200, "OpenAI's seeds are 64-bit"
@@ -104,7 +107,9 @@ def test_neutral_fields_that_clients_send_by_habit_change_nothing(gateway):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prediction_changes_no_answer(gateway, content, stream):
     plain = gateway.chat(temperature=0, max_tokens=8, stream=stream)
-    predicted = gateway.chat(temperature=0, max_tokens=8, stream=stream, prediction={"type": "content", "content": content})
+    predicted = gateway.chat(
+        temperature=0, max_tokens=8, stream=stream, prediction={"type": "content", "content": content}
+    )
     assert predicted.status == 200 and said(predicted, stream) == said(plain, stream)
     assert gateway.chat(prediction={"type": "content", "content": 7}).error["param"] == "prediction"
     assert gateway.chat(prediction="hello").error["param"] == "prediction"
@@ -124,7 +129,10 @@ def test_content_in_parts_is_text(gateway):
     whole = gateway.chat("hel\nlo", max_tokens=9, temperature=0).json["choices"]
     for texts in (["hel\nlo"], ["hel", "lo"]):
         parts = [{"type": "text", "text": text} for text in texts]
-        assert gateway.chat(messages=[{"role": "user", "content": parts}], max_tokens=9, temperature=0).json["choices"] == whole
+        assert (
+            gateway.chat(messages=[{"role": "user", "content": parts}], max_tokens=9, temperature=0).json["choices"]
+            == whole
+        )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +145,11 @@ def test_content_in_parts_is_text(gateway):
         ({"messages": [{"content": "hello"}]}, 400, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 7}]}, 400, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, 501, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            501,
+            "messages[0].content",
+        ),
         ({"messages": [{"role": "user", "content": ["hello"]}]}, 400, "messages[0].content"),
         ({"temperature": "hot"}, 400, "temperature"),
         ({"temperature": -1}, 400, "temperature"),
@@ -168,7 +180,9 @@ def test_a_wrong_field_is_named(gateway, body, status, param):
     assert answer.error["type"] == ("invalid_request_error" if status == 400 else "not_supported_error")
 
 
-@pytest.mark.parametrize("body", [b"", b"   ", b"{", b"[]", b"null", b'{"messages": nan}', b"\xff\xfe", b"[" * 2000, b'"' + b"x" * 100])
+@pytest.mark.parametrize(
+    "body", [b"", b"   ", b"{", b"[]", b"null", b'{"messages": nan}', b"\xff\xfe", b"[" * 2000, b'"' + b"x" * 100]
+)
 def test_a_body_that_is_no_json_object(gateway, body):
     answer = gateway.ask("POST", "/v1/chat/completions", body)
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
@@ -188,7 +202,11 @@ def test_a_prompt_longer_than_the_context(gateway, fake):
         answer = gateway.chat("x" * (n_ctx + 100), stream=stream)
         assert answer.status == 400
         error = answer.error
-        assert (error["type"], error["code"], error["n_ctx"]) == ("exceed_context_size_error", "context_length_exceeded", n_ctx)
+        assert (error["type"], error["code"], error["n_ctx"]) == (
+            "exceed_context_size_error",
+            "context_length_exceeded",
+            n_ctx,
+        )
         assert error["n_prompt_tokens"] > n_ctx
 
 
@@ -210,7 +228,9 @@ def test_a_cancelled_request_does_not_look_complete_and_is_not_retried(gateway, 
             wire.send(type="cancel", id="cancel-me", conn=row["conn"])
             assert wire.event()["found"] is True
         answer = raw.rest()
-    assert b" 499 " in answer.split(b"\r\n")[0] and b"x-should-retry: false" in answer and b"request_cancelled" in answer
+    assert (
+        b" 499 " in answer.split(b"\r\n")[0] and b"x-should-retry: false" in answer and b"request_cancelled" in answer
+    )
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -251,7 +271,11 @@ def test_logprobs_of_every_token_and_of_others_in_its_place(gateway, stream):
         entries, text = choice["logprobs"]["content"], choice["message"]["content"]
     assert "".join(entry["token"] for entry in entries) == text and len(entries) == 6
     for entry in entries:
-        assert entry["logprob"] <= 0 and bytes(entry["bytes"]).decode() == entry["token"] and len(entry["top_logprobs"]) == 3
+        assert (
+            entry["logprob"] <= 0
+            and bytes(entry["bytes"]).decode() == entry["token"]
+            and len(entry["top_logprobs"]) == 3
+        )
 
 
 def test_logprobs_without_alternatives(gateway):

@@ -53,7 +53,9 @@ class Form(BaseModel):
 
 
 def langchain(gateway: GatewayProcess, **options) -> ChatOpenAI:
-    return ChatOpenAI(base_url=f"{gateway.url}/v1", api_key="none", model="any", **{"max_retries": 0, "temperature": 0, **options})
+    return ChatOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="none", model="any", **{"max_retries": 0, "temperature": 0, **options}
+    )
 
 
 def test_langchain_chats_and_streams(gateway):
@@ -150,14 +152,22 @@ class Llm:
 
     def __init__(self, folder: Path, gateway: GatewayProcess) -> None:
         self._folder = folder
-        entry = {"model_id": "here", "model_name": "any", "api_base": f"{gateway.url}/v1", "supports_tools": True, "supports_schema": True}
+        entry = {
+            "model_id": "here",
+            "model_name": "any",
+            "api_base": f"{gateway.url}/v1",
+            "supports_tools": True,
+            "supports_schema": True,
+        }
         (folder / "extra-openai-models.yaml").write_text(json.dumps([entry]))  # JSON is YAML
         (folder / "keys.json").write_text(json.dumps({"openai": "none"}))
 
     def start(self, *args: str) -> subprocess.Popen:
         environ = {**os.environ, "LLM_USER_PATH": str(self._folder), "OPENAI_API_KEY": "none"}
         command = [sys.executable, "-m", "llm", *args]
-        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def run(self, *args: str) -> tuple[int, str, str]:
         with self.start(*args) as process:
@@ -174,11 +184,32 @@ def test_llm_chats_and_streams(gateway, folder):
 
 def test_llm_fills_a_form_and_calls_a_tool(work_gateway, tiny_gateway, folder):
     llm = Llm(folder, tiny_gateway)
-    code, out, err = llm.run("-m", "here", "A cat of three years", "--schema", json.dumps(Form.model_json_schema()), "-o", "max_tokens", "200")
+    code, out, err = llm.run(
+        "-m",
+        "here",
+        "A cat of three years",
+        "--schema",
+        json.dumps(Form.model_json_schema()),
+        "-o",
+        "max_tokens",
+        "200",
+    )
     assert code == 0 and Form.model_validate_json(out).kind in ("cat", "dog"), err
     llm = Llm(folder, work_gateway)
-    (folder / "tools.py").write_text('def get_weather(city: str) -> str:\n    "Get the weather of a city"\n    return f"Sun in {city}"\n')
-    ask = ("-m", "here", "What is the weather in Paris?", "--functions", str(folder / "tools.py"), "--td", "-o", "temperature", "0")
+    (folder / "tools.py").write_text(
+        'def get_weather(city: str) -> str:\n    "Get the weather of a city"\n    return f"Sun in {city}"\n'
+    )
+    ask = (
+        "-m",
+        "here",
+        "What is the weather in Paris?",
+        "--functions",
+        str(folder / "tools.py"),
+        "--td",
+        "-o",
+        "temperature",
+        "0",
+    )
     code, _, err = llm.run(*ask, "-o", "max_tokens", "150")
     assert code == 0 and "Sun in Paris" in err  # --td shows what tools gave
 

@@ -10,7 +10,11 @@ def complete(gateway, prompt="once upon", **body):
 
 
 def text_of(answer, index=0):
-    return "".join(event["choices"][0]["text"] for event in answer.events if event["choices"] and event["choices"][0]["index"] == index)
+    return "".join(
+        event["choices"][0]["text"]
+        for event in answer.events
+        if event["choices"] and event["choices"][0]["index"] == index
+    )
 
 
 def test_whole_and_streamed_say_the_same(gateway):
@@ -144,14 +148,20 @@ def gathered(answer, stream, index):
     if not stream:
         choice = answer.json["choices"][index]
         return choice["logprobs"], choice["text"]
-    parts = [e["choices"][0]["logprobs"] for e in answer.events if e["choices"][0]["index"] == index and e["choices"][0]["logprobs"]]
+    parts = [
+        e["choices"][0]["logprobs"]
+        for e in answer.events
+        if e["choices"][0]["index"] == index and e["choices"][0]["logprobs"]
+    ]
     return {name: [item for part in parts for item in part[name]] for name in parts[0]}, text_of(answer, index)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
     """How harnesses weigh what a model thinks of given texts."""
-    answer = complete(tiny_gateway, ["The kernel runs", "A cat sat"], echo=True, logprobs=1, max_tokens=0, stream=stream)
+    answer = complete(
+        tiny_gateway, ["The kernel runs", "A cat sat"], echo=True, logprobs=1, max_tokens=0, stream=stream
+    )
     for index, text in enumerate(["The kernel runs", "A cat sat"]):
         arrays, whole = gathered(answer, stream, index)
         assert "".join(arrays["tokens"]) == whole == text
@@ -162,4 +172,7 @@ def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
 def test_banned_strings_pass_through(tiny_gateway):
     free = complete(tiny_gateway, "The kernel", max_tokens=30).json["choices"][0]["text"]
     word = free.split()[3]
-    assert word not in complete(tiny_gateway, "The kernel", max_tokens=30, banned_strings=[word]).json["choices"][0]["text"]
+    assert (
+        word
+        not in complete(tiny_gateway, "The kernel", max_tokens=30, banned_strings=[word]).json["choices"][0]["text"]
+    )

@@ -41,15 +41,34 @@ def text_of(answer: Answer) -> str:
 
 
 def test_256_streams_at_once_are_all_answered_and_none_gets_another_s_text(serve, before):
-    room = ("--max-sessions", "300", "--max-connections", "300", "--queue-interactive", "300", "--queue-background", "300")
+    room = (
+        "--max-sessions",
+        "300",
+        "--max-connections",
+        "300",
+        "--queue-interactive",
+        "300",
+        "--queue-background",
+        "300",
+    )
     daemon = serve("--parallel", str(N_STREAMS), "--n-ctx", str(N_STREAMS * 128), "--calibrate", "off", *room)
     gateway = before(daemon)
     daemon.pull(step_ms=5)
-    alone = {n: gateway.chat(f"prompt {n}", max_tokens=40, temperature=0, ignore_eos=True).json["choices"][0]["message"]["content"] for n in range(8)}
+    alone = {
+        n: gateway.chat(f"prompt {n}", max_tokens=40, temperature=0, ignore_eos=True).json["choices"][0]["message"][
+            "content"
+        ]
+        for n in range(8)
+    }
     with contextlib.ExitStack() as stack:
         raws = [stack.enter_context(Raw(gateway.port)) for _ in range(N_STREAMS)]
         for number, raw in enumerate(raws):
-            body: Json = {**CHAT, "messages": [{"role": "user", "content": f"prompt {number % 8}"}], "max_tokens": 40, "temperature": 0}
+            body: Json = {
+                **CHAT,
+                "messages": [{"role": "user", "content": f"prompt {number % 8}"}],
+                "max_tokens": 40,
+                "temperature": 0,
+            }
             raw.send("POST", "/v1/chat/completions", body)
         answers = [Answer(data) for data in read_all(raws)]
     assert [answer.status for answer in answers] == [200] * N_STREAMS
@@ -70,14 +89,23 @@ def test_who_leaves_in_mid_stream_leaves_no_sequence_busy(serve, before):
         with contextlib.ExitStack() as stack:
             raws = [stack.enter_context(Raw(gateway.port)) for _ in range(N_AT_ONCE)]
             for raw in raws:
-                path = rng.choice(("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/completion"))
-                raw.send("POST", path, {**CHAT, "prompt": "hi", "max_tokens": 500, "n_predict": 500, "options": {"num_predict": 500}})
+                path = rng.choice(
+                    ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/completion")
+                )
+                raw.send(
+                    "POST",
+                    path,
+                    {**CHAT, "prompt": "hi", "max_tokens": 500, "n_predict": 500, "options": {"num_predict": 500}},
+                )
             for raw in rng.sample(raws, 8):  # as many as there are sequences get to their first tokens
                 raw.sock.settimeout(0.05)
                 with contextlib.suppress(TimeoutError):
                     raw.sock.recv(rng.randrange(1, 2000))
     tick = eventually(lambda: n_busy(daemon) == 0 and daemon.status(), "the daemon still computes for nobody")
-    assert tick["sessions"] == {**tick["sessions"], "queued": 0, "prefill": 0, "decode": 0, "parked": 0} and tick["kv"]["reserved"] == 0
+    assert (
+        tick["sessions"] == {**tick["sessions"], "queued": 0, "prefill": 0, "decode": 0, "parked": 0}
+        and tick["kv"]["reserved"] == 0
+    )
     eventually(lambda: (gateway.descriptors(), daemon.descriptors()) <= n_descriptors, "connections are left over")
     assert "Traceback" not in gateway.log + daemon.log
     assert gateway.chat(max_tokens=2).status == 200
@@ -111,8 +139,12 @@ def test_a_daemon_that_dies_in_mid_stream_is_an_error_and_the_next_one_is_found(
         eventually(lambda: n_busy(daemon) == 2)
         daemon.process.kill()
         cut, refused = Answer(head + streaming.rest()), Answer(whole.rest())
-    assert cut.events[-1]["error"]["code"] == "daemon_unavailable" and "[DONE]" not in cut.data, "what is cut off must not look whole"
-    assert (refused.status, refused.error["code"]) == (503, "daemon_unavailable") and int(refused.headers["retry-after-ms"]) > 0
+    assert cut.events[-1]["error"]["code"] == "daemon_unavailable" and "[DONE]" not in cut.data, (
+        "what is cut off must not look whole"
+    )
+    assert (refused.status, refused.error["code"]) == (503, "daemon_unavailable") and int(
+        refused.headers["retry-after-ms"]
+    ) > 0
     assert gateway.get("/health").status == 503
     serve()
     assert gateway.chat(max_tokens=3).status == 200

@@ -23,8 +23,22 @@ def test_every_difference_to_llama_server_is_explained(aliased):
 
 
 def test_the_comparison_sees_what_is_missing_added_and_changed():
-    theirs = {"status": 200, "type": "application/json", "body": {"a": 1, "b": {"c": "x"}, "t_ms": 3.0, "d": None, "e": [{"f": 1}]}}
-    ours = {"status": 400, "type": "application/json", "body": {"a": 1.00001, "b": {"c": 3}, "t_ms": 9.0, "g": 0, "e": [{"f": 2}]}}
+    theirs = {
+        "status": 200,
+        "type": "application/json",
+        "body": {"a": 1, "b": {"c": "x"}, "t_ms": 3.0, "d": None, "e": [{"f": 1}]},
+    }
+    ours = {
+        "status": 400,
+        "type": "application/json",
+        "body": {"a": 1.00001, "b": {"c": 3}, "t_ms": 9.0, "g": 0, "e": [{"f": 2}]},
+    }
     found = {(one.field, one.kind) for one in differences("x/y", ours, theirs, volatile_fields())}
-    assert found == {("status", "value"), ("body.b.c", "type"), ("body.d", "not here"), ("body.g", "only here"), ("body.e[].f", "value")}
+    assert found == {
+        ("status", "value"),
+        ("body.b.c", "type"),
+        ("body.d", "not here"),
+        ("body.g", "only here"),
+        ("body.e[].f", "value"),
+    }
     assert "body.d" in str(Difference("x", "body.d", "not here"))

@@ -57,7 +57,9 @@ def test_openais_client_gets_the_daemons_vectors(client: openai.OpenAI, bert: Da
     assert found.usage.prompt_tokens == found.usage.total_tokens == expected["usage"]["prompt_tokens"]
 
 
-def test_openais_client_gets_floats_fewer_numbers_and_vectors_of_tokens(client: openai.OpenAI, bert: DaemonProcess) -> None:
+def test_openais_client_gets_floats_fewer_numbers_and_vectors_of_tokens(
+    client: openai.OpenAI, bert: DaemonProcess
+) -> None:
     tokens = [bert.ask("tokenize", content=text, add_special=True)["tokens"] for text in TEXTS]
     by_text = client.embeddings.create(model="any", input=TEXTS, encoding_format="float", dimensions=16)
     by_ids = client.embeddings.create(model="any", input=tokens, dimensions=16)
@@ -71,7 +73,14 @@ def test_openais_client_gets_floats_fewer_numbers_and_vectors_of_tokens(client: 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"input": ""}, {"input": []}, {"input": ["a", ""]}, {"input": "a", "dimensions": 5000}, {"input": "the " * 300}, {"input": [1 << 29]}],
+    [
+        {"input": ""},
+        {"input": []},
+        {"input": ["a", ""]},
+        {"input": "a", "dimensions": 5000},
+        {"input": "the " * 300},
+        {"input": [1 << 29]},
+    ],
 )
 def test_what_is_wrong_is_a_bad_request(client: openai.OpenAI, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError):

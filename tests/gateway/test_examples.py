@@ -35,7 +35,12 @@ def test_the_commands_give_an_answer(page: str, folder: Path) -> None:
     port = free_port()
     # what is built and installed is there already; the embedded model takes the place of one's own
     lines = [line for line in commands if not line.startswith(("make ", ". ", "pip "))]
-    script = "\n".join(lines).replace("8080", str(port)).replace("model.gguf", str(TINY)).replace(" daemon ", f" daemon {' '.join(SMALL)} ")
+    script = (
+        "\n".join(lines)
+        .replace("8080", str(port))
+        .replace("model.gguf", str(TINY))
+        .replace(" daemon ", f" daemon {' '.join(SMALL)} ")
+    )
     environ = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "UMA_CACHE_DIR": str(folder / "cache")}
     environ |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     process = subprocess.Popen(
@@ -55,6 +60,10 @@ def test_the_commands_give_an_answer(page: str, folder: Path) -> None:
 def test_the_program_prints_an_answer(page: str, gateway: GatewayProcess) -> None:
     _, program = examples(page)
     done = subprocess.run(
-        [sys.executable, "-c", program.replace("8080", str(gateway.port))], capture_output=True, text=True, timeout=WAIT_S, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", program.replace("8080", str(gateway.port))],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr

@@ -18,32 +18,181 @@ N_REQUESTS = 100_000 if IS_FULL else 600
 N_THREADS = 8
 
 PATHS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/v1/responses/x", "/v1/messages", "/v1/messages/count_tokens"),
-    *("/api/chat", "/api/generate", "/api/show", "/api/tags", "/completion", "/infill", "/tokenize", "/detokenize", "/apply-template", "/props"),
-    *("/health", "/metrics", "/slots", "/uma/status", "/dashboard", "/pages/..%2f..%2fapp.py", "/v1//models", "/%00", "/nothing", "/"),
+    *(
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/models",
+        "/v1/responses/x",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    ),
+    *(
+        "/api/chat",
+        "/api/generate",
+        "/api/show",
+        "/api/tags",
+        "/completion",
+        "/infill",
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/props",
+    ),
+    *(
+        "/health",
+        "/metrics",
+        "/slots",
+        "/uma/status",
+        "/dashboard",
+        "/pages/..%2f..%2fapp.py",
+        "/v1//models",
+        "/%00",
+        "/nothing",
+        "/",
+    ),
 )
 NAMES = (
-    *("messages", "prompt", "input", "stream", "max_tokens", "temperature", "top_p", "stop", "n", "seed", "tools", "tool_choice", "logprobs"),
-    *("response_format", "logit_bias", "stream_options", "model", "priority", "service_tier", "echo", "suffix", "best_of", "instructions"),
-    *("previous_response_id", "text", "reasoning", "metadata", "role", "content", "type", "function", "name", "parameters", "samplers"),
-    *("system", "thinking", "stop_sequences", "options", "format", "think", "raw", "n_predict", "response_fields", "n_probs", "input_prefix", "tokens"),
+    *(
+        "messages",
+        "prompt",
+        "input",
+        "stream",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "stop",
+        "n",
+        "seed",
+        "tools",
+        "tool_choice",
+        "logprobs",
+    ),
+    *(
+        "response_format",
+        "logit_bias",
+        "stream_options",
+        "model",
+        "priority",
+        "service_tier",
+        "echo",
+        "suffix",
+        "best_of",
+        "instructions",
+    ),
+    *(
+        "previous_response_id",
+        "text",
+        "reasoning",
+        "metadata",
+        "role",
+        "content",
+        "type",
+        "function",
+        "name",
+        "parameters",
+        "samplers",
+    ),
+    *(
+        "system",
+        "thinking",
+        "stop_sequences",
+        "options",
+        "format",
+        "think",
+        "raw",
+        "n_predict",
+        "response_fields",
+        "n_probs",
+        "input_prefix",
+        "tokens",
+    ),
 )
 ATOMS = (
-    *(None, True, False, 0, 1, -1, 3, 2**31, 2**63, -(2**63), 1e308, 0.5, "", "x", "user", "assistant", "\ud7ff", "\0", "é" * 50, "function"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        3,
+        2**31,
+        2**63,
+        -(2**63),
+        1e308,
+        0.5,
+        "",
+        "x",
+        "user",
+        "assistant",
+        "\ud7ff",
+        "\0",
+        "é" * 50,
+        "function",
+    ),
     *("json_object", "auto", "required", [], {}, [[]], "hello", "a" * 3000),
 )
 HEADS = (
-    *("Content-Length: 5", "Content-Length: -1", "Content-Length: 99999999999999999999", "Transfer-Encoding: chunked", "Transfer-Encoding: gzip"),
-    *("Connection: upgrade\r\nUpgrade: websocket", "Expect: 100-continue", "Host: evil", "Host: localhost", "Origin: null", "X: \x01", "A" * 300 + ": b"),
-    *("Authorization: Bearer \xff", "X-Request-Id: " + "i" * 500, "X-Priority: urgent", "Connection: close", ": empty", "Content-Encoding: gzip"),
+    *(
+        "Content-Length: 5",
+        "Content-Length: -1",
+        "Content-Length: 99999999999999999999",
+        "Transfer-Encoding: chunked",
+        "Transfer-Encoding: gzip",
+    ),
+    *(
+        "Connection: upgrade\r\nUpgrade: websocket",
+        "Expect: 100-continue",
+        "Host: evil",
+        "Host: localhost",
+        "Origin: null",
+        "X: \x01",
+        "A" * 300 + ": b",
+    ),
+    *(
+        "Authorization: Bearer \xff",
+        "X-Request-Id: " + "i" * 500,
+        "X-Priority: urgent",
+        "Connection: close",
+        ": empty",
+        "Content-Encoding: gzip",
+    ),
 )
 SMUGGLED = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: smuggled\r\n\r\n"
 TWO_LENGTHS = (  # two servers in a row could see different ends of the body
-    *("Content-Length: 5\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 5", "Content-Length: 5\r\nContent-Length: 6"),
-    *("Content-Length: 5, 6", "Content-Length: 5,5", "Content-Length: +5", "Content-Length: -5", "Content-Length: 0x5", "Content-Length: 5 5"),
-    *("Content-Length : 5", "Content-Length\t: 5", "Content-Length:\x0b5", "Content-Length: 18446744073709551621", "X: a\nContent-Length: 5"),
-    *("Transfer-Encoding: xchunked", "Transfer-Encoding : chunked", "Transfer-Encoding: chunked, identity", "Transfer-Encoding:\x0bchunked"),
-    *("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", "Transfer-Encoding: gzip", "Transfer-Encoding: \"chunked\"", " Content-Length: 5"),
+    *(
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5",
+        "Content-Length: 5\r\nContent-Length: 6",
+    ),
+    *(
+        "Content-Length: 5, 6",
+        "Content-Length: 5,5",
+        "Content-Length: +5",
+        "Content-Length: -5",
+        "Content-Length: 0x5",
+        "Content-Length: 5 5",
+    ),
+    *(
+        "Content-Length : 5",
+        "Content-Length\t: 5",
+        "Content-Length:\x0b5",
+        "Content-Length: 18446744073709551621",
+        "X: a\nContent-Length: 5",
+    ),
+    *(
+        "Transfer-Encoding: xchunked",
+        "Transfer-Encoding : chunked",
+        "Transfer-Encoding: chunked, identity",
+        "Transfer-Encoding:\x0bchunked",
+    ),
+    *(
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+        "Transfer-Encoding: gzip",
+        'Transfer-Encoding: "chunked"',
+        " Content-Length: 5",
+    ),
 )
 BAD_CHUNKS = (
     *(b"-0\r\n\r\n", b"0x0\r\n\r\n", b"+0\r\n\r\n", b" 0\r\n\r\n", b"g\r\n\r\n"),
@@ -65,7 +214,13 @@ def body(rng: random.Random) -> bytes:
     roll = rng.random()
     if roll < 0.1:
         return rng.randbytes(rng.randrange(60))
-    near: dict[str, object] = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "max_tokens": 3, "max_output_tokens": 3}
+    near: dict[str, object] = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "prompt": "hi",
+        "input": "hi",
+        "max_tokens": 3,
+        "max_output_tokens": 3,
+    }
     near |= {rng.choice(NAMES): value(rng) for _ in range(rng.randrange(4))}
     if rng.random() < 0.5:
         near["stream"] = True
@@ -135,7 +290,10 @@ def test_random_requests(gateway: GatewayProcess, fake):
     gateway.chat(max_tokens=1)
     n_descriptors = gateway.descriptors()
     faults: list[bytes] = []
-    threads = [threading.Thread(target=bombard, args=(gateway.port, seed, N_REQUESTS // N_THREADS, faults)) for seed in range(N_THREADS)]
+    threads = [
+        threading.Thread(target=bombard, args=(gateway.port, seed, N_REQUESTS // N_THREADS, faults))
+        for seed in range(N_THREADS)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -156,7 +314,11 @@ def test_disconnects_in_mid_stream_leave_nothing_busy(gateway: GatewayProcess, f
         rng = random.Random(seed)
         for _ in range(n):
             with Raw(gateway.port) as raw:
-                raw.send("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "stream": True})
+                raw.send(
+                    "POST",
+                    "/v1/chat/completions",
+                    {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "stream": True},
+                )
                 raw.sock.recv(rng.randrange(1, 3000))
 
     threads = [threading.Thread(target=leave, args=(seed, 125 if IS_FULL else 15)) for seed in range(N_THREADS)]

@@ -29,11 +29,15 @@ def test_stop_words_probabilities_and_chosen_fields(gateway):
     stopped = gateway.post("/completion", prompt="hello", n_predict=30, temperature=0, stop=[text[8:10]]).json
     assert stopped["content"] == text[: text.index(text[8:10])]
     assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", text[8:10])
-    likely = gateway.post("/completion", prompt="hello", n_predict=3, temperature=0, n_probs=2).json["completion_probabilities"]
+    likely = gateway.post("/completion", prompt="hello", n_predict=3, temperature=0, n_probs=2).json[
+        "completion_probabilities"
+    ]
     assert len(likely) == 3 and all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in likely)
     after = gateway.post("/completion", prompt="hello", n_predict=1, n_probs=2, post_sampling_probs=True).json
     assert 0 <= after["completion_probabilities"][0]["prob"] <= 1
-    chosen = gateway.post("/completion", prompt="hello", n_predict=2, response_fields=["content", "timings/predicted_n", "none/such"]).json
+    chosen = gateway.post(
+        "/completion", prompt="hello", n_predict=2, response_fields=["content", "timings/predicted_n", "none/such"]
+    ).json
     assert chosen.keys() == {"content", "timings/predicted_n"} and chosen["timings/predicted_n"] == 2
 
 
@@ -46,7 +50,9 @@ def test_several_prompts_have_an_answer_each(gateway):
     streamed = gateway.post("/completion", prompt=["hello", "goodbye"], stream=True, **ask).events
     assert ["".join(event["content"] for event in streamed if event["index"] == i) for i in (0, 1)] == alone
     assert sum(event["stop"] for event in streamed) == 2
-    assert isinstance(gateway.post("/completion", prompt=["hello ", 104, "x"], **ask).json, dict)  # a mixed one is one prompt
+    assert isinstance(
+        gateway.post("/completion", prompt=["hello ", 104, "x"], **ask).json, dict
+    )  # a mixed one is one prompt
     assert gateway.post("/completion", prompt=["x"] * 129, **ask).status == 400
 
 
@@ -65,7 +71,9 @@ def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
     slots = gateway.get("/slots").json
     assert slots and not any(slot["is_processing"] for slot in slots)
     answer = gateway.get("/metrics")
-    assert answer.headers["content-type"].startswith("text/plain") and int(answer.headers["process-start-time-unix"]) > 0
+    assert (
+        answer.headers["content-type"].startswith("text/plain") and int(answer.headers["process-start-time-unix"]) > 0
+    )
     text = answer.body.decode()
     assert "uma_tokens_generated_total" in text and "llamacpp:tokens_predicted_total" in text
     before = float(text.split("\nllamacpp:tokens_predicted_total ")[1].split("\n")[0])

@@ -39,11 +39,15 @@ def test_requests_choose_by_number_by_name_and_as_a_model(adapted):
 
 def test_adapters_are_listed_as_models(adapted):
     models = adapted.get("/v1/models").json["data"]
-    assert [model["id"] for model in models[1:]] == ["tone", "topic"] and all(model["parent"] == models[0]["id"] for model in models[1:])
+    assert [model["id"] for model in models[1:]] == ["tone", "topic"] and all(
+        model["parent"] == models[0]["id"] for model in models[1:]
+    )
     assert adapted.get("/v1/models/topic").json["parent"] == models[0]["id"]
 
 
-@pytest.mark.parametrize("lora", [[{"id": 2}], [{"id": -1}], [{"id": "tonne"}], [{}], [3], [{"id": 0, "scale": "x"}], [{"id": True}]])
+@pytest.mark.parametrize(
+    "lora", [[{"id": 2}], [{"id": -1}], [{"id": "tonne"}], [{}], [3], [{"id": 0, "scale": "x"}], [{"id": True}]]
+)
 def test_an_adapter_that_is_not_there_is_refused(adapted, lora):
     answer = adapted.post("/completion", prompt="hello", n_predict=2, lora=lora)
     assert answer.status == 400 and "lora" in answer.error["message"]

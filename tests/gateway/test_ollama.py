@@ -44,7 +44,12 @@ def test_generate_with_and_without_the_template(client):
     raw = client.generate("any", "hello", raw=True, options={"num_predict": 4, "temperature": 0})
     assert len(templated.response) == 4 == len(raw.response)
     assert raw.prompt_eval_count < templated.prompt_eval_count
-    assert "".join(part.response for part in client.generate("any", "hello", raw=True, stream=True, options={"num_predict": 4})) != ""
+    assert (
+        "".join(
+            part.response for part in client.generate("any", "hello", raw=True, stream=True, options={"num_predict": 4})
+        )
+        != ""
+    )
 
 
 def test_stop_and_unlimited_answers_end(client):
@@ -103,7 +108,10 @@ def test_an_error_in_a_stream_is_its_last_line_and_raised_by_the_client(gateway,
 def test_tool_results_are_matched_with_their_calls():
     from uma_gateway.apis.ollama import openai_messages
 
-    calls = [{"function": {"name": name, "arguments": {"city": city}}} for name, city in (("weather", "Oslo"), ("time", "Rome"))]
+    calls = [
+        {"function": {"name": name, "arguments": {"city": city}}}
+        for name, city in (("weather", "Oslo"), ("time", "Rome"))
+    ]
     made = openai_messages(
         [
             {"role": "user", "content": "both?"},
@@ -114,4 +122,8 @@ def test_tool_results_are_matched_with_their_calls():
     )
     weather, time = made[1]["tool_calls"]
     assert json.loads(weather["function"]["arguments"]) == {"city": "Oslo"} and made[1]["reasoning_content"] == "hm"
-    assert made[2]["tool_call_id"] == time["id"] and made[3]["tool_call_id"] == weather["id"] and made[3]["name"] == "weather"
+    assert (
+        made[2]["tool_call_id"] == time["id"]
+        and made[3]["tool_call_id"] == weather["id"]
+        and made[3]["name"] == "weather"
+    )

@@ -53,7 +53,9 @@ def test_chat_stream_helper(client):
 
 
 def test_log_probabilities(client):
-    choice = client.chat.completions.create(model="any", messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=2).choices[0]
+    choice = client.chat.completions.create(
+        model="any", messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=2
+    ).choices[0]
     assert [len(entry.top_logprobs) for entry in choice.logprobs.content] == [2, 2, 2]
     older = client.completions.create(model="any", prompt="Hello", max_tokens=3, logprobs=2).choices[0]
     assert len(older.logprobs.tokens) == 3 and len(older.logprobs.top_logprobs[0]) == 2
@@ -149,7 +151,11 @@ def test_many_streams_at_once(gateway):
     async def one(client: openai.AsyncOpenAI, number: int) -> str:
         text = ""
         stream = await client.chat.completions.create(
-            model="any", messages=[{"role": "user", "content": f"prompt {number % 4}"}], max_tokens=10, temperature=0, stream=True
+            model="any",
+            messages=[{"role": "user", "content": f"prompt {number % 4}"}],
+            max_tokens=10,
+            temperature=0,
+            stream=True,
         )
         async for chunk in stream:
             text += chunk.choices[0].delta.content or ""

@@ -42,7 +42,11 @@ def test_the_overview_tells_requests_without_their_text(gateway, levers):
         raw.until(b'"content"')
         overview = eventually(lambda: (v := gateway.get("/uma/status").json)["requests"] and v, "no request is shown")
     assert overview["requests"][0]["request_id"].startswith("seen-1") and overview["state"] == "ready"
-    assert overview["metrics"]["tokens_generated_total"] and overview["cache"]["is_on"] and "secret" not in json.dumps(overview)
+    assert (
+        overview["metrics"]["tokens_generated_total"]
+        and overview["cache"]["is_on"]
+        and "secret" not in json.dumps(overview)
+    )
 
 
 def test_events_come_one_after_the_other_until_the_client_goes(gateway):
@@ -83,8 +87,12 @@ def test_a_request_of_any_client_can_be_cancelled(serve, before):
     daemon = serve()
     gateway = before(daemon)
     daemon.pull(step_ms=20)
-    streams = [daemon.stream(max_tokens=1000) for _ in range(2)]  # of the daemon's own clients, with one and the same id
-    rows = eventually(lambda: len(rows := gateway.get("/uma/status").json["requests"]) == 2 and rows, "the requests are not shown")
+    streams = [
+        daemon.stream(max_tokens=1000) for _ in range(2)
+    ]  # of the daemon's own clients, with one and the same id
+    rows = eventually(
+        lambda: len(rows := gateway.get("/uma/status").json["requests"]) == 2 and rows, "the requests are not shown"
+    )
     answer = gateway.post("/uma/cancel", request_id=rows[0]["request_id"], conn=rows[0]["conn"])
     assert answer.json["found"] is True
     eventually(lambda: n_busy(daemon) == 1, "none, or both, were cancelled")

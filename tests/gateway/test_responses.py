@@ -40,7 +40,12 @@ def test_stream_events_come_in_their_order_and_say_what_the_whole_says(gateway):
     kinds = list(dict.fromkeys(names))
     assert kinds == [
         *("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"),
-        *("response.output_text.delta", "response.output_text.done", "response.content_part.done", "response.output_item.done"),
+        *(
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+        ),
         "response.incomplete",
     ]
     deltas = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
@@ -63,7 +68,10 @@ def test_a_conversation_goes_on_by_id(gateway):
             {"role": "user", "content": [{"type": "input_text", "text": "go on"}]},
         ],
     ).json
-    assert text_of(second) == text_of(spelled_out) and second["usage"]["input_tokens"] == spelled_out["usage"]["input_tokens"]
+    assert (
+        text_of(second) == text_of(spelled_out)
+        and second["usage"]["input_tokens"] == spelled_out["usage"]["input_tokens"]
+    )
     third = respond(gateway, "more", previous_response_id=second["id"]).json
     assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"] + 8
 
@@ -81,7 +89,11 @@ def test_kept_responses_are_read_and_deleted(gateway):
     listed = gateway.get(f"{path}/input_items").json["data"]
     assert [(item["role"], item["content"]) for item in listed] == [("user", "hello")]
     assert gateway.ask("DELETE", path).json == {"id": response["id"], "object": "response", "deleted": True}
-    for answer in (gateway.get(path), gateway.ask("DELETE", path), respond(gateway, previous_response_id=response["id"])):
+    for answer in (
+        gateway.get(path),
+        gateway.ask("DELETE", path),
+        respond(gateway, previous_response_id=response["id"]),
+    ):
         assert answer.status == 404
     assert respond(gateway, previous_response_id=response["id"]).error["code"] == "previous_response_not_found"
 
@@ -115,7 +127,12 @@ def test_log_probabilities_where_they_are_included(gateway):
     part = response["output"][0]["content"][0]
     assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
     events = respond(gateway, include=["message.output_text.logprobs"], stream=True).events
-    told = [entry["token"] for event in events if event["type"] == "response.output_text.delta" for entry in event["logprobs"]]
+    told = [
+        entry["token"]
+        for event in events
+        if event["type"] == "response.output_text.delta"
+        for entry in event["logprobs"]
+    ]
     assert "".join(told) == part["text"]
 
 
@@ -127,9 +144,17 @@ def test_log_probabilities_where_they_are_included(gateway):
         ({"given": [7]}, 400, "input[0]"),
         ({"given": [{"type": "novel"}]}, 400, "input[0].type"),
         ({"given": [{"role": "robot", "content": "x"}]}, 400, "input[0].role"),
-        ({"given": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, 501, "input[0].content"),
+        (
+            {"given": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            501,
+            "input[0].content",
+        ),
         ({"given": [{"type": "item_reference", "id": "x"}]}, 501, "input[0]"),
-        ({"given": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]}, 400, "input[0].arguments"),
+        (
+            {"given": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]},
+            400,
+            "input[0].arguments",
+        ),
         ({"background": True}, 501, "background"),
         ({"conversation": "c"}, 501, "conversation"),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),

@@ -23,7 +23,9 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 # ---- Host and Origin
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:{}", "localhost:{}", "localhost", "[::1]:{}", "10.1.2.3", "app.localhost:1", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:{}", "localhost:{}", "localhost", "[::1]:{}", "10.1.2.3", "app.localhost:1", "LOCALHOST"]
+)
 def test_addresses_and_local_names_are_answered(gateway, host):
     assert gateway.get("/health", host=host.format(gateway.port)).status == 200
 
@@ -48,7 +50,9 @@ def test_exactly_one_host(gateway):
 
 def test_allowed_names_are_answered(folder, before):
     gateway = before(str(folder / "s"), "--allowed-hosts", "box.example.org")
-    assert gateway.get("/v1/models", host="box.example.org:8080").status == 503, "past the guard, and there is no daemon"
+    assert gateway.get("/v1/models", host="box.example.org:8080").status == 503, (
+        "past the guard, and there is no daemon"
+    )
     assert gateway.get("/v1/models", host="other.example.org").status == 403
 
 
@@ -68,8 +72,14 @@ def test_allowed_origins_get_their_headers_and_others_none(folder, before):
     preflight = gateway.ask("OPTIONS", "/v1/chat/completions", None, {"origin": "https://chat.example.org"})
     assert preflight.status == 200
     assert preflight.headers["access-control-allow-origin"] == "https://chat.example.org"
-    assert "POST" in preflight.headers["access-control-allow-methods"] and "authorization" in preflight.headers["access-control-allow-headers"]
-    assert gateway.get("/v1/models", origin="https://chat.example.org").headers["access-control-allow-origin"] == "https://chat.example.org"
+    assert (
+        "POST" in preflight.headers["access-control-allow-methods"]
+        and "authorization" in preflight.headers["access-control-allow-headers"]
+    )
+    assert (
+        gateway.get("/v1/models", origin="https://chat.example.org").headers["access-control-allow-origin"]
+        == "https://chat.example.org"
+    )
     for origin in ("https://chat.example.org.evil.example", "http://chat.example.org", "https://chat.example.org:444"):
         assert gateway.ask("OPTIONS", "/v1/models", None, {"origin": origin}).status == 403
 
@@ -103,9 +113,20 @@ def test_only_known_keys_are_answered(keyed):
     assert gateway.chat(max_tokens=2, headers=as_(keys["alice"])).status == 200
     assert gateway.get("/v1/models", x_api_key=keys["alice"]).status == 200
     assert gateway.get("/health").status == 200, "for whoever watches the process"
-    for headers in ({}, as_("wrong"), as_(""), {"authorization": f"Basic {keys['alice']}"}, as_(keys["alice"] + "x"), as_(keys["alice"][:-1])):
+    for headers in (
+        {},
+        as_("wrong"),
+        as_(""),
+        {"authorization": f"Basic {keys['alice']}"},
+        as_(keys["alice"] + "x"),
+        as_(keys["alice"][:-1]),
+    ):
         answer = gateway.chat(headers=headers)
-        assert (answer.status, answer.error["type"], answer.error["code"]) == (401, "authentication_error", "invalid_api_key")
+        assert (answer.status, answer.error["type"], answer.error["code"]) == (
+            401,
+            "authentication_error",
+            "invalid_api_key",
+        )
     assert not any(key in gateway.log for key in keys.values())
 
 
@@ -115,7 +136,12 @@ def test_a_key_is_an_account_with_a_ceiling(keyed):
     lanes = {}
     for name in ("alice", "bob"):
         with Raw(gateway.port) as raw:
-            raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True}, {**as_(keys[name]), "x-priority": "interactive"})
+            raw.send(
+                "POST",
+                "/v1/chat/completions",
+                {**CHAT, "max_tokens": 500, "stream": True},
+                {**as_(keys[name]), "x-priority": "interactive"},
+            )
             raw.until(b"delta")
             (row,) = daemon.ask("sessions")["sessions"]
             lanes[row["account"]] = row["lane"]
@@ -130,7 +156,9 @@ def test_a_key_s_requests_in_flight_are_limited(keyed):
         raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True}, as_(keys["bob"]))
         raw.until(b"delta")
         refused = gateway.chat(headers=as_(keys["bob"]))
-        assert (refused.status, refused.error["code"]) == (429, "too_many_requests") and int(refused.headers["retry-after-ms"]) > 0
+        assert (refused.status, refused.error["code"]) == (429, "too_many_requests") and int(
+            refused.headers["retry-after-ms"]
+        ) > 0
         assert gateway.get("/v1/models", authorization=f"Bearer {keys['bob']}").status == 200
     eventually(lambda: gateway.chat(max_tokens=1, headers=as_(keys["bob"])).status == 200)
 
@@ -186,7 +214,18 @@ def strict(folder, before):
     """Little patience and little room; no daemon."""
     return before(
         str(folder / "s"),
-        *("--header-timeout-s", "0.3", "--body-timeout-s", "0.3", "--keep-alive-s", "1", "--max-header-kb", "4", "--max-body-mb", "0.01"),
+        *(
+            "--header-timeout-s",
+            "0.3",
+            "--body-timeout-s",
+            "0.3",
+            "--keep-alive-s",
+            "1",
+            "--max-header-kb",
+            "4",
+            "--max-body-mb",
+            "0.01",
+        ),
         *("--max-connections", "8", "--write-timeout-s", "0.5"),
     )
 
@@ -241,7 +280,9 @@ def test_a_body_that_is_too_large_is_refused_unread(strict):
         assert b" 413 " in answer.split(b"\r\n")[0] and b"connection: close" in answer.lower()
     chunk = b"4000\r\n" + b"x" * 0x4000 + b"\r\n"
     with Raw(strict.port) as raw:
-        raw.sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk)
+        raw.sock.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
+        )
         assert b" 413 " in raw.rest().split(b"\r\n")[0]
 
 
@@ -286,7 +327,9 @@ def test_too_many_requests_at_once_are_told_to_come_back(serve, before):
         raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True})
         raw.until(b"delta")
         refused = gateway.chat()
-        assert (refused.status, refused.error["code"]) == (503, "overloaded") and int(refused.headers["retry-after-ms"]) > 0
+        assert (refused.status, refused.error["code"]) == (503, "overloaded") and int(
+            refused.headers["retry-after-ms"]
+        ) > 0
         assert gateway.get("/health").status == 200
 
 
@@ -299,7 +342,9 @@ def test_a_reader_that_takes_nothing_is_dropped_and_its_request_cancelled(serve,
     sock.connect(("127.0.0.1", gateway.port))
     likely = {"logprobs": True, "top_logprobs": 20}  # more bytes than the buffers on the way hold
     body = json.dumps({**CHAT, **likely, "max_tokens": 60000, "stream": True, "ignore_eos": True}).encode()
-    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    sock.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
     gateway.logs("a reader took nothing")
     eventually(lambda: n_busy(daemon) == 0, "its request still runs")
     sock.close()
@@ -394,7 +439,10 @@ def test_tls_by_files(serve, before, folder):
     cert, key = certificate(openssl, folder, "a")
     gateway = before(serve(), "--tls-cert", str(cert), "--tls-key", str(key))
     context = ssl.create_default_context(cafile=str(cert))
-    with socket.create_connection(("127.0.0.1", gateway.port), WAIT_S) as plain, context.wrap_socket(plain, server_hostname="localhost") as sock:
+    with (
+        socket.create_connection(("127.0.0.1", gateway.port), WAIT_S) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as sock,
+    ):
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         data = b""
         while chunk := sock.recv(4096):
@@ -417,7 +465,11 @@ def certificate(openssl, folder, name):
     cert, key = folder / f"{name}.cert", folder / f"{name}.key"
     subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
     files = ("-keyout", str(key), "-out", str(cert))
-    subprocess.run([openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, "-days", "1", *subject], check=True, capture_output=True)
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, "-days", "1", *subject],
+        check=True,
+        capture_output=True,
+    )
     return cert, key
 
 

@@ -16,7 +16,12 @@ def test_health_and_models(gateway, fake):
     models = gateway.get("/v1/models").json
     (model,) = models["data"]
     n_ctx = fake.ask("props")["n_ctx_seq"]
-    assert (model["id"], model["object"], model["context_length"], model["max_model_len"]) == ("fake", "model", n_ctx, n_ctx)
+    assert (model["id"], model["object"], model["context_length"], model["max_model_len"]) == (
+        "fake",
+        "model",
+        n_ctx,
+        n_ctx,
+    )
     assert model["meta"]["n_ctx"] == n_ctx
     assert gateway.get("/v1/models/fake").json["id"] == "fake"
     missing = gateway.get("/v1/models/gpt-4")
@@ -88,7 +93,11 @@ def test_a_killed_gateway_leaves_nothing_busy(serve, before):
     daemon.pull(step_ms=20)
     raws = [Raw(gateway.port) for _ in range(3)]
     for raw in raws:
-        raw.send("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, "stream": True})
+        raw.send(
+            "POST",
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, "stream": True},
+        )
         raw.until(b"delta")
     gateway.process.kill()
     eventually(lambda: n_busy(daemon) == 0, "the daemon still computes for nobody")
@@ -102,7 +111,11 @@ def test_told_to_stop_it_finishes_running_answers(serve, before):
     gateway = before(daemon)
     daemon.pull(step_ms=10)
     with Raw(gateway.port) as raw:
-        raw.send("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "stream": True})
+        raw.send(
+            "POST",
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "stream": True},
+        )
         raw.until(b"delta")
         gateway.signal(signal.SIGTERM)
         assert b"[DONE]" in raw.rest()
@@ -134,7 +147,9 @@ def test_another_address_is_served_with_keys_or_when_insecure(before, folder):
 def test_variables_and_files_configure_it(folder, before):
     config = folder / "gateway.yaml"
     config.write_text("serve:\n  model_alias: my-model\nlimits:\n  max_body_mb: 0.001\n")
-    gateway = before(str(folder / "s"), "--config", str(config), environ={"UMA_GATEWAY_API_KEY": "secret", "UMA_GATEWAY_PORT": "0"})
+    gateway = before(
+        str(folder / "s"), "--config", str(config), environ={"UMA_GATEWAY_API_KEY": "secret", "UMA_GATEWAY_PORT": "0"}
+    )
     assert gateway.get("/v1/models").status == 401
     answer = gateway.chat("x" * 5000, headers={"authorization": "Bearer secret"})
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")

@@ -30,7 +30,10 @@ TOOLS = [WEATHER, TIMER]
 ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -47,7 +50,9 @@ def client(work_gateway):
 
 
 def chat(client, messages=ASKED, **fields):
-    return client.chat.completions.create(**{"model": "any", "messages": messages, "max_tokens": 150, "temperature": 0, **fields})
+    return client.chat.completions.create(
+        **{"model": "any", "messages": messages, "max_tokens": 150, "temperature": 0, **fields}
+    )
 
 
 def streamed(client, messages=ASKED, **fields):
@@ -67,18 +72,29 @@ def streamed(client, messages=ASKED, **fields):
 
 
 def calls_of(completion):
-    return [(call.function.name, json.loads(call.function.arguments)) for call in completion.choices[0].message.tool_calls or ()]
+    return [
+        (call.function.name, json.loads(call.function.arguments))
+        for call in completion.choices[0].message.tool_calls or ()
+    ]
 
 
 def test_nothing_is_said_before_a_call_that_is_required(tiny_gateway):
     """Also by a model that knows of no tools and was asked for none: it would talk until it ran out of tokens."""
     with client_of(tiny_gateway) as client:
         for choice in ("required", {"type": "function", "function": {"name": "set_timer"}}):
-            ask = {"model": "any", "messages": [{"role": "user", "content": "Hello"}], "tools": [TIMER], "tool_choice": choice, "max_tokens": 300}
+            ask = {
+                "model": "any",
+                "messages": [{"role": "user", "content": "Hello"}],
+                "tools": [TIMER],
+                "tool_choice": choice,
+                "max_tokens": 300,
+            }
             for chunk in client.chat.completions.create(**ask, stream=True):
                 delta = chunk.choices[0].delta
                 assert not delta.content
-                if delta.tool_calls:  # it may call again and again: a later call that its tokens end in the middle of is no matter here
+                if (
+                    delta.tool_calls
+                ):  # it may call again and again: a later call that its tokens end in the middle of is no matter here
                     break
             assert delta.tool_calls[0].function.name == "set_timer"
 
@@ -116,7 +132,10 @@ def test_none_means_that_no_tool_is_called(client):
 
 
 def test_allowed_tools_are_the_only_ones(client):
-    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "set_timer"}}]}}
+    allowed = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "set_timer"}}]},
+    }
     assert {name for name, _ in calls_of(chat(client, tools=TOOLS, tool_choice=allowed))} == {"set_timer"}
 
 
@@ -150,14 +169,22 @@ def test_the_sdk_parses_into_its_own_types(client):
         age: int
 
     ask = [{"role": "user", "content": "Write a JSON record of Ann, 30 years old."}]
-    parsed = client.chat.completions.parse(model="any", messages=ask, response_format=Person, max_tokens=150, temperature=0)
+    parsed = client.chat.completions.parse(
+        model="any", messages=ask, response_format=Person, max_tokens=150, temperature=0
+    )
     assert isinstance(parsed.choices[0].message.parsed, Person)
     response = client.responses.parse(model="any", input=ask, text_format=Person, max_output_tokens=150, temperature=0)
     assert isinstance(response.output_parsed, Person)
 
 
 def test_a_strict_schema_that_cannot_be_enforced_is_refused(client):
-    schema = {**PERSON, "properties": {**PERSON["properties"], "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+    schema = {
+        **PERSON,
+        "properties": {
+            **PERSON["properties"],
+            "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        },
+    }
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}}
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, response_format=form)
@@ -174,7 +201,9 @@ def test_thinking_is_apart_from_the_answer(client):
 
 def test_responses_with_tools_and_reasoning(client):
     tools = [{"type": "function", **WEATHER["function"]}, {"type": "web_search"}]
-    whole = client.responses.create(model="any", input="What is the weather in Paris?", tools=tools, max_output_tokens=150, temperature=0)
+    whole = client.responses.create(
+        model="any", input="What is the weather in Paris?", tools=tools, max_output_tokens=150, temperature=0
+    )
     (call,) = [item for item in whole.output if item.type == "function_call"]
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
     with client.responses.stream(
@@ -186,7 +215,9 @@ def test_responses_with_tools_and_reasoning(client):
     done = next(event for event in events if event.type == "response.function_call_arguments.done")
     assert deltas == done.arguments == final.output[-1].arguments
     result = [{"type": "function_call_output", "call_id": final.output[-1].call_id, "output": "sunny"}]
-    more = client.responses.create(model="any", input=result, previous_response_id=final.id, tools=tools, max_output_tokens=60, temperature=0)
+    more = client.responses.create(
+        model="any", input=result, previous_response_id=final.id, tools=tools, max_output_tokens=60, temperature=0
+    )
     assert more.output_text
     thought = client.responses.create(model="any", input="What is 3 + 4? /think", max_output_tokens=300, temperature=0)
     assert [item.type for item in thought.output] == ["reasoning", "message"]
@@ -204,7 +235,14 @@ def test_a_schema_is_enforced_on_any_model(tiny_gateway):
 
 def test_a_cancelled_call_frees_the_daemon(tiny_gateway, tiny):
     with Raw(tiny_gateway.port) as raw:
-        body = {"messages": ASKED, "tools": TOOLS, "tool_choice": "required", "stream": True, "max_tokens": 2000, "min_tokens": 1500}
+        body = {
+            "messages": ASKED,
+            "tools": TOOLS,
+            "tool_choice": "required",
+            "stream": True,
+            "max_tokens": 2000,
+            "min_tokens": 1500,
+        }
         raw.send("POST", "/v1/chat/completions", body)
         raw.until(b"data: ")
     eventually(lambda: n_busy(tiny) == 0)

@@ -46,7 +46,9 @@ def test_a_waiting_stream_begins_and_hears_where_it_stands(busy, path, body):
         answers = [Answer(first.rest()), Answer(head + waited + second.rest())]
     for answer in answers:
         assert answer.status == 200 and "error" not in answer.events[-1]
-    positions = [int(found[1]) for comment in answers[1].comments if (found := re.match(r"queue_position=(\d+)", comment))]
+    positions = [
+        int(found[1]) for comment in answers[1].comments if (found := re.match(r"queue_position=(\d+)", comment))
+    ]
     assert positions[0] == 1 and positions == sorted(positions, reverse=True)
 
 
@@ -57,7 +59,11 @@ def test_an_answer_that_is_not_streamed_says_where_it_stood(busy):
         eventually(lambda: n_busy(daemon) == 2)
         running.sock.close()
         answer = Answer(waiting.rest())
-    assert answer.status == 200 and answer.headers["x-queue-position"] == "0" and int(answer.headers["x-queue-wait-ms"]) > 0
+    assert (
+        answer.status == 200
+        and answer.headers["x-queue-position"] == "0"
+        and int(answer.headers["x-queue-wait-ms"]) > 0
+    )
 
 
 @pytest.mark.parametrize("stream", [True, False])

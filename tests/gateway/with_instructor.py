@@ -30,7 +30,17 @@ def client_of(url: str, mode: instructor.Mode) -> instructor.Instructor:
 
 def ask(url: str, mode: instructor.Mode, made: type[BaseModel], **fields):
     client = client_of(url, mode)
-    return client.create(**{"model": "any", "messages": ASKED, "response_model": made, "max_tokens": 400, "temperature": 0, "max_retries": 0, **fields})
+    return client.create(
+        **{
+            "model": "any",
+            "messages": ASKED,
+            "response_model": made,
+            "max_tokens": 400,
+            "temperature": 0,
+            "max_retries": 0,
+            **fields,
+        }
+    )
 
 
 def forms(url: str) -> object:
@@ -41,7 +51,9 @@ def forms(url: str) -> object:
 
 def stream(url: str) -> object:
     client = client_of(url, instructor.Mode.JSON_SCHEMA)
-    parts = client.create_partial(model="any", messages=ASKED, response_model=Form, max_tokens=400, temperature=0, max_retries=0)
+    parts = client.create_partial(
+        model="any", messages=ASKED, response_model=Form, max_tokens=400, temperature=0, max_retries=0
+    )
     return [part.model_dump() for part in parts]
 
 

@@ -20,7 +20,13 @@ KERNELS = sorted((ROOT / "native" / "kernels").glob("*.c"))
 DEVICE = sorted((ROOT / "native" / "ggml-uma").glob("*.c*"))
 CHECKS = [HERE / name for name in ("check_main.c", "check_mm.c", "check_attn.c")]
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-fno-math-errno"]
-SANITIZERS = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-var-tracking-assignments"]
+SANITIZERS = [
+    "-O1",
+    "-g1",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-var-tracking-assignments",
+]
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,9 @@ class Compilers:
 
     @property
     def identity(self) -> str:
-        return subprocess.run([*self.cc, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+        return subprocess.run([*self.cc, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[
+            0
+        ]
 
 
 def host() -> Compilers:

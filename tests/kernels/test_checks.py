@@ -31,7 +31,9 @@ def check(command: list[str], table: str) -> str:
 
 
 def tables(command: list[str]) -> list[str]:
-    return subprocess.run([*command, "--list"], capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout.split()
+    return subprocess.run(
+        [*command, "--list"], capture_output=True, text=True, check=True, env=ENVIRONMENT
+    ).stdout.split()
 
 
 @pytest.mark.parametrize("build_name", ["sanitized", "optimised"])

@@ -84,7 +84,11 @@ def random_weights(rng: np.random.Generator, name: str, n_out: int, n_blocks: in
     if name == "F16":
         return rng.normal(size=(n_out, n_blocks)).astype(np.float16).view(np.uint8)
     if name == "BF16":
-        return (rng.normal(size=(n_out, n_blocks)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return (
+            (rng.normal(size=(n_out, n_blocks)).astype(np.float32).view(np.uint32) >> 16)
+            .astype(np.uint16)
+            .view(np.uint8)
+        )
     blocks = rng.integers(0, 256, (n_out, n_blocks, block_bytes), dtype=np.uint8)
     if name == "MXFP4":
         blocks[:, :, 0] = rng.integers(110, 130, (n_out, n_blocks))  # exponents of scales that real files have

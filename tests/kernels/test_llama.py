@@ -47,7 +47,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["target", "draft", "moe"])
 def report(request: pytest.FixtureRequest, program: Path) -> Report:
-    names = {"target": default_model_path(), "draft": MODELS / "uma-draft-q8_0.gguf", "moe": MODELS / "uma-moe-q8_0.gguf"}
+    names = {
+        "target": default_model_path(),
+        "draft": MODELS / "uma-draft-q8_0.gguf",
+        "moe": MODELS / "uma-moe-q8_0.gguf",
+    }
     command = [str(program), str(names[request.param]), str(N_TEXT[request.param])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

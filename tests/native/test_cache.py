@@ -38,7 +38,9 @@ def get(root: Path, builder: Callable[[Path], None], note: Note, facts: dict[str
     return cache.get_or_build(root, "kind", facts, builder, note)
 
 
-def test_a_second_request_is_served_without_building(tmp_path: Path, builder: Builder, note: Note, notes: list[str]) -> None:
+def test_a_second_request_is_served_without_building(
+    tmp_path: Path, builder: Builder, note: Note, notes: list[str]
+) -> None:
     first, second = get(tmp_path, builder, note), get(tmp_path, builder, note)
     assert first == second
     assert builder.n_runs == 1
@@ -90,7 +92,9 @@ def damage(entry: Path, how: str) -> None:
         "manifest without files",
     ],
 )
-def test_a_corrupt_entry_is_noticed_and_built_again(tmp_path: Path, builder: Builder, note: Note, notes: list[str], how: str) -> None:
+def test_a_corrupt_entry_is_noticed_and_built_again(
+    tmp_path: Path, builder: Builder, note: Note, notes: list[str], how: str
+) -> None:
     damage(get(tmp_path, builder, note), how)
     entry = get(tmp_path, builder, note)
     assert builder.n_runs == 2

@@ -20,7 +20,11 @@ def progress() -> Progress:
 def exported(path: str) -> set[str]:
     command = ["nm", "-gU", path] if sys.platform == "darwin" else ["nm", "-D", "--defined-only", path]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {line.split()[-1].removeprefix("_" if sys.platform == "darwin" else "") for line in output.splitlines() if line.strip()}
+    return {
+        line.split()[-1].removeprefix("_" if sys.platform == "darwin" else "")
+        for line in output.splitlines()
+        if line.strip()
+    }
 
 
 def test_the_library_shows_nothing_but_its_own_interface() -> None:
@@ -32,11 +36,15 @@ def test_the_library_shows_nothing_but_its_own_interface() -> None:
 
 def test_the_library_needs_no_library_of_llama_cpp() -> None:
     command = ["otool", "-L"] if sys.platform == "darwin" else ["ldd"]
-    needed = subprocess.run([*command, str(build.CHAT_LIB_DIR / chat_build.LIBRARY)], capture_output=True, text=True, check=True).stdout
+    needed = subprocess.run(
+        [*command, str(build.CHAT_LIB_DIR / chat_build.LIBRARY)], capture_output=True, text=True, check=True
+    ).stdout
     assert "libllama" not in needed and "libggml" not in needed
 
 
-def test_a_warm_cache_builds_the_library_without_compiling(progress: Progress, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_warm_cache_builds_the_library_without_compiling(
+    progress: Progress, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
     chat_build.build_chat_library(load_pin(), progress, tmp_path / "first")
 
     def forbidden(*_: object) -> None:

@@ -31,7 +31,12 @@ def test_a_portable_build_uses_nothing_of_this_processor(pin: Pin, monkeypatch: 
     flags = cmake_build.cmake_flags(pin, "cpu")
     assert flags["GGML_NATIVE"] == "OFF" and not cmake_build.is_native(flags, [])
     if cmake_build.has_variants(True):
-        assert (flags["GGML_SSE42"], flags["GGML_AVX"], flags["GGML_AVX2"], flags["GGML_AVX512"]) == ("ON", "OFF", "OFF", "OFF")
+        assert (flags["GGML_SSE42"], flags["GGML_AVX"], flags["GGML_AVX2"], flags["GGML_AVX512"]) == (
+            "ON",
+            "OFF",
+            "OFF",
+            "OFF",
+        )
 
 
 def test_an_unknown_kind_of_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +57,9 @@ def test_backend_flags_are_used(pin: Pin) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="Apple's compilers have no static C++ runtime")
-def test_a_static_cxx_runtime_stays_inside_each_library(pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_static_cxx_runtime_stays_inside_each_library(
+    pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With several visible copies, one library's streams used another one's locales: a segmentation fault."""
     source = tmp_path / "source"
     source.mkdir()
@@ -100,7 +107,9 @@ def touch(folder: Path, *names: str) -> None:
 
 def test_ships_each_library_once_under_the_name_the_loader_asks_for(tmp_path: Path) -> None:
     binaries = tmp_path / "build" / "bin"
-    touch(binaries, "libllama.so.0.5.0", "libggml-base.so.0.25.3", "libother.so.1", "libllama-common.so.0", "llama-server")
+    touch(
+        binaries, "libllama.so.0.5.0", "libggml-base.so.0.25.3", "libother.so.1", "libllama-common.so.0", "llama-server"
+    )
     (binaries / "libllama.so.0").symlink_to("libllama.so.0.5.0")
     (binaries / "libllama.so").symlink_to("libllama.so.0")
     (binaries / "libggml-base.so.0").symlink_to("libggml-base.so.0.25.3")
@@ -126,7 +135,9 @@ def fake_cmake(folder: Path, script: str) -> Toolchain:
     """A stand-in that records how it was called and then runs `script`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "cmake.py"
-    path.write_text(f"#!{sys.executable}\nimport sys\nopen({str(folder / 'calls')!r}, 'a').write(repr(sys.argv[1:]) + '\\n')\n{script}\n")
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nopen({str(folder / 'calls')!r}, 'a').write(repr(sys.argv[1:]) + '\\n')\n{script}\n"
+    )
     path.chmod(0o755)
     return Toolchain(["cc"], ["c++"], str(path), "Ninja", "ninja", {"EXTRA": "1"}, "cc 1")
 
@@ -134,10 +145,14 @@ def fake_cmake(folder: Path, script: str) -> Toolchain:
 def test_configures_and_builds_with_all_flags_and_shows_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMA_CMAKE_ARGS", "-DCMAKE_CUDA_ARCHITECTURES=90a-real")
     sink = io.StringIO()
-    tools = fake_cmake(tmp_path / "tools", "print('[1/2] Building C object a/b/x.c.o'); print('[2/2] Linking libllama.so')")
+    tools = fake_cmake(
+        tmp_path / "tools", "print('[1/2] Building C object a/b/x.c.o'); print('[2/2] Linking libllama.so')"
+    )
     cmake_build.build(tmp_path / "src", tmp_path / "out", {"F": "1"}, tools, Progress(sink))
     configure, compile_ = (tmp_path / "tools" / "calls").read_text().splitlines()
-    assert "'-DF=1'" in configure and "'-DEXTRA=1'" in configure and "'-DCMAKE_CUDA_ARCHITECTURES=90a-real'" in configure
+    assert (
+        "'-DF=1'" in configure and "'-DEXTRA=1'" in configure and "'-DCMAKE_CUDA_ARCHITECTURES=90a-real'" in configure
+    )
     assert "'--target', 'llama'" in compile_
     assert "1/2] x.c" in sink.getvalue()
 

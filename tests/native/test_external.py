@@ -16,7 +16,9 @@ PIN = load_pin()
 LIBRARY = "libllama.0.dylib" if sys.platform == "darwin" else "libllama.so.0"
 
 
-def make_install(root: Path, llama: str = PIN.llama_version, ggml: str = PIN.ggml_version, commit: str = PIN.short_commit) -> Path:
+def make_install(
+    root: Path, llama: str = PIN.llama_version, ggml: str = PIN.ggml_version, commit: str = PIN.short_commit
+) -> Path:
     """An install whose headers are the pinned ones and whose library only says who it is."""
     (root / "lib").mkdir(parents=True)
     (root / "include").mkdir()
@@ -24,8 +26,12 @@ def make_install(root: Path, llama: str = PIN.llama_version, ggml: str = PIN.ggm
         (root / "include" / name).write_bytes((HEADERS_DIR / name).read_bytes())
     answers = {"llama_version": llama, "ggml_version": ggml, "ggml_commit": commit}
     source = root / "x.c"
-    source.write_text("".join(f'const char * {name}(void) {{ return "{value}"; }}\n' for name, value in answers.items() if value))
-    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", str(root / "lib" / LIBRARY), str(source)], check=True)
+    source.write_text(
+        "".join(f'const char * {name}(void) {{ return "{value}"; }}\n' for name, value in answers.items() if value)
+    )
+    subprocess.run(
+        [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", str(root / "lib" / LIBRARY), str(source)], check=True
+    )
     return root
 
 

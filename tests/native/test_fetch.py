@@ -40,7 +40,10 @@ def test_downloads_once_and_then_uses_the_cache(
 ) -> None:
     path, pin = sdist
     calls = serve(monkeypatch, path)
-    first, second = fetch.fetch_sdist(pin, tmp_path / "cache", progress), fetch.fetch_sdist(pin, tmp_path / "cache", progress)
+    first, second = (
+        fetch.fetch_sdist(pin, tmp_path / "cache", progress),
+        fetch.fetch_sdist(pin, tmp_path / "cache", progress),
+    )
     assert first == second
     assert len(calls) == 1
 
@@ -107,8 +110,12 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, pin: Pin) -> N
     assert not list(tmp_path.rglob("escaped"))
 
 
-@pytest.mark.parametrize("change", [{"CMakeLists.txt": b"project(y)\n"}, {"src/more.cpp": b"x"}, {"include/llama.h": None}])
-def test_a_changed_added_or_missing_file_is_refused(tmp_path: Path, sdist: tuple[Path, Pin], change: dict[str, bytes | None]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"CMakeLists.txt": b"project(y)\n"}, {"src/more.cpp": b"x"}, {"include/llama.h": None}]
+)
+def test_a_changed_added_or_missing_file_is_refused(
+    tmp_path: Path, sdist: tuple[Path, Pin], change: dict[str, bytes | None]
+) -> None:
     path = tmp_path / "other.tar.gz"
     files = {name: data for name, data in {**FILES, **change}.items() if data is not None}
     write_tar(path, {f"{ROOT}/{name}": data for name, data in files.items()})

@@ -16,7 +16,9 @@ import pytest
 from native.build import ROOT
 
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
-NOT_SOURCE = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", "_llama*.so", "lib", "out", ".*_cache", ".hypothesis")
+NOT_SOURCE = shutil.ignore_patterns(
+    ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", "_llama*.so", "lib", "out", ".*_cache", ".hypothesis"
+)
 
 
 def pythons() -> list[str]:
@@ -24,11 +26,19 @@ def pythons() -> list[str]:
     if os.environ.get("UMA_PYTHONS") != "all":
         return [sys.executable]
     probe = [f"python{version}" for version in SUPPORTED]
-    probe += [str(path) for version in SUPPORTED for path in (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")]
+    probe += [
+        str(path)
+        for version in SUPPORTED
+        for path in (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
+    ]
     found: dict[str, str] = {}
     for program in probe:
         if shutil.which(program):
-            command = [program, "-c", "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2], sys.executable)"]
+            command = [
+                program,
+                "-c",
+                "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2], sys.executable)",
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 version, path = done.stdout.split(maxsplit=1)
@@ -42,7 +52,9 @@ def pythons() -> list[str]:
 def test_a_plain_installation_serves(python: str, tmp_path: Path) -> None:
     source, home = tmp_path / "source", tmp_path / "venv"
     shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
+    }
 
     def run(*command: str, timeout_s: float) -> str:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout_s)

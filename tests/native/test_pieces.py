@@ -17,7 +17,9 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compilers = build.host()
-    made = build.objects([ROOT / "native" / "pieces.c", HERE / "check_pieces.c"], compilers, ["-O2", f"-I{ROOT / 'native'}"])
+    made = build.objects(
+        [ROOT / "native" / "pieces.c", HERE / "check_pieces.c"], compilers, ["-O2", f"-I{ROOT / 'native'}"]
+    )
     libraries = [str(path) for path in library_paths(LIB_DIR)]
     output = tmp_path_factory.mktemp("pieces") / "check_pieces"
     return build.link([*compilers.cxx, *map(str, made), *libraries, f"-Wl,-rpath,{LIB_DIR}", "-lm", "-pthread"], output)
@@ -34,8 +36,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (40, 0.1, 0.4, 0.85),
     ],
 )
-def test_preempted_pieces_do_not_spoil_the_predictions_of_others(program: Path, n_after: int, disturbed: float, slower: float, right: float) -> None:
+def test_preempted_pieces_do_not_spoil_the_predictions_of_others(
+    program: Path, n_after: int, disturbed: float, slower: float, right: float
+) -> None:
     command = [str(program), str(n_after), str(disturbed), str(slower)]
-    runs = [subprocess.run([*command, str(seed)], capture_output=True, text=True, check=True).stdout for seed in range(1, 9)]
+    runs = [
+        subprocess.run([*command, str(seed)], capture_output=True, text=True, check=True).stdout for seed in range(1, 9)
+    ]
     shares = sorted(map(float, runs))
     assert shares[len(shares) // 2] >= right and shares[0] >= right - 0.1, shares

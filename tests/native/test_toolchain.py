@@ -57,7 +57,9 @@ def test_a_warm_cache_needs_only_the_compiler(bare_machine: Path) -> None:
     assert (tools.cc, tools.cmake) == (["cc"], "")
 
 
-def test_tools_of_the_package_index_stand_in(bare_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_of_the_package_index_stand_in(
+    bare_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("cc", "c++"):
         program(bare_machine, name)
     packaged = tmp_path / "packaged"
@@ -101,7 +103,9 @@ def test_the_compiler_of_the_environment_is_preferred(bare_machine: Path, monkey
 
 
 @pytest.mark.parametrize(("backend", "tool"), [("cuda", "nvcc"), ("vulkan", "glslc")])
-def test_a_backend_names_its_own_tools(bare_machine: Path, monkeypatch: pytest.MonkeyPatch, backend: str, tool: str) -> None:
+def test_a_backend_names_its_own_tools(
+    bare_machine: Path, monkeypatch: pytest.MonkeyPatch, backend: str, tool: str
+) -> None:
     monkeypatch.setenv("CUDA_HOME", str(bare_machine / "none"))
     for name in ("cc", "c++", "make", "cmake"):
         program(bare_machine, name)

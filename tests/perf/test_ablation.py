@@ -36,8 +36,15 @@ def test_figures_say_what_moved_and_where() -> None:
 
 def test_a_daemon_without_a_mechanism_is_another_program_with_the_same_options(tmp_path: Path) -> None:
     settings = Settings(tmp_path / "model.gguf", 2, 4, 4096)
-    whole, without = (UmaServer(f"uma{variant}", settings, tmp_path).command() for variant in ("", ":without-mixed-batches"))
-    assert whole[1:4] == ["-m", "uma_core", "daemon"] and without[1:5] == ["-m", "perf.ablation", "mixed-batches", "daemon"]
+    whole, without = (
+        UmaServer(f"uma{variant}", settings, tmp_path).command() for variant in ("", ":without-mixed-batches")
+    )
+    assert whole[1:4] == ["-m", "uma_core", "daemon"] and without[1:5] == [
+        "-m",
+        "perf.ablation",
+        "mixed-batches",
+        "daemon",
+    ]
 
 
 def test_unknown_mechanisms_are_refused() -> None:
@@ -48,5 +55,7 @@ def test_unknown_mechanisms_are_refused() -> None:
 
 def test_the_daemon_runs_without_one(tmp_path: Path) -> None:
     """Its own help comes from the product's command line."""
-    shown = subprocess.run([sys.executable, "-m", "perf.ablation", "error", "daemon", "--help"], capture_output=True, text=True, timeout=60)
+    shown = subprocess.run(
+        [sys.executable, "-m", "perf.ablation", "error", "daemon", "--help"], capture_output=True, text=True, timeout=60
+    )
     assert shown.returncode == 0 and "--guard-cap" in shown.stdout

@@ -13,7 +13,9 @@ from tests.daemon.support import DRAFT
 
 def found(row_ms: list[float], chunk_speeds: list[float]) -> Found:
     rows = tuple(Size(n, ms, n / ms * row_ms[0]) for n, ms in zip((1, 2, 4, 8), row_ms, strict=True))
-    return Found(rows, tuple(Size(n, 0.0, speed, 10.0) for n, speed in zip((16, 32, 64, 128), chunk_speeds, strict=True)))
+    return Found(
+        rows, tuple(Size(n, 0.0, speed, 10.0) for n, speed in zip((16, 32, 64, 128), chunk_speeds, strict=True))
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,8 @@ def test_the_table_has_ratios():
 def test_a_model_is_measured(engine, monkeypatch):
     monkeypatch.setattr(batches, "ROWS", (1, 2))
     monkeypatch.setattr(batches, "CHUNKS", (16, 128))
-    done = CliRunner().invoke(main, ["batches", "--model", str(DRAFT), "--engine", engine, "--depth", "64", "--rounds", "1", "--threads", "1"])
+    done = CliRunner().invoke(
+        main, ["batches", "--model", str(DRAFT), "--engine", engine, "--depth", "64", "--rounds", "1", "--threads", "1"]
+    )
     assert done.exit_code == 0, done.output
     assert "| 2 |" in done.output and "| 128 |" in done.output and "--parallel" in done.output

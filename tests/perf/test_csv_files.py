@@ -31,18 +31,34 @@ def read(path: Path) -> list[list[str]]:
 def test_long_contexts_are_tokens_per_second_by_context(tmp_path: Path) -> None:
     results = make(
         {
-            "context-16k": {"uma": [{"total_tok_s": 210.5}, {"total_tok_s": 208.0}], "llama-server:b64": [{"total_tok_s": 99.0}]},
+            "context-16k": {
+                "uma": [{"total_tok_s": 210.5}, {"total_tok_s": 208.0}],
+                "llama-server:b64": [{"total_tok_s": 99.0}],
+            },
             "context-32k": {"uma": [{"total_tok_s": 130.25}]},
         }
     )
     csv_files.write(results, tmp_path)
-    assert read(tmp_path / "long_ctx.uma.csv") == [["ctx", "tps"], ["16000", "210.5000"], ["16000", "208.0000"], ["32000", "130.2500"]]
+    assert read(tmp_path / "long_ctx.uma.csv") == [
+        ["ctx", "tps"],
+        ["16000", "210.5000"],
+        ["16000", "208.0000"],
+        ["32000", "130.2500"],
+    ]
     assert read(tmp_path / "long_ctx.llama-server-b64.csv") == [["ctx", "tps"], ["16000", "99.0000"]]
 
 
 def test_the_wires_overhead_is_told_by_path(tmp_path: Path) -> None:
     figures = {"ttft_p50_ms": 0.5, "server_cpu_cores": 0.25}
-    results = make({"ipc": {"uma": [figures], "llama-server": [{"ttft_p50_ms": 1.5, "server_cpu_cores": math.nan}], "llama-cpp-python": [figures]}})
+    results = make(
+        {
+            "ipc": {
+                "uma": [figures],
+                "llama-server": [{"ttft_p50_ms": 1.5, "server_cpu_cores": math.nan}],
+                "llama-cpp-python": [figures],
+            }
+        }
+    )
     csv_files.write(results, tmp_path)
     assert read(tmp_path / "ipc_overhead.csv") == [
         ["path", "ttft_ms", "cpu_pct"],
@@ -56,7 +72,10 @@ def test_the_wires_overhead_is_told_by_path(tmp_path: Path) -> None:
 def test_every_scenario_has_its_figures_in_a_file(name: str, tmp_path: Path) -> None:
     paths = csv_files.write(make({name: {"uma": [{"a_ms": 1.0}, {"a_ms": 2.0}]}}), tmp_path)
     assert tmp_path / "figures.csv" in paths
-    assert read(tmp_path / "figures.csv")[1:] == [[name, "uma", "0", "a_ms", "1.0000"], [name, "uma", "1", "a_ms", "2.0000"]]
+    assert read(tmp_path / "figures.csv")[1:] == [
+        [name, "uma", "0", "a_ms", "1.0000"],
+        [name, "uma", "1", "a_ms", "2.0000"],
+    ]
 
 
 def test_the_command_writes_them_from_stored_results(tmp_path: Path) -> None:
@@ -73,7 +92,11 @@ def test_what_the_daemon_measures_of_itself_becomes_figures() -> None:
         "kv_bytes_total": 1000.0, "kv_copied_bytes_total": 250.0, "bmt_moved_bytes_total": 1.8e9,
     }  # fmt: skip
     figures = phase_figures(PhaseLog(0, (), counters=counters))
-    assert figures["device_idle_share"] == pytest.approx(0.1) and figures["copy_free_ratio"] == 0.75 and figures["memory_gb_s"] == 20.0
+    assert (
+        figures["device_idle_share"] == pytest.approx(0.1)
+        and figures["copy_free_ratio"] == 0.75
+        and figures["memory_gb_s"] == 20.0
+    )
     without = phase_figures(PhaseLog(0, (), counters={"tick_overhead_ms.sum": 1.0, "tick_ms.sum": 100.0}))
     assert math.isnan(without["device_idle_share"]) and math.isnan(without["copy_free_ratio"])
     assert "device_idle_share" not in phase_figures(PhaseLog(0, ())), "a peer counts nothing"

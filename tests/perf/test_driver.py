@@ -51,7 +51,11 @@ def test_stamps_are_ordered_and_after_sending(socket_path: Path) -> None:
 
 
 def test_gate_done_makes_a_chain_on_one_connection(socket_path: Path) -> None:
-    steps = (Ask("s0", 4, 2, app="agent"), Ask("s1", 4, 2, after=("s0",), app="agent"), Ask("s2", 4, 2, after=("s1",), app="agent"))
+    steps = (
+        Ask("s0", 4, 2, app="agent"),
+        Ask("s1", 4, 2, after=("s0",), app="agent"),
+        Ask("s2", 4, 2, after=("s1",), app="agent"),
+    )
     with uds_server(socket_path) as server:
         logs = Driver(frames_endpoint(str(socket_path)), Phase("p", steps), "seed").run()
     assert [r["id"] for r in server.requests] == ["s0", "s1", "s2"]
@@ -70,7 +74,9 @@ def test_gate_first_starts_during_the_stream_not_before(socket_path: Path) -> No
 def test_refusal_is_an_error_of_that_stream_alone_and_opens_gates(socket_path: Path) -> None:
     def script(request: dict[str, Any]) -> list[bytes]:
         if request["id"] == "a":
-            return [frame({"id": "a", "event": "error", "code": "E_LIMIT_003", "name": "overloaded", "message": "later"})]
+            return [
+                frame({"id": "a", "event": "error", "code": "E_LIMIT_003", "name": "overloaded", "message": "later"})
+            ]
         return uma_script(request)
 
     asks = (Ask("a", 4, 3), Ask("b", 4, 3, after=("a",)))
@@ -93,7 +99,10 @@ def test_cancelled_and_short_streams_do_not_count_as_complete(socket_path: Path)
     def script(request: dict[str, Any]) -> list[bytes]:
         reason = "timeout" if request["id"] == "a" else "stop"
         token = frame({"id": request["id"], "event": "token", "text": "x", "token_id": 1})
-        return [token, frame({"id": request["id"], "event": "eos", "reason": reason, "usage": {"completion_tokens": 1}})]
+        return [
+            token,
+            frame({"id": request["id"], "event": "eos", "reason": reason, "usage": {"completion_tokens": 1}}),
+        ]
 
     with uds_server(socket_path, script):
         a, b = Driver(frames_endpoint(str(socket_path)), Phase("p", (Ask("a", 4, 3), Ask("b", 4, 3))), "seed").run()
@@ -123,7 +132,9 @@ def test_http_refusal_names_its_status(status: int) -> None:
     reply = b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
 
     with http_server(lambda request: [reply, b""]) as server:
-        (log,) = Driver(sse_endpoint("127.0.0.1", server.port), Phase("p", (Ask("a", 4, 3),), timeout_s=5.0), "seed").run()
+        (log,) = Driver(
+            sse_endpoint("127.0.0.1", server.port), Phase("p", (Ask("a", 4, 3),), timeout_s=5.0), "seed"
+        ).run()
     assert f"HTTP {status}" in log.error
 
 

@@ -28,7 +28,9 @@ def test_it_counts_as_ours() -> None:
 
 def test_its_daemon_is_started_like_ours(tmp_path: Path) -> None:
     ours, http = (make_server(f"{name}:guard-off", settings(tmp_path), tmp_path).command() for name in (OURS, HTTP))
-    assert [word for word in ours if not word.endswith(".sock")] == [word for word in http if not word.endswith(".sock")]
+    assert [word for word in ours if not word.endswith(".sock")] == [
+        word for word in http if not word.endswith(".sock")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,11 @@ def server(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_the_gateway_and_the_socket_do_the_same_work(server) -> None:
-    for endpoint in (server.endpoint(), frames_endpoint(str(server.socket_path)), sse_endpoint("127.0.0.1", server.port, chat_request)):
+    for endpoint in (
+        server.endpoint(),
+        frames_endpoint(str(server.socket_path)),
+        sse_endpoint("127.0.0.1", server.port, chat_request),
+    ):
         before = server.counters()["tokens_generated_total"]
         logs = Driver(endpoint, Phase("p", ASKS, timeout_s=60), "seed").run()
         assert [log.error for log in logs] == ["", "", ""] and [len(log.t_tokens) for log in logs][:2] == [30, 30]
@@ -78,7 +84,9 @@ def test_it_is_held_against_the_socket_repeat_by_repeat() -> None:
 
 
 def test_the_rows_of_the_socket_hold_through_http_too() -> None:
-    assert {c.scenario for c in ON_HTTP} >= {"storm", "paste", "crowd", "throughput", "solo"} and all(c.ours == HTTP for c in ON_HTTP)
+    assert {c.scenario for c in ON_HTTP} >= {"storm", "paste", "crowd", "throughput", "solo"} and all(
+        c.ours == HTTP for c in ON_HTTP
+    )
 
 
 @pytest.mark.parametrize("command", ["run", "accept"])

@@ -74,7 +74,9 @@ def test_same_seed_same_bytes_and_rows_differ() -> None:
     assert len(np.unique(one[:, :34], axis=0)) == 70_000
 
 
-@pytest.mark.parametrize(("name", "billions"), [("0.5b-q8_0", 0.494), ("1b-q8_0", 1.236), ("1b-moe-q8_0", 1.33), ("8b-q8_0", 8.03)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("0.5b-q8_0", 0.494), ("1b-q8_0", 1.236), ("1b-moe-q8_0", 1.33), ("8b-q8_0", 8.03)]
+)
 def test_parameter_counts_are_those_of_the_real_models(name: str, billions: float) -> None:
     n = sum(int(np.prod(spec.dims)) for spec in tensors(SHAPES[name]))
     assert n / 1e9 == pytest.approx(billions, rel=0.01)

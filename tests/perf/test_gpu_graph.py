@@ -38,7 +38,9 @@ def test_other_kv_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_perplexity_of_both_engines_and_kv_types() -> None:
     rows = gpu_graph.perplexity(ARGUMENTS)
     assert [row["kv"] for row in rows] == ["f16", "q8_0"]
-    assert all(abs(row["graph_percent"]) < 3 and row["tokens"] == 199 for row in rows), "so few tokens move it by some per cent"
+    assert all(abs(row["graph_percent"]) < 3 and row["tokens"] == 199 for row in rows), (
+        "so few tokens move it by some per cent"
+    )
 
 
 def test_a_part_that_fails_does_not_end_the_others(capfd: pytest.CaptureFixture[str]) -> None:

@@ -89,12 +89,18 @@ def test_peers_take_part_in_the_first_repeats_only(tmp_path: Path, socket_path: 
     labels = ("uma", "llama-server", "uma:guard-off")
     with uds_server(socket_path):
         results, said = run(made, plan_of(tmp_path, Job("solo", labels, 3, peer_repeats=1)))
-    assert {label: len(cell.figures) for label, cell in results.cells["solo"].items()} == {"uma": 3, "llama-server": 1, "uma:guard-off": 3}
+    assert {label: len(cell.figures) for label, cell in results.cells["solo"].items()} == {
+        "uma": 3,
+        "llama-server": 1,
+        "uma:guard-off": 3,
+    }
     assert len(results.ratios("solo", "ttft_ms", "uma", "llama-server")) == 1
     assert [line.split()[2].rstrip(":") for line in said if "#2" in line] == ["uma:guard-off", "uma"]
 
 
-def test_prompts_are_unique_over_repeats_and_equal_for_both_servers(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+def test_prompts_are_unique_over_repeats_and_equal_for_both_servers(
+    tmp_path: Path, socket_path: Path, made: list[Scripted]
+) -> None:
     with uds_server(socket_path) as server:
         run(made, plan_of(tmp_path, Job("solo", ("a", "b"), 2)))
     chats = [r["prompt"] for r in server.requests if r["id"] == "chat"]
@@ -122,7 +128,9 @@ def test_failed_stream_is_an_error_with_its_place(tmp_path: Path, socket_path: P
     assert results.cells["solo"]["uma"].figures[0]["failed_n"] == 1
 
 
-def test_server_that_cannot_serve_ends_the_run_before_measuring(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+def test_server_that_cannot_serve_ends_the_run_before_measuring(
+    tmp_path: Path, socket_path: Path, made: list[Scripted]
+) -> None:
     refusal = [frame({"id": "warm", "event": "error", "code": "E_MODEL_001", "message": "nothing loaded"})]
     with uds_server(socket_path, lambda request: refusal), pytest.raises(ServerError, match="nothing loaded"):
         run(made, plan_of(tmp_path, Job("solo", ("a",), 1)))

@@ -45,7 +45,9 @@ def plan_of(socket_path: Path, out: Path, *jobs: Job) -> Plan:
     return Plan(jobs, str(socket_path.with_suffix(".gguf")), 1, out, Sizing())
 
 
-needs_cores = pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="two cores for two lanes")
+needs_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="two cores for two lanes"
+)
 
 
 @needs_cores
@@ -58,7 +60,9 @@ def test_lanes_share_the_repeats_and_no_core(tmp_path: Path, socket_path: Path) 
     names = {path.name for path in (tmp_path / "tokens").iterdir()}
     assert names == {f"solo.{label}.r{i}.csv" for label, n in (("uma", 3), ("llama-server", 2)) for i in range(n)}
     chats = [r["prompt"] for r in server.requests if r["id"] == "chat"]
-    assert len(chats) == 5 and len(set(chats)) == 3  # a repeat's prompt is the same for both servers, and no other repeat's
+    assert (
+        len(chats) == 5 and len(set(chats)) == 3
+    )  # a repeat's prompt is the same for both servers, and no other repeat's
     used = [set((tmp_path / f"lane-{i}" / "logs" / "model-4" / "uma.cores").read_text().split(",")) for i in range(2)]
     assert used[0] and used[1] and not used[0] & used[1]
 

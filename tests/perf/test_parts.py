@@ -142,10 +142,18 @@ def test_allocator_warnings_are_counted_from_the_log(tmp_path: Path) -> None:
 
 def test_flatten_names_and_sums() -> None:
     flat = flatten({"tokens_total": 5, "ready": True, "name": "x", "tick_ms": {"count": 4, "mean": 2.5, "p95": 9}})
-    assert flat == {"tokens_total": 5.0, "tick_ms.count": 4.0, "tick_ms.mean": 2.5, "tick_ms.p95": 9.0, "tick_ms.sum": 10.0}
+    assert flat == {
+        "tokens_total": 5.0,
+        "tick_ms.count": 4.0,
+        "tick_ms.mean": 2.5,
+        "tick_ms.p95": 9.0,
+        "tick_ms.sum": 10.0,
+    }
 
 
-@pytest.mark.parametrize(("reply", "ready"), [(b'{"state":"ready"}\n', True), (b'{"state":"loading"}\n', False), (b"?", False)])
+@pytest.mark.parametrize(
+    ("reply", "ready"), [(b'{"state":"ready"}\n', True), (b'{"state":"loading"}\n', False), (b"?", False)]
+)
 def test_our_daemon_is_ready_when_it_says_so(tmp_path: Path, socket_path: Path, reply: bytes, ready: bool) -> None:
     server = UmaServer("uma", settings(tmp_path), tmp_path)
     server.socket_path = socket_path
@@ -171,7 +179,9 @@ def test_packed_source_has_the_programs_below_the_same_root(tmp_path: Path, monk
         (tree / name).write_text(name)
     with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as archive:
         archive.add(tree, arcname=root)
-    monkeypatch.setattr(peer_build, "extract", lambda sdist, pin, folder: folder.mkdir(exist_ok=True))  # verified by its own tests
+    monkeypatch.setattr(
+        peer_build, "extract", lambda sdist, pin, folder: folder.mkdir(exist_ok=True)
+    )  # verified by its own tests
     peer_build.pack(tmp_path / "sdist.tar.gz", pin, tmp_path / "packed.tar.gz")
     with tarfile.open(tmp_path / "packed.tar.gz") as archive:
         names = {m.name for m in archive if m.isfile()}

@@ -11,7 +11,18 @@ from click.testing import CliRunner
 
 from perf import cli, findings, plots, report, scorecard
 from perf.criteria import Against, Criterion, best_peer, clean_rows, judge
-from perf.results import CSV_FIELDS, Cell, MixedCommits, Results, csv_name, load, merge, read_tokens, vector_unit, write_tokens
+from perf.results import (
+    CSV_FIELDS,
+    Cell,
+    MixedCommits,
+    Results,
+    csv_name,
+    load,
+    merge,
+    read_tokens,
+    vector_unit,
+    write_tokens,
+)
 from perf.stats import PhaseLog, StreamLog
 
 MS = 1_000_000
@@ -58,7 +69,8 @@ def test_a_row_is_met_where_its_median_and_four_of_five_repeats_are(values: tupl
 
 
 @pytest.mark.parametrize(
-    ("value", "limit", "is_floor", "met"), [(1.2, 1.2, False, True), (1.21, 1.2, False, False), (23, 24, True, False), (24, 24, True, True)]
+    ("value", "limit", "is_floor", "met"),
+    [(1.2, 1.2, False, True), (1.21, 1.2, False, False), (23, 24, True, False), (24, 24, True, True)],
 )
 def test_limits_are_inclusive(value: float, limit: float, is_floor: bool, met: bool) -> None:
     results = make({"s": {"uma": rows("f", value)}})
@@ -72,7 +84,11 @@ def test_nothing_measured_is_no_verdict() -> None:
 
 
 def test_best_peer_is_the_fastest_configuration() -> None:
-    row = {"uma": rows("makespan_ms", 10), "llama-server": rows("makespan_ms", 12), "llama-server:kvu": rows("makespan_ms", 8)}
+    row = {
+        "uma": rows("makespan_ms", 10),
+        "llama-server": rows("makespan_ms", 12),
+        "llama-server:kvu": rows("makespan_ms", 8),
+    }
     results = make({"storm": row})
     assert best_peer(results, "storm", "makespan_ms") == "llama-server:kvu"
     verdict = judge(results, Criterion("storm", "x", "makespan_ms", 1.05, Against.BEST_PEER))
@@ -87,7 +103,16 @@ def test_clean_rows_count_ours_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (16.123, "16.1"), (6477.2, "6,477"), (0.01234, "0.012"), (1.0, "1.00"), (math.nan, "–"), (99.96, "100.0")]
+    ("value", "text"),
+    [
+        (0, "0"),
+        (16.123, "16.1"),
+        (6477.2, "6,477"),
+        (0.01234, "0.012"),
+        (1.0, "1.00"),
+        (math.nan, "–"),
+        (99.96, "100.0"),
+    ],
 )
 def test_numbers(value: float, text: str) -> None:
     assert report.number(value) == text
@@ -168,8 +193,14 @@ def test_a_row_that_was_measured_in_several_runs_shows_and_counts_all_of_them() 
     assert joined.allocator_warnings == {"uma": 2} and apart.settings["gpu_layers"] == -1
     assert first.cells["moe"]["uma"].values("p95_x") == [1.3, 1.33, 1.4]
     verdict = judge(joined, Criterion("moe", "x", "p95_x", 1.2))
-    assert verdict.runs == pytest.approx((1.33, 1.02, 1.09)) and (verdict.n_within, verdict.n, verdict.is_met) == (3, 6, False)
-    assert "runs: 1.33, 1.02, 1.09" in report.acceptance_table([verdict], joined.titles) and "3 of 6" in report.acceptance_table([verdict], {})
+    assert verdict.runs == pytest.approx((1.33, 1.02, 1.09)) and (verdict.n_within, verdict.n, verdict.is_met) == (
+        3,
+        6,
+        False,
+    )
+    assert "runs: 1.33, 1.02, 1.09" in report.acceptance_table(
+        [verdict], joined.titles
+    ) and "3 of 6" in report.acceptance_table([verdict], {})
     assert "runs: 1.33, 1.02, 1.09" in report.scenario_table(joined, "moe")
 
 
@@ -189,7 +220,9 @@ def test_no_table_mixes_commits(tmp_path: Path) -> None:
         merge([first, second])
     first.save(tmp_path / "a")
     second.save(tmp_path / "b")
-    result = CliRunner().invoke(cli.main, ["scorecard", str(tmp_path / "a"), str(tmp_path / "b"), "--docs", str(tmp_path)])
+    result = CliRunner().invoke(
+        cli.main, ["scorecard", str(tmp_path / "a"), str(tmp_path / "b"), "--docs", str(tmp_path)]
+    )
     assert result.exit_code == 1 and "a table holds one commit" in result.output
     second.settings["gpu_layers"] = -1
     assert len(merge([first, second])) == 2, "another machine or setting is another table"
@@ -212,14 +245,19 @@ def test_plots_of_what_csv_holds(tmp_path: Path) -> None:
 def test_a_run_is_called_by_what_computed_it():
     machine = {"cpu": "a processor", "gpu": ["an accelerator, 8 MiB, 1.0"]}
     assert scorecard.run_name(Results(machine, "c", "d", {"model": "m"})) == "m on a processor"
-    assert scorecard.run_name(Results(machine, "c", "d", {"model": "m", "gpu_layers": -1})) == "m on an accelerator, 8 MiB, 1.0"
+    assert (
+        scorecard.run_name(Results(machine, "c", "d", {"model": "m", "gpu_layers": -1}))
+        == "m on an accelerator, 8 MiB, 1.0"
+    )
 
 
 def test_the_committed_pages_are_what_the_committed_results_say(tmp_path: Path) -> None:
     folders = scorecard.measured()
     assert folders
     for page in scorecard.write([load(folder) for folder in folders], tmp_path):
-        assert page.read_text() == (scorecard.MEASURED.parents[1] / "docs" / page.name).read_text(), "python -m perf scorecard"
+        assert page.read_text() == (scorecard.MEASURED.parents[1] / "docs" / page.name).read_text(), (
+            "python -m perf scorecard"
+        )
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,15 @@ def played(phase: Phase, step_ms: float = 10.0) -> PhaseLog:
         begin = max((ended[n].t_tokens[0] if ask.gate == "first" else ended[n].t_done for n in ask.after), default=0)
         sent = begin + round(ask.at_ms * MS)
         tokens = tuple(sent + round((i + 1) * step_ms * MS) for i in range(ask.n_tokens))
-        ended[ask.name] = StreamLog(ask.name, ask.is_interactive, ask.n_prompt, ask.n_tokens, sent, tokens, tokens[-1], "", ask.n_tokens)
-    own = {"tick_overhead_ms.sum": 1.0, "tick_overhead_ms.count": 10.0, "tick_ms.sum": 100.0, "prefill_tokens_total": 10.0}
+        ended[ask.name] = StreamLog(
+            ask.name, ask.is_interactive, ask.n_prompt, ask.n_tokens, sent, tokens, tokens[-1], "", ask.n_tokens
+        )
+    own = {
+        "tick_overhead_ms.sum": 1.0,
+        "tick_overhead_ms.count": 10.0,
+        "tick_ms.sum": 100.0,
+        "prefill_tokens_total": 10.0,
+    }
     return PhaseLog(0, tuple(ended.values()), 0.1, 0.01, 0.0, 100.0, round(phase.lasts_s * 1e9), own)
 
 
@@ -43,7 +50,9 @@ def test_measures_a_played_log_without_gaps(scenario: Scenario) -> None:
     phases = scenario.phases(Sizing())
     figures = scenario.measure({phase.name: played(phase) for phase in phases})
     assert figures["failed_n"] == 0 and figures["makespan_ms"] > 0
-    wanted = {c.figure for c in (*ON_CPU, *ON_GPU) if c.scenario == scenario.name} - {"steady_x_bare"}  # made of a bench's rate too
+    wanted = {c.figure for c in (*ON_CPU, *ON_GPU) if c.scenario == scenario.name} - {
+        "steady_x_bare"
+    }  # made of a bench's rate too
     assert wanted <= set(figures)
     assert not [name for name in wanted if math.isnan(figures[name])]
 
@@ -112,7 +121,12 @@ def test_another_engine_keeps_the_same_promises_and_is_faster() -> None:
     held = for_engine("graph")
     assert [(c.scenario, c.figure, c.limit) for c in held[:-1]] == [(c.scenario, c.figure, c.limit) for c in ON_CPU]
     assert set(labels_for("storm", held)) == {"uma:engine=graph", *PEER_VARIANTS}
-    assert labels_for("throughput", held) == ("uma:engine=graph", "uma:guard-off,engine=graph", "llama-server", "uma:engine=llama")
+    assert labels_for("throughput", held) == (
+        "uma:engine=graph",
+        "uma:guard-off,engine=graph",
+        "llama-server",
+        "uma:engine=llama",
+    )
     assert for_engine("auto") == ON_CPU
     assert {c.ours for c in for_engine("llama") if c.scenario == "storm"} == {"uma:engine=llama"}
     assert not any(c.against is Against.LLAMA_ENGINE for c in for_engine("llama"))
@@ -121,7 +135,9 @@ def test_another_engine_keeps_the_same_promises_and_is_faster() -> None:
 def test_on_a_gpu_an_engine_by_name_is_held_to_the_same_rows_beside_the_default():
     assert on_gpu("auto") == ON_GPU
     rows = on_gpu("graph")
-    assert [(c.ours, c.figure, c.limit) for c in rows[len(ON_GPU) :]] == [("uma:engine=graph", c.figure, c.limit) for c in ON_GPU]
+    assert [(c.ours, c.figure, c.limit) for c in rows[len(ON_GPU) :]] == [
+        ("uma:engine=graph", c.figure, c.limit) for c in ON_GPU
+    ]
     assert len({(c.scenario, c.what) for c in rows}) == len(rows)
     assert {"uma", "uma:engine=graph", "llama-server:kvu"} <= set(labels_for("storm", rows))
 

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.stats import PhaseLog, StreamLog, against_solo, percentile, phase_figures, ratio, spread, stream_figures, worst_of
+from perf.stats import (
+    PhaseLog,
+    StreamLog,
+    against_solo,
+    percentile,
+    phase_figures,
+    ratio,
+    spread,
+    stream_figures,
+    worst_of,
+)
 
 MS = 1_000_000
 FLOATS = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=40)

@@ -33,7 +33,9 @@ def cost_of(shape: FakeCost) -> CostModel:
 CPU = cost_of(CPU_SHAPE)
 GPU = cost_of(GPU_SHAPE)
 MIX_ROWS = (2, 4, 8, 16)
-MIXING = CPU._replace(mixed=Curve((1, 8, 16), (16.2 * MS, 18.0 * MS, 30.0 * MS), (500.0, 4000.0, 8000.0)))  # its step, and hardly more for eight rows
+MIXING = CPU._replace(
+    mixed=Curve((1, 8, 16), (16.2 * MS, 18.0 * MS, 30.0 * MS), (500.0, 4000.0, 8000.0))
+)  # its step, and hardly more for eight rows
 
 _WAITING = SessionView(
     sid=0, seq_id=-1, client=1, lane=Lane.INTERACTIVE, phase=Phase.QUEUED,
@@ -57,15 +59,24 @@ def reading(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView
 def talking(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView:
     """A session in DECODE that got its last token one solo step ago."""
     known = {"phase": Phase.DECODE, "seq_id": sid, "n_past": 110, "n_generated": 10, "n_cells": 200}
-    times = {"t_queued_ns": NOW - S, "t_first_ns": NOW - S // 2, "t_last_ns": NOW - 16 * MS, "t_progress_ns": NOW - 16 * MS}
+    times = {
+        "t_queued_ns": NOW - S,
+        "t_first_ns": NOW - S // 2,
+        "t_last_ns": NOW - 16 * MS,
+        "t_progress_ns": NOW - 16 * MS,
+    }
     return waiting(sid, lane, **{**known, **times, **more})
 
 
-def state_of(*views: SessionView, cost: CostModel = CPU, config: SchedulerConfig | None = None, **more: Any) -> SchedulerState:
+def state_of(
+    *views: SessionView, cost: CostModel = CPU, config: SchedulerConfig | None = None, **more: Any
+) -> SchedulerState:
     """`more`: fields of the state, or of the device."""
     device = {k: more.pop(k) for k in list(more) if k in DeviceView._fields}
     plain = {"tick": 1000, "now_ns": NOW, "reports": (), "memory": PolicyMemory(), **more}
-    return SchedulerState(sessions=views, device=DEVICE._replace(**device), config=config or SchedulerConfig(), cost=cost, **plain)
+    return SchedulerState(
+        sessions=views, device=DEVICE._replace(**device), config=config or SchedulerConfig(), cost=cost, **plain
+    )
 
 
 def guarded(**fields: Any) -> PolicyMemory:

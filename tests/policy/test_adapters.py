@@ -77,7 +77,10 @@ def served(adapters, n_max=60):
     """Background streams, each with its set, beside one chat: the chat, and the streams."""
     sim = Sim(GPU_SHAPE, APART)
     chat = sim.submit(Job(32, 1200))
-    streams = [sim.submit(Job(32, n_max, BACK, client=10 + i, at_ns=100 * MS, adapters=each)) for i, each in enumerate(adapters)]
+    streams = [
+        sim.submit(Job(32, n_max, BACK, client=10 + i, at_ns=100 * MS, adapters=each))
+        for i, each in enumerate(adapters)
+    ]
     sim.run()
     return chat, streams
 

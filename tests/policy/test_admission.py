@@ -22,7 +22,11 @@ def admitted(state, charged=None):
         ((waiting(1, BACK), waiting(2)), 1, [2]),  # lane before arrival
         ((waiting(1, n_prompt=900), waiting(2, n_prompt=50)), 1, [2]),  # least work
         ((waiting(1, n_prompt=900, cached_hint=880), waiting(2, n_prompt=50)), 1, [1]),  # only uncached work counts
-        ((waiting(1, n_prompt=900, cached_hint=880, restore_ns=9 * S), waiting(2, n_prompt=50)), 1, [2]),  # nor is a restore free
+        (
+            (waiting(1, n_prompt=900, cached_hint=880, restore_ns=9 * S), waiting(2, n_prompt=50)),
+            1,
+            [2],
+        ),  # nor is a restore free
         ((waiting(1), waiting(2)), 1, [1]),  # equals: arrival
         ((waiting(1), waiting(2), waiting(3)), 2, [1, 2]),
         ((waiting(1), waiting(2, is_ready=False)), 2, [1]),
@@ -36,7 +40,9 @@ def test_order(views, n_free, expected):
 def test_a_background_session_without_progress_ages_past_fresh_interactive_ones():
     old = waiting(1, BACK, t_queued_ns=NOW - 11 * S)
     assert admitted(state_of(old, waiting(2), free_seqs=(0,))) == [1]
-    assert admitted(state_of(old._replace(t_queued_ns=NOW - 9 * S, t_progress_ns=NOW - 9 * S), waiting(2), free_seqs=(0,))) == [2]
+    assert admitted(
+        state_of(old._replace(t_queued_ns=NOW - 9 * S, t_progress_ns=NOW - 9 * S), waiting(2), free_seqs=(0,))
+    ) == [2]
 
 
 def test_work_ages_so_that_long_prompts_are_not_passed_for_ever():
@@ -66,9 +72,13 @@ def test_lowest_sequences_first_so_that_streams_stay_neighbours():
     assert [a.seq_id for a in plan.admit] == [1, 3]
 
 
-@pytest.mark.parametrize(("is_unified", "n_cells_free", "expected"), [(True, 199, []), (True, 200, [1]), (False, 0, [1])])
+@pytest.mark.parametrize(
+    ("is_unified", "n_cells_free", "expected"), [(True, 199, []), (True, 200, [1]), (False, 0, [1])]
+)
 def test_cells_for_prompt_and_answer_are_there_or_nobody_comes_in(is_unified, n_cells_free, expected):
-    state = state_of(waiting(1, n_prompt=100, n_max=100), free_seqs=(0,), is_unified=is_unified, n_cells_free=n_cells_free)
+    state = state_of(
+        waiting(1, n_prompt=100, n_max=100), free_seqs=(0,), is_unified=is_unified, n_cells_free=n_cells_free
+    )
     assert admitted(state) == expected
 
 
@@ -118,7 +128,9 @@ class TestHeldReaders:
 
     def test_the_one_that_frees_enough_cells(self):
         few, many = talking(1, n_past=100, n_cells=150, **LONG_HELD), talking(2, n_past=200, n_cells=900, **LONG_HELD)
-        state = state_of(few, many, waiting(9, n_prompt=400, n_max=100), is_unified=True, n_cells_free=0, free_seqs=(5,))
+        state = state_of(
+            few, many, waiting(9, n_prompt=400, n_max=100), is_unified=True, n_cells_free=0, free_seqs=(5,)
+        )
         assert admission.run(state, Plan()).park == (2,)
 
     def test_their_chunks_leave_the_lanes_when_others_have_prompts(self):
@@ -151,7 +163,9 @@ class TestParking:
 
     def test_the_one_that_frees_enough_cells(self):
         few, many = talking(1, BACK, n_past=100, n_cells=150), talking(2, BACK, n_past=200, n_cells=900)
-        state = state_of(few, many, waiting(9, n_prompt=400, n_max=100), is_unified=True, n_cells_free=0, free_seqs=(5,))
+        state = state_of(
+            few, many, waiting(9, n_prompt=400, n_max=100), is_unified=True, n_cells_free=0, free_seqs=(5,)
+        )
         assert admission.run(state, Plan()).park == (2,)
 
     def test_what_others_hold_too_is_not_freed(self):

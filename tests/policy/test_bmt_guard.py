@@ -64,7 +64,7 @@ def test_prompt_work_is_cut_first_then_background_rows_never_interactive_ones():
 def test_the_run_is_shortened_before_it_is_dropped():
     views = (talking(0, BACK), reading(1, BACK, n_prompt=3000))
     free = run(state_of(*views))
-    decode, = [traffic.decode_call(DEVICE, [views[0]])]
+    (decode,) = [traffic.decode_call(DEVICE, [views[0]])]
     allowed = decode + (free.bmt_bytes - decode) // 2
     plan = run(state_of(*views, config=SchedulerConfig(bmt_budget=allowed / free.run_ns)))
     assert 0 < plan.run_ns < free.run_ns

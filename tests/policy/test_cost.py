@@ -10,7 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.build import CPU, DEVICE, GPU, MIX_ROWS, MIXING, MS, report
-from uma_core.policy.cost import CHUNK, DECODE, MIXED, TRANSFER, CostModel, Curve, Sample, calibration_shapes, fit, guess, observe
+from uma_core.policy.cost import (
+    CHUNK,
+    DECODE,
+    MIXED,
+    TRANSFER,
+    CostModel,
+    Curve,
+    Sample,
+    calibration_shapes,
+    fit,
+    guess,
+    observe,
+)
 from uma_core.policy.cost.model import regime_of
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
@@ -60,7 +72,10 @@ def test_groups_are_a_partition_in_order_within_the_batch(ids, can_mix_rows, n_b
 
 
 def test_legal_chunks_leave_out_sizes_that_a_larger_one_undercuts():
-    samples = [Sample(CHUNK, n, 0, int(ms * MS)) for n, ms in ((16, 61), (32, 118), (63, 220), (64, 191), (128, 372), (256, 729))]
+    samples = [
+        Sample(CHUNK, n, 0, int(ms * MS))
+        for n, ms in ((16, 61), (32, 118), (63, 220), (64, 191), (128, 372), (256, 729))
+    ]
     model = fit([Sample(DECODE, 1, 0, 17 * MS), *samples])
     assert 63 not in model.chunks and {64, 128, 256} <= set(model.chunks)
 
@@ -116,7 +131,9 @@ def test_many_calls_booked_at_once_teach_what_they_teach_one_by_one(error):
     assert at_once.decode_ns(4, 0) == pytest.approx(truth, rel=0.01)
 
 
-FREE_CELLS = fit([Sample(DECODE, n, kv, int(ms * MS)) for n, ms in ((1, 25.0), (2, 26.0), (4, 28.0)) for kv in (64, 1024)])
+FREE_CELLS = fit(
+    [Sample(DECODE, n, kv, int(ms * MS)) for n, ms in ((1, 25.0), (2, 26.0), (4, 28.0)) for kv in (64, 1024)]
+)
 
 
 def steps(model: CostModel, n_rows: int, n_kv: int, ms: float, n: int) -> CostModel:
@@ -141,7 +158,9 @@ class TestWhatACellCosts:
         assert model.decode_ns(1, 32_000) == pytest.approx(50 * MS, rel=0.05)
         model = steps(model, 1, 32_000, 5.0, 200)
         assert model.decode_ns(1, 32_000) >= model.decode_ns(1, 0) > 0
-        assert steps(model, 1, 32_000, 50.0, 40).decode_ns(1, 32_000) == pytest.approx(50 * MS, rel=0.05), "and can rise again"
+        assert steps(model, 1, 32_000, 50.0, 40).decode_ns(1, 32_000) == pytest.approx(50 * MS, rel=0.05), (
+            "and can rise again"
+        )
 
     def test_a_slower_machine_is_not_a_dearer_context(self):
         model = steps(FREE_CELLS, 1, 1_000, 32.0, 60)
@@ -172,7 +191,12 @@ class TestChunksInRuns:
         before = 0.0
         for fraction in fractions:
             whole = model.prefill_ns(64, 0)
-            seen = report(Phase.PREFILL, round(64 * (fraction - before)), round(whole * (fraction - before)), truth_ns // len(fractions))
+            seen = report(
+                Phase.PREFILL,
+                round(64 * (fraction - before)),
+                round(whole * (fraction - before)),
+                truth_ns // len(fractions),
+            )
             model, before = see(model, seen._replace(whole_ns=whole, n_pieces=1)), fraction
         return model
 
@@ -224,7 +248,9 @@ def test_storage_gives_an_equal_model(model):
     assert CostModel.from_dict(json.loads(json.dumps(model.to_dict()))) == model
 
 
-@pytest.mark.parametrize("data", [{}, {"decode": 3}, {**CPU.to_dict(), "factors": [1.0]}, {**CPU.to_dict(), "chunks": []}])
+@pytest.mark.parametrize(
+    "data", [{}, {"decode": 3}, {**CPU.to_dict(), "factors": [1.0]}, {**CPU.to_dict(), "chunks": []}]
+)
 def test_foreign_data_is_refused(data):
     with pytest.raises(ValueError, match="not a stored cost model"):
         CostModel.from_dict(data)
@@ -276,7 +302,12 @@ class TestMixedBatches:
 
     def test_it_grows_with_rows_and_context(self):
         assert MIXING.mixed_ns(1, 7, 0) == pytest.approx(1.8 * MS, rel=1e-3)
-        assert MIXING.mixed_ns(1, 3, 0) < MIXING.mixed_ns(1, 7, 0) < MIXING.mixed_ns(1, 7, 1000) < MIXING.mixed_ns(1, 15, 1000)
+        assert (
+            MIXING.mixed_ns(1, 3, 0)
+            < MIXING.mixed_ns(1, 7, 0)
+            < MIXING.mixed_ns(1, 7, 1000)
+            < MIXING.mixed_ns(1, 15, 1000)
+        )
 
     @pytest.mark.parametrize("times", [1.2, 3.0, 5.0])
     def test_what_it_takes_is_learnt_for_all_sizes(self, times):
@@ -312,4 +343,6 @@ class TestMixedBatches:
         dear = model.mixed_ns(1, 7, 0)
         for _ in range(100):
             model = see(model, report(Phase.DECODE, 1, model.decode_ns(1, 0), model.decode_ns(1, 0)))
-        assert dear > 2 * MIXING.mixed_ns(1, 7, 0) and model.mixed_ns(1, 7, 0) == pytest.approx(MIXING.mixed_ns(1, 7, 0), rel=0.05)
+        assert dear > 2 * MIXING.mixed_ns(1, 7, 0) and model.mixed_ns(1, 7, 0) == pytest.approx(
+            MIXING.mixed_ns(1, 7, 0), rel=0.05
+        )

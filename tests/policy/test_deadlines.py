@@ -19,7 +19,9 @@ SOLO = CPU.solo_step_ns(110)
 
 def begun(sid, **more):
     """A chat whose prompt is read and whose first token did not go out."""
-    return talking(sid, **{"n_generated": 0, "n_past": 100, "t_queued_ns": NOW - OWN, "t_first_ns": 0, "t_last_ns": 0, **more})
+    return talking(
+        sid, **{"n_generated": 0, "n_past": 100, "t_queued_ns": NOW - OWN, "t_first_ns": 0, "t_last_ns": 0, **more}
+    )
 
 
 def streaming(*views):
@@ -62,13 +64,18 @@ class TestTheNextGap:
         state = state_of(talking(0), view, config=SchedulerConfig(slo_ttft_ns=slo_ns))
         limits = tbt_limits(state, index_of(state))
         usual = (SOLO // 10, SOLO // 10)
-        return next_limit_ns(state, view, limits.step_ns, (limits.round_ns, limits.everyday_ns, limits.long_ns), usual) / SOLO
+        return (
+            next_limit_ns(state, view, limits.step_ns, (limits.round_ns, limits.everyday_ns, limits.long_ns), usual)
+            / SOLO
+        )
 
     def test_everyday_gaps_do_while_its_deadline_is_far(self):
         relaxed = reading(1, n_prompt=100, slo_ttft_ns=12 * OWN)
         assert self.limit(relaxed) == pytest.approx(1.2, rel=0.01)
         assert self.limit(relaxed._replace(t_queued_ns=NOW - 2 * OWN)) == pytest.approx(2.0, rel=0.01), "not for long"
-        assert self.limit(reading(1, n_prompt=100), slo_ns=12 * OWN) == pytest.approx(1.2, rel=0.01), "the default target counts too"
+        assert self.limit(reading(1, n_prompt=100), slo_ns=12 * OWN) == pytest.approx(1.2, rel=0.01), (
+            "the default target counts too"
+        )
 
     def test_it_gets_few_long_gaps_instead_of_many_of_middling_length(self):
         fresh = reading(1, n_prompt=100)

@@ -24,7 +24,11 @@ def test_default_stages_are_all_known():
 
 @pytest.mark.parametrize(
     ("names", "text"),
-    [(("admission", "turbo"), "turbo"), (("admission", "admission"), "twice"), (("latency_guard", "decode_first"), "before")],
+    [
+        (("admission", "turbo"), "turbo"),
+        (("admission", "admission"), "twice"),
+        (("latency_guard", "decode_first"), "before"),
+    ],
 )
 def test_bad_names_are_refused(names, text):
     with pytest.raises(ValueError, match=text):

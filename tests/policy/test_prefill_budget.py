@@ -36,7 +36,10 @@ def test_the_end_of_a_prompt_is_read_in_one_chunk_where_that_is_fastest():
 
 
 def test_configuration_and_device_bound_the_chunk():
-    assert prefill_item(run(state_of(reading(1, n_prompt=3000), config=SchedulerConfig(prefill_burst=100)))).n_tokens <= 100
+    assert (
+        prefill_item(run(state_of(reading(1, n_prompt=3000), config=SchedulerConfig(prefill_burst=100)))).n_tokens
+        <= 100
+    )
     assert prefill_item(run(state_of(reading(1, n_prompt=3000), n_ubatch=64))).n_tokens == 64
 
 
@@ -86,7 +89,13 @@ class TestInteractivePromptBesideBackgroundStreams:
 
 class TestWithoutResumablePrefill:
     def test_the_first_prompt_always_gets_a_chunk_and_the_rest_while_tokens_last(self):
-        state = state_of(talking(0, BACK), reading(1, n_prompt=30), reading(2, n_prompt=300), reading(3, n_prompt=300), n_prefill_slots=0)
+        state = state_of(
+            talking(0, BACK),
+            reading(1, n_prompt=30),
+            reading(2, n_prompt=300),
+            reading(3, n_prompt=300),
+            n_prefill_slots=0,
+        )
         plan = run(state)
         assert sids(plan, Phase.PREFILL)[0] == 1
         assert sum(i.n_tokens for i in plan.items if i.phase is Phase.PREFILL) <= SchedulerConfig().start_target_tokens

@@ -64,7 +64,9 @@ def test_neighbours_of_running_sequences_where_rows_share_a_pass() -> None:
     running = talking(1, seq_id=4)
     free = {"free_seqs": (0, 5), "seq_held": (0, 200), "seq_loss_ns": (0, 2 * MS)}
     assert seqs(placed(state_of(running, waiting(9), cost=GPU, **free), 9)) == {9: 5}
-    assert seqs(placed(state_of(running, waiting(9), cost=CPU, **free), 9)) == {9: 0}  # two rows cost more than two calls here
+    assert seqs(placed(state_of(running, waiting(9), cost=CPU, **free), 9)) == {
+        9: 0
+    }  # two rows cost more than two calls here
     assert seqs(placed(state_of(running, waiting(9), cost=GPU, can_mix_rows=True, **free), 9)) == {9: 0}
 
 
@@ -83,7 +85,9 @@ def test_a_prompt_between_two_chunks_takes_what_others_have_read() -> None:
 
 
 def test_a_restored_session_has_no_item_in_the_same_tick() -> None:
-    state = state_of(reading(1, n_prompt=1100, n_past=256, cached_hint=900, restore_ns=4 * MS), hit(9), reading(3), **FREE)
+    state = state_of(
+        reading(1, n_prompt=1100, n_past=256, cached_hint=900, restore_ns=4 * MS), hit(9), reading(3), **FREE
+    )
     plan = compose(state.config.stages)(state)
     assert check_plan(state, plan) == []
     assert set(plan.restore) == {1, 9}

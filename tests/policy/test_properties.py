@@ -31,7 +31,11 @@ def views(draw, sid: int, seq_id: int, n_ubatch: int) -> SessionView:
     n_past = {Phase.QUEUED: 0, Phase.PARKED: part, Phase.PREFILL: part, Phase.DECODE: n_prompt + 5}[phase]
     is_moving = draw(st.booleans()) and draw(st.booleans()) and phase in (Phase.PREFILL, Phase.DECODE)
     n_left = n_prompt - n_past
-    n_chunk = draw(st.integers(0, min(n_left, n_ubatch))) if phase is Phase.PREFILL and not is_moving and draw(st.booleans()) else 0
+    n_chunk = (
+        draw(st.integers(0, min(n_left, n_ubatch)))
+        if phase is Phase.PREFILL and not is_moving and draw(st.booleans())
+        else 0
+    )
     ages = [draw(st.sampled_from([0, MS, 100 * MS, 2 * S, 20 * S])) for _ in range(3)]
     return waiting(
         sid, draw(st.sampled_from(Lane)), seq_id=seq_id, phase=phase, n_prompt=n_prompt, n_past=n_past, n_max=n_max,
@@ -116,7 +120,9 @@ def test_the_predicted_gap_stays_within_its_limit(state):
     elif kind == "urgent":
         assert total <= max(limits.long_ns, OVERDUE * limits.round_ns) + SLACK_NS
     else:
-        assert plan.min_pieces == 1 or len([i for i in plan.items if i.sid not in {v.sid for v in index.interactive}]) == 1
+        assert (
+            plan.min_pieces == 1 or len([i for i in plan.items if i.sid not in {v.sid for v in index.interactive}]) == 1
+        )
 
 
 @given(states())

@@ -27,7 +27,9 @@ def after(state, plan, n):
     chat, *others = state.sessions
     t_last = state.now_ns + (n - 1) * SOLO
     chat = chat._replace(t_last_ns=t_last, t_progress_ns=t_last, n_generated=chat.n_generated + n)
-    return state._replace(tick=state.tick + n, now_ns=state.now_ns + n * SOLO, sessions=(chat, *others), memory=plan.memory)
+    return state._replace(
+        tick=state.tick + n, now_ns=state.now_ns + n * SOLO, sessions=(chat, *others), memory=plan.memory
+    )
 
 
 def first_round_with_background(state):
@@ -84,7 +86,9 @@ def test_a_held_stream_is_planned_for_when_it_starves(rounds_ago):
 
 def test_a_row_that_exceeds_every_gap_waits_for_its_rarer_turn():
     worker = talking(1, BACK, t_last_ns=NOW - 250 * SOLO)
-    state = state_of(talking(0), worker, config=SchedulerConfig(pause_cap=1.8), memory=watched(forced_tick=1000 - 250, n_long=1.0))
+    state = state_of(
+        talking(0), worker, config=SchedulerConfig(pause_cap=1.8), memory=watched(forced_tick=1000 - 250, n_long=1.0)
+    )
     n = POLICY(state).n_repeats
     assert n == 5 and n + 1 == first_round_with_background(state)
 

@@ -51,7 +51,10 @@ def storm_jobs(device: Device, n: int = 6) -> list[Job]:
 class TestStorm:
     def run(self, device, noise, n_chats=1, config=None, storm=True):
         sim = Sim(device.cost, device.model, config, noise=noise)
-        chats = [sim.submit(Job(32, 160 * device.scale, client=10 + i, at_ns=100 * i * MS // device.hurry)) for i in range(n_chats)]
+        chats = [
+            sim.submit(Job(32, 160 * device.scale, client=10 + i, at_ns=100 * i * MS // device.hurry))
+            for i in range(n_chats)
+        ]
         prompts = [sim.submit(j) for j in storm_jobs(device)] if storm else []
         return sim.run(), chats, prompts
 
@@ -139,13 +142,19 @@ def test_an_agent_chain_beside_three_background_decoders(device):
     assert loaded[-1].times[-1] - loaded[0].t_queued <= 1.5 * (alone[-1].times[-1] - alone[0].t_queued)
     background_alone, _ = peer_makespan(device.cost, device.model, [Job(32, 400 * device.scale) for _ in range(3)])
     chain_alone = alone[-1].times[-1] - alone[0].t_queued
-    assert sim.clock.now_ns() <= 1.1 * (background_alone + chain_alone), "they wait for the chain, and lose nothing else"
+    assert sim.clock.now_ns() <= 1.1 * (background_alone + chain_alone), (
+        "they wait for the chain, and lose nothing else"
+    )
     background = [j for j in sim.done if j.lane is BACK]
-    assert all(any(loaded[0].t_queued < t < loaded[-1].times[-1] for t in j.times) for j in background), "they are slowed, not stopped"
+    assert all(any(loaded[0].t_queued < t < loaded[-1].times[-1] for t in j.times) for j in background), (
+        "they are slowed, not stopped"
+    )
 
 
 @DEVICES
-@pytest.mark.parametrize(("stages", "lane", "least"), [(DEFAULT_STAGES, Lane.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)])
+@pytest.mark.parametrize(
+    ("stages", "lane", "least"), [(DEFAULT_STAGES, Lane.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)]
+)
 def test_four_streams_are_as_fast_as_on_the_plain_server(device, stages, lane, least):
     sim = Sim(device.cost, device.model, SchedulerConfig(stages=stages))
     jobs = [sim.submit(Job(128 * device.scale, 96 * device.scale, lane)) for _ in range(4)]
@@ -155,7 +164,9 @@ def test_four_streams_are_as_fast_as_on_the_plain_server(device, stages, lane, l
 
 @DEVICES
 def test_with_the_guard_off_interactive_streams_lose_nothing_either(device):
-    sim = Sim(device.cost, device.model, SchedulerConfig(stages=tuple(s for s in DEFAULT_STAGES if s != "latency_guard")))
+    sim = Sim(
+        device.cost, device.model, SchedulerConfig(stages=tuple(s for s in DEFAULT_STAGES if s != "latency_guard"))
+    )
     jobs = [sim.submit(Job(128 * device.scale, 96 * device.scale)) for _ in range(4)]
     sim.run()
     assert peer_makespan(device.cost, device.model, jobs)[0] >= 0.97 * sim.clock.now_ns()
@@ -204,7 +215,15 @@ def test_a_hundred_clients_on_sixteen_sequences_all_end():
     rng = random.Random(4)
     sim = Sim(GPU.cost, FakeModel(n_seq_max=16, n_ctx=16 * 2048, is_unified=True))
     for i in range(100):
-        sim.submit(Job(rng.randint(1, 900), rng.randint(1, 60), Lane(rng.random() < 0.5), client=i % 7, at_ns=rng.randint(0, 2 * S)))
+        sim.submit(
+            Job(
+                rng.randint(1, 900),
+                rng.randint(1, 60),
+                Lane(rng.random() < 0.5),
+                client=i % 7,
+                at_ns=rng.randint(0, 2 * S),
+            )
+        )
     assert len(sim.run().done) == 100
 
 

@@ -24,7 +24,9 @@ def recorded(cost=CPU_SHAPE, **knobs) -> list[trace.Tick]:
     for i in range(3):
         sim.submit(Job(400, 20, Lane.BACKGROUND, 2, at_ns=100 * MS * i))
     sim.run()
-    return [trace.Tick(state, plan, after[0].reports) for (state, plan), after in zip(sim.log, sim.log[1:], strict=False)]
+    return [
+        trace.Tick(state, plan, after[0].reports) for (state, plan), after in zip(sim.log, sim.log[1:], strict=False)
+    ]
 
 
 def lines_of(ticks) -> list[str]:

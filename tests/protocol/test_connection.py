@@ -31,7 +31,9 @@ def test_a_request_in_frames(chunked):
     assert driver.connection.mode is Mode.FRAMES
     assert [message.request.prompt for message in driver.messages] == ["hi"]
     assert unframe(driver.send(Started("a"))) == []
-    assert unframe(driver.send(Token("a", 'né"\n', 5))) == [{"id": "a", "event": "token", "text": 'né"\n', "token_id": 5}]
+    assert unframe(driver.send(Token("a", 'né"\n', 5))) == [
+        {"id": "a", "event": "token", "text": 'né"\n', "token_id": 5}
+    ]
     assert unframe(driver.send(eos("a"))) == [
         {"id": "a", "event": "eos", "reason": "stop", "usage": {"prompt_tokens": 1}, "timing": {"ttft_ms": 2.5}}
     ]
@@ -54,8 +56,15 @@ def test_a_request_without_an_id_gets_a_free_one(driver):
 def test_text_and_error_of_a_request_that_does_not_stream(driver):
     driver.frame(b'{"id":"a","prompt":"hi","stream":false}').frame(b'{"id":"b","prompt":"hi"}')
     assert unframe(driver.send(eos("a", text="all")))[0]["text"] == "all"
-    failed = unframe(driver.send(eos("b", FinishReason.ERROR, error=UmaError(ErrorCode.DECODE_FAILED, "boom", rc=-3))))[0]
-    assert failed["error"] == {"code": "E_RUNTIME_001", "name": "decode_failed", "message": "boom", "detail": {"rc": -3}}
+    failed = unframe(driver.send(eos("b", FinishReason.ERROR, error=UmaError(ErrorCode.DECODE_FAILED, "boom", rc=-3))))[
+        0
+    ]
+    assert failed["error"] == {
+        "code": "E_RUNTIME_001",
+        "name": "decode_failed",
+        "message": "boom",
+        "detail": {"rc": -3},
+    }
 
 
 def test_an_id_in_flight_is_refused_without_ending_the_first(driver):
@@ -164,7 +173,10 @@ def test_a_prompt_line_streams_raw_text(chunked):
     [
         (eos("#1", FinishReason.LENGTH), b"\n"),
         (eos("#1", FinishReason.TIMEOUT), b"\n[timeout]\n"),
-        (eos("#1", FinishReason.ERROR, error=UmaError(ErrorCode.DECODE_FAILED, "boom")), b"\n[E_RUNTIME_001 decode_failed: boom]\n"),
+        (
+            eos("#1", FinishReason.ERROR, error=UmaError(ErrorCode.DECODE_FAILED, "boom")),
+            b"\n[E_RUNTIME_001 decode_failed: boom]\n",
+        ),
         (Error("#1", UmaError(ErrorCode.OVERLOADED, "busy")), b"[E_LIMIT_003 overloaded: busy]\n"),
     ],
 )

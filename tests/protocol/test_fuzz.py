@@ -41,7 +41,9 @@ def random_stream(rng: random.Random) -> bytes:
         elif kind == 2:
             parts.append(rng.choice(TEXT))
         else:
-            parts.append(mutate(rng, rng.choice((encode_frame(rng.choice(SEEDS)), rng.choice(TEXT), rng.choice(SEEDS) + b"\n"))))
+            parts.append(
+                mutate(rng, rng.choice((encode_frame(rng.choice(SEEDS)), rng.choice(TEXT), rng.choice(SEEDS) + b"\n")))
+            )
     return b"".join(parts)
 
 

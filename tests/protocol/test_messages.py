@@ -159,7 +159,9 @@ def test_every_operation_refuses_unknown_fields_and_ignores_the_clients_own(op):
 
 
 def test_metadata_and_messages_are_the_clients():
-    message = decode(b'{"messages":[{"role":"user","content":"a","name":"b"}],"metadata":{"c":1,"d":"e","f":true},"slo":{"x_d":1}}')
+    message = decode(
+        b'{"messages":[{"role":"user","content":"a","name":"b"}],"metadata":{"c":1,"d":"e","f":true},"slo":{"x_d":1}}'
+    )
     assert message.request.metadata == {"c": 1, "d": "e", "f": True}
     assert message.request.messages == ({"role": "user", "content": "a", "name": "b"},)
 
@@ -229,7 +231,9 @@ known_names = st.sampled_from(sorted({field.name for op in OPS.values() for fiel
 @given(st.dictionaries(known_names, json_values, max_size=6), st.sampled_from(sorted(OPS)))
 def test_any_values_give_a_message_or_a_coded_error(values, op):
     known = {"id", "type", *(field.name for field in OPS[op].fields)}
-    payload = json.dumps({"type": op, **{k: v for k, v in values.items() if k in known}}).encode("utf-8", "surrogatepass")
+    payload = json.dumps({"type": op, **{k: v for k, v in values.items() if k in known}}).encode(
+        "utf-8", "surrogatepass"
+    )
     try:
         message = decode(payload)
     except UmaError as error:
@@ -242,9 +246,15 @@ def leaf_fields():
     return [(op.name, field) for op in OPS.values() for field in op.fields if field.kind in (Kind.INTEGER, Kind.NUMBER)]
 
 
-@pytest.mark.parametrize(("op", "field"), leaf_fields(), ids=lambda value: value.name if isinstance(value, Field) else value)
+@pytest.mark.parametrize(
+    ("op", "field"), leaf_fields(), ids=lambda value: value.name if isinstance(value, Field) else value
+)
 def test_ranges_are_what_is_declared(op, field):
-    values = {"type": op, "id": "a", "prompt": "x", "stream": False} if op == "generate" else {"type": op, "id": "a", **NEEDED.get(op, {})}
+    values = (
+        {"type": op, "id": "a", "prompt": "x", "stream": False}
+        if op == "generate"
+        else {"type": op, "id": "a", **NEEDED.get(op, {})}
+    )
     step = 1 if field.kind is Kind.INTEGER else 1e-6
     for bound, outside in ((field.low, -1), (field.high, 1)):
         if bound is None or (field.is_open_low and outside < 0):

@@ -314,7 +314,9 @@ class Harness:
 
 def configured(**sections: dict[str, Any]) -> Config:
     config = Config()
-    return dataclasses.replace(config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()})
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    )
 
 
 @pytest.fixture

@@ -133,7 +133,10 @@ def test_a_message_that_takes_its_time_is_not_idle(serve):
         assert client.event()["event"] == "reply"
 
 
-@pytest.mark.parametrize(("data", "beginning"), [(b"", b"{"), (b"Hi", b"[E_LIMIT_005"), (b"{}", b"{"), (b"Hello", b"[E_LIMIT_005"), (b"{}\n", b"{")])
+@pytest.mark.parametrize(
+    ("data", "beginning"),
+    [(b"", b"{"), (b"Hi", b"[E_LIMIT_005"), (b"{}", b"{"), (b"Hello", b"[E_LIMIT_005"), (b"{}\n", b"{")],
+)
 def test_what_was_typed_gets_its_time_out_as_text(serve, data, beginning):
     """Nothing at all is answered by a frame."""
     server = serve(ipc={"idle_timeout_ms": 30.0})

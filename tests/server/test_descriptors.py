@@ -20,7 +20,12 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 @pytest.mark.parametrize(
     ("soft", "hard", "n", "expected", "is_told"),
-    [(300, 4096, 10, 300, False), (300, 4096, 1000, 1381, False), (300, 512, 1000, 512, True), (512, 512, 1000, 512, True)],
+    [
+        (300, 4096, 10, 300, False),
+        (300, 4096, 1000, 1381, False),
+        (300, 512, 1000, 512, True),
+        (512, 512, 1000, 512, True),
+    ],
 )
 def test_the_limit_is_raised_as_far_as_needed_and_allowed(soft, hard, n, expected, is_told):
     command = [sys.executable, "-c", PROGRAM, str(soft), str(hard), str(n)]

@@ -36,7 +36,11 @@ def test_a_thousand_connections_leave_nothing_behind(server):
                 client.sock.sendall(b"\x10\0\0\0{")
     server.eventually(lambda: not server.app.clients and not server.compute.sessions)
     assert n_descriptors() == before
-    assert server.on_loop(lambda: (len(server.app._dirty), len(server.app.ledger), len(server.loop._callbacks))) == (0, 0, 2)
+    assert server.on_loop(lambda: (len(server.app._dirty), len(server.app.ledger), len(server.loop._callbacks))) == (
+        0,
+        0,
+        2,
+    )
     assert server.on_loop(lambda: len(server.loop._timers)) < 200
 
 
@@ -69,7 +73,12 @@ def test_random_clients_each_get_one_final_event(serve):
         with server.connect() as client:
             ids = list(range(rng.randrange(1, 7)))
             for id in ids:
-                client.send(id=id, prompt="abcdef"[: rng.randrange(1, 6)], max_tokens=rng.randrange(1, 60), stream=rng.random() < 0.7)
+                client.send(
+                    id=id,
+                    prompt="abcdef"[: rng.randrange(1, 6)],
+                    max_tokens=rng.randrange(1, 60),
+                    stream=rng.random() < 0.7,
+                )
             cancelled = [id for id in ids if rng.random() < 0.4]
             for id in cancelled:
                 client.send(type="cancel", id=id)
@@ -104,7 +113,9 @@ def test_out_of_descriptors_for_real(socket_path, make_client):
     here = Path(__file__).parent
     program = LIMITED_SERVER.format(tests=str(here), path=socket_path)
     env = {**os.environ, "PYTHONPATH": str(here.parents[1])}
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as server:
 
         def ask() -> list[int]:
             server.stdin.write("\n")

@@ -66,7 +66,9 @@ def test_links_are_followed_and_must_not_be_others(folder, tmp_path, monkeypatch
     (tmp_path / "good").symlink_to(folder)
     assert weakness(str(tmp_path / "link" / "s"), ME) == f"every user may write to the folder {open_one}"
     assert weakness(str(tmp_path / "good" / "s"), ME) == ""
-    assert weakness(str(tmp_path / "link" / ".." / "good" / "s"), ME) == f"every user may write to the folder {open_one}"
+    assert (
+        weakness(str(tmp_path / "link" / ".." / "good" / "s"), ME) == f"every user may write to the folder {open_one}"
+    )
     lstat = os.lstat
 
     def foreign_links(path):

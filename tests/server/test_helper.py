@@ -22,7 +22,11 @@ from uma_core.server.helper import Helper
 from uma_core.server.large import Digest, Local
 
 WAIT_S = 60.0
-CHAT = [{"role": "user", "content": "héllo"}, {"role": "assistant", "content": "yes", "name": "x"}, {"role": "user", "content": "?"}]
+CHAT = [
+    {"role": "user", "content": "héllo"},
+    {"role": "assistant", "content": "yes", "name": "x"},
+    {"role": "user", "content": "?"},
+]
 
 
 def source(**fields) -> Source:
@@ -77,7 +81,9 @@ def test_tokens_are_those_of_the_daemon(helper, fake, given):
 
 
 def test_a_prompt_line_is_its_own_source(helper, fake):
-    assert helper.encode(fake, Source(b"plain {text}", True, 12)).tokens.tolist() == fake.tokenize("plain {text}", True, True)
+    assert helper.encode(fake, Source(b"plain {text}", True, 12)).tokens.tolist() == fake.tokenize(
+        "plain {text}", True, True
+    )
 
 
 def test_a_models_own_vocabulary_is_read_there(helper):
@@ -90,7 +96,11 @@ def test_a_models_own_vocabulary_is_read_there(helper):
 
 @pytest.mark.parametrize("op", ["tokenize", "detokenize", "count", "apply_template"])
 def test_operations_on_text(helper, fake, op):
-    given = {"tokenize": {"content": "abc", "with_pieces": True}, "detokenize": {"tokens": [97, 98]}, "count": {"prompt": "ab"}}
+    given = {
+        "tokenize": {"content": "abc", "with_pieces": True},
+        "detokenize": {"tokens": [97, 98]},
+        "count": {"prompt": "ab"},
+    }
     asked = source(type=op, **given.get(op, {"messages": CHAT}))
     assert helper.answer(fake, op, asked, 1 << 20) == Local().answer(fake, op, asked, 1 << 20)
 

@@ -42,7 +42,12 @@ def test_one_line_tells_how_a_request_ended(server, lines):
         client.send(id="mine", prompt="top secret", max_tokens=4)
         client.until_final("mine")
     (line,) = of_requests(read())
-    assert (line["level"], line["message"], line["request"], line["completion_tokens"]) == ("info", "ended: length", "mine", 4)
+    assert (line["level"], line["message"], line["request"], line["completion_tokens"]) == (
+        "info",
+        "ended: length",
+        "mine",
+        4,
+    )
     assert {"conn", "uid", "pid", "total_ms"} <= line.keys()
     assert "secret" not in json.dumps(line)
 

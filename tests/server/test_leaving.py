@@ -16,7 +16,9 @@ def test_cancel_a_running_request(server):
         client.send(type="cancel", id="a")
         events = client.until_final("a")
     assert events[-1]["reason"] == "cancelled"
-    assert [event for event in events if event["event"] == "reply"] == [{"found": True, "id": "a", "event": "reply", "type": "cancel"}]
+    assert [event for event in events if event["event"] == "reply"] == [
+        {"found": True, "id": "a", "event": "reply", "type": "cancel"}
+    ]
 
 
 def test_cancel_a_request_that_is_still_being_read(server):

@@ -108,7 +108,9 @@ def test_more_lines_than_the_cap_wait_in_the_socket(serve):
 @pytest.mark.parametrize("options", [["-N"], ["-q", "5"]])
 def test_the_nc_of_this_machine(server, options):
     (nc,) = need("nc")
-    done = subprocess.run([nc, "-U", *options, server.path], input=b"Hello\n", capture_output=True, timeout=20, check=False)
+    done = subprocess.run(
+        [nc, "-U", *options, server.path], input=b"Hello\n", capture_output=True, timeout=20, check=False
+    )
     if b"invalid option" in done.stderr or b"illegal option" in done.stderr:
         pytest.skip("this nc has no such option (Debian's netcat-openbsd has)")
     assert done.stdout == b"Hello\n"

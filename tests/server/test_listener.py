@@ -93,7 +93,9 @@ def test_another_file_is_left_alone(socket_path):
 def test_a_folder_in_which_others_could_replace_the_socket(socket_path):
     folder = os.path.dirname(socket_path)
     os.chmod(folder, 0o777)
-    with pytest.raises(UmaError, match="could be replaced by another user: every user may write to the folder") as refusal:
+    with pytest.raises(
+        UmaError, match="could be replaced by another user: every user may write to the folder"
+    ) as refusal:
         bind_unix(socket_path, 8)
     assert refusal.value.error is ErrorCode.CONFIG_INVALID
     assert os.listdir(folder) == []
@@ -113,7 +115,9 @@ def test_another_users_file_at_the_path_is_told_with_its_owner(socket_path, monk
         return os.stat_result((*found[:4], euid + 4242, *found[5:])) if path == socket_path + suffix else found
 
     monkeypatch.setattr(os, "lstat", foreign_there)
-    with pytest.raises(UmaError, match=f"belongs to uid {euid + 4242}: that user's daemon, or somebody who waits") as refusal:
+    with pytest.raises(
+        UmaError, match=f"belongs to uid {euid + 4242}: that user's daemon, or somebody who waits"
+    ) as refusal:
         bind_unix(socket_path, 8)
     assert refusal.value.error is ErrorCode.SOCKET_IN_USE
     assert os.listdir(os.path.dirname(socket_path)) == [os.path.basename(socket_path) + suffix]

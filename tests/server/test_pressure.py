@@ -93,7 +93,10 @@ def test_systemd_names_the_file_and_the_threshold(turns, urgent, monkeypatch):
     opened: list[str] = []
     inner = pressure.os.open
     monkeypatch.setattr(pressure.os, "open", lambda path, flags: opened.append(path) or inner(path, flags))
-    environ = {"MEMORY_PRESSURE_WATCH": "/sys/fs/cgroup/x/memory.pressure", "MEMORY_PRESSURE_WRITE": base64.b64encode(b"some 7 8").decode()}
+    environ = {
+        "MEMORY_PRESSURE_WATCH": "/sys/fs/cgroup/x/memory.pressure",
+        "MEMORY_PRESSURE_WRITE": base64.b64encode(b"some 7 8").decode(),
+    }
     watcher = watch(turns.loop, turns.signal, environ)
     assert isinstance(watcher, PsiTrigger)
     assert opened == ["/sys/fs/cgroup/x/memory.pressure"]
@@ -138,7 +141,11 @@ class FakeDispatch:
         self.calls: list[tuple] = []
         self.handler = None
         self._dispatch_source_type_memorypressure = ctypes.c_char(b"m")
-        for name, result in (("dispatch_get_global_queue", 77), ("dispatch_source_create", source), ("dispatch_resume", None)):
+        for name, result in (
+            ("dispatch_get_global_queue", 77),
+            ("dispatch_source_create", source),
+            ("dispatch_resume", None),
+        ):
             setattr(self, name, self._function(name, result))
         self.dispatch_source_cancel = self._function("dispatch_source_cancel", None)
         self.dispatch_source_set_event_handler_f = self._keep
@@ -156,7 +163,9 @@ class FakeDispatch:
 
 def test_dispatch_source_gets_the_right_calls(turns, monkeypatch):
     lib = FakeDispatch(source=4711)
-    monkeypatch.setattr(pressure.ctypes, "c_char", type("c", (), {"in_dll": staticmethod(lambda lib, name: getattr(lib, name))}))
+    monkeypatch.setattr(
+        pressure.ctypes, "c_char", type("c", (), {"in_dll": staticmethod(lambda lib, name: getattr(lib, name))})
+    )
     source = DispatchSource(turns.loop, turns.signal, lib)
     kind = ctypes.addressof(lib._dispatch_source_type_memorypressure)
     assert lib.calls == [
@@ -174,7 +183,9 @@ def test_dispatch_source_gets_the_right_calls(turns, monkeypatch):
 
 def test_dispatch_without_a_source_is_nothing_to_watch(turns, monkeypatch):
     lib = FakeDispatch(source=0)
-    monkeypatch.setattr(pressure.ctypes, "c_char", type("c", (), {"in_dll": staticmethod(lambda lib, name: getattr(lib, name))}))
+    monkeypatch.setattr(
+        pressure.ctypes, "c_char", type("c", (), {"in_dll": staticmethod(lambda lib, name: getattr(lib, name))})
+    )
     monkeypatch.setattr(pressure.sys, "platform", "darwin")
     monkeypatch.setattr(pressure.ctypes, "CDLL", lambda name: lib)
     assert watch(turns.loop, turns.signal, {}) is None

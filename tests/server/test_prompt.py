@@ -8,7 +8,10 @@ from uma_core.types import Request
 
 
 def chat(*contents: str) -> Request:
-    return Request(id="a", messages=tuple({"role": role, "content": text} for role, text in zip("susasasa", contents, strict=False)))
+    return Request(
+        id="a",
+        messages=tuple({"role": role, "content": text} for role, text in zip("susasasa", contents, strict=False)),
+    )
 
 
 def test_tokens_pass_as_they_are(fake_text):
@@ -44,9 +47,7 @@ def test_no_message_ends_where_pieces_do_not_add_up(fake_text):
 
 
 def test_templates_that_refuse_a_prefix_still_work(fake_text):
-    fake_text.template = (
-        "{% if messages | length == 1 %}{{ raise_exception('too short') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
-    )
+    fake_text.template = "{% if messages | length == 1 %}{{ raise_exception('too short') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
     assert encode(fake_text, chat("ab", "cd")) == ([1, *b"abcd"], (5,))
 
 

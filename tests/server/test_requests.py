@@ -141,7 +141,9 @@ def test_messages_go_through_the_template(server):
 
 
 def test_configuration_fills_in_what_the_request_leaves_open(serve):
-    server = serve(limits={"request_timeout_ms": 1500.0, "overflow": "shift"}, access={"lane_ceiling": {os.getuid(): "background"}})
+    server = serve(
+        limits={"request_timeout_ms": 1500.0, "overflow": "shift"}, access={"lane_ceiling": {os.getuid(): "background"}}
+    )
     with server.connect() as client:
         client.send(id=1, prompt="a", priority="interactive")
         client.send(id=2, prompt="a", timeout_ms=10, overflow="error")

@@ -23,7 +23,12 @@ def client(server):
 
 
 def test_text_becomes_tokens(client):
-    assert client.ask(type="tokenize", id=7, content="hé") == {"tokens": [*"hé".encode()], "id": 7, "event": "reply", "type": "tokenize"}
+    assert client.ask(type="tokenize", id=7, content="hé") == {
+        "tokens": [*"hé".encode()],
+        "id": 7,
+        "event": "reply",
+        "type": "tokenize",
+    }
     assert client.ask(type="tokenize", content="a", add_special=True)["tokens"] == [1, 97]
     assert client.ask(type="tokenize", content="")["tokens"] == []
 
@@ -73,7 +78,10 @@ def test_a_chat_becomes_a_prompt_that_gives_the_same_tokens(server, client):
 
 def test_the_generation_prompt_can_be_left_out(client):
     assert client.ask(type="apply_template", messages=CHAT)["prompt"] == "[B]<system>be brief<user>hi<a>"
-    assert client.ask(type="apply_template", messages=CHAT, add_generation_prompt=False)["prompt"] == "[B]<system>be brief<user>hi"
+    assert (
+        client.ask(type="apply_template", messages=CHAT, add_generation_prompt=False)["prompt"]
+        == "[B]<system>be brief<user>hi"
+    )
 
 
 def test_no_template_is_a_coded_error(server, client):
@@ -82,7 +90,9 @@ def test_no_template_is_a_coded_error(server, client):
     assert client.ask(type="count", messages=CHAT)["name"] == "template_failed"
 
 
-@pytest.mark.parametrize("given", [{"type": "tokenize"}, {"type": "detokenize", "tokens": []}, {"type": "apply_template", "messages": []}])
+@pytest.mark.parametrize(
+    "given", [{"type": "tokenize"}, {"type": "detokenize", "tokens": []}, {"type": "apply_template", "messages": []}]
+)
 def test_what_is_required_is_told(client, given):
     assert client.ask(**given)["name"] == "bad_request"
 
@@ -127,7 +137,10 @@ def test_a_text_past_the_cap_is_refused(serve):
     with serve(limits={"max_prompt_bytes": 100, "trusted_prompt_bytes": 100}).connect() as client:
         assert client.ask(type="tokenize", content="x" * 101)["name"] == "prompt_too_large"
         assert client.ask(type="detokenize", tokens=[65] * 26)["name"] == "prompt_too_large"
-        assert client.ask(type="apply_template", messages=[{"role": "user", "content": "x" * 101}])["name"] == "prompt_too_large"
+        assert (
+            client.ask(type="apply_template", messages=[{"role": "user", "content": "x" * 101}])["name"]
+            == "prompt_too_large"
+        )
         assert len(client.ask(type="tokenize", content="x" * 100)["tokens"]) == 100
 
 
@@ -164,15 +177,23 @@ def test_stopping_answers_what_waits(serve):
         server.eventually(lambda: server.app.intake.n_jobs == 2)
         server.loop.stop()
         threading.Timer(0.1, release.set).start()
-        assert {event["id"]: event.get("name") for event in (client.event(), client.event())} == {1: None, 2: "shutting_down"}
+        assert {event["id"]: event.get("name") for event in (client.event(), client.event())} == {
+            1: None,
+            2: "shutting_down",
+        }
 
 
 @given(
     st.dictionaries(
-        st.text(max_size=5), st.one_of(st.integers(), st.text(), st.lists(st.integers() | st.text() | st.lists(st.integers()))), min_size=1
+        st.text(max_size=5),
+        st.one_of(st.integers(), st.text(), st.lists(st.integers() | st.text() | st.lists(st.integers()))),
+        min_size=1,
     ),
     st.integers(0, 3),
 )
 def test_slices_make_the_same_json(fields, n_slices):
-    fields = {name: value * (SLICE * n_slices // 3) if n_slices and isinstance(value, list) else value for name, value in fields.items()}
+    fields = {
+        name: value * (SLICE * n_slices // 3) if n_slices and isinstance(value, list) else value
+        for name, value in fields.items()
+    }
     assert json.loads(b"{" + fields_json(fields) + b"}") == fields

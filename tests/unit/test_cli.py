@@ -80,11 +80,15 @@ def test_a_coded_error_is_one_line_and_its_exit_status(run, served, monkeypatch)
 def test_a_wrong_value_never_starts_the_daemon(run, served):
     status, out, err = run("daemon", "--n-ctx", "4k")
     assert (status, out) == (1, "")
-    assert err == "uma-core: E_CONFIG_001 config_invalid: engine.n_ctx must be a whole number, not '4k' (flag --n-ctx)\n"
+    assert (
+        err == "uma-core: E_CONFIG_001 config_invalid: engine.n_ctx must be a whole number, not '4k' (flag --n-ctx)\n"
+    )
     assert served == []
 
 
-@pytest.mark.parametrize("arguments", [("daemon", "--n-ctxx", "4"), ("daemon", "--n-ctx"), ("daemonn",), ("daemon", "extra")])
+@pytest.mark.parametrize(
+    "arguments", [("daemon", "--n-ctxx", "4"), ("daemon", "--n-ctx"), ("daemonn",), ("daemon", "extra")]
+)
 def test_usage_errors_are_coded_too(run, served, arguments):
     status, _, err = run(*arguments)
     assert status == 1
@@ -130,7 +134,9 @@ def test_a_map_is_given_in_one_flag_or_in_several(run, tmp_path):
 def test_printed_defaults_read_back_as_the_defaults(run):
     tree = yaml.safe_load(run("daemon", "--print-config")[1])
     assert set(tree) == {"model", "preset", *(opt.section for opt in OPTIONS)}
-    assert sum(len(section) for section in tree.values() if isinstance(section, dict)) == sum("." in opt.key for opt in OPTIONS)
+    assert sum(len(section) for section in tree.values() if isinstance(section, dict)) == sum(
+        "." in opt.key for opt in OPTIONS
+    )
 
 
 def test_printed_json(run):

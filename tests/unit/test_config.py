@@ -45,7 +45,12 @@ def test_no_name_means_two_options(attribute):
 def test_documented_defaults():
     config = Config()
     assert config.ipc.uds_path == ""
-    assert (config.engine.n_seq, config.ipc.backlog, config.limits.max_sessions, config.limits.max_tokens) == (4, 64, 32, 2048)
+    assert (config.engine.n_seq, config.ipc.backlog, config.limits.max_sessions, config.limits.max_tokens) == (
+        4,
+        64,
+        32,
+        2048,
+    )
     assert config.ipc.max_frame_bytes == 1 << 20
     assert config.scheduler.bmt_budget == 0
     assert config.ipc.echo is config.log.prompts is config.cache.share_across_uids is False
@@ -83,15 +88,31 @@ def test_every_knob_of_the_policy_has_an_option_with_its_default():
 
 
 def test_ms_become_ns_once():
-    config = SchedulerOptions(tick_budget_ms=30, slo_tbt_ms=0.25, stages=("admission",), bmt_budget=-1.0).to_scheduler_config()
-    assert (config.tick_budget_ns, config.slo_tbt_ns, config.stages, config.bmt_budget) == (30_000_000, 250_000, ("admission",), -1.0)
+    config = SchedulerOptions(
+        tick_budget_ms=30, slo_tbt_ms=0.25, stages=("admission",), bmt_budget=-1.0
+    ).to_scheduler_config()
+    assert (config.tick_budget_ns, config.slo_tbt_ns, config.stages, config.bmt_budget) == (
+        30_000_000,
+        250_000,
+        ("admission",),
+        -1.0,
+    )
     assert ns(1.5) == 1_500_000
 
 
 def test_backend_settings_reach_the_variables_that_ggml_reads():
-    assert EngineOptions().backend_environ() == {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": "180", "GGML_CUDA_DISABLE_GRAPHS": "1"}
-    chosen = EngineOptions(metal_residency=False, metal_keep_alive_s=7, metal_shared_buffers="off", cuda_graphs=True).backend_environ()
-    assert chosen == {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": "7", "GGML_METAL_NO_RESIDENCY": "1", "GGML_METAL_SHARED_BUFFERS_DISABLE": "1"}
+    assert EngineOptions().backend_environ() == {
+        "GGML_METAL_RESIDENCY_KEEP_ALIVE_S": "180",
+        "GGML_CUDA_DISABLE_GRAPHS": "1",
+    }
+    chosen = EngineOptions(
+        metal_residency=False, metal_keep_alive_s=7, metal_shared_buffers="off", cuda_graphs=True
+    ).backend_environ()
+    assert chosen == {
+        "GGML_METAL_RESIDENCY_KEEP_ALIVE_S": "7",
+        "GGML_METAL_NO_RESIDENCY": "1",
+        "GGML_METAL_SHARED_BUFFERS_DISABLE": "1",
+    }
     assert "GGML_METAL_SHARED_BUFFERS_ENABLE" in EngineOptions(metal_shared_buffers="on").backend_environ()
 
 

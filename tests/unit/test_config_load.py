@@ -113,14 +113,20 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ("access: {allow_uids: 5}", "access.allow_uids must be a list"),
         ("access: {allow_uids: [x]}", "access.allow_uids must be a whole number, not 'x'"),
         ("access: {allow_uids: [-1]}", "access.allow_uids must be 0 to"),
-        ("access: {lane_ceiling: {1000: fast}}", "access.lane_ceiling must be one of interactive, background, not 'fast'"),
+        (
+            "access: {lane_ceiling: {1000: fast}}",
+            "access.lane_ceiling must be one of interactive, background, not 'fast'",
+        ),
         ("access: {lane_ceiling: [1000]}", "access.lane_ceiling must be a map"),
         ("engine: {lora: [tone]}", "engine.lora must be a map"),
         ("engine: {lora: {tone: 3}}", "engine.lora must be a text, not 3"),
         ("engine: {lora: {3: a.gguf}}", "engine.lora must be a text, not 3"),
         ("engine: {lora: {'a b': a.gguf}}", "engine.lora must have ids of up to 64 letters"),
         ("engine: {lora: {tone: ''}}", "engine.lora must give tone a path"),
-        ("engine: {lora: {tone: a.gguf}, lora_scale: {tonne: 1}}", "must name adapters of engine.lora, not 'tonne' (did you mean 'tone'?)"),
+        (
+            "engine: {lora: {tone: a.gguf}, lora_scale: {tonne: 1}}",
+            "must name adapters of engine.lora, not 'tonne' (did you mean 'tone'?)",
+        ),
         ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: high}}", "engine.lora_scale must be a number, not 'high'"),
         ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: 1e9}}", "engine.lora_scale must be"),
         ("scheduler: {stages: [admission, admission]}", "scheduler.stages names a stage twice"),
@@ -146,7 +152,11 @@ def test_a_wrong_file_is_refused_by_name(write, text, said):
 def test_all_problems_are_told_at_once(write):
     with pytest.raises(UmaError) as caught:
         build({"engine.n_seq": "x"}, {"UMA_N_BATCH": "0"}, write("engine: {n_ctxx: 1}\n"))
-    assert [problem.split()[0] for problem in caught.value.detail["problems"]] == ["engine.n_ctxx", "engine.n_batch", "engine.n_seq"]
+    assert [problem.split()[0] for problem in caught.value.detail["problems"]] == [
+        "engine.n_ctxx",
+        "engine.n_batch",
+        "engine.n_seq",
+    ]
 
 
 def test_flags_and_variables_are_named_when_wrong():
@@ -173,7 +183,9 @@ def test_a_value_above_its_cap_is_refused_but_a_default_follows():
     assert "engine.n_ubatch must not exceed engine.n_batch (256), not 512" in refusal(
         flags={"engine.n_batch": "256", "engine.n_ubatch": "512"}
     )
-    assert "ipc.tx_soft_bytes must not exceed" in refusal(flags={"ipc.tx_soft_bytes": "9000", "ipc.tx_hard_bytes": "8000"})
+    assert "ipc.tx_soft_bytes must not exceed" in refusal(
+        flags={"ipc.tx_soft_bytes": "9000", "ipc.tx_hard_bytes": "8000"}
+    )
     config, sources = build({"engine.n_batch": "256", "limits.max_tokens": "100"})
     assert (config.engine.n_ubatch, config.limits.default_max_tokens) == (256, 100)
     assert sources.origins["engine.n_ubatch"] == "default, lowered to engine.n_batch"
@@ -191,7 +203,9 @@ def test_words_stand_for_numbers(write):
 
 
 def test_lists_and_maps_as_text():
-    config, _ = build({"access.allow_uids": "1000, 1001", "access.lane_ceiling": "1000=background", "scheduler.stages": ""})
+    config, _ = build(
+        {"access.allow_uids": "1000, 1001", "access.lane_ceiling": "1000=background", "scheduler.stages": ""}
+    )
     assert config.access.allow_uids == (1000, 1001)
     assert config.access.lane_ceiling == {1000: "background"}
     assert config.scheduler.stages == ()
@@ -274,12 +288,20 @@ def test_any_bytes_are_a_config_or_a_coded_error(tmp_path_factory, data):
 
 def test_what_is_written_is_read_back(write):
     adapters = {"engine.lora": "on=a: 'b'.gguf,2=c.gguf", "engine.lora_scale": "2=0.5"}
-    flags = {**adapters, "access.lane_ceiling": "1000=background", "access.allow_uids": "1,2", "model": 'a: "b" # c', "scheduler.guard_cap": "1.25"}
+    flags = {
+        **adapters,
+        "access.lane_ceiling": "1000=background",
+        "access.allow_uids": "1,2",
+        "model": 'a: "b" # c',
+        "scheduler.guard_cap": "1.25",
+    }
     config, _ = build(flags)
     lines = [f"model: {write_value(config.engine.model)}"]
     for section in dict.fromkeys(opt.section for opt in OPTIONS):
         lines += [f"{section}:"]
-        lines += [f"  {opt.name}: {write_value(v)}" for opt, v in config.items() if opt.section == section and "." in opt.key]
+        lines += [
+            f"  {opt.name}: {write_value(v)}" for opt, v in config.items() if opt.section == section and "." in opt.key
+        ]
     assert build(path=write(os.linesep.join(lines)))[0] == config
 
 
@@ -327,7 +349,9 @@ def test_a_preset_sets_its_options_and_no_others(name):
     assert {key for key, origin in sources.origins.items() if origin == f"preset {name}"} == set(PRESETS[name].values)
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for preset in PRESETS.values() for key, value in preset.values.items()])
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for preset in PRESETS.values() for key, value in preset.values.items()]
+)
 def test_what_a_preset_says_its_options_allow(key, value):
     assert check(BY_KEY[key], value) == value
     assert type(value) is BY_KEY[key].kind

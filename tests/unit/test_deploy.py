@@ -55,8 +55,16 @@ def test_systemd_takes_the_units(manager, units, tmp_path):
         text = re.sub(r"^ExecStart=\S+/uma-core ", f"ExecStart={program} ", unit.read_text(), flags=re.MULTILINE)
         (tmp_path / unit.name).write_text(text)
     command = [analyze, "verify", manager, "--man=no", *(str(tmp_path / unit.name) for unit in units)]
-    done = subprocess.run(command, env={"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
-    complaints = [line for line in done.stderr.splitlines() if str(tmp_path) in line and "MemoryPressureWatch" not in line]
+    done = subprocess.run(
+        command,
+        env={"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    complaints = [
+        line for line in done.stderr.splitlines() if str(tmp_path) in line and "MemoryPressureWatch" not in line
+    ]
     assert (done.returncode, complaints) == (0, [])
 
 
@@ -77,12 +85,18 @@ def test_there_is_one_containerfile_for_each_kind_of_machine():
 def test_stopping_waits_longer_than_a_drain():
     drain_ms = next(opt.default for opt in OPTIONS if opt.key == "drain.deadline_ms")
     plist = plistlib.loads((DOCS / "deploy" / "com.uma-serve.plist").read_bytes())
-    assert all(int(read_unit(unit)["Service"]["TimeoutStopSec"]) * 1000 > drain_ms for unit in (UNITS[0], SYSTEM_UNITS[0]))
+    assert all(
+        int(read_unit(unit)["Service"]["TimeoutStopSec"]) * 1000 > drain_ms for unit in (UNITS[0], SYSTEM_UNITS[0])
+    )
     assert plist["ExitTimeOut"] * 1000 > drain_ms
     assert plist["ProgramArguments"][1] == "daemon"
 
 
-@pytest.mark.parametrize("path", [DOCS / "DEPLOY.md", *UNITS, *SYSTEM_UNITS, *CONTAINERFILES], ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize(
+    "path",
+    [DOCS / "DEPLOY.md", *UNITS, *SYSTEM_UNITS, *CONTAINERFILES],
+    ids=lambda path: f"{path.parent.name}/{path.name}",
+)
 def test_options_that_are_named_exist(path):
     flags = {opt.flag for opt in OPTIONS} | {"--config"}
     keys = {opt.key for opt in OPTIONS}
@@ -90,5 +104,9 @@ def test_options_that_are_named_exist(path):
     text = path.read_text()
     for line in re.findall(r"uma-core daemon ([^\n`]*)", text):
         assert set(re.findall(r"--[a-z-]+", line)) <= flags
-    named = {f"{section}.{name}" for section, name in re.findall(r"`([a-z]+)\.([a-z_]+)(?::[^`]*)?`", text) if section in sections}
+    named = {
+        f"{section}.{name}"
+        for section, name in re.findall(r"`([a-z]+)\.([a-z_]+)(?::[^`]*)?`", text)
+        if section in sections
+    }
     assert named <= keys | {"engine.llama_cpp", "reload.last", "reload.error"}

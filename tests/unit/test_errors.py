@@ -30,7 +30,9 @@ def test_every_code_is_well_formed(error):
     spec = error.spec
     assert re.fullmatch(r"E_[A-Z]+_\d{3}", spec.code)
     assert spec.name == error.name.lower()
-    assert spec.summary and spec.summary[0].islower() | (not spec.summary[0].isalpha()) and not spec.summary.endswith(".")
+    assert (
+        spec.summary and spec.summary[0].islower() | (not spec.summary[0].isalpha()) and not spec.summary.endswith(".")
+    )
 
 
 @pytest.mark.parametrize("error", ErrorCode, ids=lambda error: error.name)

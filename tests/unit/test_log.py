@@ -71,7 +71,9 @@ def test_fields_of_other_libraries_are_left_out(logged):
 
 
 def test_json_lines_are_one_object_each(logged):
-    text = logged(lambda: [LOG.warning("slow"), LOG.error("bad\nline", extra={"request": "r-1", "odd": {1}})], format="json")
+    text = logged(
+        lambda: [LOG.warning("slow"), LOG.error("bad\nline", extra={"request": "r-1", "odd": {1}})], format="json"
+    )
     first, second = map(json.loads, text.splitlines())
     assert (first["level"], first["part"], first["message"]) == ("warning", "server.client", "slow")
     assert (second["message"], second["request"], second["odd"]) == ("bad\nline", "r-1", "{1}")

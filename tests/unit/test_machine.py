@@ -24,7 +24,14 @@ def test_the_machine_or_the_control_group_whichever_is_less(tmp_path):
     write(proc, {"self/cgroup": "0::/a/b\n"})
     write(cgroup, {"a/b/memory.max": "max\n", "a/b/memory.current": "1\n", "a/b/memory.stat": "anon 1\n"})
     assert available_bytes(proc, cgroup) == 5000 * 1024
-    write(cgroup, {"a/b/memory.max": "3000000\n", "a/b/memory.current": "2500000\n", "a/b/memory.stat": "anon 1\ninactive_file 100000\n"})
+    write(
+        cgroup,
+        {
+            "a/b/memory.max": "3000000\n",
+            "a/b/memory.current": "2500000\n",
+            "a/b/memory.stat": "anon 1\ninactive_file 100000\n",
+        },
+    )
     assert available_bytes(proc, cgroup) == 600_000
     write(cgroup, {"a/b/memory.current": "9000000\n"})
     assert available_bytes(proc, cgroup) == 0

@@ -43,7 +43,9 @@ def test_log_buckets_keep_their_ratio_and_reach_the_end():
     assert {round(b / a, 6) for a, b in pairwise(bounds)} == {round(10 ** (1 / 24), 6)}
 
 
-@given(st.lists(st.integers(1_000, 1_000_000_000), min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0]))
+@given(
+    st.lists(st.integers(1_000, 1_000_000_000), min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.95, 0.99, 1.0])
+)
 def test_quantiles_are_within_five_percent(values, q):
     assert distribution(SECONDS, values).quantile(q) == pytest.approx(nearest_rank(values, q), rel=0.05)
 

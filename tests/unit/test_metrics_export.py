@@ -70,7 +70,10 @@ def test_json_is_json_and_counts(registry):
     assert document["errors_total"]["E_PROTO_001"] == 1
     assert document["decode_ms_last"] == 12.3457
     assert document["tokens_per_tick"] == {"decode": 0, "prefill": 64}
-    assert document["slo_violations"] == {"ttft": {"interactive": 0, "background": 0}, "tbt": {"interactive": 2, "background": 0}}
+    assert document["slo_violations"] == {
+        "ttft": {"interactive": 0, "background": 0},
+        "tbt": {"interactive": 2, "background": 0},
+    }
     assert document["model"] == 'odd "name"\n\\.gguf'
 
 

@@ -43,7 +43,9 @@ def test_a_program_that_was_only_unpacked_is_found(monkeypatch, tmp_path):
 
 def test_no_test_runs_a_package_manager():
     words = ("apt-" + "get", "dpkg" + "-deb", "pip" + " install", "npm" + " install")
-    callers = [path for path in (ROOT / "tests").rglob("*.py") if any(f'"{word}"' in path.read_text() for word in words)]
+    callers = [
+        path for path in (ROOT / "tests").rglob("*.py") if any(f'"{word}"' in path.read_text() for word in words)
+    ]
     assert callers == [ROOT / "tests" / "tools.py"]
 
 
@@ -51,14 +53,30 @@ def test_no_test_runs_a_package_manager():
 def test_a_skip_fails_a_run_that_allows_none(tmp_path, no_skips, status):
     (tmp_path / "test_a.py").write_text(SKIPPING)
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env={"UMA_NO_SKIPS": no_skips}, capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"UMA_NO_SKIPS": no_skips}, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == status, done.stdout
     assert "1 passed, 1 skipped" in done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize("tool", tools.TOOLS, ids=lambda tool: tool.program)
 def test_every_tool_is_asked_for_by_some_test(tool):
-    users = [path for path in (ROOT / "tests").rglob("test_*.py") if f'"{tool.program}"' in path.read_text() and path != Path(__file__)]
+    users = [
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if f'"{tool.program}"' in path.read_text() and path != Path(__file__)
+    ]
     users += [path for path in (ROOT / "tests").rglob("build.py") if f'"{tool.program}"' in path.read_text()]
     assert users

@@ -46,7 +46,9 @@ def _clear(cache: PrefixCache, key: str | None) -> dict[str, Any]:
     _, leaf = _find(cache, key)
     if leaf.is_pinned:
         _unpin(cache, key)
-    own = list(itertools.takewhile(lambda node: not node.n_kept and (node is leaf or len(node.children) == 1), leaf.up()))
+    own = list(
+        itertools.takewhile(lambda node: not node.n_kept and (node is leaf or len(node.children) == 1), leaf.up())
+    )
     if not own or leaf.children:
         return {"cleared": 0}
     start = own[-1].start  # what is before it, others have too

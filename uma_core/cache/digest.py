@@ -126,7 +126,9 @@ class Digester:
                 data = tail + part.tokens.astype("<i4", copy=False).tobytes()
                 links = _links(data, link, self._key)
                 rest = data[len(links) * PAGE * 4 :]
-                had = _Hashed(part.start, len(part.tokens), [each.hex() for each in links], links[-1] if links else link, rest)
+                had = _Hashed(
+                    part.start, len(part.tokens), [each.hex() for each in links], links[-1] if links else link, rest
+                )
             self._known[part.node_id] = had
             found.append(had)
         return found

@@ -91,7 +91,12 @@ class DiskTier:
     """Any method is called by the compute thread."""
 
     def __init__(
-        self, folder: str, model: str, clock: Clock, wake: Callable[[], None], on_removed: Callable[[str], None] = lambda cause: None
+        self,
+        folder: str,
+        model: str,
+        clock: Clock,
+        wake: Callable[[], None],
+        on_removed: Callable[[str], None] = lambda cause: None,
     ) -> None:
         """`on_removed` is called by `poll`, with the cause, for every file that went."""
         self._on_removed = on_removed
@@ -215,7 +220,11 @@ class DiskTier:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not keep the thread waiting
         file = os.fdopen(os.open(self._path(name), flags), "rb")
         facts = os.fstat(file.fileno())
-        if stat.S_ISREG(facts.st_mode) and facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if (
+            stat.S_ISREG(facts.st_mode)
+            and facts.st_uid in (os.geteuid(), 0)
+            and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        ):
             return file
         file.close()
         self._leave_alone(name)
@@ -230,7 +239,9 @@ class DiskTier:
         head = decode_head(fixed, file.read(header_bytes(fixed)))
         if os.fstat(file.fileno()).st_size != file.tell() + head.n_bytes:
             raise Damaged("truncated")
-        if head.model == self.model and name != file_name(head.model, head.tenant, head.start, head.tokens, head.variant):
+        if head.model == self.model and name != file_name(
+            head.model, head.tenant, head.start, head.tokens, head.variant
+        ):
             raise Damaged("misnamed")
         return head
 
@@ -316,9 +327,15 @@ class DiskTier:
         temporary = f"{path.removesuffix(SUFFIX)}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
         payload = memoryview(blob.payload).cast("B")
         try:
-            head = Head(blob.model, blob.tenant, blob.start, blob.tokens, len(payload), payload_digest(payload), blob.variant)
+            head = Head(
+                blob.model, blob.tenant, blob.start, blob.tokens, len(payload), payload_digest(payload), blob.variant
+            )
             os.makedirs(self.folder, 0o700, exist_ok=True)
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
+            with open(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600),
+                "wb",
+                buffering=0,
+            ) as file:
                 _write_all(file.write, encode_head(head))
                 for at in range(0, len(payload), PIECE):
                     _write_all(file.write, payload[at : at + PIECE])

@@ -103,10 +103,23 @@ def decode_head(fixed: bytes, header: bytes) -> Head:
         fields = json.loads(header)
         tokens = np.frombuffer(base64.b64decode(fields["tokens"]), "<i4").astype(np.int32)
         variant = str(fields.get("adapters", ""))
-        head = Head(fields["model"], int(fields["uid"]), int(fields["start"]), tokens, int(fields["bytes"]), fields["sha256"], variant)
+        head = Head(
+            fields["model"],
+            int(fields["uid"]),
+            int(fields["start"]),
+            tokens,
+            int(fields["bytes"]),
+            fields["sha256"],
+            variant,
+        )
     except Exception as error:  # whatever a header may hold: infinities, lists in lists without end
         raise Damaged("damaged header") from error
-    if not (0 <= head.start < head.end and head.n_bytes >= 0 and FIRST_TENANT <= head.tenant < 1 << 32 and isinstance(head.model, str)):
+    if not (
+        0 <= head.start < head.end
+        and head.n_bytes >= 0
+        and FIRST_TENANT <= head.tenant < 1 << 32
+        and isinstance(head.model, str)
+    ):
         raise Damaged("damaged header")
     return head
 

@@ -87,4 +87,6 @@ class Finder:
         n_moved = sum(p.end - p.start for p in pieces)
         n_disk = sum(p.end - p.start for p in pieces if p.tier == DISK)
         ns = cost.transfer_ns(n_moved * self.cell_bytes) + int(n_disk * self.cell_bytes * self.disk_ns_per_byte)
-        return ns + (cost.transfer_ns(n * self.cell_bytes) if self._has_lanes else 0)  # a lane begins with a copy of its own
+        return ns + (
+            cost.transfer_ns(n * self.cell_bytes) if self._has_lanes else 0
+        )  # a lane begins with a copy of its own

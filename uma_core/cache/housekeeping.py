@@ -44,10 +44,15 @@ class Housekeeper:
     def _ages(self, now: int) -> list[tuple[int, Holding]]:
         """(ns until it may leave, sequence) of idle ones, the next one first."""
         cache = self._cache
-        if not (cache.settings.is_on and cache.finder.can_move and (cache.store.ram.budget or cache.store.disk is not None)):
+        if not (
+            cache.settings.is_on and cache.finder.can_move and (cache.store.ram.budget or cache.store.disk is not None)
+        ):
             return []
         idle = [h for h in cache.holdings if h.n and not h.owner and not h.is_claimed and not h.readers]
-        return sorted(((h.t_used + cache.settings.park_idle_ns - now, h) for h in idle), key=lambda pair: (pair[0], pair[1].seq_id))
+        return sorted(
+            ((h.t_used + cache.settings.park_idle_ns - now, h) for h in idle),
+            key=lambda pair: (pair[0], pair[1].seq_id),
+        )
 
     def _leave(self, holding: Holding) -> Legs:
         """To RAM or disk, if it can be without driving others out; the sequence is empty afterwards."""

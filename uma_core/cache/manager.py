@@ -54,7 +54,9 @@ class PrefixCache:
         self.clock = clock
         self._variants: dict[AdapterSet, str] = {}  # names that were worked out
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
-        self._lingering: dict[int, tuple[Session, Transfer]] = {}  # sequences of ended sessions whose last chunk is still under way
+        self._lingering: dict[
+            int, tuple[Session, Transfer]
+        ] = {}  # sequences of ended sessions whose last chunk is still under way
 
     def apply(self, settings: CacheSettings) -> None:
         """Between two ticks."""
@@ -105,7 +107,9 @@ class PrefixCache:
     def _drop_empty(self) -> None:
         """Scales are any numbers: trees of sets that nobody holds anything of must not stay."""
         held = {id(holding.tree) for holding in self.holdings}
-        self.trees = {key: tree for key, tree in self.trees.items() if not tree.variant or tree.root.children or id(tree) in held}
+        self.trees = {
+            key: tree for key, tree in self.trees.items() if not tree.variant or tree.root.children or id(tree) in held
+        }
 
     def peek(self, session: Session) -> int:
         """How much of a new session's prompt is there."""
@@ -116,7 +120,12 @@ class PrefixCache:
         """Bring the policy's knowledge up to date: for sessions that wait, and prompts between two chunks."""
         n_left = N_OFFERS
         for session in sessions:
-            if n_left and session.phase in (Phase.QUEUED, Phase.PARKED, Phase.PREFILL) and not session.n_chunk and session.transfer is None:
+            if (
+                n_left
+                and session.phase in (Phase.QUEUED, Phase.PARKED, Phase.PREFILL)
+                and not session.n_chunk
+                and session.transfer is None
+            ):
                 n_left -= self._offer(session)
 
     def _offer(self, session: Session) -> bool:
@@ -144,7 +153,9 @@ class PrefixCache:
         for seq_id in free_seqs:
             holding = self.holdings[seq_id]
             held.append(holding.n)
-            loss.append(int(self._loss_ns(holding) * 0.5 ** ((now_ns - holding.t_used) / half_life)) if holding.n else 0)
+            loss.append(
+                int(self._loss_ns(holding) * 0.5 ** ((now_ns - holding.t_used) / half_life)) if holding.n else 0
+            )
         return tuple(held), tuple(loss)
 
     def _loss_ns(self, holding: Holding) -> int:
@@ -161,7 +172,11 @@ class PrefixCache:
         holding = self.holdings[session.seq_id]
         tree = self._tree_of(session)
         is_own = holding.owner == session.sid
-        path, n = tree.walk(session.prompt, session.n_prompt if session.generated else session.n_prompt - 1) if want_restore else ([], 0)
+        path, n = (
+            tree.walk(session.prompt, session.n_prompt if session.generated else session.n_prompt - 1)
+            if want_restore
+            else ([], 0)
+        )
         at = session.n_past if is_own else self.finder.in_place(holding, tree, path, n)
         pieces = self.finder.route(path, n, at, holding.seq_id) if want_restore else []
         legs = self._legs(session, holding, at, pieces, path[-1] if pieces else None)
@@ -225,7 +240,11 @@ class PrefixCache:
             return
         if lost[0].start < start:
             tree.split(lost[0], start)
-        before = [node for node in lost[0].up() if node is not lost[0] and node.seg is None] if self.store.disk is not None else []
+        before = (
+            [node for node in lost[0].up() if node is not lost[0] and node.seg is None]
+            if self.store.disk is not None
+            else []
+        )
         end.keep()
         try:
             for node in [*reversed(before), *lost]:

@@ -13,7 +13,10 @@ class CacheMeters:
         self.misses = registry.counter(m.CACHE_MISSES)
         self.saved = {tier: registry.counter(m.CACHE_TOKENS_SAVED, tier=tier) for tier in TIERS}
         self.evictions = {tier: registry.counter(m.CACHE_EVICTIONS, tier=tier) for tier in TIERS}
-        self.removed = {cause: registry.counter(m.CACHE_FILES_REMOVED, cause=cause) for cause in m.CACHE_FILES_REMOVED.labels["cause"]}
+        self.removed = {
+            cause: registry.counter(m.CACHE_FILES_REMOVED, cause=cause)
+            for cause in m.CACHE_FILES_REMOVED.labels["cause"]
+        }
         self.bytes = {tier: registry.gauge(m.CACHE_BYTES, tier=tier) for tier in TIERS}
         self.kv_bytes = registry.counter(m.KV_BYTES)
         self.kv_copied = registry.counter(m.KV_COPIED_BYTES)

@@ -35,7 +35,9 @@ DISK_NS_MOST = 50.0  # per byte, 20 MB/s: a slower reading is a disturbance
 class Store:
     """Owned by the compute thread."""
 
-    def __init__(self, engine: Engine, finder: Finder, meters: CacheMeters, clock: Clock, tree_of: Callable[[int, str], Tree]) -> None:
+    def __init__(
+        self, engine: Engine, finder: Finder, meters: CacheMeters, clock: Clock, tree_of: Callable[[int, str], Tree]
+    ) -> None:
         self.ram = RamTier(0)
         self.ram.on_evict = lambda seg: meters.evictions["ram"].add()
         self.disk: DiskTier | None = None
@@ -64,7 +66,9 @@ class Store:
             self.disk = None
             self._is_indexing = self._is_found_unwanted = False
         if folder and self.disk is None:
-            self.disk = DiskTier(folder, self._model, self._clock, lambda: self.wake(), lambda cause: self._meters.removed[cause].add())
+            self.disk = DiskTier(
+                folder, self._model, self._clock, lambda: self.wake(), lambda cause: self._meters.removed[cause].add()
+            )
             self._is_indexing = True
             self.disk.index(self._index)
         self._make_disk_room(0)
@@ -122,7 +126,9 @@ class Store:
                 self._write_behind(seg, export.blob, is_last)
                 seg.let_go()
         except UmaError as error:
-            level = logging.DEBUG if self._is_short and error.error is ErrorCode.INSUFFICIENT_MEMORY else logging.WARNING
+            level = (
+                logging.DEBUG if self._is_short and error.error is ErrorCode.INSUFFICIENT_MEMORY else logging.WARNING
+            )
             self._is_short = error.error is ErrorCode.INSUFFICIENT_MEMORY
             log.log(level, "a snapshot was not made: %s", error)
         finally:
@@ -131,7 +137,11 @@ class Store:
 
     def _can_pass(self, tree: Tree, node: Node, n_bytes: int, is_last: bool) -> bool:
         """A node's bytes may go to disk without a place in RAM: nobody wrote them yet, and few others wait to be written."""
-        if self.disk is None or tree.tenant < FIRST_TENANT or (node.seg is not None and (node.seg.file or node.seg.is_writing)):
+        if (
+            self.disk is None
+            or tree.tenant < FIRST_TENANT
+            or (node.seg is not None and (node.seg.file or node.seg.is_writing))
+        ):
             return False
         return n_bytes <= self.disk_budget and (is_last or self.disk.has_room(n_bytes))
 
@@ -185,7 +195,14 @@ class Store:
 
     def _write_behind(self, seg: Segment, blob: bytes | bytearray | memoryview | None, is_last: bool) -> None:
         disk = self.disk
-        if disk is None or blob is None or seg.file or seg.is_writing or seg.tree.tenant < FIRST_TENANT or not seg.nodes:
+        if (
+            disk is None
+            or blob is None
+            or seg.file
+            or seg.is_writing
+            or seg.tree.tenant < FIRST_TENANT
+            or not seg.nodes
+        ):
             return
         tokens = seg.tree.tokens_to(seg.last)[: seg.end]
         what = Blob(self._model, seg.tree.tenant, seg.start, tokens, blob, seg.tree.variant)
@@ -282,7 +299,12 @@ class Store:
 
     def clear(self, trees: list[Tree]) -> int:
         """Forget all snapshots that are not kept for a session or by a pin; returns how many."""
-        segs = {id(node.seg): node.seg for tree in trees for node in tree.nodes() if node.seg is not None and not node.n_kept}
+        segs = {
+            id(node.seg): node.seg
+            for tree in trees
+            for node in tree.nodes()
+            if node.seg is not None and not node.n_kept
+        }
         for seg in segs.values():
             self.forget(seg, "cleared")
         return len(segs)

@@ -131,7 +131,9 @@ class Grammar:
         tokens = self.vocabulary.read(constraint.prefix)
         if self._lib.llg_matcher_consume_tokens(self.handle, tokens, len(tokens)):
             field = "constraint.prefix"
-            raise UmaError(ErrorCode.CONSTRAINT_REFUSED, f"`{field}`: the grammar does not begin like this", field=field)
+            raise UmaError(
+                ErrorCode.CONSTRAINT_REFUSED, f"`{field}`: the grammar does not begin like this", field=field
+            )
 
     def forced_by(self, matcher: Any) -> list[TokenId]:
         """The next tokens of a matcher that leaves no choice, as the model's tokeniser writes that text; [] where it leaves one."""

@@ -399,7 +399,9 @@ class _Clashes:
         self._shapes = shapes
         self._root = root
         self._automata = automata
-        self._first: dict[str, tuple[Names, bool]] = {rule: (frozenset(), False) for rule in shapes}  # and may it be empty
+        self._first: dict[str, tuple[Names, bool]] = {
+            rule: (frozenset(), False) for rule in shapes
+        }  # and may it be empty
         self._after: dict[str, Names] = {rule: frozenset() for rule in shapes}
         self._follow: dict[str, set[str]] = {}  # of lexemes
 

@@ -26,7 +26,18 @@ class Matcher:
     `is_done`: the answer is complete, and nothing may follow.
     """
 
-    __slots__ = ("_first", "_grammar", "_handle", "_lib", "_pointer", "_scanner", "forced", "is_done", "mask", "spent_ns")
+    __slots__ = (
+        "_first",
+        "_grammar",
+        "_handle",
+        "_lib",
+        "_pointer",
+        "_scanner",
+        "forced",
+        "is_done",
+        "mask",
+        "spent_ns",
+    )
 
     def __init__(self, grammar: Grammar, scanner: Scanner | None = None) -> None:
         self._lib = load()

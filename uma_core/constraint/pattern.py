@@ -297,7 +297,11 @@ class _Compiler:
         longer: list[tuple[Bytes, ...]] = []
         while not self._has("]"):
             low = self._member(among, longer)
-            if low is not None and self._source[self._at : self._at + 1] == "-" and self._source[self._at + 1 : self._at + 2] != "]":
+            if (
+                low is not None
+                and self._source[self._at : self._at + 1] == "-"
+                and self._source[self._at + 1 : self._at + 2] != "]"
+            ):
                 self._at += 1
                 high = self._member(set(), [])
                 if high is None or high < low or ord(high) > 0x7F:

@@ -18,7 +18,9 @@ from uma_core.errors import ErrorCode, UmaError
 N_DEEP_MOST = 64  # llguidance's JSON reader gives up at 128, and its grammar is as deep as the schema
 N_NODES_MOST = 12_000  # JSON values in a schema: compiling takes up to 0.1 ms for each
 N_NAMED_MOST = 1_000  # properties of one object: compiling takes their number's square (1,000: 60 ms)
-N_LEVELS_MOST = 600  # of all subschemas that `$ref` leads to, together: llguidance follows them by recursion (4,000 overflow 8 MiB)
+N_LEVELS_MOST = (
+    600  # of all subschemas that `$ref` leads to, together: llguidance follows them by recursion (4,000 overflow 8 MiB)
+)
 N_PATTERN_NAMES_MOST = 100  # of `patternProperties`: each is compared with each
 N_PATTERN_MOST = 4_096  # characters
 N_MULTIPLE_MOST = 20_000  # digits of `multipleOf` as a whole number: an automaton of so many states, 0.3 s
@@ -159,7 +161,9 @@ class _Checker:
             if sum(counted.values()) > bounds.N_STATES_MOST:
                 keyword = next(k for k in ("maxLength", "minLength", "pattern") if k in schema)
                 n_most = bounds.N_STATES_MOST // bounds.STATES_OF_ANY
-                raise refused(f"`{keyword}`: all lengths of strings together come to more than {n_most} characters", keyword, path)
+                raise refused(
+                    f"`{keyword}`: all lengths of strings together come to more than {n_most} characters", keyword, path
+                )
 
     def _target(self, ref: str) -> Any:
         place = self._anchors.get(ref[1:])
@@ -192,7 +196,10 @@ class _Checker:
             raise refused(f"`{keyword}` must be a number", keyword, place.path)
         elif keyword == "multipleOf" and value <= 0:
             raise refused("`multipleOf` must be greater than 0", keyword, place.path)
-        elif keyword == "multipleOf" and int("".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))) > N_MULTIPLE_MOST:
+        elif (
+            keyword == "multipleOf"
+            and int("".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))) > N_MULTIPLE_MOST
+        ):
             raise refused(f"`multipleOf` {value!r:.40} has too many digits", keyword, place.path)
         elif keyword == "required" and not _are_names(value):
             raise refused("`required` must be an array of different names", keyword, place.path)
@@ -219,7 +226,6 @@ class _Checker:
             self._enter(_Place(*_find(self._root, ref)))
         except (KeyError, IndexError, ValueError):
             raise refused(f"`$ref`: the schema has no {ref[:80]!r}", "$ref", place.path) from None
-
 
     def _enter(self, place: _Place) -> None:
         """Go on at what a `$ref` leads to."""

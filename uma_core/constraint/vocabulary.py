@@ -104,7 +104,11 @@ class Vocabulary:
     def names_in(self, string: str) -> list[str]:
         """Texts of control tokens that occur in it, those that end an answer left out."""
         data, eog = string.encode(), set(self.eog)
-        return [name.decode("utf-8", "replace") for name, token in self._by_name.items() if name in data and token not in eog]
+        return [
+            name.decode("utf-8", "replace")
+            for name, token in self._by_name.items()
+            if name in data and token not in eog
+        ]
 
     def spell(self, token: TokenId) -> bytes:
         """The token's text, that of control tokens included."""

@@ -65,7 +65,12 @@ class Rows(IntEnum):
 
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
-ROWS_OF = {"none": Rows.ALL, "mean": Rows.ALL, "cls": Rows.FIRST, "last": Rows.LAST}  # hidden states that a pooling takes
+ROWS_OF = {
+    "none": Rows.ALL,
+    "mean": Rows.ALL,
+    "cls": Rows.FIRST,
+    "last": Rows.LAST,
+}  # hidden states that a pooling takes
 
 
 class EmbeddingInfo(NamedTuple):
@@ -100,8 +105,12 @@ class Capabilities:
     can_abort: bool  # abort() reaches a running decode call
     can_mix_rows: bool = False  # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
     n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: no drafts can be verified
-    ride_rows: tuple[int, ...] = ()  # sizes of a decode call, ascending, in which a prompt's tokens may ride beside other sequences' rows at little cost
-    can_mix_adapters: bool = True  # rows of a decode call may have different LoRA adapters; else all of them have the same
+    ride_rows: tuple[
+        int, ...
+    ] = ()  # sizes of a decode call, ascending, in which a prompt's tokens may ride beside other sequences' rows at little cost
+    can_mix_adapters: bool = (
+        True  # rows of a decode call may have different LoRA adapters; else all of them have the same
+    )
 
 
 class Adapter(NamedTuple):
@@ -138,7 +147,9 @@ class EngineInfo:
     kv_type: str  # "f16", "q8_0", "q4_0"
     kv_bytes_per_cell: int
     weight_bytes: int
-    kv_page: int = 1  # cells that a sequence takes at a time; more than 1: whole pages can be several sequences' at once
+    kv_page: int = (
+        1  # cells that a sequence takes at a time; more than 1: whole pages can be several sequences' at once
+    )
     n_expert: int = 0
     n_expert_used: int = 0
     expert_bytes: int = 0  # of weight_bytes: in expert tensors
@@ -177,7 +188,9 @@ class ModelFacts:
     description: str  # "llama 7B Q4_0"
     pooling: str = ""  # of an embedding model, as its file says: "mean", "cls", "last", "rank"; "": it says nothing
     add_sep: bool = False  # between a reranker's query and document
-    rerank_template: str = ""  # a reranker's prompt, with {query} and {document} in it; "": the two between special tokens
+    rerank_template: str = (
+        ""  # a reranker's prompt, with {query} and {document} in it; "": the two between special tokens
+    )
 
 
 class MemoryUse(NamedTuple):
@@ -272,8 +285,12 @@ class Batch:
         self.n = 0
         self.n_rows = 0
         self.goes_on = False  # the next call is for the same rows, each one token on, unless something happens: it may be begun at once
-        self.want_hidden = False  # instead of logits, of the same rows: no token is sampled, `Engine.hidden` has them afterwards
-        self.wake_fd = -1  # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing
+        self.want_hidden = (
+            False  # instead of logits, of the same rows: no token is sampled, `Engine.hidden` has them afterwards
+        )
+        self.wake_fd = (
+            -1
+        )  # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing
         # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the caches
         self._cells = self.tokens.data, self.pos.data, self.seq_id.data, self.want_logits.data
 
@@ -362,6 +379,7 @@ class Engine(Protocol):
 
     def prepare(self, params: SamplingParams) -> None:
         """Do what `sampler` would take long for. Any thread. Raises: BAD_REQUEST where this model cannot."""
+
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         """One decode call, then one token per row with logits, in batch order. None samples greedily.
 
@@ -443,7 +461,9 @@ class Engine(Protocol):
     def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
         """Positions start..n as bytes that fit this model and KV type, whatever the number of sequences."""
 
-    def import_state(self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0) -> Transfer:
+    def import_state(
+        self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
+    ) -> Transfer:
         """Append positions start..n of an exported blob to the sequence, which holds `start`. The blob begins at position `origin`.
 
         Raises: STATE_RESTORE_FAILED.

@@ -46,7 +46,9 @@ def choose(path: str, options: EngineOptions) -> Choice:
         values = json.loads(stored_in(path, options).read_text())
         known = Choice(values["engine"], values["reason"])
     except (OSError, ValueError, TypeError, KeyError):
-        return Choice("llama", "the engines were not compared yet; the daemon's next start with this model compares them", True)
+        return Choice(
+            "llama", "the engines were not compared yet; the daemon's next start with this model compares them", True
+        )
     return known._replace(is_due=options.calibrate == "force")
 
 
@@ -72,7 +74,23 @@ def store(path: str, options: EngineOptions, choice: Choice) -> None:
 
 def stored_in(path: str, options: EngineOptions) -> Path:
     """The file of the choice for this model, machine and what changes the engines' times."""
-    shape = (options.n_ctx, options.n_seq, options.n_batch, options.n_ubatch, options.kv_mode, options.kv_type, options.prefill_lanes)
+    shape = (
+        options.n_ctx,
+        options.n_seq,
+        options.n_batch,
+        options.n_ubatch,
+        options.kv_mode,
+        options.kv_type,
+        options.prefill_lanes,
+    )
     kernels = (options.cpu_kernels, options.isa, options.load_mode, options.moe_top_k)
-    facts = (VERSION, fingerprint(path), device_of(options).description, n_threads_of(options), text(lib.ggml_commit()), *kernels, shape)
+    facts = (
+        VERSION,
+        fingerprint(path),
+        device_of(options).description,
+        n_threads_of(options),
+        text(lib.ggml_commit()),
+        *kernels,
+        shape,
+    )
     return measured.folder() / f"engine-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.json"

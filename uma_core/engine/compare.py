@@ -71,7 +71,9 @@ def compare(open_as: Open, options: EngineOptions, needs: Sequence[MemoryUse], t
     engines: dict[str, Engine] = {}
     t0 = time.monotonic()
     try:
-        choice, is_lasting = _compare(engines, open_as, options, trial, trial.fits(MemoryUse(*map(sum, zip(*needs, strict=True))), free))
+        choice, is_lasting = _compare(
+            engines, open_as, options, trial, trial.fits(MemoryUse(*map(sum, zip(*needs, strict=True))), free)
+        )
     except BaseException:
         _close(engines)
         raise
@@ -81,7 +83,9 @@ def compare(open_as: Open, options: EngineOptions, needs: Sequence[MemoryUse], t
     return Outcome(choice, chosen, is_lasting)
 
 
-def _compare(engines: dict[str, Engine], open_as: Open, options: EngineOptions, trial: Trial, is_room_for_both: bool) -> tuple[Choice, bool]:
+def _compare(
+    engines: dict[str, Engine], open_as: Open, options: EngineOptions, trial: Trial, is_room_for_both: bool
+) -> tuple[Choice, bool]:
     """Fills `engines` with what is open."""
     engines["llama"] = open_as("llama")
     n_train = engines["llama"].info.n_ctx_train
@@ -127,7 +131,9 @@ def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choic
     is_graph = mean >= FASTER and min(ratios.values()) >= NO_WORSE
     each = ", ".join(f"{ratio:.2f} with {shape}" for shape, ratio in ratios.items())
     how = "" if is_calm else ", seen beside other work: the next start compares them again"
-    return Choice("graph" if is_graph else "llama", f"the graph engine has {mean:.2f} times llama.cpp's speed ({each}){how}"), is_calm
+    return Choice(
+        "graph" if is_graph else "llama", f"the graph engine has {mean:.2f} times llama.cpp's speed ({each}){how}"
+    ), is_calm
 
 
 def _ratio(llama: Sequence[int], graph: Sequence[int]) -> float:
@@ -195,7 +201,9 @@ def _call(engine: Engine, shape: Shape, step: int) -> int:
         batch.extend(np.zeros(shape.n, np.int32), 0, 0, True)
     outcome = engine.decode(batch, [None] * batch.n_rows)
     if outcome.status is not DecodeStatus.OK:
-        raise UmaError(ErrorCode.DECODE_FAILED, f"the {engine.info.engine} engine failed while the engines were compared")
+        raise UmaError(
+            ErrorCode.DECODE_FAILED, f"the {engine.info.engine} engine failed while the engines were compared"
+        )
     if not shape.n_kv:
         engine.kv_truncate(0, 0)
     return outcome.call_ns

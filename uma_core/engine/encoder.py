@@ -118,7 +118,9 @@ class Encoder:
     def _rows(self, pointer: Any, n: int) -> np.ndarray:
         if not pointer:
             raise UmaError(ErrorCode.DECODE_FAILED, "the model gave no vector")
-        rows: np.ndarray = np.frombuffer(ffi.buffer(pointer, 4 * n * self._n_out), np.float32).reshape(n, self._n_out).copy()
+        rows: np.ndarray = (
+            np.frombuffer(ffi.buffer(pointer, 4 * n * self._n_out), np.float32).reshape(n, self._n_out).copy()
+        )
         return rows
 
     def end(self) -> None:
@@ -144,7 +146,11 @@ class EncoderEngine:
         self._bell = ffi.new("int32_t *")
         self._options = options
         if options.lora:
-            raise UmaError(ErrorCode.CONFIG_INVALID, "engine.lora: encoders and rerankers are served without adapters", option="engine.lora")
+            raise UmaError(
+                ErrorCode.CONFIG_INVALID,
+                "engine.lora: encoders and rerankers are served without adapters",
+                option="engine.lora",
+            )
         kernels = use_kernels(options.cpu_kernels, options.isa)
         self.model = LlamaModel(path, options, progress)
         self._encoders: list[Encoder] = []  # the default one first, then the one used last
@@ -175,7 +181,10 @@ class EncoderEngine:
         model, options = self.model, self._options
         n_ctx_train = int(lib.llama_model_n_ctx_train(model.handle))
         n_input, n_batch, n_inputs = encoder_shape(options, n_ctx_train, model.n_vocab)
-        devices = tuple(text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i))) for i in range(lib.ggml_backend_dev_count()))
+        devices = tuple(
+            text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i)))
+            for i in range(lib.ggml_backend_dev_count())
+        )
         can_rank = self._default_pooling == RANK
         return EngineInfo(
             engine="encoder",
@@ -259,11 +268,20 @@ class EncoderEngine:
         n_tokens = sum(len(tokens) for tokens in inputs)
         info = self.info.embedding
         assert info is not None
-        if not 0 < len(inputs) <= info.n_inputs or not 0 < n_tokens <= self.info.n_ubatch or pooling not in info.poolings:
-            raise UmaError(ErrorCode.BAD_BATCH, f"{len(inputs)} inputs with {n_tokens} tokens do not fit a call of pooling {pooling}")
+        if (
+            not 0 < len(inputs) <= info.n_inputs
+            or not 0 < n_tokens <= self.info.n_ubatch
+            or pooling not in info.poolings
+        ):
+            raise UmaError(
+                ErrorCode.BAD_BATCH,
+                f"{len(inputs)} inputs with {n_tokens} tokens do not fit a call of pooling {pooling}",
+            )
         encoder = self._encoder(pooling)
         if encoder.is_broken:
-            raise UmaError(ErrorCode.DECODE_FAILED, "memory ran out while an input was computed; a reload loads the model anew")
+            raise UmaError(
+                ErrorCode.DECODE_FAILED, "memory ran out while an input was computed; a reload loads the model anew"
+            )
         encoder.start(inputs)
         self._busy = seq_id, encoder
         return True
@@ -330,7 +348,9 @@ class EncoderEngine:
     def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
         self._refuse()
 
-    def import_state(self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0) -> Transfer:
+    def import_state(
+        self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
+    ) -> Transfer:
         self._refuse()
 
     # KV memory: there is none

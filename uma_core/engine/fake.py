@@ -37,7 +37,18 @@ from uma_core.engine.api import (
 )
 from uma_core.engine.fake_cost import INSTANT, FakeCost
 from uma_core.engine.fake_kv import FakeExport, FakeKV, FakeTransfer, blob_of, entry_of, tokens_of_blob
-from uma_core.engine.fake_text import BOS, CONTROL, EOG, N_VOCAB, TEMPLATE, FakeSampler, encode, next_token, piece_of, row_logits
+from uma_core.engine.fake_text import (
+    BOS,
+    CONTROL,
+    EOG,
+    N_VOCAB,
+    TEMPLATE,
+    FakeSampler,
+    encode,
+    next_token,
+    piece_of,
+    row_logits,
+)
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
@@ -372,7 +383,9 @@ class FakeEngine:
         content = self._kv.tokens(seq_id)[start:n]
         return FakeExport(self, (n - start) * self.model.kv_bytes_per_cell, blob_of(content))
 
-    def import_state(self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0) -> FakeTransfer:
+    def import_state(
+        self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
+    ) -> FakeTransfer:
         """Raises UmaError(STATE_RESTORE_FAILED) for a foreign or damaged blob."""
         tokens = tokens_of_blob(bytes(blob))
         is_fit = tokens is not None and origin <= start <= n <= origin + len(tokens) and self._kv.n(seq_id) == start
@@ -442,7 +455,9 @@ def _runs(batch: Batch) -> list[tuple[int, list[int], list[int]]]:
 
 def _hidden_rows(states: Sequence[int]) -> np.ndarray:
     """A vector of what each sequence holds: (rows, N_EMBD) float32."""
-    return np.array([[((state >> 8 * i) & 255) / 128 - 1 for i in range(N_EMBD)] for state in states], np.float32).reshape(-1, N_EMBD)
+    return np.array(
+        [[((state >> 8 * i) & 255) / 128 - 1 for i in range(N_EMBD)] for state in states], np.float32
+    ).reshape(-1, N_EMBD)
 
 
 def _info(model: FakeModel) -> EngineInfo:
@@ -482,7 +497,13 @@ def _info(model: FakeModel) -> EngineInfo:
             model.can_mix_adapters,
         ),
         adapters=tuple(Adapter(name, f"{name}.gguf", scale, name, 0) for name, scale in model.adapters),
-        embedding=EmbeddingInfo(N_EMBD, "last", tuple(ROWS_OF), model.n_ctx if model.is_unified else model.n_ctx // model.n_seq_max, model.n_ubatch),
+        embedding=EmbeddingInfo(
+            N_EMBD,
+            "last",
+            tuple(ROWS_OF),
+            model.n_ctx if model.is_unified else model.n_ctx // model.n_seq_max,
+            model.n_ubatch,
+        ),
         notes=(f"begin-of-text is token {BOS}",),
         n_outputs=max(16, model.n_seq_max),
         is_deterministic=True,

@@ -12,7 +12,9 @@ from uma_core.engine.fake import FakeEngine, FakeModel
 from uma_core.engine.fake_cost import INSTANT, MS, FakeCost
 
 EOG_EVERY = 200  # answers end after about so many tokens
-STEP = re.compile(r"step-(\d+(?:\.\d+)?)ms")  # a model of this name takes so long for a decode call, and a tenth of it for a prompt token
+STEP = re.compile(
+    r"step-(\d+(?:\.\d+)?)ms"
+)  # a model of this name takes so long for a decode call, and a tenth of it for a prompt token
 
 
 def model_of(options: EngineOptions) -> FakeModel:
@@ -39,7 +41,9 @@ def cost_of(path: str) -> FakeCost:
     if found is None:
         return INSTANT
     ns = float(found[1]) * MS
-    return FakeCost(((1, ns), (256, ns)), 0.0, ((1, ns / 10), (512, ns / 10 * 512)), ((1, 0.0),), 24, 0.3, 0.0, 0.0, 0.0)
+    return FakeCost(
+        ((1, ns), (256, ns)), 0.0, ((1, ns / 10), (512, ns / 10 * 512)), ((1, 0.0),), 24, 0.3, 0.0, 0.0, 0.0
+    )
 
 
 def estimate_fake(options: EngineOptions) -> MemoryUse:

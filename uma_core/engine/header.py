@@ -89,11 +89,19 @@ class Header:
         if not isinstance(n, int) or n <= 1:
             return []
         if self.meta.get("split.no", 0) != 0:
-            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: not the first file of the {n} that the model is split into", path=self.path)
+            raise UmaError(
+                ErrorCode.MODEL_LOAD_FAILED,
+                f"{self.path}: not the first file of the {n} that the model is split into",
+                path=self.path,
+            )
         size = len(self.path.encode()) + 64
         prefix, name = ffi.new("char[]", size), ffi.new("char[]", size)
         if not lib.llama_split_prefix(prefix, size, self.path.encode(), 0, n):
-            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: the name of a file of {n} does not end in -00001-of-{n:05}.gguf", path=self.path)
+            raise UmaError(
+                ErrorCode.MODEL_LOAD_FAILED,
+                f"{self.path}: the name of a file of {n} does not end in -00001-of-{n:05}.gguf",
+                path=self.path,
+            )
         paths = []
         for i in range(1, n):
             lib.llama_split_path(name, size, prefix, i, n)
@@ -124,7 +132,14 @@ class Header:
             name = text(lib.gguf_get_tensor_name(handle, i))
             ne = tuple(ffi.unpack(lib.gguf_get_tensor_ne(handle, i), 4))
             offset = base + int(lib.gguf_get_tensor_offset(handle, i))
-            places[name] = TensorPlace(name, int(lib.gguf_get_tensor_type(handle, i)), ne, offset, int(lib.gguf_get_tensor_size(handle, i)), file)
+            places[name] = TensorPlace(
+                name,
+                int(lib.gguf_get_tensor_type(handle, i)),
+                ne,
+                offset,
+                int(lib.gguf_get_tensor_size(handle, i)),
+                file,
+            )
         return places
 
     @property
@@ -140,7 +155,9 @@ class Header:
         """Keys of metadata that is an array."""
         handle = self._handles[0]
         keys = range(int(lib.gguf_get_n_kv(handle)))
-        return [text(lib.gguf_get_key(handle, i)) for i in keys if lib.gguf_get_kv_type(handle, i) == lib.GGUF_TYPE_ARRAY]
+        return [
+            text(lib.gguf_get_key(handle, i)) for i in keys if lib.gguf_get_kv_type(handle, i) == lib.GGUF_TYPE_ARRAY
+        ]
 
     def close(self) -> None:
         while self._handles:

@@ -108,9 +108,16 @@ class LlamaEngine:
         assert context is not None
         n_layer = int(lib.llama_model_n_layer(model.handle))
         is_rollback = not model.is_recurrent and int(lib.llama_model_n_swa(model.handle)) == 0
-        devices = tuple(text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i))) for i in range(lib.ggml_backend_dev_count()))
+        devices = tuple(
+            text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i)))
+            for i in range(lib.ggml_backend_dev_count())
+        )
         n_ctx = int(lib.llama_n_ctx(context.handle))
-        kv_bytes = int(lib.uma_kv_bytes(context.gate, 1)) if self._has_direct_kv else _estimate_kv_bytes(model, options.kv_type)
+        kv_bytes = (
+            int(lib.uma_kv_bytes(context.gate, 1))
+            if self._has_direct_kv
+            else _estimate_kv_bytes(model, options.kv_type)
+        )
         return EngineInfo(
             engine="llama",
             model_name=model.name,
@@ -238,7 +245,9 @@ class LlamaEngine:
         """Raises: DECODE_FAILED where none can be used any more."""
         usable = [lane for lane in self.lanes if not lane.is_broken]
         if not usable:
-            raise UmaError(ErrorCode.DECODE_FAILED, "memory ran out while a prompt was read; a reload loads the model anew")
+            raise UmaError(
+                ErrorCode.DECODE_FAILED, "memory ran out while a prompt was read; a reload loads the model anew"
+            )
         free = [lane for lane in usable if lane.is_free]
         warm = [lane for lane in free if lane.warm_seq == seq_id]
         cold = [lane for lane in free if lane.warm_seq < 0]
@@ -325,11 +334,15 @@ class LlamaEngine:
         assert self.decoder is not None and self._has_direct_kv
         return HostExport(Span(self.decoder.gate, seq_id, self.n_ctx_seq), start, n)
 
-    def import_state(self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0) -> Transfer:
+    def import_state(
+        self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
+    ) -> Transfer:
         assert self.decoder is not None and self._has_direct_kv
         n_held, rest = divmod(len(blob), self.info.kv_bytes_per_cell)
         if rest or not origin <= start <= n <= origin + n_held:
-            raise UmaError(ErrorCode.STATE_RESTORE_FAILED, f"{len(blob)} bytes do not hold positions {start}..{n} of this model")
+            raise UmaError(
+                ErrorCode.STATE_RESTORE_FAILED, f"{len(blob)} bytes do not hold positions {start}..{n} of this model"
+            )
         target = Span(self.decoder.gate, seq_id, self.n_ctx_seq)
         return Move(Span(None, origin, n_held, blob), target, start, n, (self.decoder, seq_id))
 
@@ -348,7 +361,9 @@ class LlamaEngine:
 
     def memory(self) -> MemoryUse:
         n_cells = self.info.n_ctx + len(self.lanes) * self.n_ctx_seq
-        return MemoryUse(self.info.weight_bytes + self.info.adapter_bytes, n_cells * self.info.kv_bytes_per_cell, self._compute_bytes)
+        return MemoryUse(
+            self.info.weight_bytes + self.info.adapter_bytes, n_cells * self.info.kv_bytes_per_cell, self._compute_bytes
+        )
 
     def trim(self) -> int:
         """Pages of empty sequences and of lanes without work go back to the system."""
@@ -393,7 +408,9 @@ def use_kernels(is_wanted: bool, isa: str = "auto") -> str:
     Raises: CONFIG_INVALID for an instruction set that this processor does not have.
     """
     if lib.uma_accel_use(ffi.NULL if isa == "auto" else isa.encode()) != 0:
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"engine.isa is {isa}, which this processor does not have", option="engine.isa")
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, f"engine.isa is {isa}, which this processor does not have", option="engine.isa"
+        )
     if is_wanted and lib.uma_accel_register() == 0:
         lib.uma_accel_enable(ALL_KERNELS)
         return text(lib.uma_accel_isa())
@@ -406,7 +423,9 @@ def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
     if isa == "auto":
         return ()
     ours = f"our kernels use {kernels}" if kernels else "our kernels are off"
-    return (f"{ours}, as engine.isa asks; ggml's own operations use what they were built for ({text(lib.llama_print_system_info()).strip(' |')})",)
+    return (
+        f"{ours}, as engine.isa asks; ggml's own operations use what they were built for ({text(lib.llama_print_system_info()).strip(' |')})",
+    )
 
 
 def backend_name() -> str:
@@ -425,7 +444,11 @@ def expert_bytes(path: str) -> int:
     if not header:
         return 0
     tensors = range(int(lib.gguf_get_n_tensors(header)))
-    n_bytes = sum(int(lib.gguf_get_tensor_size(header, i)) for i in tensors if "_exps" in text(lib.gguf_get_tensor_name(header, i)))
+    n_bytes = sum(
+        int(lib.gguf_get_tensor_size(header, i))
+        for i in tensors
+        if "_exps" in text(lib.gguf_get_tensor_name(header, i))
+    )
     lib.gguf_free(header)
     return n_bytes
 

@@ -40,7 +40,10 @@ class Hidden:
         """(rows, n_embd) float32. Raises: UNSUPPORTED where the model's graph has no such rows."""
         rows, self._rows = self._rows, np.zeros((0, self._n_embd), np.float32)
         if self._gate.n_hidden != rows.size:
-            raise UmaError(ErrorCode.UNSUPPORTED, "llama.cpp's graph of this architecture shows no hidden states to make a vector of")
+            raise UmaError(
+                ErrorCode.UNSUPPORTED,
+                "llama.cpp's graph of this architecture shows no hidden states to make a vector of",
+            )
         return rows
 
 
@@ -146,7 +149,12 @@ class DecodeContext:
 
 
 def _fields(batch: Batch) -> list[tuple[str, np.ndarray]]:
-    return [("llama_token", batch.tokens), ("llama_pos", batch.pos), ("llama_seq_id", batch.seq_id), ("int8_t", batch.want_logits)]
+    return [
+        ("llama_token", batch.tokens),
+        ("llama_pos", batch.pos),
+        ("llama_seq_id", batch.seq_id),
+        ("int8_t", batch.want_logits),
+    ]
 
 
 def view_logits(context: Any, index: int, n_vocab: int) -> np.ndarray:

@@ -22,7 +22,9 @@ class Span:
     def __init__(self, gate: Any, stream: int, n_cells: int, host: Any = None) -> None:
         self.buffer = ffi.from_buffer("char *", host) if host is not None else ffi.NULL
         self.gate = gate
-        self.struct = ffi.new("uma_span *", {"gate": gate or ffi.NULL, "stream": stream, "n_cells": n_cells, "bytes": self.buffer})
+        self.struct = ffi.new(
+            "uma_span *", {"gate": gate or ffi.NULL, "stream": stream, "n_cells": n_cells, "bytes": self.buffer}
+        )
 
 
 class Cells(Protocol):
@@ -76,7 +78,10 @@ class Move:
         if rc == NO_CELLS:
             refusals.add()
         if rc != 0:
-            raise UmaError(ErrorCode.KV_FULL if rc == NO_CELLS else ErrorCode.STATE_RESTORE_FAILED, f"no cells to move KV into (rc {rc})")
+            raise UmaError(
+                ErrorCode.KV_FULL if rc == NO_CELLS else ErrorCode.STATE_RESTORE_FAILED,
+                f"no cells to move KV into (rc {rc})",
+            )
         self._n_marked += n
 
     def close(self) -> None:

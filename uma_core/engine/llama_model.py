@@ -23,7 +23,21 @@ INT32_MIN = -(1 << 31)
 Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
 
 
-SPECIALS = ("bos", "eos", "eot", "sep", "nl", "pad", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
+SPECIALS = (
+    "bos",
+    "eos",
+    "eot",
+    "sep",
+    "nl",
+    "pad",
+    "mask",
+    "fim_pre",
+    "fim_suf",
+    "fim_mid",
+    "fim_pad",
+    "fim_rep",
+    "fim_sep",
+)
 VOCAB_TYPES = dict(enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2")))  # llama.h: enum llama_vocab_type
 POOLING = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # llama.h: enum llama_pooling_type
 
@@ -31,14 +45,20 @@ POOLING = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # llama.h: enum llama_poo
 class LlamaModel:
     """Owns a llama_model. `close` frees it; every context on it must be gone by then."""
 
-    def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None, is_vocab_only: bool = False) -> None:
+    def __init__(
+        self, path: str, options: EngineOptions, progress: Progress | None = None, is_vocab_only: bool = False
+    ) -> None:
         """`is_vocab_only`: no weights, for an engine that has its own."""
         check_file(path)
         self.path = path
         self.fingerprint = fingerprint(path)
         params, kept = model_params(options, path)
         params.vocab_only = is_vocab_only
-        callback = ffi.callback("llama_progress_callback", lambda share, _: progress(share)) if progress is not None else ffi.NULL
+        callback = (
+            ffi.callback("llama_progress_callback", lambda share, _: progress(share))
+            if progress is not None
+            else ffi.NULL
+        )
         params.progress_callback = callback
         mark = tap.pump()
         self.handle = lib.llama_model_load_from_file(path.encode(), params)
@@ -57,7 +77,9 @@ class LlamaModel:
 
     def piece(self, token: TokenId, unparse_special: bool) -> bytes:
         """Control tokens have no text for a reader: b"", unless `unparse_special`. Any thread."""
-        return self.pieces[token] or (self._to_piece(token, True, ffi.new("char[]", PIECE_BYTES)) if unparse_special else b"")
+        return self.pieces[token] or (
+            self._to_piece(token, True, ffi.new("char[]", PIECE_BYTES)) if unparse_special else b""
+        )
 
     def is_control(self, token: TokenId) -> bool:
         """Any thread."""

@@ -20,7 +20,11 @@ LOAD_MODES = {
     "direct-io": "LLAMA_LOAD_MODE_DIRECT_IO",
 }
 KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0", "q4_0": "GGML_TYPE_Q4_0"}
-FLASH = {"auto": "LLAMA_FLASH_ATTN_TYPE_AUTO", "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED", "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED"}
+FLASH = {
+    "auto": "LLAMA_FLASH_ATTN_TYPE_AUTO",
+    "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED",
+    "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED",
+}
 KV_BLOCK = 32  # elements that q8_0 and q4_0 quantize together
 N_OUTPUTS_MIN = 16  # rows with logits per decode call; the compute buffer grows with it
 ENCODER_BYTES = 1 << 30  # of rows that llama.cpp sets aside for an encoder's call
@@ -62,11 +66,16 @@ def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
         meta = header.of_arch()
         n_expert = _count(meta, "expert_count")
         if n_expert and options.moe_top_k > n_expert:
-            raise _refusal("moe_top_k", f"must not exceed the {n_expert} experts of this model, not {options.moe_top_k}")
+            raise _refusal(
+                "moe_top_k", f"must not exceed the {n_expert} experts of this model, not {options.moe_top_k}"
+            )
         n_each = _count(meta, "embedding_length") // max(1, _count(meta, "attention.head_count"))
         for length in (_count(meta, f"attention.{part}_length") or n_each for part in ("key", "value")):
             if options.kv_type != "f16" and length % KV_BLOCK:
-                raise _refusal("kv_type", f"must be f16 for heads of length {length}: {options.kv_type} takes multiples of {KV_BLOCK}")
+                raise _refusal(
+                    "kv_type",
+                    f"must be f16 for heads of length {length}: {options.kv_type} takes multiples of {KV_BLOCK}",
+                )
         return header.arch, n_expert if options.moe_top_k else 0
     finally:
         header.close()
@@ -105,7 +114,9 @@ def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
 def lane_params(options: EngineOptions, n_ctx_seq: int, n_vocab: int) -> Any:
     """llama_context_params of a prefill lane: one sequence, one chunk at a time."""
     n_outputs = lane_outputs(options, n_vocab)
-    return _context_params(options, n_ctx=n_ctx_seq, n_seq_max=1, kv_unified=True, n_outputs_max=n_outputs, n_batch=options.n_ubatch)
+    return _context_params(
+        options, n_ctx=n_ctx_seq, n_seq_max=1, kv_unified=True, n_outputs_max=n_outputs, n_batch=options.n_ubatch
+    )
 
 
 def lane_outputs(options: EngineOptions, n_vocab: int) -> int:
@@ -123,13 +134,19 @@ def encoder_shape(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> tup
     n_input = min(n_ctx_train, options.encoder_ctx or n_most)
     n_batch = max(n_input, min(options.n_ubatch, n_most))
     n_inputs = min(ENCODER_INPUTS, n_batch)
-    return n_input, -(-n_batch // n_inputs) * n_inputs, n_inputs  # llama.cpp lays out batches that all sequences share evenly
+    return (
+        n_input,
+        -(-n_batch // n_inputs) * n_inputs,
+        n_inputs,
+    )  # llama.cpp lays out batches that all sequences share evenly
 
 
 def encoder_params(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> Any:
     """llama_context_params of an encoder: whole inputs, all in one call."""
     _, n_batch, n_inputs = encoder_shape(options, n_ctx_train, n_vocab)
-    params = _context_params(options, n_ctx=n_batch, n_seq_max=n_inputs, kv_unified=True, n_outputs_max=n_batch, n_batch=n_batch)
+    params = _context_params(
+        options, n_ctx=n_batch, n_seq_max=n_inputs, kv_unified=True, n_outputs_max=n_batch, n_batch=n_batch
+    )
     params.n_ubatch = n_batch
     params.embeddings = True
     return params
@@ -163,7 +180,10 @@ def check_threads(n_threads: int) -> None:
     Each thread that computes has a team of its own: the one that loads, and the one that serves.
     """
     if not lib.uma_threads_fit(2 * (n_threads - 1)):
-        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"the system starts no {n_threads} compute threads; engine.threads can be less")
+        raise UmaError(
+            ErrorCode.INSUFFICIENT_MEMORY,
+            f"the system starts no {n_threads} compute threads; engine.threads can be less",
+        )
 
 
 def n_threads_of(options: EngineOptions) -> int:

@@ -79,7 +79,9 @@ class PrefillLane:
         self.seq_id = self.warm_seq = seq_id
         if n > n_warm:
             assert source is not None
-            self._fill = Move(Span(source.gate, seq_id, n_cells), Span(self.gate, 0, self.n_cells), n_warm, n, (self, 0))
+            self._fill = Move(
+                Span(source.gate, seq_id, n_cells), Span(self.gate, 0, self.n_cells), n_warm, n, (self, 0)
+            )
         self.n_kv = self.n_shared = n
 
     def kv_truncate(self, seq_id: int, n: int) -> bool:

@@ -190,7 +190,18 @@ def _counts_all(name: str, params: SamplingParams) -> bool:
 class LlamaSampler:
     """Owns a uma_sampler and what it points at, but not the mask. Edits come first, then penalties, cuts, the draw."""
 
-    __slots__ = ("_early", "_edits", "_fixed", "_here", "_is_early", "_logprobs", "_mask", "_n_words", "_recent", "handle")
+    __slots__ = (
+        "_early",
+        "_edits",
+        "_fixed",
+        "_here",
+        "_is_early",
+        "_logprobs",
+        "_mask",
+        "_n_words",
+        "_recent",
+        "handle",
+    )
 
     def __init__(self, params: SamplingParams, seed: int, model: Any, n_ctx: int) -> None:
         """`n_ctx`: the longest window of recent tokens. `model`: a LlamaModel."""

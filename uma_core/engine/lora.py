@@ -125,7 +125,11 @@ def _misfit(name: str, pair: Pair, base: TensorPlace) -> str:
     """Why the pair is not one for this tensor of the model; "" where it is."""
     n_in, n_out, n_each, _ = base.ne
     rank = pair.rank
-    wanted = ((rank, n_out, 1, 1), (rank, n_in, 1, 1)) if name == EMBEDDING else ((n_in, rank, n_each, 1), (rank, n_out, n_each, 1))
+    wanted = (
+        ((rank, n_out, 1, 1), (rank, n_in, 1, 1))
+        if name == EMBEDDING
+        else ((n_in, rank, n_each, 1), (rank, n_out, n_each, 1))
+    )
     if n_out == 1 or base.ne[3] != 1:
         return "it is no matrix in the model"
     if (pair.a.ne, pair.b.ne) != wanted or rank < 1:

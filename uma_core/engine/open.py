@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
 
 
-def open_engine(options: EngineOptions, path: str = "", progress: Progress | None = None, trial: Trial | None = None) -> Engine:
+def open_engine(
+    options: EngineOptions, path: str = "", progress: Progress | None = None, trial: Trial | None = None
+) -> Engine:
     """Load `path` (default: the configured model, else the embedded one). Blocks for seconds; releases the GIL.
 
     With a `trial`, `auto` compares the engines where that is due; without one it goes by what is known.
@@ -40,7 +42,9 @@ def open_engine(options: EngineOptions, path: str = "", progress: Progress | Non
 
 def _open(name: str, options: EngineOptions, path: str, progress: Progress | None) -> Engine:
     if name != "graph" and options.deterministic:
-        message = "engine.deterministic is what llama.cpp's engine does not promise: its results depend on what shares a call"
+        message = (
+            "engine.deterministic is what llama.cpp's engine does not promise: its results depend on what shares a call"
+        )
         raise UmaError(ErrorCode.CONFIG_INVALID, message, option="engine.deterministic")
     if name == "graph":
         return importlib.import_module("uma_core.engine.graph.engine").GraphEngine(path, options, progress)  # type: ignore[no-any-return]
@@ -67,7 +71,9 @@ def _open_chosen(options: EngineOptions, path: str, progress: Progress | None, t
     return engine
 
 
-def _compared(options: EngineOptions, path: str, progress: Progress | None, trial: Trial) -> tuple[Choice, Engine | None]:
+def _compared(
+    options: EngineOptions, path: str, progress: Progress | None, trial: Trial
+) -> tuple[Choice, Engine | None]:
     """The choice after measuring, kept for later starts, and its engine where it is open already."""
     choosing = importlib.import_module("uma_core.engine.choose")
     compare = importlib.import_module("uma_core.engine.compare").compare

@@ -10,7 +10,11 @@ from typing import Any
 
 from uma_core.errors import ErrorCode, UmaError
 
-_STRINGS = ("llama_version", "ggml_version", "ggml_commit")  # functions that answer what `uma_built_<name>` has baked in
+_STRINGS = (
+    "llama_version",
+    "ggml_version",
+    "ggml_commit",
+)  # functions that answer what `uma_built_<name>` has baked in
 
 
 def check_bindings(ffi: Any, lib: Any) -> None:

@@ -54,7 +54,9 @@ class Group:
         """Those that may begin now: all once the prompt is there, the next one where nobody reads it any more."""
         waiting = [session for session in self.sessions if session.is_waiting and session.phase is Phase.QUEUED]
         begun = [session for session in self.sessions if not session.is_waiting and session.phase is not Phase.DONE]
-        if any(session.phase is Phase.DECODE and session.transfer is None and session.scoring is None for session in begun):
+        if any(
+            session.phase is Phase.DECODE and session.transfer is None and session.scoring is None for session in begun
+        ):
             return waiting
         return [] if begun else waiting[:1]
 

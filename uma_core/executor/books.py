@@ -61,7 +61,9 @@ class Books:
         self._charge(sessions, call_ns)
         phase = Phase.DECODE if n_decoded else Phase.PREFILL
         is_full = outcome.status is DecodeStatus.FULL
-        return CallReport(phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0, mixed_ns)
+        return CallReport(
+            phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0, mixed_ns
+        )
 
     def _charge(self, sessions: Sequence[Session], ns: int) -> None:
         share = ns // len(sessions)

@@ -48,14 +48,18 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
     if mode in ("auto", "stored") and (stored := _load(path)) is not None:
         return stored
     if mode == "stored":
-        log.info("no stored calibration for %s: it is guessed, and corrected by what ticks take", engine.info.model_name)
+        log.info(
+            "no stored calibration for %s: it is guessed, and corrected by what ticks take", engine.info.model_name
+        )
         return guess(device)
     samples = measure(engine, device, clock)
     model = fit(samples, device)
     if _is_calm(samples):
         _save(path, model)
     else:
-        log.warning("calibration was disturbed by other work on this machine; it is used now, corrected as calls are seen, and not stored")
+        log.warning(
+            "calibration was disturbed by other work on this machine; it is used now, corrected as calls are seen, and not stored"
+        )
     return model
 
 
@@ -63,7 +67,11 @@ def _is_calm(samples: list[Sample]) -> bool:
     """One row over a short context is timed several times: where those differ much, the machine was busy."""
     alone = [s.ns for s in samples if s.kind == DECODE and s.n_rows == 1]
     shortest = min(alone, default=0)
-    return bool(alone) and sorted(alone)[len(alone) // 2] <= CALM_SPREAD * shortest and max(alone[:N_ALONE]) <= 2 * CALM_SPREAD * shortest
+    return (
+        bool(alone)
+        and sorted(alone)[len(alone) // 2] <= CALM_SPREAD * shortest
+        and max(alone[:N_ALONE]) <= 2 * CALM_SPREAD * shortest
+    )
 
 
 def warm_up(engine: Engine) -> None:

@@ -50,7 +50,9 @@ class Calls:
         self.books = Books(meters)
         self.t_returned_ns = 0
         self.is_in_call = False  # other threads may look
-        self._t_logits_ns = 0  # when the last decode call's logits could be read, until the I/O thread is told of what they gave
+        self._t_logits_ns = (
+            0  # when the last decode call's logits could be read, until the I/O thread is told of what they gave
+        )
         self._batch = Batch(engine.info.n_batch)
         self._last: Items | None = None  # what the batch holds, one token each; its rows and what followed them:
         self._rows: list[Session] = []
@@ -59,8 +61,12 @@ class Calls:
         self._n_kv = 0
         self._t_run_end_ns = 0  # of this tick's prefill run, as planned
         self._t_now_ns = 0  # when the last call had returned
-        self.announce: Callable[[], None] = lambda: None  # events wait; called before the engine is entered, when the GIL comes free
-        self.wake_fd: Callable[[], int] = lambda: -1  # the same for decode calls: what the engine writes to when the GIL is free
+        self.announce: Callable[[], None] = lambda: (
+            None
+        )  # events wait; called before the engine is entered, when the GIL comes free
+        self.wake_fd: Callable[[], int] = lambda: (
+            -1
+        )  # the same for decode calls: what the engine writes to when the GIL is free
         self.on_read: Callable[[Session], None] = lambda session: None  # more of a prompt is in the session's sequence
 
     # decode calls
@@ -163,7 +169,9 @@ class Calls:
         t0 = outcome.begun_ns or t0
         since, self.t_returned_ns = self.t_returned_ns, t0 + outcome.call_ns
         self._t_logits_ns = self.t_returned_ns
-        self.books.notes.append((sessions, self._batch.n, self._n_kv, n_prompt, n_read, t0 - since if since else 0, outcome))
+        self.books.notes.append(
+            (sessions, self._batch.n, self._n_kv, n_prompt, n_read, t0 - since if since else 0, outcome)
+        )
         self._tokens = outcome.tokens
         return outcome
 
@@ -239,8 +247,14 @@ class Calls:
                 self._deliveries.fail(session, UmaError(ErrorCode.DECODE_FAILED), now)
             elif status is DecodeStatus.BAD_BATCH:
                 self._deliveries.fail(session, UmaError(ErrorCode.BAD_BATCH), now)
-            elif self._engine.kv_len(session.seq_id) > session.n_past and not self._engine.kv_truncate(session.seq_id, session.n_past):
-                self._deliveries.fail(session, UmaError(ErrorCode.DECODE_FAILED, "the call was stopped and this model cannot roll back"), now)
+            elif self._engine.kv_len(session.seq_id) > session.n_past and not self._engine.kv_truncate(
+                session.seq_id, session.n_past
+            ):
+                self._deliveries.fail(
+                    session,
+                    UmaError(ErrorCode.DECODE_FAILED, "the call was stopped and this model cannot roll back"),
+                    now,
+                )
 
     # resumable prefill
 
@@ -265,7 +279,9 @@ class Calls:
         outcome = engine.prefill_run(session.seq_id, self._t_run_end_ns, plan.quantum_ns, plan.min_pieces)
         now, n_chunk = self._clock.now_ns(), session.n_chunk
         share = outcome.fraction - session.chunk_fraction
-        is_sound = outcome.n_pieces > 0 and outcome.status is not PrefillStatus.FAILED  # else it tells nothing about a chunk's time
+        is_sound = (
+            outcome.n_pieces > 0 and outcome.status is not PrefillStatus.FAILED
+        )  # else it tells nothing about a chunk's time
         whole = cost.prefill_ns(n_chunk, session.n_past) if is_sound else 0
         self.books.add(
             CallReport(
@@ -329,7 +345,9 @@ class Calls:
             self._recover([(item, session)], outcome.status, self._t_now_ns)
             return
         session.n_full = 0
-        self._take_rows(session, embedding, len(tokens), lambda: self._engine.hidden() if rows is not Rows.NONE else NO_ROWS)
+        self._take_rows(
+            session, embedding, len(tokens), lambda: self._engine.hidden() if rows is not Rows.NONE else NO_ROWS
+        )
 
     def _end_embedded(self, session: Session, embedding: Embedding, now: int) -> None:
         n, seq_id = session.n_chunk, session.seq_id

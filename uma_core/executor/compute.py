@@ -22,7 +22,9 @@ RETRY_S = 0.005  # sessions wait, but no plan could serve them: time (aging, hys
 class ComputeThread:
     """Owns executors: the current one takes new requests, older ones finish what they have (reload)."""
 
-    def __init__(self, wake: Callable[[], None], clock: Clock | None = None, wake_fd: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, wake: Callable[[], None], clock: Clock | None = None, wake_fd: Callable[[], int] | None = None
+    ) -> None:
         """`wake` ends the I/O thread's sleep; `wake_fd`: so does writing 8 bytes to it, -1: no need."""
         self.events: deque[Event] = deque()
         self.executors: tuple[Executor, ...] = ()  # replaced whole: other threads iterate over it

@@ -44,7 +44,11 @@ class Deliveries:
         """One sampled token: to the reader, and to the end of the session where it is the last."""
         if token < 0:
             is_banned = session.bans is not None and session.bans.is_set
-            self.fail(session, UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN) if is_banned else UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
+            self.fail(
+                session,
+                UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN) if is_banned else UmaError(ErrorCode.SAMPLER_FAILED),
+                now_ns,
+            )
             return
         if session.scoring is not None:
             if session.phase is not Phase.DONE:  # a row of the same call before this one may have failed
@@ -98,7 +102,11 @@ class Deliveries:
         if thinking is not None and thinking.forced:
             session.is_forced = sampler.force(thinking.forced[0])
             if not session.is_forced:
-                self.fail(session, UmaError(ErrorCode.CONSTRAINT_FAILED, "a token of the forced end of a thought is banned"), now_ns)
+                self.fail(
+                    session,
+                    UmaError(ErrorCode.CONSTRAINT_FAILED, "a token of the forced end of a thought is banned"),
+                    now_ns,
+                )
             return
         if matcher is not None and matcher.forced:
             session.is_forced = sampler.force(matcher.forced[0])
@@ -152,7 +160,9 @@ class Deliveries:
             return None
         session.logprob_sum += found.logprob
         piece = self._engine.piece
-        return TokenLogprob(token, piece(token, True), found.logprob, tuple((t, piece(t, True), p) for t, p in found.top))
+        return TokenLogprob(
+            token, piece(token, True), found.logprob, tuple((t, piece(t, True), p) for t, p in found.top)
+        )
 
     def _echo(self, session: Session) -> None:
         """What the answer begins with, once."""
@@ -174,7 +184,12 @@ class Deliveries:
         self.finish(session, FinishReason.ERROR, now_ns, error)
 
     def finish(
-        self, session: Session, reason: FinishReason, now_ns: int, error: UmaError | None = None, stop: dict[str, Any] | None = None
+        self,
+        session: Session,
+        reason: FinishReason,
+        now_ns: int,
+        error: UmaError | None = None,
+        stop: dict[str, Any] | None = None,
     ) -> None:
         """The session's one final event; its sequence, cells, lane and sampler are free afterwards."""
         if session.phase is Phase.DONE:
@@ -192,7 +207,11 @@ class Deliveries:
         usage, timing = session.usage(), session.timing(now_ns)
         if session.group is None:
             embedding = session.embedding if reason is FinishReason.STOP else None
-            self._events.append(Final(session.conn_id, session.id, reason, text, usage, timing, error, stop, logprobs, embedding=embedding))
+            self._events.append(
+                Final(
+                    session.conn_id, session.id, reason, text, usage, timing, error, stop, logprobs, embedding=embedding
+                )
+            )
             return
         problem = error.to_dict() if error is not None else None
         answer = Ended(session.index, reason, text, usage, timing, problem, stop, logprobs)
@@ -219,7 +238,12 @@ class Deliveries:
         if session.scoring is not None:
             session.scoring.close()
         transfer, session.transfer = session.transfer, None
-        if transfer is not None and self.on_linger is not None and session.reason in GOOD_ENDS and session.phase is Phase.DECODE:
+        if (
+            transfer is not None
+            and self.on_linger is not None
+            and session.reason in GOOD_ENDS
+            and session.phase is Phase.DECODE
+        ):
             self.on_linger(session, self._table.detach(session), transfer)
             self._table.remove(session)
             return

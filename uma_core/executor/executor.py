@@ -49,6 +49,7 @@ SETTLE_NS = 200_000  # per tick for the last chunk of sessions that have ended: 
 SETTLE_MOST_NS = 250_000_000  # that metrics may be late while a plan is repeated ...
 SETTLE_TICKS = 16  # ... and ticks: booking many at once would be a pause by itself
 
+
 class Executor:
     """Owns one engine's sessions. `events` is read by the I/O thread, which `wake` tells of new ones."""
 
@@ -256,7 +257,17 @@ class Executor:
             seq_loss_ns=loss,
             seq_shared=there.shared,
         )
-        state = SchedulerState(self.n_ticks, now, table.views(), device, self.config, self.cost, self._reports, self._memory, int(self.meters.overhead_ns))
+        state = SchedulerState(
+            self.n_ticks,
+            now,
+            table.views(),
+            device,
+            self.config,
+            self.cost,
+            self._reports,
+            self._memory,
+            int(self.meters.overhead_ns),
+        )
         return indexed(state)
 
     def _plan(self, state: SchedulerState) -> Plan:
@@ -304,7 +315,9 @@ class Executor:
             self.table.admit(session, admission.seq_id, now)
             self.meters.queue_wait[session.lane].observe(now - session.t_queued_ns)
 
-    def _resolve(self, plan: Plan) -> tuple[list[list[tuple[PlanItem, Session]]], tuple[PlanItem, Session] | None, list[tuple[PlanItem, Session]]]:
+    def _resolve(
+        self, plan: Plan
+    ) -> tuple[list[list[tuple[PlanItem, Session]]], tuple[PlanItem, Session] | None, list[tuple[PlanItem, Session]]]:
         """Decode calls; the chunk that pauses; chunks of embeddings that do not, each a call of its own."""
         embeds: list[tuple[PlanItem, Session]] = []
         groups: dict[int, list[tuple[PlanItem, Session]]] = {}

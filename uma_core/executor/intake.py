@@ -51,7 +51,12 @@ class Admittance:
         self._sids = itertools.count(1)
 
     def admit(
-        self, command: Submit, info: EngineInfo, table: SessionTable, events: deque[Event], n_cached: Peek = lambda session: 0
+        self,
+        command: Submit,
+        info: EngineInfo,
+        table: SessionTable,
+        events: deque[Event],
+        n_cached: Peek = lambda session: 0,
     ) -> list[Session]:
         """Put an Accepted or Refused event on the way; the sessions, one for each answer, if it was accepted."""
         try:
@@ -70,7 +75,16 @@ class Admittance:
         """For one more answer to the same request."""
         grant = Grant(session.lane, session.n_max, self._clock.now_ns(), session.echo)
         other = Session(next(self._sids), session.conn_id, session.request, session.prompt, grant)
-        for name in ("n_cells", "n_dropped", "is_shifting", "n_head", "t_received_ns", "message_ends", "uid", "adapters"):
+        for name in (
+            "n_cells",
+            "n_dropped",
+            "is_shifting",
+            "n_head",
+            "t_received_ns",
+            "message_ends",
+            "uid",
+            "adapters",
+        ):
             setattr(other, name, getattr(session, name))
         other.matcher = session.matcher.fork() if session.matcher is not None else None
         return other
@@ -82,15 +96,26 @@ class Admittance:
         if table.find(command.conn_id, request.id):
             raise UmaError(ErrorCode.DUPLICATE_ID)
         if request.embed is None and not info.can_generate:
-            raise UmaError(ErrorCode.UNSUPPORTED, "this model makes vectors or scores, no text: ask `embed` or `rerank`")
+            raise UmaError(
+                ErrorCode.UNSUPPORTED, "this model makes vectors or scores, no text: ask `embed` or `rerank`"
+            )
         n_answers = max(request.n, request.best_of)
         if n_answers > info.n_seq_max:
             field = "best_of" if request.best_of else "n"
-            raise UmaError(ErrorCode.BAD_REQUEST, f"`{field}`: at most {info.n_seq_max} answers at once", field=field, limit=info.n_seq_max)
+            raise UmaError(
+                ErrorCode.BAD_REQUEST,
+                f"`{field}`: at most {info.n_seq_max} answers at once",
+                field=field,
+                limit=info.n_seq_max,
+            )
         tokens = np.asarray(command.tokens, np.int32)
         _check_tokens(tokens, info.n_vocab, "tokens" if request.embed is None else "input")
         adapters = adapters_of(request, info)
-        session = self._embedding(command, tokens, info) if request.embed is not None else self._fitted(command, tokens, info.n_ctx_seq)
+        session = (
+            self._embedding(command, tokens, info)
+            if request.embed is not None
+            else self._fitted(command, tokens, info.n_ctx_seq)
+        )
         session.adapters = adapters
         session.n_cells = -(-session.n_cells // info.kv_page) * info.kv_page
         is_batch = session.embedding is not None and session.embedding.n_inputs > 1
@@ -110,7 +135,13 @@ class Admittance:
         n_held = table.n_held(command.peer, command.request.account)
         if n_held or n_answers > 1 or n_after > most + n_extra(most):
             message = f"{len(table)} requests are queued or running, {n_held} of them yours; the limit is {most}"
-            raise UmaError(ErrorCode.TOO_MANY_SESSIONS, message, n_held=n_held, limit=most, retry_after_ms=self._retry_after_ms(table))
+            raise UmaError(
+                ErrorCode.TOO_MANY_SESSIONS,
+                message,
+                n_held=n_held,
+                limit=most,
+                retry_after_ms=self._retry_after_ms(table),
+            )
 
     def _fitted(self, command: Submit, tokens: np.ndarray, n_ctx: int) -> Session:
         """A session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""
@@ -150,7 +181,13 @@ class Admittance:
             raise UmaError(ErrorCode.UNSUPPORTED, "this engine makes no vectors")
         embedding = Embedding(request.embed, tokens, command.message_ends, info.embedding)
         lane = Lane.INTERACTIVE if request.lane is None else request.lane
-        session = Session(next(self._sids), command.conn_id, self._completed(request), embedding.current, Grant(lane, 1, self._clock.now_ns()))
+        session = Session(
+            next(self._sids),
+            command.conn_id,
+            self._completed(request),
+            embedding.current,
+            Grant(lane, 1, self._clock.now_ns()),
+        )
         session.embedding = embedding
         session.n_given = embedding.n_tokens
         session.n_cells = embedding.longest

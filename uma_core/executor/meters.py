@@ -8,7 +8,9 @@ from uma_core.session.session import Session
 from uma_core.types import FinishReason, Lane
 
 OVERHEAD_NS = 350_000.0  # of the host between two decode calls, until it is measured
-OVERHEAD_STEP = 0.03  # part by which the typical overhead follows each one that is seen: a median, which stalls do not move
+OVERHEAD_STEP = (
+    0.03  # part by which the typical overhead follows each one that is seen: a median, which stalls do not move
+)
 FIRST_SECONDS_NS = 3_000_000_000  # "worst pause" is judged over a stream's first 3 s, as the product's targets are
 
 
@@ -33,7 +35,9 @@ class Meters:
         self.decode_last = registry.gauge(m.DECODE_LAST)
         self.decode_ewma = registry.gauge(m.DECODE_EWMA)
         self.drafted = {source: registry.counter(m.DRAFTED, source=source) for source in m.DRAFTED.labels["source"]}
-        self.accepted_drafts = {source: registry.counter(m.ACCEPTED_DRAFTS, source=source) for source in m.DRAFTED.labels["source"]}
+        self.accepted_drafts = {
+            source: registry.counter(m.ACCEPTED_DRAFTS, source=source) for source in m.DRAFTED.labels["source"]
+        }
         self.piece = registry.histogram(m.PREFILL_PIECE)
         self.sampling = registry.gauge(m.SAMPLING_LAST)
         self.to_chunk = registry.gauge(m.LOGITS_TO_CHUNK)
@@ -54,7 +58,11 @@ class Meters:
         self.overhead_ns = OVERHEAD_NS  # typical time from a decode call's return to the next one
         self._n_overheads = 0
         self.worst_pause = {lane: registry.histogram(m.WORST_PAUSE, lane=name) for lane, name in lanes.items()}
-        self.slo = {(kind, lane): registry.counter(m.SLO_VIOLATIONS, kind=kind, lane=name) for kind in ("ttft", "tbt") for lane, name in lanes.items()}
+        self.slo = {
+            (kind, lane): registry.counter(m.SLO_VIOLATIONS, kind=kind, lane=name)
+            for kind in ("ttft", "tbt")
+            for lane, name in lanes.items()
+        }
         self.preemptions = registry.counter(m.PREEMPTIONS)
         self.violations = registry.counter(m.PLAN_VIOLATIONS)
         self.bmt_estimate = registry.gauge(m.BMT_ESTIMATE)

@@ -24,11 +24,15 @@ def head_of(message_ends: tuple[int, ...], n_most: int) -> int:
     return first if 0 < first <= n_most else min(N_SINK, n_most)
 
 
-def without_middle(tokens: np.ndarray, message_ends: tuple[int, ...], n_kept: int) -> tuple[np.ndarray, tuple[int, ...]]:
+def without_middle(
+    tokens: np.ndarray, message_ends: tuple[int, ...], n_kept: int
+) -> tuple[np.ndarray, tuple[int, ...]]:
     """The head and the tail of a prompt, `n_kept` tokens in all, and the message ends that are left."""
     n_head = head_of(message_ends, n_kept // 2)
     n_dropped = len(tokens) - n_kept
-    ends = [end if end <= n_head else end - n_dropped for end in message_ends if end <= n_head or end >= n_head + n_dropped]
+    ends = [
+        end if end <= n_head else end - n_dropped for end in message_ends if end <= n_head or end >= n_head + n_dropped
+    ]
     return np.concatenate([tokens[:n_head], tokens[n_head + n_dropped :]]), tuple(dict.fromkeys(ends))
 
 

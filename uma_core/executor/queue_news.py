@@ -42,7 +42,9 @@ class QueueNews:
     def is_due(self, now_ns: int, plan: Plan) -> bool:
         if not self._told:
             return bool(self._fresh)
-        return bool(self._fresh) or now_ns >= self._due_ns or any(admission.sid in self._told for admission in plan.admit)
+        return (
+            bool(self._fresh) or now_ns >= self._due_ns or any(admission.sid in self._told for admission in plan.admit)
+        )
 
     def tell(self, state: SchedulerState, plan: Plan, table: SessionTable) -> Iterator[Queued]:
         """Yield what is new, given what this tick's plan admits."""
@@ -53,7 +55,11 @@ class QueueNews:
             if sid in fresh or sid in told:
                 news = (position, wait_ns)
                 before = told.pop(sid, None)
-                is_news = before is None or position != before[0] or wait_ns > max(before[1] * GROWN, before[1] + LEAST_GROWTH_NS)
+                is_news = (
+                    before is None
+                    or position != before[0]
+                    or wait_ns > max(before[1] * GROWN, before[1] + LEAST_GROWTH_NS)
+                )
                 self._told[sid] = news if is_news else before  # type: ignore[assignment]
                 if is_news:
                     yield self._event(table, sid, *news)

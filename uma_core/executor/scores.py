@@ -50,7 +50,9 @@ class Scores:
     def take(self, session: Session, scoring: Scoring, token: TokenId, now_ns: int) -> None:
         """A row has given the next token of the prompt."""
         found, piece = scoring.take(), self._engine.piece
-        scoring.found.append(TokenLogprob(token, piece(token, True), found.logprob, tuple((t, piece(t, True), p) for t, p in found.top)))
+        scoring.found.append(
+            TokenLogprob(token, piece(token, True), found.logprob, tuple((t, piece(t, True), p) for t, p in found.top))
+        )
         self._table.n_changes += 1  # another token comes next than the one that was drawn
         if session.read_on(now_ns):
             self._end(session, scoring)

@@ -59,7 +59,9 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
         },
         model={"name": info.model_name, "path": info.model_path, "fingerprint": info.fingerprint, "arch": info.arch},
         lanes={lane.name.lower(): _lane(sessions, lane, now_ns) for lane in Lane},
-        phases={phase.name.lower(): sum(s.phase is phase for s in sessions) for phase in Phase if phase is not Phase.DONE},
+        phases={
+            phase.name.lower(): sum(s.phase is phase for s in sessions) for phase in Phase if phase is not Phase.DONE
+        },
         clients=_clients(executor, sessions),
         kv={
             "cells_total": table.n_cells_total,
@@ -71,7 +73,9 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
         memory={**memory._asdict(), "cache": executor.cache.store.ram.n_bytes},
         tick=_tick(executor),
         speculation=_speculation(executor),
-        solo_step_ns=executor.cost.solo_step_ns(max((s.n_past for s in sessions if s.phase is Phase.DECODE), default=0)),
+        solo_step_ns=executor.cost.solo_step_ns(
+            max((s.n_past for s in sessions if s.phase is Phase.DECODE), default=0)
+        ),
         estimate_ms=max((_left_ms(s, now_ns) for s in sessions), default=0.0),
         n_sessions=len(sessions),
     )
@@ -80,7 +84,11 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
 def _lane(sessions: list[Session], lane: Lane, now_ns: int) -> dict[str, Any]:
     mine = [s for s in sessions if s.lane is lane]
     waits = [now_ns - s.t_queued_ns for s in mine if s.phase is Phase.QUEUED]
-    return {"queued": len(waits), "active": len(mine) - len(waits), "oldest_wait_ms": round(max(waits, default=0) / 1e6, 1)}
+    return {
+        "queued": len(waits),
+        "active": len(mine) - len(waits),
+        "oldest_wait_ms": round(max(waits, default=0) / 1e6, 1),
+    }
 
 
 def _clients(executor: Executor, sessions: list[Session]) -> list[dict[str, Any]]:
@@ -175,7 +183,11 @@ def _row(s: Session, standing: Standing | None, ids: dict[int, str], now_ns: int
         "metadata": s.request.metadata,
     }
     if standing is not None and s.phase is Phase.QUEUED:
-        row |= {"queue_position": standing.position, "wait_ms": round(standing.wait_ns / 1e6, 1), "waits_for": ids.get(standing.behind)}
+        row |= {
+            "queue_position": standing.position,
+            "wait_ms": round(standing.wait_ns / 1e6, 1),
+            "waits_for": ids.get(standing.behind),
+        }
     return row
 
 

@@ -26,7 +26,9 @@ def default_model_path() -> Path:
     """
     path = Path(str(files(__name__).joinpath(DEFAULT_MODEL_FILE)))
     if not path.is_file():
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"the embedded model {DEFAULT_MODEL_FILE} is not installed; give --model PATH")
+        raise UmaError(
+            ErrorCode.MODEL_LOAD_FAILED, f"the embedded model {DEFAULT_MODEL_FILE} is not installed; give --model PATH"
+        )
     return path
 
 

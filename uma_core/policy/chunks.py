@@ -95,7 +95,9 @@ def _efficient(cost: CostModel, view: SessionView, limit: int) -> int:
     if n_left > limit:
         times = [_token_ns(cost, n, n_past, limit) for n in sizes]
     else:
-        times = [cost.prefill_ns(n, n_past) + (cost.prefill_ns(n_left - n, n_past + n) if n < n_left else 0) for n in sizes]
+        times = [
+            cost.prefill_ns(n, n_past) + (cost.prefill_ns(n_left - n, n_past + n) if n < n_left else 0) for n in sizes
+        ]
     return max(n for n, ns in zip(sizes, times, strict=True) if ns <= 1.01 * min(times))
 
 
@@ -107,7 +109,9 @@ def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) ->
     best, best_rate = 0, 0.0
     for n in sizes:
         piece = max(1, cost.piece_ns(n, view.n_past))
-        used = (1.0 - room.long_share) * (everyday_ns // piece) * piece + room.long_share * (room.long_ns // piece) * piece
+        used = (1.0 - room.long_share) * (everyday_ns // piece) * piece + room.long_share * (
+            room.long_ns // piece
+        ) * piece
         rate = used / max(1.0, _token_ns(cost, n, view.n_past, min(view.n_left, limit)))
         if rate > best_rate * 1.01:
             best, best_rate = n, rate

@@ -96,7 +96,17 @@ def _sorted(state: SchedulerState) -> SessionIndex:
     round_ns = rows_time(state, interactive + arriving if arriving else interactive)
     counts = n_slots, n_slots_background, n_prompts_background
     return SessionIndex(
-        waiting, prompts, interactive, background, decodes, arriving, moving, held, *counts, frozenset(clients), round_ns
+        waiting,
+        prompts,
+        interactive,
+        background,
+        decodes,
+        arriving,
+        moving,
+        held,
+        *counts,
+        frozenset(clients),
+        round_ns,
     )
 
 
@@ -150,7 +160,11 @@ def prompts_of(state: SchedulerState, plan: Plan) -> list[SessionView]:
     if not plan.admit:
         return prompts
     admitted = {a.sid for a in plan.admit}
-    fresh = [v for v in index.waiting if v.sid in admitted and v.phase is Phase.QUEUED and v.sid not in plan.restore and v.n_left]
+    fresh = [
+        v
+        for v in index.waiting
+        if v.sid in admitted and v.phase is Phase.QUEUED and v.sid not in plan.restore and v.n_left
+    ]
     return prompts + fresh
 
 

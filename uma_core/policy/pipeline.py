@@ -16,7 +16,16 @@ from uma_core.policy.deadlines import begin_together
 from uma_core.policy.index import indexed
 from uma_core.policy.plan import Plan, PrefillMode, TbtDecision
 from uma_core.policy.repeat import n_repeats
-from uma_core.policy.stages import admission, bmt_guard, decode_first, fairness, prefill_budget, prefill_order, prefix_reuse, speculate
+from uma_core.policy.stages import (
+    admission,
+    bmt_guard,
+    decode_first,
+    fairness,
+    prefill_budget,
+    prefill_order,
+    prefix_reuse,
+    speculate,
+)
 from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt import limits, share
 from uma_core.types import Phase
@@ -100,7 +109,13 @@ def explain(plan: Plan) -> dict[str, object]:
         "park": list(plan.park),
         "decode_rows_by_call": [calls[c] for c in sorted(calls)],
         "prefill": [
-            {"sid": i.sid, "n_tokens": i.n_tokens, "mode": i.mode.name.lower(), "sliced": i.mode is PrefillMode.SLICED, "reason": i.reason}
+            {
+                "sid": i.sid,
+                "n_tokens": i.n_tokens,
+                "mode": i.mode.name.lower(),
+                "sliced": i.mode is PrefillMode.SLICED,
+                "reason": i.reason,
+            }
             for i in plan.items
             if i.mode is not None
         ],
@@ -117,4 +132,6 @@ def explain(plan: Plan) -> dict[str, object]:
 def guard_words(guard: TbtDecision) -> dict[str, object]:
     """What the latency guard went by, in ms."""
     fields = guard._asdict().items()
-    return {name.replace("_ns", "_ms"): round(value / 1e6, 4) if name.endswith("_ns") else value for name, value in fields}
+    return {
+        name.replace("_ns", "_ms"): round(value / 1e6, 4) if name.endswith("_ns") else value for name, value in fields
+    }

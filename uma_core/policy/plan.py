@@ -64,13 +64,19 @@ class Plan(NamedTuple):
     quantum_ns: int = 0  # wanted length of its pieces
     min_pieces: int = 0  # pieces it computes even if run_ns is too short (the starvation bound)
     transfer_ns: int = 0  # time for transfers
-    n_repeats: int = 0  # further ticks that the same plan holds for, as long as no session comes, goes or changes its phase
+    n_repeats: int = (
+        0  # further ticks that the same plan holds for, as long as no session comes, goes or changes its phase
+    )
     memory: PolicyMemory = PolicyMemory()
     notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
-    restore: tuple[int, ...] = ()  # sids whose prompt's beginning shall come from the cache; they have no item in this tick
+    restore: tuple[
+        int, ...
+    ] = ()  # sids whose prompt's beginning shall come from the cache; they have no item in this tick
     charged: Mapping[int, int] = {}  # measured ns charged to each client; empty while one client is alone
     guard: TbtDecision | None = None  # None: no interactive stream, or no such stage
-    tbt_limit_ns: int = 0  # limit of the gap that this tick fills, for interactive streams without a target of their own; 0: none
+    tbt_limit_ns: int = (
+        0  # limit of the gap that this tick fills, for interactive streams without a target of their own; 0: none
+    )
     tick_limit_ns: int = 0  # limit of this tick; 0: nothing waits for its end
     bmt_bytes: int = 0  # estimate of what the tick moves through memory; 0: no such stage
     bmt_budget: int = 0  # what it may move; 0: no budget
@@ -119,7 +125,9 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
     faults += [f"call {c} has {n} tokens, n_batch is {n_most}" for c, n in rows_of.items() if n > n_most]
     faults += [f"call {c} has rows of {len(sets)} adapter sets" for c, sets in sets_of.items() if len(sets) > 1]
     most = state.device.n_verify_rows
-    faults += [f"call {c} verifies drafts with {rows_of[c]} rows, the most is {most}" for c in drafted if rows_of[c] > most]
+    faults += [
+        f"call {c} verifies drafts with {rows_of[c]} rows, the most is {most}" for c in drafted if rows_of[c] > most
+    ]
     if n_sliced > 1:
         faults.append(f"{n_sliced} resumable prefills in one tick")
     if n_sliced and not state.device.n_prefill_slots:
@@ -188,5 +196,7 @@ def decode_only(state: SchedulerState) -> Plan:
     """The plan that is always sound: one token for every decoding session, nothing else."""
     ready = [s for s in state.sessions if s.phase is Phase.DECODE and s.is_ready][: state.device.n_batch]
     calls = enumerate(by_adapters(state.device, ready))
-    items = tuple(PlanItem(s.sid, s.seq_id, Phase.DECODE, 1, True, call, "decode_only") for call, alike in calls for s in alike)
+    items = tuple(
+        PlanItem(s.sid, s.seq_id, Phase.DECODE, 1, True, call, "decode_only") for call, alike in calls for s in alike
+    )
     return Plan(items=items, memory=state.memory)

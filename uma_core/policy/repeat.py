@@ -13,7 +13,9 @@ from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt.share import n_rounds_held
 
 STEADY_NS = 250_000_000  # a plan holds for so long: metrics and corrections wait no longer for the next one
-STEADY_TICKS = 63  # ... and for so many ticks: what the first ones teach shall count soon where a step is a fraction of a ms
+STEADY_TICKS = (
+    63  # ... and for so many ticks: what the first ones teach shall count soon where a step is a fraction of a ms
+)
 
 
 def n_repeats(state: SchedulerState, plan: Plan) -> int:

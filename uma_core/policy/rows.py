@@ -14,7 +14,9 @@ def is_shared(both_ns: int, apart_ns: int) -> bool:
     return both_ns < (1.0 - SPLIT_GAIN) * apart_ns
 
 
-def decode_items(state: SchedulerState, interactive: list[SessionView], background: list[SessionView]) -> tuple[PlanItem, ...]:
+def decode_items(
+    state: SchedulerState, interactive: list[SessionView], background: list[SessionView]
+) -> tuple[PlanItem, ...]:
     """Calls numbered from 0, interactive ones first unless a shared call is cheaper."""
     if not (interactive and background):
         return _grouped(state, interactive or background, 0, "interactive" if interactive else "background")

@@ -40,7 +40,11 @@ def moved(device: DeviceView, report: CallReport) -> int:
         return weights(device, report.n_rows) + (report.n_kv + report.n_rows) * device.kv_bytes_per_cell
     if not report.n_chunk:
         return chunk(device, report.n_rows, report.n_kv)
-    return int(chunk(device, report.n_chunk, report.n_kv) * report.predicted_ns / report.whole_ns) if report.whole_ns else 0
+    return (
+        int(chunk(device, report.n_chunk, report.n_kv) * report.predicted_ns / report.whole_ns)
+        if report.whole_ns
+        else 0
+    )
 
 
 def measured_bandwidth(device: DeviceView, step_ns: int) -> float:

@@ -42,7 +42,11 @@ from uma_core.protocol.messages import Large, Message, Unfit, decode, decode_id,
 from uma_core.protocol.ops import OPS
 from uma_core.types import FinishReason
 
-HELP_LINE = 'Type a prompt, or a JSON request such as {"prompt":"Hello","max_tokens":16}, or one of ' + ", ".join(COMMANDS) + "."
+HELP_LINE = (
+    'Type a prompt, or a JSON request such as {"prompt":"Hello","max_tokens":16}, or one of '
+    + ", ".join(COMMANDS)
+    + "."
+)
 
 
 class Limits(NamedTuple):
@@ -190,7 +194,9 @@ class Connection:
             if self._line is None:
                 return self._no_more()
         is_json = self._line.startswith("{")
-        if any(flight.style is not Style.JSON for flight in self.in_flight.values()) or (self.in_flight and not is_json):
+        if any(flight.style is not Style.JSON for flight in self.in_flight.values()) or (
+            self.in_flight and not is_json
+        ):
             return Signal.PAUSED
         line, self._line = self._line, None
         self._is_raw = not is_json
@@ -248,7 +254,9 @@ class Connection:
         request, limit = message.request, self.limits.max_in_flight
         n_alike = self._n_generate if request else len(self.in_flight) - self._n_generate
         if n_alike >= limit:  # apart, so that status and cancel work while all streams run
-            error = UmaError(ErrorCode.TOO_MANY_SESSIONS, f"{limit} requests are in flight on this connection", limit=limit)
+            error = UmaError(
+                ErrorCode.TOO_MANY_SESSIONS, f"{limit} requests are in flight on this connection", limit=limit
+            )
             return self._reject(message.wire_id, error)
         self._n_generate += request is not None
         is_stream = request is not None and request.stream
@@ -336,7 +344,11 @@ def without_eos(event: Eos) -> UmaError:
     """The error that tells of a bad end where there is no `eos` to do so."""
     if event.error is not None:
         return event.error
-    codes = {FinishReason.CANCELLED: ErrorCode.CANCELLED, FinishReason.TIMEOUT: ErrorCode.TIMED_OUT, FinishReason.DRAINING: ErrorCode.DRAINING}
+    codes = {
+        FinishReason.CANCELLED: ErrorCode.CANCELLED,
+        FinishReason.TIMEOUT: ErrorCode.TIMED_OUT,
+        FinishReason.DRAINING: ErrorCode.DRAINING,
+    }
     return UmaError(codes.get(event.reason, ErrorCode.INTERNAL))
 
 

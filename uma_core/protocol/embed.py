@@ -11,15 +11,42 @@ from uma_core.types import Embed, Lane, Request
 N_INPUTS_MOST = 4096  # of one request
 
 _COMMON = (
-    Field("truncate", Kind.BOOLEAN, "cut what is longer than the model takes, before its last token; false: it is refused", False),
-    Field("priority", Kind.STRING, "lane; absent: interactive for one short input, else background", None, choices=("interactive", "background")),
+    Field(
+        "truncate",
+        Kind.BOOLEAN,
+        "cut what is longer than the model takes, before its last token; false: it is refused",
+        False,
+    ),
+    Field(
+        "priority",
+        Kind.STRING,
+        "lane; absent: interactive for one short input, else background",
+        None,
+        choices=("interactive", "background"),
+    ),
     Field("timeout_ms", Kind.NUMBER, "end with the error `timed_out` after this long; 0: never", 0, 0, 86_400_000),
     Field("model", Kind.STRING, "fingerprint of the model that is meant (`props`); another one refuses", None, 1, 128),
-    Field("account", Kind.STRING, "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)", None, 1, 128),
-    Field("metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16),
+    Field(
+        "account",
+        Kind.STRING,
+        "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)",
+        None,
+        1,
+        128,
+    ),
+    Field(
+        "metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16
+    ),
 )
 EMBED_FIELDS = (
-    Field("input", Kind.INPUTS, "a text, the token ids of one, or several of both", is_required=True, low=1, high=N_INPUTS_MOST),
+    Field(
+        "input",
+        Kind.INPUTS,
+        "a text, the token ids of one, or several of both",
+        is_required=True,
+        low=1,
+        high=N_INPUTS_MOST,
+    ),
     Field(
         "pooling",
         Kind.STRING,
@@ -29,7 +56,14 @@ EMBED_FIELDS = (
         choices=("none", "mean", "cls", "last", "rank"),
     ),
     Field("normalize", Kind.BOOLEAN, "to the Euclidean length 1; absent: unless pooling is none or rank"),
-    Field("dimensions", Kind.INTEGER, "so many of the first numbers, which are then normalized; absent: all", None, 1, 1 << 20),
+    Field(
+        "dimensions",
+        Kind.INTEGER,
+        "so many of the first numbers, which are then normalized; absent: all",
+        None,
+        1,
+        1 << 20,
+    ),
     Field("encoding", Kind.STRING, "base64: of little-endian 32-bit floats", "float", choices=("float", "base64")),
     *_COMMON,
 )
@@ -44,10 +78,17 @@ _USAGE = (
     Field("timing", Kind.OBJECT, "queue_ms, total_ms"),
 )
 EMBED_REPLY = (
-    Field("embeddings", Kind.LIST, "for each input its vector: numbers, or with `encoding` base64 a string; with pooling none an array of vectors"),
+    Field(
+        "embeddings",
+        Kind.LIST,
+        "for each input its vector: numbers, or with `encoding` base64 a string; with pooling none an array of vectors",
+    ),
     *_USAGE,
 )
-RERANK_REPLY = (Field("results", Kind.LIST, "best first: `index` of the document, `relevance_score` as the model gives it"), *_USAGE)
+RERANK_REPLY = (
+    Field("results", Kind.LIST, "best first: `index` of the document, `relevance_score` as the model gives it"),
+    *_USAGE,
+)
 INPUT_FIELDS = ("input", "query", "documents")
 
 

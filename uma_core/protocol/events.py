@@ -127,7 +127,9 @@ EVENTS = (
         "With `prompt_logprobs`: of the next tokens of the prompt, in their order, as they are found. Before any text, whether it streams or not.",
         (
             _ID,
-            _LOGPROBS._replace(help="of each token: `id`, `bytes`, `logprob` (null for the first one, before which nothing came), `top`"),
+            _LOGPROBS._replace(
+                help="of each token: `id`, `bytes`, `logprob` (null for the first one, before which nothing came), `top`"
+            ),
         ),
     ),
     EventSpec(
@@ -154,7 +156,11 @@ EVENTS = (
             _ID,
             _ENDING[0],
             Field("text", Kind.STRING, "all of the text; only with `stream: false`"),
-            Field("answers", Kind.LIST, "of several answers, with `stream: false`: `index`, `text`, and the fields of an `end`"),
+            Field(
+                "answers",
+                Kind.LIST,
+                "of several answers, with `stream: false`: `index`, `text`, and the fields of an `end`",
+            ),
             *_ENDING[1:],
         ),
     ),
@@ -241,7 +247,9 @@ def end_json(wire_id: WireId, event: End) -> bytes:
 
 
 def _answer(answer: Ended) -> str:
-    return _with_ending({"index": answer.which, "text": answer.text, "reason": answer.reason.value}, answer, answer.error)
+    return _with_ending(
+        {"index": answer.which, "text": answer.text, "reason": answer.reason.value}, answer, answer.error
+    )
 
 
 def _with_ending(value: dict[str, Any], event: Eos | Ended, error: dict[str, Any] | None) -> str:

@@ -146,7 +146,9 @@ def _check_tags(field: Field, value: Any, path: str) -> Any:
         if len(name) > TAG_NAME:
             raise bad_field(path, f"must have names of at most {TAG_NAME} characters")
         if type(tag) not in (str, int, float, bool) or (type(tag) is str and len(tag) > TAG_TEXT):
-            raise bad_field(f"{path}.{name}", f"must be a string of at most {TAG_TEXT} characters, a number or a boolean")
+            raise bad_field(
+                f"{path}.{name}", f"must be a string of at most {TAG_TEXT} characters, a number or a boolean"
+            )
     return value
 
 

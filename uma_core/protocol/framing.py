@@ -47,7 +47,11 @@ class FrameReader:
         if length == 0:
             raise UmaError(ErrorCode.BAD_FRAME, "a frame of length 0")
         if length > self.cap_bytes:
-            raise UmaError(ErrorCode.FRAME_TOO_LARGE, f"a frame of {length} bytes; the cap is {self.cap_bytes}", limit=self.cap_bytes)
+            raise UmaError(
+                ErrorCode.FRAME_TOO_LARGE,
+                f"a frame of {length} bytes; the cap is {self.cap_bytes}",
+                limit=self.cap_bytes,
+            )
         end = HEADER.size + length
         if len(buffer) < end:
             return None

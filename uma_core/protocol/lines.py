@@ -66,7 +66,9 @@ class LineReader:
         end = self._buffer.find(b"\n", self._scanned)
         length = len(self._buffer) if end < 0 else end
         if length > self.cap_bytes:
-            raise UmaError(ErrorCode.FRAME_TOO_LARGE, f"a line of more than {self.cap_bytes} bytes", limit=self.cap_bytes)
+            raise UmaError(
+                ErrorCode.FRAME_TOO_LARGE, f"a line of more than {self.cap_bytes} bytes", limit=self.cap_bytes
+            )
         if end < 0 and not (is_last and self._buffer):
             self._scanned = length
             return None

@@ -13,7 +13,9 @@ def ops_markdown() -> str:
     """Describe every operation: one section each, with its request and reply fields."""
     parts = []
     for op in OPS.values():
-        parts.append(f"### `{op.name}`\n\n{op.help}{' Owner, root and administrators (`access.admin_uids`) only.' if op.is_admin else ''}\n")
+        parts.append(
+            f"### `{op.name}`\n\n{op.help}{' Owner, root and administrators (`access.admin_uids`) only.' if op.is_admin else ''}\n"
+        )
         parts.append(fields_table((ID_FIELD, *op.fields)))
         if op.reply:
             parts.append("Reply:\n\n" + fields_table(op.reply, is_reply=True))
@@ -22,7 +24,9 @@ def ops_markdown() -> str:
 
 def events_markdown() -> str:
     """Describe every event: one section each, with its fields."""
-    return "\n".join(f"### `{event.name}`\n\n{event.help}\n\n{fields_table(event.fields, is_reply=True)}" for event in EVENTS)
+    return "\n".join(
+        f"### `{event.name}`\n\n{event.help}\n\n{fields_table(event.fields, is_reply=True)}" for event in EVENTS
+    )
 
 
 def fields_table(fields: tuple[Field, ...], is_reply: bool = False) -> str:

@@ -21,7 +21,19 @@ from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, TYPE_FIELD, Op
 from uma_core.protocol.sampling import to_params
 from uma_core.types import AdapterSet, Infill, Lane, Reasoning, Request, Slo
 
-__all__ = ["OPS", "Large", "Message", "Source", "Unfit", "decode", "decode_id", "events_markdown", "generate", "ops_markdown", "parse_object"]
+__all__ = [
+    "OPS",
+    "Large",
+    "Message",
+    "Source",
+    "Unfit",
+    "decode",
+    "decode_id",
+    "events_markdown",
+    "generate",
+    "ops_markdown",
+    "parse_object",
+]
 
 NS_PER_MS = 1_000_000
 
@@ -232,7 +244,10 @@ def _to_reasoning(args: dict[str, Any]) -> Reasoning | None:
         return None
     constraint = args["constraint"]
     if wanted["budget_tokens"] is not None and constraint is not None and not constraint.get("triggers"):
-        raise bad_field("reasoning.budget_tokens", "conflicts with a `constraint` that holds from the first token: it says what may end a thought")
+        raise bad_field(
+            "reasoning.budget_tokens",
+            "conflicts with a `constraint` that holds from the first token: it says what may end a thought",
+        )
     return Reasoning(**wanted)
 
 

@@ -36,8 +36,15 @@ _FILE = (
 _INFILL = (
     Field("prefix", Kind.STRING, "what stands before the gap", is_required=True),
     Field("suffix", Kind.STRING, "what stands after it", is_required=True),
-    Field("extra", Kind.OBJECTS, "other files, the nearest last; where the context is short the first ones go", (), 0, 256,
-          fields=_FILE),
+    Field(
+        "extra",
+        Kind.OBJECTS,
+        "other files, the nearest last; where the context is short the first ones go",
+        (),
+        0,
+        256,
+        fields=_FILE,
+    ),
 )
 _INPUTS = (
     Field("prompt", Kind.MIXED, "what to continue; exactly one of `prompt`, `tokens`, `messages`, `infill`", low=1),
@@ -47,12 +54,23 @@ _INPUTS = (
     Field("infill", Kind.OBJECT, "a gap in a file; needs a model for filling in", fields=_INFILL),
 )
 _WITH_PIECES = Field("with_pieces", Kind.BOOLEAN, "tell what each token stands for", False)
-_PIECES = Field("pieces", Kind.LIST, "with `with_pieces`, for each token: its text, or an array of its bytes where they are no text alone")
+_PIECES = Field(
+    "pieces",
+    Kind.LIST,
+    "with `with_pieces`, for each token: its text, or an array of its bytes where they are no text alone",
+)
 
 _REASONING = (
     Field("start", Kind.STRING, "text that begins a thought; empty: the answer begins with one", "", 0, 256),
     Field("end", Kind.STRING, "text that ends it", is_required=True, low=1, high=256),
-    Field("budget_tokens", Kind.INTEGER, "most tokens of thought: then `message` and `end` are forced; absent: any", None, 0, 1 << 30),
+    Field(
+        "budget_tokens",
+        Kind.INTEGER,
+        "most tokens of thought: then `message` and `end` are forced; absent: any",
+        None,
+        0,
+        1 << 30,
+    ),
     Field("message", Kind.STRING, "what a forced end says first", "", 0, 1024),
 )
 
@@ -63,31 +81,102 @@ _LORA = (
 
 _GENERATE = (
     *_INPUTS,
-    Field("max_tokens", Kind.INTEGER, "most tokens to generate; absent: the server's default", _REQUEST.max_tokens, 0, 1 << 30),
+    Field(
+        "max_tokens",
+        Kind.INTEGER,
+        "most tokens to generate; absent: the server's default",
+        _REQUEST.max_tokens,
+        0,
+        1 << 30,
+    ),
     Field("n", Kind.INTEGER, "answers to give, at most `n_seq_max` of `props`", _REQUEST.n, 1, 1024),
-    Field("best_of", Kind.INTEGER, "answers to make, of which the `n` of likeliest tokens are given; not with `stream`", None, 1, 1024),
+    Field(
+        "best_of",
+        Kind.INTEGER,
+        "answers to make, of which the `n` of likeliest tokens are given; not with `stream`",
+        None,
+        1,
+        1024,
+    ),
     Field("echo", Kind.BOOLEAN, "answers begin with their prompt; not with `messages` and `infill`", _REQUEST.echo),
     *SAMPLING_FIELDS,
     Field("stop", Kind.STRINGS, "end before any of these texts", high=16),
-    Field("banned_strings", Kind.STRINGS, "the answer has none of these texts: another token is drawn where one would begin", high=64),
+    Field(
+        "banned_strings",
+        Kind.STRINGS,
+        "the answer has none of these texts: another token is drawn where one would begin",
+        high=64,
+    ),
     Field("stop_token_ids", Kind.INTEGERS, "end before any of these tokens", low=0, high=64),
-    Field("logprobs", Kind.INTEGER, "tell log probabilities: of each token and of so many others; absent: none", None, 0, 20),
-    Field("prompt_logprobs", Kind.INTEGER, "the same of the prompt's tokens, in `prompt` events; nothing of the prompt is restored then", None, 0, 20),
-    Field("post_sampling_probs", Kind.BOOLEAN, "`logprobs` of what the samplers left; else of the model's own distribution", False),
+    Field(
+        "logprobs",
+        Kind.INTEGER,
+        "tell log probabilities: of each token and of so many others; absent: none",
+        None,
+        0,
+        20,
+    ),
+    Field(
+        "prompt_logprobs",
+        Kind.INTEGER,
+        "the same of the prompt's tokens, in `prompt` events; nothing of the prompt is restored then",
+        None,
+        0,
+        20,
+    ),
+    Field(
+        "post_sampling_probs",
+        Kind.BOOLEAN,
+        "`logprobs` of what the samplers left; else of the model's own distribution",
+        False,
+    ),
     Field("stream", Kind.BOOLEAN, "false: no token events, the text is in `eos`", _REQUEST.stream),
     Field("priority", Kind.STRING, "lane; absent: inferred", None, choices=("interactive", "background")),
     Field("slo", Kind.OBJECT, "latency targets", None, fields=_SLO),
     Field("cache_prompt", Kind.BOOLEAN, "let later requests reuse this prompt's KV", _REQUEST.cache_prompt),
     Field("ignore_eos", Kind.BOOLEAN, "generate past the end-of-generation token", _REQUEST.ignore_eos),
     Field("timeout_ms", Kind.NUMBER, "end with reason `timeout` after this long; 0: never", 0, 0, 86_400_000),
-    Field("overflow", Kind.STRING, "when the context is full; absent: configured", None, choices=("error", "truncate-middle", "shift")),
-    Field("preserved_tokens", Kind.STRINGS, "texts of control tokens that shall appear in the answer; others never do", high=256),
-    Field("model", Kind.STRING, "fingerprint of the model that the prompt is written for (`props`); another one refuses it", None, 1, 128),
-    Field("account", Kind.STRING, "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)", None, 1, 128),
+    Field(
+        "overflow",
+        Kind.STRING,
+        "when the context is full; absent: configured",
+        None,
+        choices=("error", "truncate-middle", "shift"),
+    ),
+    Field(
+        "preserved_tokens",
+        Kind.STRINGS,
+        "texts of control tokens that shall appear in the answer; others never do",
+        high=256,
+    ),
+    Field(
+        "model",
+        Kind.STRING,
+        "fingerprint of the model that the prompt is written for (`props`); another one refuses it",
+        None,
+        1,
+        128,
+    ),
+    Field(
+        "account",
+        Kind.STRING,
+        "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)",
+        None,
+        1,
+        128,
+    ),
     Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),
     CONSTRAINT,
     Field("reasoning", Kind.OBJECT, "count what the answer thinks apart, and limit it", None, fields=_REASONING),
-    Field("lora", Kind.OBJECTS, "LoRA adapters to answer with, and no others; absent: as configured", None, 0, 64, fields=_LORA),
+    Field(
+        "lora",
+        Kind.OBJECTS,
+        "LoRA adapters to answer with, and no others; absent: as configured",
+        None,
+        0,
+        64,
+        fields=_LORA,
+    ),
     Field("prediction", Kind.STRING, "text that the answer may repeat, in parts: draft tokens come from it", "", 0),
     Field(
         "speculate",
@@ -96,10 +185,14 @@ _GENERATE = (
         None,
         choices=("auto", "lookup", "off"),
     ),
-    Field("metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16),
+    Field(
+        "metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16
+    ),
 )
 
-_KEY = Field("key", Kind.STRING, "secret that the hashes are made with, in hexadecimal", None, 32, 128, is_required=True)
+_KEY = Field(
+    "key", Kind.STRING, "secret that the hashes are made with, in hexadecimal", None, 32, 128, is_required=True
+)
 
 _STATE = Field("state", Kind.STRING, "", choices=("starting", "ready", "degraded", "draining", "stopping"))
 
@@ -114,7 +207,12 @@ _OPS = (
         ),
         (Field("found", Kind.BOOLEAN, "false: nothing with this id is in flight"),),
     ),
-    Op("embed", "Make a vector of each input. Answered when all are there, by one `reply`, or by one `error`.", EMBED_FIELDS, EMBED_REPLY),
+    Op(
+        "embed",
+        "Make a vector of each input. Answered when all are there, by one `reply`, or by one `error`.",
+        EMBED_FIELDS,
+        EMBED_REPLY,
+    ),
     Op(
         "rerank",
         "Score documents by how well they answer a query. Needs a reranker: a model whose file says pooling rank.",
@@ -154,7 +252,9 @@ _OPS = (
         (*_INPUTS, _KEY),
         (
             Field("n_tokens", Kind.INTEGER, ""),
-            Field("hashes", Kind.LIST, "strings of 16 hexadecimal digits; each stands for all tokens up to its page's end"),
+            Field(
+                "hashes", Kind.LIST, "strings of 16 hexadecimal digits; each stands for all tokens up to its page's end"
+            ),
         ),
     ),
     Op(
@@ -193,7 +293,13 @@ _OPS = (
         "Tell which beginnings are cached and how long a request would wait, for routers. Trusted peers only (`access.trusted_uids`).",
         (
             _KEY,
-            Field("since", Kind.INTEGER, "`generation` of the last reply: only differences are told, where they are known", None, 0),
+            Field(
+                "since",
+                Kind.INTEGER,
+                "`generation` of the last reply: only differences are told, where they are known",
+                None,
+                0,
+            ),
             Field("n_pages", Kind.INTEGER, "most pages to tell of, the most recently used ones", 4096, 0, 65_536),
         ),
         (
@@ -205,7 +311,9 @@ _OPS = (
             Field("is_whole", Kind.BOOLEAN, "`added` are all pages; false: the differences to `since`"),
             Field("added", Kind.LIST, "hashes of cached pages"),
             Field("removed", Kind.LIST, "hashes of pages that went"),
-            Field("wait_ms", Kind.OBJECT, "by lane: how long a request that came now would wait until its prompt is read"),
+            Field(
+                "wait_ms", Kind.OBJECT, "by lane: how long a request that came now would wait until its prompt is read"
+            ),
             Field("queued", Kind.OBJECT, "by lane: requests that wait"),
             Field("active", Kind.INTEGER, "requests that are read or answered"),
             Field("free_pages", Kind.INTEGER, "pages of KV that nobody reserved"),
@@ -220,14 +328,22 @@ _OPS = (
         "Tell what a program that writes prompts, or describes models, must know.",
         (),
         (
-            Field("model", Kind.OBJECT, "name, path, fingerprint, arch, description, n_params, n_bytes, n_ctx_train, n_vocab, n_embd, vocab_type"),
+            Field(
+                "model",
+                Kind.OBJECT,
+                "name, path, fingerprint, arch, description, n_params, n_bytes, n_ctx_train, n_vocab, n_embd, vocab_type",
+            ),
             Field("n_ctx_seq", Kind.INTEGER, "tokens that one request can hold, prompt and answer together"),
             Field("n_seq_max", Kind.INTEGER, "requests that can be answered at once"),
             Field("n_embd_out", Kind.INTEGER, "numbers of an embedding; null: the engine makes none"),
             Field("n_input", Kind.INTEGER, "most tokens of an input to `embed`; null likewise"),
             Field("chat_template", Kind.STRING, "Jinja; null: the model has none"),
             Field("chat_template_tool_use", Kind.STRING, "another one for chats with tools; null: there is none"),
-            Field("adapters", Kind.LIST, "LoRA adapters that `lora` may name: `id`, `path` and the `scale` that requests without `lora` get"),
+            Field(
+                "adapters",
+                Kind.LIST,
+                "LoRA adapters that `lora` may name: `id`, `path` and the `scale` that requests without `lora` get",
+            ),
             Field("special", Kind.OBJECT, "special tokens by name (bos, eos, eot, fim_pre, …): `id` and `text`"),
             Field("add_bos", Kind.BOOLEAN, "`prompt` gets the bos token in front"),
             Field("add_eos", Kind.BOOLEAN, "and the eos token at its end"),
@@ -238,17 +354,38 @@ _OPS = (
                 "operations, generate (its fields), completion, chat, infill, embeddings, pooling (of embed by itself), poolings, rerank, "
                 "constraints (the kinds)",
             ),
-            Field("generation", Kind.INTEGER, "number of the configuration in use: grows when model or limits may have changed"),
+            Field(
+                "generation",
+                Kind.INTEGER,
+                "number of the configuration in use: grows when model or limits may have changed",
+            ),
         ),
     ),
     Op(
         "drain",
         "Take no new work and let running streams finish. Idempotent.",
         (
-            Field("timeout_ms", Kind.NUMBER, "then end the rest with reason `draining`; absent: configured", None, 0, 86_400_000),
-            Field("then", Kind.STRING, "what follows; `stay` waits for undrain", "stay", choices=("stay", "exit", "reload")),
+            Field(
+                "timeout_ms",
+                Kind.NUMBER,
+                "then end the rest with reason `draining`; absent: configured",
+                None,
+                0,
+                86_400_000,
+            ),
+            Field(
+                "then",
+                Kind.STRING,
+                "what follows; `stay` waits for undrain",
+                "stay",
+                choices=("stay", "exit", "reload"),
+            ),
         ),
-        (_STATE, Field("remaining", Kind.INTEGER, "requests that still run"), Field("estimate_ms", Kind.NUMBER, "until the last one ends")),
+        (
+            _STATE,
+            Field("remaining", Kind.INTEGER, "requests that still run"),
+            Field("estimate_ms", Kind.NUMBER, "until the last one ends"),
+        ),
         is_admin=True,
     ),
     Op("undrain", "Take new work again.", (), (_STATE,), is_admin=True),
@@ -284,17 +421,32 @@ _OPS = (
         "Record ticks for some seconds; the reply comes after that.",
         (
             Field("seconds", Kind.NUMBER, "", 2.0, 0.01, 60),
-            Field("format", Kind.STRING, "`chrome` draws every tick; `jsonl` holds what a replay needs", "chrome", choices=("chrome", "jsonl")),
+            Field(
+                "format",
+                Kind.STRING,
+                "`chrome` draws every tick; `jsonl` holds what a replay needs",
+                "chrome",
+                choices=("chrome", "jsonl"),
+            ),
         ),
         (
             Field("traceEvents", Kind.LIST, "format chrome: Chrome trace event format"),
-            Field("lines", Kind.LIST, "format jsonl: objects, one a line of the file that `python -m uma_core.trace replay` reads"),
+            Field(
+                "lines",
+                Kind.LIST,
+                "format jsonl: objects, one a line of the file that `python -m uma_core.trace replay` reads",
+            ),
             Field("n_ticks", Kind.INTEGER, "ticks in the reply"),
             Field("n_left_out", Kind.INTEGER, "later ticks for which the reply had no room"),
         ),
         is_admin=True,
     ),
-    Op("help", "List the operations.", (), (Field("ops", Kind.LIST, ""), Field("protocol", Kind.INTEGER, "version of this protocol"))),
+    Op(
+        "help",
+        "List the operations.",
+        (),
+        (Field("ops", Kind.LIST, ""), Field("protocol", Kind.INTEGER, "version of this protocol")),
+    ),
 )
 
 OPS: dict[str, Op] = {op.name: op for op in _OPS}

@@ -35,7 +35,20 @@ from uma_core.server.listener import BoundSocket, Listener
 from uma_core.server.loop import Loop
 from uma_core.server.meters import IoMeters
 from uma_core.server.ports import ComputePort, Services
-from uma_core.session.events import Accepted, Cancel, End, Event, Final, HangUp, Hold, Prompt, Queued, Refused, Stale, Token
+from uma_core.session.events import (
+    Accepted,
+    Cancel,
+    End,
+    Event,
+    Final,
+    HangUp,
+    Hold,
+    Prompt,
+    Queued,
+    Refused,
+    Stale,
+    Token,
+)
 from uma_core.types import FinishReason, Peer, n_extra
 
 log = logging.getLogger(__name__)
@@ -58,7 +71,9 @@ class IoApp:
         self.ledger: Ledger[Job] = Ledger()
         self.clients: dict[int, Client] = {}
         self.reader = reader or Local()  # of large requests
-        self.intake = Intake(services.text, compute.submit, self._post, loop.clock, Compiler(registry).compile, self.reader)
+        self.intake = Intake(
+            services.text, compute.submit, self._post, loop.clock, Compiler(registry).compile, self.reader
+        )
         self._compute = compute
         self._posted: deque[Event] = deque()  # from the intake
         self._dirty: dict[Client, None] = {}
@@ -143,7 +158,9 @@ class IoApp:
     def _open(self, sock: socket.socket, peer: Peer, refusal: UmaError | None, is_reserve: bool) -> None:
         config = self.services.config()
         ipc, cap_bytes = config.ipc, config.ipc.max_frame_bytes
-        frame_bytes = max(cap_bytes, ipc.trusted_frame_bytes) if is_trusted(peer, os.getuid(), config.access) else cap_bytes
+        frame_bytes = (
+            max(cap_bytes, ipc.trusted_frame_bytes) if is_trusted(peer, os.getuid(), config.access) else cap_bytes
+        )
         connection = Connection(Limits(frame_bytes, cap_bytes, config.limits.max_in_flight, ipc.echo, LARGE_BYTES))
         client = Client(self, sock, next(self._conn_ids), peer, connection, refusal, is_reserve)
         self.clients[client.conn_id] = client
@@ -227,7 +244,9 @@ class IoApp:
 
     def _check_intake(self, config: Config) -> None:
         if self.intake.n_jobs >= INTAKE_MAX_PER_SESSION * config.limits.max_sessions:
-            raise UmaError(ErrorCode.OVERLOADED, "too many prompts wait to be read", retry_after_ms=config.drain.retry_after_ms)
+            raise UmaError(
+                ErrorCode.OVERLOADED, "too many prompts wait to be read", retry_after_ms=config.drain.retry_after_ms
+            )
 
     def begin(self, job: Job) -> None:
         config = self.services.config()
@@ -326,7 +345,16 @@ class IoApp:
             self._reply_vectors(client, event)
         elif self.ledger.end((event.conn_id, event.request_id)):
             journal.ended(client, event)
-            how = event.reason, event.text, event.usage, event.timing, event.error, event.stop, event.logprobs, event.answers
+            how = (
+                event.reason,
+                event.text,
+                event.usage,
+                event.timing,
+                event.error,
+                event.stop,
+                event.logprobs,
+                event.answers,
+            )
             client.send(wire.Eos(event.request_id, *how))
             client.pump()
 
@@ -349,7 +377,9 @@ class IoApp:
             return reply_json(embedding, event.usage, event.timing)
 
         answer = lambda outcome: self.loop.call_soon(lambda: finish(outcome))  # noqa: E731
-        self.intake.put(Encoding(event.conn_id, self.now_ns(), sum(rows.nbytes for rows in embedding.vectors), work, answer))
+        self.intake.put(
+            Encoding(event.conn_id, self.now_ns(), sum(rows.nbytes for rows in embedding.vectors), work, answer)
+        )
 
     def _on_stale(self, client: Client, event: Stale) -> None:
         job = self.ledger.work((event.conn_id, event.request_id))

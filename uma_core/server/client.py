@@ -276,7 +276,9 @@ class Client:
 
     def _update_interest(self) -> None:
         connection = self.connection
-        cap_bytes = connection.limits.line_cap_bytes if connection.mode is Mode.LINES else connection.limits.frame_cap_bytes
+        cap_bytes = (
+            connection.limits.line_cap_bytes if connection.mode is Mode.LINES else connection.limits.frame_cap_bytes
+        )
         is_full = connection.n_buffered > cap_bytes + READ_BYTES  # only while lines wait
         wants_read = self._is_lingering or not (self._has_read_eof or self.is_held or is_full)
         wants_write = bool(self._tx) and "retry" not in self._timers

@@ -45,7 +45,9 @@ from uma_core.server.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 0.0005  # the compute thread waits so long for the GIL when another thread is busy (Python's default: 5 ms)
+SWITCH_INTERVAL_S = (
+    0.0005  # the compute thread waits so long for the GIL when another thread is busy (Python's default: 5 ms)
+)
 STOP_TIMEOUT_S = 5.0
 
 
@@ -90,7 +92,9 @@ class Daemon:
             metrics=self.status.metrics,
             prometheus=self.status.prometheus,
             sessions=lambda: self.host.rows,
-            props=lambda is_trusted: props(self.host.engine, self.host.is_demo, self._config(), self.reloader.generation, is_trusted),
+            props=lambda is_trusted: props(
+                self.host.engine, self.host.is_demo, self._config(), self.reloader.generation, is_trusted
+            ),
             admin=Admin(self.loop, self.host, self.lifecycle, self.reloader),
         )
 
@@ -119,7 +123,9 @@ class Daemon:
         address = loopback(config.metrics.listen)
         if address is not None:
             self.scraper = Scraper(self.loop, address, self.status.prometheus)
-        sockets = passed_sockets(os.environ, os.getpid()) or [bind_unix(self._path(), config.ipc.backlog, config.ipc.check_folder)]
+        sockets = passed_sockets(os.environ, os.getpid()) or [
+            bind_unix(self._path(), config.ipc.backlog, config.ipc.check_folder)
+        ]
         try:
             self.compute.start()
             self.app.start(sockets)
@@ -151,7 +157,9 @@ class Daemon:
         self.status.on_ready()
         self.lifecycle.loaded()
         self.app.intake.prepare()
-        what = f"{info.model_name} ({info.engine}) on {info.backend}, {info.n_seq_max} sequences of {info.n_ctx_seq} cells"
+        what = (
+            f"{info.model_name} ({info.engine}) on {info.backend}, {info.n_seq_max} sequences of {info.n_ctx_seq} cells"
+        )
         log.info("ready after %.1f s: %s", self.status.start_ms / 1e3, what)
 
     def _reload(self, then: object = None) -> None:

@@ -25,4 +25,9 @@ def make_room(n_connections: int) -> None:
         log.warning("the limit of open files stays %d: %s", soft, error)
         return
     if limit < wanted:
-        log.warning("%d connections need about %d open files, the system allows %d (ulimit -Hn, LimitNOFILE)", n_connections, wanted, limit)
+        log.warning(
+            "%d connections need about %d open files, the system allows %d (ulimit -Hn, LimitNOFILE)",
+            n_connections,
+            wanted,
+            limit,
+        )

@@ -37,7 +37,10 @@ def _pairs(text: Reading, wanted: Embed) -> list[list[TokenId]]:
     """Query and document of each, as llama-server puts them: by the model's own template, or between its special tokens."""
     facts = text.facts()
     if facts.rerank_template:
-        prompts = (facts.rerank_template.replace("{query}", wanted.query).replace("{document}", document) for document in wanted.documents)
+        prompts = (
+            facts.rerank_template.replace("{query}", wanted.query).replace("{document}", document)
+            for document in wanted.documents
+        )
         return [text.tokenize(prompt, False, True) for prompt in prompts]
     query = text.tokenize(wanted.query, False, False)
     return [_pair(facts, query, text.tokenize(document, False, False)) for document in wanted.documents]

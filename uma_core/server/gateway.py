@@ -55,7 +55,12 @@ class Gateway:
         if not self._options.port:
             return None
         running = self._process is not None
-        return {"host": self._options.host, "port": self._options.port, "is_running": running, "restarts": max(0, self._n_starts - 1)}
+        return {
+            "host": self._options.host,
+            "port": self._options.port,
+            "is_running": running,
+            "restarts": max(0, self._n_starts - 1),
+        }
 
     def close(self) -> None:
         """End it. Blocks for STOP_S at most."""
@@ -121,7 +126,9 @@ class Gateway:
             return
         if self._loop.clock.now_ns() - self._t_started_ns > PROVEN_NS:
             self._pause_ns = FIRST_PAUSE_NS
-        log.error("the HTTP gateway ended with status %d; another one is started in %.0f s", status, self._pause_ns / 1e9)
+        log.error(
+            "the HTTP gateway ended with status %d; another one is started in %.0f s", status, self._pause_ns / 1e9
+        )
         self._again()
 
     def _again(self) -> None:

@@ -78,7 +78,10 @@ def on_embed(ctx: Context, client: Client, message: Message) -> None:
     n_bytes = message.source.n_bytes if message.source is not None else input_bytes(message.args)
     check_prompt(n_bytes, is_gateway, config)
     ipc = config.ipc
-    embed = replace(message.request.embed, reply_bytes=max(ipc.tx_hard_bytes, ipc.trusted_frame_bytes) if is_gateway else ipc.tx_hard_bytes)
+    embed = replace(
+        message.request.embed,
+        reply_bytes=max(ipc.tx_hard_bytes, ipc.trusted_frame_bytes) if is_gateway else ipc.tx_hard_bytes,
+    )
     request = configured(replace(message.request, embed=embed), client.peer, config)
     ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes, message.source))
 
@@ -88,7 +91,12 @@ def check_prompt(n_bytes: int, may_be_long: bool, config: Config) -> None:
     limits = config.limits
     limit = max(limits.max_prompt_bytes, limits.trusted_prompt_bytes) if may_be_long else limits.max_prompt_bytes
     if n_bytes > limit:
-        raise UmaError(ErrorCode.PROMPT_TOO_LARGE, f"the prompt has {n_bytes} bytes, the cap is {limit}", n_bytes=n_bytes, limit=limit)
+        raise UmaError(
+            ErrorCode.PROMPT_TOO_LARGE,
+            f"the prompt has {n_bytes} bytes, the cap is {limit}",
+            n_bytes=n_bytes,
+            limit=limit,
+        )
 
 
 def check_trusted(client: Client, config: Config, what: str) -> None:
@@ -126,7 +134,11 @@ def on_text(ctx: Context, client: Client, message: Message) -> None:
     n_bytes = source.n_bytes if source is not None else input_bytes(args)
     check_prompt(n_bytes, is_trusted(client.peer, os.getuid(), config.access), config)
     reader = ctx.reader
-    work = (lambda text: reader.answer(text, op, source, cap_bytes)) if source else functools.partial(texts.answer, op, args, cap_bytes)
+    work = (
+        (lambda text: reader.answer(text, op, source, cap_bytes))
+        if source
+        else functools.partial(texts.answer, op, args, cap_bytes)
+    )
     ctx.put(Task(client.conn_id, ctx.now_ns(), n_bytes, work, ctx.reply_later(client, message), source is not None))
 
 
@@ -148,7 +160,9 @@ def on_metrics(ctx: Context, client: Client, message: Message) -> None:
 def on_sessions(ctx: Context, client: Client, message: Message) -> None:
     rows = ctx.services.sessions()
     if not is_admin(client.peer, os.getuid(), ctx.services.config().access):
-        rows = [row if row["uid"] == client.peer.uid else {k: v for k, v in row.items() if k != "metadata"} for row in rows]
+        rows = [
+            row if row["uid"] == client.peer.uid else {k: v for k, v in row.items() if k != "metadata"} for row in rows
+        ]
     ctx.reply(client, message, {"sessions": rows})
 
 
@@ -181,7 +195,10 @@ def check_admin(ctx: Context, client: Client) -> None:
 
 
 def describe(op: Op) -> dict[str, Any]:
-    fields = [{"name": field.name, "type": field.kind.value, "default": field.default, "help": field.help} for field in op.fields]
+    fields = [
+        {"name": field.name, "type": field.kind.value, "default": field.default, "help": field.help}
+        for field in op.fields
+    ]
     return {"type": op.name, "help": op.help, "is_admin": op.is_admin, "fields": fields}
 
 

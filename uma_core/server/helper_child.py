@@ -75,7 +75,11 @@ def _outcome(kind: int, values: Any, payload: bytes) -> Outcome:
     except Strange as error:
         return STRANGE, (str(error),), b""
     except Exception as error:
-        return REFUSED, error_values(UmaError(ErrorCode.INTERNAL, f"reading the request failed: {type(error).__name__}: {error}")), b""
+        return (
+            REFUSED,
+            error_values(UmaError(ErrorCode.INTERNAL, f"reading the request failed: {type(error).__name__}: {error}")),
+            b"",
+        )
 
 
 def _digest(payload: bytes) -> Outcome:

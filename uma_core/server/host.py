@@ -40,7 +40,9 @@ from uma_core.trace import Sink
 log = logging.getLogger(__name__)
 
 N_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-PUBLISH_NS = 250_000_000  # between two views while work is done: a view costs hundreds of microseconds between two ticks
+PUBLISH_NS = (
+    250_000_000  # between two views while work is done: a view costs hundreds of microseconds between two ticks
+)
 CLOSE_POLL_S = 0.01
 UNLOAD_TIMEOUT_S = 60.0
 LOADING = "the model is loading"
@@ -93,7 +95,9 @@ class Host:
         self.progress = 0.0  # share of the weights that is read
         self.doing = LOADING  # while it is
         self.on_doing: Callable[[], None] = lambda: None  # it changed
-        self.on_crowded: Callable[[bool], None] = lambda is_crowded: None  # streams take all processors, or do not: called every turn
+        self.on_crowded: Callable[[bool], None] = lambda is_crowded: (
+            None
+        )  # streams take all processors, or do not: called every turn
         self.is_in_use: Callable[[Engine], bool] = lambda engine: False
         self.admittance = Admittance(limits_of(config), clock)
         self._recorders: tuple[Sink, ...] = ()
@@ -146,7 +150,9 @@ class Host:
         """Make a load under way end soon, without an engine."""
         self._is_given_up = True
 
-    def _start(self, work: Callable[[], Any], on_done: Callable[[Any], None], on_error: Callable[[UmaError], None]) -> None:
+    def _start(
+        self, work: Callable[[], Any], on_done: Callable[[Any], None], on_error: Callable[[UmaError], None]
+    ) -> None:
         """Run `work` on a thread of its own, then one of the two others on the I/O thread."""
         assert not self.is_loading
         self.is_loading = True
@@ -224,7 +230,9 @@ class Host:
 
     def _trial(self, config: Config) -> Trial:
         def fits(need: MemoryUse, free: int | None) -> bool:
-            return memory.holds(need, config.engine.memory_budget_mb * memory.MIB, memory.available_bytes() if free is None else free)
+            return memory.holds(
+                need, config.engine.memory_budget_mb * memory.MIB, memory.available_bytes() if free is None else free
+            )
 
         def tell(doing: str) -> None:
             self.doing = doing
@@ -304,7 +312,9 @@ class Host:
                 executor.set_speculation(speculation)
 
         def reply(result: object, failure: BaseException | None) -> None:
-            error = UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}") if failure is not None else None
+            error = (
+                UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}") if failure is not None else None
+            )
             self._tell(lambda: done(error))
 
         self._compute.submit(Call(change, reply))
@@ -329,7 +339,9 @@ class Host:
 
         self._compute.submit(Call(forget, lambda *_: self._tell(done)))
 
-    def ask(self, function: Callable[[Executor], dict[str, Any]], answer: Callable[[dict[str, Any] | UmaError], None]) -> None:
+    def ask(
+        self, function: Callable[[Executor], dict[str, Any]], answer: Callable[[dict[str, Any] | UmaError], None]
+    ) -> None:
         """Run `function` on the compute thread between two ticks; `answer` is called there."""
 
         def run() -> dict[str, Any]:
@@ -351,7 +363,9 @@ class Host:
     # views, on the compute thread
 
     def _publish(self, is_busy: bool) -> None:
-        self.on_crowded(is_busy and any(e.has_streams and e.engine.info.n_threads >= N_PROCESSORS for e in self._compute.executors))
+        self.on_crowded(
+            is_busy and any(e.has_streams and e.engine.info.n_threads >= N_PROCESSORS for e in self._compute.executors)
+        )
         executors, current, last = self._compute.executors, self._compute.current, self.view
         now, n_sessions = self._clock.now_ns(), sum(len(e.table) for e in executors)
         is_fresh = last is not None and now - last.at_ns < PUBLISH_NS and n_sessions == len(self.rows)
@@ -360,7 +374,9 @@ class Host:
         if current is not None:
             views = [view.take(executor, now) for executor in executors]
             self.view = views[executors.index(current)]._replace(estimate_ms=max(v.estimate_ms for v in views))
-        self.retiring = [{"model": e.engine.info.model_name, "sessions": len(e.table)} for e in executors if e is not current]
+        self.retiring = [
+            {"model": e.engine.info.model_name, "sessions": len(e.table)} for e in executors if e is not current
+        ]
         self.rows = [row for executor in executors for row in view.sessions(executor, now)]
 
 

@@ -22,10 +22,19 @@ def received(job: Job, wants_prompts: bool) -> None:
     level = logging.INFO if wants_prompts else logging.DEBUG
     if log.isEnabledFor(level):
         request, peer = job.request, job.peer
-        asked: Any = request.prompt if request.prompt is not None else request.messages or request.infill or request.tokens
+        asked: Any = (
+            request.prompt if request.prompt is not None else request.messages or request.infill or request.tokens
+        )
         if job.source is not None and wants_prompts:
             asked = job.source.payload.decode()
-        extra = {"conn": job.conn_id, "uid": peer.uid, "pid": peer.pid, "request": request.id, "n_bytes": job.n_bytes, "prompt": asked}
+        extra = {
+            "conn": job.conn_id,
+            "uid": peer.uid,
+            "pid": peer.pid,
+            "request": request.id,
+            "n_bytes": job.n_bytes,
+            "prompt": asked,
+        }
         log.log(level, "received", extra=extra)
 
 

@@ -21,7 +21,9 @@ from uma_core.server.prompt import Encoded, encode
 from uma_core.server.sizes import INPUTS, input_bytes
 from uma_core.types import Request
 
-LARGE_BYTES = 16_384  # of a request: fewer are decoded in half a millisecond, and made tokens in three, off the I/O thread
+LARGE_BYTES = (
+    16_384  # of a request: fewer are decoded in half a millisecond, and made tokens in three, off the I/O thread
+)
 
 
 class Digest(NamedTuple):

@@ -46,7 +46,9 @@ class Drain:
 class Lifecycle:
     """Owned by the I/O thread. `on_exit` ends the process, `on_reload` reloads and then calls its argument."""
 
-    def __init__(self, config: Callable[[], Config], loop: Loop, compute: ComputeThread, host: Host, clock: Clock) -> None:
+    def __init__(
+        self, config: Callable[[], Config], loop: Loop, compute: ComputeThread, host: Host, clock: Clock
+    ) -> None:
         self.on_exit: Callable[[], None] = loop.stop
         self.on_reload: Callable[[Callable[[], None]], None] = lambda done: done()
         self.on_change: Callable[[str], None] = lambda state: None
@@ -72,7 +74,9 @@ class Lifecycle:
     @property
     def is_leaving(self) -> bool:
         """The process ends, now or after a drain."""
-        return self._state == STOPPING or (self._state == DRAINING and self._drain is not None and self._drain.then == EXIT)
+        return self._state == STOPPING or (
+            self._state == DRAINING and self._drain is not None and self._drain.then == EXIT
+        )
 
     def reason(self) -> str:
         """Why the state is not `ready`."""
@@ -96,7 +100,9 @@ class Lifecycle:
         """Why no generate request is taken now."""
         closed = self._closed()
         if closed is None and self._state == READY and self.hung_ns():
-            return UmaError(ErrorCode.ENGINE_HUNG, self._fault(), retry_after_ms=round(self._config().drain.retry_after_ms))
+            return UmaError(
+                ErrorCode.ENGINE_HUNG, self._fault(), retry_after_ms=round(self._config().drain.retry_after_ms)
+            )
         return closed
 
     def _closed(self) -> UmaError | None:
@@ -157,7 +163,9 @@ class Lifecycle:
         self._schedule()
 
     def undrain(self) -> dict[str, Any]:
-        self._abandon_swap(UmaError(ErrorCode.RELOAD_BUSY, "the reload was given up: undrain came before the old model was idle"))
+        self._abandon_swap(
+            UmaError(ErrorCode.RELOAD_BUSY, "the reload was given up: undrain came before the old model was idle")
+        )
         self._drain = None
         if self._state == DRAINING:
             self._become(READY if self._host.engine is not None or self.lost is not None else STARTING)

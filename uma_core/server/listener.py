@@ -184,7 +184,9 @@ def _bind(path: str, backlog: int) -> socket.socket:
         sock.listen(backlog)
     except OSError as error:  # the path is too long for sockaddr_un, its directory is missing or closed to us
         sock.close()
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot listen on {path}: {error.strerror or error}{_ADVICE}") from error
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, f"cannot listen on {path}: {error.strerror or error}{_ADVICE}"
+        ) from error
     finally:
         os.umask(old_umask)
     return sock
@@ -197,7 +199,11 @@ class Listener:
     """
 
     def __init__(
-        self, loop: Loop, bound: BoundSocket, on_accept: Callable[[socket.socket], None], on_shed: Callable[[socket.socket, bool], bool]
+        self,
+        loop: Loop,
+        bound: BoundSocket,
+        on_accept: Callable[[socket.socket], None],
+        on_shed: Callable[[socket.socket, bool], bool],
     ) -> None:
         self.bound = bound
         self.n_shed = 0

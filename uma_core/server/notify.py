@@ -40,7 +40,9 @@ class Notifier:
             return
         message = "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in fields.items())
         try:
-            self._socket.sendto(message.encode(), "\0" + self._address[1:] if self._address[0] == "@" else self._address)
+            self._socket.sendto(
+                message.encode(), "\0" + self._address[1:] if self._address[0] == "@" else self._address
+            )
         except OSError as error:
             log.warning("the supervisor was not told %s: %s", next(iter(fields)), error)
 

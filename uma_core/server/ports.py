@@ -75,7 +75,9 @@ class TextPort(Reading, Protocol):
     def is_control(self, token: TokenId) -> bool: ...
 
 
-Answer = Callable[[dict[str, Any] | bytes | UmaError], None]  # the reply's fields, or their JSON without braces; any thread; once
+Answer = Callable[
+    [dict[str, Any] | bytes | UmaError], None
+]  # the reply's fields, or their JSON without braces; any thread; once
 EncodedAnswer = Callable[[bytes | UmaError], None]  # their JSON, without braces; any thread; once
 
 

@@ -130,11 +130,15 @@ class DispatchSource:
             getattr(lib, name).restype = ctypes.c_void_p
         kind = ctypes.addressof(ctypes.c_char.in_dll(lib, "_dispatch_source_type_memorypressure"))
         queue = ctypes.c_void_p(lib.dispatch_get_global_queue(ctypes.c_long(0), ctypes.c_ulong(0)))
-        source = lib.dispatch_source_create(ctypes.c_void_p(kind), ctypes.c_ulong(0), ctypes.c_ulong(WARN | CRITICAL), queue)
+        source = lib.dispatch_source_create(
+            ctypes.c_void_p(kind), ctypes.c_ulong(0), ctypes.c_ulong(WARN | CRITICAL), queue
+        )
         if not source:
             raise OSError("dispatch offers no memory-pressure source")
         self._source = ctypes.c_void_p(source)
-        self._handler = HANDLER(lambda context: loop.call_soon(on_pressure))  # C calls it for as long as the source lives
+        self._handler = HANDLER(
+            lambda context: loop.call_soon(on_pressure)
+        )  # C calls it for as long as the source lives
         lib.dispatch_source_set_event_handler_f(self._source, self._handler)
         lib.dispatch_resume(self._source)
 

@@ -25,7 +25,9 @@ ENDS_MAX_BYTES = 1 << 16
 
 class Encoded(NamedTuple):
     tokens: Sequence[TokenId] | np.ndarray  # an array where they are many
-    message_ends: tuple[int, ...] = ()  # see session.events.Submit; of several inputs that become vectors, where each ends
+    message_ends: tuple[
+        int, ...
+    ] = ()  # see session.events.Submit; of several inputs that become vectors, where each ends
 
 
 def encode(text: Reading, request: Request) -> Encoded:
@@ -85,7 +87,9 @@ def _message_ends(
             continue  # templates may refuse a chat that ends here
         if len(prefix) <= done or not rendered.startswith(prefix):
             continue
-        pieces += text.tokenize(rendered[done : len(prefix)], not done and not rendered.startswith(template.bos or "\0"), True)
+        pieces += text.tokenize(
+            rendered[done : len(prefix)], not done and not rendered.startswith(template.bos or "\0"), True
+        )
         done = len(prefix)
         ends.append(len(pieces))
     return tuple(ends) if tokens[: len(pieces)] == pieces else ()
@@ -120,7 +124,9 @@ class ChatTemplate:
         """Compile the model's template, or find it compiled. Raises: TEMPLATE_FAILED."""
         source = text.chat_template()
         if not source:
-            raise UmaError(ErrorCode.TEMPLATE_FAILED, "the model has no chat template; send `prompt` instead of `messages`")
+            raise UmaError(
+                ErrorCode.TEMPLATE_FAILED, "the model has no chat template; send `prompt` instead of `messages`"
+            )
         return _compiled(source, text.special("bos"), text.special("eos"))
 
     def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:

@@ -46,7 +46,9 @@ class Relief:
         if self._is_under_way:
             return
         self._is_under_way = True
-        self._compute.submit(Call(self._relieve, lambda n_bytes, failure: self._loop.call_soon(lambda: self._done(n_bytes, failure))))
+        self._compute.submit(
+            Call(self._relieve, lambda n_bytes, failure: self._loop.call_soon(lambda: self._done(n_bytes, failure)))
+        )
 
     def _relieve(self) -> int:
         return sum(executor.relieve() for executor in self._compute.executors)

@@ -59,7 +59,9 @@ class Job:
 class Reloader:
     """Owned by the I/O thread. `config` is the one in force."""
 
-    def __init__(self, config: Config, sources: Sources, loop: Loop, host: Host, lifecycle: Lifecycle, registry: m.Registry) -> None:
+    def __init__(
+        self, config: Config, sources: Sources, loop: Loop, host: Host, lifecycle: Lifecycle, registry: m.Registry
+    ) -> None:
         self.config = config
         self.generation = 1
         self.on_begin: Callable[[], None] = lambda: None  # neither for checks nor for what is refused before it starts
@@ -79,7 +81,12 @@ class Reloader:
     def report(self) -> dict[str, Any]:
         """For `status`."""
         error = self._error.to_dict() if self._error is not None else None
-        return {"generation": self.generation, "last": self._last, "error": error, "is_under_way": self._asked is not None}
+        return {
+            "generation": self.generation,
+            "last": self._last,
+            "error": error,
+            "is_under_way": self._asked is not None,
+        }
 
     def reload(self, answer: Answer, is_check: bool = False, model: str | None = None) -> None:
         """`answer` gets generation and changes, or the error that kept everything as it was."""
@@ -88,7 +95,10 @@ class Reloader:
             return
         asked = self._asked = Asked(answer, is_check, model)
         if self._reader is not None and self._reader.is_alive():
-            self._fail(asked, UmaError(ErrorCode.CONFIG_INVALID, f"{self._inputs.path} is still being read for an earlier reload"))
+            self._fail(
+                asked,
+                UmaError(ErrorCode.CONFIG_INVALID, f"{self._inputs.path} is still being read for an earlier reload"),
+            )
             return
         inputs = self._inputs.with_flag("model", model) if model else self._inputs
         timer = self._loop.call_later(READ_NS, lambda: self._give_reading_up(asked))
@@ -102,7 +112,9 @@ class Reloader:
 
     def _give_reading_up(self, asked: Asked) -> None:
         if self._asked is asked:
-            text = f"{self._inputs.path} could not be read within {READ_NS / 1e9:.0f} s: its file system does not answer"
+            text = (
+                f"{self._inputs.path} could not be read within {READ_NS / 1e9:.0f} s: its file system does not answer"
+            )
             self._fail(asked, UmaError(ErrorCode.CONFIG_INVALID, text, path=self._inputs.path))
 
     def _was_read(self, asked: Asked, outcome: tuple[Config, Sources] | UmaError) -> None:
@@ -132,7 +144,9 @@ class Reloader:
         fixed = [change.key for change in changes if not change.is_reloadable]
         if fixed:
             raise UmaError(ErrorCode.CONFIG_INVALID, f"only a restart can change {', '.join(fixed)}", keys=fixed)
-        needs_engine = bool(asked.model) or self._host.engine is None or any(change.reload == "engine" for change in changes)
+        needs_engine = (
+            bool(asked.model) or self._host.engine is None or any(change.reload == "engine" for change in changes)
+        )
         return Job(asked, config, sources.inputs, changes, needs_engine)
 
     # another engine
@@ -159,7 +173,9 @@ class Reloader:
         if error is not None:
             self._restore(job, error)
         else:
-            self._host.load(job.config, lambda failure: self._restore(job, failure) if failure else self._loaded(job, None))
+            self._host.load(
+                job.config, lambda failure: self._restore(job, failure) if failure else self._loaded(job, None)
+            )
 
     def _restore(self, job: Job, error: UmaError) -> None:
         log.error("loading failed, the old model comes back: %s", error)
@@ -189,8 +205,15 @@ class Reloader:
             self.generation += 1
             self._last, self._error = "ok", None
             self._counts["ok"].add()
-            log.info("configuration %d is in force: %s", self.generation, ", ".join(c.key for c in job.changes) or "nothing changed")
-        rows = [{"name": c.key, "old": _plain(c.old), "new": _plain(c.new), "is_live": c.reload == "live"} for c in job.changes]
+            log.info(
+                "configuration %d is in force: %s",
+                self.generation,
+                ", ".join(c.key for c in job.changes) or "nothing changed",
+            )
+        rows = [
+            {"name": c.key, "old": _plain(c.old), "new": _plain(c.new), "is_live": c.reload == "live"}
+            for c in job.changes
+        ]
         self._end(job.asked, {"generation": self.generation, "changes": rows, **facts})
 
     def _fail(self, asked: Asked, error: UmaError) -> None:
@@ -230,8 +253,16 @@ def check_stages(config: Config) -> None:
     try:
         compose(config.scheduler.stages)
     except ValueError as error:
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"scheduler.stages: {error}", problems=[f"scheduler.stages: {error}"]) from error
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, f"scheduler.stages: {error}", problems=[f"scheduler.stages: {error}"]
+        ) from error
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else {str(k): v for k, v in value.items()} if isinstance(value, dict) else value
+    return (
+        list(value)
+        if isinstance(value, tuple)
+        else {str(k): v for k, v in value.items()}
+        if isinstance(value, dict)
+        else value
+    )

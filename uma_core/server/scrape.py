@@ -46,7 +46,9 @@ class Scraper:
             self._sock.listen(MOST_VISITORS)
         except OSError as error:
             self._sock.close()
-            raise UmaError(ErrorCode.CONFIG_INVALID, f"metrics.listen: cannot listen on {_shown(address)}: {error.strerror}") from error
+            raise UmaError(
+                ErrorCode.CONFIG_INVALID, f"metrics.listen: cannot listen on {_shown(address)}: {error.strerror}"
+            ) from error
         self._sock.setblocking(False)
         log.info("metrics at http://%s/metrics", _shown(self.address))
         self._resume()
@@ -82,7 +84,9 @@ class Scraper:
 class _Visit:
     """One connection: a request's head in, an answer out."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, text: Callable[[], str], on_end: Callable[[_Visit], object]) -> None:
+    def __init__(
+        self, loop: Loop, sock: socket.socket, text: Callable[[], str], on_end: Callable[[_Visit], object]
+    ) -> None:
         self._loop = loop
         self._sock = sock
         self._text = text

@@ -24,8 +24,14 @@ from uma_core.server.loop import READ, Loop
 log = logging.getLogger(__name__)
 
 QUIT_STATUS = 128 + signal.SIGQUIT
-LEAVING = {"SIGTERM": "another SIGTERM", "SIGINT": "another Ctrl-C"}  # signal -> what ends the daemon at once afterwards
-LAST_CALLS = ("SIGXCPU", "SIGPWR")  # the CPU limit is near, the power fails: drain; the kernel repeats the first one every second
+LEAVING = {
+    "SIGTERM": "another SIGTERM",
+    "SIGINT": "another Ctrl-C",
+}  # signal -> what ends the daemon at once afterwards
+LAST_CALLS = (
+    "SIGXCPU",
+    "SIGPWR",
+)  # the CPU limit is near, the power fails: drain; the kernel repeats the first one every second
 UNUSED = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGSTKFLT", "SIGEMT")
 TRAPS = ("SIGTRAP", "SIGSYS")  # fatal ones that faulthandler does not know of
 
@@ -57,7 +63,13 @@ def _actions(lifecycle: Lifecycle, reload: Action) -> dict[int, Action]:
         lifecycle.drain(None, EXIT)
         progress = lifecycle.progress()
         n, seconds = progress["remaining"], progress["deadline_ms"] / 1e3
-        log.warning("%s: %d requests get up to %.0f s to end, then the daemon does; %s ends it at once", name, n, seconds, LEAVING[name])
+        log.warning(
+            "%s: %d requests get up to %.0f s to end, then the daemon does; %s ends it at once",
+            name,
+            n,
+            seconds,
+            LEAVING[name],
+        )
 
     def last_call(name: str) -> None:
         log.error("%s: the daemon ends", name)

@@ -12,7 +12,9 @@ INPUTS = ("prompt", "tokens", "messages", "content", *INPUT_FIELDS)  # fields of
 def input_bytes(args: dict[str, Any]) -> int:
     """Size of a request's input as text; token ids count as four bytes, about what they stand for."""
     names = ("prompt", "content", "messages", "suffix", "infill", *INPUT_FIELDS)
-    return 4 * len(args.get("tokens") or ()) + sum(text_bytes(args[name]) for name in names if args.get(name) is not None)
+    return 4 * len(args.get("tokens") or ()) + sum(
+        text_bytes(args[name]) for name in names if args.get(name) is not None
+    )
 
 
 def text_bytes(value: Any) -> int:

@@ -24,7 +24,9 @@ JUDGED_FROM = 20  # gaps: of fewer, one long gap would be more than the share th
 class Status:
     """Built anew for every question; a few hundred microseconds."""
 
-    def __init__(self, host: Host, lifecycle: Lifecycle, reloader: Reloader, registry: m.Registry, clock: Clock) -> None:
+    def __init__(
+        self, host: Host, lifecycle: Lifecycle, reloader: Reloader, registry: m.Registry, clock: Clock
+    ) -> None:
         self.n_connections: Callable[[], int] = lambda: 0
         self.gateway: Callable[[], dict[str, Any] | None] = lambda: None
         self.start_ms = 0.0  # from the start to the first `ready`
@@ -40,7 +42,9 @@ class Status:
         self._generation = registry.gauge(m.GENERATION)
         self._depth = {lane: registry.gauge(m.QUEUE_DEPTH, lane=lane) for lane in ("interactive", "background")}
         self._phases = {phase: registry.gauge(m.SESSIONS, phase=phase) for phase in m.SESSIONS.labels["phase"]}
-        self._cells = [registry.gauge(g) for g in (m.KV_CELLS_TOTAL, m.KV_CELLS_USED, m.KV_CELLS_RESERVED, m.KV_CELLS_SHARED)]
+        self._cells = [
+            registry.gauge(g) for g in (m.KV_CELLS_TOTAL, m.KV_CELLS_USED, m.KV_CELLS_RESERVED, m.KV_CELLS_SHARED)
+        ]
         self._memory = {p: registry.gauge(m.MEMORY_BYTES, purpose=p) for p in ("weights", "kv", "compute")}
         self._solo = registry.gauge(m.SOLO_STEP)
         self._guard = registry.gauge(m.PREFILL_GUARD_ACTIVE)

@@ -22,7 +22,9 @@ BEATS_PER_WATCHDOG = 3
 class Supervision:
     """On the I/O thread."""
 
-    def __init__(self, notifier: Notifier, loop: Loop, compute: ComputeThread, host: Host, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, notifier: Notifier, loop: Loop, compute: ComputeThread, host: Host, lifecycle: Lifecycle
+    ) -> None:
         self._notifier = notifier
         self._loop = loop
         self._compute = compute

@@ -35,7 +35,10 @@ def detokenize(text: Reading, args: Fields) -> Fields:
         if token >= n_vocab:
             raise bad_field("tokens", f"must hold ids from 0 to {n_vocab - 1}")
     content = b"".join(text.piece(token, args["unparse_special"]) for token in args["tokens"])
-    return {"content": content.decode("utf-8", "replace"), **_pieces(text, args, args["tokens"], args["unparse_special"])}
+    return {
+        "content": content.decode("utf-8", "replace"),
+        **_pieces(text, args, args["tokens"], args["unparse_special"]),
+    }
 
 
 def count(text: Reading, args: Fields) -> Fields:

@@ -62,11 +62,19 @@ class Embedding:
         self.pooling = "rank" if wanted.op == "rerank" else wanted.pooling or info.pooling
         if self.pooling not in info.poolings:
             why = "it has no classifier" if self.pooling == "rank" else "its pooling is fixed"
-            raise UmaError(ErrorCode.UNSUPPORTED, f"this model cannot do pooling {self.pooling}: {why}", pooling=self.pooling, known=list(info.poolings))
+            raise UmaError(
+                ErrorCode.UNSUPPORTED,
+                f"this model cannot do pooling {self.pooling}: {why}",
+                pooling=self.pooling,
+                known=list(info.poolings),
+            )
         self.n_width = info.n_scores if self.pooling == "rank" else info.n_embd
         if wanted.dimensions > self.n_width:
             raise UmaError(
-                ErrorCode.BAD_REQUEST, f"`dimensions`: this model's vectors have {self.n_width}", field="dimensions", limit=self.n_width
+                ErrorCode.BAD_REQUEST,
+                f"`dimensions`: this model's vectors have {self.n_width}",
+                field="dimensions",
+                limit=self.n_width,
             )
         self._tokens = tokens
         given = np.diff(np.array(ends, np.int64), prepend=0)

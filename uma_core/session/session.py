@@ -66,7 +66,9 @@ class Matcher(Protocol):
 class Session:
     """See the module head. Times are monotonic ns; counts are tokens."""
 
-    def __init__(self, sid: int, conn_id: int, request: Request, tokens: Sequence[TokenId] | np.ndarray, grant: Grant) -> None:
+    def __init__(
+        self, sid: int, conn_id: int, request: Request, tokens: Sequence[TokenId] | np.ndarray, grant: Grant
+    ) -> None:
         self.sid = sid
         self.conn_id = conn_id
         self.request = request
@@ -125,8 +127,17 @@ class Session:
         sampling = request.sampling
         self.is_silent = request.max_tokens == 0  # only its prompt is read
         banned = request.banned_strings
-        is_watched = sampling.logprobs is not None or sampling.min_tokens > 0 or is_ranked or request.echo or self.is_silent or banned
-        self.answer = Answer(request.stop, banned) if is_watched else None  # instead of `text`, where tokens matter one by one
+        is_watched = (
+            sampling.logprobs is not None
+            or sampling.min_tokens > 0
+            or is_ranked
+            or request.echo
+            or self.is_silent
+            or banned
+        )
+        self.answer = (
+            Answer(request.stop, banned) if is_watched else None
+        )  # instead of `text`, where tokens matter one by one
         self.bans = Bans(grant.n_max) if banned else None
         self.logprob_sum = 0.0  # of its tokens, where answers are ranked or told their log probabilities
         self.logprobs: list[TokenLogprob] = []  # those kept for a request that does not stream
@@ -216,7 +227,9 @@ class Session:
         """(n,) int32: the tokens of the first n positions."""
         if n <= self.n_prompt:
             return self.prompt[:n]
-        return np.concatenate([self.prompt, np.array(self.generated[self.n_folded : self.n_folded + n - self.n_prompt], np.int32)])
+        return np.concatenate(
+            [self.prompt, np.array(self.generated[self.n_folded : self.n_folded + n - self.n_prompt], np.int32)]
+        )
 
     def score(self, scoring: Scoring) -> None:
         """Read the prompt token by token from now on. Before it has a sequence."""
@@ -323,7 +336,11 @@ class Session:
         return self.logprob_sum / len(self.generated) if self.generated else float("-inf")
 
     def usage(self) -> dict[str, int]:
-        usage = {"prompt_tokens": self.n_given, "cached_tokens": self.n_cached, "completion_tokens": len(self.generated)}
+        usage = {
+            "prompt_tokens": self.n_given,
+            "cached_tokens": self.n_cached,
+            "completion_tokens": len(self.generated),
+        }
         if self.n_drafted:
             usage["accepted_prediction_tokens"] = self.n_accepted
             usage["rejected_prediction_tokens"] = self.n_drafted - self.n_accepted

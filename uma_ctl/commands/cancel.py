@@ -32,5 +32,7 @@ def _find(client: Client, request_id: str) -> int | None:
     items = render.rows_of(client.call("sessions"), "sessions")
     conns = sorted({item["conn"] for item in items if str(item.get("request_id")) == request_id and "conn" in item})
     if len(conns) > 1:
-        raise click.UsageError(f"{request_id} is in flight on connections {', '.join(map(str, conns))}; choose one with --conn")
+        raise click.UsageError(
+            f"{request_id} is in flight on connections {', '.join(map(str, conns))}; choose one with --conn"
+        )
     return conns[0] if conns else None

@@ -27,7 +27,9 @@ def command(target: Target, system: str | None, **options: Any) -> int:
     /reset forgets the conversation, /system TEXT sets the system prompt, /help, /quit. Ctrl-C stops a running
     answer, not the chat. Without a terminal, each line of standard input is a turn.
     """
-    request = generation.build_request({"priority": "interactive", **{k: v for k, v in options.items() if v is not None}})
+    request = generation.build_request(
+        {"priority": "interactive", **{k: v for k, v in options.items() if v is not None}}
+    )
     return Chat(target, request, system).run()
 
 
@@ -41,7 +43,11 @@ class Chat:
         self.messages: list[dict[str, str]] = []
         self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self.status = EXIT_OK
-        self.slash: dict[str, Callable[[str], None]] = {"/reset": self.on_reset, "/system": self.on_system, "/help": self.on_help}
+        self.slash: dict[str, Callable[[str], None]] = {
+            "/reset": self.on_reset,
+            "/system": self.on_system,
+            "/help": self.on_help,
+        }
 
     def run(self) -> int:
         """Read turns to the end of input or /quit. The exit status is that of the last answer where nobody watches."""

@@ -16,8 +16,12 @@ POLL_S = 0.5
 
 @click.command()
 @with_target
-@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Then end the rest with reason `draining`.")
-@click.option("--then", type=click.Choice(["stay", "exit", "reload"]), default="stay", show_default=True, help="What follows.")
+@click.option(
+    "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Then end the rest with reason `draining`."
+)
+@click.option(
+    "--then", type=click.Choice(["stay", "exit", "reload"]), default="stay", show_default=True, help="What follows."
+)
 @click.option("--no-wait", is_flag=True, help="Return as soon as the drain has begun.")
 def command(target: Target, timeout: float | None, then: str, no_wait: bool) -> int:
     """Refuse new work and let running streams finish. Asking again is harmless; `uma-ctl undrain` takes it back."""

@@ -17,7 +17,14 @@ from uma_ctl.texts import inputs_of
 @click.command()
 @with_target
 @click.argument("texts", nargs=-1)
-@click.option("--file", "-f", "files", type=click.File("r"), multiple=True, help="Embed this file's text; -: standard input. May be repeated.")
+@click.option(
+    "--file",
+    "-f",
+    "files",
+    type=click.File("r"),
+    multiple=True,
+    help="Embed this file's text; -: standard input. May be repeated.",
+)
 @click.option("--lines", is_flag=True, help="Each line of a file, or of standard input, is an input of its own.")
 @declared_options(EMBED_FIELDS, "pooling", "normalize", "dimensions", "encoding", "truncate", "priority", "timeout_ms")
 def command(target: Target, texts: tuple[str, ...], files: tuple[TextIO, ...], lines: bool, **options: Any) -> None:

@@ -23,9 +23,15 @@ WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 @with_target
 @click.option("-v", "--verbose", is_flag=True, help="Show why the last tick was as it was, too.")
 @click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, metavar="SECONDS", help="With --watch.")
-@click.option("--wait", "wanted", type=click.Choice(WAIT_STATES), help="Return when the daemon is in this state (stopped: gone).")
-@click.option("--timeout", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS", help="With --wait.")
+@click.option(
+    "--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, metavar="SECONDS", help="With --watch."
+)
+@click.option(
+    "--wait", "wanted", type=click.Choice(WAIT_STATES), help="Return when the daemon is in this state (stopped: gone)."
+)
+@click.option(
+    "--timeout", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS", help="With --wait."
+)
 def command(target: Target, verbose: bool, watch: bool, interval: float, wanted: str | None, timeout: float) -> int:
     """Show state, model, lanes, latency, KV and memory.
 
@@ -54,7 +60,10 @@ def _watch(target: Target, interval: float, is_verbose: bool) -> int:
     """On a terminal in place, elsewhere one after the other. A daemon that goes away may come back."""
     clear = CLEAR if sys.stdout.isatty() and not target.as_json else ""
     while True:
-        shown = _attempt(target, lambda fields: render.as_json(fields) if target.as_json else render.status(fields, is_verbose) + "\n")
+        shown = _attempt(
+            target,
+            lambda fields: render.as_json(fields) if target.as_json else render.status(fields, is_verbose) + "\n",
+        )
         output.line(clear + shown)
         time.sleep(interval)
 

@@ -16,12 +16,18 @@ from uma_ctl.options import Target, read_prompt, with_target
 @click.option("--no-parse-special", is_flag=True, help="Read the text of control tokens as plain text.")
 @click.option("--ids", "only_ids", is_flag=True, help="Only the ids, on one line.")
 @click.option("--count", "only_count", is_flag=True, help="Only how many there are.")
-def command(target: Target, text: str | None, add_special: bool, no_parse_special: bool, only_ids: bool, only_count: bool) -> None:
+def command(
+    target: Target, text: str | None, add_special: bool, no_parse_special: bool, only_ids: bool, only_count: bool
+) -> None:
     """Show the tokens of TEXT, or of standard input: a line with id and text for each."""
     wants_pieces = not (only_ids or only_count)
     with target.connect() as client:
         reply = client.call(
-            "tokenize", content=read_prompt(text), add_special=add_special, parse_special=not no_parse_special, with_pieces=wants_pieces
+            "tokenize",
+            content=read_prompt(text),
+            add_special=add_special,
+            parse_special=not no_parse_special,
+            with_pieces=wants_pieces,
         )
     tokens = render.list_of(reply, "tokens")
     if target.as_json:

@@ -24,14 +24,23 @@ from uma_ctl.options import Target, with_target
 
 @click.command()
 @with_target
-@click.option("--interval", type=click.FloatRange(0.05), default=0.5, show_default=True, metavar="SECONDS", help="Between two screens.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.05),
+    default=0.5,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two screens.",
+)
 def command(target: Target, interval: float) -> None:
     """Watch streams, lanes, tick time, KV and the guard; cancel a request or drain.
 
     Keys: up and down select a request, c cancels it, d twice drains (or ends a drain), q quits.
     """
     if find_spec("rich") is None:
-        raise click.UsageError("the dashboard needs the package rich: pip install 'uma-serve[top]'; or use: uma-ctl status --watch")
+        raise click.UsageError(
+            "the dashboard needs the package rich: pip install 'uma-serve[top]'; or use: uma-ctl status --watch"
+        )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("the dashboard needs a terminal; use: uma-ctl status --watch")
     Top(target, interval).run()

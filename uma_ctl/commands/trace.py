@@ -16,8 +16,15 @@ ENCODING_S = 60.0  # the reply of a busy minute takes a while
 @click.command()
 @with_target
 @click.option("--seconds", type=click.FloatRange(0.01, 60), default=2.0, show_default=True, help="How long to record.")
-@click.option("--jsonl", is_flag=True, help="JSON lines of states and plans, for `python -m uma_core.trace replay FILE`.")
-@click.option("--out", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Where to write; standard output where absent.")
+@click.option(
+    "--jsonl", is_flag=True, help="JSON lines of states and plans, for `python -m uma_core.trace replay FILE`."
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Where to write; standard output where absent.",
+)
 def command(target: Target, seconds: float, jsonl: bool, out: str | None) -> None:
     """Record ticks, rows and guard decisions as a Chrome trace: open it in Perfetto or chrome://tracing."""
     with target.connect(seconds + DEFAULT_TIMEOUT_S + ENCODING_S) as client:

@@ -31,7 +31,19 @@ MS = 1_000_000
 THINK_LEVELS = ("low", "medium", "high")
 # options that say how to load a model: that is the daemon's configuration
 LOADING = frozenset(
-    ("num_ctx", "num_gpu", "num_thread", "num_batch", "num_keep", "main_gpu", "use_mmap", "use_mlock", "low_vram", "numa", "f16_kv")
+    (
+        "num_ctx",
+        "num_gpu",
+        "num_thread",
+        "num_batch",
+        "num_keep",
+        "main_gpu",
+        "use_mmap",
+        "use_mlock",
+        "low_vram",
+        "numa",
+        "f16_kv",
+    )
 )
 
 
@@ -159,7 +171,9 @@ def _with_options(body: dict[str, Any], chat: Chat) -> Chat:
     return chat
 
 
-async def _answer(exchange: Exchange, body: dict[str, Any], prompt_for: Any, part: Callable[[Message], dict[str, Any]]) -> None:
+async def _answer(
+    exchange: Exchange, body: dict[str, Any], prompt_for: Any, part: Callable[[Message], dict[str, Any]]
+) -> None:
     is_stream = boolean(body, "stream", True)
 
     async def plan_for(model: Model) -> Plan:
@@ -244,7 +258,9 @@ def openai_messages(messages: list[Any]) -> list[dict[str, Any]]:
         if message.get("thinking"):
             new["reasoning_content"] = message["thinking"]
         if message.get("tool_calls"):
-            new["tool_calls"] = [_call(call, f"call_{i}_{n}", path) for n, call in enumerate(array(message, "tool_calls"))]
+            new["tool_calls"] = [
+                _call(call, f"call_{i}_{n}", path) for n, call in enumerate(array(message, "tool_calls"))
+            ]
             waiting += [(call["function"]["name"], call["id"]) for call in new["tool_calls"]]
         if message["role"] == "tool":
             name = message.get("tool_name") or message.get("name")
@@ -264,7 +280,11 @@ def _call(call: Any, call_id: str, path: str) -> dict[str, Any]:
         raise invalid(f"`{path}.tool_calls` must hold objects with a function's name", f"{path}.tool_calls")
     arguments = function.get("arguments")
     written = arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode()
-    return {"id": call.get("id") or call_id, "type": "function", "function": {"name": function["name"], "arguments": written}}
+    return {
+        "id": call.get("id") or call_id,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": written},
+    }
 
 
 def _refuse_images(images: Any, param: str) -> None:
@@ -301,12 +321,18 @@ async def _embed(exchange: Exchange, body: dict[str, Any], inputs: list[str]) ->
     model = await exchange.gateway.model()
     reply = await ask(exchange, "embed", body, {"input": inputs, "truncate": True, **vector_options(body)})
     vectors = [unpacked(item) for item in reply["embeddings"]]
-    durations = {"total_duration": round(reply["timing"]["total_ms"] * MS), "load_duration": 0, "prompt_eval_count": prompt_tokens(reply)}
+    durations = {
+        "total_duration": round(reply["timing"]["total_ms"] * MS),
+        "load_duration": 0,
+        "prompt_eval_count": prompt_tokens(reply),
+    }
     await exchange.send_json({"model": model.name, "embeddings": vectors, **durations})
 
 
 async def _embed_one(exchange: Exchange, body: dict[str, Any], prompt: str) -> None:
-    reply = await ask(exchange, "embed", body, {"input": prompt, "truncate": True, "normalize": False, **vector_options(body)})
+    reply = await ask(
+        exchange, "embed", body, {"input": prompt, "truncate": True, "normalize": False, **vector_options(body)}
+    )
     await exchange.send_json({"embedding": unpacked(reply["embeddings"][0])})
 
 
@@ -364,7 +390,11 @@ async def on_tags(exchange: Exchange) -> None:
 async def on_ps(exchange: Exchange) -> None:
     rows = []
     for model in await exchange.gateway.models():
-        row = {**listed(model, _since(exchange)), "expires_at": SINCE_LOADED, "size_vram": model.props["model"]["n_bytes"]}
+        row = {
+            **listed(model, _since(exchange)),
+            "expires_at": SINCE_LOADED,
+            "size_vram": model.props["model"]["n_bytes"],
+        }
         rows.append({**row, "context_length": model.n_ctx})
     await exchange.send_json({"models": rows})
 

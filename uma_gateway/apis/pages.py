@@ -18,7 +18,9 @@ from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange, Headers
 from uma_gateway.fields import boolean, integer, text
 
-EVERY_S = 0.5  # between two events of the dashboard: what is shorter than this is drawn from the times that requests tell
+EVERY_S = (
+    0.5  # between two events of the dashboard: what is shorter than this is drawn from the times that requests tell
+)
 CACHE_EVERY = 10  # events between two looks at the cache's budgets: the daemon answers between two ticks, not at once
 FILES = {
     "index.html": b"text/html; charset=utf-8",
@@ -68,8 +70,22 @@ async def on_file(exchange: Exchange) -> None:
 
 
 METRICS = (  # beside what status tells
-    *("tokens_generated_total", "prefill_tokens_total", "requests_total", "worst_pause_ms", "interactive_gap_stretch", "device_idle_share"),
-    *("cache_hits_total", "cache_misses_total", "cache_tokens_saved_total", "cache_evictions_total", "cache_bytes", "cache_restore_ms"),
+    *(
+        "tokens_generated_total",
+        "prefill_tokens_total",
+        "requests_total",
+        "worst_pause_ms",
+        "interactive_gap_stretch",
+        "device_idle_share",
+    ),
+    *(
+        "cache_hits_total",
+        "cache_misses_total",
+        "cache_tokens_saved_total",
+        "cache_evictions_total",
+        "cache_bytes",
+        "cache_restore_ms",
+    ),
 )
 
 
@@ -79,7 +95,12 @@ async def overview(exchange: Exchange) -> dict[str, Any]:
     status, rows, metrics = await asyncio.gather(daemon.call("status"), daemon.call("sessions"), daemon.call("metrics"))
     requests = [{name: value for name, value in row.items() if name != "metadata"} for row in rows["sessions"]]
     told = {name: metrics["metrics"].get(name) for name in METRICS}
-    return {**_inner(status), "requests": requests, "metrics": told, "gateway": {"in_flight": exchange.gateway.n_in_flight}}
+    return {
+        **_inner(status),
+        "requests": requests,
+        "metrics": told,
+        "gateway": {"in_flight": exchange.gateway.n_in_flight},
+    }
 
 
 async def cache_stats(exchange: Exchange) -> dict[str, Any] | None:
@@ -136,7 +157,9 @@ async def on_cancel(exchange: Exchange) -> None:
 async def on_drain(exchange: Exchange) -> None:
     body = await exchange.json()
     timeout_ms = body.get("timeout_ms")
-    await exchange.send_json(_inner(await exchange.gateway.daemon.call("drain", timeout_ms=timeout_ms, then=text(body, "then"))))
+    await exchange.send_json(
+        _inner(await exchange.gateway.daemon.call("drain", timeout_ms=timeout_ms, then=text(body, "then")))
+    )
 
 
 async def on_undrain(exchange: Exchange) -> None:

@@ -40,7 +40,11 @@ def _requests(depth: int) -> list[dict[str, Any]]:
         schema = {"type": "object", "properties": {"a": schema}}
         arguments = [{"a": arguments}]
     tools = [{"type": "function", "function": {"name": "probe", "description": "Tries.", "parameters": schema}}]
-    call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": json.dumps({"a": arguments})}}
+    call = {
+        "id": "call00001",
+        "type": "function",
+        "function": {"name": "probe", "arguments": json.dumps({"a": arguments})},
+    }
     conversation: list[dict[str, Any]] = [
         {"role": "system", "content": "System."},
         _QUESTION,
@@ -77,7 +81,9 @@ def _trial(request: bytes, depth: int) -> str:
     command = [sys.executable, "-c", f"from uma_gateway.chat.check import main; main({depth})"]
     path = os.pathsep.join(filter(None, sys.path))
     try:
-        done = subprocess.run(command, input=request, capture_output=True, timeout=WALL_SECONDS, env={**os.environ, "PYTHONPATH": path})
+        done = subprocess.run(
+            command, input=request, capture_output=True, timeout=WALL_SECONDS, env={**os.environ, "PYTHONPATH": path}
+        )
     except subprocess.TimeoutExpired:
         return f"it runs for more than {WALL_SECONDS} s"
     if not done.returncode:

@@ -50,7 +50,9 @@ class Schemas:
         return json.dumps([self._tools, self._json_schema, self._is_strict])
 
 
-def _argument_rules(schema: Any, rule: str = "", pointer: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _argument_rules(
+    schema: Any, rule: str = "", pointer: tuple[str, ...] = ()
+) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The rules that parsers of tagged arguments make for the parts of a schema, and where these parts are."""
     if not isinstance(schema, dict):
         return
@@ -93,7 +95,14 @@ def json_constraint(applied: dict[str, Any], schemas: Schemas) -> Constraint | N
 
 def either_constraint(tools: dict[str, Any], text: dict[str, Any], schemas: Schemas) -> Constraint | None:
     """The constraint of an answer that calls tools, or is JSON. `tools` requires calls; `text` knows of none."""
-    keys = (tools["parser"], tools["generation_prompt"], text["parser"], text["generation_prompt"], bool(text["grammar"]), schemas.key())
+    keys = (
+        tools["parser"],
+        tools["generation_prompt"],
+        text["parser"],
+        text["generation_prompt"],
+        bool(text["grammar"]),
+        schemas.key(),
+    )
     lark = _either_lark(*keys)
     return {"lark": lark} if lark else None
 
@@ -126,7 +135,9 @@ def _calls_lark(parser: str, generation_prompt: str, schemas: str) -> str:
     """The same without content: a model that may say something first may do so until it runs out of tokens."""
     try:
         grammar = Grammar()
-        root = _after(grammar, Reader(grammar, parser, _schemas(schemas), content=grammar.empty).root(), generation_prompt)
+        root = _after(
+            grammar, Reader(grammar, parser, _schemas(schemas), content=grammar.empty).root(), generation_prompt
+        )
         return "" if root.nullable else write_lark(grammar, grammar.settle(root))
     except (Unsettled, RecursionError):
         return ""

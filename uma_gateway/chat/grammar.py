@@ -47,7 +47,9 @@ class Chars(Node):
     def __init__(self, ranges: tuple[tuple[int, int], ...], negated: bool, least: int, most: int | None) -> None:
         self.ranges, self.negated, self.least, self.most = ranges, negated, least, most
         self.nullable = least == 0
-        self.first = self.alphabet = frozenset(letter for letter in ALL if self.has(letter) or (letter == BEYOND and self._goes_beyond()))
+        self.first = self.alphabet = frozenset(
+            letter for letter in ALL if self.has(letter) or (letter == BEYOND and self._goes_beyond())
+        )
         self.more = NONE if most == least else self.first
 
     def _goes_beyond(self) -> bool:
@@ -102,7 +104,9 @@ class Sequence(Node):
         ends = _reached(items[::-1])  # the last item that takes text, and those after it
         # where an item can take what belongs to the next, a text may be split in two ways, and go on in two ways
         unclear = [item.alphabet for i, item in enumerate(items[:-1]) if runs_into(item, items[i + 1 :])]
-        self.more = union([*(item.more for item in ends), *(item.first for item in ends[: None if self.nullable else -1]), *unclear])
+        self.more = union(
+            [*(item.more for item in ends), *(item.first for item in ends[: None if self.nullable else -1]), *unclear]
+        )
         self.alphabet = union(item.alphabet for item in items)
         self.regular = all(item.regular for item in items)
 
@@ -182,7 +186,9 @@ class Grammar:
         self.empty = self.literal("")
         few_blanks = Chars(((9, 9), (32, 32)), False, 0, 20)
         # the white space that llama.cpp's grammars allow where its parsers skip any
-        self.space = self.choice(self.empty, self.literal(" "), self.sequence(self.repeat(self.literal("\n"), 1, 2), few_blanks))
+        self.space = self.choice(
+            self.empty, self.literal(" "), self.sequence(self.repeat(self.literal("\n"), 1, 2), few_blanks)
+        )
 
     # --- making
 
@@ -224,7 +230,9 @@ class Grammar:
 
     def choice(self, *items: Node) -> Node:
         """One of the items, of which there is at least one."""
-        flat = list(dict.fromkeys(part for item in items for part in (item.items if isinstance(item, Choice) else (item,))))
+        flat = list(
+            dict.fromkeys(part for item in items for part in (item.items if isinstance(item, Choice) else (item,)))
+        )
         return self._one(Choice, tuple(flat)) if len(flat) > 1 else flat[0]
 
     def repeat(self, item: Node, least: int, most: int | None) -> Node:
@@ -232,7 +240,13 @@ class Grammar:
             return self.empty
         if (least, most) == (1, 1) or (most == 1 and item.nullable):
             return item
-        if most is None and item.nullable and isinstance(item, Sequence) and isinstance(item.items[0], Repeat) and item.items[0].most == 1:
+        if (
+            most is None
+            and item.nullable
+            and isinstance(item, Sequence)
+            and isinstance(item.items[0], Repeat)
+            and item.items[0].most == 1
+        ):
             # (call? space)+ as space (call space)*: where an item may be empty, no place would tell one from the next
             rest = self.sequence(*item.items[1:])
             return self.sequence(rest, self.repeat(self.sequence(item.items[0].item, rest), 0, None))
@@ -251,17 +265,25 @@ class Grammar:
         if isinstance(node, Literal):
             return self.literal(node.text[1:]) if node.text[:1] == character else None
         if isinstance(node, Chars):
-            return self.chars(node.ranges, node.negated, max(node.least - 1, 0), _less(node.most)) if node.has(character) else None
+            return (
+                self.chars(node.ranges, node.negated, max(node.least - 1, 0), _less(node.most))
+                if node.has(character)
+                else None
+            )
         if isinstance(node, Until):
             return self._until_after(node, character)
         if isinstance(node, Sequence):
             head, *tail = node.items
             rest = self.sequence(*tail)
-            return self._either(self._then(self._after(head, character), rest), self._after(rest, character) if head.nullable else None)
+            return self._either(
+                self._then(self._after(head, character), rest), self._after(rest, character) if head.nullable else None
+            )
         if isinstance(node, Choice):
             return self._either(*(self._after(item, character) for item in node.items))
         if isinstance(node, Repeat):
-            return self._then(self._after(node.item, character), self.repeat(node.item, max(node.least - 1, 0), _less(node.most)))
+            return self._then(
+                self._after(node.item, character), self.repeat(node.item, max(node.least - 1, 0), _less(node.most))
+            )
         if isinstance(node, Rule) and node.body is not None:
             return self._after(node.body, character)
         if isinstance(node, Json) or (letters(character).isdisjoint(node.first)):
@@ -371,7 +393,9 @@ class Reader:
     place of the answer's text. Raises: Unsettled.
     """
 
-    def __init__(self, grammar: Grammar, saved: str, schema_of: Callable[[str], Any], content: Node | None = None) -> None:
+    def __init__(
+        self, grammar: Grammar, saved: str, schema_of: Callable[[str], Any], content: Node | None = None
+    ) -> None:
         arena = json.loads(saved)
         self._grammar, self._schema_of, self._content = grammar, schema_of, content
         self._parsers: list[dict[str, Any]] = arena["parsers"]
@@ -414,10 +438,14 @@ class Reader:
         if kind == "sequence":
             return make.sequence(*(self._read(child) for child in parser["children"]))
         if kind == "choice":
-            return make.choice(*(self._read(child) for child in parser["children"])) if parser["children"] else make.empty
+            return (
+                make.choice(*(self._read(child) for child in parser["children"])) if parser["children"] else make.empty
+            )
         if kind == "repetition":
             item = self._read(parser["child"])
-            least = 1 if self._content is not None and item is self._content else parser["min_count"]  # no text: allowed; no JSON: not
+            least = (
+                1 if self._content is not None and item is self._content else parser["min_count"]
+            )  # no text: allowed; no JSON: not
             return make.repeat(item, least, _most(parser))
         if kind == "any":
             return make.chars((), True, 1, 1)

@@ -62,7 +62,12 @@ class _Writer:
     def _alternatives(self, node: Choice) -> list[Parts]:
         """The alternatives, cut; those that share a beginning as far as possible in one lexeme, so that none hides another."""
         cut = {item: self._cut(item) for item in node.items}
-        rivals = {item for item in node.items for other in node.items if other is not item and _are_rivals(cut[item], cut[other])}
+        rivals = {
+            item
+            for item in node.items
+            for other in node.items
+            if other is not item and _are_rivals(cut[item], cut[other])
+        }
         return [parts for item in node.items for parts in (self._uncut(item) if item in rivals else [cut[item]])]
 
     def _uncut(self, node: Node, n_inside: int = 0) -> list[Parts]:
@@ -70,7 +75,10 @@ class _Writer:
         first delimiter of an open text. `n_inside`: how often it was put into another part; loops have no end of that."""
         make = self._grammar
         items = list(node.items) if isinstance(node, Sequence) else [node]
-        n = next((i for i, item in enumerate(items) if not item.regular or isinstance(items[i - 1] if i else None, UpTo)), len(items))
+        n = next(
+            (i for i, item in enumerate(items) if not item.regular or isinstance(items[i - 1] if i else None, UpTo)),
+            len(items),
+        )
         lexeme, rest = make.sequence(*items[:n]), items[n + 1 :]
         if n == len(items):
             return [[lexeme]]
@@ -153,7 +161,11 @@ class _Writer:
                 raise Unsettled(f"the rule {node.name} has no body")
             return self.body(node.body)
         if isinstance(node, Repeat):
-            inside = self._item(node.item) if not isinstance(node.item, (Sequence, Choice)) else self._item(self._as_rule(node.item))
+            inside = (
+                self._item(node.item)
+                if not isinstance(node.item, (Sequence, Choice))
+                else self._item(self._as_rule(node.item))
+            )
             return inside + _times(node.least, node.most)
         return self.body(node)
 
@@ -202,7 +214,11 @@ class _Writer:
 
     def _grouped(self, node: Node) -> str:
         expression = self._expression(node)
-        return f"({expression})" if isinstance(node, (Sequence, Choice, Repeat)) and node is not self._grammar.space else expression
+        return (
+            f"({expression})"
+            if isinstance(node, (Sequence, Choice, Repeat)) and node is not self._grammar.space
+            else expression
+        )
 
 
 def _goes_on(lexeme: Node, rest: list[Node]) -> bool:
@@ -217,7 +233,8 @@ def _ends_with_delimiter(node: Node) -> bool:
         return _ends_with_delimiter(node.items[-1])
     if isinstance(node, Choice):
         return any(_ends_with_delimiter(item) for item in node.items) and all(
-            _ends_with_delimiter(item) or (isinstance(item, Sequence) and isinstance(item.items[-1], Literal)) for item in node.items
+            _ends_with_delimiter(item) or (isinstance(item, Sequence) and isinstance(item.items[-1], Literal))
+            for item in node.items
         )
     return isinstance(node, UpTo)
 

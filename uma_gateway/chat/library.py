@@ -17,7 +17,11 @@ from typing import Any
 from uma_gateway.chat.errors import ChatCode, ChatError
 
 INTERFACE = 2  # as in native/chat/chat.cpp
-LIBRARY = Path(__file__).resolve().parent.parent / "lib" / ("libuma_chat.dylib" if sys.platform == "darwin" else "libuma_chat.so")
+LIBRARY = (
+    Path(__file__).resolve().parent.parent
+    / "lib"
+    / ("libuma_chat.dylib" if sys.platform == "darwin" else "libuma_chat.so")
+)
 _REBUILD = "run `make build`, or install UMA Serve again"
 
 _KINDS = {
@@ -38,7 +42,9 @@ class LibraryError(ChatError):
 
     def __init__(self, kind: str, message: str, log: str) -> None:
         # llama.cpp throws a copy of the base class in one place, and the reason is only in its log
-        super().__init__(_KINDS.get(kind, ChatCode.INTERNAL), _readable(log if message == "std::exception" else message))
+        super().__init__(
+            _KINDS.get(kind, ChatCode.INTERNAL), _readable(log if message == "std::exception" else message)
+        )
         self.kind = kind
         self.log = log
 
@@ -58,9 +64,13 @@ def load() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise ChatError(ChatCode.UNAVAILABLE, f"the chat library cannot be loaded: {error}; {_REBUILD}") from error
     if found != INTERFACE:
-        raise ChatError(ChatCode.UNAVAILABLE, f"the chat library has interface {found}, {INTERFACE} is needed; {_REBUILD}")
+        raise ChatError(
+            ChatCode.UNAVAILABLE, f"the chat library has interface {found}, {INTERFACE} is needed; {_REBUILD}"
+        )
     if sys.platform == "darwin" and not threading.stack_size():
-        threading.stack_size(8 << 20)  # as on Linux; the 512 KB of macOS would let requests be nested 15 levels deep at most
+        threading.stack_size(
+            8 << 20
+        )  # as on Linux; the 512 KB of macOS would let requests be nested 15 levels deep at most
     text, handle, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
     answer = ctypes.c_void_p  # not c_char_p: the pointer is needed to free it
     signatures: dict[str, tuple[Any, list[Any]]] = {

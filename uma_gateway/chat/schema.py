@@ -23,18 +23,54 @@ WHITE_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_ONE = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames", "unevaluatedItems", "unevaluatedProperties")
+_ONE = (
+    "items",
+    "additionalProperties",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 _NOT_ENFORCED = frozenset(
     (
-        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames", "dependentRequired"),
+        *(
+            "not",
+            "if",
+            "then",
+            "else",
+            "contains",
+            "minContains",
+            "maxContains",
+            "uniqueItems",
+            "propertyNames",
+            "dependentRequired",
+        ),
         *("dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef"),
     )
 )
 _NO_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9bBkc]")  # looking around, going back: not regular
 _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
-_BESIDE_REF = frozenset(("$ref", "$defs", "definitions", "title", "description", "default", "examples", "$schema", "$comment"))
+_BESIDE_REF = frozenset(
+    ("$ref", "$defs", "definitions", "title", "description", "default", "examples", "$schema", "$comment")
+)
 # with one of these beside its properties an object may have more of them than `properties` says
-_OPEN = frozenset(("additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref", "if", "dependentSchemas", "unevaluatedProperties"))
+_OPEN = frozenset(
+    (
+        "additionalProperties",
+        "patternProperties",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "$ref",
+        "if",
+        "dependentSchemas",
+        "unevaluatedProperties",
+    )
+)
 
 
 def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Schema]]:
@@ -69,7 +105,9 @@ def check_schema(schema: Any) -> None:
             names.append(node["$ref"])
         for name in names:
             if len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
-                raise ChatError(ChatCode.BAD_REQUEST, f"a name in the schema at {path[:100]} is longer than {MAX_NAME_BYTES} bytes")
+                raise ChatError(
+                    ChatCode.BAD_REQUEST, f"a name in the schema at {path[:100]} is longer than {MAX_NAME_BYTES} bytes"
+                )
 
 
 def unenforced(schema: Any) -> list[str]:
@@ -123,7 +161,11 @@ def _loosened(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     drop = {"$ref"} if _is_foreign(node) else {"pattern"} if _has_odd_pattern(node) else set()
-    return {key: value if key in ("const", "enum", "default", "examples") else _loosened(value) for key, value in node.items() if key not in drop}
+    return {
+        key: value if key in ("const", "enum", "default", "examples") else _loosened(value)
+        for key, value in node.items()
+        if key not in drop
+    }
 
 
 def _may_be_closed(schema: Schema) -> bool:
@@ -136,7 +178,11 @@ def _closed(node: Any) -> Any:
         return node
     copy = dict(node)
     properties = node.get("properties")
-    if isinstance(properties, dict) and not _OPEN & node.keys() and set(node.get("required") or ()) <= properties.keys():
+    if (
+        isinstance(properties, dict)
+        and not _OPEN & node.keys()
+        and set(node.get("required") or ()) <= properties.keys()
+    ):
         copy["additionalProperties"] = False
     is_joined = isinstance(properties, dict) and bool(_OPEN & node.keys())
     for key in _MAPS:
@@ -184,8 +230,15 @@ def readable(schema: Any) -> Schema:
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict):
         return {"type": "object", "properties": {}}
-    kept = {name: sub if is_readable(sub) and not any("$ref" in node for _, node in subschemas(sub)) else {} for name, sub in properties.items()}
-    return {"type": "object", "properties": kept, "required": [name for name in schema.get("required") or () if name in kept]}
+    kept = {
+        name: sub if is_readable(sub) and not any("$ref" in node for _, node in subschemas(sub)) else {}
+        for name, sub in properties.items()
+    }
+    return {
+        "type": "object",
+        "properties": kept,
+        "required": [name for name in schema.get("required") or () if name in kept],
+    }
 
 
 def is_readable(schema: Any) -> bool:
@@ -215,9 +268,15 @@ def gbnf_gaps(schema: Any, log: str) -> list[str]:
     """What llama.cpp's grammar of a schema leaves out; `log` is what the conversion said."""
     gaps = unenforced(schema)
     for path, node in subschemas(schema):
-        gaps += [f"{path}/{key}" for key in ("patternProperties", "multipleOf", "minProperties", "maxProperties") if key in node]
+        gaps += [
+            f"{path}/{key}"
+            for key in ("patternProperties", "multipleOf", "minProperties", "maxProperties")
+            if key in node
+        ]
         if node.get("type") == "number":
-            gaps += [f"{path}/{key}" for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in node]
+            gaps += [
+                f"{path}/{key}" for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in node
+            ]
         if isinstance(node.get("format"), str) and node["format"] in _FORMATS - {"date", "time", "date-time", "uuid"}:
             gaps.append(f"{path}/format: {node['format']}")
     if "not supported" in log:

@@ -83,7 +83,13 @@ class Templates:
     """
 
     def __init__(
-        self, source: str, tool_use_source: str = "", bos: str = "", eos: str = "", add_bos: bool = False, add_eos: bool = False
+        self,
+        source: str,
+        tool_use_source: str = "",
+        bos: str = "",
+        eos: str = "",
+        add_bos: bool = False,
+        add_eos: bool = False,
     ) -> None:
         if not (source.strip() or tool_use_source.strip()):  # llama.cpp would take ChatML
             raise ChatError(ChatCode.NO_TEMPLATE, "the model has no chat template")
@@ -97,7 +103,12 @@ class Templates:
         required = self._probe(self._handle)
         bare = Handle("templates", encode({**facts, "bos": "", "eos": "", "max_depth": max_depth}, "the template"))
         other = self._probe(bare)
-        if required and other and required["generation_prompt"] == other["generation_prompt"] and required["parser"] != other["parser"]:
+        if (
+            required
+            and other
+            and required["generation_prompt"] == other["generation_prompt"]
+            and required["parser"] != other["parser"]
+        ):
             # llama.cpp finds the form of calls by comparing texts; with EOS in them it is wrong about Mistral-Small-3.2
             self._parse_handle, required = bare, other
         self.calls_tools = bool(required and required["grammar"])  # False: the generic form is used
@@ -134,7 +145,9 @@ class Templates:
         if grammar and (schema is not None or (used and choice.mode != "none")):
             raise ChatError(ChatCode.BAD_REQUEST, "a grammar cannot be used beside tools or a JSON schema")
         base = {
-            "messages": [self._with_short_ids(message) for message in messages] if self._wants_short_ids else list(messages),
+            "messages": [self._with_short_ids(message) for message in messages]
+            if self._wants_short_ids
+            else list(messages),
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
             "continue_final_message": continue_final_message,
             "reasoning_format": reasoning_format,
@@ -147,7 +160,11 @@ class Templates:
         return replace(applied, constraint={"gbnf": grammar}) if grammar else applied
 
     def _is_parallel(self, asked: bool | None) -> bool:
-        return self.capabilities.get("supports_parallel_tool_calls", False) or not self.calls_tools if asked is None else asked
+        return (
+            self.capabilities.get("supports_parallel_tool_calls", False) or not self.calls_tools
+            if asked is None
+            else asked
+        )
 
     def _probe(self, handle: Handle) -> dict[str, Any] | None:
         request = {"messages": _PROBE_MESSAGES, "tools": _PROBE, "tool_choice": "required"}
@@ -190,7 +207,13 @@ class _Request:
     """One `Templates.apply`."""
 
     def __init__(
-        self, templates: Templates, base: dict[str, Any], tools: list[Tool], choice: _Choice, schema: dict[str, Any] | None, strict: bool
+        self,
+        templates: Templates,
+        base: dict[str, Any],
+        tools: list[Tool],
+        choice: _Choice,
+        schema: dict[str, Any] | None,
+        strict: bool,
     ) -> None:
         self._templates, self._base, self._tools, self._choice, self._schema = templates, base, tools, choice, schema
         self._callable = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
@@ -241,7 +264,9 @@ class _Request:
             except LibraryError as error:
                 if error.code is not ChatCode.SCHEMA_UNSUPPORTED:
                     raise
-        return self._analysed(side, {"tools": [_with_readable_schema(tool) for tool in self._callable], "tool_choice": mode})
+        return self._analysed(
+            side, {"tools": [_with_readable_schema(tool) for tool in self._callable], "tool_choice": mode}
+        )
 
     def _tools_constraint(self, side: Templates, rendered: dict[str, Any], answer: dict[str, Any]) -> Constraint | None:
         if self._schema is None or self._choice.mode == "required":
@@ -265,7 +290,11 @@ class _Request:
         return self._analysed(side, {})
 
     def _analysed(self, side: Templates, what: dict[str, Any]) -> dict[str, Any]:
-        base = self._plain() if side is self._templates else {**self._base, "messages": _PROBE_MESSAGES, "continue_final_message": False}
+        base = (
+            self._plain()
+            if side is self._templates
+            else {**self._base, "messages": _PROBE_MESSAGES, "continue_final_message": False}
+        )
         return side.parse_only({**base, **what})
 
     def _plain(self) -> dict[str, Any]:
@@ -276,7 +305,11 @@ class _Request:
         if not self._is_generic:
             return answer
         thinking = _thinking(rendered)
-        opened = f"{generic.THINKING_START}\n" if thinking and thinking.is_open and thinking.end == generic.THINKING_END else ""
+        opened = (
+            f"{generic.THINKING_START}\n"
+            if thinking and thinking.is_open and thinking.end == generic.THINKING_END
+            else ""
+        )
         return {**answer, "generation_prompt": generic.GENERATION_PROMPT + opened, "supports_thinking": True}
 
     def _applied(self, rendered: dict[str, Any], answer: dict[str, Any], constraint: Constraint | None) -> Applied:
@@ -321,8 +354,14 @@ def _read_choice(given: str | Mapping[str, Any] | None, tools: Sequence[Tool] | 
     elif isinstance(given, Mapping) and given.get("type") == "allowed_tools":
         allowed = given.get("allowed_tools", given)
         mode = allowed.get("mode", "auto")
-        names = [(tool.get("function") or tool).get("name") for tool in allowed.get("tools", ()) if isinstance(tool, Mapping)]
-    known = {tool["function"].get("name") for tool in tools if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)}
+        names = [
+            (tool.get("function") or tool).get("name") for tool in allowed.get("tools", ()) if isinstance(tool, Mapping)
+        ]
+    known = {
+        tool["function"].get("name")
+        for tool in tools
+        if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)
+    }
     if not names or mode not in ("auto", "required"):
         raise ChatError(ChatCode.BAD_REQUEST, f"tool_choice: {str(given)[:100]} is not known")
     for name in names:
@@ -344,7 +383,10 @@ def _read_tool(tool: Any) -> Tool:
     if not isinstance(parameters, Mapping):
         raise ChatError(ChatCode.BAD_REQUEST, f"tools: the parameters of {name} are no schema")
     check_schema(parameters)
-    return {"type": "function", "function": {**function, "description": function.get("description") or "", "parameters": dict(parameters)}}
+    return {
+        "type": "function",
+        "function": {**function, "description": function.get("description") or "", "parameters": dict(parameters)},
+    }
 
 
 def _read_schema(given: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -98,7 +98,9 @@ class GatewayActor:
             transport = RayTransport(self._nodes, NODES, {model.name: model.replicas for model in settings.models})
             cluster = Cluster(transport, bytes.fromhex(settings.key), Knobs(lost_ns=int(settings.lost_s * 1e9)))
             keys = Keys(config.access.api_key_file, config.access.api_key)
-            first = sorted(settings.models, key=lambda model: not model.replicas)  # one that is always there answers requests without a name
+            first = sorted(
+                settings.models, key=lambda model: not model.replicas
+            )  # one that is always there answers requests without a name
             return ClusterGateway(config, keys, cluster, [model.name for model in first])
 
         return App(make, (pages.FAMILY,))
@@ -122,7 +124,10 @@ def application(settings: ClusterSettings, n_nodes: int) -> Any:
         name=GATEWAY,
         num_replicas=settings.gateways,
         max_ongoing_requests=REQUESTS_MOST,
-        ray_actor_options={"num_cpus": 0.001, "resources": {HEAD: 0.001}},  # beside the proxy: a node that goes must not take it along
+        ray_actor_options={
+            "num_cpus": 0.001,
+            "resources": {HEAD: 0.001},
+        },  # beside the proxy: a node that goes must not take it along
         graceful_shutdown_timeout_s=settings.drain_s + 30.0,
     )
     return gateway.bind(settings, nodes.bind(settings))

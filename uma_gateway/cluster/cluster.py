@@ -35,10 +35,21 @@ class Cluster:
         self.units: dict[str, Unit] = {}
         self.fingerprints: dict[str, str] = {}  # by unit
         self.key = key
-        self.counts = {"routed": 0, "cached_tokens": 0, "prompt_tokens": 0, "rerouted": 0, "replayed": 0, "resumed": 0, "lost": 0, "refused": 0}
+        self.counts = {
+            "routed": 0,
+            "cached_tokens": 0,
+            "prompt_tokens": 0,
+            "rerouted": 0,
+            "replayed": 0,
+            "resumed": 0,
+            "lost": 0,
+            "refused": 0,
+        }
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, asyncio.Future[Choice]] = {}
-        self._readers: dict[str, dict[object, Callable[[], None]]] = {}  # by unit: who reads from it, and how each is told of its loss
+        self._readers: dict[
+            str, dict[object, Callable[[], None]]
+        ] = {}  # by unit: who reads from it, and how each is told of its loss
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._main: asyncio.Task[None] | None = None
         self._has_changed = asyncio.Event()
@@ -142,7 +153,9 @@ class Cluster:
             await self._load(model)
             left = deadline - time.monotonic()
             if left <= 0:
-                raise GatewayError(Kind.UNAVAILABLE, f"no daemon of {model} answers", code="daemon_unavailable", retry_after_ms=1000)
+                raise GatewayError(
+                    Kind.UNAVAILABLE, f"no daemon of {model} answers", code="daemon_unavailable", retry_after_ms=1000
+                )
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._has_changed.wait(), min(left, UNITS_S))
         return units
@@ -151,7 +164,10 @@ class Cluster:
         """Every daemon that was heard of; waits for the first one. Loads nothing."""
         self.start()
         deadline = time.monotonic() + timeout_s
-        while not (found := [unit for unit in self.units.values() if unit.name in self.fingerprints]) and time.monotonic() < deadline:
+        while (
+            not (found := [unit for unit in self.units.values() if unit.name in self.fingerprints])
+            and time.monotonic() < deadline
+        ):
             await asyncio.sleep(0.05)
         return found
 
@@ -191,9 +207,17 @@ class Cluster:
     def _refused(self, refusal: Refusal) -> GatewayError:
         self.counts["refused"] += 1
         if refusal.reason == "timeout":
-            return GatewayError(Kind.GENERATION_TIMEOUT, "the time for this request passed before a daemon had room for it", code="timeout")
+            return GatewayError(
+                Kind.GENERATION_TIMEOUT,
+                "the time for this request passed before a daemon had room for it",
+                code="timeout",
+            )
         kind = Kind.RATE_LIMIT if refusal.reason == "overloaded" else Kind.UNAVAILABLE
-        message = "all daemons are busy, and as many requests wait as may" if refusal.reason == "overloaded" else "no daemon has this model"
+        message = (
+            "all daemons are busy, and as many requests wait as may"
+            if refusal.reason == "overloaded"
+            else "no daemon has this model"
+        )
         code = refusal.reason if refusal.reason == "overloaded" else "daemon_unavailable"
         return GatewayError(kind, message, code=code, retry_after_ms=refusal.retry_after_ms)
 

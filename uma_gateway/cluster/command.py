@@ -28,7 +28,9 @@ def connect(address: str) -> None:
                 raise
             ray.init(log_to_driver=False, namespace=APPLICATION, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"the Ray cluster cannot be reached: {' '.join(str(error).split())[:300]}") from None
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, f"the Ray cluster cannot be reached: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
 def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
@@ -37,7 +39,9 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
     n_nodes = _wanted(settings)
     config = gateway_config(settings)
     if not config.is_local and not (config.access.api_key or config.access.api_key_file) and not config.serve.insecure:
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"{settings.host} can be reached by others: give keys, or gateway.serve.insecure")
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, f"{settings.host} can be reached by others: give keys, or gateway.serve.insecure"
+        )
     serve.start(proxy_location="HeadOnly", http_options={"host": settings.host, "port": settings.port})
     serve.run(application(settings, n_nodes), name=APPLICATION, route_prefix="/")
     tell(f"{n_nodes} nodes, listening on http://{settings.host}:{settings.port}")
@@ -70,7 +74,11 @@ def status(address: str) -> list[dict[str, Any]]:
     """What every node says of itself. Raises: UmaError where no cluster runs."""
     connect(address)
     with contextlib.suppress(Exception):
-        return [reply for reply in _handle("about").broadcast("about", "").results(timeout_s=30.0) if isinstance(reply, dict)]
+        return [
+            reply
+            for reply in _handle("about").broadcast("about", "").results(timeout_s=30.0)
+            if isinstance(reply, dict)
+        ]
     raise UmaError(ErrorCode.CONFIG_INVALID, "no cluster runs there: start one with `uma-gateway cluster up`")
 
 

@@ -104,7 +104,12 @@ class ClusterGateway(Gateway):
         )
         if gateway is None:
             known = ", ".join(self._by_model)
-            raise GatewayError(Kind.NOT_FOUND, f"there is no model {str(name)[:100]!r} here; there are {known}", "model", "model_not_found")
+            raise GatewayError(
+                Kind.NOT_FOUND,
+                f"there is no model {str(name)[:100]!r} here; there are {known}",
+                "model",
+                "model_not_found",
+            )
         return gateway
 
     async def models(self) -> list[Model]:

@@ -40,7 +40,9 @@ ELSEWHERE = frozenset(  # refusals that another daemon may not share
 class RoutedLink:
     """What `daemon.Generation` reads from, in the place of a connection to one daemon."""
 
-    def __init__(self, cluster: Cluster, model: str, fields: Mapping[str, Any], request_id: str, is_resumable: bool = False) -> None:
+    def __init__(
+        self, cluster: Cluster, model: str, fields: Mapping[str, Any], request_id: str, is_resumable: bool = False
+    ) -> None:
         self._cluster = cluster
         self._model = model
         self._fields = dict(fields)
@@ -152,7 +154,13 @@ class RoutedLink:
         if not self._n_sent or n_tokens < (self._fields.get("max_tokens") or INFINITE):
             return False
         usage = {"prompt_tokens": self._n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
-        self._put([orjson.dumps({"event": "eos", "id": self._id, "reason": "length", "text": "", "usage": usage, "timing": {}})])
+        self._put(
+            [
+                orjson.dumps(
+                    {"event": "eos", "id": self._id, "reason": "length", "text": "", "usage": usage, "timing": {}}
+                )
+            ]
+        )
         return True
 
     async def _ask(self) -> Ask:
@@ -164,7 +172,16 @@ class RoutedLink:
         fingerprint = fields.get("model") or self._cluster.fingerprint(self._model)
         lane = LANES.index(fields["priority"]) if fields.get("priority") else 0
         group = group_of(self._model, fingerprint)
-        return Ask(self._id, str(fields.get("account", "")), lane, group, pages, n_tokens, self._deadline_ns, frozenset(self._avoid))
+        return Ask(
+            self._id,
+            str(fields.get("account", "")),
+            lane,
+            group,
+            pages,
+            n_tokens,
+            self._deadline_ns,
+            frozenset(self._avoid),
+        )
 
     async def _sent_tokens(self) -> list[str | int]:
         """The tokens that were sent, where their ids are known: an event of several names only the last one. Else the text."""
@@ -178,13 +195,19 @@ class RoutedLink:
 
     async def _hashes(self, fields: Mapping[str, Any], units: list[Unit]) -> tuple[tuple[int, ...], int]:
         """The prompt's hashes from whichever daemon answers; without them it is routed by load alone."""
-        inputs = {name: fields[name] for name in ("prompt", "tokens", "messages", "infill", "suffix") if fields.get(name) is not None}
+        inputs = {
+            name: fields[name]
+            for name in ("prompt", "tokens", "messages", "infill", "suffix")
+            if fields.get(name) is not None
+        }
         size = len(orjson.dumps(inputs))
         if size < PAGE or fields.get("cache_prompt") is False:  # no whole page, or none that may be shared
             return (), max(1, size // 3)
         for unit in self._nearest(units)[:2]:
             try:
-                call = self._cluster.transport.call(unit, "prefix_hashes", HASHES_S, {**inputs, "key": self._cluster.key.hex()})
+                call = self._cluster.transport.call(
+                    unit, "prefix_hashes", HASHES_S, {**inputs, "key": self._cluster.key.hex()}
+                )
                 reply = await call
             except (UnitLost, GatewayError):
                 continue  # what is wrong with the input is told by generate
@@ -207,7 +230,11 @@ class RoutedLink:
         left_s = self._time_left_s()
         if left_s is not None:
             fields["timeout_ms"] = max(1.0, left_s * 1e3)
-        return resumed(fields, self._tail, self._sent_text, self._usage.get("completion_tokens", 0)) if self._tail else fields
+        return (
+            resumed(fields, self._tail, self._sent_text, self._usage.get("completion_tokens", 0))
+            if self._tail
+            else fields
+        )
 
     async def _attempt(self, ask: Ask) -> bool:
         """Try on one daemon. True: the request has its end. Raises: UnitLost, GatewayError."""
@@ -221,7 +248,10 @@ class RoutedLink:
             self._cluster.ended(ask.id, False)
             raise UnitLost("it left the cluster")
         self._unit = unit
-        fields = {**{name: value for name, value in self._continued().items() if not name.startswith("x_")}, "id": self._id}
+        fields = {
+            **{name: value for name, value in self._continued().items() if not name.startswith("x_")},
+            "id": self._id,
+        }
         stream = self._cluster.transport.stream(unit, fields)
         reading = asyncio.ensure_future(self._read(stream, unit))
         loss = asyncio.Event()
@@ -236,7 +266,11 @@ class RoutedLink:
                 return reading.result()
             if lost.done():
                 raise UnitLost("it says nothing any more")
-            raise GatewayError(Kind.GENERATION_TIMEOUT, "the time for this request passed, and its daemon does not say so", code="timeout")
+            raise GatewayError(
+                Kind.GENERATION_TIMEOUT,
+                "the time for this request passed, and its daemon does not say so",
+                code="timeout",
+            )
         except UnitLost:
             self._avoid.add(unit.name)
             self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + self._n_sent - n_before
@@ -260,7 +294,12 @@ class RoutedLink:
                 pause_s = NEWS_S
                 position = self._cluster.router.positions(ask.group).get(ask.id)
                 if position is not None and self._fields.get("queue_updates"):
-                    event = {"event": "queued", "id": self._id, "position": position, "wait_ms": int(self._cluster.router.wait_ms(ask))}
+                    event = {
+                        "event": "queued",
+                        "id": self._id,
+                        "position": position,
+                        "wait_ms": int(self._cluster.router.wait_ms(ask)),
+                    }
                     self._put([orjson.dumps(event)])
         finally:
             if not waiting.done():
@@ -299,7 +338,9 @@ class RoutedLink:
             if code in ELSEWHERE and not self._n_refusals and self._has_others(unit):
                 self._n_refusals += 1
                 self._avoid.add(unit.name)
-                self._cluster.router.set_open(unit.name, False)  # until its next digest: others need not find out by themselves
+                self._cluster.router.set_open(
+                    unit.name, False
+                )  # until its next digest: others need not find out by themselves
                 self._cluster.counts["rerouted"] += 1
                 return False
             self._is_done = True

@@ -90,9 +90,23 @@ class LocalDaemon:
             await asyncio.sleep(pause_s)
 
     async def _spawn(self) -> None:
-        command = [sys.executable, "-m", "uma_gateway.cluster.keeper", sys.executable, "-m", "uma_core", "daemon", "--socket", self.path]
+        command = [
+            sys.executable,
+            "-m",
+            "uma_gateway.cluster.keeper",
+            sys.executable,
+            "-m",
+            "uma_core",
+            "daemon",
+            "--socket",
+            self.path,
+        ]
         self._process = await asyncio.create_subprocess_exec(
-            *command, *self.args, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+            *command,
+            *self.args,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
         self._t_answer = time.monotonic()
 
@@ -180,7 +194,9 @@ class LocalDaemon:
             if operation == "cancel":  # by the connection that the request is on
                 link = self._links.get(str(fields["id"]))
                 if link is not None:
-                    link.send({"type": operation, **{name: value for name, value in fields.items() if value is not None}})
+                    link.send(
+                        {"type": operation, **{name: value for name, value in fields.items() if value is not None}}
+                    )
                 return {"found": link is not None}
             return await self.daemon.call(operation, timeout_s, **fields)
         except LinkLost as error:

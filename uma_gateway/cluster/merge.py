@@ -125,7 +125,10 @@ def prometheus(texts: list[tuple[Unit, str]]) -> str:
     samples: dict[str, list[str]] = {}
     for unit, text in texts:
         family = ""
-        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in (("node", unit.node), ("model", unit.model), ("unit", unit.name)))
+        labels = ",".join(
+            f'{name}="{_escaped(value)}"'
+            for name, value in (("node", unit.node), ("model", unit.model), ("unit", unit.name))
+        )
         for line in text.splitlines():
             if line.startswith("# "):
                 family = line.split(" ", 3)[2]
@@ -152,8 +155,14 @@ def trace(replies: Replies) -> Event:
         return {**first, "lines": [{**line, "unit": unit.name} for unit, reply in replies for line in reply["lines"]]}
     events: list[dict[str, Any]] = []
     for pid, (unit, reply) in enumerate(replies, 1):
-        events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": f"{unit.model} on {unit.node}"}})
-        mine = [event for event in reply["traceEvents"] if not (event.get("ph") == "M" and event.get("name") == "process_name")]
+        events.append(
+            {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": f"{unit.model} on {unit.node}"}}
+        )
+        mine = [
+            event
+            for event in reply["traceEvents"]
+            if not (event.get("ph") == "M" and event.get("name") == "process_name")
+        ]
         events += [{**event, "pid": pid} for event in mine]
     totals = {name: sum(reply.get(name, 0) for _, reply in replies) for name in ("n_ticks", "n_left_out")}
     return {**first, **totals, "traceEvents": events}

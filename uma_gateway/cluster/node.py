@@ -104,7 +104,9 @@ class Node:
                 log.info("%s is evicted for %s", name, model)
                 await self._unload(name)
             settings = self._models[model]
-            daemon = LocalDaemon(settings.socket or self._socket(model), settings.daemon, is_startable=not settings.socket)
+            daemon = LocalDaemon(
+                settings.socket or self._socket(model), settings.daemon, is_startable=not settings.socket
+            )
             self._daemons[model] = daemon
             daemon.start()
         return {"is_new": True}
@@ -113,7 +115,11 @@ class Node:
         """Models that need not stay and that nobody uses, the longest idle first."""
         now = time.monotonic()
         idle = {name: now - daemon.t_used for name, daemon in self._daemons.items() if not daemon.n_streams}
-        found = [name for name, idle_s in idle.items() if not self._models[name].replicas and idle_s >= self._models[name].idle_s]
+        found = [
+            name
+            for name, idle_s in idle.items()
+            if not self._models[name].replicas and idle_s >= self._models[name].idle_s
+        ]
         return sorted(found, key=lambda name: -idle[name])
 
     async def unload(self, model: str) -> Result:
@@ -178,7 +184,9 @@ class Node:
 async def estimate_mb(settings: ModelSettings) -> int:
     """Raises: ValueError with what the daemon says."""
     command = [sys.executable, "-m", "uma_core", "daemon", *settings.daemon, "--estimate"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
     try:
         out, err = await asyncio.wait_for(process.communicate(), ESTIMATE_S)
     except asyncio.TimeoutError:

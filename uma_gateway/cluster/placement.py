@@ -18,7 +18,9 @@ def place(model: str, nodes: Abouts) -> str | None:
 
 
 def _best(model: str, nodes: Abouts) -> str | None:
-    fit = [name for name, about in nodes.items() if model not in about["models"] and model not in about.get("refused", {})]
+    fit = [
+        name for name, about in nodes.items() if model not in about["models"] and model not in about.get("refused", {})
+    ]
     return max(fit, key=lambda name: (nodes[name]["free_mb"], -len(nodes[name]["models"]), name), default=None)
 
 

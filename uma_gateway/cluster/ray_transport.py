@@ -51,7 +51,9 @@ class RayTransport:
                 await self._ask("about", "", timeout_s=FIRST_S)
             names = replicas.running(self._deployment)
         self._about = {name: about for name, about in self._about.items() if name in names}
-        replies = await asyncio.gather(*(self._ask("about", name, timeout_s=ABOUT_S) for name in names), return_exceptions=True)
+        replies = await asyncio.gather(
+            *(self._ask("about", name, timeout_s=ABOUT_S) for name in names), return_exceptions=True
+        )
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, dict) and "name" in reply:
                 self._about[name] = reply
@@ -115,7 +117,9 @@ class RayTransport:
                 self._about[place].setdefault("refused", {})[model] = refusal
         refusals = [about["refused"][model] for about in self._about.values() if model in about.get("refused", {})]
         message = refusals[0] if refusals else "no node of the cluster answers"
-        raise GatewayError(Kind.UNAVAILABLE, f"{model} cannot be loaded: {message}", code="insufficient_memory", retry_after_ms=5000)
+        raise GatewayError(
+            Kind.UNAVAILABLE, f"{model} cannot be loaded: {message}", code="insufficient_memory", retry_after_ms=5000
+        )
 
     async def close(self) -> None:
         """The handle is Serve's."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_replicas: dict[str, dict[str, str]] = {}  # by deployment: names of the running replicas, and their nodes; values are replaced, never changed
+_replicas: dict[
+    str, dict[str, str]
+] = {}  # by deployment: names of the running replicas, and their nodes; values are replaced, never changed
 
 
 def told(deployment: str, replicas: dict[str, str]) -> None:

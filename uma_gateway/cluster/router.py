@@ -40,10 +40,14 @@ class Knobs:
     """How it weighs."""
 
     beta: float = 1.0  # production-stack #1035 found 1 best for both kinds of load
-    stale_ns: int = 1_000_000_000  # older figures are not trusted to tell the least loaded: the better of two drawn is taken
+    stale_ns: int = (
+        1_000_000_000  # older figures are not trusted to tell the least loaded: the better of two drawn is taken
+    )
     lost_ns: int = 10_000_000_000  # who said nothing for so long gets nothing while others speak
     slack: float = 1.0  # requests beyond its sequences that a daemon may have, as a multiple of these: its own scheduler has a choice
-    warm_slack: float = 4.0  # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
+    warm_slack: float = (
+        4.0  # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
+    )
     max_queued: int = 1024  # requests of one lane that wait here; more are refused
 
 
@@ -102,7 +106,9 @@ class _Node:
     sent: dict[str, _Sent] = field(default_factory=dict)  # what it has of ours
     known: set[int] = field(default_factory=set)  # pages that it told of
     hoped: dict[int, int] = field(default_factory=dict)  # pages of what was sent, by how many requests
-    ended: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)  # when requests ended, and their pages: hoped until it tells
+    ended: deque[tuple[int, tuple[int, ...]]] = field(
+        default_factory=deque
+    )  # when requests ended, and their pages: hoped until it tells
 
     @property
     def n_requests(self) -> int:
@@ -123,7 +129,10 @@ class _Group:
         self.queues = (FairQueue(), FairQueue())
         self.usable = [0, 0]  # by lane: the daemons that may get a request ...
         self.warm = [0, 0]  # ... and those that may get one that is cached there
-        self.cold: tuple[list[float], list[float]] = ([], [])  # by lane and bit: load and a little for occupancy; infinite: not usable
+        self.cold: tuple[list[float], list[float]] = (
+            [],
+            [],
+        )  # by lane and bit: load and a little for occupancy; infinite: not usable
         self.sums = [0.0, 0.0]  # loads of the usable ones, by lane
 
     def join(self, node_id: str) -> _Node:
@@ -310,7 +319,17 @@ class Router:
         left, n_warm = warm, ask.n_tokens // (2 * PAGE)
         for bit in self._coldest(group, usable, ask.lane, now_ns) if usable else ():
             left &= ~(1 << bit)
-            yield bit, next((PAGE * (i + 1) for i in range(len(ask.pages) - 1, -1, -1) if group.holders.get(ask.pages[i], 0) >> bit & 1), 0)
+            yield (
+                bit,
+                next(
+                    (
+                        PAGE * (i + 1)
+                        for i in range(len(ask.pages) - 1, -1, -1)
+                        if group.holders.get(ask.pages[i], 0) >> bit & 1
+                    ),
+                    0,
+                ),
+            )
         for i in range(len(ask.pages) - 1, -1, -1):
             mask = group.holders.get(ask.pages[i], 0) & (left if i >= n_warm else left & usable)
             if mask:
@@ -436,7 +455,9 @@ class Router:
     def positions(self, group: str) -> dict[str, int]:
         """Of the requests that wait for a group: how many of their lane go before each."""
         found = self._groups.get(group)
-        return {ask.id: i for queue in found.queues for i, ask in enumerate(queue.in_turn())} if found is not None else {}
+        return (
+            {ask.id: i for queue in found.queues for i, ask in enumerate(queue.in_turn())} if found is not None else {}
+        )
 
     def wait_ms(self, ask: Ask) -> float:
         """How long one more request would wait here for a place, by the mean time that one takes."""

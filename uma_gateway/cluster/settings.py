@@ -98,7 +98,13 @@ def gateway_config(settings: ClusterSettings) -> Config:
             key = f"{section}.{name}".rstrip(".")
             if key not in known:
                 raise _invalid("gateway", f"there is no option `{key}`{_hint(key, list(known))}")
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+            text = (
+                ",".join(map(str, value))
+                if isinstance(value, list)
+                else str(value).lower()
+                if isinstance(value, bool)
+                else str(value)
+            )
             given[key] = text
     environ = {name: text for name, text in os.environ.items() if name.startswith("UMA_GATEWAY_")}
     return merge(SCHEMA, Inputs(given, environ, ""))[0]

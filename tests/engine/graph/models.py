@@ -15,9 +15,17 @@ from uma_core.engine.lib import ffi, lib
 
 N_VOCAB = 320
 WINDOW = {"attention.sliding_window": 24}
-ROPES = {"rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}  # of the layers that see everything
+ROPES = {
+    "rope.freq_base": 1e6,
+    "rope.scaling.type": "linear",
+    "rope.scaling.factor": 8.0,
+}  # of the layers that see everything
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 64}
-YARN_MORE = {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0, "rope.scaling.yarn_log_multiplier": 0.8}
+YARN_MORE = {
+    "rope.scaling.yarn_beta_fast": 16.0,
+    "rope.scaling.yarn_beta_slow": 2.0,
+    "rope.scaling.yarn_log_multiplier": 0.8,
+}
 LONG = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": 128, "rope.scaling.attn_factor": 1.19}
 LONG_FACTORS, LONG_FACTORS_16 = ({f"rope_factors_{kind}.weight": (n,) for kind in ("long", "short")} for n in (16, 8))
 GRANITE = {"logit_scale": 8.0, "residual_scale": 0.22, "embedding_scale": 12.0, "attention.scale": 0.02}
@@ -66,41 +74,83 @@ class Model:
 MODELS = {
     "llama": Model("llama", is_tied=False),
     "llama-mha": Model("llama", n_head=4, n_head_kv=4),
-    "llama-rope": Model("llama", meta={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, tensors={"rope_freqs.weight": (16,)}),
+    "llama-rope": Model(
+        "llama", meta={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, tensors={"rope_freqs.weight": (16,)}
+    ),
     "llama-q4_0": Model("llama", quant="q4_0"),
     "llama-f16": Model("llama", quant="f16"),
     "llama-yarn": Model("llama", meta=YARN),
     "llama-long": Model("llama", meta=LONG, tensors=LONG_FACTORS),
     "mixtral": Model("llama", n_expert=4),
-    "phi3": Model("phi3", is_joined=True, meta={**LONG, "rope.dimension_count": 16, "attention.sliding_window": 16}, tensors=LONG_FACTORS_16),
-    "phi3-short": Model("phi3", is_tied=False, meta=LONG | {"rope.scaling.original_context_length": 4096}, is_joined=True, tensors=LONG_FACTORS),
-    "mistral3": Model("mistral3", meta={**YARN, **YARN_MORE, "attention.temperature_scale": 0.3, "rope.scaling.original_context_length": 24}),
+    "phi3": Model(
+        "phi3",
+        is_joined=True,
+        meta={**LONG, "rope.dimension_count": 16, "attention.sliding_window": 16},
+        tensors=LONG_FACTORS_16,
+    ),
+    "phi3-short": Model(
+        "phi3",
+        is_tied=False,
+        meta=LONG | {"rope.scaling.original_context_length": 4096},
+        is_joined=True,
+        tensors=LONG_FACTORS,
+    ),
+    "mistral3": Model(
+        "mistral3",
+        meta={**YARN, **YARN_MORE, "attention.temperature_scale": 0.3, "rope.scaling.original_context_length": 24},
+    ),
     "mistral3-plain": Model("mistral3", is_tied=False),
     "gpt-oss": Model(
-        "gpt-oss", is_tied=False, n_layer=3, n_expert=4, has_bias=True, meta=WINDOW | YARN,
+        "gpt-oss",
+        is_tied=False,
+        n_layer=3,
+        n_expert=4,
+        has_bias=True,
+        meta=WINDOW | YARN,
         layer_tensors={
-            "attn_sinks.weight": (4,), "attn_output.bias": (128,), "ffn_gate_inp.bias": (4,), "ffn_gate_exps.bias": (4, 160),
-            "ffn_up_exps.bias": (4, 160), "ffn_down_exps.bias": (4, 128),
+            "attn_sinks.weight": (4,),
+            "attn_output.bias": (128,),
+            "ffn_gate_inp.bias": (4,),
+            "ffn_gate_exps.bias": (4, 160),
+            "ffn_up_exps.bias": (4, 160),
+            "ffn_down_exps.bias": (4, 128),
         },
         renamed={"ffn_norm.weight": "post_attention_norm.weight"},
     ),
     "glm4": Model(
-        "glm4", has_post_norms=True, meta={"rope.dimension_count": 16},
-        layer_tensors={"ffn_up.weight": (320, 128)}, without=("ffn_gate.weight",),
+        "glm4",
+        has_post_norms=True,
+        meta={"rope.dimension_count": 16},
+        layer_tensors={"ffn_up.weight": (320, 128)},
+        without=("ffn_gate.weight",),
     ),
     "smollm3": Model("smollm3", n_layer=5),
-    "seed_oss": Model("seed_oss", has_bias=True, is_tied=False, renamed={"ffn_norm.weight": "post_attention_norm.weight"}),
+    "seed_oss": Model(
+        "seed_oss", has_bias=True, is_tied=False, renamed={"ffn_norm.weight": "post_attention_norm.weight"}
+    ),
     "granite": Model("granite", meta=GRANITE),
     "granite-nope": Model("granite", meta=GRANITE | {"rope.scaling.finetuned": False}),
     "granitemoe": Model("granitemoe", n_expert=4, meta=GRANITE),
     "granitemoe-shared": Model(
-        "granitemoe", n_expert=4, meta=GRANITE | {"expert_shared_feed_forward_length": 96},
-        layer_tensors={"ffn_gate_shexp.weight": (96, 128), "ffn_up_shexp.weight": (96, 128), "ffn_down_shexp.weight": (128, 96)},
+        "granitemoe",
+        n_expert=4,
+        meta=GRANITE | {"expert_shared_feed_forward_length": 96},
+        layer_tensors={
+            "ffn_gate_shexp.weight": (96, 128),
+            "ffn_up_shexp.weight": (96, 128),
+            "ffn_down_shexp.weight": (128, 96),
+        },
     ),
     "qwen2moe": Model(
-        "qwen2moe", n_expert=4, has_bias=True, is_tied=False, meta={"expert_shared_feed_forward_length": 96},
+        "qwen2moe",
+        n_expert=4,
+        has_bias=True,
+        is_tied=False,
+        meta={"expert_shared_feed_forward_length": 96},
         layer_tensors={
-            "ffn_gate_shexp.weight": (96, 128), "ffn_up_shexp.weight": (96, 128), "ffn_down_shexp.weight": (128, 96),
+            "ffn_gate_shexp.weight": (96, 128),
+            "ffn_up_shexp.weight": (96, 128),
+            "ffn_down_shexp.weight": (128, 96),
             "ffn_gate_inp_shexp.weight": (128,),
         },
     ),
@@ -108,10 +158,16 @@ MODELS = {
     "qwen3": Model("qwen3", dim=64, has_qk_norm=True),
     "qwen3moe": Model("qwen3moe", dim=64, has_qk_norm=True, n_expert=4),
     "gemma": Model("gemma", n_head_kv=1, dim=64),
-    "gemma2": Model("gemma2", has_post_norms=True, meta={**WINDOW, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0}),
+    "gemma2": Model(
+        "gemma2", has_post_norms=True, meta={**WINDOW, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 3.0}
+    ),
     "gemma2-plain": Model("gemma2", has_post_norms=True),
-    "gemma3": Model("gemma3", has_post_norms=True, has_qk_norm=True, meta={**WINDOW, "attention.sliding_window_pattern": 2} | ROPES),
-    "gemma3-windows": Model("gemma3", has_post_norms=True, has_qk_norm=True, is_tied=False, meta={**WINDOW, "rope.freq_base_swa": 500.0}),
+    "gemma3": Model(
+        "gemma3", has_post_norms=True, has_qk_norm=True, meta={**WINDOW, "attention.sliding_window_pattern": 2} | ROPES
+    ),
+    "gemma3-windows": Model(
+        "gemma3", has_post_norms=True, has_qk_norm=True, is_tied=False, meta={**WINDOW, "rope.freq_base_swa": 500.0}
+    ),
     "gemma3-plain": Model("gemma3", has_post_norms=True, has_qk_norm=True, meta={"final_logit_softcapping": 2.0}),
 }
 
@@ -177,7 +233,10 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
         (writer.add_block_count, model.n_layer),
         (writer.add_feed_forward_length, model.n_ff),
         (writer.add_head_count, model.n_head),
-        (writer.add_head_count_kv, [model.kinds[i % len(model.kinds)][0] for i in range(model.n_layer)] if model.kinds else model.n_head_kv),
+        (
+            writer.add_head_count_kv,
+            [model.kinds[i % len(model.kinds)][0] for i in range(model.n_layer)] if model.kinds else model.n_head_kv,
+        ),
         (writer.add_key_length, model.dim),
         (writer.add_value_length, model.dim_v or model.dim),
         (writer.add_rope_dimension_count, model.dim),
@@ -188,14 +247,21 @@ def _metadata(writer: gguf.GGUFWriter, model: Model) -> None:
         writer.add_expert_count(model.n_expert)
         writer.add_expert_used_count(2)
         writer.add_expert_feed_forward_length(model.n_ff)
-    adders: dict[type, Callable[..., None]] = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    adders: dict[type, Callable[..., None]] = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
     adders |= {bool: writer.add_bool, list: writer.add_array}
     for key, value in model.meta.items():
         adders[type(value)](key if "split." in key else f"{model.arch}.{key}", value)
 
 
 def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
-    out: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB, model.n_embd), "output_norm.weight": (model.n_embd,)}
+    out: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (N_VOCAB, model.n_embd),
+        "output_norm.weight": (model.n_embd,),
+    }
     out |= model.model_tensors
     if not model.is_tied:
         out["output.weight"] = (N_VOCAB, model.n_embd)
@@ -221,7 +287,10 @@ def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
         if experts:
             out[p + "ffn_gate_inp.weight"] = (model.n_expert, model.n_embd)
         out |= {p + name: dims for name, dims in model.layer_tensors.items()}
-        out = {p + model.renamed.get(name.removeprefix(p), name.removeprefix(p)) if name.startswith(p) else name: dims for name, dims in out.items()}
+        out = {
+            p + model.renamed.get(name.removeprefix(p), name.removeprefix(p)) if name.startswith(p) else name: dims
+            for name, dims in out.items()
+        }
     return out
 
 

@@ -53,7 +53,18 @@ def has_arranged() -> bool:
 
 
 ONLY_ARRANGED = [*(f"llama-{quant}" for quant in (*BLOCKS_OF_32, "q5_k", "iq4_xs")), "mixtral-mxfp4"]
-READ_PLAIN = ["llama", "llama-q4_0", "llama-q4_k", "llama-q6_k", "qwen2", "gemma", "mixtral", "mixtral-q4_k", "llama-f16", "llama-bf16"]
+READ_PLAIN = [
+    "llama",
+    "llama-q4_0",
+    "llama-q4_k",
+    "llama-q6_k",
+    "qwen2",
+    "gemma",
+    "mixtral",
+    "mixtral-q4_k",
+    "llama-f16",
+    "llama-bf16",
+]
 
 
 @pytest.mark.parametrize("name", READ_PLAIN)
@@ -83,7 +94,10 @@ def test_a_tied_embedding_is_in_memory_twice_and_other_weights_once(written) -> 
     for name, is_tied in (("llama", False), ("qwen2", True)):
         path = written(MODELS[name])
         header = Header(path)
-        n_file, embedding = sum(place.n_bytes for place in header.tensors.values()), header.tensors["token_embd.weight"].n_bytes
+        n_file, embedding = (
+            sum(place.n_bytes for place in header.tensors.values()),
+            header.tensors["token_embd.weight"].n_bytes,
+        )
         header.close()
         with opened(path, "auto") as engine:
             extra = engine.info.weight_bytes - n_file - (embedding if is_tied else 0)

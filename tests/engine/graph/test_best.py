@@ -24,7 +24,9 @@ def stock() -> Iterator[GraphEngine]:
         yield engine
 
 
-def test_the_best_token_is_taken_unless_its_sampler_bans_it(stock: GraphEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_token_is_taken_unless_its_sampler_bans_it(
+    stock: GraphEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     banned = Counter(generate(stock, 0, read(stock, 0, tokens_of(stock, 40)), 40)).most_common(1)[0][0]
     stock.kv_truncate(0, 0)
     assert stock._loaded is not None
@@ -50,7 +52,11 @@ def test_the_best_token_is_taken_unless_its_sampler_bans_it(stock: GraphEngine, 
 
 @pytest.mark.parametrize(
     ("params", "is_greedy"),
-    [(SamplingParams(temperature=0.0), True), (SamplingParams(temperature=0.5), False), (SamplingParams(temperature=0.0, repeat_penalty=1.1), False)],
+    [
+        (SamplingParams(temperature=0.0), True),
+        (SamplingParams(temperature=0.5), False),
+        (SamplingParams(temperature=0.0, repeat_penalty=1.1), False),
+    ],
 )
 def test_a_penalty_or_a_draw_wants_all_logits(stock: GraphEngine, params: SamplingParams, is_greedy: bool) -> None:
     sampler = stock.sampler(params, 1)

@@ -27,7 +27,19 @@ N_OPERATIONS = 25  # of a schedule
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 CASES = [
     *(f"llama-{quant}" for quant in ("q4_0", "f16", "bf16", *BLOCKS_OF_32, *BLOCKS_OF_256)),
-    *("llama", "mixtral", "mixtral-q4_k", "mixtral-mxfp4", "qwen2", "qwen2moe", "qwen3moe", "gemma2", "gemma3", "gemma4-small", "gemma4-experts"),
+    *(
+        "llama",
+        "mixtral",
+        "mixtral-q4_k",
+        "mixtral-mxfp4",
+        "qwen2",
+        "qwen2moe",
+        "qwen3moe",
+        "gemma2",
+        "gemma3",
+        "gemma4-small",
+        "gemma4-experts",
+    ),
     *("gpt-oss", "phi3", "mistral3", "granitemoe-shared"),
 ]
 N_SCHEDULES = 10_000 // (2 * len(CASES) + 3) + 1 if IS_FULL else 4
@@ -48,7 +60,9 @@ def check(path: str, options: EngineOptions, seed: int) -> None:
             pytest.skip("this processor's kernels leave single rows to ggml")
         for _ in range(N_SCHEDULES):
             world.live(N_OPERATIONS)
-            held = [seq for seq, tokens in enumerate(world.tokens) if tokens and len(tokens) < world.engine.info.n_ctx_seq]
+            held = [
+                seq for seq, tokens in enumerate(world.tokens) if tokens and len(tokens) < world.engine.info.n_ctx_seq
+            ]
             if held:
                 texts = step(world.engine, [(seq, 100) for seq in held])
             for row, seq in enumerate(held):
@@ -56,7 +70,9 @@ def check(path: str, options: EngineOptions, seed: int) -> None:
                 plain.kv_truncate(0, 0)
                 read(plain, 0, np.array(tokens, np.int32), False)
                 assert step(plain, [(0, 100)]) == [texts[row]]
-                assert np.array_equal(world.engine.logits(row), plain.logits(0)), f"sequence {seq} of {len(tokens)} tokens"
+                assert np.array_equal(world.engine.logits(row), plain.logits(0)), (
+                    f"sequence {seq} of {len(tokens)} tokens"
+                )
                 tokens.append(100)
     finally:
         world.engine.close()
@@ -67,7 +83,11 @@ def check(path: str, options: EngineOptions, seed: int) -> None:
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("name", CASES)
 def test_random_schedules(name: str, kv_type: str, written: Callable[[Model], str]) -> None:
-    check(written((MODELS | TYPED)[name]), replace(OPTIONS, kv_type=kv_type, deterministic=True), random.Random(name + kv_type).randrange(10**6))
+    check(
+        written((MODELS | TYPED)[name]),
+        replace(OPTIONS, kv_type=kv_type, deterministic=True),
+        random.Random(name + kv_type).randrange(10**6),
+    )
 
 
 @pytest.mark.fuzz
@@ -88,7 +108,10 @@ def opened(path: str, options: EngineOptions) -> Iterator[GraphEngine]:
 def test_deep_sequences_that_share_their_beginning() -> None:
     """Deep enough for parts of every size, and for tasks of one part each."""
     options = replace(OPTIONS, n_ctx=4 * 6144, threads=4)
-    with opened(DRAFT, options) as engine, opened(DRAFT, replace(options, n_seq=1, n_ctx=6144, threads=1, prefill_lanes=1)) as plain:
+    with (
+        opened(DRAFT, options) as engine,
+        opened(DRAFT, replace(options, n_seq=1, n_ctx=6144, threads=1, prefill_lanes=1)) as plain,
+    ):
         if not has_promise(engine):
             pytest.skip("this processor's kernels leave single rows to ggml")
         tokens = tokens_of(engine, 5300)
@@ -118,7 +141,9 @@ def test_texts_of_chats_together_are_those_of_each_alone() -> None:
         engine.kv_truncate(0, 0)
         texts = [[read(engine, seq, prompt)] for seq, prompt in enumerate(prompts)]
         for _ in range(12):
-            for text, token in zip(texts, step(engine, [(seq, text[-1]) for seq, text in enumerate(texts)]), strict=True):
+            for text, token in zip(
+                texts, step(engine, [(seq, text[-1]) for seq, text in enumerate(texts)]), strict=True
+            ):
                 text.append(token)
         assert texts == alone
 

@@ -33,7 +33,9 @@ def test_logits_are_llama_cpps(name: str, pair: Pair, written: Callable[[Model],
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 @pytest.mark.parametrize("window", [1, 64, 65, 100, 200])
-def test_windows_that_end_anywhere_in_a_page(name: str, window: int, pair: Pair, written: Callable[[Model], str]) -> None:
+def test_windows_that_end_anywhere_in_a_page(
+    name: str, window: int, pair: Pair, written: Callable[[Model], str]
+) -> None:
     model = MODELS[name]
     graph, llama = pair(written(replace(model, meta=model.meta | {"attention.sliding_window": window})), SMALL)
     prompt = tokens_of(graph, 220)
@@ -48,7 +50,9 @@ def test_windows_that_end_anywhere_in_a_page(name: str, window: int, pair: Pair,
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("is_ours", [False, True])
-def test_with_either_kernels_and_kv_type(kv_type: str, is_ours: bool, pair: Pair, written: Callable[[Model], str]) -> None:
+def test_with_either_kernels_and_kv_type(
+    kv_type: str, is_ours: bool, pair: Pair, written: Callable[[Model], str]
+) -> None:
     """No closer than rounding allows: ggml's attention rounds its queries, and llama.cpp rotates what it stores as q8_0."""
     graph, llama = pair(written(MODELS["qwen3"]), replace(SMALL, kv_type=kv_type, cpu_kernels=is_ours))
     prompt = tokens_of(graph, 150)

@@ -35,7 +35,9 @@ def sizes(context: Any) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_its_sizes_are_those_of_a_graph_built_for_the_batch(model: Model, written: Callable[[Model], str], is_stock: bool) -> None:
+def test_its_sizes_are_those_of_a_graph_built_for_the_batch(
+    model: Model, written: Callable[[Model], str], is_stock: bool
+) -> None:
     with closing(GraphEngine(written(model), SMALL, is_stock=is_stock)) as engine:
         loaded = engine._loaded
         assert loaded is not None

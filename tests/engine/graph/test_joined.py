@@ -20,7 +20,10 @@ COPIED = replace(SMALL, load_mode="none")  # as on a device that cannot read the
 
 
 def test_logits_are_those_of_each_matrix_alone() -> None:
-    with closing(GraphEngine(DRAFT, COPIED, is_stock=True)) as joined, closing(GraphEngine(DRAFT, SMALL, is_stock=True)) as plain:
+    with (
+        closing(GraphEngine(DRAFT, COPIED, is_stock=True)) as joined,
+        closing(GraphEngine(DRAFT, SMALL, is_stock=True)) as plain,
+    ):
         assert joined._loaded is not None and joined._loaded.weights.part("blk.0.attn_k") is not None
         assert plain._loaded is not None and plain._loaded.weights.part("blk.0.attn_k") is None
         for engine in (joined, plain):

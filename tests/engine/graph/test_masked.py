@@ -19,14 +19,24 @@ from uma_core.engine.lib import ffi, lib
 
 N_PAGES, N_SEQ, N_PAGES_SEQ, STEP = 40, 5, 12, 256
 N_CELLS = N_PAGES * PAGE
-RUN = st.tuples(st.integers(0, N_SEQ - 1), st.integers(0, 700), st.integers(1, 68))  # sequence, first position, how many
+RUN = st.tuples(
+    st.integers(0, N_SEQ - 1), st.integers(0, 700), st.integers(1, 68)
+)  # sequence, first position, how many
 RUNS = st.lists(RUN, min_size=1, max_size=4, unique_by=lambda run: run[0])
 
 
-def painted(runs: list[tuple[int, int, int]], table: np.ndarray, window: int) -> tuple[tuple[int, int], list[np.ndarray]]:
+def painted(
+    runs: list[tuple[int, int, int]], table: np.ndarray, window: int
+) -> tuple[tuple[int, int], list[np.ndarray]]:
     """(first cell, cells) and the masks as C makes them, each (rows, cells): whether a row sees a cell."""
-    seq, pos = (np.array(x, np.int32) for x in zip(*[(s, p) for s, p0, n in runs for p in range(p0, min(p0 + n, N_PAGES_SEQ * PAGE))], strict=True))
-    rows = ffi.new("uma_rows *", {"n": len(pos), "pos": ffi.from_buffer("int32_t *", pos), "seq_id": ffi.from_buffer("int32_t *", seq)})
+    seq, pos = (
+        np.array(x, np.int32)
+        for x in zip(*[(s, p) for s, p0, n in runs for p in range(p0, min(p0 + n, N_PAGES_SEQ * PAGE))], strict=True)
+    )
+    rows = ffi.new(
+        "uma_rows *",
+        {"n": len(pos), "pos": ffi.from_buffer("int32_t *", pos), "seq_id": ffi.from_buffer("int32_t *", seq)},
+    )
     pages, span = ffi.from_buffer("int32_t *", table), ffi.new("int64_t[2]")
     lib.uma_mask_span(rows, pages, N_PAGES_SEQ, N_CELLS, span)
     masks = [np.full((len(pos), span[1]), 7, np.uint16) for _ in range(2)]
@@ -38,7 +48,9 @@ def painted(runs: list[tuple[int, int, int]], table: np.ndarray, window: int) ->
 
 
 @given(RUNS, st.integers(1, 300), st.integers(0, 2**32))
-def test_a_row_sees_its_own_positions_and_no_other_cell(runs: list[tuple[int, int, int]], window: int, seed: int) -> None:
+def test_a_row_sees_its_own_positions_and_no_other_cell(
+    runs: list[tuple[int, int, int]], window: int, seed: int
+) -> None:
     draw = np.random.default_rng(seed)
     table = np.stack([draw.permutation(N_PAGES)[:N_PAGES_SEQ] for _ in range(N_SEQ)]).astype(np.int32)
     (first, n), (full, windowed) = painted(runs, table, window)
@@ -52,15 +64,21 @@ def test_a_row_sees_its_own_positions_and_no_other_cell(runs: list[tuple[int, in
             row += 1
 
 
-@pytest.mark.parametrize(("pages", "span"), [([0], (0, 256)), ([3, 4], (0, 512)), ([4, 7], (256, 256)), ([9, 5], (256, 512))])
+@pytest.mark.parametrize(
+    ("pages", "span"), [([0], (0, 256)), ([3, 4], (0, 512)), ([4, 7], (256, 256)), ([9, 5], (256, 512))]
+)
 def test_a_span_begins_and_ends_at_steps_around_the_pages(pages: list[int], span: tuple[int, int]) -> None:
     table = np.zeros((N_SEQ, N_PAGES_SEQ), np.int32)
     table[2, : len(pages)] = pages
     assert painted([(2, len(pages) * PAGE - 17, 17)], table, 1)[0] == span
 
 
-@pytest.mark.parametrize(("pages", "span"), [([0], (0, 1024)), ([15, 16], (0, 2048)), ([17], (1024, 1024)), ([33, 39], (2048, 512))])
-def test_the_span_of_few_rows_goes_by_larger_steps_as_far_as_there_are_cells(pages: list[int], span: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("pages", "span"), [([0], (0, 1024)), ([15, 16], (0, 2048)), ([17], (1024, 1024)), ([33, 39], (2048, 512))]
+)
+def test_the_span_of_few_rows_goes_by_larger_steps_as_far_as_there_are_cells(
+    pages: list[int], span: tuple[int, int]
+) -> None:
     table = np.zeros((N_SEQ, N_PAGES_SEQ), np.int32)
     table[2, : len(pages)] = pages
     assert painted([(2, len(pages) * PAGE - 16, 16)], table, 1)[0] == span
@@ -83,6 +101,10 @@ def test_one_graph_serves_every_span() -> None:
             forwards.add(forward)
             spans.append(forward.span)
             mask = forward.native.mask
-            assert (mask.first, mask.n_cells) == forward.span == (mask.views[0].view_offs // mask.views[0].nb[1], mask.views[0].ne[1])
+            assert (
+                (mask.first, mask.n_cells)
+                == forward.span
+                == (mask.views[0].view_offs // mask.views[0].nb[1], mask.views[0].ne[1])
+            )
             assert mask.inputs[0].ne[0] == forward.span.n < forward.batch.n_span
     assert len(forwards) == 1 and len(set(spans)) > 1

@@ -45,7 +45,11 @@ class World:
     def begin(self) -> None:
         seq = self.random.choice(self.idle() or [-1])
         chunk = self.draw(self.random.choice([1, 5, 64, 100, 256]))
-        if seq >= 0 and self.room(seq, len(chunk)) and self.engine.prefill_open(seq, np.array(chunk, np.int32), self.random.random() < 0.5):
+        if (
+            seq >= 0
+            and self.room(seq, len(chunk))
+            and self.engine.prefill_open(seq, np.array(chunk, np.int32), self.random.random() < 0.5)
+        ):
             self.reading[seq] = chunk
 
     def go_on(self) -> None:
@@ -108,7 +112,10 @@ class World:
             self.tokens[empty[0]] = list(tokens)
 
     def live(self, n: int) -> None:
-        often, rarely = [self.go_on, self.decode], [self.begin, self.give_up, self.copy, self.cut, self.park, self.restore]
+        often, rarely = (
+            [self.go_on, self.decode],
+            [self.begin, self.give_up, self.copy, self.cut, self.park, self.restore],
+        )
         for _ in range(n):
             self.random.choice([*often, *often, *rarely])()
         while self.reading:
@@ -122,7 +129,9 @@ def test_every_sequence_continues_as_if_read_at_once(path: str, seed: int, is_st
     check(path, seed, is_stock)
 
 
-@pytest.mark.parametrize("name", ["phi3", "mistral3", "gpt-oss", "granitemoe-shared", "gemma3", "gemma4-small", "gemma4-experts"])
+@pytest.mark.parametrize(
+    "name", ["phi3", "mistral3", "gpt-oss", "granitemoe-shared", "gemma3", "gemma4-small", "gemma4-experts"]
+)
 def test_so_it_does_in_families_with_more(name: str, is_stock: bool, written: Callable[[Model], str]) -> None:
     check(written(replace(MODELS[name], quant="f16")), 1, is_stock)
 

@@ -18,7 +18,9 @@ HEADS = [(4, 4, 64), (14, 2, 64), (8, 1, 128), (6, 2, 80), (40, 1, 32)]
 class Case:
     """Random K and V in pages, and the operation on them as a graph of one node."""
 
-    def __init__(self, heads: tuple[int, int, int], kind: str, seed: int, window: int = 0, softcap: float = 0.0) -> None:
+    def __init__(
+        self, heads: tuple[int, int, int], kind: str, seed: int, window: int = 0, softcap: float = 0.0
+    ) -> None:
         self.window, self.softcap = window, softcap
         self.n_head, self.n_head_kv, self.dim = heads
         self.draw = np.random.default_rng(seed)
@@ -28,7 +30,13 @@ class Case:
         self.arena = np.zeros(values.size // self.dim * self.cell_bytes + 64, np.uint8)
         n_rows = values.size // self.dim
         lib.ggml_quantize_chunk(
-            self.kind, ffi.from_buffer("float *", values), ffi.from_buffer("void *", self.arena), 0, n_rows, self.dim, ffi.NULL
+            self.kind,
+            ffi.from_buffer("float *", values),
+            ffi.from_buffer("void *", self.arena),
+            0,
+            n_rows,
+            self.dim,
+            ffi.NULL,
         )
         exact = np.zeros_like(values)
         to_float = lib.ggml_get_type_traits(self.kind).to_float
@@ -41,19 +49,32 @@ class Case:
         n, scale = len(rows), self.dim**-0.5
         q = self.draw.standard_normal((n, self.n_head, self.dim)).astype(np.float32)
         page_rows = 2 * self.n_head_kv * PAGE
-        sizes = {"n_head": self.n_head, "n_head_kv": self.n_head_kv, "dim_k": self.dim, "dim_v": self.dim, "n_threads": n_threads}
+        sizes = {
+            "n_head": self.n_head,
+            "n_head_kv": self.n_head_kv,
+            "dim_k": self.dim,
+            "dim_v": self.dim,
+            "n_threads": n_threads,
+        }
         sizes |= {"k_bytes": self.cell_bytes, "v_bytes": self.cell_bytes}
         caps = {"softcap": self.softcap, "window": self.window}
-        shape = ffi.new("uma_paged_shape *", {**sizes, **caps, "page_bytes": page_rows * self.cell_bytes, "scale": scale})
+        shape = ffi.new(
+            "uma_paged_shape *", {**sizes, **caps, "page_bytes": page_rows * self.cell_bytes, "scale": scale}
+        )
         paged = lib.uma_paged_new(shape, n)
         out = np.full((n, self.n_head * self.dim), np.nan, np.float32)
         seq, pos = (np.array(x, np.int32) for x in zip(*rows, strict=True))
-        native = ffi.new("uma_rows *", {"n": n, "pos": ffi.from_buffer("int32_t *", pos), "seq_id": ffi.from_buffer("int32_t *", seq)})
+        native = ffi.new(
+            "uma_rows *",
+            {"n": n, "pos": ffi.from_buffer("int32_t *", pos), "seq_id": ffi.from_buffer("int32_t *", seq)},
+        )
         assert lib.uma_paged_plan(paged, native, ffi.from_buffer("int32_t *", self.table), N_PAGES_SEQ)
         for _ in range(2):  # as in two layers: the plan serves both
             self._compute(paged, (q, out), page_rows, n_threads)
         lib.uma_paged_free(paged)
-        return out.reshape(n, self.n_head, self.dim), np.stack([self._expected(q[i], s, p, scale) for i, (s, p) in enumerate(rows)])
+        return out.reshape(n, self.n_head, self.dim), np.stack(
+            [self._expected(q[i], s, p, scale) for i, (s, p) in enumerate(rows)]
+        )
 
     def _compute(self, paged: object, arrays: tuple[np.ndarray, np.ndarray], page_rows: int, n_threads: int) -> None:
         q, out = arrays
@@ -68,7 +89,17 @@ class Case:
         args = ffi.new("struct ggml_tensor *[]", sources)
         kernel = ffi.addressof(lib, "uma_paged_attention")
         node = lib.ggml_custom_4d(
-            context, lib.GGML_TYPE_F32, self.n_head * self.dim, len(q), 1, 1, args, 3, kernel, lib.GGML_N_TASKS_MAX, paged
+            context,
+            lib.GGML_TYPE_F32,
+            self.n_head * self.dim,
+            len(q),
+            1,
+            1,
+            args,
+            3,
+            kernel,
+            lib.GGML_N_TASKS_MAX,
+            paged,
         )
         node.data = ffi.from_buffer("void *", out)
         graph = lib.ggml_new_graph(context)
@@ -83,7 +114,9 @@ class Case:
         """(n_head, dim) in float64."""
         pages = self.values[self.table[seq, : pos // PAGE + 1]]  # (pages, K and V, heads, positions, dim)
         seen = slice(max(0, pos + 1 - self.window) if self.window else 0, pos + 1)
-        k, v = (pages[:, part].transpose(1, 0, 2, 3).reshape(self.n_head_kv, -1, self.dim)[:, seen] for part in range(2))
+        k, v = (
+            pages[:, part].transpose(1, 0, 2, 3).reshape(self.n_head_kv, -1, self.dim)[:, seen] for part in range(2)
+        )
         out = []
         for h in range(self.n_head):
             scores = k[h * self.n_head_kv // self.n_head] @ q[h].astype(np.float64) * scale

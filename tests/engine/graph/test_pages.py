@@ -35,7 +35,11 @@ class World:
     """Each sequence's positions hold numbers that nobody else writes."""
 
     def __init__(self, n_pages: int, is_stock: bool = False) -> None:
-        store = Cells(SHAPE, "f16", n_pages, device_of(EngineOptions(n_gpu_layers=0), is_stock=True), False) if is_stock else Arena(SHAPE, "f16", n_pages)
+        store = (
+            Cells(SHAPE, "f16", n_pages, device_of(EngineOptions(n_gpu_layers=0), is_stock=True), False)
+            if is_stock
+            else Arena(SHAPE, "f16", n_pages)
+        )
         self.pages = Pages(store, (n_pages, N_SEQ, N_CTX_SEQ))
         self.content: list[list[int]] = [[] for _ in range(N_SEQ)]
         self.n_written = 0
@@ -149,7 +153,10 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_returned_memory_is_really_returned() -> None:
-    pages = Pages(Arena(dataclasses.replace(SHAPE, layers=tuple(Layer(8, 8, 32, 32, ROPE, i) for i in range(16))), "f16", 64), (64, 1, 64 * PAGE))
+    pages = Pages(
+        Arena(dataclasses.replace(SHAPE, layers=tuple(Layer(8, 8, 32, 32, ROPE, i) for i in range(16))), "f16", 64),
+        (64, 1, 64 * PAGE),
+    )
     pages.reserve(0, 0, 64 * PAGE)
     before = resident_bytes()
     pages.touch(0)

@@ -20,11 +20,15 @@ CASES = {
     "metadata llama.attention.scale": replace(LLAMA, meta={"attention.scale": 0.5}),
     "metadata llama.attention.sliding_window": replace(LLAMA, meta={"attention.sliding_window": 64}),
     "metadata gemma3.attn_logit_softcapping": replace(MODELS["gemma3"], meta={"attn_logit_softcapping": 50.0}),
-    "rope scaling of a new kind": replace(LLAMA, meta={"rope.scaling.type": "of a new kind", "rope.scaling.factor": 4.0}),
+    "rope scaling of a new kind": replace(
+        LLAMA, meta={"rope.scaling.type": "of a new kind", "rope.scaling.factor": 4.0}
+    ),
     "metadata llama.expert_used_count that differs by layer": replace(LLAMA, meta={"expert_used_count": [2, 1]}),
     "a file without blk.1.ffn_up.weight": replace(LLAMA, without=("blk.1.ffn_up.weight",)),
     "a use of blk.0.attn_sinks.weight": replace(LLAMA, tensors={"blk.0.attn_sinks.weight": (4,)}),
-    "blk.0.attn_norm.weight of this shape": replace(LLAMA, without=("blk.0.attn_norm.weight",), tensors={"blk.0.attn_norm.weight": (64,)}),
+    "blk.0.attn_norm.weight of this shape": replace(
+        LLAMA, without=("blk.0.attn_norm.weight",), tensors={"blk.0.attn_norm.weight": (64,)}
+    ),
     "heads whose K and V differ in length": replace(LLAMA, dim_v=64),
     "KV heads of length 576": replace(LLAMA, dim=576),
 }

@@ -42,7 +42,14 @@ class Pool:
             self.engine.kv_truncate(seq_id, 0)
         clock = MonotonicClock()
         limits = Limits(max_sessions=100, queue=(100, 100))
-        self.executor = Executor(self.engine, Admittance(limits, clock), SchedulerConfig(), guess(device_view(self.engine)), new_registry(), clock)
+        self.executor = Executor(
+            self.engine,
+            Admittance(limits, clock),
+            SchedulerConfig(),
+            guess(device_view(self.engine)),
+            new_registry(),
+            clock,
+        )
         self.executor.set_cache(CacheSettings(is_on=True, ram_bytes=1 << 24))
         self.n_running = self.n_full = 0
         self.reasons: dict[str, FinishReason] = {}
@@ -54,7 +61,9 @@ class Pool:
     def tick(self) -> None:
         self.executor.tick()
         running = [s for s in self.executor.table if s.seq_id >= 0]
-        self.n_running = max(self.n_running, len(running))  # whatever the clock says: who reads while others decode depends on it
+        self.n_running = max(
+            self.n_running, len(running)
+        )  # whatever the clock says: who reads while others decode depends on it
         self.n_full += any(s.n_full for s in running)
         while self.executor.events:
             event = self.executor.events.popleft()
@@ -129,7 +138,9 @@ def test_residency_counts_whole_pages_that_are_computed(pool: Pool) -> None:
     prefix = text(3 * PAGE, 1)
     pool.ask("first", prefix + text(20, 2), 300)
     pool.until_streaming(1)
-    pool.ask("second", prefix + text(3, 3), 60)  # few tokens: how soon they are read beside the first one depends on the clock
+    pool.ask(
+        "second", prefix + text(3, 3), 60
+    )  # few tokens: how soon they are read beside the first one depends on the clock
     pool.until_streaming(2)
     there = residency(pool.engine, pool.executor.table)
     assert there.n_saved == 3 * PAGE and sorted(there.shared)[-2:] == [3 * PAGE] * 2

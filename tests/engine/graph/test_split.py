@@ -98,7 +98,11 @@ def test_what_is_no_whole_model_is_refused(paths: tuple[str, str], tmp_path: Pat
     alone = str(other / os.path.basename(paths[1]))
     shutil.copy(paths[1], alone)
     second = paths[1].replace("-00001-", "-00002-")
-    for path, words in ((renamed, "does not end in -00001-of-00003"), (alone, "-00002-of-00003.gguf: No such file"), (second, "not the first file")):
+    for path, words in (
+        (renamed, "does not end in -00001-of-00003"),
+        (alone, "-00002-of-00003.gguf: No such file"),
+        (second, "not the first file"),
+    ):
         with pytest.raises(UmaError, match=words) as caught:
             GraphEngine(path, SMALL)
         assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED

@@ -66,7 +66,10 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "You are helpful."},
     {"role": "user", "content": "What is the weather in Paris?"},
 ]
-CALLS: list[tuple[str, dict[str, Any]]] = [("get_weather", {"city": "Paris"}), ("search", {"query": "hotels", "limit": 3})]
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("get_weather", {"city": "Paris"}),
+    ("search", {"query": "hotels", "limit": 3}),
+]
 NAMED: dict[str, Any] = {"type": "function", "function": {"name": "search"}}
 REQUESTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -7,7 +7,9 @@ from uma_gateway.chat.library import encode
 
 RECURSIVE = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
 ENDLESS = "{% for i in range(1000000000) %}{% endfor %}"
-GROWING = "{% set ns = namespace(a='x' * 1000) %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}{{ ns.a }}"
+GROWING = (
+    "{% set ns = namespace(a='x' * 1000) %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}{{ ns.a }}"
+)
 NESTED = "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"
 # 40 calls of itself for each level of what it is given
 DEEP = (
@@ -18,9 +20,16 @@ DEEP = (
 
 @pytest.mark.parametrize(
     ("source", "reason"),
-    [(RECURSIVE, "overflows the stack"), (NESTED, "overflows the stack"), (ENDLESS, "runs for more than"), (GROWING, "memory|runs for more")],
+    [
+        (RECURSIVE, "overflows the stack"),
+        (NESTED, "overflows the stack"),
+        (ENDLESS, "runs for more than"),
+        (GROWING, "memory|runs for more"),
+    ],
 )
-def test_a_template_that_would_end_or_hold_the_process_is_refused(source: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_would_end_or_hold_the_process_is_refused(
+    source: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(check, "DEPTHS", (48,))
     with pytest.raises(ChatError, match=reason) as caught:
         Templates(source)

@@ -10,19 +10,46 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.gateway.chat.conftest import CALLS, MESSAGES, NAMES, REQUESTS, SCHEMA, TOOLS, UNWRITTEN, WITHOUT_CALLS, apply, templates, written
+from tests.gateway.chat.conftest import (
+    CALLS,
+    MESSAGES,
+    NAMES,
+    REQUESTS,
+    SCHEMA,
+    TOOLS,
+    UNWRITTEN,
+    WITHOUT_CALLS,
+    apply,
+    templates,
+    written,
+)
 from tests.gateway.chat.test_parser import KNOWN
 from uma_gateway.chat import Applied, ChatError, constraint
 from uma_gateway.chat.generic import END, START
 
 WITH_CONSTRAINT = [kind for kind in REQUESTS if kind not in ("plain", "none")]
-UNMARKED = [name for name in NAMES if "Llama-3." in name]  # a call begins like any JSON: only required ones are enforced
+UNMARKED = [
+    name for name in NAMES if "Llama-3." in name
+]  # a call begins like any JSON: only required ones are enforced
 WRITES = [name for name in NAMES if name not in (*UNWRITTEN, *WITHOUT_CALLS)]
 # llama.cpp's parsers of these take no second call in the form in which the template writes it
 ONE_CALL = {"MiniMax-M1", "MiniMax-M2", "meetkai-functionary-medium-v3.2", "upstage-Solar-Open-100B", *UNMARKED}
 # with these parsers a call ends the thinking
-ENDS_THINKING = {"NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen3.5-4B", "StepFun3.5-Flash", "Kimi-K3", "inclusionai-ling-3.0-flash"}
-FENCED = ("gemma-4", "Ministral", "Devstral", "MiniMax-M3", "DeepSeek-V3.2", "DeepSeek-V4")  # JSON stands between fences
+ENDS_THINKING = {
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "Qwen3.5-4B",
+    "StepFun3.5-Flash",
+    "Kimi-K3",
+    "inclusionai-ling-3.0-flash",
+}
+FENCED = (
+    "gemma-4",
+    "Ministral",
+    "Devstral",
+    "MiniMax-M3",
+    "DeepSeek-V3.2",
+    "DeepSeek-V4",
+)  # JSON stands between fences
 JSON_ANSWER = '{"name": "Ada", "age": 36, "tags": ["x", "y"]}'
 
 
@@ -71,10 +98,16 @@ def test_every_constraint_is_a_grammar_that_llguidance_takes(name: str, kind: st
     assert all(trigger["type"] == "word" and trigger["value"] for trigger in wire.get("triggers", []))
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, text, _, _, _ in KNOWN if name not in (*UNMARKED, "LFM2.5-8B-A1B")])
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, text, _, _, _ in KNOWN if name not in (*UNMARKED, "LFM2.5-8B-A1B")]
+)
 def test_known_answers_are_allowed(name: str, text: str) -> None:
     applied = apply(name, "parallel")
-    if applied.constraint and "triggers" in applied.constraint and not any(trigger["value"] in text for trigger in applied.constraint["triggers"]):
+    if (
+        applied.constraint
+        and "triggers" in applied.constraint
+        and not any(trigger["value"] in text for trigger in applied.constraint["triggers"])
+    ):
         return
     follower = Follower(applied.constraint)
     assert follower.take(text.rstrip()) == "" and follower.can_end()
@@ -137,13 +170,27 @@ def test_free_text_stays_free(name: str) -> None:
     assert applied.constraint is not None
     if "triggers" in applied.constraint:
         return
-    starts = {"meetkai-functionary-medium-v3.2": "all\n", "openai-gpt-oss-120b": "<|channel|>final<|message|>", "muse-glimmer": "<|message|>"}
+    starts = {
+        "meetkai-functionary-medium-v3.2": "all\n",
+        "openai-gpt-oss-120b": "<|channel|>final<|message|>",
+        "muse-glimmer": "<|message|>",
+    }
     follower = Follower(applied.constraint)
-    assert follower.take(thought(applied) + starts.get(name, "") + "It is sunny, isn't it? < 30 °C ✓\n\n```json\n{}\n```") == ""
+    assert (
+        follower.take(thought(applied) + starts.get(name, "") + "It is sunny, isn't it? < 30 °C ✓\n\n```json\n{}\n```")
+        == ""
+    )
     assert follower.can_end()
 
 
-@pytest.mark.parametrize("name", [name for name in WRITES if apply(name, "tools").thinking and "triggers" not in (apply(name, "tools").constraint or {})])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in WRITES
+        if apply(name, "tools").thinking and "triggers" not in (apply(name, "tools").constraint or {})
+    ],
+)
 def test_a_call_within_the_thinking_is_a_thought(name: str) -> None:
     applied = apply(name, "tools")
     if not applied.thinking or not applied.thinking.is_open or name in ENDS_THINKING:
@@ -224,9 +271,15 @@ def test_every_schema_of_a_parser_is_known(name: str, monkeypatch: pytest.Monkey
         return schema
 
     monkeypatch.setattr(constraint.Schemas, "__call__", watched)
-    nested = {"type": "object", "properties": {"inner": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}}
+    nested = {
+        "type": "object",
+        "properties": {"inner": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+    }
     listed = {"type": "array", "items": {"type": "integer"}}
-    tool = {"type": "function", "function": {"name": "a-b_c.d", "parameters": {"type": "object", "properties": {"x y": nested, "z": listed}}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "a-b_c.d", "parameters": {"type": "object", "properties": {"x y": nested, "z": listed}}},
+    }
     for cached in (constraint._whole_lark, constraint._triggered_lark, constraint._json_lark, constraint._either_lark):
         cached.cache_clear()
     for request in ({"tools": [tool]}, {"tools": [tool], "tool_choice": "required"}, {"json_schema": SCHEMA}):
@@ -240,7 +293,13 @@ def test_references_in_arguments_lead_somewhere() -> None:
         "type": "object",
         "properties": {"place": {"$ref": "#/$defs/Place"}, "n": {"type": "integer"}},
         "required": ["place", "n"],
-        "$defs": {"Place": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Place"}, "x": {"type": "integer"}}, "required": ["x"]}},
+        "$defs": {
+            "Place": {
+                "type": "object",
+                "properties": {"next": {"$ref": "#/$defs/Place"}, "x": {"type": "integer"}},
+                "required": ["x"],
+            }
+        },
     }
     tools = [{"type": "function", "function": {"name": "go", "parameters": parameters}}]
     texts = {
@@ -259,10 +318,16 @@ def test_strict_tools_are_strict_and_others_are_not() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     applied = templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, tools=[tool], tool_choice="required")
     assert applied.unenforced == ["#/properties/when/format: moonphase"]
-    assert Follower(applied.constraint).take('<tool_call>\n{"name": "f", "arguments": {"when": "soon"}}\n</tool_call>') == ""
+    assert (
+        Follower(applied.constraint).take('<tool_call>\n{"name": "f", "arguments": {"when": "soon"}}\n</tool_call>')
+        == ""
+    )
 
 
-@pytest.mark.parametrize("text", ['"quoted"', "back\\slash", "new\nline", "tab\t", "<tag>/", "é✓😀", "\u2028", "[x]{2,3}(a|b)*^$.+?", "%json {}"])
+@pytest.mark.parametrize(
+    "text",
+    ['"quoted"', "back\\slash", "new\nline", "tab\t", "<tag>/", "é✓😀", "\u2028", "[x]{2,3}(a|b)*^$.+?", "%json {}"],
+)
 def test_odd_names_of_tools_are_literal(text: str) -> None:
     tool = {"type": "function", "function": {"name": text, "parameters": {"type": "object", "properties": {}}}}
     wire = templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, tools=[tool], tool_choice="required").constraint
@@ -272,7 +337,11 @@ def test_odd_names_of_tools_are_literal(text: str) -> None:
 
 
 def test_many_tools_make_one_grammar() -> None:
-    tools = [{**tool, "function": {**tool["function"], "name": f"{tool['function']['name']}_{i}"}} for i in range(100) for tool in TOOLS]
+    tools = [
+        {**tool, "function": {**tool["function"], "name": f"{tool['function']['name']}_{i}"}}
+        for i in range(100)
+        for tool in TOOLS
+    ]
     for name in ("Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder", "Kimi-K2-Instruct"):
         applied = templates(name).apply(MESSAGES, tools=tools, tool_choice="required", parallel_tool_calls=True)
         follower = Follower(applied.constraint)

@@ -7,10 +7,31 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.chat.conftest import CALLS, MESSAGES, NAMES, REQUESTS, UNWRITTEN, WITHOUT_CALLS, apply, run_on_small_stack, templates, written
+from tests.gateway.chat.conftest import (
+    CALLS,
+    MESSAGES,
+    NAMES,
+    REQUESTS,
+    UNWRITTEN,
+    WITHOUT_CALLS,
+    apply,
+    run_on_small_stack,
+    templates,
+    written,
+)
 from uma_gateway.chat import Answer, Applied, Parser
 
-TEXTS = ("Hello < world <", "I like <tool", '```json\n{"a":1}\n```', "a {", "x [TOOL_", "<", "Hi", "{", "Il pleut à Paris ✓ 😀")
+TEXTS = (
+    "Hello < world <",
+    "I like <tool",
+    '```json\n{"a":1}\n```',
+    "a {",
+    "x [TOOL_",
+    "<",
+    "Hi",
+    "{",
+    "Il pleut à Paris ✓ 😀",
+)
 # by hand, from what the models' makers document: family, answer, content, reasoning, calls
 KNOWN: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("Qwen-Qwen3-0.6B", "<think>\nHm.\n</think>\n\nIt rains.", "It rains.", "Hm.", []),
@@ -88,7 +109,9 @@ def without_ids(answer: Answer) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(("name", "text", "content", "reasoning", "calls"), KNOWN)
 @pytest.mark.parametrize("step", [0, 1, 2, 3, 4, 5, 50])
-def test_known_answers(name: str, text: str, content: str, reasoning: str, calls: list[tuple[str, dict[str, Any]]], step: int) -> None:
+def test_known_answers(
+    name: str, text: str, content: str, reasoning: str, calls: list[tuple[str, dict[str, Any]]], step: int
+) -> None:
     answer = read(apply(name, "parallel"), text, step).answer
     assert (answer.content.strip(), answer.reasoning.strip()) == (content.strip(), reasoning)
     assert calls_of(answer) == calls
@@ -251,7 +274,7 @@ def test_every_token_of_a_long_argument_reaches_the_reader_at_once(name: str, st
         assert "".join(diff.arguments for diff in made.feed(token))
     assert made.n_parsed == n_parsed
     (argument,) = json.loads(made.answer.tool_calls[0].arguments + '"}').values()
-    text = token if '<' in token and '"' in token else json.loads(f'"{token}"')  # as it is, or in JSON already
+    text = token if "<" in token and '"' in token else json.loads(f'"{token}"')  # as it is, or in JSON already
     assert argument.strip() == ("First" + text * 200).strip()
 
 
@@ -259,7 +282,7 @@ def test_every_token_of_a_long_argument_reaches_the_reader_at_once(name: str, st
 def test_random_pieces_tell_at_each_point_what_a_parse_of_the_whole_tells(name: str, seed: int) -> None:
     """Except white space at the end of arguments, which waits for what follows."""
     applied, dice = apply(name, "parallel"), random.Random(f"{name}{seed}")
-    parts = ["It is sunny < there.", " 😀 is\n\n\"that\" so?", "```c\na <b> [1] {2}\n```\n", " <", "  \n"]
+    parts = ["It is sunny < there.", ' 😀 is\n\n"that" so?', "```c\na <b> [1] {2}\n```\n", " <", "  \n"]
     beginning = dice.choice(beginnings(applied))
     texts = [beginning + "".join(dice.choices(parts, k=4))]
     if name not in (*UNWRITTEN, *WITHOUT_CALLS):
@@ -322,12 +345,17 @@ def test_streamed_calls_tell_name_and_id_once_and_arguments_in_pieces() -> None:
     made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), new_id=lambda: "call_1")
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
     diffs = [diff for character in text for diff in made.feed(character)] + made.feed("", is_final=True)
-    assert [(diff.index, diff.id, diff.name) for diff in diffs if diff.name or diff.id] == [(0, "call_1", "get_weather")]
+    assert [(diff.index, diff.id, diff.name) for diff in diffs if diff.name or diff.id] == [
+        (0, "call_1", "get_weather")
+    ]
     assert len(diffs) > 5 and "".join(diff.arguments for diff in diffs) == '{"city": "Paris"}'
 
 
 def test_ids_that_the_model_gives_are_kept_and_others_are_new() -> None:
-    given = read(apply("Mistral-Small-3.2-24B-Instruct-2506", "tools"), '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris"}')
+    given = read(
+        apply("Mistral-Small-3.2-24B-Instruct-2506", "tools"),
+        '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris"}',
+    )
     assert given.answer.tool_calls[0].id == "abcdefghi"
     text = written("Qwen-Qwen2.5-7B-Instruct")
     ids = {read(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), text).answer.tool_calls[0].id for _ in range(20)}
@@ -338,7 +366,10 @@ def test_threads_read_answers_of_one_template() -> None:
     applied = apply("openai-gpt-oss-120b", "parallel")
     text = next(text for name, text, *_ in KNOWN if name == "openai-gpt-oss-120b" and "get_weather" in text)
     answers: list[list[tuple[str, dict[str, Any]]]] = []
-    threads = [threading.Thread(target=lambda: answers.extend(calls_of(read(applied, text, 3).answer) for _ in range(20))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: answers.extend(calls_of(read(applied, text, 3).answer) for _ in range(20)))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -348,4 +379,6 @@ def test_threads_read_answers_of_one_template() -> None:
 
 def test_a_request_without_tools_reads_no_calls() -> None:
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-    assert read(templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, **REQUESTS["plain"]), text, 3).answer == Answer(content=text)
+    assert read(templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, **REQUESTS["plain"]), text, 3).answer == Answer(
+        content=text
+    )

@@ -10,7 +10,15 @@ from tests.gateway.chat.conftest import SCHEMA
 from uma_gateway.chat import ChatCode, ChatError, schema_to_grammar
 from uma_gateway.chat.schema import _FORMATS, _NOT_ENFORCED, constrained, unenforced
 
-PATTERNS = {r"^(?!a)b$": False, r"(a)\1": False, r"\bfoo\b": False, r"^(?<x>a)$": True, r"^\d{3}-\d{4}$": True, r"^a\\b$": True, r"^[a-z\-]+$": True}
+PATTERNS = {
+    r"^(?!a)b$": False,
+    r"(a)\1": False,
+    r"\bfoo\b": False,
+    r"^(?<x>a)$": True,
+    r"^\d{3}-\d{4}$": True,
+    r"^a\\b$": True,
+    r"^[a-z\-]+$": True,
+}
 
 
 def refusal(schema: Any) -> str:
@@ -81,9 +89,20 @@ def test_objects_have_the_properties_that_they_list() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}], "type": "object"},
-        {"type": "object", "properties": {"a": {"type": "integer"}}, "anyOf": [{"properties": {"b": {"type": "integer"}}}]},
-        {"$defs": {"A": {"properties": {"a": {"type": "integer"}}}}, "$ref": "#/$defs/A", "properties": {"b": {"type": "integer"}}},
+        {
+            "allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}],
+            "type": "object",
+        },
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "anyOf": [{"properties": {"b": {"type": "integer"}}}],
+        },
+        {
+            "$defs": {"A": {"properties": {"a": {"type": "integer"}}}},
+            "$ref": "#/$defs/A",
+            "properties": {"b": {"type": "integer"}},
+        },
     ],
 )
 def test_objects_that_are_put_together_are_not_closed(schema: Any) -> None:
@@ -97,7 +116,9 @@ def test_a_required_property_that_is_not_listed_can_be_written() -> None:
 
 def test_white_space_is_bounded() -> None:
     schema = constrained(SCHEMA, strict=False)
-    assert allows(schema, '{\n  "name": "Ada",\n  "age": 1\n}') and not allows(schema, '{\n\n\n\n"name": "Ada", "age": 1}')
+    assert allows(schema, '{\n  "name": "Ada",\n  "age": 1\n}') and not allows(
+        schema, '{\n\n\n\n"name": "Ada", "age": 1}'
+    )
 
 
 def test_the_given_schema_is_left_as_it_is() -> None:
@@ -120,7 +141,9 @@ def test_a_schema_becomes_a_grammar() -> None:
         {"type": "object", "properties": {}, "patternProperties": {"^a": {}}},
     ],
 )
-def test_a_grammar_that_would_let_something_pass_is_refused_where_it_must_not(schema: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_grammar_that_would_let_something_pass_is_refused_where_it_must_not(
+    schema: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert schema_to_grammar(schema)
     with pytest.raises(ChatError) as caught:
         schema_to_grammar(schema, strict=True)
@@ -128,7 +151,9 @@ def test_a_grammar_that_would_let_something_pass_is_refused_where_it_must_not(sc
     assert capfd.readouterr().err == ""  # what a client sent does not reach the log
 
 
-@pytest.mark.parametrize("schema", [{"type": "perhaps"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "^(a$"}, {"anyOf": []}])
+@pytest.mark.parametrize(
+    "schema", [{"type": "perhaps"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "^(a$"}, {"anyOf": []}]
+)
 def test_a_schema_that_is_none_is_refused(schema: Any) -> None:
     with pytest.raises(ChatError) as caught:
         schema_to_grammar(schema)

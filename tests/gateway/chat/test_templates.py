@@ -11,12 +11,26 @@ import jinja2
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tests.gateway.chat.conftest import CALLS, FOLDER, MESSAGES, NAMES, REQUESTS, SCHEMA, TOOLS, WITHOUT_CALLS, apply, run_on_small_stack, templates
+from tests.gateway.chat.conftest import (
+    CALLS,
+    FOLDER,
+    MESSAGES,
+    NAMES,
+    REQUESTS,
+    SCHEMA,
+    TOOLS,
+    WITHOUT_CALLS,
+    apply,
+    run_on_small_stack,
+    templates,
+)
 from uma_gateway.chat import ChatCode, ChatError, Parser, Templates
 
 QUESTION = [{"role": "user", "content": "Hello"}]
 # what the Python jinja has not, or llama.cpp does better: a {% generation %} tag, variables of its own, a system role for all, the date
-NOT_COMPARABLE = re.compile(r"%-?\s*generation\b|functions\b.*undefined|System role not supported|strftime_now|26 Jul 2024", re.DOTALL)
+NOT_COMPARABLE = re.compile(
+    r"%-?\s*generation\b|functions\b.*undefined|System role not supported|strftime_now|26 Jul 2024", re.DOTALL
+)
 
 
 def code_of(error: pytest.ExceptionInfo[ChatError]) -> ChatCode:
@@ -28,7 +42,9 @@ def test_every_bundled_template_serves_every_kind_of_request(name: str, kind: st
     applied = apply(name, kind)
     assert "Paris" in applied.prompt
     needs = kind not in ("plain", "none") and not ("Llama-3" in name and kind in ("tools", "parallel", "no-thinking"))
-    if needs and "Distill" not in name:  # Llama 3 marks the beginning of a call by nothing: without `required` none is enforced
+    if (
+        needs and "Distill" not in name
+    ):  # Llama 3 marks the beginning of a call by nothing: without `required` none is enforced
         assert applied.constraint is not None
     if kind in ("tools", "required", "named", "json-and-tools"):
         assert "get_weather" in applied.prompt or (kind == "named" and name in WITHOUT_CALLS)
@@ -54,12 +70,23 @@ def environment() -> ImmutableSandboxedEnvironment:
 def test_prompts_equal_those_of_the_python_jinja(name: str, kind: str) -> None:
     """What the model was trained with: transformers renders templates so."""
     source = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
-    if NOT_COMPARABLE.search(source) or (kind == "tools" and name in (*WITHOUT_CALLS, "meetkai-functionary-medium-v3.1", "llama-cpp-deepseek-r1")):
+    if NOT_COMPARABLE.search(source) or (
+        kind == "tools" and name in (*WITHOUT_CALLS, "meetkai-functionary-medium-v3.1", "llama-cpp-deepseek-r1")
+    ):
         return
     messages = [*MESSAGES, {"role": "assistant", "content": "It is sunny."}, {"role": "user", "content": "Thanks! é✓"}]
     try:
-        expected = environment().from_string(source).render(
-            messages=messages, add_generation_prompt=True, bos_token="<s>", eos_token="</s>", enable_thinking=True, **REQUESTS[kind]
+        expected = (
+            environment()
+            .from_string(source)
+            .render(
+                messages=messages,
+                add_generation_prompt=True,
+                bos_token="<s>",
+                eos_token="</s>",
+                enable_thinking=True,
+                **REQUESTS[kind],
+            )
         )
     except jinja2.TemplateError as error:
         assert re.search("System role|no attribute 'description'|functions' is undefined", str(error)), error
@@ -80,13 +107,20 @@ def test_a_named_tool_keeps_the_others_in_the_prompt() -> None:
 
 
 def test_allowed_tools_are_the_only_ones_that_can_be_called() -> None:
-    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "search"}}]}}
+    choice = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "search"}}]},
+    }
     applied = templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, tools=TOOLS, tool_choice=choice)
     assert "get_weather" in applied.prompt and "get_weather" not in str(applied.constraint)
-    assert applied.constraint is not None and applied.constraint["triggers"] == [{"type": "word", "value": "<tool_call>\n"}]
+    assert applied.constraint is not None and applied.constraint["triggers"] == [
+        {"type": "word", "value": "<tool_call>\n"}
+    ]
 
 
-@pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "fly"}}, {"type": "custom"}, "perhaps", {"type": "function"}])
+@pytest.mark.parametrize(
+    "choice", [{"type": "function", "function": {"name": "fly"}}, {"type": "custom"}, "perhaps", {"type": "function"}]
+)
 def test_an_unknown_choice_is_refused(choice: Any) -> None:
     with pytest.raises(ChatError) as caught:
         templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, tools=TOOLS, tool_choice=choice)
@@ -119,7 +153,10 @@ def test_what_the_template_says_is_the_message() -> None:
     assert "alternate" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("tool", [{"type": "web_search"}, {"type": "function", "function": {}}, "x", {"type": "function", "function": {"name": 3}}])
+@pytest.mark.parametrize(
+    "tool",
+    [{"type": "web_search"}, {"type": "function", "function": {}}, "x", {"type": "function", "function": {"name": 3}}],
+)
 def test_malformed_tools_are_refused(tool: Any) -> None:
     with pytest.raises(ChatError) as caught:
         templates("Qwen-Qwen2.5-7B-Instruct").apply(QUESTION, tools=[tool])
@@ -135,7 +172,11 @@ def nested(depth: int) -> Any:
 
 def call_message(arguments: str) -> dict[str, Any]:
     function = {"name": "get_weather", "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": "call00001", "type": "function", "function": function}]}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
+    }
 
 
 @pytest.mark.parametrize("depth", [300, 900, 100_000])
@@ -143,8 +184,16 @@ def call_message(arguments: str) -> dict[str, Any]:
     "place",
     [
         lambda depth: {"messages": [*QUESTION, call_message("[" * depth + "]" * depth)]},
-        lambda depth: {"messages": [*QUESTION, call_message("{}"), {"role": "tool", "tool_call_id": "call00001", "content": "[" * depth}]},
-        lambda depth: {"messages": [*QUESTION, call_message("{}"), {"role": "tool", "content": " [" * depth + "]" * depth}]},
+        lambda depth: {
+            "messages": [
+                *QUESTION,
+                call_message("{}"),
+                {"role": "tool", "tool_call_id": "call00001", "content": "[" * depth},
+            ]
+        },
+        lambda depth: {
+            "messages": [*QUESTION, call_message("{}"), {"role": "tool", "content": " [" * depth + "]" * depth}]
+        },
     ],
 )
 def test_deep_texts_are_refused_and_end_nothing(place: Any, depth: int) -> None:
@@ -172,7 +221,9 @@ def test_deep_requests_end_no_thread_with_a_small_stack() -> None:
     def work() -> None:
         for depth in (8, 60, 200):
             try:
-                templates("google-gemma-4-31B-it").apply([*QUESTION, call_message(json.dumps({"a": nested(depth)}))], tools=TOOLS)
+                templates("google-gemma-4-31B-it").apply(
+                    [*QUESTION, call_message(json.dumps({"a": nested(depth)}))], tools=TOOLS
+                )
                 codes.append("ok")
             except ChatError as error:
                 codes.append(error.code.value)
@@ -250,7 +301,11 @@ def test_the_last_message_can_be_continued() -> None:
 def test_other_ids_of_calls_suit_templates_that_want_nine_characters() -> None:
     long_id = "toolu_01A09q90qw90lq917835lq9"
     call = {"id": long_id, "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-    messages = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "tool_call_id": long_id, "content": "Sun."}]
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": long_id, "content": "Sun."},
+    ]
     prompt = templates("mistralai-Mistral-Nemo-Instruct-2407").apply(messages, tools=TOOLS).prompt
     ids = re.findall(r'"(?:call_)?id": ?"([^"]*)"', prompt)
     assert len(ids) == 2 and ids[0] == ids[1] and len(ids[0]) == 9
@@ -259,13 +314,22 @@ def test_other_ids_of_calls_suit_templates_that_want_nine_characters() -> None:
 @pytest.mark.parametrize("name", sorted(WITHOUT_CALLS))
 def test_any_model_can_call_tools_in_the_generic_form(name: str) -> None:
     call = {"id": "x", "type": "function", "function": {"name": "search", "arguments": '{"query": "a", "limit": 1}'}}
-    earlier = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "x", "content": "Found."}]
+    earlier = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "x", "content": "Found."},
+    ]
     applied = templates(name).apply([*MESSAGES, *earlier, {"role": "user", "content": "And now?"}], tools=TOOLS)
-    assert "get_weather" in applied.prompt and '{"name": "search", "arguments": {"query": "a", "limit": 1}}' in applied.prompt
+    assert (
+        "get_weather" in applied.prompt
+        and '{"name": "search", "arguments": {"query": "a", "limit": 1}}' in applied.prompt
+    )
     assert "<tool_response>\nFound.\n</tool_response>" in applied.prompt
     thought = f"Hm.{applied.thinking.end}\n" if applied.thinking and applied.thinking.is_open else ""
     parser = Parser(applied)
-    parser.feed(f'{thought}Let me see.\n<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "Paris"}}}}\n</tool_call>', is_final=True)
+    parser.feed(
+        f'{thought}Let me see.\n<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "Paris"}}}}\n</tool_call>',
+        is_final=True,
+    )
     assert [(call.name, json.loads(call.arguments)) for call in parser.answer.tool_calls] == CALLS[:1]
     assert parser.answer.content.strip() == "Let me see."
     assert parser.answer.reasoning.strip() == ("Hm." if thought else "")
@@ -288,7 +352,10 @@ def test_a_schema_that_must_be_kept_is_refused_where_it_cannot_be() -> None:
     with pytest.raises(ChatError) as caught:
         loaded.apply(QUESTION, json_schema=schema, strict=True)
     assert code_of(caught) is ChatCode.SCHEMA_UNSUPPORTED and "uniqueItems" in str(caught.value)
-    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": schema}}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": schema}}},
+    }
     with pytest.raises(ChatError) as caught:
         loaded.apply(QUESTION, tools=[tool])
     assert code_of(caught) is ChatCode.SCHEMA_UNSUPPORTED
@@ -304,12 +371,19 @@ def test_a_grammar_goes_to_the_daemon_as_it_is_but_not_beside_tools() -> None:
 
 
 def test_threads_share_templates_and_get_the_same() -> None:
-    expected = {name: templates(name).apply(MESSAGES, **REQUESTS["parallel"]) for name in ("Qwen3.5-4B", "openai-gpt-oss-120b", "Kimi-K2-Instruct")}
+    expected = {
+        name: templates(name).apply(MESSAGES, **REQUESTS["parallel"])
+        for name in ("Qwen3.5-4B", "openai-gpt-oss-120b", "Kimi-K2-Instruct")
+    }
     wrong: list[str] = []
 
     def work() -> None:
         for _ in range(15):
-            wrong.extend(name for name, applied in expected.items() if templates(name).apply(MESSAGES, **REQUESTS["parallel"]) != applied)
+            wrong.extend(
+                name
+                for name, applied in expected.items()
+                if templates(name).apply(MESSAGES, **REQUESTS["parallel"]) != applied
+            )
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

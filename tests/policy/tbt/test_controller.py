@@ -24,12 +24,17 @@ def after(times, n_ticks=1, memory=None, **more):
         plan = compose(STAGES)(state_of(*views, tick=tick, now_ns=now, memory=memory, **more))
         memory, planned = plan.memory, plan.memory.latency_guard.planned_ns
         now, tick = now + int(factor * planned), tick + n_ticks
-    return memory._replace(latency_guard=memory.latency_guard._replace(t_plan_ns=NOW - int(times[-1] * planned), tick=999))
+    return memory._replace(
+        latency_guard=memory.latency_guard._replace(t_plan_ns=NOW - int(times[-1] * planned), tick=999)
+    )
 
 
 def room(memory, *views):
     """Time for a background prompt in the next everyday gap, in steps."""
-    return compose(STAGES)(state_of(talking(0), *(views or (reading(1, BACK, n_prompt=3000),)), memory=memory)).run_ns / SOLO
+    return (
+        compose(STAGES)(state_of(talking(0), *(views or (reading(1, BACK, n_prompt=3000),)), memory=memory)).run_ns
+        / SOLO
+    )
 
 
 def test_on_an_exact_machine_all_of_the_everyday_gap_is_used():
@@ -55,7 +60,9 @@ def test_one_outlier_moves_little():
 def test_a_plan_that_was_carried_out_many_times_is_judged_by_its_calls():
     def learned(factor):
         calls = tuple(report(Phase.DECODE, 1, SOLO, int(factor * SOLO)) for _ in range(20))
-        state = state_of(talking(0), tick=1020, reports=calls, memory=guarded(tick=1000, t_plan_ns=NOW - 30 * SOLO, planned_ns=SOLO))
+        state = state_of(
+            talking(0), tick=1020, reports=calls, memory=guarded(tick=1000, t_plan_ns=NOW - 30 * SOLO, planned_ns=SOLO)
+        )
         return compose(STAGES)(state).memory.latency_guard.error
 
     assert learned(1.0) < 0.05 < learned(1.2)
@@ -73,7 +80,9 @@ class TestLongGaps:
         """Long gaps among n gaps of a chat beside a prompt that needs them."""
         memory, count = guarded(), 0
         for tick in range(n):
-            plan = compose(STAGES)(state_of(talking(0), COARSE, tick=tick, memory=memory, config=SchedulerConfig(**config)))
+            plan = compose(STAGES)(
+                state_of(talking(0), COARSE, tick=tick, memory=memory, config=SchedulerConfig(**config))
+            )
             memory, count = plan.memory, count + (prefill_item(plan) is not None)
         return count
 

@@ -54,7 +54,8 @@ def test_several_streams_have_less_than_that_many_rounds(n):
 
 # 1.15: little is left of one stream's limit, and no more is taken; from 1.3 on the round alone is beyond it.
 @pytest.mark.parametrize(
-    ("round_x", "everyday", "long"), [(1, 1.2, 2), (1.1, 1.2, 2), (1.15, 1.2, 2), (1.3, 1.3975, 2), (2, 2.2, 2.75), (4, 4.4, 7)]
+    ("round_x", "everyday", "long"),
+    [(1, 1.2, 2), (1.1, 1.2, 2), (1.15, 1.2, 2), (1.3, 1.3975, 2), (2, 2.2, 2.75), (4, 4.4, 7)],
 )
 def test_each_stream_has_the_limits_that_it_would_have_alone_as_long_as_the_round_leaves_room(round_x, everyday, long):
     state = state_of(talking(0))

@@ -80,14 +80,18 @@ class TestBackgroundStreams:
     def test_on_the_cpu_a_second_row_does_not_fit_and_is_forced_at_the_bound(self):
         worker = talking(1, BACK, n_past=100)
         assert sids(run(state_of(talking(0), worker)), Phase.DECODE) == [0]
-        assert sids(run(state_of(talking(0), worker, memory=guarded(n_long=1.0))), Phase.DECODE) == [0], "nor into a long gap"
+        assert sids(run(state_of(talking(0), worker, memory=guarded(n_long=1.0))), Phase.DECODE) == [0], (
+            "nor into a long gap"
+        )
         starved = worker._replace(t_last_ns=NOW - STARVED)
         assert sorted(sids(run(state_of(talking(0), starved)), Phase.DECODE)) == [0, 1]
 
     def test_what_is_forced_uses_up_the_allowance_of_long_gaps(self):
         starved = talking(1, BACK, n_past=100, t_last_ns=NOW - STARVED)
         share = SchedulerConfig().long_tick_share
-        left = [run(state_of(talking(0), starved, memory=guarded(n_long=n))).memory.latency_guard.n_long for n in (0.5, 1.0)]
+        left = [
+            run(state_of(talking(0), starved, memory=guarded(n_long=n))).memory.latency_guard.n_long for n in (0.5, 1.0)
+        ]
         assert left == [0.0, pytest.approx(0.0)] and share < 0.5
 
     def test_forced_rows_keep_their_distance(self):
@@ -136,7 +140,8 @@ class TestTransfers:
     def test_a_restored_document_gets_more_than_a_chunk_that_is_handed_over(self):
         known = {"is_ready": False, "is_transferring": True, "n_prompt": 8000}
         chunk, document = (
-            run(state_of(talking(0), reading(2, BACK, n_past=n_past, **known), kv_bytes_per_cell=10_000)).transfer_ns for n_past in (4000, 0)
+            run(state_of(talking(0), reading(2, BACK, n_past=n_past, **known), kv_bytes_per_cell=10_000)).transfer_ns
+            for n_past in (4000, 0)
         )
         assert chunk < document <= 0.1 * SOLO
 
@@ -152,7 +157,12 @@ def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
     """However the rest of the gap is shared out, the next long one has to wait for its credit."""
     arriving = talking(2, is_ready=False, is_transferring=True)
     prompt = reading(3, Lane.INTERACTIVE, n_prompt=1, t_queued_ns=NOW, t_progress_ns=NOW, slo_ttft_ns=50 * MS)
-    views = (talking(0, slo_tbt_ns=SOLO // 2), talking(1, BACK), arriving, prompt)  # so fast that there is no everyday room
+    views = (
+        talking(0, slo_tbt_ns=SOLO // 2),
+        talking(1, BACK),
+        arriving,
+        prompt,
+    )  # so fast that there is no everyday room
     plan = run(state_of(*views, memory=guarded(n_long=0.9), n_prefill_slots=0))
     assert sids(plan, Phase.DECODE) == [0] and plan.transfer_ns > 0
     assert plan.guard.kind in ("long", "urgent")
@@ -180,7 +190,9 @@ def test_a_prompt_that_is_awaited_goes_before_background_streams():
     assert sids(plan, Phase.DECODE) == [0] and prefill_item(plan).sid == 2
 
 
-@pytest.mark.parametrize("view", [reading(1, BACK, n_prompt=1200, n_chunk=256), talking(1, BACK, n_past=100)], ids=["piece", "row"])
+@pytest.mark.parametrize(
+    "view", [reading(1, BACK, n_prompt=1200, n_chunk=256), talking(1, BACK, n_past=100)], ids=["piece", "row"]
+)
 def test_a_refusal_says_its_numbers(view):
     plan = run(state_of(talking(0), view))
     (note,) = [note for note in plan.notes if note.startswith("latency_guard")]

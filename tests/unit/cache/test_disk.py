@@ -173,7 +173,9 @@ def swapped(bench: Bench) -> tuple[Path, Path]:
     return paths
 
 
-def test_another_tenants_file_in_the_place_of_ones_own_is_not_given_out(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_tenants_file_in_the_place_of_ones_own_is_not_given_out(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     for path in swapped(bench):
         assert bench.read(path.name) is None and not path.exists()
     assert any("misnamed" in warning for warning in warnings(caplog))
@@ -189,10 +191,19 @@ def test_another_models_file_in_the_place_of_ones_own_is_not_given_out(bench: Be
 def forged(fields: str) -> bytes:
     """A file whose header is this text, with the checksum that belongs to it."""
     header = fields.encode()
-    return files._FIXED.pack(files.MAGIC, files.VERSION, len(header), hashlib.sha256(header).digest()) + header + PAYLOAD
+    return (
+        files._FIXED.pack(files.MAGIC, files.VERSION, len(header), hashlib.sha256(header).digest()) + header + PAYLOAD
+    )
 
 
-PLAIN: dict[str, object] = {"model": MODEL, "uid": 1, "start": 0, "tokens": "AAAAAA==", "bytes": len(PAYLOAD), "sha256": "0" * 64}
+PLAIN: dict[str, object] = {
+    "model": MODEL,
+    "uid": 1,
+    "start": 0,
+    "tokens": "AAAAAA==",
+    "bytes": len(PAYLOAD),
+    "sha256": "0" * 64,
+}
 FORGERIES = {
     "infinite": '{"model": "m", "uid": Infinity, "start": 0, "tokens": "AAAAAA==", "bytes": 1, "sha256": ""}',
     "nested": "[" * 200_000,
@@ -219,7 +230,9 @@ def test_forged_headers_are_damage(bench: Bench, how: str) -> None:
     assert set(bench.index()) == {blob(2).name} and not path.exists()
 
 
-def test_what_is_no_regular_file_is_left_alone_and_stops_nothing(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_regular_file_is_left_alone_and_stops_nothing(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.write(blob(1))
     precious = bench.folder / "precious"
     precious.write_bytes((bench.folder / blob(1).name).read_bytes())
@@ -229,7 +242,11 @@ def test_what_is_no_regular_file_is_left_alone_and_stops_nothing(bench: Bench, c
     (bench.folder / ("link" + files.SUFFIX)).symlink_to(precious)
     (bench.folder / ("device" + files.SUFFIX)).symlink_to("/dev/zero")
     assert set(bench.index()) == {blob(1).name}
-    assert {path.name.removesuffix(files.SUFFIX) for path in bench.folder.iterdir()} == {*strange, "precious", blob(1).name[: -len(files.SUFFIX)]}
+    assert {path.name.removesuffix(files.SUFFIX) for path in bench.folder.iterdir()} == {
+        *strange,
+        "precious",
+        blob(1).name[: -len(files.SUFFIX)],
+    }
     for name in strange:
         assert bench.read(name + files.SUFFIX) is None
     assert precious.exists() and len(warnings(caplog)) <= 3
@@ -258,7 +275,9 @@ def test_another_users_file_is_not_read(bench: Bench, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO])
-def test_a_file_that_cannot_be_opened_now_is_not_removed(bench: Bench, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_opened_now_is_not_removed(
+    bench: Bench, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.write(blob(1))
     with monkeypatch.context() as patch:
         patch.setattr(disk_module.os, "open", failing(number))
@@ -274,7 +293,9 @@ def test_a_planted_name_is_not_written_through(bench: Bench, monkeypatch: pytest
     victim = bench.folder.parent / "victim"
     victim.write_bytes(b"precious")
     monkeypatch.setattr(disk_module.secrets, "token_hex", lambda n: "guessed")
-    (bench.folder / (blob().name.removesuffix(files.SUFFIX) + f".{os.getpid()}-guessed{files.SUFFIX}.tmp")).symlink_to(victim)
+    (bench.folder / (blob().name.removesuffix(files.SUFFIX) + f".{os.getpid()}-guessed{files.SUFFIX}.tmp")).symlink_to(
+        victim
+    )
     assert bench.write(blob()) is False
     assert victim.read_bytes() == b"precious"
 
@@ -285,7 +306,9 @@ def test_a_reader_is_answered_whatever_goes_wrong(bench: Bench, monkeypatch: pyt
     assert bench.read(blob().name) is None
 
 
-def test_a_file_larger_than_what_may_wait_is_written_when_none_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_larger_than_what_may_wait_is_written_when_none_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(disk_module, "PENDING_MOST", 100)
     assert bench.write(blob()) is True
 
@@ -314,7 +337,9 @@ def test_a_full_disk_switches_writing_off_for_a_while(
     assert "E_IO_002" in warning and os.strerror(number) in warning
 
 
-def test_the_same_failure_is_warned_of_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_failure_is_warned_of_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(disk_module.os, "replace", failing(errno.ENOSPC))
     for seed in range(3):
         bench.write(blob(seed))

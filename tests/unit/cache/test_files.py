@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uma_core.cache import files
-from uma_core.cache.files import FIXED_BYTES, Damaged, Head, decode_head, encode_head, file_name, head_bytes, header_bytes
+from uma_core.cache.files import (
+    FIXED_BYTES,
+    Damaged,
+    Head,
+    decode_head,
+    encode_head,
+    file_name,
+    head_bytes,
+    header_bytes,
+)
 
 HEAD = Head("0123456789abcdef", 1000, 3, np.array([5, 6, 7, 8, 151_935], np.int32), 42, "ab" * 32)
 

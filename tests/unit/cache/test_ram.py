@@ -143,7 +143,12 @@ def test_nothing_remains_of_a_tenant_whose_last_bytes_went() -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 30, 200])
-@given(st.lists(st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=3), st.floats(0.1, 9.0), st.integers(1, 2)), max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=3), st.floats(0.1, 9.0), st.integers(1, 2)),
+        max_size=30,
+    )
+)
 def test_the_budget_holds_and_the_books_balance(budget: int, puts: list[tuple[list[int], float, int]]) -> None:
     bench = Bench(budget)
     for tokens, weight, tenant in puts:

@@ -15,14 +15,18 @@ from uma_core.engine.api import NO_PAGES
 PAGE = 10
 
 
-def emptied(pages: dict[int, list[int]], n_free: int, running: Any = NO_PAGES, size: int = PAGE, busy: tuple[int, ...] = ()) -> list[int]:
+def emptied(
+    pages: dict[int, list[int]], n_free: int, running: Any = NO_PAGES, size: int = PAGE, busy: tuple[int, ...] = ()
+) -> list[int]:
     """The sequences that go, in order; older ones have lower numbers."""
     holdings, gone = [], []
     for seq_id, own in pages.items():
         holding = Holding(seq_id)
         holding.n, holding.t_used, holding.owner = len(own) * PAGE, seq_id, int(seq_id in busy)
         holdings.append(holding)
-    engine = SimpleNamespace(info=SimpleNamespace(kv_page=size), kv_pages=lambda seq, n: np.array(pages[seq][: -(-n // PAGE)], np.int32))
+    engine = SimpleNamespace(
+        info=SimpleNamespace(kv_page=size), kv_pages=lambda seq, n: np.array(pages[seq][: -(-n // PAGE)], np.int32)
+    )
     counter = SimpleNamespace(add=lambda: None)
     meters = SimpleNamespace(evictions={"resident": counter})
 
@@ -38,7 +42,9 @@ APART = {0: [1, 2], 1: [3], 2: [4, 5]}
 
 
 @pytest.mark.parametrize("size", [1, PAGE])
-@pytest.mark.parametrize(("n_free", "expected"), [(50, []), (49, [0]), (30, [0]), (29, [0, 1]), (0, [0, 1, 2]), (-20, [0, 1, 2])])
+@pytest.mark.parametrize(
+    ("n_free", "expected"), [(50, []), (49, [0]), (30, [0]), (29, [0, 1]), (0, [0, 1, 2]), (-20, [0, 1, 2])]
+)
 def test_the_oldest_go_until_the_rest_fits(size: int, n_free: int, expected: list[int]) -> None:
     assert emptied(APART, n_free, size=size) == expected
 

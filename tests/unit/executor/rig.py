@@ -35,7 +35,9 @@ class Rig:
         self.registry = new_registry()
         self.admittance = Admittance(limits or Limits(), self.clock)
         cost = guess(device_view(self.engine))
-        self.executor = Executor(self.engine, self.admittance, config or SchedulerConfig(), cost, self.registry, self.clock, speculator)
+        self.executor = Executor(
+            self.engine, self.admittance, config or SchedulerConfig(), cost, self.registry, self.clock, speculator
+        )
         self.seen: list[Event] = []
 
     def submit(

@@ -47,7 +47,9 @@ def test_each_set_has_texts_of_its_own() -> None:
 @pytest.mark.parametrize("can_mix", [False, True])
 @pytest.mark.parametrize("is_unified", [False, True])
 @pytest.mark.parametrize("n_lanes", [0, 2])
-def test_a_mixture_in_flight_gives_everybody_the_text_of_their_set(can_mix: bool, is_unified: bool, n_lanes: int) -> None:
+def test_a_mixture_in_flight_gives_everybody_the_text_of_their_set(
+    can_mix: bool, is_unified: bool, n_lanes: int
+) -> None:
     rig = rig_of(can_mix, is_unified=is_unified, n_prefill_lanes=n_lanes)
     for i in range(16):
         rig.submit(f"r{i}", PROMPT, conn_id=i, max_tokens=40, lane=Lane(i % 2), lora=SETS[i // 2 % 4])

@@ -131,7 +131,9 @@ def test_penalties_count_what_stays() -> None:
     """A token that was taken back is as likely as before: the engine's own choice, which the penalty would have changed."""
     free = text_of()
     rig = Rig()
-    rig.submit("a", max_tokens=N, banned_strings=(free[10:14],), sampling=SamplingParams(repeat_penalty=1.1, repeat_last_n=8))
+    rig.submit(
+        "a", max_tokens=N, banned_strings=(free[10:14],), sampling=SamplingParams(repeat_penalty=1.1, repeat_last_n=8)
+    )
     session = next(iter(rig.executor.table))
     sampler = session.sampler
     rig.run()
@@ -186,7 +188,12 @@ def test_a_grammar_goes_back_too(compiler: Compiler) -> None:
 
 def test_a_grammar_that_leaves_no_way_around_ends_with_a_code(compiler: Compiler) -> None:
     rig = Rig()
-    rig.submit("a", max_tokens=40, matcher=compiler.compile(rig.engine, Constraint("choices", ("abc", "ab"))), banned_strings=("ab",))
+    rig.submit(
+        "a",
+        max_tokens=40,
+        matcher=compiler.compile(rig.engine, Constraint("choices", ("abc", "ab"))),
+        banned_strings=("ab",),
+    )
     rig.submit("b", max_tokens=10)
     rig.run()
     (final,) = rig.finals("a")
@@ -200,7 +207,9 @@ def test_a_grammar_that_began_at_a_trigger_can_be_left_again(compiler: Compiler)
     at = free.index(" ", 5)
     constraint = Constraint("regex", "[0-9]{3}!", triggers=(Trigger("word", free[at - 3 : at + 1], True),))
     rig = Rig()
-    rig.submit("a", max_tokens=N, matcher=compiler.compile(rig.engine, constraint), banned_strings=(free[at - 1 : at + 1],))
+    rig.submit(
+        "a", max_tokens=N, matcher=compiler.compile(rig.engine, constraint), banned_strings=(free[at - 1 : at + 1],)
+    )
     rig.run()
     text = rig.text("a")
     assert text.startswith(free[: at - 1]) and free[at - 1 : at + 1] not in text, "the trigger itself was taken back"
@@ -247,10 +256,14 @@ def test_any_mixture_ends_once_and_clean(seed: int) -> None:
     wanted: dict[str, tuple[str, ...]] = {}
     for i in range(12):
         alphabet = "etaoin shrdlu"
-        banned = tuple("".join(rng.choice(alphabet) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(0, 12)))
+        banned = tuple(
+            "".join(rng.choice(alphabet) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(0, 12))
+        )
         name = f"r{i}"
         wanted[name] = banned
-        fields: dict[str, Any] = {"sampling": SamplingParams(temperature=rng.choice([0, 1.0]), seed=i, logprobs=rng.choice([None, 1]))}
+        fields: dict[str, Any] = {
+            "sampling": SamplingParams(temperature=rng.choice([0, 1.0]), seed=i, logprobs=rng.choice([None, 1]))
+        }
         if rng.random() < 0.3:
             fields |= {"n": min(2, model.n_seq_max)}
         if rng.random() < 0.3:

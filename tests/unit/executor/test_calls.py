@@ -110,7 +110,8 @@ def test_a_longer_budget_counts_instead(budget_ns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lane", "n_max", "is_held_back"), [(Lane.INTERACTIVE, 5, True), (Lane.INTERACTIVE, 1, False), (Lane.BACKGROUND, 5, False)]
+    ("lane", "n_max", "is_held_back"),
+    [(Lane.INTERACTIVE, 5, True), (Lane.INTERACTIVE, 1, False), (Lane.BACKGROUND, 5, False)],
 )
 def test_a_chats_first_token_comes_when_the_second_can_follow(lane: Lane, n_max: int, is_held_back: bool) -> None:
     prompt = Prompt(copy_ns=50 * MS, lane=lane, n_max=n_max)

@@ -119,7 +119,16 @@ def test_answers_do_not_change_each_other_nor_free_ones(compiler):
 def test_parking_and_a_shift_of_the_context_lose_nothing_of_it(compiler):
     model = FakeModel(n_seq_max=1, n_ctx=64)
     rig = Rig(model)
-    ask(rig, compiler, "long", Constraint("regex", "(ab){60,}!"), max_tokens=150, overflow="shift", lane=Lane.BACKGROUND, ignore_eos=True)
+    ask(
+        rig,
+        compiler,
+        "long",
+        Constraint("regex", "(ab){60,}!"),
+        max_tokens=150,
+        overflow="shift",
+        lane=Lane.BACKGROUND,
+        ignore_eos=True,
+    )
     for _ in range(20):
         rig.tick()
     for i in range(3):
@@ -161,7 +170,8 @@ class Failing:
 
 
 @pytest.mark.parametrize(
-    ("raised", "code"), [(UmaError(ErrorCode.CONSTRAINT_FAILED), ErrorCode.CONSTRAINT_FAILED), (ZeroDivisionError(), ErrorCode.INTERNAL)]
+    ("raised", "code"),
+    [(UmaError(ErrorCode.CONSTRAINT_FAILED), ErrorCode.CONSTRAINT_FAILED), (ZeroDivisionError(), ErrorCode.INTERNAL)],
 )
 def test_a_matcher_that_fails_ends_its_own_request_alone(raised, code):
     rig = Rig()

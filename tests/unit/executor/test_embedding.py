@@ -39,7 +39,9 @@ def pooled(tokens: Sequence[int], pooling: str) -> np.ndarray:
     return {"none": rows, "mean": rows.mean(0, keepdims=True), "cls": rows[:1], "last": rows[-1:]}[pooling]
 
 
-def submit(rig: Rig, request_id: str, inputs: list[np.ndarray], peer: Peer = Peer(1, 1, 1), conn_id: int = 1, **fields: Any) -> None:  # noqa: B008
+def submit(
+    rig: Rig, request_id: str, inputs: list[np.ndarray], peer: Peer = Peer(1, 1, 1), conn_id: int = 1, **fields: Any
+) -> None:  # noqa: B008
     names = ("pooling", "normalize", "dimensions", "truncate", "reply_bytes", "op")
     embed = Embed(fields.pop("op", "embed"), **{name: fields.pop(name) for name in names if name in fields})
     request = Request(request_id, embed=embed, stream=False, cache_prompt=False, **fields)

@@ -57,7 +57,11 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sequences whose first token was drawn from their prompt's own logits."""
     seqs: list[int] = []
     sample = FakeEngine.prefill_sample
-    monkeypatch.setattr(FakeEngine, "prefill_sample", lambda self, seq_id, sampler: [seqs.append(seq_id), sample(self, seq_id, sampler)][1])
+    monkeypatch.setattr(
+        FakeEngine,
+        "prefill_sample",
+        lambda self, seq_id, sampler: [seqs.append(seq_id), sample(self, seq_id, sampler)][1],
+    )
     return seqs
 
 
@@ -145,7 +149,11 @@ def test_whoever_fills_all_places_does_not_keep_the_others_out() -> None:
     refused = {r.request_id: r.error for r in rig.refusals()}
     assert sorted(refused) == ["again", "hog16", "hog17", "hog18", "hog19", "no room"]
     assert all(error.error is ErrorCode.TOO_MANY_SESSIONS and error.detail["limit"] == 16 for error in refused.values())
-    assert (refused["hog19"].detail["n_held"], refused["again"].detail["n_held"], refused["no room"].detail["n_held"]) == (16, 1, 0)
+    assert (
+        refused["hog19"].detail["n_held"],
+        refused["again"].detail["n_held"],
+        refused["no room"].detail["n_held"],
+    ) == (16, 1, 0)
     rig.run()
     rig.check_all_free()
 
@@ -223,7 +231,9 @@ def test_fatal_decode_ends_its_sessions_and_no_others() -> None:
     rig.faults.statuses.append(DecodeStatus.FATAL)
     rig.run()
     (final,) = rig.finals("a")
-    assert final.reason is FinishReason.ERROR and final.error is not None and final.error.error is ErrorCode.DECODE_FAILED
+    assert (
+        final.reason is FinishReason.ERROR and final.error is not None and final.error.error is ErrorCode.DECODE_FAILED
+    )
     assert rig.text("later") == solo_text("other", 10)
     rig.check_all_free()
 

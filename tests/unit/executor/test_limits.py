@@ -108,7 +108,11 @@ def test_a_gap_is_judged_by_what_was_promised() -> None:
 def test_nothing_is_missed_while_only_chats_run(n_chats: int, overhead: int) -> None:
     """A second row may take longer than a second call, calls are noisy, and the host takes its time: all of that a chat has anyway."""
     random = Random(n_chats)
-    rig = Rig(config=SchedulerConfig(guard_floor_ns=0), cost=CPU_SHAPE, jitter=lambda ns: ns * (1.0 + abs(random.gauss(0.0, 0.12))))
+    rig = Rig(
+        config=SchedulerConfig(guard_floor_ns=0),
+        cost=CPU_SHAPE,
+        jitter=lambda ns: ns * (1.0 + abs(random.gauss(0.0, 0.12))),
+    )
     for i in range(n_chats):
         rig.submit(f"chat {i}", "hello", lane=Lane.INTERACTIVE, max_tokens=300)
     known = None

@@ -45,7 +45,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Sequences for which a chunk was opened."""
     seqs: list[int] = []
     plain = FakeEngine.prefill_open
-    monkeypatch.setattr(FakeEngine, "prefill_open", lambda self, seq_id, *rest: (seqs.append(seq_id), plain(self, seq_id, *rest))[1])
+    monkeypatch.setattr(
+        FakeEngine, "prefill_open", lambda self, seq_id, *rest: (seqs.append(seq_id), plain(self, seq_id, *rest))[1]
+    )
     yield seqs
 
 

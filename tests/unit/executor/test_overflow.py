@@ -20,14 +20,18 @@ N_CTX = 256
 
 def world(**fields: object) -> World:
     limits = fields.pop("limits", None)
-    return World(FakeModel(**{"n_seq_max": 2, "n_ctx": 2 * N_CTX, **fields}), CacheSettings(is_on=True, ram_bytes=10**8), limits)  # type: ignore[arg-type]
+    return World(
+        FakeModel(**{"n_seq_max": 2, "n_ctx": 2 * N_CTX, **fields}), CacheSettings(is_on=True, ram_bytes=10**8), limits
+    )  # type: ignore[arg-type]
 
 
 def text(n: int, first: int = 1) -> list[int]:
     return [first, *(97 + i * i % 26 for i in range(1, n))]
 
 
-@given(st.lists(st.integers(0, 9), min_size=10, max_size=60), st.integers(2, 9), st.lists(st.integers(1, 60), max_size=4))
+@given(
+    st.lists(st.integers(0, 9), min_size=10, max_size=60), st.integers(2, 9), st.lists(st.integers(1, 60), max_size=4)
+)
 def test_a_cut_prompt_keeps_its_ends(tokens: list[int], n_kept: int, ends: list[int]) -> None:
     ends = sorted({e for e in ends if e <= len(tokens)})
     kept, left = overflow.without_middle(np.array(tokens), tuple(ends), n_kept)
@@ -73,7 +77,12 @@ def test_a_long_prompt_loses_its_middle(how: str) -> None:
     n_kept = N_CTX - 30
     kept = tokens[:50] + tokens[600 - (n_kept - 50) :]
     assert w.texts["a"].encode() == bytes(answer(kept, 30))
-    assert w.finals["a"].usage == {"prompt_tokens": n_kept, "cached_tokens": 0, "completion_tokens": 30, "dropped_tokens": 600 - n_kept}
+    assert w.finals["a"].usage == {
+        "prompt_tokens": n_kept,
+        "cached_tokens": 0,
+        "completion_tokens": 30,
+        "dropped_tokens": 600 - n_kept,
+    }
     check_idle(w)
 
 
@@ -96,7 +105,15 @@ def shifted_answer(prompt: list[int], n: int, n_head: int, n_ctx: int = N_CTX) -
     return out
 
 
-@pytest.mark.parametrize("shape", [{}, {"n_prefill_lanes": 0}, {"n_prefill_lanes": 0, "is_unified": True}, {"n_prefill_lanes": 0, "can_rollback": False}])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"n_prefill_lanes": 0},
+        {"n_prefill_lanes": 0, "is_unified": True},
+        {"n_prefill_lanes": 0, "can_rollback": False},
+    ],
+)
 def test_generation_goes_on_past_the_end_of_the_context(shape: dict[str, object]) -> None:
     w = world(**shape)
     prompt = text(100)

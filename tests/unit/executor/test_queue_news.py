@@ -95,8 +95,12 @@ def test_the_sessions_list_says_who_waits_for_whom():
     rig.tick()
     rows = {row["request_id"]: row for row in view.sessions(rig.executor, rig.clock.now_ns())}
     assert {rows["long"]["sequence"], rows["short"]["sequence"]} == {0, 1} and "waits_for" not in rows["long"]
-    waiting = [(rows[name]["queue_position"], rows[name]["waits_for"], rows[name]["sequence"]) for name in ("next", "last")]
-    assert waiting == [(0, "short", None), (1, "next", None)], "the first sequence to be free is the short one's, then the next one's"
+    waiting = [
+        (rows[name]["queue_position"], rows[name]["waits_for"], rows[name]["sequence"]) for name in ("next", "last")
+    ]
+    assert waiting == [(0, "short", None), (1, "next", None)], (
+        "the first sequence to be free is the short one's, then the next one's"
+    )
     assert 0 < rows["next"]["wait_ms"] < rows["last"]["wait_ms"]
     rig.run()
     assert view.sessions(rig.executor, rig.clock.now_ns()) == []

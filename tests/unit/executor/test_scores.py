@@ -45,7 +45,9 @@ def check(rig: Rig, tokens: list[int] = TOKENS, n_top: int = 2, request_id: str 
 @pytest.mark.parametrize("lane", [Lane.INTERACTIVE, Lane.BACKGROUND])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n_lanes", [0, 2])
-def test_each_token_of_a_prompt_has_what_its_row_gives_and_the_answer_is_the_same(n_lanes: int, stream: bool, lane: Lane) -> None:
+def test_each_token_of_a_prompt_has_what_its_row_gives_and_the_answer_is_the_same(
+    n_lanes: int, stream: bool, lane: Lane
+) -> None:
     plain, rig = Rig(FakeModel(n_prefill_lanes=n_lanes)), Rig(FakeModel(n_prefill_lanes=n_lanes))
     for each, n_top in ((plain, None), (rig, 2)):
         each.submit("a", TEXT, max_tokens=20, stream=stream, lane=lane, prompt_logprobs=n_top)
@@ -118,7 +120,9 @@ def test_alone_it_is_read_many_tokens_at_a_time_and_beside_others_one_a_step_whe
 
 def test_of_several_answers_one_tells_of_the_prompt() -> None:
     rig = Rig()
-    rig.submit("a", TEXT, max_tokens=10, n=3, prompt_logprobs=2, stream=False, sampling=SamplingParams(temperature=1, seed=4))
+    rig.submit(
+        "a", TEXT, max_tokens=10, n=3, prompt_logprobs=2, stream=False, sampling=SamplingParams(temperature=1, seed=4)
+    )
     plain = Rig()
     plain.submit("a", TEXT, max_tokens=10, n=3, stream=False, sampling=SamplingParams(temperature=1, seed=4))
     for each in (rig, plain):

@@ -32,7 +32,11 @@ def test_unfinished_character_becomes_replacement() -> None:
     assert stream.finish() == "�"
 
 
-@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.lists(st.integers(0, 40), max_size=10))
+@given(
+    st.text("ab", max_size=30),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(0, 40), max_size=10),
+)
 def test_stops_cut_where_a_whole_search_would(text: str, stops: list[str], cuts: list[int]) -> None:
     stream = TextStream(tuple(stops))
     out = ""

@@ -35,7 +35,9 @@ def test_the_longest_earlier_place_of_the_end(tokens: list[int]) -> None:
         assert not n_match or (position < i and tokens[position - n_match : position] == tokens[i - n_match : i])
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.lists(st.integers(0, 3), max_size=40), st.integers(0, 99))
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=60), st.lists(st.integers(0, 3), max_size=40), st.integers(0, 99)
+)
 def test_a_cursor_follows_while_the_text_grows(tokens: list[int], other: list[int], seed: int) -> None:
     rng = random.Random(seed)
     text, n = SuffixText(), len(tokens) // 2

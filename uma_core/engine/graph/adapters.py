@@ -82,7 +82,12 @@ class Adapters:
     @property
     def factors(self) -> dict[str, Any]:
         """What products read, by name."""
-        return {f"{name}: {half}": getattr(part, half) for name, parts in self._parts.items() for part in parts for half in "ab"}
+        return {
+            f"{name}: {half}": getattr(part, half)
+            for name, parts in self._parts.items()
+            for part in parts
+            for half in "ab"
+        }
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -109,6 +114,8 @@ def _fill(file: AdapterFile) -> None:
             while at < place.n_bytes:
                 data = source.read(min(READ_BYTES, place.n_bytes - at))
                 if not data:
-                    raise UmaError(ErrorCode.ADAPTER_LOAD_FAILED, f"adapter {file.name}: the file got shorter", adapter=file.name)
+                    raise UmaError(
+                        ErrorCode.ADAPTER_LOAD_FAILED, f"adapter {file.name}: the file got shorter", adapter=file.name
+                    )
                 lib.ggml_backend_tensor_set(tensor, ffi.from_buffer(data), at, len(data))
                 at += len(data)

@@ -46,7 +46,9 @@ class Arena:
         at = 0
         for n_parts, part in layout.runs:
             size = n_parts * part.position_bytes * PAGE
-            self._runs.append(self._data[:, at : at + size].reshape(n_pages, n_parts, part.n_head, PAGE, part.row_bytes))
+            self._runs.append(
+                self._data[:, at : at + size].reshape(n_pages, n_parts, part.n_head, PAGE, part.row_bytes)
+            )
             at += size
         self._is_dirty = np.zeros(n_pages, bool)
 
@@ -89,7 +91,11 @@ class Arena:
             lib.ggml_free(self._context)
             self._buffer = None
             ffi.release(self._base)
-            del self._data, self._runs, self._memory  # views of exports that are still being written keep it until they go
+            del (
+                self._data,
+                self._runs,
+                self._memory,
+            )  # views of exports that are still being written keep it until they go
 
 
 def _memory(n_bytes: int) -> mmap.mmap:

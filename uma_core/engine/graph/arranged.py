@@ -26,7 +26,9 @@ def arrangeable(header: Header) -> dict[str, int]:
 
 def bytes_with(header: Header, sizes: dict[str, int]) -> int:
     """All weights in memory when these are arranged; a tied embedding is there twice."""
-    return sum(sizes.values()) + sum(place.n_bytes for name, place in header.tensors.items() if name not in sizes or name == EMBEDDING)
+    return sum(sizes.values()) + sum(
+        place.n_bytes for name, place in header.tensors.items() if name not in sizes or name == EMBEDDING
+    )
 
 
 class Arranged:
@@ -37,7 +39,10 @@ class Arranged:
         self._buffer = None
         self._context = tensor_context(len(names))
         self._sources = {name: header.tensor(name) for name in names}
-        self.tensors = {name: lib.ggml_new_tensor_3d(self._context, t.type, t.ne[0], t.ne[1], t.ne[2]) for name, t in self._sources.items()}
+        self.tensors = {
+            name: lib.ggml_new_tensor_3d(self._context, t.type, t.ne[0], t.ne[1], t.ne[2])
+            for name, t in self._sources.items()
+        }
         self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, lib.uma_accel_arranged_type())
         if not self._buffer:
             lib.ggml_free(self._context)

@@ -48,7 +48,9 @@ class Builder:
         self.weights = weights
         self.shape = shape
         self._adapters = adapters
-        self.scales: dict[tuple[int, float], Any] = {}  # inputs (1, n) by adapter and factor: what B (A x) of each row is multiplied with
+        self.scales: dict[
+            tuple[int, float], Any
+        ] = {}  # inputs (1, n) by adapter and factor: what B (A x) of each row is multiplied with
         self._scales_out: dict[tuple[int, float], Any] = {}  # the same for the rows that want logits
         self._wholes: dict[Any, tuple[Any, Any]] = {}  # by joined matrix: the input, and all its outputs
         self._kv: dict[int, tuple[Any, Any]] = {}  # by the layer that wrote them
@@ -76,7 +78,11 @@ class Builder:
             names |= {"rope_factors_long.weight": is_long, "rope_factors_short.weight": not is_long}
         rope = next((layer.rope for layer in self.shape.layers if layer.rope), None)
         found = [name for name, is_wanted in names.items() if self.weights.find(name) and is_wanted]
-        return self.weights.vector(found[0], rope.n // 2) if found and rope and not self.shape.has_own_factors else ffi.NULL
+        return (
+            self.weights.vector(found[0], rope.n // 2)
+            if found and rope and not self.shape.has_own_factors
+            else ffi.NULL
+        )
 
     def input(self, kind: int, n: int, n_rows: int = 1) -> Any:
         tensor = lib.ggml_new_tensor_2d(self.context, kind, n, n_rows)
@@ -85,9 +91,13 @@ class Builder:
 
     def embed(self) -> Any:
         """(n_embd, n)"""
-        x = lib.ggml_get_rows(self.context, self.weights.matrix(EMBEDDING, self.shape.n_embd, self.shape.n_vocab), self.token)
+        x = lib.ggml_get_rows(
+            self.context, self.weights.matrix(EMBEDDING, self.shape.n_embd, self.shape.n_vocab), self.token
+        )
         for part in self._adapters.of(EMBEDDING, self._active):
-            rows = lib.ggml_mul(self.context, lib.ggml_get_rows(self.context, part.a, self.token), self._scale(part, self.n))
+            rows = lib.ggml_mul(
+                self.context, lib.ggml_get_rows(self.context, part.a, self.token), self._scale(part, self.n)
+            )
             x = lib.ggml_add(self.context, x, lib.ggml_mul_mat(self.context, part.b, rows))
         return x
 
@@ -159,7 +169,9 @@ class Builder:
             return x
         how = (scaling.ext_factor, scaling.attn_factor, scaling.beta_fast, scaling.beta_slow)
         factors = self.rope_factors if factors is None else factors
-        return lib.ggml_rope_ext(self.context, x, self.pos, factors, rope.n, self.rope_mode, scaling.n_ctx_orig, rope.base, rope.scale, *how)
+        return lib.ggml_rope_ext(
+            self.context, x, self.pos, factors, rope.n, self.rope_mode, scaling.n_ctx_orig, rope.base, rope.scale, *how
+        )
 
     def attention(self, q: Any, k: Any, v: Any, layer: int, sinks: Any = None) -> Any:
         """Write K and V to their cells, then attend: (dim_v * n_head, n). None where nobody needs the result.
@@ -201,7 +213,9 @@ class Builder:
     def gated_whole(self, x: Any, prefix: str, gate: Any) -> Any:
         """The same where gate and up are one matrix, ffn_up; `gate` is ggml_swiglu."""
         n_both = self.weights.get(f"{prefix}.ffn_up.weight").ne[1]
-        return self.product(gate(self.context, self.product(x, f"{prefix}.ffn_up", n_both)), f"{prefix}.ffn_down", self.shape.n_embd)
+        return self.product(
+            gate(self.context, self.product(x, f"{prefix}.ffn_up", n_both)), f"{prefix}.ffn_down", self.shape.n_embd
+        )
 
     def experts(self, x: Any, prefix: str, how: Experts = USUAL, scores: Any = None) -> Any:
         """A mixture of gated experts. `scores`: (n_expert, n) of the experts, where they are not the router's product with x."""
@@ -209,7 +223,9 @@ class Builder:
         scores = self.product(x, f"{prefix}.ffn_gate_inp", s.n_expert) if scores is None else scores
         chosen, shares = self._choose(scores, prefix, how)
         x = lib.ggml_reshape_3d(context, x, s.n_embd, 1, n)
-        y = self._expert_product(self._gated_experts(x, prefix, chosen, how), f"{prefix}.ffn_down_exps", s.n_embd, chosen, how.has_scales)
+        y = self._expert_product(
+            self._gated_experts(x, prefix, chosen, how), f"{prefix}.ffn_down_exps", s.n_embd, chosen, how.has_scales
+        )
         return self._sum_experts(lib.ggml_mul(context, y, shares), n)
 
     def _choose(self, scores: Any, prefix: str, how: Experts) -> tuple[Any, Any]:
@@ -219,7 +235,11 @@ class Builder:
         if how.gating != "chosen":
             chances = (lib.ggml_soft_max if how.gating == "softmax" else lib.ggml_sigmoid)(context, scores)
         bias = f"{prefix}.exp_probs_b.bias"
-        biased = lib.ggml_add(context, chances, self.weights.vector(bias, s.n_expert)) if self.weights.find(bias) else chances
+        biased = (
+            lib.ggml_add(context, chances, self.weights.vector(bias, s.n_expert))
+            if self.weights.find(bias)
+            else chances
+        )
         chosen = lib.ggml_argsort_top_k(context, biased, s.n_expert_used)
         shares = lib.ggml_get_rows(context, lib.ggml_reshape_3d(context, chances, 1, s.n_expert, n), chosen)
         shares = lib.ggml_reshape_2d(context, shares, s.n_expert_used, n)
@@ -242,7 +262,8 @@ class Builder:
         y = self._expert_product(x, whole, n_both, chosen)
         n_ff = n_both // 2
         gate, up = (
-            lib.ggml_view_3d(self.context, y, n_ff, y.ne[1], y.ne[2], y.nb[1], y.nb[2], first * y.nb[0]) for first in (0, n_ff)
+            lib.ggml_view_3d(self.context, y, n_ff, y.ne[1], y.ne[2], y.nb[1], y.nb[2], first * y.nb[0])
+            for first in (0, n_ff)
         )
         return how.gate(self.context, gate, up)
 
@@ -281,4 +302,8 @@ class Builder:
         y = self.product(x, "output" if self.weights.find("output.weight") else "token_embd", self.shape.n_vocab)
         y = self.scale(y, self.shape.logit_scale)
         cap = self.shape.final_softcap
-        return lib.ggml_scale(self.context, lib.ggml_tanh(self.context, lib.ggml_scale(self.context, y, 1.0 / cap)), cap) if cap else y
+        return (
+            lib.ggml_scale(self.context, lib.ggml_tanh(self.context, lib.ggml_scale(self.context, y, 1.0 / cap)), cap)
+            if cap
+            else y
+        )

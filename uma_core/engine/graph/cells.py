@@ -25,7 +25,10 @@ class Cells:
         self.n_bytes = self.n_cells * self.layout.position_bytes
         parts = self.layout.parts
         self._context = tensor_context(len(parts))
-        self._tensors = [lib.ggml_new_tensor_2d(self._context, self.layout.kind, part.n_head * part.dim, self.n_cells) for part in parts]
+        self._tensors = [
+            lib.ggml_new_tensor_2d(self._context, self.layout.kind, part.n_head * part.dim, self.n_cells)
+            for part in parts
+        ]
         self._buffer = None
         try:
             self._buffer = device.place(self._context, is_dry)
@@ -39,7 +42,9 @@ class Cells:
         """(dim * KV heads, cells): K (part 0) or V (part 1) that `layer` writes."""
         return self._tensors[self.layout.index(layer, part)]
 
-    def _stretches(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> Iterator[tuple[Any, np.ndarray, int, int]]:
+    def _stretches(
+        self, page: int, begin: int, end: int, cells: list[np.ndarray]
+    ) -> Iterator[tuple[Any, np.ndarray, int, int]]:
         """Each tensor with its part of `cells`, and where the positions' bytes are in it: from, how many."""
         arrays = (array for run in cells for array in run)
         for tensor, part, array in zip(self._tensors, self.layout.parts, arrays, strict=True):
@@ -54,7 +59,10 @@ class Cells:
         for tensor in self._tensors:
             lib.ggml_reset(context)
             row = tensor.nb[1]
-            views = [lib.ggml_view_2d(context, tensor, tensor.ne[0], end - begin, row, (page * PAGE + begin) * row) for page in (src, dst)]
+            views = [
+                lib.ggml_view_2d(context, tensor, tensor.ne[0], end - begin, row, (page * PAGE + begin) * row)
+                for page in (src, dst)
+            ]
             for view in views:
                 lib.ggml_backend_view_init(view)
             lib.ggml_backend_tensor_copy(*views)

@@ -20,8 +20,15 @@ from uma_core.errors import UmaError
 log = logging.getLogger(__name__)
 
 Run = tuple[int, int, int]  # consecutive rows of one sequence: its number, the first position, how many
-STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.ABORTED, 2: DecodeStatus.BAD_BATCH}  # of uma_forward_decode: everything else is fatal
-REFUSED = {status: DecodeOutcome(status, [], 0, 0) for status in (DecodeStatus.FULL, DecodeStatus.BAD_BATCH, DecodeStatus.FATAL)}
+STATUS_OF = {
+    0: DecodeStatus.OK,
+    1: DecodeStatus.ABORTED,
+    2: DecodeStatus.BAD_BATCH,
+}  # of uma_forward_decode: everything else is fatal
+REFUSED = {
+    status: DecodeOutcome(status, [], 0, 0)
+    for status in (DecodeStatus.FULL, DecodeStatus.BAD_BATCH, DecodeStatus.FATAL)
+}
 
 
 class Decoder:

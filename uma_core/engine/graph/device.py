@@ -19,13 +19,19 @@ class Device:
         self.handle = handle
         self.is_stock = is_stock
         self.is_cpu = lib.ggml_backend_dev_type(handle) == lib.GGML_BACKEND_DEVICE_TYPE_CPU
-        self.name = "cpu" if self.is_cpu else text(lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(handle))).lower()
+        self.name = (
+            "cpu" if self.is_cpu else text(lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(handle))).lower()
+        )
         self.description = text(lib.ggml_backend_dev_description(handle))
         props = ffi.new("struct ggml_backend_dev_props *")
         lib.ggml_backend_dev_get_props(handle, props)
-        self.reads_host = bool(props.caps.buffer_from_host_ptr)  # it computes with a mapped file where that is: the CPU, Metal
+        self.reads_host = bool(
+            props.caps.buffer_from_host_ptr
+        )  # it computes with a mapped file where that is: the CPU, Metal
         self.buffer_type = lib.ggml_backend_dev_buffer_type(handle)
-        self.host_type = lib.ggml_backend_dev_host_buffer_type(handle) or lib.ggml_backend_cpu_buffer_type()  # what it copies from fastest
+        self.host_type = (
+            lib.ggml_backend_dev_host_buffer_type(handle) or lib.ggml_backend_cpu_buffer_type()
+        )  # what it copies from fastest
 
     def free_bytes(self) -> int | None:
         """Of memory that is the device's alone; None: it shares the machine's."""

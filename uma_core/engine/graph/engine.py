@@ -53,7 +53,9 @@ WARM_UP_TOKENS = 64  # of a chunk: what a row costs there holds for larger ones
 class GraphEngine:
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
-    def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None, is_stock: bool = False) -> None:
+    def __init__(
+        self, path: str, options: EngineOptions, progress: Progress | None = None, is_stock: bool = False
+    ) -> None:
         """`is_stock`: on the CPU too compute as on a GPU, with ggml's own operations and memory apart from the host's."""
         self._bell = ffi.new("int32_t *")
         self._abort_flag = ffi.new("int32_t *")
@@ -71,17 +73,29 @@ class GraphEngine:
     def _open(self, loaded: Loaded, options: EngineOptions) -> None:
         decode_backend, lane_backend = self._new_backend(loaded), self._new_backend(loaded)
         if loaded.device.is_cpu:
-            lib.ggml_backend_cpu_set_abort_callback(decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag)
-        ahead = Ahead(options.n_batch if loaded.device.is_stock and pays(options.decode_ahead, not loaded.device.is_cpu) else 0, self._bell)
+            lib.ggml_backend_cpu_set_abort_callback(
+                decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag
+            )
+        ahead = Ahead(
+            options.n_batch if loaded.device.is_stock and pays(options.decode_ahead, not loaded.device.is_cpu) else 0,
+            self._bell,
+        )
         decoding = Compute(decode_backend, loaded.attention(options.n_batch), self._broken)
         self.decoder = Decoder(loaded.network, loaded.pages, decoding, options.n_batch, ahead)
         for _ in range(loaded.n_lanes):
             reading = Compute(lane_backend, loaded.attention(options.n_ubatch), self._broken)
-            self.lanes.append(Lane(loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq)))
+            self.lanes.append(
+                Lane(loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq))
+            )
         check_threads(loaded.n_threads)
         missing = loaded.promise_missing()
         if options.deterministic and missing:
-            raise UmaError(ErrorCode.CONFIG_INVALID, f"engine.deterministic lacks {missing}", option="engine.deterministic", missing=missing)
+            raise UmaError(
+                ErrorCode.CONFIG_INVALID,
+                f"engine.deterministic lacks {missing}",
+                option="engine.deterministic",
+                missing=missing,
+            )
         is_cpu, n_batch = loaded.device.is_cpu, options.n_batch
         self._warm_up(tick_shapes(options.n_seq, ride_rows(is_cpu, n_batch), verify_rows(is_cpu, n_batch)))
         self.info = self._describe(loaded, options)
@@ -101,7 +115,9 @@ class GraphEngine:
         n_most = min(self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         n = min(WARM_UP_TOKENS, n_most)
         for _ in self.lanes:
-            self.prefill_open(0, np.zeros(n_most, np.int32), True)  # takes its memory: on a GPU that waits for all that is under way
+            self.prefill_open(
+                0, np.zeros(n_most, np.int32), True
+            )  # takes its memory: on a GPU that waits for all that is under way
             self.prefill_close(0)
             for _ in range(2):
                 self.prefill_open(0, np.zeros(n, np.int32), False)
@@ -246,7 +262,9 @@ class GraphEngine:
         pages = self._loaded.pages
         assert self.decoder is not None
         scales = self.decoder.scales[seq_id]
-        free = sorted([lane for lane in self.lanes if lane.is_free], key=lambda lane: lane.adapters != tuple(sorted(scales)))
+        free = sorted(
+            [lane for lane in self.lanes if lane.is_free], key=lambda lane: lane.adapters != tuple(sorted(scales))
+        )
         lane = self._lane(seq_id) or next(iter(free), None)
         if lane is None:
             return False
@@ -364,13 +382,19 @@ class GraphEngine:
     def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
         return HostExport(self._pages, seq_id, start, n)
 
-    def import_state(self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0) -> Transfer:
+    def import_state(
+        self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
+    ) -> Transfer:
         n_held, rest = divmod(len(blob), self._pages.store.layout.position_bytes)
         if rest or not origin <= start <= n <= origin + n_held:
-            raise UmaError(ErrorCode.STATE_RESTORE_FAILED, f"{len(blob)} bytes do not hold positions {start}..{n} of this model")
+            raise UmaError(
+                ErrorCode.STATE_RESTORE_FAILED, f"{len(blob)} bytes do not hold positions {start}..{n} of this model"
+            )
         self._append(seq_id, start, n)
         move = import_moves(self._pages, seq_id, blob, origin)
-        return Steps((n - start) * self._pages.store.layout.position_bytes, (start, n), move, lambda: self._count(seq_id, n))
+        return Steps(
+            (n - start) * self._pages.store.layout.position_bytes, (start, n), move, lambda: self._count(seq_id, n)
+        )
 
     # life
 

@@ -15,7 +15,9 @@ from uma_core.errors import ErrorCode, UmaError
 class Fitted:
     """A Forward of `most`, and how its sizes depend on the number of rows (native/fitted.c)."""
 
-    def __init__(self, network: Network, pages: Pages, compute: Compute, most: BatchShape, workspace: Workspace) -> None:
+    def __init__(
+        self, network: Network, pages: Pages, compute: Compute, most: BatchShape, workspace: Workspace
+    ) -> None:
         """Raises: INSUFFICIENT_MEMORY."""
         self.most = most
         self._fitting: Any = ffi.NULL

@@ -20,7 +20,9 @@ from uma_core.engine.graph.workspace import Workspace
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
-NODES_PER_LAYER = 72  # a dense layer takes about 26 nodes and views, one of Gemma 4 with experts 60; experts add as many as are used
+NODES_PER_LAYER = (
+    72  # a dense layer takes about 26 nodes and views, one of Gemma 4 with experts 60; experts add as many as are used
+)
 NODES_BESIDE = 64
 N_SMALL = 16  # batches of up to so many tokens keep graph and memory each, larger ones share one memory
 N_KEPT = 64  # small ones
@@ -29,7 +31,9 @@ N_KEPT = 64  # small ones
 class Network:
     """What every graph of one loaded model has in common."""
 
-    def __init__(self, shape: Shape, weights: Weights, family: Family, ropes: tuple[int, int], device: Device, adapters: Adapters) -> None:
+    def __init__(
+        self, shape: Shape, weights: Weights, family: Family, ropes: tuple[int, int], device: Device, adapters: Adapters
+    ) -> None:
         """`ropes`: ggml's kind of rotary positions, and how many positions a sequence may have."""
         self.device = device
         self.adapters = adapters
@@ -88,7 +92,9 @@ class Forward:
     It is computed any number of times, as long as its workspace places no other graph.
     """
 
-    def __init__(self, network: Network, pages: Pages, compute: Compute, batch: BatchShape, workspace: Workspace) -> None:
+    def __init__(
+        self, network: Network, pages: Pages, compute: Compute, batch: BatchShape, workspace: Workspace
+    ) -> None:
         self.batch = batch
         self.workspace = workspace
         self.context = network.new_context(batch.adapters)
@@ -105,7 +111,9 @@ class Forward:
         addresses, at_scales = addresses[: len(inputs)], addresses[len(inputs) :]
         n.token, n.pos, n.out_id = (ffi.cast("int32_t *", at) for at in addresses[:3])
         kinds = compute.attention.cells
-        cells = ffi.new("uma_cells[]", [(ffi.cast("int64_t *", at), *kind) for at, kind in zip(addresses[3:-2], kinds, strict=True)])
+        cells = ffi.new(
+            "uma_cells[]", [(ffi.cast("int64_t *", at), *kind) for at, kind in zip(addresses[3:-2], kinds, strict=True)]
+        )
         n.cells, n.n_cells = cells, len(cells)
         n.logits, n.best_id = ffi.cast("float *", at_logits), ffi.cast("int32_t *", at_best)
         self.span = Span(0, batch.n_span)
@@ -142,7 +150,11 @@ class Forward:
     def hidden(self, n_rows: int) -> np.ndarray:
         """(n_rows, n_embd) float32, the caller's own: the outputs of a graph without a head."""
         n_embd = self.native.n_hidden
-        rows: np.ndarray = np.frombuffer(ffi.buffer(self.native.logits, 4 * n_rows * n_embd), np.float32).reshape(n_rows, n_embd).copy()
+        rows: np.ndarray = (
+            np.frombuffer(ffi.buffer(self.native.logits, 4 * n_rows * n_embd), np.float32)
+            .reshape(n_rows, n_embd)
+            .copy()
+        )
         return rows
 
     def close(self) -> None:

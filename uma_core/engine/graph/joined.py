@@ -26,7 +26,9 @@ class Joined:
     """Owns a ggml_context with the wholes. `close` after their data is freed."""
 
     def __init__(self, header: Header) -> None:
-        groups = [group for layer in sorted(_layers(header)) for names in GROUPS if (group := _group(header, layer, names))]
+        groups = [
+            group for layer in sorted(_layers(header)) for names in GROUPS if (group := _group(header, layer, names))
+        ]
         self.context = tensor_context(2 * len(groups) + 1)
         self.parts: dict[str, Part] = {}  # by tensor name without its suffix
         for group in groups:
@@ -43,7 +45,11 @@ class Joined:
     def _whole(self, header: Header, names: list[str]) -> Any:
         """A tensor of all these rows, or all these numbers; the tensors themselves become views of it."""
         places = [header.tensors[name] for name in names]
-        ne = [places[0].ne[0], sum(place.ne[1] for place in places)] if _is_matrix(places[0]) else [sum(place.ne[0] for place in places), 1]
+        ne = (
+            [places[0].ne[0], sum(place.ne[1] for place in places)]
+            if _is_matrix(places[0])
+            else [sum(place.ne[0] for place in places), 1]
+        )
         whole = lib.ggml_new_tensor_2d(self.context, places[0].type, *ne)
         at = 0
         for place in places:

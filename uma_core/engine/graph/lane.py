@@ -89,7 +89,12 @@ class Lane:
     def _graph_of(self, span: Span, adapters: tuple[int, ...], has_head: bool) -> Fitted:
         room = self._compute.attention.room(span, self._n_most)
         graph = self._graph
-        if graph is None or graph.most.n_span < room or graph.most.adapters != adapters or graph.most.has_head is not has_head:
+        if (
+            graph is None
+            or graph.most.n_span < room
+            or graph.most.adapters != adapters
+            or graph.most.has_head is not has_head
+        ):
             self._close_graph()
             most = BatchShape(self._n_most, 1 if has_head else self._n_most, room, adapters, has_head)
             graph = self._graph = Fitted(self._network, self._pages, self._compute, most, self._space)

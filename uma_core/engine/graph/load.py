@@ -205,7 +205,9 @@ def _check_complete(network: Network, pages: Pages, n_ubatch: int) -> None:
     for n in (2, n_ubatch):
         context = network.new_context(network.adapters.all)
         try:
-            builder, _, _ = network.build(context, BatchShape(n, 1, attention.largest(), network.adapters.all), attention)
+            builder, _, _ = network.build(
+                context, BatchShape(n, 1, attention.largest(), network.adapters.all), attention
+            )
             missing = network.device.missing_for(builder.graph) if network.device.is_stock else ""
         finally:
             lib.ggml_free(context)

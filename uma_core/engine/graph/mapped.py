@@ -85,7 +85,9 @@ class _File:
         self._buffer = device.buffer_over(self._base, size, max(place.n_bytes for place in places))
         lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         for place in places:
-            lib.ggml_backend_tensor_alloc(self._buffer, header.tensor(place.name), ffi.cast("char *", self._base) + place.offset)
+            lib.ggml_backend_tensor_alloc(
+                self._buffer, header.tensor(place.name), ffi.cast("char *", self._base) + place.offset
+            )
 
     def forget(self, offset: int, n_bytes: int) -> None:
         """Give the whole pages of a mapped range back; whoever reads them again gets them from the file."""
@@ -105,7 +107,9 @@ def check_whole(header: Header) -> None:
     sizes = [os.path.getsize(path) for path in header.paths]
     for place in header.tensors.values():
         if place.offset + place.n_bytes > sizes[place.file]:
-            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.paths[place.file]}: the file is cut short", path=header.path)
+            raise UmaError(
+                ErrorCode.MODEL_LOAD_FAILED, f"{header.paths[place.file]}: the file is cut short", path=header.path
+            )
 
 
 def _share_of(progress: Progress | None, number: int, n: int) -> Progress | None:

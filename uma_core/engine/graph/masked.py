@@ -39,11 +39,15 @@ class Masked:
 
     def masks(self, b: Builder) -> tuple[Any, Any]:
         windows = {layer.window > 0 for layer in self._shape.layers}
-        full, window = (b.input(lib.GGML_TYPE_F16, b.n_span, b.n) if kind in windows else None for kind in (False, True))
+        full, window = (
+            b.input(lib.GGML_TYPE_F16, b.n_span, b.n) if kind in windows else None for kind in (False, True)
+        )
         return full, window
 
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
-        rows = lib.ggml_view_2d(b.context, x, x.ne[0] * x.ne[1], b.n, x.nb[2], 0)  # a view: ggml's CUDA backend fuses it with rope
+        rows = lib.ggml_view_2d(
+            b.context, x, x.ne[0] * x.ne[1], b.n, x.nb[2], 0
+        )  # a view: ggml's CUDA backend fuses it with rope
         return lib.ggml_set_rows(b.context, self._cells.tensor(layer, part), rows, b.cells[0])
 
     def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int, sinks: Any) -> Any:
@@ -59,12 +63,22 @@ class Masked:
     def _heads(self, b: Builder, cells: Any, n_head: int) -> Any:
         """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's (native/masked.c)."""
         dim = cells.ne[0] // n_head
-        b.views.append(lib.ggml_view_3d(b.context, cells, dim, b.n_span, n_head, cells.nb[1], lib.ggml_row_size(cells.type, dim), 0))
+        b.views.append(
+            lib.ggml_view_3d(
+                b.context, cells, dim, b.n_span, n_head, cells.nb[1], lib.ggml_row_size(cells.type, dim), 0
+            )
+        )
         return b.views[-1]
 
     def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> Any:
         full, window = (ffi.cast("uint16_t *", mask) for mask in masks)
-        values = {"full": full, "window": window, "n_window": self._shape.window, "n_cells": b.n_span, "n_pool": self._cells.n_cells}
+        values = {
+            "full": full,
+            "window": window,
+            "n_window": self._shape.window,
+            "n_cells": b.n_span,
+            "n_pool": self._cells.n_cells,
+        }
         native.mask = mask = ffi.new("uma_mask *", values)
         views = ffi.new("struct ggml_tensor *[]", b.views)
         mask.views, mask.n_views = views, len(b.views)

@@ -31,8 +31,16 @@ class Paged:
             if kind in self._plans:
                 continue
             k, v = (arena.layout.parts[arena.layout.index(layer.kv, part)].row_bytes for part in range(2))
-            sizes = {**kind._asdict(), "n_threads": n_threads, "k_bytes": k, "v_bytes": v, "page_bytes": arena.page_bytes}
-            self._plans[kind] = lib.uma_paged_new(ffi.new("uma_paged_shape *", {**sizes, "scale": shape.scale, "softcap": shape.softcap}), n_rows)
+            sizes = {
+                **kind._asdict(),
+                "n_threads": n_threads,
+                "k_bytes": k,
+                "v_bytes": v,
+                "page_bytes": arena.page_bytes,
+            }
+            self._plans[kind] = lib.uma_paged_new(
+                ffi.new("uma_paged_shape *", {**sizes, "scale": shape.scale, "softcap": shape.softcap}), n_rows
+            )
             if not self._plans[kind]:
                 self.close()
                 raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for plans of attention")
@@ -61,7 +69,17 @@ class Paged:
         args, kernel = ffi.new("struct ggml_tensor *[]", sources), ffi.addressof(lib, "uma_paged_attention")
         plan = self._plans.get(kind_of(own), ffi.NULL)
         return lib.ggml_custom_4d(
-            b.context, lib.GGML_TYPE_F32, own.n_embd_out, b.n, 1, 1, args, len(sources), kernel, lib.GGML_N_TASKS_MAX, plan
+            b.context,
+            lib.GGML_TYPE_F32,
+            own.n_embd_out,
+            b.n,
+            1,
+            1,
+            args,
+            len(sources),
+            kernel,
+            lib.GGML_N_TASKS_MAX,
+            plan,
         )
 
     def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> Any:

@@ -57,7 +57,9 @@ class Pages:
         """Whether all of (sequence, first position, how many) can be written together."""
         if any(n + n_more > self.n_ctx_seq for _, n, n_more in wanted):
             return False
-        return sum(self._n_needed(*each) for each in wanted if each[1] + each[2] > self._ready[each[0]]) <= len(self._free)
+        return sum(self._n_needed(*each) for each in wanted if each[1] + each[2] > self._ready[each[0]]) <= len(
+            self._free
+        )
 
     def reserve(self, seq: int, n: int, n_more: int) -> None:
         """Make positions n .. n + n_more - 1 writable, where `has_room` said so. Blocks for the copy of one shared page at most."""

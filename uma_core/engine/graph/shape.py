@@ -36,7 +36,9 @@ class Scaling(NamedTuple):
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    is_long: bool = False  # LongRoPE: frequency factors by the length of the context (tensors rope_factors_long and _short)
+    is_long: bool = (
+        False  # LongRoPE: frequency factors by the length of the context (tensors rope_factors_long and _short)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,10 @@ class Shape:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what a layer's halves add
     logit_scale: float = 1.0
-    temperature: tuple[float, int] = (0.0, 0)  # Q grows with log(position / how many): the factor, and how many; 0: it does not
+    temperature: tuple[float, int] = (
+        0.0,
+        0,
+    )  # Q grows with log(position / how many): the factor, and how many; 0: it does not
     n_embd_layer: int = 0  # length of a token's embedding of each layer; 0: there are none
     has_own_factors: bool = False  # of rotary positions, in some layers: the family asks for them
     has_sinks: bool = False  # every head has a score that takes part without a value
@@ -189,7 +194,10 @@ def shape_of(header: Header, rules: Rules = NO_RULES, moe_top_k: int = 0) -> Sha
     rope = Rope(meta.number("rope.dimension_count", dims[0]), meta.real("rope.freq_base", 10_000.0), rope_scale)
     shape = Shape(
         arch=header.arch,
-        layers=tuple(Layer(n, n_kv, dims[0], dims[1], rope, i) for i, (n, n_kv) in enumerate(zip(n_heads, n_heads_kv, strict=True))),
+        layers=tuple(
+            Layer(n, n_kv, dims[0], dims[1], rope, i)
+            for i, (n, n_kv) in enumerate(zip(n_heads, n_heads_kv, strict=True))
+        ),
         n_embd=n_embd,
         n_vocab=embedding.ne[1],
         n_ctx_train=meta.number("context_length"),
@@ -213,7 +221,9 @@ def _check_known(header: Header, meta: Meta, rules: Rules) -> None:
     unknown = sorted(meta.keys() - KNOWN - rules.keys - rules.lists)
     if unknown:
         raise Unsupported(f"metadata {prefix}{unknown[0]}")
-    lists = sorted({key.removeprefix(prefix) for key in header.arrays() if key.startswith(prefix)} - rules.lists - PER_LAYER)
+    lists = sorted(
+        {key.removeprefix(prefix) for key in header.arrays() if key.startswith(prefix)} - rules.lists - PER_LAYER
+    )
     if lists:
         raise Unsupported(f"metadata {prefix}{lists[0]} that differs by layer")
     if "attention.layer_norm_rms_epsilon" not in meta:
@@ -222,7 +232,13 @@ def _check_known(header: Header, meta: Meta, rules: Rules) -> None:
 
 def _check_layer(layer: Layer) -> None:
     n, n_kv = layer.n_head, layer.n_head_kv
-    if n_kv < 1 or n < 1 or n % n_kv or n // n_kv > MAX_GROUP or not all(0 < dim <= MAX_DIM for dim in (layer.dim_k, layer.dim_v)):
+    if (
+        n_kv < 1
+        or n < 1
+        or n % n_kv
+        or n // n_kv > MAX_GROUP
+        or not all(0 < dim <= MAX_DIM for dim in (layer.dim_k, layer.dim_v))
+    ):
         raise Unsupported(f"{n} query heads over {n_kv} KV heads of length {layer.dim_k} and {layer.dim_v}")
     if layer.rope is not None and (not 0 < layer.rope.n <= layer.dim_k or layer.rope.n % 2):
         raise Unsupported(f"rotary positions over {layer.rope.n} of {layer.dim_k} elements")
@@ -263,7 +279,9 @@ def _growth(factor: float, weight: float) -> float:
 
 
 YARN_KEYS = frozenset(f"rope.scaling.yarn_{key}" for key in ("beta_fast", "beta_slow", "log_multiplier"))
-YARN_UNUSED = frozenset(f"rope.scaling.yarn_{key}" for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier"))
+YARN_UNUSED = frozenset(
+    f"rope.scaling.yarn_{key}" for key in ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "log_multiplier")
+)
 
 
 def with_yarn(shape: Shape, meta: Meta) -> Shape:
@@ -271,8 +289,14 @@ def with_yarn(shape: Shape, meta: Meta) -> Shape:
     scaling = shape.scaling
     if not scaling.ext_factor:
         return shape
-    scaling = scaling._replace(beta_fast=meta.real("rope.scaling.yarn_beta_fast", 32.0), beta_slow=meta.real("rope.scaling.yarn_beta_slow", 1.0))
-    weight, factor = meta.real("rope.scaling.yarn_log_multiplier"), meta.real("rope.scaling.factor", meta.real("rope.scale_linear"))
+    scaling = scaling._replace(
+        beta_fast=meta.real("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=meta.real("rope.scaling.yarn_beta_slow", 1.0),
+    )
+    weight, factor = (
+        meta.real("rope.scaling.yarn_log_multiplier"),
+        meta.real("rope.scaling.factor", meta.real("rope.scale_linear")),
+    )
     if weight:
         scaling = scaling._replace(attn_factor=meta.real("rope.scaling.attn_factor", 1.0) * _growth(factor, weight))
     return replace(shape, scaling=scaling)
@@ -281,7 +305,13 @@ def with_yarn(shape: Shape, meta: Meta) -> Shape:
 def with_windows(shape: Shape, window: int, windowed: list[bool], rope: Rope | None = None) -> Shape:
     """Layers that see the last `window` positions only, perhaps with rotary positions of their own."""
     layers = zip(shape.layers, windowed, strict=True)
-    return replace(shape, layers=tuple(replace(layer, window=window, rope=rope or layer.rope) if is_windowed else layer for layer, is_windowed in layers))
+    return replace(
+        shape,
+        layers=tuple(
+            replace(layer, window=window, rope=rope or layer.rope) if is_windowed else layer
+            for layer, is_windowed in layers
+        ),
+    )
 
 
 def windowed_by(meta: Meta, pattern: int, key: str = "attention.sliding_window_pattern") -> list[bool]:

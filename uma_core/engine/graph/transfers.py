@@ -15,7 +15,9 @@ from uma_core.engine.lib import lib
 class Steps:
     """A Transfer over positions start..n: `move(p0, p1)` for each stretch within one page, then `finish` once."""
 
-    def __init__(self, n_bytes: int, span: tuple[int, int], move: Callable[[int, int], None], finish: Callable[[], None]) -> None:
+    def __init__(
+        self, n_bytes: int, span: tuple[int, int], move: Callable[[int, int], None], finish: Callable[[], None]
+    ) -> None:
         self.n_bytes = n_bytes
         self._at, self._end = span
         self._move = move
@@ -50,12 +52,16 @@ class HostExport(Steps):
 
         def move(p0: int, p1: int) -> None:
             begin = p0 % PAGE
-            pages.store.read(int(row[p0 // PAGE]), begin, begin + p1 - p0, [view[:, p0 - start : p1 - start] for view in views])
+            pages.store.read(
+                int(row[p0 // PAGE]), begin, begin + p1 - p0, [view[:, p0 - start : p1 - start] for view in views]
+            )
 
         super().__init__(len(self.blob), (start, n), move, lambda: None)
 
 
-def import_moves(pages: Pages, seq: int, blob: bytes | bytearray | memoryview, origin: int) -> Callable[[int, int], None]:
+def import_moves(
+    pages: Pages, seq: int, blob: bytes | bytearray | memoryview, origin: int
+) -> Callable[[int, int], None]:
     """How positions p0..p1, within one page, get from a blob that begins at `origin` to the sequence."""
     data, layout = np.frombuffer(blob, np.uint8), pages.store.layout
     views = layout.views(data, data.size // layout.position_bytes)

@@ -55,7 +55,11 @@ class Uploaded(Weights):
                 while at < place.n_bytes:
                     n = file.readinto(view[: min(READ_BYTES, place.n_bytes - at)])
                     if not n:
-                        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{header.paths[place.file]}: the file got shorter", path=header.path)
+                        raise UmaError(
+                            ErrorCode.MODEL_LOAD_FAILED,
+                            f"{header.paths[place.file]}: the file got shorter",
+                            path=header.path,
+                        )
                     lib.ggml_backend_tensor_set(tensor, ffi.from_buffer(staging), at, n)
                     at += n
                 n_done += place.n_bytes

@@ -89,7 +89,9 @@ def fit(samples: Iterable[Sample | tuple[str, int, int, int]], device: DeviceVie
     prefill = _fit_prefill(by_kind.get(CHUNK, {}), decode, start)
     piece = fit_curve(by_kind[PIECE], 0.0, False) if PIECE in by_kind else _scaled(prefill, 1 / 64)
     fixed, per_byte = _fit_transfer(by_kind.get(TRANSFER, {}), start)
-    return build(decode, prefill, piece, (fixed, per_byte), True)._replace(mixed=_fit_mixed(by_kind.get(MIXED, {}), decode))
+    return build(decode, prefill, piece, (fixed, per_byte), True)._replace(
+        mixed=_fit_mixed(by_kind.get(MIXED, {}), decode)
+    )
 
 
 def guess(device: DeviceView) -> CostModel:

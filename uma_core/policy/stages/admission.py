@@ -19,7 +19,9 @@ from uma_core.policy.state import DeviceView, SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
 HELD_NS = 100_000_000  # a reader may fall behind for so long without losing its place: a process that lives reads on well before
-STAY_NS = 500_000_000  # a parked session that came back keeps its sequence for so long; aging_ns where it must read all again
+STAY_NS = (
+    500_000_000  # a parked session that came back keeps its sequence for so long; aging_ns where it must read all again
+)
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -62,7 +64,9 @@ def cells_needed(view: SessionView, device: DeviceView) -> int:
     return view.n_cells or min(view.n_prompt + view.n_max, device.n_ctx_seq)
 
 
-def _admit(state: SchedulerState, ordered: list[SessionView], index: SessionIndex) -> tuple[list[Admission], SessionView | None]:
+def _admit(
+    state: SchedulerState, ordered: list[SessionView], index: SessionIndex
+) -> tuple[list[Admission], SessionView | None]:
     """Admissions in order, and the first session that found no room."""
     device = state.device
     free = list(device.free_seqs)

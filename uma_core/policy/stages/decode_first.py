@@ -25,7 +25,9 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     plan = plan._replace(items=plan.items + decode_items(state, index.interactive, background))
     if n == n_all:
         return plan.remember(decode_first=-1) if plan.memory.decode_first >= 0 else plan
-    return plan.remember(decode_first=background[-1].sid).note(f"decode_first: {n} of {n_all} background streams served")
+    return plan.remember(decode_first=background[-1].sid).note(
+        f"decode_first: {n} of {n_all} background streams served"
+    )
 
 
 def _served(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[SessionView]:

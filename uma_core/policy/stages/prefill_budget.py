@@ -18,7 +18,9 @@ from uma_core.types import Lane, Phase
 IDLE_TICKS = 10  # length of a run with nobody decoding, in tick budgets: it is interrupted when somebody comes
 PIECE_NS = 8_000_000  # longest piece while no chat streams, half a step of the 2-core CPU: what a chat that arrives waits for ...
 SHORT_PROMPT = 32  # tokens; ... and at most a quarter of the time that reading its own short prompt takes
-CHUNK_TICKS = 4  # with one prefill slot, or none, a new chat waits for the chunk's end: its longest time in tick budgets
+CHUNK_TICKS = (
+    4  # with one prefill slot, or none, a new chat waits for the chunk's end: its longest time in tick budgets
+)
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -45,11 +47,15 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
         if left_ns > 0:
             items = ()
             plan = plan.note("prefill_budget: background streams wait for an interactive prompt")
-    if not view.n_chunk and not (index.round_ns and "latency_guard" in state.config.stages):  # which chooses the size beside a chat
+    if not view.n_chunk and not (
+        index.round_ns and "latency_guard" in state.config.stages
+    ):  # which chooses the size beside a chat
         item = resized(item, view, _bearable(state, item, view))
     cost = state.cost
     quantum = min(PIECE_NS, cost.prefill_ns(SHORT_PROMPT, 0) // 4, run_ns)
-    is_coarse = cost.piece_ns(item.n_tokens, view.n_past) > run_ns  # deep in a context: no run would hold its next piece
+    is_coarse = (
+        cost.piece_ns(item.n_tokens, view.n_past) > run_ns
+    )  # deep in a context: no run would hold its next piece
     return plan._replace(
         items=(*items, item), run_ns=run_ns, quantum_ns=quantum, min_pieces=int(is_coarse), transfer_ns=budget
     )

@@ -43,7 +43,11 @@ def _room(state: SchedulerState, plan: Plan) -> int:
 
 
 def _allot(
-    state: SchedulerState, items: list[PlanItem], drafting: dict[int, SessionView], room_ns: int, n_drafts: dict[int, int]
+    state: SchedulerState,
+    items: list[PlanItem],
+    drafting: dict[int, SessionView],
+    room_ns: int,
+    n_drafts: dict[int, int],
 ) -> int:
     """Give drafts of one call rows, the likeliest first, in `n_drafts`. The time that they take."""
     sids = {i.sid for i in items}

@@ -19,8 +19,12 @@ from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState
 from uma_core.types import Phase
 
-EVERYDAY_ROUNDS = 1.1  # of many streams, whose own round takes far longer than the limit of one: a tenth is left for others
-LONG_ROUNDS = 1.75  # likewise; three chats on the GPU read a paste 20 times slower without, and pause 0.25 rounds longer with 2.0
+EVERYDAY_ROUNDS = (
+    1.1  # of many streams, whose own round takes far longer than the limit of one: a tenth is left for others
+)
+LONG_ROUNDS = (
+    1.75  # likewise; three chats on the GPU read a paste 20 times slower without, and pause 0.25 rounds longer with 2.0
+)
 FAR = 2.0  # times the distance between one stream's step and its limit: where that "far" begins
 
 
@@ -66,7 +70,9 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
         n_calls = len({item.call for item in plan.items if item.phase is Phase.DECODE})
         alone = limits.round_ns + n_calls * state.overhead_ns
         promised = max(state.config.guard_floor_ns, int(state.config.guard_cap * (1.0 + error) * alone))
-        return plan._replace(tbt_limit_ns=promised, tick_limit_ns=max(limits.everyday_ns, limits.round_ns + plan.run_ns))
+        return plan._replace(
+            tbt_limit_ns=promised, tick_limit_ns=max(limits.everyday_ns, limits.round_ns + plan.run_ns)
+        )
     if not any(item.phase is Phase.DECODE for item in plan.items):
         return plan
     return plan._replace(tick_limit_ns=max(state.config.tick_budget_ns, rows_time(state, index.decodes) + plan.run_ns))

@@ -82,7 +82,9 @@ class Gap(NamedTuple):
         alone = rows_time(self.state, rows)
         if not self.sessions.interactive:
             return alone
-        together = self.sessions.decodes if len(rows) == len(self.sessions.background) else self.sessions.interactive + rows
+        together = (
+            self.sessions.decodes if len(rows) == len(self.sessions.background) else self.sessions.interactive + rows
+        )
         own, both = rows_time(self.state, self.sessions.interactive), rows_time(self.state, together)
         return both - own if is_shared(both, own + alone) else alone
 
@@ -109,7 +111,11 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 def seal(state: SchedulerState, plan: Plan) -> Plan:
     """The tick is judged by all that was planned, drafts included."""
     memory = plan.memory.latency_guard
-    return plan.remember(latency_guard=memory._replace(planned_ns=memory.planned_ns + plan.draft_ns)) if plan.draft_ns else plan
+    return (
+        plan.remember(latency_guard=memory._replace(planned_ns=memory.planned_ns + plan.draft_ns))
+        if plan.draft_ns
+        else plan
+    )
 
 
 def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
@@ -218,7 +224,13 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView, is_awaited: bool) -> Gr
         room, is_raised = _awaited_room(gap, item, view)
         everyday = Kind.URGENT if is_raised else Kind.NORMAL
     item, need = sized(gap.state, item, view, room)
-    what = "piece" if item.mode is PrefillMode.SLICED else f"{item.mode.name.lower()} chunk of {item.n_tokens}" if item.mode else ""
+    what = (
+        "piece"
+        if item.mode is PrefillMode.SLICED
+        else f"{item.mode.name.lower()} chunk of {item.n_tokens}"
+        if item.mode
+        else ""
+    )
     kind = gap.kind_of(need, room)
     if kind is Kind.NORMAL:
         return Grant(everyday, (), item, need if item.mode is PrefillMode.MIXED else room.everyday_ns, need_ns=need)
@@ -294,7 +306,13 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     return memory._replace(
         tick=state.tick,
         t_plan_ns=state.now_ns,
-        planned_ns=gap.limits.round_ns + extra_ns + plan.run_ns + own_call + forced + plan.transfer_ns + state.overhead_ns,
+        planned_ns=gap.limits.round_ns
+        + extra_ns
+        + plan.run_ns
+        + own_call
+        + forced
+        + plan.transfer_ns
+        + state.overhead_ns,
         debt_ns=max(-most, min(most, memory.debt_ns + extra_ns - plan.run_ns)),
         cursor=grant.rows[-1].sid if grant.rows else memory.cursor,
         forced_tick=state.tick if grant.rows and grant.kind is Kind.FORCED else memory.forced_tick,

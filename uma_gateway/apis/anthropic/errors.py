@@ -21,7 +21,10 @@ _TYPES = {
 
 
 def error_object(error: GatewayError) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": _TYPES.get(error.kind, "invalid_request_error"), "message": _message(error)}}
+    return {
+        "type": "error",
+        "error": {"type": _TYPES.get(error.kind, "invalid_request_error"), "message": _message(error)},
+    }
 
 
 def _message(error: GatewayError) -> str:

@@ -43,7 +43,9 @@ async def on_messages(exchange: Exchange) -> None:
                 eos = await final(generation)
                 note_end(exchange, eos)
                 message = whole(parser, eos.get("text", ""))
-                await exchange.send_json(shape.message(blocks(message), shape.stop(eos, bool(message.tool_calls)), usage(eos)))
+                await exchange.send_json(
+                    shape.message(blocks(message), shape.stop(eos, bool(message.tool_calls)), usage(eos))
+                )
 
     await exchange.while_connected(answer())
 
@@ -96,7 +98,9 @@ def blocks(message: Message) -> list[Block]:
         made.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
     if message.content.strip() or (message.content and not message.tool_calls):
         made.append({"type": "text", "text": message.content})
-    return made + [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls]
+    return made + [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls
+    ]
 
 
 def _input(call: ToolCall) -> dict[str, Any]:
@@ -166,7 +170,9 @@ class StreamWriter:
         if diff.tool >= 0:
             if diff.tool_name:
                 self._blanks = ""
-                out += self._enter(diff.tool, {"type": "tool_use", "id": diff.tool_id, "name": diff.tool_name, "input": {}})
+                out += self._enter(
+                    diff.tool, {"type": "tool_use", "id": diff.tool_id, "name": diff.tool_name, "input": {}}
+                )
                 self._has_calls = True
             if diff.tool_arguments:
                 out.append(self._delta({"type": "input_json_delta", "partial_json": diff.tool_arguments}))
@@ -179,14 +185,21 @@ class StreamWriter:
             return []
         self._blanks = ""
         self._has_text = True
-        return [*self._enter("text", {"type": "text", "text": ""}), self._delta({"type": "text_delta", "text": content})]
+        return [
+            *self._enter("text", {"type": "text", "text": ""}),
+            self._delta({"type": "text_delta", "text": content}),
+        ]
 
     def _enter(self, part: str | int, block: Block) -> list[bytes]:
         if self._open == part:
             return []
         out = self._leave()
         self._open = part
-        out.append(sse.event("content_block_start", {"type": "content_block_start", "index": self._n_blocks, "content_block": block}))
+        out.append(
+            sse.event(
+                "content_block_start", {"type": "content_block_start", "index": self._n_blocks, "content_block": block}
+            )
+        )
         return out
 
     def _leave(self) -> list[bytes]:
@@ -197,7 +210,9 @@ class StreamWriter:
         return [sse.event("content_block_stop", {"type": "content_block_stop", "index": self._n_blocks - 1})]
 
     def _delta(self, delta: Block) -> bytes:
-        return sse.event("content_block_delta", {"type": "content_block_delta", "index": self._n_blocks, "delta": delta})
+        return sse.event(
+            "content_block_delta", {"type": "content_block_delta", "index": self._n_blocks, "delta": delta}
+        )
 
     def end(self, eos: Event) -> bytes:
         out: list[bytes] = []

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from uma_gateway.apis.base import Access, Family, Route
-from uma_gateway.apis.llama.about import error_object, on_adapters, on_health, on_metrics, on_props, on_set_adapters, on_slots
+from uma_gateway.apis.llama.about import (
+    error_object,
+    on_adapters,
+    on_health,
+    on_metrics,
+    on_props,
+    on_set_adapters,
+    on_slots,
+)
 from uma_gateway.apis.llama.completion import on_completion, on_infill
 from uma_gateway.apis.llama.embeddings import on_embedding, on_rerank
 from uma_gateway.apis.llama.tokens import on_apply_template, on_detokenize, on_tokenize
@@ -23,7 +31,10 @@ FAMILY = Family(
         Route("POST", "/infill", on_infill, is_work=True),
         Route("POST", "/embedding", on_embedding, is_work=True),
         Route("POST", "/embeddings", on_embedding, is_work=True),
-        *(Route("POST", path, on_rerank, is_work=True) for path in ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")),
+        *(
+            Route("POST", path, on_rerank, is_work=True)
+            for path in ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
+        ),
         Route("POST", "/tokenize", on_tokenize),
         Route("POST", "/detokenize", on_detokenize),
         Route("POST", "/apply-template", on_apply_template),

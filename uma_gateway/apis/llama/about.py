@@ -49,13 +49,17 @@ async def on_adapters(exchange: Exchange) -> None:
     """The LoRA adapters that requests may name by `id`, or by `name`; `scale` is what requests without `lora` get."""
     model = await exchange.gateway.model(is_new=True)
     adapters = model.props.get("adapters", ())
-    rows = [{"id": i, "name": each["id"], "path": each["path"], "scale": each["scale"]} for i, each in enumerate(adapters)]
+    rows = [
+        {"id": i, "name": each["id"], "path": each["path"], "scale": each["scale"]} for i, each in enumerate(adapters)
+    ]
     await exchange.send_json(rows)
 
 
 async def on_set_adapters(exchange: Exchange) -> None:
     """llama-server would change the answers of everybody else here: the operator does that."""
-    message = "scales for everybody are configured (engine.lora_scale, then a reload); a request names its own with `lora`"
+    message = (
+        "scales for everybody are configured (engine.lora_scale, then a reload); a request names its own with `lora`"
+    )
     raise unsupported(message, "scale")
 
 
@@ -103,7 +107,9 @@ def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None) -> dict[str
             "n_prompt_tokens": row["prompt_tokens"],
             "n_prompt_tokens_processed": row["prefilled_tokens"],
             "n_prompt_tokens_cache": row["cached_tokens"],
-            "next_token": [{"n_decoded": row["completion_tokens"], "n_remain": row["max_tokens"] - row["completion_tokens"]}],
+            "next_token": [
+                {"n_decoded": row["completion_tokens"], "n_remain": row["max_tokens"] - row["completion_tokens"]}
+            ],
         }
     return made
 
@@ -142,7 +148,10 @@ async def on_metrics(exchange: Exchange) -> None:
     values = (await daemon.call("metrics"))["metrics"]
     sessions = (await daemon.call("sessions"))["sessions"]
     n_running = sum(row["phase"] in ("prefill", "decode") for row in sessions)
-    lines = ["# HELP llamacpp:requests_processing Requests being processed.", "# TYPE llamacpp:requests_processing gauge"]
+    lines = [
+        "# HELP llamacpp:requests_processing Requests being processed.",
+        "# TYPE llamacpp:requests_processing gauge",
+    ]
     lines.append(f"llamacpp:requests_processing {n_running}")
     for metric in THEIRS:
         name = f"llamacpp:{metric.name}"

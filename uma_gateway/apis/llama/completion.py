@@ -41,7 +41,11 @@ async def on_infill(exchange: Exchange) -> None:
     prefix, suffix, prompt = (text(body, name) or "" for name in ("input_prefix", "input_suffix", "prompt"))
     if not prefix and not suffix and not prompt:
         raise invalid("`input_prefix` or `input_suffix` is required", "input_prefix")
-    extra = [{"filename": file.get("filename") or "", "text": file["text"]} for file in array(body, "input_extra") if _is_file(file)]
+    extra = [
+        {"filename": file.get("filename") or "", "text": file["text"]}
+        for file in array(body, "input_extra")
+        if _is_file(file)
+    ]
     infill = {"prefix": prefix + prompt, "suffix": suffix, **({"extra": extra} if extra else {})}
     await exchange.while_connected(_answer(exchange, body, [{"infill": infill}], False))
 
@@ -132,14 +136,24 @@ async def _stream(exchange: Exchange, generations: list[Generation], plans: list
                 if event["event"] == "eos":
                     note_end(exchange, event)
                     ended(event)
-                    out.append(sse.data(selected(last_object(plans[index], event, "", index, has_new_line[index]), wanted)))
+                    out.append(
+                        sse.data(selected(last_object(plans[index], event, "", index, has_new_line[index]), wanted))
+                    )
                     continue
                 n_tokens[index] += 1
                 has_new_line[index] = has_new_line[index] or "\n" in event["text"]
-                chunk: dict[str, Any] = {"index": index, "content": event["text"], "tokens": [event["token_id"]], "stop": False, "id_slot": -1}
+                chunk: dict[str, Any] = {
+                    "index": index,
+                    "content": event["text"],
+                    "tokens": [event["token_id"]],
+                    "stop": False,
+                    "id_slot": -1,
+                }
                 chunk |= {"tokens_predicted": n_tokens[index], "tokens_evaluated": 0}
                 if event.get("logprobs"):
-                    chunk["completion_probabilities"] = [probability(entry, plans[index]) for entry in event["logprobs"]]
+                    chunk["completion_probabilities"] = [
+                        probability(entry, plans[index]) for entry in event["logprobs"]
+                    ]
                 out.append(sse.data(chunk))
             if out:
                 await exchange.write(b"".join(out))
@@ -196,7 +210,10 @@ def settings(plan: Plan) -> dict[str, Any]:
 def probability(entry: Event, plan: Plan) -> dict[str, Any]:
     """One token with its alternatives; probabilities instead of logarithms after the samplers."""
     is_after = bool(plan.fields.get("post_sampling_probs"))
-    return {**_token(entry, is_after), "top_probs" if is_after else "top_logprobs": [_token(other, is_after) for other in entry["top"]]}
+    return {
+        **_token(entry, is_after),
+        "top_probs" if is_after else "top_logprobs": [_token(other, is_after) for other in entry["top"]],
+    }
 
 
 def _token(entry: Event, is_after: bool) -> dict[str, Any]:

@@ -24,7 +24,9 @@ async def _vectors(exchange: Exchange, body: dict[str, Any], name: str) -> None:
     fields = {"input": body[name], **options_of(body), **({"pooling": pooling} if pooling else {})}
     reply = await ask(exchange, "embed", body, fields)
     rows = (item if isinstance(item, list) else [item] for item in reply["embeddings"])
-    await exchange.send_json([{"index": i, "embedding": [unpacked(item) for item in items]} for i, items in enumerate(rows)])
+    await exchange.send_json(
+        [{"index": i, "embedding": [unpacked(item) for item in items]} for i, items in enumerate(rows)]
+    )
 
 
 async def on_rerank(exchange: Exchange) -> None:
@@ -33,7 +35,9 @@ async def on_rerank(exchange: Exchange) -> None:
     if not query:
         raise invalid("`query` must be a text that is not empty", "query")
     is_tei = body.get("texts") is not None and body.get("documents") is None
-    await exchange.while_connected(_scores(exchange, body, query, documents_of(body, "texts" if is_tei else "documents"), is_tei))
+    await exchange.while_connected(
+        _scores(exchange, body, query, documents_of(body, "texts" if is_tei else "documents"), is_tei)
+    )
 
 
 async def _scores(exchange: Exchange, body: dict[str, Any], query: str, documents: list[str], is_tei: bool) -> None:
@@ -41,17 +45,27 @@ async def _scores(exchange: Exchange, body: dict[str, Any], query: str, document
     top_n = integer(body, "top_n")
     if top_n is not None and top_n < 1:
         raise invalid("`top_n` must be at least 1", "top_n")
-    fields = {"query": query, "documents": documents, "truncate": boolean(body, "truncate"), **({"top_n": top_n} if top_n else {})}
+    fields = {
+        "query": query,
+        "documents": documents,
+        "truncate": boolean(body, "truncate"),
+        **({"top_n": top_n} if top_n else {}),
+    }
     reply = await ask(exchange, "rerank", body, fields)
     if is_tei:
         has_text = boolean(body, "return_text")
         await exchange.send_json([tei_object(result, documents, has_text) for result in reply["results"]])
         return
     has_documents = boolean(body, "return_documents")
-    results = [{**result, **({"document": {"text": documents[result["index"]]}} if has_documents else {})} for result in reply["results"]]
+    results = [
+        {**result, **({"document": {"text": documents[result["index"]]}} if has_documents else {})}
+        for result in reply["results"]
+    ]
     n = prompt_tokens(reply)
     usage = {"prompt_tokens": n, "total_tokens": n}
-    await exchange.send_json({"model": text(body, "model") or model.name, "object": "list", "usage": usage, "results": results})
+    await exchange.send_json(
+        {"model": text(body, "model") or model.name, "object": "list", "usage": usage, "results": results}
+    )
 
 
 def tei_object(result: dict[str, Any], documents: list[str], has_text: bool) -> dict[str, Any]:

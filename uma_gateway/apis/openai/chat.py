@@ -55,7 +55,9 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
             {
                 "index": answer["index"],
                 "message": message_object(message),
-                "logprobs": {"content": chunks.logprobs(answer.get("logprobs"))} if ask.n_logprobs is not None else None,
+                "logprobs": {"content": chunks.logprobs(answer.get("logprobs"))}
+                if ask.n_logprobs is not None
+                else None,
                 "finish_reason": finish_reason(answer, message),
             }
         )
@@ -74,12 +76,16 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
 
 def message_object(message: Message) -> dict[str, Any]:
     """An assistant's message. Content is null beside tool calls, as OpenAI has it."""
-    made: dict[str, Any] = {"role": "assistant", "content": message.content if message.content or not message.tool_calls else None}
+    made: dict[str, Any] = {
+        "role": "assistant",
+        "content": message.content if message.content or not message.tool_calls else None,
+    }
     if message.reasoning:
         made["reasoning_content"] = message.reasoning
     if message.tool_calls:
         made["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
         ]
     made["refusal"] = None
     return made
@@ -139,7 +145,9 @@ class _Stream:
                 self._on_end(0, event, out)
             self._on_last(event, out)
 
-    def _on_text(self, index: int, text: str, logprobs: list[Event] | None, out: list[bytes], is_final: bool = False) -> None:
+    def _on_text(
+        self, index: int, text: str, logprobs: list[Event] | None, out: list[bytes], is_final: bool = False
+    ) -> None:
         if index not in self._begun:
             self._begun.add(index)
             out.append(self._chunk.role(index))

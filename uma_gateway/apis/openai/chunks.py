@@ -116,4 +116,9 @@ def logprobs(entries: list[Event] | None) -> list[dict[str, Any]]:
 
 def _token(entry: Event) -> dict[str, Any]:
     data = bytes(entry["bytes"])
-    return {"token": data.decode("utf-8", "replace"), "logprob": entry["logprob"], "bytes": entry["bytes"], "id": entry["id"]}
+    return {
+        "token": data.decode("utf-8", "replace"),
+        "logprob": entry["logprob"],
+        "bytes": entry["bytes"],
+        "id": entry["id"],
+    }

@@ -118,7 +118,9 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
         **sampling_fields(body, model, answers),
         **lane_fields(exchange, body),
         **({"prompt": prompt} if isinstance(prompt, str) else {"tokens": prompt}),
-        "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers, 0) if has_limit else DEFAULT_MAX_TOKENS,
+        "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers, 0)
+        if has_limit
+        else DEFAULT_MAX_TOKENS,
         "stream": ask.is_stream,
     }
     if ask.n_logprobs is not None:
@@ -162,7 +164,9 @@ async def _echo(exchange: Exchange, model: Model, prompt: Prompt) -> Echo:
 # ---- whole
 
 
-async def _whole(exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo], generations: list[Generation]) -> dict[str, Any]:
+async def _whole(
+    exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo], generations: list[Generation]
+) -> dict[str, Any]:
     """Raises: GatewayError."""
     choices: list[dict[str, Any]] = []
     finals = [await final(generation) for generation in generations]
@@ -174,7 +178,9 @@ async def _whole(exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo],
                 {
                     "text": echoes[number].text + answer.get("text", ""),
                     "index": number * ask.n + answer["index"],
-                    "logprobs": _all_arrays(echoes[number], eos["prompt_logprobs"], answer) if ask.n_logprobs is not None else None,
+                    "logprobs": _all_arrays(echoes[number], eos["prompt_logprobs"], answer)
+                    if ask.n_logprobs is not None
+                    else None,
                     "finish_reason": answer["reason"],
                 }
             )
@@ -213,7 +219,9 @@ class _Stream:
         self._ask = ask
         self._echoes = echoes
         self._offsets: dict[int, _Offsets] = {}
-        self._prompts: list[list[Event]] = [[] for _ in echoes]  # log probabilities of the prompts' tokens, until their echo is sent
+        self._prompts: list[list[Event]] = [
+            [] for _ in echoes
+        ]  # log probabilities of the prompts' tokens, until their echo is sent
         self._are_echoed = [not ask.has_echo] * len(echoes)
         self._finals: list[Event] = []
         self._common = {
@@ -229,7 +237,9 @@ class _Stream:
         await self._exchange.start_sse()
         try:
             if self._ask.n_logprobs is None:
-                await self._exchange.write(b"".join(chunk for number in range(len(self._echoes)) for chunk in self._echo(number)))
+                await self._exchange.write(
+                    b"".join(chunk for number in range(len(self._echoes)) for chunk in self._echo(number))
+                )
             async for number, events in merged(self._exchange, generations):
                 out = [chunk for event in events for chunk in self._on_event(number, event)]
                 if out:
@@ -277,7 +287,14 @@ class _Stream:
     def _usage(self) -> bytes:
         if not self._ask.wants_usage:
             return b""
-        return sse.data({"choices": [], **self._common, "usage": chunks.usage(_summed(self._finals)), "timings": chunks.timings(self._finals[-1])})
+        return sse.data(
+            {
+                "choices": [],
+                **self._common,
+                "usage": chunks.usage(_summed(self._finals)),
+                "timings": chunks.timings(self._finals[-1]),
+            }
+        )
 
 
 class _Offsets:

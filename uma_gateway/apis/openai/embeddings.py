@@ -29,4 +29,6 @@ async def _answer(exchange: Exchange, body: dict[str, Any], form: str) -> None:
     data = [{"object": "embedding", "index": i, "embedding": read(item)} for i, item in enumerate(reply["embeddings"])]
     n = prompt_tokens(reply)
     usage = {"prompt_tokens": n, "total_tokens": n}
-    await exchange.send_json({"object": "list", "data": data, "model": text(body, "model") or model.name, "usage": usage})
+    await exchange.send_json(
+        {"object": "list", "data": data, "model": text(body, "model") or model.name, "usage": usage}
+    )

@@ -8,4 +8,12 @@ from uma_gateway.errors import GatewayError
 
 
 def error_object(error: GatewayError) -> dict[str, Any]:
-    return {"error": {"message": error.message, "type": error.kind.type, "param": error.param, "code": error.code, **error.extra}}
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind.type,
+            "param": error.param,
+            "code": error.code,
+            **error.extra,
+        }
+    }

@@ -125,7 +125,14 @@ def read_tools(tools: list[Any]) -> list[Item]:
 
 def reasoning_item(item_id: str, text: str, status: str) -> Item:
     content = [{"type": "reasoning_text", "text": text}] if text else []
-    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "encrypted_content": None, "status": status}
+    return {
+        "id": item_id,
+        "type": "reasoning",
+        "summary": [],
+        "content": content,
+        "encrypted_content": None,
+        "status": status,
+    }
 
 
 def text_part(text: str, logprobs: list[Any] | None = None) -> Item:
@@ -137,7 +144,14 @@ def message_item(item_id: str, parts: list[Item], status: str) -> Item:
 
 
 def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> Item:
-    return {"id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments}
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "status": status,
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+    }
 
 
 def output_items(message: Message, status: str, logprobs: list[Any] | None = None) -> list[Item]:

@@ -9,7 +9,9 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.model import Model
 
 OWNER = "uma-serve"
-VOCAB_TYPES = {name: n for n, name in enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2"))}  # llama.h: llama_vocab_type
+VOCAB_TYPES = {
+    name: n for n, name in enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2"))
+}  # llama.h: llama_vocab_type
 
 
 def model_object(model: Model, created: int) -> dict[str, Any]:
@@ -52,7 +54,10 @@ def ollama_object(model: Model) -> dict[str, Any]:
         "type": "model",
         "description": facts["description"],
         "tags": [""],
-        "capabilities": [*(["completion"] if model.has_completion else []), *(["embedding"] if model.has_embeddings else [])],
+        "capabilities": [
+            *(["completion"] if model.has_completion else []),
+            *(["embedding"] if model.has_embeddings else []),
+        ],
         "parameters": "",
         "details": {
             "parent_model": "",
@@ -81,5 +86,7 @@ async def on_model(exchange: Exchange) -> None:
         return
     if exchange.params["name"] != model.name:
         name = exchange.params["name"][:100]
-        raise GatewayError(Kind.NOT_FOUND, f"the model {name!r} is not served here; {model.name!r} is", "model", "model_not_found")
+        raise GatewayError(
+            Kind.NOT_FOUND, f"the model {name!r} is not served here; {model.name!r} is", "model", "model_not_found"
+        )
     await exchange.send_json(model_object(model, exchange.gateway.started_at))

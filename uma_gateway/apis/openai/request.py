@@ -119,7 +119,9 @@ def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str
     mode = allowed.get("mode", "auto")
     chosen = [_chosen_name(item, names) for item in array(allowed, "tools")]
     if mode not in ("auto", "required") or not chosen:
-        raise invalid("`tool_choice` of type allowed_tools needs a `mode`, auto or required, and `tools`", "tool_choice")
+        raise invalid(
+            "`tool_choice` of type allowed_tools needs a `mode`, auto or required, and `tools`", "tool_choice"
+        )
     tools_named = [{"type": "function", "function": {"name": name}} for name in chosen]
     return known, {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools_named}}
 

@@ -22,7 +22,17 @@ from uma_gateway.parsing import Diff, whole
 from uma_gateway.prompting import Chat, Prompt
 
 LOGPROBS_WANTED = "message.output_text.logprobs"
-_ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "truncation", "user", "metadata", "prompt_cache_key")
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "previous_response_id",
+    "temperature",
+    "top_p",
+    "truncation",
+    "user",
+    "metadata",
+    "prompt_cache_key",
+)
 
 
 @dataclass
@@ -102,7 +112,12 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
     tools, choice = read_tools(items.read_tools(array(body, "tools")), _choice(body.get("tool_choice")))
-    chat = Chat(messages, tools, choice, boolean(body, "parallel_tool_calls") if body.get("parallel_tool_calls") is not None else None)
+    chat = Chat(
+        messages,
+        tools,
+        choice,
+        boolean(body, "parallel_tool_calls") if body.get("parallel_tool_calls") is not None else None,
+    )
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
     _read_effort(table(body, "reasoning"), chat)
     ask = Ask(chat, is_stream=boolean(body, "stream"), n_logprobs=_logprobs_wanted(body))
@@ -273,7 +288,11 @@ class _Stream:
                     await self._exchange.write(b"".join(out))
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
-            failed = {**self._shape, "status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
+            failed = {
+                **self._shape,
+                "status": "failed",
+                "error": {"code": error.code or "server_error", "message": error.message},
+            }
             await self._exchange.finish(self._event("response.failed", response={**failed, "output": self._output}))
             return
         await self._exchange.finish()
@@ -305,7 +324,9 @@ class _Stream:
             out += self._at("reasoning") + self._add("response.reasoning_text.delta", diff.reasoning, content_index=0)
         if diff.content:
             told = self._take_logprobs()
-            out += self._at("message") + self._add("response.output_text.delta", diff.content, content_index=0, logprobs=told)
+            out += self._at("message") + self._add(
+                "response.output_text.delta", diff.content, content_index=0, logprobs=told
+            )
         if diff.tool >= 0:
             if diff.tool != self._tool:
                 self._tool = diff.tool
@@ -360,7 +381,9 @@ class _Stream:
             out.append(self._event("response.reasoning_text.done", **place, text=opened.text))
         else:
             where = {"item_id": opened.id, "output_index": opened.number}
-            out.append(self._event("response.function_call_arguments.done", **where, name=item["name"], arguments=opened.text))
+            out.append(
+                self._event("response.function_call_arguments.done", **where, name=item["name"], arguments=opened.text)
+            )
         out.append(self._event("response.output_item.done", output_index=opened.number, item=item))
         self._output.append(item)
         self._open = None

@@ -21,7 +21,11 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     return replace(shape, has_sinks=True, scale=rope.n**-0.5)
 
 
-RULES = Rules(YARN_UNUSED | {"attention.sliding_window", "rope.freq_base_swa"}, frozenset({"attention.sliding_window_pattern"}), adapt)
+RULES = Rules(
+    YARN_UNUSED | {"attention.sliding_window", "rope.freq_base_swa"},
+    frozenset({"attention.sliding_window_pattern"}),
+    adapt,
+)
 
 
 def build(b: Builder) -> Any:

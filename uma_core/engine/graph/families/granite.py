@@ -10,14 +10,18 @@ from uma_core.engine.graph.families import llama
 from uma_core.engine.graph.shape import Meta, Rules, Shape, Unsupported
 from uma_core.engine.lib import lib
 
-KEYS = frozenset({"logit_scale", "residual_scale", "embedding_scale", "attention.scale", "expert_shared_feed_forward_length"})
+KEYS = frozenset(
+    {"logit_scale", "residual_scale", "embedding_scale", "attention.scale", "expert_shared_feed_forward_length"}
+)
 
 
 def adapt(shape: Shape, meta: Meta) -> Shape:
     logits = meta.real("logit_scale")
     if not logits:
         raise Unsupported("a file without logit_scale")
-    if shape.arch == "granite" and meta.text("rope.scaling.finetuned", "True") == "False":  # dense files use this key for that
+    if (
+        shape.arch == "granite" and meta.text("rope.scaling.finetuned", "True") == "False"
+    ):  # dense files use this key for that
         shape = replace(shape, layers=tuple(replace(layer, rope=None) for layer in shape.layers))
     return replace(
         shape,

@@ -39,6 +39,8 @@ def build(b: Builder) -> Any:
 def _growth(b: Builder, factor: float, n: int) -> Any:
     """(1, 1, rows): 1 + factor * log(1 + position // n). Half a position more keeps the division's rounding away from whole numbers."""
     context = b.context
-    step = lib.ggml_floor(context, lib.ggml_scale_bias(context, lib.ggml_cast(context, b.pos, lib.GGML_TYPE_F32), 1.0 / n, 0.5 / n))
+    step = lib.ggml_floor(
+        context, lib.ggml_scale_bias(context, lib.ggml_cast(context, b.pos, lib.GGML_TYPE_F32), 1.0 / n, 0.5 / n)
+    )
     y = lib.ggml_scale_bias(context, lib.ggml_log(context, lib.ggml_scale_bias(context, step, 1.0, 1.0)), factor, 1.0)
     return lib.ggml_reshape_3d(context, y, 1, 1, b.n)

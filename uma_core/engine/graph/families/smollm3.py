@@ -10,7 +10,12 @@ STEP = 4  # a constant of the model, which its files do not name
 
 
 def adapt(shape: Shape, meta: Meta) -> Shape:
-    return replace(shape, layers=tuple(replace(layer, rope=None) if (i + 1) % STEP == 0 else layer for i, layer in enumerate(shape.layers)))
+    return replace(
+        shape,
+        layers=tuple(
+            replace(layer, rope=None) if (i + 1) % STEP == 0 else layer for i, layer in enumerate(shape.layers)
+        ),
+    )
 
 
 RULES = Rules(adapt=adapt)
