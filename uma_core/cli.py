@@ -57,7 +57,8 @@ def daemon(
             click.echo(f"{PROGRAM}: warning: {warning}", err=True)
         click.echo("the configuration is valid")
     elif estimate:
-        need = importlib.import_module("uma_core.engine.open").estimate_engine(config.engine)
+        estimate_with_draft = importlib.import_module("uma_core.engine.draft").estimate_with_draft
+        need = estimate_with_draft(config.engine, config.speculation.draft_model)
         click.echo(json.dumps({**{f"{name}_bytes": n for name, n in need._asdict().items()}, "total_bytes": sum(need)}))
     else:
         return _run(config, sources)

@@ -563,10 +563,15 @@ class SpeculationOptions:
     mode: str = option(
         "off",
         "of requests that say nothing and predict nothing. lookup: draft what the text, or an earlier answer to the same account, repeats; "
-        "auto: that where a token does not depend on which others are computed with it",
+        "draft: what the draft model says; auto: both, where a token does not depend on which others are computed with it",
         flag="--speculate",
         env="UMA_SPECULATE",
-        choices=("auto", "lookup", "off"),
+        choices=("auto", "lookup", "draft", "off"),
+    )
+    draft_model: str = option(
+        "",
+        "GGUF of a small model with the same vocabulary, which drafts for one or two streams that repeat nothing; empty: none",
+        reload="engine",
     )
     max_draft_tokens: int = option(8, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)
     history_tokens: int = option(

@@ -27,7 +27,7 @@ _SLO = {"kind": ("ttft", "tbt"), **_LANE}
 _TIER = {"tier": ("resident", "ram", "disk")}
 _REMOVAL = {"cause": ("room", "cleared", "damaged", "redundant", "unfinished", "unusable")}
 _PHASE = {"phase": tuple(phase.name.lower() for phase in Phase if phase is not Phase.DONE)}
-_DRAFT = {"source": ("lookup", "history", "prediction", "forced")}
+_DRAFT = {"source": ("lookup", "history", "prediction", "forced", "draft")}
 _WORK = {"phase": ("decode", "prefill")}
 
 

@@ -27,7 +27,14 @@ from uma_core.types import Lane, Phase
 
 CARRIED: dict[str, type] = {cls.__name__: cls for cls in (Ledger, PolicyMemory, TbtDecision, TbtMemory)}
 DRIFTING = ("factors", "counts", "cell_ns")  # of the cost model: corrected every tick
-CHANGING = ("free_seqs", "n_cells_free", "seq_held", "seq_loss_ns", "seq_shared")  # of the device: different every tick
+CHANGING = (
+    "free_seqs",
+    "n_cells_free",
+    "seq_held",
+    "seq_loss_ns",
+    "seq_shared",
+    "draft_token_ns",
+)  # of the device: different every tick
 RING_TICKS = 20_000
 US = 1000.0
 

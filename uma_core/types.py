@@ -242,7 +242,7 @@ class Request:
     reasoning: Reasoning | None = None
     lora: AdapterSet | None = None  # None: as configured
     prediction: str | tuple[TokenId, ...] = ""  # what the answer may repeat; ids once the vocabulary was asked
-    speculate: str = ""  # "auto", "lookup", "off"; "": as configured
+    speculate: str = ""  # "auto", "lookup", "draft", "off"; "": as configured
     metadata: dict[str, Any] = field(default_factory=dict)
 
 

@@ -88,6 +88,8 @@ ALLOWED = {
         "uma_core.speculation",
         "uma_core.types",
         "uma_core.errors",
+        "uma_core.clock",
+        "uma_core.engine.api",
         "uma_core.engine.lib",
         "uma_core.session",
     },

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.daemon.support import DRAFT, DaemonProcess, text_of
+from perf.gguf_file import ensure
+from tests.daemon.support import DRAFT, MOE, SMALL, DaemonProcess, eventually, text_of
 
 Serve = Callable[..., DaemonProcess]
 
@@ -86,3 +88,47 @@ def test_a_schema_leaves_no_choice(serve: Serve) -> None:
     daemon = serve("--speculate", "auto")
     answer(daemon, constraint=SCHEMA, ignore_eos=False, priority="background")
     assert daemon.status()["speculation"]["accepted"]["forced"] > 0
+
+
+# the embedded model, and one of an eighth of its size that was trained on its answers
+
+
+@pytest.mark.parametrize("engine", ["graph", "llama"])
+def test_a_draft_model_says_what_the_model_may_say(serve_model: Serve, engine: str) -> None:
+    daemon = serve_model("--engine", engine, "--draft-model", str(DRAFT), "--max-draft-tokens", "4")
+    plain, usage = answer(daemon, speculate="off", priority="background")
+    assert not drafted(usage)
+    fast, usage = answer(daemon, speculate="draft", priority="background")
+    status = daemon.status()
+    assert status["speculation"]["draft_model"] and status["speculation"]["drafted"]["draft"] == drafted(usage) > 0
+    assert usage["completion_tokens"] == 60
+    if status["speculation"]["is_exact"]:
+        assert fast == plain
+        fast, _ = answer(daemon, speculate="auto", priority="background", temperature=0.8, seed=3)
+        assert fast == answer(daemon, speculate="off", temperature=0.8, seed=3)[0]
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(folder: Path) -> None:
+    other = ensure("tiny-q8_0", folder)
+    daemon = DaemonProcess(folder, "--model", str(DRAFT), "--draft-model", str(other), *SMALL)
+    assert daemon.process.wait(60) != 0
+    assert "speculation.draft_model" in daemon.log and "cannot draft for this model" in daemon.log
+
+
+def test_a_damaged_draft_model_is_refused(folder: Path) -> None:
+    damaged = folder / "damaged.gguf"
+    damaged.write_bytes(DRAFT.read_bytes()[:100_000])
+    daemon = DaemonProcess(folder, "--model", str(DRAFT), "--draft-model", str(damaged), *SMALL)
+    assert daemon.process.wait(60) != 0
+    assert "E_MODEL_002" in daemon.log and "damaged.gguf" in daemon.log
+
+
+def test_a_reload_keeps_the_draft_model(serve_model: Serve) -> None:
+    daemon = serve_model("--engine", "graph", "--draft-model", str(DRAFT))
+    before = daemon.status()["memory"]["weights"]
+    assert daemon.ask("reload", model=str(MOE))["event"] == "reply"
+    eventually(lambda: daemon.status()["memory"]["weights"] < before, "the larger model stayed")
+    assert daemon.status()["memory"]["weights"] > MOE.stat().st_size + DRAFT.stat().st_size / 2, "both are counted"
+    plain, _ = answer(daemon, speculate="off")
+    fast, _ = answer(daemon, speculate="draft", priority="background")
+    assert fast == plain and daemon.status()["speculation"]["draft_model"]

@@ -151,6 +151,16 @@ class Header:
         prefix = self.arch + "."
         return {key.removeprefix(prefix): value for key, value in self.meta.items() if key.startswith(prefix)}
 
+    def strings(self, key: str) -> list[bytes]:
+        """An array of texts, as a vocabulary is; empty where there is none of that name."""
+        handle = self._handles[0]
+        i = lib.gguf_find_key(handle, key.encode())
+        if i < 0 or lib.gguf_get_kv_type(handle, i) != lib.GGUF_TYPE_ARRAY:
+            return []
+        if lib.gguf_get_arr_type(handle, i) != lib.GGUF_TYPE_STRING:
+            return []
+        return [ffi.string(lib.gguf_get_arr_str(handle, i, k)) for k in range(int(lib.gguf_get_arr_n(handle, i)))]
+
     def arrays(self) -> list[str]:
         """Keys of metadata that is an array."""
         handle = self._handles[0]

@@ -222,19 +222,21 @@ class Calls:
     def _accept(self, session: Session, tokens: Sequence[TokenId], first_row: int, now: int) -> None:
         """`tokens`: drawn for the session's own row and for its drafts', NOT_DRAWN from where one was refuted or is to be drawn here."""
         drafts = session.draft.tokens[: len(tokens) - 1]
-        n_accepted = 0
+        n_accepted, session.n_drafted = 0, session.n_drafted + len(drafts)
         for i, token in enumerate(tokens):
             session.n_unverified = len(drafts) - i
             session.progress(1, now)
             drawn = self._engine.draw(first_row + i, session.sampler) if token == NOT_DRAWN else token
+            has_held = i < len(drafts) and drawn == drafts[i]
+            n_accepted += has_held
+            session.n_accepted += has_held  # before the token that may end it: its usage tells of all
             self._deliveries.deliver(session, drawn, now)
-            if session.phase is not Phase.DECODE or i == len(drafts) or drawn != drafts[i]:
+            if session.phase is not Phase.DECODE or not has_held:
                 break
-            n_accepted += 1
         if session.phase is not Phase.DONE and session.n_unverified:
             self._engine.kv_truncate(session.seq_id, session.n_past)
             session.n_unverified = 0
-        self._meters.on_drafts(session, len(drafts), n_accepted)
+        self._meters.on_drafts(session.draft.source, len(drafts), n_accepted)
 
     def _recover(self, items: Items, status: DecodeStatus, now: int) -> None:
         """After FULL nothing changed. Otherwise some ubatches may stand: roll every sequence back to what we know."""

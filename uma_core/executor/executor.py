@@ -38,6 +38,7 @@ from uma_core.policy.state import CallReport, DeviceView, SchedulerState
 from uma_core.session.events import Event, Stale, Submit
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
+from uma_core.speculation.model import DraftModel
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
 from uma_core.trace import Sink
@@ -112,6 +113,10 @@ class Executor:
     def set_cache(self, settings: CacheSettings) -> None:
         """Between two ticks."""
         self.cache.apply(settings)
+
+    @property
+    def draft_model(self) -> DraftModel | None:
+        return self._speculator.model if self._speculator is not None else None
 
     def set_speculation(self, settings: Settings) -> None:
         """Between two ticks."""
@@ -188,7 +193,8 @@ class Executor:
         self.deliveries.constraints.next_tick()
         if self._groups_waiting:
             self._follow()
-        has_drafts = self._speculator is not None and self._speculator.propose(self.table)
+        likeliest = self._speculator.propose() if self._speculator is not None else 0.0
+        has_drafts = likeliest > 0.0 and likeliest >= self.last_plan.draft_floor
         can_repeat = self._n_repeats and self._n_changes == self.table.n_changes and not has_drafts
         if can_repeat and not any(r.is_every_tick for r in self.recorders):
             return self._repeat(now)
@@ -256,6 +262,7 @@ class Executor:
             seq_held=held,
             seq_loss_ns=loss,
             seq_shared=there.shared,
+            draft_token_ns=self.draft_model.token_ns if self.draft_model is not None else 0,
         )
         state = SchedulerState(
             self.n_ticks,
@@ -299,6 +306,8 @@ class Executor:
                 self.calls.decode(live, plan.n_repeats > 0 and self._goes_on(plan.n_repeats))
         for item, session in embeds:
             self.calls.embed(item, session)
+        if plan.drafting and self._speculator is not None:
+            self._run_draft_model(plan, self._speculator)
         if sliced is not None:
             self.calls.prefill(*sliced, plan, self.cost)
         moving = [s for s in self.table if s.transfer is not None]
@@ -307,6 +316,14 @@ class Executor:
             self.calls.transfers(moving, plan.transfer_ns)
         self.cache.settle(until)
         return bool(groups or sliced or embeds or moving or plan.admit or plan.park or self.cache.is_settling)
+
+    def _run_draft_model(self, plan: Plan, speculator: Speculator) -> None:
+        """What it drafts is verified in the next tick."""
+        self.calls.t_returned_ns = 0  # what follows is no overhead between two decode calls
+        self.calls.announce()
+        until = self._clock.now_ns() + plan.drafting_ns
+        for sid, n_tokens in plan.drafting:
+            speculator.run_model(sid, n_tokens, until - self._clock.now_ns())
 
     def _admit(self, plan: Plan) -> None:
         now = self._clock.now_ns()

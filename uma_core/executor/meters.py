@@ -105,12 +105,10 @@ class Meters:
         if predicted_ns > 0:
             self.prediction.observe(abs(measured_ns / predicted_ns - 1.0))
 
-    def on_drafts(self, session: Session, n_drafted: int, n_accepted: int) -> None:
+    def on_drafts(self, source: str, n_drafted: int, n_accepted: int) -> None:
         """A step verified drafts of a session."""
-        session.n_drafted += n_drafted
-        session.n_accepted += n_accepted
-        self.drafted[session.draft.source].add(n_drafted)
-        self.accepted_drafts[session.draft.source].add(n_accepted)
+        self.drafted[source].add(n_drafted)
+        self.accepted_drafts[source].add(n_accepted)
 
     def on_tick(self, ns: int, budget_ns: int) -> None:
         self.ticks.add()

@@ -8,12 +8,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from uma_core.cache.holding import n_shared
+from uma_core.engine.api import MemoryUse
 from uma_core.executor.executor import Executor
 from uma_core.executor.queue_news import Standing
 from uma_core.executor.residency import residency
 from uma_core.policy.pipeline import guard_words
 from uma_core.session.session import Session
 from uma_core.types import Lane, Phase
+
+PREDICTION_HEADS = (
+    "unused: llama.h of the pinned llama.cpp loads them, and does not give the hidden states that they read"
+)
 
 
 class ExecutorView(NamedTuple):
@@ -38,6 +43,8 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
     sessions = list(executor.table)
     info, table = executor.engine.info, executor.table
     memory = executor.engine.memory()
+    if executor.draft_model is not None:
+        memory = MemoryUse(*map(sum, zip(memory, executor.draft_model.memory(), strict=True)))
     n_saved = residency(executor.engine, sessions).n_saved
     return ExecutorView(
         at_ns=now_ns,
@@ -122,9 +129,13 @@ def _tick(executor: Executor) -> dict[str, Any]:
 
 def _speculation(executor: Executor) -> dict[str, Any]:
     """Draft tokens that were verified, and accepted, by where they came from."""
-    meters = executor.meters
+    meters, model = executor.meters, executor.draft_model
     return {
         "is_exact": executor.engine.info.is_deterministic,
+        "can_verify": executor.engine.info.capabilities.n_verify_rows > 0,
+        "draft_model": model.engine.info.model_name if model is not None else None,
+        "draft_token_ms": round(model.token_ns / 1e6, 3) if model is not None else None,
+        "prediction_heads": PREDICTION_HEADS,
         "drafted": {source: int(counter.value) for source, counter in meters.drafted.items()},
         "accepted": {source: int(counter.value) for source, counter in meters.accepted_drafts.items()},
     }

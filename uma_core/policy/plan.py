@@ -80,7 +80,10 @@ class Plan(NamedTuple):
     tick_limit_ns: int = 0  # limit of this tick; 0: nothing waits for its end
     bmt_bytes: int = 0  # estimate of what the tick moves through memory; 0: no such stage
     bmt_budget: int = 0  # what it may move; 0: no budget
-    draft_ns: int = 0  # what verifying drafts adds to the decode calls
+    draft_ns: int = 0  # what drafts, and making them, add to what the latency guard planned
+    draft_floor: float = 0.0  # a first draft token less likely than this would get no row of this plan
+    drafting: tuple[tuple[int, int], ...] = ()  # (sid, tokens) that the draft model drafts after the decode calls ...
+    drafting_ns: int = 0  # ... in so much time, reading what it has not seen yet included
 
     def remember(self, **fields: Any) -> Plan:
         """The plan with a stage's memory: `remember(stage=value)`."""
@@ -128,11 +131,15 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
     faults += [
         f"call {c} verifies drafts with {rows_of[c]} rows, the most is {most}" for c in drafted if rows_of[c] > most
     ]
+    for sid, n in plan.drafting:
+        view = by_sid.get(sid)
+        if sid not in seen or view is None or not 1 <= n <= len(view.draft_rates):
+            faults.append(f"session {sid}: {n} tokens for the draft model")
     if n_sliced > 1:
         faults.append(f"{n_sliced} resumable prefills in one tick")
     if n_sliced and not state.device.n_prefill_slots:
         faults.append("resumable prefill planned, but the engine has none")
-    if min(plan.run_ns, plan.quantum_ns, plan.min_pieces, plan.transfer_ns) < 0:
+    if min(plan.run_ns, plan.quantum_ns, plan.min_pieces, plan.transfer_ns, plan.drafting_ns) < 0:
         faults.append("negative budget")
     return faults
 

@@ -21,7 +21,7 @@ STEADY_TICKS = (
 def n_repeats(state: SchedulerState, plan: Plan) -> int:
     """Chats stream, all of them are served, and nothing else gets anything for now."""
     index = index_of(state)
-    has_drafts = any(item.n_tokens > 1 for item in plan.items)
+    has_drafts = bool(plan.drafting) or any(item.n_tokens > 1 for item in plan.items)
     is_awaited = has_drafts or any((index.waiting, index.prompts, index.moving, plan.admit, plan.park))
     if not index.interactive or len(plan.items) != len(index.interactive) or is_awaited:
         return 0

@@ -51,6 +51,9 @@ class SessionView(NamedTuple):
     survival: tuple[
         float, ...
     ] = ()  # of its draft tokens: probability of each that it, and all before it, will be drawn
+    draft_rates: tuple[
+        float, ...
+    ] = ()  # the same of what the draft model would draft for the next step; (): it is not asked
 
     @property
     def n_left(self) -> int:
@@ -83,6 +86,7 @@ class DeviceView(NamedTuple):
         int, ...
     ] = ()  # sizes of a decode call, ascending, that may hold prompt tokens beside decode rows
     n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: none can
+    draft_token_ns: int = 0  # of one token of the draft model; 0: there is none
     seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
     seq_loss_ns: tuple[int, ...] = ()  # by free sequence: what it would cost to do without them
     seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while nobody waits

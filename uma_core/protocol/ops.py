@@ -181,9 +181,9 @@ _GENERATE = (
     Field(
         "speculate",
         Kind.STRING,
-        "draft tokens, verified several at a time: `lookup` drafts what the text repeats; absent: configured",
+        "draft tokens, verified several at a time: `lookup` drafts what the text repeats, `draft` what the draft model says; absent: configured",
         None,
-        choices=("auto", "lookup", "off"),
+        choices=("auto", "lookup", "draft", "off"),
     ),
     Field(
         "metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16

@@ -20,7 +20,8 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.config import Config, ns
 from uma_core.engine.api import Engine, MemoryUse
-from uma_core.engine.open import estimate_engine, open_engine
+from uma_core.engine.draft import estimate_with_draft, open_draft
+from uma_core.engine.open import open_engine
 from uma_core.engine.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor import view
@@ -33,7 +34,8 @@ from uma_core.models import is_default_model
 from uma_core.server import memory
 from uma_core.server.loop import Loop
 from uma_core.session.events import Call
-from uma_core.speculation.settings import Settings
+from uma_core.speculation.model import DraftModel
+from uma_core.speculation.settings import OFF, Settings
 from uma_core.speculation.speculator import Speculator
 from uma_core.trace import Sink
 
@@ -197,7 +199,7 @@ class Host:
     # on the loader thread
 
     def _fit(self, config: Config) -> memory.Fit:
-        need = estimate_engine(config.engine)
+        need = estimate_with_draft(config.engine, config.speculation.draft_model)
         live = [engine.memory() for engine in list(self._open)]
         held = MemoryUse(*map(sum, zip(*live, strict=True))) if live else None
         budget_bytes = config.engine.memory_budget_mb * memory.MIB
@@ -209,6 +211,7 @@ class Host:
         engine = open_engine(config.engine, "", self._on_progress, self._trial(config) if is_start else None)
         if is_start:
             memory.give_back()  # of an engine that was only opened to be compared
+        draft: Engine | None = None
         try:
             if self._is_given_up:
                 raise UmaError(ErrorCode.SHUTTING_DOWN)
@@ -219,14 +222,27 @@ class Host:
             cost = calibrate(engine, device_view(engine), self._clock, mode)
             if engine.info.can_generate:
                 warm_up(engine)
-            speculator = Speculator(speculation_of(config), engine.info.is_deterministic)
+            if config.speculation.draft_model:
+                draft = self._open_draft(config, engine)
+            model = DraftModel(draft, engine.info.n_vocab, self._clock) if draft is not None else None
+            speculator = Speculator(speculation_of(config), engine.info.is_deterministic, model=model)
             scheduler = config.scheduler.to_scheduler_config()
             executor = Executor(engine, self.admittance, scheduler, cost, self._registry, self._clock, speculator)
             executor.set_cache(cache_of(config))
             return executor
         except BaseException:
+            if draft is not None:
+                draft.close()
             engine.close()
             raise
+
+    def _open_draft(self, config: Config, engine: Engine) -> Engine | None:
+        if not engine.info.capabilities.n_verify_rows:
+            log.warning("%s cannot verify drafts: the draft model is not loaded", engine.info.model_name)
+            return None
+        if config.speculation.mode == OFF:
+            log.info("speculation.mode is off: the draft model drafts for requests that ask for it")
+        return open_draft(config.engine, config.speculation.draft_model)
 
     def _trial(self, config: Config) -> Trial:
         def fits(need: MemoryUse, free: int | None) -> bool:
@@ -256,13 +272,14 @@ class Host:
         self._compute.install(executor)
         for recorder in self._recorders:
             executor.record(recorder)
-        self._open.append(executor.engine)
+        self._open += _engines(executor)
         self._publish(False)
 
     def _installed(self, executor: Executor, is_demo: bool, failure: BaseException | None, done: Done) -> None:
         self.is_loading = False
         if failure is not None:
-            executor.engine.close()
+            for engine in _engines(executor):
+                engine.close()
             done(UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}"))
             return
         self.engine, self.is_demo = executor.engine, is_demo
@@ -272,7 +289,7 @@ class Host:
 
     def _retire(self, executor: Executor) -> None:
         """On the compute thread. Closing a model takes long: nobody's tick shall."""
-        leaving = [executor.engine]
+        leaving = _engines(executor)
         try:
             self._spawn(lambda: self._close(leaving), "closer")
         except UmaError as error:
@@ -280,8 +297,11 @@ class Host:
             self._close(leaving)
 
     def _close(self, leaving: list[Engine]) -> None:
-        """Close the engine that is in the list, and see to it that nothing of it stays in memory."""
-        engine = leaving.pop()
+        """Close the engines that are in the list, and see to it that nothing of them stays in memory."""
+        while leaving:
+            self._close_one(leaving.pop())
+
+    def _close_one(self, engine: Engine) -> None:
         while engine is self.engine or self.is_in_use(engine):
             time.sleep(CLOSE_POLL_S)
         try:
@@ -378,6 +398,12 @@ class Host:
             {"model": e.engine.info.model_name, "sessions": len(e.table)} for e in executors if e is not current
         ]
         self.rows = [row for executor in executors for row in view.sessions(executor, now)]
+
+
+def _engines(executor: Executor) -> list[Engine]:
+    """The executor's engine, and its draft model's."""
+    model = executor.draft_model
+    return [executor.engine] if model is None else [model.engine, executor.engine]
 
 
 def _load_failure(error: Exception) -> UmaError:

@@ -119,6 +119,9 @@ class Session:
         self.speculates = self.looks_up = False  # draft tokens may be used; they may be looked for in texts
         self.drafts: Any = None  # where they come from: a uma_core.speculation.speculator.DraftSource
         self.draft = NO_DRAFT
+        self.asks_model = False  # the draft model may draft for it
+        self.model_drafts: Any = None  # what it drafts with: a uma_core.speculation.model.ModelSource
+        self.draft_rates: tuple[float, ...] = ()  # how likely what it would draft now is to be drawn
         self.n_drafted = self.n_accepted = 0  # draft tokens that were verified, and of them those that held
         self.n_unverified = 0  # positions of its sequence after n_past: drafts that are not accepted yet
         self.n_rest = 0  # ticks to skip, for its grammar took long
@@ -327,6 +330,7 @@ class Session:
                 adapters=self.adapters,
                 is_embedding=self.embedding is not None,
                 survival=self.draft.survival,
+                draft_rates=self.draft_rates,
             )
         return view
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Parts of the tokens that held, by the bit length of the match: see docs/SPECULATION.md for the texts they were counted on.
+# Parts of the tokens that held, by the bit length of the match: `python -m perf drafts` counts them.
 PRIOR = (0.0, 0.15, 0.4, 0.6, 0.8, 0.9, 0.95, 0.97)
+MODEL_PRIOR = (0.5,) * len(
+    PRIOR
+)  # of a draft model's tokens, whatever came before: 0.42 to 0.52 of four hold with our small pair
 STEP = 0.08  # weight of the latest token: a session that turns from copying to writing is noticed within a dozen tokens
 GLOBAL_STEP = 0.01
 
@@ -26,7 +29,7 @@ class Acceptance:
 
     def rate(self, source: str, n_match: int) -> float:
         """Probability that the token behind a match of n tokens holds."""
-        return self._rates.get(source, PRIOR)[_bucket(n_match)]
+        return self._rates.get(source, _prior(source))[_bucket(n_match)]
 
     def survival(self, source: str, n_match: int, n: int) -> list[float]:
         """Of n drafted tokens: probability that it and all before it hold. Each that holds makes the match longer."""
@@ -44,11 +47,15 @@ class Acceptance:
                 return
 
     def _learn(self, source: str, n_match: int, is_right: bool) -> None:
-        rates = self._rates.setdefault(source, list(PRIOR))
+        rates = self._rates.setdefault(source, list(_prior(source)))
         bucket = _bucket(n_match)
         rates[bucket] += self._step * (is_right - rates[bucket])
         if self._parent is not None:
             self._parent._learn(source, n_match, is_right)
+
+
+def _prior(source: str) -> tuple[float, ...]:
+    return MODEL_PRIOR if source == "draft" else PRIOR
 
 
 def _bucket(n_match: int) -> int:

@@ -8,12 +8,11 @@ import numpy as np
 
 from uma_core.session.draft import NO_DRAFT, Draft
 from uma_core.speculation.acceptance import Acceptance
-from uma_core.speculation.suffix import Cursor, SuffixText
+from uma_core.speculation.suffix import N_FEED, Cursor, SuffixText
 from uma_core.types import TokenId
 
-N_FEED = 1024  # tokens of a prompt taken in at a time, 0.1 to 0.3 ms: a tick must not wait longer
-OWN, HISTORY, PREDICTION = "lookup", "history", "prediction"
 FIRST_MATCH = 8  # a prediction's first token counts as likely as one behind a match of so many
+OWN, HISTORY, PREDICTION = "lookup", "history", "prediction"
 
 
 class Lookup:

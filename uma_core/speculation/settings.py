@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-OFF, LOOKUP, AUTO = "off", "lookup", "auto"
-MODES = (AUTO, LOOKUP, OFF)
+OFF, LOOKUP, DRAFT, AUTO = "off", "lookup", "draft", "auto"
+MODES = (AUTO, LOOKUP, DRAFT, OFF)
 
 
 class Settings(NamedTuple):
-    mode: str = OFF  # of requests that say nothing and predict nothing; auto: lookup where a token does not depend on which rows are computed with it
+    mode: str = OFF  # of requests that say nothing and predict nothing; auto: all sources where a token does not depend on which rows are computed with it
     n_most: int = 8  # draft tokens of a stream in one step
     n_history: int = 32768  # tokens of its answers that are kept for a client account

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from uma_core.session.draft import NO_DRAFT, Draft
 from uma_core.session.session import Session
 from uma_core.speculation.acceptance import Acceptance
 from uma_core.speculation.history import History
 from uma_core.speculation.lookup import Lookup
-from uma_core.speculation.settings import AUTO, LOOKUP, OFF, Settings
+from uma_core.speculation.model import DraftModel, ModelSource
+from uma_core.speculation.settings import AUTO, DRAFT, LOOKUP, OFF, Settings
 from uma_core.types import Phase, TokenId
-
-LEAST = 0.1  # a first draft token less likely than this is not worth a plan: a row more costs at least 2 % of a step
 
 
 class DraftSource(Protocol):
@@ -33,13 +32,21 @@ NewSource = Callable[[Session], DraftSource]
 class Speculator:
     """Keeps `session.draft` up to date. What was drafted and accepted is counted by the executor."""
 
-    def __init__(self, settings: Settings, is_exact: bool, new_source: NewSource | None = None) -> None:
-        """`is_exact`: the engine computes the same logits for a row whatever other rows are computed with it."""
+    def __init__(
+        self,
+        settings: Settings,
+        is_exact: bool,
+        new_source: NewSource | None = None,
+        model: DraftModel | None = None,
+    ) -> None:
+        """`is_exact`: the engine computes the same logits for a row whatever other rows are computed with it. Owns `model`."""
         self._settings = settings
         self._is_exact = is_exact
         self._history = History(settings.n_history)
         self._rates = Acceptance()
         self._new_source = new_source or self._lookup
+        self.model = model
+        self._live: dict[int, Session] = {}  # by sid: those that draft, from acceptance to their end
 
     def _lookup(self, session: Session) -> DraftSource:
         prediction = session.request.prediction
@@ -56,21 +63,27 @@ class Speculator:
         """It was accepted."""
         request = session.request
         mode = request.speculate or (AUTO if request.prediction else self._settings.mode)
-        session.looks_up = mode == LOOKUP or (mode == AUTO and self._is_exact)
+        is_auto = mode == AUTO and self._is_exact
+        session.looks_up = mode == LOOKUP or is_auto
+        session.asks_model = self.model is not None and (mode == DRAFT or is_auto)
         session.speculates = mode != OFF and session.bans is None  # what is taken back was seen by all sources
+        if session.speculates:
+            self._live[session.sid] = session
 
-    def propose(self, sessions: Iterable[Session]) -> bool:
-        """Look for drafts of the sessions that decode; whether there are any. Prompts that are being read are taken in."""
-        found = False
-        for session in sessions:
-            if not session.speculates:
-                continue
+    def propose(self) -> float:
+        """Look for drafts of the sessions that decode: how likely the likeliest first token is. Prompts that are being read are taken in."""
+        best = 0.0
+        if not self._live:
+            return best
+        self._history.feed()
+        for session in self._live.values():
             if session.phase is Phase.DECODE:
                 self._update(session)
-                found |= bool(session.draft.tokens)
+                if session.draft.survival:
+                    best = max(best, session.draft.survival[0])
             elif session.phase is Phase.PREFILL and session.looks_up:
                 self._source(session).feed()
-        return found
+        return best
 
     def _source(self, session: Session) -> DraftSource:
         source: DraftSource | None = session.drafts
@@ -80,21 +93,53 @@ class Speculator:
 
     def _update(self, session: Session) -> None:
         n_most = min(self._settings.n_most, session.n_draft_most)
-        if session.scoring is not None:
-            session.draft = NO_DRAFT
-        elif session.is_forced and n_most:
-            tokens = tuple(itertools.islice(session.forced, n_most))
-            session.draft = Draft(tokens, (1.0,) * len(tokens), "forced")
-        elif session.looks_up:
-            known = session.generated if session.first_token is None else [session.first_token]
-            draft = self._source(session).propose(known, n_most)
-            session.draft = draft if draft.survival and draft.survival[0] >= LEAST else NO_DRAFT
-        else:
-            session.draft = NO_DRAFT
+        session.draft, session.draft_rates = NO_DRAFT, ()
+        if session.scoring is None:
+            if session.is_forced and n_most:
+                tokens = tuple(itertools.islice(session.forced, n_most))
+                session.draft = Draft(tokens, (1.0,) * len(tokens), "forced")
+            else:
+                self._guess(session, n_most)
         session.touch()
+
+    def _guess(self, session: Session, n_most: int) -> None:
+        """The likelier of what its text repeats and what the draft model said; whether that is to be asked for more."""
+        known = _known(session)
+        if session.looks_up:
+            session.draft = self._source(session).propose(known, n_most)
+        model = self._model_source(session) if session.asks_model else None
+        if model is None:
+            return
+        said = model.draft(known)
+        if said.tokens and (not session.draft.survival or said.survival[0] > session.draft.survival[0]):
+            session.draft = Draft(said.tokens[:n_most], said.survival[:n_most], said.source, said.n_match)
+        rates = model.rates(max(0, n_most - 1))
+        is_beaten = session.draft.survival and rates and session.draft.survival[0] >= rates[0]
+        session.draft_rates = () if is_beaten and session.draft.source != said.source else rates
+
+    def _model_source(self, session: Session) -> ModelSource | None:
+        source: Any = session.model_drafts
+        if source is None and self.model is not None:
+            source = session.model_drafts = self.model.open(session.given, Acceptance(self._rates))
+        return source  # type: ignore[no-any-return]
+
+    def run_model(self, sid: int, n_tokens: int, ns: int) -> None:
+        """Let the draft model draft for a session's next step, in so much time."""
+        session = self._live.get(sid)
+        if session is not None and session.phase is Phase.DECODE and session.model_drafts is not None:
+            session.model_drafts.run(_known(session), n_tokens, ns)
 
     def end(self, session: Session) -> None:
         """The session has ended."""
+        self._live.pop(session.sid, None)
         session.drafts = None
+        if session.model_drafts is not None:
+            session.model_drafts.close()
+            session.model_drafts = None
         if session.looks_up:
             self._history.add(session.client, session.generated)
+
+
+def _known(session: Session) -> Sequence[TokenId]:
+    """The answer so far, as its reader will have it."""
+    return session.generated if session.first_token is None else [session.first_token]

@@ -11,6 +11,7 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import TokenId
 
+N_FEED = 1024  # tokens of a long text taken in at a time, 0.1 to 0.3 ms: a tick must not wait longer
 N_READ_MOST = 64  # tokens of a continuation that are read at once
 
 

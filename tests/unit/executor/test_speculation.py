@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.executor.rig import Rig
-from uma_core.engine.fake import FakeModel
+from uma_core.clock import ManualClock
+from uma_core.engine.api import DecodeOutcome, DecodeStatus
+from uma_core.engine.fake import FakeEngine, FakeModel
 from uma_core.engine.fake_text import N_VOCAB
 from uma_core.session.draft import Draft
 from uma_core.session.events import Token
 from uma_core.session.session import Session
+from uma_core.speculation.model import DraftModel
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
 from uma_core.types import FinishReason, Lane, SamplingParams, TokenId
@@ -162,3 +165,53 @@ def test_a_cancelled_answer_leaves_a_sequence_of_what_was_sent(n_done: int) -> N
     rig.tick()
     assert rig.finals("a")[0].reason is FinishReason.CANCELLED
     rig.check_all_free()
+
+
+def draft_model() -> DraftModel:
+    """Of the same language: what it says is right."""
+    engine = FakeEngine(FakeModel(n_seq_max=2, n_ctx=2048, n_batch=64, eog_every=60), clock=ManualClock(1))
+    return DraftModel(engine, N_VOCAB, ManualClock(1))
+
+
+def test_a_draft_model_saves_steps_and_changes_nothing() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND, "speculate": "draft"}}
+    plain = run(ask, None, known)
+    fast = run(ask, Speculator(Settings("off"), True, model=draft_model()), known)
+    assert outcome(fast, "a") == outcome(plain, "a")
+    assert fast.executor.n_ticks < 0.7 * plain.executor.n_ticks
+    assert fast.finals("a")[0].usage["accepted_prediction_tokens"] > 15
+    assert fast.executor.meters.accepted_drafts["draft"].value > 15
+
+
+def test_a_draft_model_is_not_asked_where_it_may_not_be() -> None:
+    for mode in ("off", "lookup"):
+        ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND, "speculate": mode}}
+        fast = run(ask, Speculator(Settings("auto"), True, model=draft_model()), Known())
+        assert not fast.executor.meters.drafted["draft"].value
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ASK, min_size=1, max_size=5))
+def test_answers_are_the_same_with_a_draft_model(asks: list[dict[str, Any]]) -> None:
+    named = {f"r{i}": {**fields, "speculate": "draft"} for i, fields in enumerate(asks)}
+    known = Known()
+    plain = run(named, None, known)
+    fast = run(named, Speculator(Settings("auto"), True, model=draft_model()), known)
+    assert outcome(fast, list(named)) == outcome(plain, list(named))
+
+
+def test_a_failing_draft_model_is_done_without() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 40, "ignore_eos": True, "lane": Lane.BACKGROUND, "speculate": "draft"}}
+    plain = run(ask, None, known)
+    model = draft_model()
+    calls, real = [0], model.engine.decode
+
+    def decode(batch: Any, samplers: Any) -> DecodeOutcome:
+        calls[0] += 1
+        return real(batch, samplers) if calls[0] < 6 else DecodeOutcome(DecodeStatus.FATAL, [], 0, 0)
+
+    model.engine.decode = decode  # type: ignore[method-assign]
+    broken = run(ask, Speculator(Settings("auto"), True, model=model), known)
+    assert outcome(broken, "a") == outcome(plain, "a") and calls[0] == 6

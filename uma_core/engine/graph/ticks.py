@@ -27,6 +27,9 @@ def tick_shapes(n_seq: int, rides: tuple[int, ...], n_verify: int) -> Iterator[t
     n_most = min(n_seq, N_SMALL)
     for n in range(n_most + 1, n_verify + 1):
         yield n, n
+        for rows in rides:
+            if n < rows <= n_verify:  # drafts, and a prompt beside them
+                yield rows, n
     for n in range(1, n_most + 1):
         yield n, n
         for rows in rides:

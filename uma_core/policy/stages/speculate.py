@@ -2,44 +2,86 @@
 
 Rules: a row is worth its time while it brings tokens faster than the call without it does: with T tokens expected of a
 call of C ns, a draft of survival probability s has to cost less than s * C / T. Rows go to the likeliest drafts of all
-streams. With interactive streams the tick stays within their everyday limit. A call with tokens of a prompt verifies nothing.
+streams. Beside interactive streams the step stays within their everyday limit, drafts and the draft model's own time
+included; a gap that is long already gets none. Of an everyday gap that reads a prompt in pieces, drafts may take what
+one piece leaves; of a prompt's rows in the streams' own call, half.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
-from uma_core.policy.index import rows_time
-from uma_core.policy.plan import Plan, PlanItem
+from uma_core.policy.index import index_of, prompt_view, rows_time
+from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase
 
+UNLIMITED_NS = 1 << 62
+ORDINARY = ("nothing", "normal")  # gaps within the everyday limit; the others are long already
+N_DRAFTING = (
+    2  # streams for which a draft model runs: with more, their own rows fill the four that cost about as much as one
+)
+
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
+    if not state.device.n_verify_rows:
+        return plan
+    room_ns = _room(state, plan)
     drafting = {v.sid: v for v in state.sessions if v.survival}
-    if not drafting or not state.device.n_verify_rows:
-        return plan
-    n_drafts = dict.fromkeys((i.sid for i in plan.items), 0)
-    room_ns, draft_ns = _room(state, plan), 0
-    for call in sorted({i.call for i in plan.items if i.sid in drafting and i.phase is Phase.DECODE}):
-        items = [i for i in plan.items if i.call == call]
-        if all(i.phase is Phase.DECODE for i in items) and (state.device.can_mix_rows or len(items) == 1):
-            draft_ns += _allot(state, items, drafting, room_ns - draft_ns, n_drafts)
-    if not any(n_drafts.values()):
-        return plan
-    planned = tuple([i._replace(n_tokens=1 + n_drafts[i.sid]) if n_drafts[i.sid] else i for i in plan.items])
-    note = f"speculate: {sum(n_drafts.values())} draft tokens of {sum(map(bool, n_drafts.values()))} streams"
-    return plan._replace(items=planned, notes=(*plan.notes, note), draft_ns=draft_ns)
+    if drafting:
+        plan, room_ns = _verify(state, plan, drafting, room_ns)
+    return _floor(state, _draft(state, plan, room_ns), room_ns)
 
 
 def _room(state: SchedulerState, plan: Plan) -> int:
     """Time for drafts in this tick, with the machine's usual error on top."""
     guard = plan.guard
     if guard is None:
-        return 1 << 62
+        return UNLIMITED_NS
+    if guard.kind not in ORDINARY:
+        return 0
     planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
     views = [v for v in state.sessions if v.sid in planned]
-    return int(guard.cap_ns / (1.0 + guard.error)) - rows_time(state, views) - plan.run_ns - plan.transfer_ns
+    own_call_ns = guard.need_ns if any(i.mode is PrefillMode.OWN_CALL for i in plan.items) else 0
+    taken_ns = rows_time(state, views) + plan.run_ns - _spare(plan) + own_call_ns + plan.transfer_ns
+    return int(guard.cap_ns / (1.0 + guard.error)) - taken_ns
+
+
+def _spare(plan: Plan) -> int:
+    """Time for a prompt's pieces beyond the one that makes progress. Nobody waits for its first token: such gaps are not ordinary."""
+    is_sliced = any(i.mode is PrefillMode.SLICED for i in plan.items)
+    return max(0, plan.run_ns - plan.quantum_ns) if is_sliced and plan.guard is not None else 0
+
+
+# drafts that are there
+
+
+def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView], room_ns: int) -> tuple[Plan, int]:
+    """The plan with rows for drafts, and the room that is left."""
+    n_drafts = dict.fromkeys((i.sid for i in plan.items), 0)
+    draft_ns = n_taken = 0
+    for call in sorted({i.call for i in plan.items if i.sid in drafting and i.phase is Phase.DECODE}):
+        items = [i for i in plan.items if i.call == call]
+        if not (state.device.can_mix_rows or len(items) == 1):
+            continue
+        prompt = next((i for i in items if i.phase is Phase.PREFILL), None)
+        if prompt is None:
+            draft_ns += _allot(state, items, drafting, room_ns - draft_ns, n_drafts)
+        elif prompt.mode is PrefillMode.MIXED and not prompt.want_logits:
+            n_taken = _exchange(state, plan, items, drafting, n_drafts)
+    if not any(n_drafts.values()):
+        return plan, room_ns
+    items = [i._replace(n_tokens=1 + n_drafts[i.sid]) if n_drafts[i.sid] else i for i in plan.items]
+    items = [i._replace(n_tokens=i.n_tokens - n_taken) if i.mode is PrefillMode.MIXED else i for i in items]
+    note = f"speculate: {sum(n_drafts.values())} draft tokens of {sum(map(bool, n_drafts.values()))} streams"
+    return _spend(plan._replace(items=tuple(items)).note(note), draft_ns, room_ns), room_ns - draft_ns
+
+
+def _spend(plan: Plan, ns: int, room_ns: int) -> Plan:
+    """Drafts take `ns` of the room: what the prompt's pieces have no use for first."""
+    from_prompt_ns = min(_spare(plan), max(0, ns - (room_ns - _spare(plan))))
+    return plan._replace(run_ns=plan.run_ns - from_prompt_ns, draft_ns=plan.draft_ns + ns - from_prompt_ns)
 
 
 def _allot(
@@ -55,19 +97,108 @@ def _allot(
     n, n_kv = len(items), sum(v.n_past for v in views.values())
     alone_ns = call_ns = state.cost.decode_ns(n, n_kv)
     expected = float(n)
-    best = [(-drafting[i.sid].survival[0], i.sid) for i in items if i.sid in drafting]
-    heapq.heapify(best)
-    while best and n < state.device.n_verify_rows:
-        survival, sid = -best[0][0], best[0][1]
+    for survival, sid in _likeliest(items, drafting):
         n_kv += views[sid].n_past
         next_ns = max(call_ns, state.cost.decode_ns(n + 1, n_kv))
-        if next_ns - alone_ns > room_ns or survival * call_ns <= expected * (next_ns - call_ns):
+        is_full = n >= state.device.n_verify_rows
+        if is_full or next_ns - alone_ns > room_ns or survival * call_ns <= expected * (next_ns - call_ns):
             break
         n, call_ns, expected = n + 1, next_ns, expected + survival
         n_drafts[sid] += 1
-        following = drafting[sid].survival[n_drafts[sid] :]
-        if following:
-            heapq.heapreplace(best, (-following[0], sid))
+    return call_ns - alone_ns
+
+
+def _exchange(
+    state: SchedulerState,
+    plan: Plan,
+    items: list[PlanItem],
+    drafting: dict[int, SessionView],
+    n_drafts: dict[int, int],
+) -> int:
+    """Give drafts rows that were a prompt's, one for one: the call stays as long as it was. How many.
+
+    A row brings the prompt one token, or a stream as many as the draft's survival. Each counts as the time for which it would be
+    computed otherwise: a prompt's token in a chunk, a stream's in a step.
+    """
+    prompt = next(i for i in items if i.phase is Phase.PREFILL)
+    is_ordinary = plan.guard is not None and plan.guard.kind in ORDINARY
+    if not is_ordinary or sum(i.n_tokens for i in items) > state.device.n_verify_rows:
+        return 0
+    n_past = prompt_view(state, prompt.sid).n_past
+    streams = [i for i in items if i.phase is Phase.DECODE]
+    views = [v for v in state.sessions if v.sid in {i.sid for i in streams}]
+    step_ns = state.cost.decode_ns(len(streams), sum(v.n_past for v in views))
+    token_ns = state.cost.prefill_ns(state.cost.sweet_chunk, n_past) / state.cost.sweet_chunk
+    expected, n_taken = float(len(streams)), 0
+    for survival, sid in _likeliest(streams, drafting):
+        if n_taken == prompt.n_tokens // 2 or survival * step_ns <= expected * token_ns:
+            break
+        expected, n_taken = expected + survival, n_taken + 1
+        n_drafts[sid] += 1
+    return n_taken
+
+
+def _likeliest(items: list[PlanItem], drafting: dict[int, SessionView]) -> Iterator[tuple[float, int]]:
+    """(survival, sid) of one draft token after the other, the likeliest first."""
+    left = {i.sid: list(drafting[i.sid].survival[::-1]) for i in items if i.sid in drafting}
+    best = [(-survival.pop(), sid) for sid, survival in left.items()]
+    heapq.heapify(best)
+    while best:
+        survival, sid = best[0]
+        yield -survival, sid
+        if left[sid]:
+            heapq.heapreplace(best, (-left[sid].pop(), sid))
         else:
             heapq.heappop(best)
-    return call_ns - alone_ns
+
+
+# drafts to be made
+
+
+def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
+    """Let the draft model draft for the next step, as many tokens as are expected to win most."""
+    token_ns = state.device.draft_token_ns
+    index = index_of(state)
+    if not token_ns or len(index.decodes) > N_DRAFTING:
+        return plan
+    planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
+    views = [v for v in index.decodes if v.draft_rates and v.sid in planned]
+    if not views:
+        return plan
+    if room_ns >= UNLIMITED_NS:
+        room_ns = state.config.tick_budget_ns
+    n, n_kv = len(planned), sum(v.n_past for v in index.decodes)
+    step_ns = state.cost.decode_ns(n, n_kv)
+    wanted, total_ns = [], 0
+    for view in views:
+        n_best, best = 0, n / step_ns
+        expected = float(n)
+        for k, survival in enumerate(view.draft_rates, 1):
+            expected += survival
+            verify_ns = max(0, state.cost.decode_ns(n + k, n_kv + k * view.n_past) - step_ns)
+            if n + k > state.device.n_verify_rows or total_ns + k * token_ns + verify_ns > room_ns:
+                break
+            if expected / (step_ns + verify_ns + k * token_ns) > best:
+                n_best, best = k, expected / (step_ns + verify_ns + k * token_ns)
+        if n_best:
+            wanted.append((view.sid, n_best))
+            total_ns += n_best * token_ns
+    if not wanted:
+        return plan
+    budget_ns = max(total_ns, room_ns - _spare(plan))  # what else fits is for reading what the model has not seen yet
+    note = f"speculate: the draft model drafts {sum(k for _, k in wanted)} tokens of {len(wanted)} streams"
+    return _spend(plan._replace(drafting=tuple(wanted), drafting_ns=budget_ns).note(note), budget_ns, room_ns)
+
+
+def _floor(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
+    """Note how likely a draft must be to get a row: while there is none, the plan may be repeated."""
+    items = [i for i in plan.items if i.phase is Phase.DECODE]
+    if plan.guard is None or not items or len(items) >= state.device.n_verify_rows:
+        return plan
+    views = {v.sid: v for v in state.sessions if v.sid in {i.sid for i in items}}
+    n_kv = sum(v.n_past for v in views.values())
+    step_ns = state.cost.decode_ns(len(items), n_kv)
+    more_ns = state.cost.decode_ns(len(items) + 1, n_kv + min(v.n_past for v in views.values())) - step_ns
+    if more_ns > room_ns:
+        return plan._replace(draft_floor=2.0)
+    return plan._replace(draft_floor=max(0.0, len(items) * more_ns / step_ns))

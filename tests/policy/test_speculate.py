@@ -1,0 +1,144 @@
+"""Draft tokens get rows where they win more than they cost, and never what was promised to a stream or a prompt."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.policy.build import CPU, MIXING, MS, guarded, reading, state_of, talking
+from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
+from uma_core.policy.cost import Curve
+from uma_core.policy.cost.calibrate import build
+from uma_core.policy.pipeline import compose
+from uma_core.policy.plan import Plan, PrefillMode, TbtDecision, check_plan
+from uma_core.policy.stages import speculate
+from uma_core.policy.state import SchedulerState
+from uma_core.types import Lane, Phase
+
+BACK = Lane.BACKGROUND
+POLICY = compose(DEFAULT_STAGES)
+# four rows cost hardly more than one, and each one after them 0.18 of a step
+FLAT = build(
+    Curve((1, 2, 3, 4, 8), (16.0 * MS, 16.2 * MS, 16.4 * MS, 16.6 * MS, 28.0 * MS), (100.0,) * 5),
+    CPU.prefill,
+    CPU.piece,
+    (CPU.transfer_fixed_ns, CPU.transfer_ns_per_byte),
+    True,
+)
+LIKELY = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
+WIDE = SchedulerConfig(guard_cap=1.6)  # room for a few pieces
+
+
+def state(*views, **more) -> SchedulerState:
+    return state_of(*views, **{"cost": FLAT, "n_verify_rows": 8, "can_mix_rows": True, "is_unified": True, **more})
+
+
+def planned(at: SchedulerState) -> Plan:
+    plan = POLICY(at)
+    assert check_plan(at, plan) == []
+    return plan
+
+
+def rows(plan: Plan) -> dict[int, int]:
+    """Draft tokens by session."""
+    return {i.sid: i.n_tokens - 1 for i in plan.items if i.phase is Phase.DECODE and i.n_tokens > 1}
+
+
+def gap_ns(at: SchedulerState, plan: Plan) -> int:
+    """What the streams' next gap is predicted to hold."""
+    items = [i for i in plan.items if i.phase is Phase.DECODE]
+    by_sid = {v.sid: v for v in at.sessions}
+    n_kv = sum(by_sid[i.sid].n_past * i.n_tokens for i in items)
+    own = at.cost.decode_ns(sum(i.n_tokens for i in items), n_kv)
+    drafting = sum(n for _, n in plan.drafting) * at.device.draft_token_ns
+    return own + plan.run_ns + plan.transfer_ns + max(drafting, plan.drafting_ns)
+
+
+def test_likely_drafts_fill_the_rows_that_cost_little() -> None:
+    assert rows(planned(state(talking(0, survival=LIKELY)))) == {0: 3}
+
+
+def test_background_streams_have_no_limit() -> None:
+    assert rows(planned(state(talking(0, BACK, survival=LIKELY))))[0] > 3
+
+
+@pytest.mark.parametrize("survival", [(), (0.004,)])
+def test_what_hardly_holds_gets_no_row(survival: tuple[float, ...]) -> None:
+    assert not rows(planned(state(talking(0, survival=survival))))
+
+
+def test_the_likeliest_of_all_streams_go_first() -> None:
+    plan = planned(state(talking(0, survival=(0.9, 0.8)), talking(1, survival=(0.5, 0.2))))
+    assert rows(plan) == {0: 2}
+
+
+@pytest.mark.parametrize("kind", ["long", "urgent", "forced"])
+def test_a_gap_that_is_long_already_gets_no_drafts(kind: str) -> None:
+    at = state(talking(0, survival=LIKELY))
+    plan = planned(state(talking(0)))
+    guard = TbtDecision(False, False, kind, 16 * MS, 19 * MS, 32 * MS, 3 * MS, 16 * MS, 8 * MS, 0.0, 0.0)
+    assert not rows(speculate.run(at, plan._replace(guard=guard, min_pieces=kind == "forced")))
+    assert rows(speculate.run(at, plan._replace(guard=guard._replace(kind="normal"))))
+
+
+def test_a_prompt_keeps_a_piece_of_the_gap() -> None:
+    views = talking(0, survival=LIKELY), reading(1, BACK, n_chunk=64, n_prompt=64, n_past=0)
+    plan = planned(state(*views, config=WIDE, memory=guarded(error=0.0, tick=999)))
+    alone = planned(state(views[0]._replace(survival=()), views[1], config=WIDE, memory=guarded(error=0.0, tick=999)))
+    assert alone.run_ns > alone.quantum_ns > 0, "the case has a prompt that reads several pieces in the gap"
+    assert rows(plan) and plan.quantum_ns <= plan.run_ns < alone.run_ns
+
+
+def test_a_prompt_in_the_streams_call_gives_up_half_of_its_rows() -> None:
+    cost = FLAT._replace(mixed=MIXING.mixed)
+    views = talking(0, survival=LIKELY), reading(1, n_prompt=1200)
+    more = {"cost": cost, "mixed_rows": (2, 4, 8), "memory": guarded(error=0.0, tick=999)}
+    plan = planned(state(*views, **more))
+    alone = planned(state(views[0]._replace(survival=()), views[1], **more))
+    (before,) = [i for i in alone.items if i.mode is PrefillMode.MIXED]
+    (after,) = [i for i in plan.items if i.mode is PrefillMode.MIXED]
+    assert sum(i.n_tokens for i in plan.items) == sum(i.n_tokens for i in alone.items)
+    assert before.n_tokens > after.n_tokens >= before.n_tokens / 2 and rows(plan)
+
+
+def test_the_draft_model_drafts_what_pays() -> None:
+    chat = talking(0, draft_rates=(0.6, 0.4, 0.25, 0.15))
+    assert not planned(state(chat)).drafting, "there is none"
+    cheap, dear = planned(state(chat, draft_token_ns=MS // 2)), planned(state(chat, draft_token_ns=15 * MS))
+    assert cheap.drafting and cheap.drafting[0][0] == 0 and cheap.n_repeats == 0
+    assert not dear.drafting
+    many = [talking(i, draft_rates=(0.6, 0.4)) for i in range(3)]
+    assert not planned(state(*many, draft_token_ns=MS // 2)).drafting, "rows of their own fill the step"
+
+
+def test_gaps_stay_within_the_everyday_limit() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        views = []
+        for sid in range(rng.randint(1, 5)):
+            survival = tuple(0.9 ** (i + 1) for i in range(rng.randrange(8)))
+            rates = tuple(0.6 ** (i + 1) for i in range(rng.randrange(5)))
+            lane = BACK if rng.random() < 0.2 else Lane.INTERACTIVE
+            views.append(talking(sid, lane, survival=survival, draft_rates=rates))
+        if rng.random() < 0.6:
+            views.append(reading(9, rng.choice(list(Lane)), n_prompt=rng.randint(50, 900), n_past=0))
+        at = state(
+            *views,
+            cost=rng.choice((FLAT, CPU)),
+            draft_token_ns=rng.choice((0, MS // 2, 3 * MS)),
+            memory=guarded(error=rng.random() * 0.2, n_long=rng.random() * 1.2, tick=999),
+        )
+        plan = planned(at)
+        plain = POLICY(at._replace(sessions=tuple(v._replace(survival=(), draft_rates=()) for v in at.sessions)))
+        if plan.guard is None:
+            continue
+        limit = plan.guard.cap_ns if plan.guard.kind in ("nothing", "normal") else 0
+        assert gap_ns(at, plan) <= max(limit, gap_ns(at, plain)) + MS // 100
+
+
+def test_a_plan_without_drafts_is_repeated_until_one_would_get_a_row() -> None:
+    tight = SchedulerConfig(guard_cap=1.0)
+    plan = planned(state(talking(0), config=tight))
+    assert plan.n_repeats and plan.draft_floor > 1.0, "no room: no draft ends the repeats"
+    assert 0.0 <= planned(state(talking(0))).draft_floor < 0.1

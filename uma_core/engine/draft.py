@@ -1,0 +1,124 @@
+"""A draft model: a small model that shares the served one's vocabulary, in an engine of its own.
+
+What does not fit is refused by the headers, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+from uma_core.config import EngineOptions
+from uma_core.engine.api import Engine, MemoryUse
+from uma_core.engine.header import Header
+from uma_core.engine.open import estimate_engine, open_engine
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.models import default_model_path
+
+OPTION = "speculation.draft_model"
+N_SEQ = 2  # for which it drafts at a time, see policy/stages/speculate.py
+N_BATCH = 64  # of a prompt read at once: a stream waits for no more
+PADDING = (
+    128  # tokens by which vocabularies of one family differ in length, as llama.cpp allows (common/speculative.cpp)
+)
+SPECIAL = ("bos", "eos", "eot")
+NO_WAY_BACK = (
+    ".ssm.",
+    ".wkv.",
+    "attention.sliding_window",
+)  # memories of llama.cpp's engine that cannot drop their last tokens
+
+
+def open_draft(engine: EngineOptions, path: str) -> Engine:
+    """Load the draft model for the engine that these options open. Blocks. Raises as `check_draft` and `open_engine` do."""
+    check_draft(engine, path)
+    draft = open_engine(_options(engine, path))
+    if not draft.info.capabilities.can_rollback or not draft.info.can_generate:
+        draft.close()
+        raise _unfit(path, "its memory cannot drop the tokens that were drafted wrongly")
+    return draft
+
+
+def estimate_with_draft(engine: EngineOptions, path: str) -> MemoryUse:
+    """What the engine and its draft model would take, found without taking it; `path` empty: there is none.
+
+    Raises as `check_draft` and `estimate_engine` do.
+    """
+    need = estimate_engine(engine)
+    if not path:
+        return need
+    check_draft(engine, path)
+    return MemoryUse(*map(sum, zip(need, estimate_engine(_options(engine, path)), strict=True)))
+
+
+def check_draft(engine: EngineOptions, path: str) -> None:
+    """Compare the headers of both models. Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a model that cannot draft for the other."""
+    if engine.engine == "fake":
+        return
+    if importlib.import_module("uma_core.engine.encoder").is_encoder(path):
+        raise _unfit(path, "it does not continue texts")
+    draft, target = Header(path), None
+    try:
+        target = Header(engine.model or str(default_model_path()))
+        _compare(draft, target, path)
+        if _engine(engine, path) == "llama" and any(part in key for part in NO_WAY_BACK for key in draft.meta):
+            raise _unfit(path, "its memory cannot drop the tokens that were drafted wrongly")
+    finally:
+        draft.close()
+        if target is not None:
+            target.close()
+
+
+def _compare(draft: Header, target: Header, path: str) -> None:
+    """Each token has to mean the same to both."""
+    kinds = [header.meta.get("tokenizer.ggml.model") for header in (draft, target)]
+    if kinds[0] != kinds[1]:
+        raise _unfit(path, f"its tokenizer is {kinds[0]!r}, that of the model is {kinds[1]!r}")
+    for name in SPECIAL:
+        key = f"tokenizer.ggml.{name}_token_id"
+        if draft.meta.get(key) != target.meta.get(key):
+            raise _unfit(
+                path, f"its {name} token is {draft.meta.get(key)}, that of the model is {target.meta.get(key)}"
+            )
+    ours, theirs = (header.strings("tokenizer.ggml.tokens") for header in (draft, target))
+    if not ours or abs(len(ours) - len(theirs)) > PADDING:
+        raise _unfit(path, f"it has {len(ours)} tokens, the model has {len(theirs)}")
+    for token, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        if mine != other:
+            raise _unfit(path, f"its token {token} is {mine!r:.60}, that of the model is {other!r:.60}")
+
+
+def _unfit(path: str, why: str) -> UmaError:
+    return UmaError(ErrorCode.CONFIG_INVALID, f"{OPTION}: {path} cannot draft for this model: {why}", option=OPTION)
+
+
+def _engine(engine: EngineOptions, path: str) -> str:
+    missing = importlib.import_module("uma_core.engine.choose").missing_in_graph
+    return "llama" if missing(path, replace(engine, model=path, lora={}, deterministic=False)) else "graph"
+
+
+def _options(engine: EngineOptions, path: str) -> EngineOptions:
+    """As large a context for each text as the model has, and nothing that one text at a time does not need."""
+    name, n_each = "fake", engine.n_ctx // max(1, engine.n_seq)
+    if engine.engine != "fake":
+        name = _engine(engine, path)
+        header = Header(path)
+        n_train = header.of_arch().get("context_length")
+        header.close()
+        if isinstance(n_train, int) and n_train > 0:
+            n_each = min(n_each or n_train, n_train)
+    return replace(
+        engine,
+        engine=name,
+        model=path,
+        n_ctx=N_SEQ * n_each,
+        n_seq=N_SEQ,
+        n_batch=N_BATCH,
+        n_ubatch=N_BATCH,
+        kv_mode="stream",
+        prefill_lanes=0,
+        lora={},
+        lora_scale={},
+        moe_top_k=0,
+        deterministic=False,
+    )

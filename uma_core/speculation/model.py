@@ -1,0 +1,185 @@
+"""Draft tokens of a small model: it reads what was said so far in a context of its own, and says what it would say next.
+
+Rules: the compute thread's. The policy says when, and for how long; drafting takes time from the streams' step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from uma_core.clock import Clock
+from uma_core.engine.api import Batch, DecodeStatus, Engine, MemoryUse
+from uma_core.session.draft import NO_DRAFT, Draft
+from uma_core.speculation.acceptance import Acceptance
+from uma_core.types import SeqId, TokenId
+
+log = logging.getLogger(__name__)
+
+MODEL = "draft"
+N_READ = 64  # tokens read in one call: what a row costs there holds for larger ones
+N_TIMED = 3  # calls of each kind by which times are taken; the fastest counts
+GAIN = 0.1  # of what a call took, over what was known: a change of speed is followed within some twenty calls
+
+
+class DraftModel:
+    """Owns the engine. It computes for as many sessions at a time as the engine has sequences."""
+
+    def __init__(self, engine: Engine, n_vocab: int, clock: Clock) -> None:
+        """`n_vocab`: of the model that verifies."""
+        self.engine = engine
+        self.n_vocab = min(n_vocab, engine.info.n_vocab)
+        self.clock = clock
+        self._free: list[SeqId] = list(range(engine.info.n_seq_max))
+        self._batch = Batch(engine.info.n_batch)
+        self._n_read = min(N_READ, engine.info.n_batch, engine.info.n_ctx_seq // 2)
+        self.token_ns, self.read_ns = self._time(1), max(1, self._time(self._n_read) // self._n_read)
+        self.is_broken = False
+
+    def _time(self, n: int) -> int:
+        times = []
+        for _ in range(N_TIMED):
+            t0 = self.clock.now_ns()
+            self._compute(0, np.zeros(n, np.int32), 0)
+            times.append(self.clock.now_ns() - t0)
+            self.engine.kv_truncate(0, 0)
+        return max(1, min(times))
+
+    def open(self, given: np.ndarray, rates: Acceptance) -> ModelSource | None:
+        """Of a session with this prompt; None while all sequences are taken."""
+        if not self._free or self.is_broken:
+            return None
+        return ModelSource(self, self._free.pop(), given, rates)
+
+    def release(self, seq_id: SeqId) -> None:
+        self.engine.kv_truncate(seq_id, 0)
+        self._free.append(seq_id)
+
+    def compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int) -> TokenId:
+        """Read (n,) int32 tokens at these positions; what the model would say after them, -1 where it cannot."""
+        t0 = self.clock.now_ns()
+        token = self._compute(seq_id, tokens, pos0)
+        ns = self.clock.now_ns() - t0
+        if len(tokens) == 1:
+            self.token_ns = max(1, self.token_ns + int(GAIN * (ns - self.token_ns)))
+        elif len(tokens) == self._n_read:
+            self.read_ns = max(1, self.read_ns + int(GAIN * (ns / len(tokens) - self.read_ns)))
+        return token
+
+    def _compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int) -> TokenId:
+        batch = self._batch
+        batch.clear()
+        batch.goes_on, batch.wake_fd = False, -1
+        batch.extend(tokens, pos0, seq_id, True)
+        outcome = self.engine.decode(batch, [None])
+        if outcome.status is DecodeStatus.OK:
+            return outcome.tokens[0]
+        if outcome.status is not DecodeStatus.ABORTED:  # which was meant for the model that verifies
+            log.error("the draft model failed (%s), and is not asked any more", outcome.status.name)
+            self.is_broken = True
+        self.engine.kv_truncate(seq_id, pos0)
+        return -1
+
+    def knows(self, token: TokenId) -> bool:
+        return 0 <= token < self.n_vocab
+
+    def n_fitting(self, ns: int) -> int:
+        """Tokens that can be read in one call in that time; 0: none."""
+        return min(self._n_read, max(1, ns // self.read_ns)) if ns >= self.token_ns else 0
+
+    def memory(self) -> MemoryUse:
+        return self.engine.memory()
+
+
+class ModelSource:
+    """Of one session. `given`: (n,) int32, its prompt; borrowed."""
+
+    N_SKIPPED = 32  # tokens after which a model that does not pay is tried again: what it says may have become likelier
+
+    def __init__(self, model: DraftModel, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> None:
+        self._model = model
+        self._seq_id = seq_id
+        self._given = given
+        self._rates = rates
+        self._n_kv = 0  # positions that the model has computed, of what was said
+        self._n_known = 0  # generated tokens that it was told of
+        self._n_tried = 0  # of those, when it drafted last
+        self._drafted: list[TokenId] = []  # after `_n_known`
+        self._is_over = False  # the text is too long for its context, or has tokens that it does not know
+
+    def draft(self, generated: Sequence[TokenId]) -> Draft:
+        """What it drafted, if that follows the answer so far. Learns from what has come since."""
+        new = generated[self._n_known :]
+        if new and self._drafted:
+            self._rates.observe(MODEL, 1, self._drafted, new)
+            n_right = next(
+                (i for i, pair in enumerate(zip(self._drafted, new, strict=False)) if pair[0] != pair[1]), None
+            )
+            n_right = min(len(new), len(self._drafted)) if n_right is None else n_right
+            self._drafted = self._drafted[n_right:] if n_right == len(new) else []
+            said = len(self._given) + self._n_known + n_right
+            if self._n_kv > said:
+                self._model.engine.kv_truncate(self._seq_id, said)
+                self._n_kv = said
+        self._n_known = len(generated)
+        if not self._drafted:
+            return NO_DRAFT
+        tokens = tuple(self._drafted)
+        return Draft(tokens, tuple(self._rates.survival(MODEL, 1, len(tokens))), MODEL, 1)
+
+    def rates(self, n_most: int) -> tuple[float, ...]:
+        """How likely each token is to be drawn that it would draft now; (): it cannot."""
+        if self._is_over or self._model.is_broken:
+            return ()
+        n_most = min(n_most, self._model.engine.info.n_ctx_seq - len(self._given) - self._n_known - 1)
+        if self._n_known - self._n_tried >= self.N_SKIPPED:
+            return (1.0,)[: max(0, n_most)]
+        return tuple(self._rates.survival(MODEL, 1, max(0, n_most)))
+
+    def run(self, generated: Sequence[TokenId], n: int, ns: int) -> None:
+        """Draft n tokens after the answer so far; where more is to be read than fits into the time, read that much."""
+        model = self._model
+        until = model.clock.now_ns() + ns
+        self.draft(generated)
+        self._drafted = []
+        n_said = len(self._given) + len(generated)
+        if n_said + n >= model.engine.info.n_ctx_seq:
+            self._is_over = True
+            return
+        if self._n_kv >= n_said:  # what follows the last token was seen by the sampler of an earlier draft only
+            self._n_kv = n_said - 1
+            model.engine.kv_truncate(self._seq_id, self._n_kv)
+        token = -1
+        while self._n_kv < n_said:
+            k = min(n_said - self._n_kv, model.n_fitting(until - model.clock.now_ns()))
+            if k <= 0 or not self._read(self._part(generated, k)):
+                return
+            token = self._token
+        self._n_tried = len(generated)
+        while model.knows(token):
+            self._drafted.append(token)
+            if len(self._drafted) == n or not self._read(np.array([token], np.int32)):
+                return
+            token = self._token
+
+    def _part(self, generated: Sequence[TokenId], k: int) -> np.ndarray:
+        """The next k tokens to read."""
+        n_given = len(self._given)
+        head = self._given[self._n_kv : self._n_kv + k]
+        tail = generated[max(0, self._n_kv - n_given) : max(0, self._n_kv + k - n_given)]
+        return np.concatenate([head, np.array(tail, np.int32)]) if tail else head
+
+    def _read(self, tokens: np.ndarray) -> bool:
+        if tokens.max() >= self._model.n_vocab:
+            self._is_over = True
+            return False
+        self._token = self._model.compute(self._seq_id, tokens, self._n_kv)
+        if self._token < 0:
+            return False
+        self._n_kv += len(tokens)
+        return True
+
+    def close(self) -> None:
+        self._model.release(self._seq_id)
