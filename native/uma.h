@@ -179,6 +179,7 @@ int64_t      uma_accel_count(void);         // operations computed so far
 const char * uma_accel_isa(void);           // instruction set in use
 // Weights laid out for our products: the bytes that a matrix then takes (0: it stays as the file has it), and the buffer type that arranges them.
 size_t       uma_accel_arranged_bytes(const struct ggml_tensor * weights);
+int32_t      uma_accel_arranged_version(void); // of the layout; arranged bytes are the same for the same uma_accel_isa and version
 ggml_backend_buffer_type_t uma_accel_arranged_type(void);
 bool         uma_accel_multiplies(const struct ggml_tensor * weights); // products with these weights are ours, for any number of rows
 int32_t      uma_accel_wants_plain_weights(void); // nonzero: faster on weights as the file has them than ggml on rearranged copies

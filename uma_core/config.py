@@ -143,6 +143,18 @@ class EngineOptions:
         "auto", "how the weights get into memory; auto lets the graph engine arrange copies of its own",
         choices=("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io"),
     )  # fmt: skip
+    repack_cache: bool = option(
+        False,
+        "keep the weights that the graph engine repacks for its products in a file below the user's cache, so that the next start only reads"
+        " them; the file is as large as these weights",
+    )
+    repack_cache_mb: int = option(
+        32_768,
+        "most bytes of all models' files of repacked weights; the least recently used go first, and weights of more are not kept",
+        unit="MiB",
+        min=0,
+        max=1 << 30,
+    )
     metal_residency: bool = option(
         True, "keep Metal buffers resident (off sets GGML_METAL_NO_RESIDENCY)", reload="restart"
     )

@@ -9,11 +9,16 @@ from typing import Any
 
 
 def folder() -> Path:
-    """`calibration` below UMA_BUILD_CACHE, where builds for this machine are too, else below the user's cache. It need not exist."""
+    """Of calibrations. It need not exist."""
+    return home() / "calibration"
+
+
+def home() -> Path:
+    """UMA_BUILD_CACHE, where builds for this machine are too, else a folder of ours in the user's cache. It need not exist."""
     base = os.environ.get("UMA_BUILD_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "uma-serve"
     )
-    return Path(base) / "calibration"
+    return Path(base)
 
 
 def save(path: Path, values: dict[str, Any]) -> None:

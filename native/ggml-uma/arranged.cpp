@@ -1,6 +1,7 @@
 // Memory for arranged weights: setting a tensor arranges it, reading one back is not possible.
 #include "arranged.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #if defined(__linux__)
@@ -15,15 +16,21 @@ void free_buffer(ggml_backend_buffer_t buffer) { std::free(buffer->context); }
 
 void * base(ggml_backend_buffer_t buffer) { return buffer->context; }
 
+// Rows as the file has them, of one matrix or of several experts' one after another: each matrix from a panel's border on, to one or to its end.
+// Threads may set different rows at the same time.
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
-    GGML_ASSERT(offset == 0 && size == ggml_nbytes(tensor));
     const uma_mm_table * table = uma_kernels()->mm;
     const uma_type type = uma_type_of(tensor->type);
-    const size_t matrix_bytes = table->arranged_bytes(type, tensor->ne[1], tensor->ne[0]);
-    for (int64_t i = 0; i < tensor->ne[2]; i++) { // a matrix, or one for each expert
-        const char * from = static_cast<const char *>(data) + size_t(i) * tensor->nb[2];
-        char * to = static_cast<char *>(tensor->data) + size_t(i) * matrix_bytes;
-        table->arrange(type, tensor->ne[1], tensor->ne[0], from, tensor->nb[1], to);
+    const int64_t n_in = tensor->ne[0], n_out = tensor->ne[1];
+    const size_t row_bytes = tensor->nb[1];
+    GGML_ASSERT(offset % row_bytes == 0 && size % row_bytes == 0);
+    const char * from = static_cast<const char *>(data);
+    for (int64_t row = int64_t(offset / row_bytes), end = row + int64_t(size / row_bytes), n; row < end; row += n, from += size_t(n) * row_bytes) {
+        const int64_t matrix = row / n_out, first = row % n_out;
+        n = std::min(end - row, n_out - first);
+        GGML_ASSERT(first % table->panel == 0 && (n % table->panel == 0 || first + n == n_out));
+        char * to = static_cast<char *>(tensor->data) + size_t(matrix) * table->arranged_bytes(type, n_out, n_in);
+        table->arrange(type, n, n_in, from, row_bytes, to + table->arranged_bytes(type, first, n_in));
     }
 }
 

@@ -36,6 +36,8 @@ struct uma_mm {
     int is_arranged; // w is what `arrange` made of the weights; w_stride is not used
 };
 
+enum { UMA_ARRANGED_VERSION = 1 }; // of what `arrange` makes, which is kept in files: the same for the same table and version
+
 enum { UMA_PAGE_CELLS = 64 }; // cells in one page of paged KV, and in one tile of every attention loop
 
 // Where the cells of one KV head are. Cell c is at base + c * cell_stride, or, with pages,

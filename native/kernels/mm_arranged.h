@@ -7,6 +7,7 @@
 //   4 bits: 4 vectors; vector k has group k in its low and group k + 4 in its high nibbles.
 //   5 bits: those 4, then one with the fifth bits: bit g is for group g.
 //   6 bits, per 16 columns (groups 0 to 3): 2 vectors with groups k and k + 2, then one with the high pairs: bits 2 g and 2 g + 1 for group g.
+// A change of any of this raises UMA_ARRANGED_VERSION: files of arranged weights are kept between starts.
 #ifndef UMA_MM_ARRANGED_H
 #define UMA_MM_ARRANGED_H
 

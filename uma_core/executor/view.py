@@ -56,6 +56,7 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
             "prefill_lanes": info.capabilities.n_prefill_lanes,
             "kernels": info.kernels,
             "deterministic": info.is_deterministic,
+            "weights_from": info.weights_from,
             "n_ctx": info.n_ctx,
             "n_ctx_seq": info.n_ctx_seq,
             "n_seq_max": info.n_seq_max,

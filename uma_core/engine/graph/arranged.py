@@ -5,12 +5,11 @@ Rules: only a product may read an arranged matrix; rows of the embedding are loo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from uma_core.engine.graph.device import tensor_context
 from uma_core.engine.header import Header
-from uma_core.engine.lib import lib
+from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
 EMBEDDING = "token_embd.weight"
@@ -31,17 +30,28 @@ def bytes_with(header: Header, sizes: dict[str, int]) -> int:
     )
 
 
+class Place(NamedTuple):
+    """Where an arranged tensor lies in the memory."""
+
+    name: str
+    type: int
+    n_in: int
+    n_out: int
+    n: int  # matrices
+    offset: int
+
+
 class Arranged:
-    """Owns the copies. `close` only after every graph that reads them is gone."""
+    """Owns the memory of arranged tensors, which `set` fills. `close` only after every graph that reads them is gone."""
 
     def __init__(self, header: Header, names: list[str]) -> None:
         """Raises: INSUFFICIENT_MEMORY."""
         self._buffer = None
         self._context = tensor_context(len(names))
-        self._sources = {name: header.tensor(name) for name in names}
+        sources = {name: header.tensor(name) for name in names}
         self.tensors = {
             name: lib.ggml_new_tensor_3d(self._context, t.type, t.ne[0], t.ne[1], t.ne[2])
-            for name, t in self._sources.items()
+            for name, t in sources.items()
         }
         self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, lib.uma_accel_arranged_type())
         if not self._buffer:
@@ -49,23 +59,24 @@ class Arranged:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to arrange the weights in")
         lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
 
-    def fill(self, n_threads: int, done: Callable[[str], None]) -> None:
-        """Arrange every matrix. Blocks: reads them all.
+    def set(self, name: str, offset: int, data: memoryview) -> None:
+        """Arrange rows of a tensor, as the file has them from byte `offset` of the tensor on.
 
-        `done` hears of each matrix whose bytes in the file are not needed any more. It may raise: the rest is then left.
+        They begin at a multiple of 64 rows of a matrix, and end there or at the end of one. Different threads may arrange different rows.
         """
+        lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(data), offset, len(data))
 
-        def arrange(name: str) -> str:
-            source = self._sources[name]
-            lib.ggml_backend_tensor_set(self.tensors[name], source.data, 0, lib.ggml_nbytes(source))
-            return name
+    def view(self) -> memoryview:
+        """The memory of all tensors, until `close`. What is between them has no meaning."""
+        size = int(lib.ggml_backend_buffer_get_size(self._buffer))
+        return memoryview(ffi.buffer(lib.ggml_backend_buffer_get_base(self._buffer), size))
 
-        pool = ThreadPoolExecutor(n_threads)
-        try:
-            for name in pool.map(arrange, self._sources):
-                done(name)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def places(self) -> list[Place]:
+        base = ffi.cast("char *", lib.ggml_backend_buffer_get_base(self._buffer))
+        return [
+            Place(name, int(t.type), int(t.ne[0]), int(t.ne[1]), int(t.ne[2]), int(ffi.cast("char *", t.data) - base))
+            for name, t in self.tensors.items()
+        ]
 
     def close(self) -> None:
         if self._buffer:

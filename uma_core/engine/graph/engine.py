@@ -174,6 +174,7 @@ class GraphEngine:
             ),
             kernels=loaded.kernels,
             is_deterministic=not loaded.promise_missing(),
+            weights_from=loaded.weights.source,
             notes=loaded.notes,
         )
 

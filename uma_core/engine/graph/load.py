@@ -14,10 +14,11 @@ from uma_core.engine.graph.cells import Cells
 from uma_core.engine.graph.device import Device, device_of
 from uma_core.engine.graph.families import family_of
 from uma_core.engine.graph.forward import Network
-from uma_core.engine.graph.mapped import LOAD_MODES, Mapped
+from uma_core.engine.graph.mapped import LOAD_MODES, Mapped, Modes
 from uma_core.engine.graph.masked import Masked
 from uma_core.engine.graph.paged import Paged
 from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.repack_cache import RepackCache, folder, key_of
 from uma_core.engine.graph.shape import Shape, Unsupported, shape_of
 from uma_core.engine.graph.store import KV_TYPES, PAGE
 from uma_core.engine.graph.uploaded import Uploaded
@@ -122,8 +123,9 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     if device.is_stock and not (is_mapped and device.reads_host):
         weights = Uploaded(header, device, wish.progress, wish.is_dry)
     else:
-        is_wanted = not device.is_stock and is_arranging(header, options, kernels)
-        modes = (is_mapped, n_threads_of(options) if is_wanted else 0)
+        modes = Modes(is_mapped)
+        if not device.is_stock and is_arranging(header, options, kernels):
+            modes = Modes(is_mapped, n_threads_of(options), _cache(header, vocab.fingerprint, options))
         weights = Mapped(header, device, modes, wish.progress)
     kept.append(weights)
     adapters = Adapters(header, options, device, wish.is_dry)
@@ -145,6 +147,12 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
         kernels=kernels,
         notes=(*_notes(device, unified), *adapters.notes, *(isa_notes(options.isa, kernels) if device.is_cpu else ())),
     )  # fmt: skip
+
+
+def _cache(header: Header, fingerprint: str, options: EngineOptions) -> RepackCache | None:
+    if not options.repack_cache:
+        return None
+    return RepackCache(folder(), key_of(header, fingerprint), options.repack_cache_mb << 20)
 
 
 def _notes(device: Device, is_unified: bool) -> tuple[str, ...]:

@@ -5,58 +5,81 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from uma_core.engine.graph.arranged import EMBEDDING, Arranged, arrangeable, bytes_with
 from uma_core.engine.graph.device import Device
+from uma_core.engine.graph.repack import repack
+from uma_core.engine.graph.repack_cache import RepackCache
 from uma_core.engine.graph.weights import Weights
-from uma_core.engine.header import Header
+from uma_core.engine.header import Header, TensorPlace
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
 READ_BYTES = 64 << 20  # between two reports of progress
+MAPPED, READ, REPACKED, KEPT = "mapped", "read", "repacked", "repack cache"  # where weights come from
 LOAD_MODES = {"auto": True, "mmap": True, "none": False}  # whether the file is mapped
 
 Progress = Callable[[float], bool]
 
 
+class Modes(NamedTuple):
+    """How weights get into memory."""
+
+    is_mapped: bool  # else the file is read
+    n_arranging: int = 0  # threads that lay out copies for the products; 0: there are none
+    cache: RepackCache | None = None  # where copies are kept between two starts
+
+
 class Mapped(Weights):
-    """Owns the memory and a backend buffer over it."""
+    """Owns the memory and a backend buffer over it. `source` tells where it came from, in few words for `status`."""
 
-    def __init__(self, header: Header, device: Device, modes: tuple[bool, int], progress: Progress | None) -> None:
-        """`modes`: whether the file is mapped; how many threads lay out copies for the products, 0: there are none.
-
-        Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
-        """
-        is_mapped, n_arranging = modes
+    def __init__(self, header: Header, device: Device, modes: Modes, progress: Progress | None) -> None:
+        """Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY."""
         super().__init__(header)
-        sizes = arrangeable(header) if n_arranging else {}
+        sizes = arrangeable(header) if modes.n_arranging else {}
         self.n_bytes = bytes_with(header, sizes)
+        self.source = MAPPED if modes.is_mapped else READ
         self._files: list[_File] = []
         self._arranged: Arranged | None = None
+        self._path = header.path
         check_whole(header)
         try:
             for i in range(len(header.paths)):
-                self._files.append(_File(header, i, device, is_mapped, None if sizes else progress))
+                self._files.append(_File(header, i, device, modes.is_mapped, None if sizes else progress))
+                self._files[i].will_need(_unarranged(header, i, sizes))
             if sizes:
-                self._arrange(header, list(sizes), n_arranging, progress)
+                self._arranged = Arranged(header, list(sizes))
+                self._arrange(header, modes, progress)
         except BaseException:
             self.close()
             raise
 
-    def _arrange(self, header: Header, names: list[str], n_threads: int, progress: Progress | None) -> None:
-        self._arranged = Arranged(header, names)
-        total, n_done = sum(header.tensors[name].n_bytes for name in names), 0
+    def _arrange(self, header: Header, modes: Modes, progress: Progress | None) -> None:
+        """Fill the copies: from the file that an earlier start kept, else from the model's, which is then kept."""
+        assert self._arranged is not None
+        cache, n_threads = modes.cache, modes.n_arranging
+        n_kept = len(self._arranged.view())
+        if cache is not None and cache.read(self._arranged, n_threads, self._counted(n_kept, progress)):
+            self.source = KEPT
+            return
+        n_bytes = sum(header.tensors[name].n_bytes for name in self._arranged.tensors)
+        done = self._counted(n_bytes + (n_kept if cache is not None else 0), progress)
+        repack(header, self._arranged, n_threads, done)
+        self.source = REPACKED
+        if cache is not None:
+            cache.write(self._arranged, n_threads, done)
 
-        def done(name: str) -> None:
+    def _counted(self, total: int, progress: Progress | None) -> Callable[[int], None]:
+        """Reports the share of `total` that the bytes so far are."""
+        n_done = 0
+
+        def done(n_bytes: int) -> None:
             nonlocal n_done
-            place = header.tensors[name]
-            n_done += place.n_bytes
-            if name != EMBEDDING:
-                self._files[place.file].forget(place.offset, place.n_bytes)
-            report(header.path, progress, n_done / total)
+            n_done += n_bytes
+            report(self._path, progress, n_done / total)
 
-        self._arranged.fill(n_threads, done)
+        return done
 
     def _laid_out(self, name: str, matrix: Any) -> Any:
         return self._arranged.tensors.get(name, matrix) if self._arranged else matrix
@@ -78,6 +101,7 @@ class _File:
         places = [place for place in header.tensors.values() if place.file == number]
         size = os.path.getsize(path)
         self._buffer = None
+        self._is_mapped = is_mapped
         self._memory = _memory_of(path, size, is_mapped, _share_of(progress, number, len(header.paths)))
         self._base = ffi.from_buffer(self._memory)
         if not places:  # the first of several files may hold the metadata alone
@@ -89,17 +113,25 @@ class _File:
                 self._buffer, header.tensor(place.name), ffi.cast("char *", self._base) + place.offset
             )
 
-    def forget(self, offset: int, n_bytes: int) -> None:
-        """Give the whole pages of a mapped range back; whoever reads them again gets them from the file."""
-        begin, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if hasattr(mmap, "MADV_DONTNEED") and begin < end:
-            self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+    def will_need(self, places: list[TensorPlace]) -> None:
+        """Have what a mapped file's tensors are read ahead."""
+        if not self._is_mapped or not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        for place in places:
+            begin = place.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._memory.madvise(mmap.MADV_WILLNEED, begin, place.offset + place.n_bytes - begin)
 
     def close(self) -> None:
         if self._buffer:
             lib.ggml_backend_buffer_free(self._buffer)
         ffi.release(self._base)
         self._memory.close()
+
+
+def _unarranged(header: Header, file: int, sizes: dict[str, int]) -> list[TensorPlace]:
+    """Tensors of a file that are read where it has them; a tied embedding's rows are looked up there."""
+    places = (place for place in header.tensors.values() if place.file == file)
+    return [place for place in places if place.name not in sizes or place.name == EMBEDDING]
 
 
 def check_whole(header: Header) -> None:
@@ -122,8 +154,6 @@ def _memory_of(path: str, size: int, is_mapped: bool, progress: Progress | None)
     with open(path, "rb") as file:
         if is_mapped:
             memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-            if hasattr(mmap, "MADV_WILLNEED"):
-                memory.madvise(mmap.MADV_WILLNEED)
             report(path, progress, 1.0)
             return memory
         memory = mmap.mmap(-1, size)

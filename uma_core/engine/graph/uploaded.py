@@ -17,6 +17,8 @@ from uma_core.errors import ErrorCode, UmaError
 class Uploaded(Weights):
     """Owns the device's buffers. Matrices with the same input are joined, as far as their types allow."""
 
+    source = "copied"
+
     def __init__(self, header: Header, device: Device, progress: Progress | None, is_dry: bool) -> None:
         """`is_dry`: nothing is read, for graphs that are only laid out. Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY."""
         super().__init__(header)

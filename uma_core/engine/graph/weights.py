@@ -14,6 +14,7 @@ class Weights:
     """`used` are the names that were asked for. `close` only after every graph that reads them is gone."""
 
     n_bytes: int  # in memory
+    source: str  # how they got there: for `status`
 
     def __init__(self, header: Header) -> None:
         self.used: set[str] = set()

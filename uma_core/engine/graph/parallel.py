@@ -1,0 +1,65 @@
+"""Threads that load weights: they read and lay out pieces of files side by side, and yield to streams that are served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+NICE = 19  # a reload must not take a core from the streams; where nobody streams, it gets all of them
+N_PENDING = 8  # pieces per thread that are asked of the disk before they are read: 32 MiB of 2 MiB each for two threads keep a fast disk busy
+
+
+def in_parallel(
+    work: Callable[[Item], Result], items: Iterable[Item], n_threads: int, done: Callable[[Result], None]
+) -> None:
+    """Call `work` with each item on `n_threads` threads, and `done` with each result on this one, in order.
+
+    `items` is drawn from a little ahead of the work. The first exception, from any of them, ends it; what was begun is waited for.
+    """
+    pool = ThreadPoolExecutor(n_threads, "loader", _yield_to_streams)
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) >= N_PENDING * n_threads:
+                done(pending.popleft().result())
+        while pending:
+            done(pending.popleft().result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _yield_to_streams() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux has priorities per thread
+        if os.uname().sysname == "Linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+def will_need(fd: int, offset: int, n_bytes: int) -> None:
+    """Have the system read a part of a file ahead, where it can be asked to. The system's own read-ahead is too short for a fast disk."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def read_into(fd: int, view: memoryview, offset: int) -> bool:
+    """Fill `view` from a file. False: the file ends before. Releases the GIL. Raises: OSError."""
+    while len(view):
+        if hasattr(os, "preadv"):
+            n = os.preadv(fd, [view], offset)
+        else:
+            data = os.pread(fd, len(view), offset)
+            n = len(data)
+            view[:n] = data
+        if not n:
+            return False
+        view, offset = view[n:], offset + n
+    return True
