@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,6 +71,20 @@ def is_promised(serve_model) -> bool:
     """Of this processor's kernels; those for NEON leave single rows to ggml."""
     daemon = serve_model(*GRAPH)
     return daemon.status()["engine"]["deterministic"]
+
+
+def test_repacked_weights_are_kept_for_the_next_start(serve_model, folder):
+    """By two daemons at once, which do not disturb each other, and later ones."""
+    if serve_model(*GRAPH).status()["engine"]["weights_from"] != "repacked":
+        pytest.skip("this processor's kernels arrange nothing")
+    kept = (*GRAPH, "--repack-cache")
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda i: serve_model(*kept, path=str(folder / f"{i}.sock")), range(2)))
+    texts = {text_of(daemon.generate("The shell is", max_tokens=8)) for daemon in both}
+    later = serve_model(*kept, path=str(folder / "later.sock"))
+    assert later.status()["engine"]["weights_from"] == "repack cache"
+    later.logs("read repacked weights")
+    assert texts == {text_of(later.generate("The shell is", max_tokens=8))}
 
 
 def test_pages_that_are_short_show_in_the_metric_and_fail_the_bench(serve_model, folder):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import re
 from pathlib import Path
 
 import gguf
@@ -67,9 +69,14 @@ class Kernels(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = ctypes.CDLL(str(build.kernel_library(Path(tmp_path_factory.mktemp("kernels")) / "libkernels.so")))
-    library.uma_kernels.restype = ctypes.POINTER(Kernels)
+    library.uma_kernels.restype = library.uma_kernels_named.restype = ctypes.POINTER(Kernels)
+    return library
+
+
+@pytest.fixture(scope="module")
+def table(library: ctypes.CDLL) -> Table:
     return library.uma_kernels().contents.mm.contents
 
 
@@ -147,3 +154,32 @@ def test_products_agree_with_the_gguf_packages_reading_of_the_format(table, name
     for is_arranged in [False] * (name in PLAIN) + [True] * can_arrange:
         error = np.abs(product(table, name, weights, x, is_arranged) - acts @ exact_weights.T)
         assert (error <= 1e-6 * (np.abs(acts) @ np.abs(exact_weights).T) + 1e-30).all()
+
+
+# instruction set -> what `arrange` makes of the weights below, in this version of the layout. (NEON's tables arrange nothing in the daemon.)
+VERSION = 1
+ARRANGED = {
+    "avx512vnni": "64bbd44e68e29fd1",
+    "avx512": "0e70a103c96c7a5d",
+    "avxvnni": "15587dc339c2eb62",
+    "avx2": "e1edfbdb3592273b",
+    "portable": "e1edfbdb3592273b",
+}
+
+
+@pytest.mark.parametrize("isa", ARRANGED)
+def test_another_layout_has_another_version(library: ctypes.CDLL, isa: str) -> None:
+    """Files of arranged weights outlive the daemon that kept them: a new layout under an old version would be read as the old one."""
+    kernels = library.uma_kernels_named(isa.encode())
+    if not kernels:
+        return
+    table, rng, digest = kernels.contents.mm.contents, np.random.default_rng(1), hashlib.sha256()
+    for name, (code, _, block, _) in TYPES.items():
+        n_bytes = table.arranged_bytes(code, 70, 2 * block)
+        if n_bytes:
+            weights, out = random_weights(rng, name, 70, 2), aligned(n_bytes)
+            table.arrange(code, 70, 2 * block, weights.ctypes.data, weights.strides[0], out.ctypes.data)
+            digest.update(out.tobytes())
+    header = (build.ROOT / "native" / "kernels" / "kernels.h").read_text()
+    assert re.search(r"UMA_ARRANGED_VERSION = (\d+)", header)[1] == str(VERSION)  # type: ignore[index]
+    assert digest.hexdigest()[:16] == ARRANGED[isa], "raise UMA_ARRANGED_VERSION, here and in kernels.h"

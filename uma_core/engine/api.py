@@ -161,7 +161,9 @@ class EngineInfo:
     kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
     is_deterministic: bool = False  # a row's logits have the same bits whatever else its calls compute
     adapters: tuple[Adapter, ...] = ()
-    weights_from: str = ""  # the graph engine's: "mapped", "read", "repacked", "repack cache" or "copied"; "": llama.cpp loads them
+    weights_from: str = (
+        ""  # the graph engine's: "mapped", "read", "repacked", "repack cache" or "copied"; "": llama.cpp loads them
+    )
     notes: tuple[str, ...] = ()  # why something is off, for `status`
 
     @property

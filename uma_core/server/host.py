@@ -48,6 +48,7 @@ PUBLISH_NS = (
 CLOSE_POLL_S = 0.01
 UNLOAD_TIMEOUT_S = 60.0
 LOADING = "the model is loading"
+TELL_EVERY_NS = 5_000_000_000  # a line in the log, of how far a load is
 
 Done = Callable[[UmaError | None], None]
 
@@ -104,6 +105,7 @@ class Host:
         self.admittance = Admittance(limits_of(config), clock)
         self._recorders: tuple[Sink, ...] = ()
         self._is_given_up = False
+        self._t_told_ns = 0  # when the log last heard how far a load is
         self._loop = loop
         self._compute = compute
         self._registry = registry
@@ -159,6 +161,7 @@ class Host:
         assert not self.is_loading
         self.is_loading = True
         self.progress, self.doing = 0.0, LOADING
+        self._t_told_ns = self._clock.now_ns()
 
         def end(function: Callable[[Any], None], argument: Any) -> None:
             self.is_loading = False
@@ -258,6 +261,10 @@ class Host:
 
     def _on_progress(self, share: float) -> bool:
         self.progress = share
+        now = self._clock.now_ns()
+        if now - self._t_told_ns >= TELL_EVERY_NS:
+            self._t_told_ns = now
+            log.info("%s: %.0f %%", self.doing, 100 * share)
         return not self._is_given_up
 
     def _wait_closed(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,6 +18,9 @@ from uma_core.engine.header import Header, TensorPlace
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
+log = logging.getLogger(__name__)
+
+MIB = 1 << 20
 READ_BYTES = 64 << 20  # between two reports of progress
 MAPPED, READ, REPACKED, KEPT = "mapped", "read", "repacked", "repack cache"  # where weights come from
 LOAD_MODES = {"auto": True, "mmap": True, "none": False}  # whether the file is mapped
@@ -59,16 +64,20 @@ class Mapped(Weights):
         """Fill the copies: from the file that an earlier start kept, else from the model's, which is then kept."""
         assert self._arranged is not None
         cache, n_threads = modes.cache, modes.n_arranging
-        n_kept = len(self._arranged.view())
+        n_kept, begin = len(self._arranged.view()), time.monotonic()
         if cache is not None and cache.read(self._arranged, n_threads, self._counted(n_kept, progress)):
             self.source = KEPT
+            _log_speed("read repacked weights", n_kept, begin)
             return
         n_bytes = sum(header.tensors[name].n_bytes for name in self._arranged.tensors)
         done = self._counted(n_bytes + (n_kept if cache is not None else 0), progress)
         repack(header, self._arranged, n_threads, done)
         self.source = REPACKED
+        _log_speed("read and repacked weights", n_bytes, begin)
         if cache is not None:
-            cache.write(self._arranged, n_threads, done)
+            begin = time.monotonic()
+            if cache.write(self._arranged, n_threads, done):
+                _log_speed(f"kept the repacked weights in {cache.path}", n_kept, begin)
 
     def _counted(self, total: int, progress: Progress | None) -> Callable[[int], None]:
         """Reports the share of `total` that the bytes so far are."""
@@ -167,6 +176,11 @@ def _memory_of(path: str, size: int, is_mapped: bool, progress: Progress | None)
             report(path, progress, at / size)
         view.release()
         return memory
+
+
+def _log_speed(what: str, n_bytes: int, begin: float) -> None:
+    seconds = max(1e-9, time.monotonic() - begin)
+    log.info("%s: %.0f MiB in %.1f s, %.0f MiB/s", what, n_bytes / MIB, seconds, n_bytes / MIB / seconds)
 
 
 def report(path: str, progress: Progress | None, share: float) -> None:

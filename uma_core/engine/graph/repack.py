@@ -90,9 +90,7 @@ class _Files:
         try:
             is_whole = read_into(self._fds[piece.place.file], view, piece.place.offset + piece.offset)
         except OSError as error:
-            raise UmaError(
-                ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=self._header.path
-            ) from error
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=self._header.path) from error
         if not is_whole:
             raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: the file got shorter", path=self._header.path)
         return view

@@ -140,7 +140,9 @@ class RepackCache:
         if len(head) + len(view) > self.most_bytes:
             _warn(f"the repacked weights take {len(view) >> 20} MiB, more than engine.repack_cache_mb: not kept")
             return False
-        temporary = self.folder / f"{self.key.file_name.removesuffix(SUFFIX)}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
+        temporary = (
+            self.folder / f"{self.key.file_name.removesuffix(SUFFIX)}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
+        )
         try:
             if self._is_taken():
                 return False
