@@ -335,6 +335,28 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
 @main.command()
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
+@click.option("--type", "kinds", multiple=True, help="Only these types of weights. Repeatable.")
+@click.option("--tokens", "n_tokens", default=3_000, show_default=True, help="Of the text, most.")
+@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_tokens: int, threads: int) -> None:
+    """Tell how far predictions with quantised weights are from exact ones of the same weights, beside ggml's kernels, over the TEXT files."""
+    from perf.fidelity import TYPES, fidelities  # loads the engine
+
+    words = "\n".join(path.read_text(encoding="utf-8") for path in text)
+    click.echo("| type | tokens | mean KL, ggml | mean KL, ours | ours / ggml | perplexity, exact | ggml | ours |")
+    click.echo("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for f in fidelities(model, words, kinds or TYPES, n_tokens, threads):
+        base = f.perplexity_exact
+        against = [f"{100 * (value / base - 1):+.3f} %" for value in (f.perplexity_ggml, f.perplexity_ours)]
+        ratio = f"{f.ratio:.3f} ± {f.error:.3f}"
+        click.echo(
+            f"| {f.kind} | {f.n_tokens} | {f.kl_ggml:.3e} | {f.kl_ours:.3e} | {ratio} | {base:.4f} | {against[0]} | {against[1]} |"
+        )
+
+
+@main.command()
+@click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
+@click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 @click.option("--prompts", "n_prompts", default=200, show_default=True, help="Pieces of the text, of 5 to 400 tokens.")
 @click.option("--tokens", "n_new", default=32, show_default=True, help="That each prompt is continued by.")
 @click.option("--threads", default=2, show_default=True, help="Compute threads.")
