@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from perf.criteria import (
     ON_CPU,
     ON_GPU,
     ON_HTTP,
+    RATES,
     TICK_CRITERIA,
     Criterion,
     clean_rows,
     for_engine,
     judge_all,
     labels_for,
+    of_weights,
 )
 from perf.gguf_file import ensure
 from perf.harness import Harness, Job, Plan
@@ -298,6 +301,59 @@ def cluster(repeats: int) -> None:
     found = [(rate(1), rate(2)) for _ in range(repeats)]
     for one, two in found:
         click.echo(f"one daemon {one:7.1f} tokens/s, two {two:7.1f}: {two / one:.2f}x")
+
+
+@main.command()
+@click.argument("shapes", nargs=-1, metavar="[SHAPE...]")
+@click.option("--threads", default=2, show_default=True, help="Compute threads of every server.")
+@click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
+@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Of our daemon.")
+@click.option("--out", type=_FOLDER, default=_OUT / "quants", show_default=True, help="Folder for results, one each.")
+def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out: Path) -> None:
+    """Measure our daemon beside llama-server for each type of weights: one, four and eight streams, and prompts (about 3 minutes a SHAPE)."""
+    unknown = [name for name in shapes if name not in RATES]
+    if unknown:
+        raise click.BadParameter(f"no bound for {', '.join(unknown)}; known are {', '.join(RATES)}")
+    ours = OURS if engine == "auto" else f"{OURS}:engine={engine}"
+    for shape in shapes or RATES:
+        plan = Plan((Job("rates", (ours, PEER), repeats),), shape, threads, out / shape)
+        criteria = tuple(replace(c, ours=ours) for c in of_weights(shape))
+        _execute(plan, criteria, 1, {} if engine == "auto" else {"engine": engine})
+
+
+@main.command()
+@click.argument("models", nargs=-1, metavar="[SHAPE|PATH...]")
+@click.option("--threads", default=2, show_default=True, help="Compute threads, and threads of the plain read.")
+@click.option("--rounds", default=15, show_default=True, help="Steps and reads, in turn.")
+def bandwidth(models: tuple[str, ...], threads: int, rounds: int) -> None:
+    """Tell what share of the memory's speed one stream's steps reach (UMA_ISA chooses other kernels); default: 1B Q8_0 and Q4_K_M."""
+    from perf.bandwidth import measure  # loads the engine
+
+    click.echo("| model | kernels | weights, GB | a step reads, GB/s | a plain read, GB/s | share |")
+    click.echo("| --- | --- | --- | --- | --- | --- |")
+    for model in models or ("1b-q8_0", "1b-q4_k_m"):
+        try:
+            found = measure(model, threads, rounds)
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
+        columns = (f"{s.median:.3g} ({s.low:.3g} to {s.high:.3g})" for s in (found.step, found.read, found.share))
+        click.echo(f"| {Path(model).stem} | {found.isa} | {found.n_bytes / 1e9:.3f} | {' | '.join(columns)} |")
+
+
+@main.command(name="threads")
+@click.option("--model", default="1b-q4_k_m", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
+@click.option(
+    "--counts", default="1,2,4,8,16,32", show_default=True, help="Of threads; beyond the processors: left out."
+)
+@click.option("--rounds", default=9, show_default=True, help="Calls of each engine per case; the median is shown.")
+def threads_(model: str, counts: str, rounds: int) -> None:
+    """Tell how decode steps and prompts scale with threads, beside llama.cpp's."""
+    from perf.threads import measure, table  # loads the engine
+    from uma_core.config import EngineOptions
+    from uma_core.engine.llama_params import n_threads_of
+
+    chosen = tuple(n for n in map(int, counts.split(",")) if n <= n_threads_of(EngineOptions()))
+    click.echo(table(list(measure(model, chosen, rounds))))
 
 
 @main.command()

@@ -145,6 +145,30 @@ ON_HTTP: tuple[Criterion, ...] = (  # through the gateway: the rows of the socke
     Criterion("solo", "inter-token p50, through HTTP", "itl_p50_ms", 1.03, Against.SOCKET, ours=HTTP),
 )
 
+
+def of_weights(shape: str) -> tuple[Criterion, ...]:
+    """What the `rates` scenario has to reach with a shape's type of weights: one stream, four and eight, prompts."""
+    limits = RATES.get(shape)
+    if limits is None:
+        return ()
+    one, several, prompts = limits
+    return (
+        Criterion("rates", "one stream, inter-token p50", "one_itl_p50_ms", one, Against.PEER),
+        Criterion("rates", "four streams, tokens/s", "four_steady_tok_s", several, Against.PEER, is_floor=True),
+        Criterion("rates", "eight streams, tokens/s", "eight_steady_tok_s", several, Against.PEER, is_floor=True),
+        Criterion("rates", "prompt, tokens/s", "prompt_tok_s", prompts, Against.PEER, is_floor=True),
+    )
+
+
+# shape -> most of llama-server's time between tokens, least of its rates with 4 and 8 streams, least of its prompt speed
+RATES: dict[str, tuple[float, float, float]] = {
+    "1b-q4_k_m": (0.70, 3.0, 2.0),
+    **dict.fromkeys(("1b-q6_k", "1b-q5_k_m", "1b-iq4_xs", "1b-q4_0"), (0.75, 2.5, 1.7)),
+    **dict.fromkeys(("1b-moe64-q8_0", "1b-moe64-q4_k_m", "1b-moe64-mxfp4"), (0.85, 1.8, 2.0)),
+    "0.5b-q8_0": (0.59, 4.4, 1.0),  # as it was measured before
+    "1b-q8_0": (0.85, 3.0, 1.0),
+}
+
 GATEWAY_CRITERIA: tuple[Criterion, ...] = (  # its own cost, on an engine that costs nothing
     *(
         Criterion("gateway", f"its CPU time for a token, {n} at once, µs", f"x{n}_token_us", 60.0, ours=HTTP)

@@ -6,11 +6,12 @@ import math
 
 import pytest
 
-from perf.criteria import ON_CPU, ON_GPU, Against, for_engine, labels_for, on_gpu
+from perf.criteria import ON_CPU, ON_GPU, RATES, Against, for_engine, labels_for, of_weights, on_gpu
 from perf.load import Ask, Phase, Sizing, prompt, scaled
 from perf.peers import PEER_VARIANTS
 from perf.scenarios import SCENARIOS
 from perf.scenarios.base import Scenario
+from perf.shapes import SHAPES
 from perf.stats import PhaseLog, StreamLog
 
 EVERY = list(SCENARIOS.values())
@@ -158,3 +159,21 @@ def test_schemas_as_documented_and_what_it_measures() -> None:
     figures = scenario.measure(logs)
     assert figures["alone_speed_x"] == pytest.approx(0.5) and figures["streams_speed_x"] == pytest.approx(10 / 11)
     assert figures["p95_x"] == pytest.approx(1.1)
+
+
+def test_rates_measure_a_prompt_one_stream_and_several() -> None:
+    scenario = SCENARIOS["rates"]
+    by_name = {phase.name: phase for phase in scenario.phases(Sizing())}
+    assert {name: len(phase.asks) for name, phase in by_name.items()} == {"prompt": 1, "one": 1, "four": 4, "eight": 8}
+    figures = scenario.measure({name: played(phase, 10) for name, phase in by_name.items()})
+    assert figures["one_itl_p50_ms"] == pytest.approx(10)
+    assert figures["four_steady_tok_s"] == pytest.approx(400, rel=0.05)
+    assert figures["eight_steady_tok_s"] == pytest.approx(800, rel=0.05)
+    assert figures["failed_n"] == 0
+
+
+def test_every_shape_with_bounds_exists() -> None:
+    assert set(RATES) <= set(SHAPES)
+    assert {c.figure for c in of_weights("1b-q4_k_m")} <= set(
+        SCENARIOS["rates"].measure({phase.name: played(phase, 10) for phase in SCENARIOS["rates"].phases(Sizing())})
+    )

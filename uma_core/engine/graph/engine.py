@@ -178,6 +178,10 @@ class GraphEngine:
             notes=loaded.notes,
         )
 
+    def repacked_memory(self) -> memoryview | None:
+        """The memory that products read, where weights are repacked, until `close`."""
+        return self._loaded.weights.repacked() if self._loaded is not None else None
+
     # text
 
     @property

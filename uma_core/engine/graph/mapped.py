@@ -93,6 +93,9 @@ class Mapped(Weights):
     def _laid_out(self, name: str, matrix: Any) -> Any:
         return self._arranged.tensors.get(name, matrix) if self._arranged else matrix
 
+    def repacked(self) -> memoryview | None:
+        return self._arranged.view() if self._arranged else None
+
     def close(self) -> None:
         if self._arranged:
             self._arranged.close()

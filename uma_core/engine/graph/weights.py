@@ -50,6 +50,10 @@ class Weights:
         """The copy that products read instead, where there is one."""
         return matrix
 
+    def repacked(self) -> memoryview | None:
+        """The memory of the copies that products read, where there are some."""
+        return None
+
     def part(self, name: str) -> Part | None:
         """Of which whole the matrix of that name, without its suffix, is a part."""
         return None

@@ -1,0 +1,81 @@
+"""How much of the memory's speed a decode step reaches: bytes of the weights over its time, beside a plain read of the same memory.
+
+The read is of the very pages that the products read, by as many threads, in the same minute; steps and reads take turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from perf.gguf_file import ensure
+from perf.stats import Spread, spread
+from uma_core.config import EngineOptions
+from uma_core.engine.api import Batch
+from uma_core.engine.graph.engine import GraphEngine
+
+PIECE_BYTES = 16 << 20  # of a thread's turn in the plain read: none waits long for the last one
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """In GB/s."""
+
+    step: Spread
+    read: Spread
+    share: Spread  # of each step in the read beside it
+    n_bytes: int
+    isa: str
+
+
+def measure(model: str, threads: int, rounds: int) -> Reached:
+    """Of one stream at the begin of its context. Blocks: a load, then some hundreds of ms a round. Raises: ValueError where nothing is repacked."""
+    path = Path(model) if model.endswith(".gguf") else ensure(model)
+    engine = GraphEngine(str(path), EngineOptions(engine="graph", threads=threads, n_seq=1, n_ctx=512, prefill_lanes=0))
+    try:
+        memory = engine.repacked_memory()
+        if memory is None:
+            raise ValueError("this processor's kernels repack nothing: the products read the file's pages")
+        batch = Batch(engine.info.n_batch)
+        with ThreadPoolExecutor(threads) as pool:
+            turns = list(_turns(engine, batch, memory, pool, rounds))
+    finally:
+        engine.close()
+    steps, reads = ([len(memory) / ns for ns in column] for column in zip(*turns, strict=True))
+    shares = [step / read for step, read in zip(steps, reads, strict=True)]
+    return Reached(spread(steps), spread(reads), spread(shares), len(memory), engine.info.kernels)
+
+
+def _turns(
+    engine: GraphEngine, batch: Batch, memory: memoryview, pool: ThreadPoolExecutor, rounds: int
+) -> Iterator[tuple[int, int]]:
+    """(ns of a step, ns of a read); the first of each, which warms up, is left out. Of three calls in a row the median counts."""
+    words = np.frombuffer(memory, np.uint64, len(memory) // 8)
+    for i in range(rounds + 1):
+        pair = (
+            sorted(_step(engine, batch) for _ in range(3))[1],
+            sorted(_read(words, pool) for _ in range(3))[1],
+        )
+        if i:
+            yield pair
+
+
+def _step(engine: GraphEngine, batch: Batch) -> int:
+    batch.clear()
+    batch.add(1, 0, 0, True)
+    ns = engine.decode(batch, [None]).call_ns
+    engine.kv_truncate(0, 0)
+    return ns
+
+
+def _read(words: np.ndarray, pool: ThreadPoolExecutor) -> int:
+    step = PIECE_BYTES // 8
+    begin = time.perf_counter_ns()
+    for _ in pool.map(lambda at: int(words[at : at + step].max()), range(0, len(words), step)):
+        pass
+    return time.perf_counter_ns() - begin
