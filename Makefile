@@ -49,7 +49,7 @@ audit: $(READY) ## look for known vulnerabilities in what the HTTP gateway needs
 	$(PY) -m tests.audit
 
 conversations: ext ## 1,200 random chats: logits after a cached beginning against those of full reads
-	UMA_CACHE_CONVERSATIONS=200 $(PY) -m pytest -q -s tests/cache_engine/test_real.py
+	UMA_CACHE_CONVERSATIONS=200 $(PY) -m pytest -q -s tests/cache/test_real.py
 
 differential: ext ## build the pinned llama-server, record its replies for the tests, say what the gateway does differently
 	$(PY) -m tests.gateway.differential

@@ -15,7 +15,13 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from uma_core import config, config_schema, errors, metrics, metrics_core, metrics_export, presets  # noqa: E402
+from uma_core import errors  # noqa: E402
+from uma_core.config import options as config  # noqa: E402
+from uma_core.config import presets  # noqa: E402
+from uma_core.config import schema as config_schema  # noqa: E402
+from uma_core.metrics import catalog as metrics  # noqa: E402
+from uma_core.metrics import core as metrics_core  # noqa: E402
+from uma_core.metrics import export as metrics_export  # noqa: E402
 from uma_core.protocol import messages  # noqa: E402
 from uma_gateway import config as gateway_config  # noqa: E402
 
@@ -30,7 +36,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def config_page() -> str:
     """Describe every option, by section."""
-    parts = [HEAD.format(source="uma_core/config.py"), _CONFIG_INTRO]
+    parts = [HEAD.format(source="uma_core/config/options.py"), _CONFIG_INTRO]
     for section in dict.fromkeys(opt.section for opt in config.OPTIONS):
         options = [opt for opt in config.OPTIONS if opt.section == section]
         purpose = vars(type(getattr(config.Config(), section)))["__doc__"]
@@ -56,7 +62,7 @@ def _preset(name: str) -> str:
 
 def metrics_page() -> str:
     """Describe every metric, by its two names."""
-    parts = [HEAD.format(source="uma_core/metrics.py and uma_core/metrics_export.py"), _METRICS_INTRO]
+    parts = [HEAD.format(source="uma_core/metrics/catalog.py and uma_core/metrics/export.py"), _METRICS_INTRO]
     parts.append(table(("Prometheus", "JSON", "kind", "unit", "labels", "meaning"), map(_metric_row, metrics.METRICS)))
     parts.append("\n## Derived values, in the JSON only\n\n")
     parts.append(

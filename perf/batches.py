@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perf.gguf_file import ensure
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch
-from uma_core.engine.open import estimate_engine, open_engine
+from uma_core.engine.select.open import estimate_engine, open_engine
 
 ROWS = (1, 2, 4, 8, 16)
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)

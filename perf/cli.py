@@ -286,7 +286,7 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...]) -> Non
 def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, rounds: int) -> None:
     """Tell what batch sizes cost MODEL on this machine, and which options follow (docs/TUNING.md)."""
     from perf.batches import advice, measure, table  # loads the engine
-    from uma_core.config import EngineOptions
+    from uma_core.config.options import EngineOptions
 
     found = measure(model, EngineOptions(engine=engine, threads=threads, n_gpu_layers=gpu_layers), depth, rounds)
     click.echo(f"{table(found)}\n\n{advice(found)}")

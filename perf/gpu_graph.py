@@ -23,11 +23,11 @@ from perf.engines import Bench, Case
 from perf.gguf_file import ensure
 from perf.greedy import OURS, compare, noise
 from perf.perplexity import ENGINES, perplexities
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, Engine, PrefillStatus, Transfer
 from uma_core.engine.graph.device import device_of
 from uma_core.engine.lib import lib, text
-from uma_core.engine.open import open_engine
+from uma_core.engine.select.open import open_engine
 from uma_core.errors import UmaError
 from uma_core.models import default_model_path
 

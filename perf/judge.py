@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus
-from uma_core.engine.open import open_engine
+from uma_core.engine.select.open import open_engine
 
 N_CTX = 2048
 CHUNK = 16  # rows with logits per decode call

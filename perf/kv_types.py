@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch
-from uma_core.engine.llama import LlamaEngine
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.models import default_model_path
 
 KV_TYPES = ("f16", "q8_0", "q4_0")

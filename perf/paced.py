@@ -11,10 +11,10 @@ import sys
 
 from uma_core import cli
 from uma_core.clock import MonotonicClock
-from uma_core.config import EngineOptions
-from uma_core.engine import fake_open
-from uma_core.engine.fake import FakeEngine
-from uma_core.engine.fake_cost import INSTANT
+from uma_core.config.options import EngineOptions
+from uma_core.engine.fake import open as fake_open
+from uma_core.engine.fake.cost import INSTANT
+from uma_core.engine.fake.engine import FakeEngine
 
 STEP = "UMA_PERF_STEP_MS"
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from perf.simulator import CALM, EXACT, MS, NOISY, Job, Machine, S, Sim, percentile
-from uma_core.engine.fake import FakeModel
-from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
+from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE, FakeCost
+from uma_core.engine.fake.engine import FakeModel
 from uma_core.types import Lane
 
 BACK = Lane.BACKGROUND

@@ -16,8 +16,8 @@ import numpy as np
 
 from uma_core.clock import ManualClock
 from uma_core.engine.api import Batch, PrefillOutcome, PrefillStatus
-from uma_core.engine.fake import FakeEngine, FakeModel
-from uma_core.engine.fake_cost import FakeCost
+from uma_core.engine.fake.cost import FakeCost
+from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import (
     CHUNK,

@@ -15,12 +15,12 @@ from perf.gguf_file import ensure
 from perf.load import prompt
 from perf.stats import percentile
 from uma_core.clock import MonotonicClock
-from uma_core.config import EngineOptions
-from uma_core.engine.open import open_engine
+from uma_core.config.options import EngineOptions
+from uma_core.engine.select.open import open_engine
+from uma_core.executor.admission import AdmissionControl, Limits
 from uma_core.executor.calibration import calibrate
 from uma_core.executor.executor import Executor, device_view
-from uma_core.executor.intake import Admittance, Limits
-from uma_core.metrics import new_registry
+from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
 from uma_core.session.events import Submit
 from uma_core.types import Lane, Peer, Phase, Request, SamplingParams
@@ -62,7 +62,7 @@ def measure(model: str, threads: int, n_ticks: int = 60) -> Iterator[TickCost]:
         clock = MonotonicClock()
         cost = calibrate(engine, device_view(engine), clock, "auto")
         executor = Executor(
-            engine, Admittance(Limits(max_sessions=n_seq), clock), SchedulerConfig(), cost, new_registry(), clock
+            engine, AdmissionControl(Limits(max_sessions=n_seq), clock), SchedulerConfig(), cost, new_registry(), clock
         )
         for kind, params in (("greedy", SamplingParams()), ("sampled", SAMPLED)):
             for count in TICK_COUNTS:

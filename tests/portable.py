@@ -25,10 +25,10 @@ PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import numpy as np
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine import lib
 from uma_core.engine.api import Batch
-from uma_core.engine.open import open_engine
+from uma_core.engine.select.open import open_engine
 for name in ("llama", "graph"):
     engine = open_engine(EngineOptions(engine=name, n_ctx=512, n_seq=1, threads=1, calibrate="off"), sys.argv[2])
     prompt, batch, text = engine.tokenize("The shell is a program that", True, False), Batch(512), b""

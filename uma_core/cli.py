@@ -14,9 +14,9 @@ import sys
 import click
 
 from uma_core import __version__
-from uma_core.config import OPTIONS, Config
-from uma_core.config_flags import FlagsCommand, OptionFlag, given_flags, print_values
-from uma_core.config_load import SCHEMA, Inputs, Sources, load
+from uma_core.config.flags import FlagsCommand, OptionFlag, given_flags, print_values
+from uma_core.config.load import SCHEMA, Inputs, Sources, load
+from uma_core.config.options import OPTIONS, Config
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.log import Output
 from uma_core.machine import limit_room, stack_bytes
@@ -114,7 +114,7 @@ def _run(config: Config, sources: Sources) -> int:
         for warning in sources.warnings:
             logging.getLogger(__name__).warning(warning)
         # imported here: it loads the compiled bindings, which checking a configuration must not need
-        return int(importlib.import_module("uma_core.server.daemon").run(config, sources))
+        return int(importlib.import_module("uma_core.server.lifecycle.daemon").run(config, sources))
     finally:
         output.close()
 

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from uma_core._version import __version__
-from uma_core.config_flags import FlagsCommand, OptionFlag, given_flags, print_values
-from uma_core.config_merge import Inputs, merge
+from uma_core.config.flags import FlagsCommand, OptionFlag, given_flags, print_values
+from uma_core.config.merge import Inputs, merge
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.log import Output
 from uma_gateway.config import CONFIG_VARIABLE, OPTIONS, PREFIX, SCHEMA, Config

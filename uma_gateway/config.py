@@ -7,8 +7,8 @@ import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from uma_core.config_merge import Schema
-from uma_core.config_schema import Option, option, options_of
+from uma_core.config.merge import Schema
+from uma_core.config.schema import Option, option, options_of
 
 PREFIX = "UMA_GATEWAY_"
 _HOUR_S = 3600.0

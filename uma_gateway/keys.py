@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uma_core.config_merge import read_yaml_list
+from uma_core.config.merge import read_yaml_list
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.errors import GatewayError, Kind
 

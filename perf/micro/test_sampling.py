@@ -9,9 +9,9 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from perf.gguf_file import ensure
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama import LlamaEngine
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.types import SamplingParams
 
 N_VOCAB = 151_936

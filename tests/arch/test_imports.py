@@ -31,32 +31,32 @@ ALLOWED = {
     "uma_core.suggest": set(),
     "uma_core.peer": {"uma_core.types"},
     "uma_core.endpoint": {"uma_core.peer"},
-    "uma_core.presets": set(),
-    "uma_core.config_schema": {"uma_core.suggest"},
-    "uma_core.config": {
-        "uma_core.presets",
-        "uma_core.config_schema",
+    "uma_core.config.presets": set(),
+    "uma_core.config.schema": {"uma_core.suggest"},
+    "uma_core.config.options": {
+        "uma_core.config.presets",
+        "uma_core.config.schema",
         "uma_core.policy.config",
         "uma_core.protocol.framing",
         "uma_core.suggest",
         "uma_core.types",
     },
-    "uma_core.config_merge": {"uma_core.config_schema", "uma_core.errors", "uma_core.suggest"},
-    "uma_core.config_flags": {"uma_core.config_merge", "uma_core.config_schema"},
-    "uma_core.config_load": {"uma_core.presets", "uma_core.config", "uma_core.config_merge"},
+    "uma_core.config.merge": {"uma_core.config.schema", "uma_core.errors", "uma_core.suggest"},
+    "uma_core.config.flags": {"uma_core.config.merge", "uma_core.config.schema"},
+    "uma_core.config.load": {"uma_core.config.presets", "uma_core.config.options", "uma_core.config.merge"},
     "uma_core.cli": {
         "uma_core",
-        "uma_core.config",
-        "uma_core.config_flags",
-        "uma_core.config_load",
+        "uma_core.config.options",
+        "uma_core.config.flags",
+        "uma_core.config.load",
         "uma_core.errors",
         "uma_core.log",
         "uma_core.machine",
     },
     "uma_core.log": set(),
-    "uma_core.metrics_core": set(),
-    "uma_core.metrics": {"uma_core.metrics_core", "uma_core.errors", "uma_core.types"},
-    "uma_core.metrics_export": {"uma_core", "uma_core.metrics", "uma_core.metrics_core"},
+    "uma_core.metrics.core": set(),
+    "uma_core.metrics.catalog": {"uma_core.metrics.core", "uma_core.errors", "uma_core.types"},
+    "uma_core.metrics.export": {"uma_core", "uma_core.metrics.catalog", "uma_core.metrics.core"},
     "uma_core.trace": {"uma_core.types", "uma_core.errors", "uma_core.policy"},
     "uma_core.trace_file": {"uma_core.trace", "uma_core.policy"},
     "uma_core.models": {"uma_core.errors"},
@@ -77,13 +77,13 @@ ALLOWED = {
         "uma_core.types",
         "uma_core.errors",
         "uma_core.clock",
-        "uma_core.config",
+        "uma_core.config.options",
         "uma_core.machine",
         "uma_core.measured",
         "uma_core.models",
         "uma_core.waking",
     },
-    "uma_core.constraint": {"uma_core.constraint", "uma_core.errors", "uma_core.metrics", "uma_core.types"},
+    "uma_core.constraint": {"uma_core.constraint", "uma_core.errors", "uma_core.metrics.catalog", "uma_core.types"},
     "uma_core.speculation": {
         "uma_core.speculation",
         "uma_core.types",
@@ -98,7 +98,7 @@ ALLOWED = {
         "uma_core.types",
         "uma_core.errors",
         "uma_core.clock",
-        "uma_core.metrics",
+        "uma_core.metrics.catalog",
         "uma_core.session",
         "uma_core.policy.cost",
         "uma_core.engine.api",
@@ -112,7 +112,7 @@ ALLOWED = {
         "uma_core.types",
         "uma_core.errors",
         "uma_core.clock",
-        "uma_core.metrics",
+        "uma_core.metrics.catalog",
         "uma_core.trace",
         "uma_core.session",
         "uma_core.speculation",
@@ -121,14 +121,14 @@ ALLOWED = {
     },
     "uma_core.server": {"uma_core"},  # the composition root lives there; more about it below
     "uma_ctl": {"uma_ctl", *CLIENTS},
-    "uma_gateway.cluster": {"uma_gateway", *CLIENTS, "uma_core.config_merge", "uma_core.machine"},
+    "uma_gateway.cluster": {"uma_gateway", *CLIENTS, "uma_core.config.merge", "uma_core.machine"},
     "uma_gateway": {
         "uma_gateway",
         *CLIENTS,
         *(
-            "uma_core.config_schema",
-            "uma_core.config_merge",
-            "uma_core.config_flags",
+            "uma_core.config.schema",
+            "uma_core.config.merge",
+            "uma_core.config.flags",
             "uma_core.log",
         ),  # how options and lines are written
     },
@@ -156,12 +156,14 @@ STDLIB = {
     "uma_core.types": PURE,
     "uma_core.errors": PURE,
     "uma_core.suggest": {*PURE, "difflib"},
-    "uma_core.config_schema": {*PURE, "json"},
+    "uma_core.config.schema": {*PURE, "json"},
     "uma_gateway.cluster.router": PURE,
 }
 
 # the token ids of large requests, and of inputs that become vectors, are arrays from the start
-ARRAYS = tuple(f"uma_core.server.{name}" for name in ("prompt", "large", "helper", "helper_child", "embedding"))
+ARRAYS = tuple(
+    f"uma_core.server.operations.{name}" for name in ("prompt", "large", "helper", "helper_child", "embedding")
+)
 
 # third-party package -> where it may be imported
 THIRD_PARTY = {
@@ -176,8 +178,8 @@ THIRD_PARTY = {
     ),
     "cffi": ("uma_core.engine.lib", "uma_core.constraint.lib"),
     "llguidance": ("uma_core.constraint.lib",),
-    "click": ("uma_core.cli", "uma_core.config_flags", "uma_ctl", "uma_gateway.cli"),
-    "yaml": ("uma_core.config_merge", "uma_gateway.cluster.settings"),
+    "click": ("uma_core.cli", "uma_core.config.flags", "uma_ctl", "uma_gateway.cli"),
+    "yaml": ("uma_core.config.merge", "uma_gateway.cluster.settings"),
     "ray": tuple(f"uma_gateway.cluster.{name}" for name in ("app", "pinned", "ray_transport", "command")),
     "orjson": ("uma_gateway",),
     "starlette": ("uma_gateway",),
@@ -186,7 +188,7 @@ THIRD_PARTY = {
     "httptools": ("uma_gateway.server",),
     "jinja2": ("uma_core.session", "uma_core.server"),
     "rich": ("uma_ctl",),
-    "typing_extensions": ("uma_core.config_schema",),  # for type checkers only
+    "typing_extensions": ("uma_core.config.schema",),  # for type checkers only
 }
 
 

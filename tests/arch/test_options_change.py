@@ -17,16 +17,16 @@ import pytest
 
 from perf.simulator import Job, Sim
 from tests.policy.build import CPU, MS, NOW, guarded, reading, state_of, talking, waiting
-from uma_core.config import BY_KEY, OPTIONS, Config, EngineOptions, Option
+from uma_core.config.options import BY_KEY, OPTIONS, Config, EngineOptions, Option
 from uma_core.engine.ahead import pays
-from uma_core.engine.fake import FakeModel
-from uma_core.engine.fake_cost import CPU_SHAPE
+from uma_core.engine.fake.cost import CPU_SHAPE
+from uma_core.engine.fake.engine import FakeModel
 from uma_core.engine.lib import ffi
-from uma_core.engine.llama_params import decode_params, encoder_shape, lane_params, model_params, n_threads_of
+from uma_core.engine.llama.params import decode_params, encoder_shape, lane_params, model_params, n_threads_of
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan
-from uma_core.server.host import cache_of, limits_of
+from uma_core.server.lifecycle.host import cache_of, limits_of
 from uma_core.types import Lane
 
 BACK = Lane.BACKGROUND

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from uma_core.config import OPTIONS
+from uma_core.config.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DECLARATIONS = {"config.py", "config_load.py", "config_schema.py"}

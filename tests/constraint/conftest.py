@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
-from uma_core.engine.fake import FakeEngine
-from uma_core.engine.llama_model import LlamaModel
-from uma_core.metrics import new_registry
+from uma_core.engine.fake.engine import FakeEngine
+from uma_core.engine.llama.model import LlamaModel
+from uma_core.metrics.catalog import new_registry
 from uma_core.models import default_model_path
 from uma_core.types import TokenId
 

@@ -7,7 +7,7 @@ from types import TracebackType
 import numpy as np
 
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama_model import LlamaModel
+from uma_core.engine.llama.model import LlamaModel
 
 
 class LlamaGrammar:

@@ -14,9 +14,9 @@ import sys
 import threading
 import numpy as np
 from uma_core.constraint.compiler import Compiler
-from uma_core.engine.fake import FakeEngine
+from uma_core.engine.fake.engine import FakeEngine
 from uma_core.errors import UmaError
-from uma_core.metrics import new_registry
+from uma_core.metrics.catalog import new_registry
 from uma_core.types import Constraint
 
 def run():

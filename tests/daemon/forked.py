@@ -191,10 +191,10 @@ def prompt(n: int, stride: int) -> list[int]:
 
 def fork_on_request() -> None:
     """Fork a daemon for every line on stdin, tell its pid, wait for its end, tell its status. Ends with stdin, and ends what still runs."""
-    import uma_core.engine.compare
     import uma_core.engine.graph.engine
-    import uma_core.engine.llama
-    import uma_core.server.daemon  # noqa: F401 -- what a start would import
+    import uma_core.engine.llama.engine
+    import uma_core.engine.select.compare
+    import uma_core.server.lifecycle.daemon  # noqa: F401 -- what a start would import
 
     tell({"ready": True})
     for line in sys.stdin:

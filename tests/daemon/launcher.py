@@ -19,13 +19,15 @@ from typing import Any
 
 from uma_core import cli
 from uma_core.cache import disk
-from uma_core.engine import fake_open
 from uma_core.engine.api import DecodeOutcome, DecodeStatus, PrefillOutcome, PrefillStatus
-from uma_core.engine.open import open_engine
+from uma_core.engine.fake import open as fake_open
 from uma_core.engine.refusals import refusals
+from uma_core.engine.select.open import open_engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor import calibration, executor
-from uma_core.server import app, host, listener, memory, relief
+from uma_core.server.io import app, listener
+from uma_core.server.lifecycle import host
+from uma_core.server.memory import budget, relief
 from uma_core.types import Peer
 
 
@@ -175,7 +177,7 @@ class NoWatcher:
 def install() -> None:
     relief.watch = NoWatcher  # type: ignore[assignment]
     calibration.CALM_SPREAD = math.inf  # what a test sees does not depend on what else its machine does
-    peer_of, available_bytes, init = app.peer_of, memory.available_bytes, listener.BoundSocket.__init__
+    peer_of, available_bytes, init = app.peer_of, budget.available_bytes, listener.BoundSocket.__init__
     host.open_engine = open_levered
     write = disk._write_all
 
@@ -194,8 +196,8 @@ def install() -> None:
 
     executor.check_plan = check
     app.peer_of = lambda sock: peer_of(sock) if LEVERS.peer is None else Peer(*LEVERS.peer)
-    memory.available_bytes = lambda: (
-        available_bytes() if LEVERS.available_mb is None else int(LEVERS.available_mb * memory.MIB)
+    budget.available_bytes = lambda: (
+        available_bytes() if LEVERS.available_mb is None else int(LEVERS.available_mb * budget.MIB)
     )
 
     def wrap(self: Any, sock: Any, *rest: Any) -> None:

@@ -14,8 +14,8 @@ import pytest
 from tests.adapters import write_adapter
 from tests.daemon.forked import ANSWERED, Nursery, as_arguments, nursery
 from tests.daemon.support import DRAFT, MOE, Event, running
-from uma_core.config import OPTIONS
-from uma_core.config_schema import Option
+from uma_core.config.options import OPTIONS
+from uma_core.config.schema import Option
 
 N_COMBINATIONS = 1200 if os.environ.get("UMA_FUZZ") == "full" else 24
 OF_A_LOAD = [opt for opt in OPTIONS if opt.section == "engine" and opt.reload != "restart" and opt.name != "model"]

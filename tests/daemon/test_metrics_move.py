@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.daemon.support import DRAFT, DaemonProcess, Wire, eventually, text_of
-from uma_core.metrics import METRICS
-from uma_core.metrics_export import PREFIX
+from uma_core.metrics.catalog import METRICS
+from uma_core.metrics.export import PREFIX
 
 PROMPT = "Once upon a time there was a kernel that had many tasks to run, and it ran them one after another. "
 SAMPLE = re.compile(r"(\w+?)(?:_bucket|_sum|_count)?(?:\{.*\})? (\S+)")

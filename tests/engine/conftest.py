@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from uma_core.clock import ManualClock
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Engine
-from uma_core.engine.fake import FakeEngine, FakeModel
+from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.llama import LlamaEngine
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.models import default_model_path
 
 MODELS = Path(__file__).parent.parent / "data" / "models"

@@ -17,9 +17,9 @@ from tests.engine.graph.models import MODELS, write
 from uma_core.engine.api import Batch, DecodeStatus, Engine, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama import LlamaEngine
-from uma_core.engine.llama_decode import view_logits
-from uma_core.engine.llama_model import LlamaModel
+from uma_core.engine.llama.decode import view_logits
+from uma_core.engine.llama.engine import LlamaEngine
+from uma_core.engine.llama.model import LlamaModel
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet
 

@@ -74,8 +74,8 @@ def test_on_a_processor_of_2008() -> None:
     """A build for this machine's processor says that it is none; a portable one serves. (numpy's OpenBLAS does not know what qemu is.)"""
     (qemu,) = need("qemu-x86_64")
     code = (
-        "from uma_core.engine.open import estimate_engine\n"
-        "from uma_core.config import EngineOptions\n"
+        "from uma_core.engine.select.open import estimate_engine\n"
+        "from uma_core.config.options import EngineOptions\n"
         f"estimate_engine(EngineOptions(engine='llama', n_ctx=256), {str(DRAFT)!r})\n"
         "print('served')\n"
     )

@@ -10,7 +10,7 @@ from tests.engine.conftest import DRAFT, OPTIONS
 from tests.engine.drive import read, tokens_of
 from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.llama import LlamaEngine
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.errors import ErrorCode, UmaError
 
 SMALL = replace(OPTIONS, n_ctx=512, n_seq=2, n_batch=64, n_ubatch=64)

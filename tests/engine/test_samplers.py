@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.engine.conftest import DRAFT
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama import LlamaEngine
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.types import SamplingParams
 
 N_STEPS = 40

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama import LlamaEngine
-from uma_core.server.memory import resident_bytes
+from uma_core.engine.llama.engine import LlamaEngine
+from uma_core.server.memory.budget import resident_bytes
 from uma_core.types import SamplingParams
 
 N_VOCAB = 20_011  # not a multiple of any block

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.engine.conftest import DRAFT
 from tests.engine.test_samplers import draw
-from uma_core.config import EngineOptions
-from uma_core.engine.llama import LlamaEngine
+from uma_core.config.options import EngineOptions
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.errors import UmaError
 from uma_core.protocol.fields import Field, Kind, check_fields
 from uma_core.protocol.sampling import SAMPLING_FIELDS, to_params

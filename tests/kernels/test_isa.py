@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import pytest
 
-from uma_core.config import BY_KEY
+from uma_core.config.options import BY_KEY
 from uma_core.engine.lib import ffi, lib, text
 
 ISAS = BY_KEY["engine.isa"].choices
@@ -18,7 +18,7 @@ PROGRAM = """
 import dataclasses, json, sys
 from tests.engine.conftest import DRAFT, OPTIONS
 from tests.engine.drive import generate, read, tokens_of
-from uma_core.engine.open import open_engine
+from uma_core.engine.select.open import open_engine
 engine = open_engine(dataclasses.replace(OPTIONS, engine=sys.argv[1], isa=sys.argv[2]), DRAFT)
 out = generate(engine, 0, read(engine, 0, tokens_of(engine, 60)), 12)
 print(json.dumps({"kernels": engine.info.kernels, "notes": engine.info.notes, "tokens": out}))

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from perf.simulator import calibrate
-from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
+from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE, FakeCost
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import CostModel, Curve
 from uma_core.policy.memory import PolicyMemory, TbtMemory

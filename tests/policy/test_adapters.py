@@ -6,8 +6,8 @@ import pytest
 
 from perf.simulator import MS, Job, Sim, percentile
 from tests.policy.build import GPU, MIX_ROWS, MIXING, prefill_item, reading, sids, state_of, talking
-from uma_core.engine.fake import FakeModel
-from uma_core.engine.fake_cost import GPU_SHAPE
+from uma_core.engine.fake.cost import GPU_SHAPE
+from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.index import index_of, rows_time
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PlanItem, check_plan, decode_only

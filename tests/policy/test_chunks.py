@@ -8,8 +8,8 @@ import pytest
 
 from perf.simulator import Job, Sim, percentile
 from tests.policy.build import CPU, MIX_ROWS, MIXING, MS, NOW, S, prefill_item, reading, sids, state_of, talking
-from uma_core.engine.fake import FakeModel
-from uma_core.engine.fake_cost import CPU_SHAPE
+from uma_core.engine.fake.cost import CPU_SHAPE
+from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.chunks import mixed_rows
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost.model import MAX_ROWS

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from perf.simulator import MS, Job, S, Sim, peer_makespan, percentile
-from uma_core.engine.fake import FakeModel
-from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE, FakeCost
+from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE, FakeCost
+from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.types import Lane
 

@@ -11,7 +11,7 @@ import pytest
 from perf.simulator import MS, Job, Sim
 from tests.policy.build import state_of, talking
 from uma_core import trace
-from uma_core.engine.fake_cost import CPU_SHAPE, GPU_SHAPE
+from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.plan import Plan
 from uma_core.types import Lane

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from uma_core.config import Config
+from uma_core.config.options import Config
 from uma_core.engine.api import ModelFacts
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.metrics import new_registry
-from uma_core.server.app import IoApp
-from uma_core.server.listener import bind_unix
-from uma_core.server.loop import Loop
-from uma_core.server.ports import Services
+from uma_core.metrics.catalog import new_registry
+from uma_core.server.io.app import IoApp
+from uma_core.server.io.listener import bind_unix
+from uma_core.server.io.loop import Loop
+from uma_core.server.io.ports import Services
 from uma_core.session.events import Accepted, Cancel, Final, HangUp, Hold, Refused, Stale, Submit, Token
 from uma_core.types import FinishReason, SamplingParams
 

@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-import uma_core.metrics as m
-from uma_core.server.app import RESERVE_PLACES
+import uma_core.metrics.catalog as m
+from uma_core.server.io.app import RESERVE_PLACES
 from uma_core.session.events import HangUp
 
 
 def test_a_peer_that_may_not_connect(server, monkeypatch):
-    monkeypatch.setattr("uma_core.server.app.may_connect", lambda *args: False)
+    monkeypatch.setattr("uma_core.server.io.app.may_connect", lambda *args: False)
     with server.connect() as client:
         event = client.ask(type="status", id=1)
         assert (event["id"], event["code"]) == (1, "E_ACCESS_001")
@@ -58,7 +58,7 @@ def test_above_the_cap_administrators_may_still_ask_for_operations(serve):
 
 
 def test_a_place_for_administrators_is_not_kept_without_asking(serve, monkeypatch):
-    monkeypatch.setattr("uma_core.server.client.REFUSAL_NS", 30_000_000)
+    monkeypatch.setattr("uma_core.server.io.client.REFUSAL_NS", 30_000_000)
     server = serve(ipc={"max_connections": 1})
     with server.connect() as only, server.connect() as silent:
         assert silent.event()["code"] == "E_LIMIT_005"
@@ -66,7 +66,7 @@ def test_a_place_for_administrators_is_not_kept_without_asking(serve, monkeypatc
 
 
 def test_above_the_cap_others_than_administrators_are_refused(serve, monkeypatch):
-    monkeypatch.setattr("uma_core.server.app.is_admin", lambda *args: False)
+    monkeypatch.setattr("uma_core.server.io.app.is_admin", lambda *args: False)
     server = serve(ipc={"max_connections": 1})
     with server.connect(), server.connect() as second:
         assert second.ask(type="status", id=1)["code"] == "E_LIMIT_004"
@@ -74,8 +74,8 @@ def test_above_the_cap_others_than_administrators_are_refused(serve, monkeypatch
 
 
 def test_a_crowd_above_the_cap_is_shed_at_once(serve, monkeypatch):
-    monkeypatch.setattr("uma_core.server.app.REFUSING_MAX", 1)
-    monkeypatch.setattr("uma_core.server.app.RESERVE_PLACES", 0)
+    monkeypatch.setattr("uma_core.server.io.app.REFUSING_MAX", 1)
+    monkeypatch.setattr("uma_core.server.io.app.RESERVE_PLACES", 0)
     server = serve(ipc={"max_connections": 1})
     with server.connect(), server.connect(), server.connect() as shed:
         assert shed.event()["code"] == "E_LIMIT_004"

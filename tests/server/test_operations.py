@@ -70,7 +70,7 @@ def test_an_admin_answer_after_the_client_left(server):
 
 
 def test_admin_operations_are_for_the_owner(server, monkeypatch):
-    monkeypatch.setattr("uma_core.server.handlers.is_admin", lambda *args: False)
+    monkeypatch.setattr("uma_core.server.operations.handlers.is_admin", lambda *args: False)
     with server.connect() as client:
         assert client.ask(type="drain", id=1)["code"] == "E_ACCESS_002"
     assert server.admin_calls == []

@@ -9,8 +9,8 @@ import struct
 
 import pytest
 
-from uma_core import metrics
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.metrics import catalog as metrics
 from uma_core.session.events import HangUp, Submit
 from uma_core.types import Lane
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-import uma_core.metrics as m
+import uma_core.metrics.catalog as m
 from uma_core.session.events import HangUp, Hold
 
 SMALL = {"tx_soft_bytes": 4096, "tx_hard_bytes": 1 << 20}

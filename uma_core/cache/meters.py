@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from uma_core import metrics as m
 from uma_core.cache.finder import TIERS
 from uma_core.engine.api import Transfer
+from uma_core.metrics import catalog as m
 
 
 class CacheMeters:

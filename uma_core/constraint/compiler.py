@@ -9,7 +9,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import MutableMapping
 
-from uma_core import metrics
 from uma_core.constraint.grammar import Grammar, refused
 from uma_core.constraint.matcher import Matcher
 from uma_core.constraint.pattern import PatternError
@@ -17,7 +16,8 @@ from uma_core.constraint.schema import measure
 from uma_core.constraint.triggers import Scanner, rules_of
 from uma_core.constraint.vocabulary import Text, Vocabulary
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.metrics import Registry
+from uma_core.metrics import catalog as metrics
+from uma_core.metrics.catalog import Registry
 from uma_core.types import Constraint
 
 N_KEPT_MOST = 64  # grammars of a model

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Engine, MemoryUse
 from uma_core.engine.header import Header
-from uma_core.engine.open import estimate_engine, open_engine
+from uma_core.engine.select.open import estimate_engine, open_engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
 
@@ -55,7 +55,7 @@ def check_draft(engine: EngineOptions, path: str) -> None:
     """Compare the headers of both models. Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a model that cannot draft for the other."""
     if engine.engine == "fake":
         return
-    if importlib.import_module("uma_core.engine.encoder").is_encoder(path):
+    if importlib.import_module("uma_core.engine.llama.encoder").is_encoder(path):
         raise _unfit(path, "it does not continue texts")
     draft, target = Header(path), None
     try:
@@ -93,7 +93,7 @@ def _unfit(path: str, why: str) -> UmaError:
 
 
 def _engine(engine: EngineOptions, path: str) -> str:
-    missing = importlib.import_module("uma_core.engine.choose").missing_in_graph
+    missing = importlib.import_module("uma_core.engine.select.choose").missing_in_graph
     return "llama" if missing(path, replace(engine, model=path, lora={}, deterministic=False)) else "graph"
 
 

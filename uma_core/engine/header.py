@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from uma_core.engine.lib import ffi, lib, text
-from uma_core.engine.llama_log import tap
+from uma_core.engine.llama.log import tap
 from uma_core.errors import ErrorCode, UmaError
 
 Scalar = int | float | bool | str

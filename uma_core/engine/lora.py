@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Adapter
 from uma_core.engine.fingerprint import fingerprint
 from uma_core.engine.header import Header, TensorPlace

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from uma_core.config import EngineOptions
-from uma_core.engine.llama_model import LlamaModel
+from uma_core.config.options import EngineOptions
+from uma_core.engine.llama.model import LlamaModel
 from uma_core.types import TokenId
 
 

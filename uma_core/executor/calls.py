@@ -24,9 +24,9 @@ from uma_core.engine.api import (
     Sampler,
 )
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.executor.books import Books
-from uma_core.executor.endings import Deliveries
+from uma_core.executor.accounting import Accounting
 from uma_core.executor.meters import Meters
+from uma_core.executor.output import Output
 from uma_core.policy.cost import CostModel
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport
@@ -42,12 +42,12 @@ Items = Sequence[tuple[PlanItem, Session]]
 
 
 class Calls:
-    def __init__(self, engine: Engine, deliveries: Deliveries, meters: Meters, clock: Clock) -> None:
+    def __init__(self, engine: Engine, output: Output, meters: Meters, clock: Clock) -> None:
         self._engine = engine
-        self._deliveries = deliveries
+        self._output = output
         self._meters = meters
         self._clock = clock
-        self.books = Books(meters)
+        self.accounting = Accounting(meters)
         self.t_returned_ns = 0
         self.is_in_call = False  # other threads may look
         self._t_logits_ns = (
@@ -94,7 +94,7 @@ class Calls:
         self._n_kv += len(items)
         rows = self._rows
         outcome = self._compute(rows, 0, 0)
-        now, deliver = self._t_now_ns, self._deliveries.deliver
+        now, deliver = self._t_now_ns, self._output.deliver
         if outcome.status is OK:
             for session, token in zip(rows, outcome.tokens):  # noqa: B905 -- as long as each other
                 session.n_past += 1
@@ -114,7 +114,7 @@ class Calls:
         n_tokens, n_outputs = sum(item.n_tokens for item, _ in items), sum(item.want_logits for item, _ in items)
         for item, session in items:
             if item.phase is Phase.DECODE and session.scoring is not None:
-                n_more = self._deliveries.scores.n_more(session, n_tokens, n_outputs)
+                n_more = self._output.scores.n_more(session, n_tokens, n_outputs)
                 n_tokens, n_outputs = n_tokens + n_more, n_outputs + n_more
                 n_kv += self._add_known(session, session.scoring, 1 + n_more)
                 samplers += session.scoring.rows(session.n_past, 1 + n_more)
@@ -169,7 +169,7 @@ class Calls:
         t0 = outcome.begun_ns or t0
         since, self.t_returned_ns = self.t_returned_ns, t0 + outcome.call_ns
         self._t_logits_ns = self.t_returned_ns
-        self.books.notes.append(
+        self.accounting.notes.append(
             (sessions, self._batch.n, self._n_kv, n_prompt, n_read, t0 - since if since else 0, outcome)
         )
         self._tokens = outcome.tokens
@@ -203,7 +203,7 @@ class Calls:
             return
         for session, token in zip(rows, tokens, strict=True):
             if session.sid not in known:
-                self._deliveries.deliver(session, token, now)
+                self._output.deliver(session, token, now)
 
     def _verify(
         self, rows: list[Session], tokens: Sequence[TokenId], n_rows: dict[int, int], known: set[int], now: int
@@ -216,7 +216,7 @@ class Calls:
             if n:
                 self._accept(session, tokens[row : row + n], row, now)
             elif session.sid not in known:
-                self._deliveries.deliver(session, tokens[row], now)
+                self._output.deliver(session, tokens[row], now)
             row += n or 1
 
     def _accept(self, session: Session, tokens: Sequence[TokenId], first_row: int, now: int) -> None:
@@ -230,7 +230,7 @@ class Calls:
             has_held = i < len(drafts) and drawn == drafts[i]
             n_accepted += has_held
             session.n_accepted += has_held  # before the token that may end it: its usage tells of all
-            self._deliveries.deliver(session, drawn, now)
+            self._output.deliver(session, drawn, now)
             if session.phase is not Phase.DECODE or not has_held:
                 break
         if session.phase is not Phase.DONE and session.n_unverified:
@@ -244,15 +244,15 @@ class Calls:
             if status is DecodeStatus.FULL:
                 session.n_full += 1
                 if session.n_full > N_FULL_MOST:
-                    self._deliveries.fail(session, UmaError(ErrorCode.KV_FULL), now)
+                    self._output.fail(session, UmaError(ErrorCode.KV_FULL), now)
             elif status is DecodeStatus.FATAL:
-                self._deliveries.fail(session, UmaError(ErrorCode.DECODE_FAILED), now)
+                self._output.fail(session, UmaError(ErrorCode.DECODE_FAILED), now)
             elif status is DecodeStatus.BAD_BATCH:
-                self._deliveries.fail(session, UmaError(ErrorCode.BAD_BATCH), now)
+                self._output.fail(session, UmaError(ErrorCode.BAD_BATCH), now)
             elif self._engine.kv_len(session.seq_id) > session.n_past and not self._engine.kv_truncate(
                 session.seq_id, session.n_past
             ):
-                self._deliveries.fail(
+                self._output.fail(
                     session,
                     UmaError(ErrorCode.DECODE_FAILED, "the call was stopped and this model cannot roll back"),
                     now,
@@ -270,7 +270,7 @@ class Calls:
             try:
                 n_tokens = self._open_chunk(item, session)
             except UmaError as error:  # no memory for its graph
-                self._deliveries.fail(session, error, self._clock.now_ns())
+                self._output.fail(session, error, self._clock.now_ns())
                 return
             if not n_tokens:
                 return
@@ -285,7 +285,7 @@ class Calls:
             outcome.n_pieces > 0 and outcome.status is not PrefillStatus.FAILED
         )  # else it tells nothing about a chunk's time
         whole = cost.prefill_ns(n_chunk, session.n_past) if is_sound else 0
-        self.books.add(
+        self.accounting.add(
             CallReport(
                 Phase.PREFILL,
                 n_rows=round(n_chunk * share),
@@ -309,7 +309,7 @@ class Calls:
         elif outcome.status is PrefillStatus.DONE:
             self._end_chunk(item, session, now)
         elif outcome.status is PrefillStatus.FAILED:
-            self._deliveries.fail(session, UmaError(ErrorCode.DECODE_FAILED, "reading the prompt failed"), now)
+            self._output.fail(session, UmaError(ErrorCode.DECODE_FAILED, "reading the prompt failed"), now)
 
     def _open_chunk(self, item: PlanItem, session: Session) -> int:
         """Tokens of the chunk, or of the whole inputs, that were begun; 0: all lanes are taken. Of inputs no more is read than to their ends."""
@@ -364,7 +364,7 @@ class Calls:
         try:
             embedding.add_whole(self._engine.encode_result(seq_id))
         except UmaError as error:
-            self._deliveries.fail(session, error, now)
+            self._output.fail(session, error, now)
             return
         self._end_input(session, embedding)
 
@@ -377,7 +377,7 @@ class Calls:
             if not embedding.add(n_tokens, rows()):
                 return False
         except UmaError as error:
-            self._deliveries.fail(session, error, now)
+            self._output.fail(session, error, now)
             return True
         self._end_input(session, embedding)
         return True
@@ -388,7 +388,7 @@ class Calls:
         now = self._clock.now_ns()
         session.t_progress_ns = now
         if embedding.is_done:
-            self._deliveries.finish(session, FinishReason.STOP, now)
+            self._output.finish(session, FinishReason.STOP, now)
         else:
             session.next_input()
 
@@ -407,7 +407,7 @@ class Calls:
         if is_first and is_late:  # a token that may be taken back has to wait for its prompt's KV
             session.first_token = token
         elif is_first:
-            self._deliveries.deliver(session, token, self._clock.now_ns())
+            self._output.deliver(session, token, self._clock.now_ns())
 
     def _count_read(self, n_tokens: int) -> None:
         self._meters.prefill_tokens.add(n_tokens)
@@ -417,7 +417,7 @@ class Calls:
         """Hand out the first token that its prompt's end left: a reader's first gap begins when the second one is about to follow."""
         token, session.first_token = session.first_token, None
         if token is not None:
-            self._deliveries.deliver(session, token, self._clock.now_ns())
+            self._output.deliver(session, token, self._clock.now_ns())
 
     # transfers
 
@@ -432,7 +432,7 @@ class Calls:
             try:
                 is_done = session.transfer.step(until)
             except UmaError as error:
-                self._deliveries.fail(session, error, self._clock.now_ns())
+                self._output.fail(session, error, self._clock.now_ns())
                 continue
             if is_done:
                 session.transfer.close()

@@ -18,15 +18,15 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.admission import AdmissionControl
 from uma_core.executor.answers import Group
 from uma_core.executor.calls import Calls
-from uma_core.executor.endings import Deliveries
-from uma_core.executor.intake import Admittance
 from uma_core.executor.meters import Meters
-from uma_core.executor.places import Places
-from uma_core.executor.queue_news import QueueNews, Standing, standings
+from uma_core.executor.output import Output
+from uma_core.executor.queue_positions import QueuePositions, Standing, standings
 from uma_core.executor.residency import Residency, residency
-from uma_core.metrics import Registry
+from uma_core.executor.slots import Slots
+from uma_core.metrics.catalog import Registry
 from uma_core.policy import traffic
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import CostModel, observe
@@ -57,7 +57,7 @@ class Executor:
     def __init__(
         self,
         engine: Engine,
-        admittance: Admittance,
+        admission: AdmissionControl,
         config: SchedulerConfig,
         cost: CostModel,
         registry: Registry,
@@ -69,20 +69,20 @@ class Executor:
         self.table = SessionTable(engine.info)
         self.meters = Meters(registry)
         self.events: deque[Event] = deque()
-        self.deliveries = Deliveries(engine, self.table, self.meters, self.events)
-        self.calls = Calls(engine, self.deliveries, self.meters, clock)
+        self.output = Output(engine, self.table, self.meters, self.events)
+        self.calls = Calls(engine, self.output, self.meters, clock)
         self.cache = PrefixCache(engine, cost, registry, clock)
         self.housekeeper = Housekeeper(self.cache)
-        self.places = Places(engine, self.table, self.cache, self.meters)
-        self.deliveries.on_release, self.deliveries.on_linger = self.cache.release, self.cache.linger
+        self.slots = Slots(engine, self.table, self.cache, self.meters)
+        self.output.on_release, self.output.on_linger = self.cache.release, self.cache.linger
         self.calls.on_read = self.cache.grew
-        self.places.on_leave = self.calls.deliver_first
-        self.deliveries.rewinding.on_rewind = self.places.rewind
+        self.slots.on_leave = self.calls.deliver_first
+        self.output.banned_strings.on_rewind = self.slots.rewind
         self._speculator = speculator if engine.info.capabilities.n_verify_rows else None
         if self._speculator is not None:
-            self.deliveries.on_finished = self._speculator.end
-        self.queue_news = QueueNews()
-        self.admittance = admittance
+            self.output.on_finished = self._speculator.end
+        self.queue_positions = QueuePositions()
+        self.admission = admission
         self.cost = cost
         self.recorders: tuple[Sink, ...] = ()
         self.last_plan = Plan()
@@ -129,13 +129,13 @@ class Executor:
         if command.text is not None and command.text is not self.engine:
             self.events.append(Stale(command.conn_id, command.request.id))
             return
-        sessions = self.admittance.admit(command, self.engine.info, self.table, self.events, self.cache.peek)
+        sessions = self.admission.admit(command, self.engine.info, self.table, self.events, self.cache.peek)
         if not sessions:
             return
         first = sessions[0]
         if len(sessions) > 1:
             self._groups_waiting.append(Group(sessions))
-        self.queue_news.accepted(first)
+        self.queue_positions.accepted(first)
         self.meters.accepted[first.lane].add()
         self.meters.prompt_tokens.add(first.n_prompt)
         for session in sessions:
@@ -145,16 +145,16 @@ class Executor:
             if self._speculator is not None:
                 self._speculator.begin(session)
         if first.phase is Phase.QUEUED:
-            self.deliveries.scores.begin(first)
+            self.output.scores.begin(first)
         for which in command.cancelled:
             self.cancel(command.conn_id, command.request.id, which)
 
     def _open_sampler(self, session: Session) -> None:
         try:
-            self.deliveries.open_sampler(session)
+            self.output.open_sampler(session)
         except Exception as error:  # a session without the sampler it asked for would silently be greedy
             log.exception("sampler of request %s", session.id)
-            self.deliveries.fail(session, UmaError(ErrorCode.SAMPLER_FAILED, str(error)), self._clock.now_ns())
+            self.output.fail(session, UmaError(ErrorCode.SAMPLER_FAILED, str(error)), self._clock.now_ns())
 
     def cancel(self, conn_id: int, request_id: str, which: int | None = None) -> bool:
         """One of a request's answers; None: all."""
@@ -162,12 +162,12 @@ class Executor:
         for session in found:
             if session.group is not None and which is None:
                 session.group.is_cancelled = True
-            self.deliveries.finish(session, FinishReason.CANCELLED, self._clock.now_ns())
+            self.output.finish(session, FinishReason.CANCELLED, self._clock.now_ns())
         return bool(found)
 
     def hang_up(self, conn_id: int) -> None:
         for session in self.table.of_connection(conn_id):
-            self.deliveries.finish(session, FinishReason.CANCELLED, self._clock.now_ns())
+            self.output.finish(session, FinishReason.CANCELLED, self._clock.now_ns())
 
     def hold(self, conn_id: int, is_held: bool) -> None:
         now = self._clock.now_ns()
@@ -177,7 +177,7 @@ class Executor:
 
     def end_all(self, reason: FinishReason, error: UmaError | None = None) -> None:
         for session in self.table:
-            self.deliveries.finish(session, reason, self._clock.now_ns(), error)
+            self.output.finish(session, reason, self._clock.now_ns(), error)
 
     # the tick
 
@@ -190,7 +190,7 @@ class Executor:
         now = self._clock.now_ns()
         self._t_served_ns = self._t_served_ns or now
         self._expire(now)
-        self.deliveries.constraints.next_tick()
+        self.output.constraints.next_tick()
         if self._groups_waiting:
             self._follow()
         likeliest = self._speculator.propose() if self._speculator is not None else 0.0
@@ -199,19 +199,19 @@ class Executor:
         if can_repeat and not any(r.is_every_tick for r in self.recorders):
             return self._repeat(now)
         self.settle()
-        self.places.shift()
+        self.slots.shift()
         n_changes = self.table.n_changes
         state = self._snapshot(now)
         self._reports = ()
         plan = self._plan(state)
-        if self.queue_news.is_due(now, plan):
-            self.events.extend(self.queue_news.tell(state, plan, self.table))
+        if self.queue_positions.is_due(now, plan):
+            self.events.extend(self.queue_positions.tell(state, plan, self.table))
         self.meters.tbt_limit_ns = plan.tbt_limit_ns
         is_busy = self._carry_out(plan)
         if not is_busy:
             self.calls.t_returned_ns = 0
         self._learn(state, plan)
-        is_steady = not (self.places.can_shift or self.cache.is_settling)
+        is_steady = not (self.slots.can_shift or self.cache.is_settling)
         self._n_repeats, self._n_changes = plan.n_repeats if is_steady else 0, n_changes
         return is_busy
 
@@ -236,7 +236,7 @@ class Executor:
         """Answers whose prompt is there now go to the policy."""
         for group in self._groups_waiting:
             for session in group.follow():
-                self.deliveries.scores.begin(session)
+                self.output.scores.begin(session)
                 session.is_waiting = False
                 session.touch()
                 self.table.n_changes += 1
@@ -245,7 +245,7 @@ class Executor:
     def _expire(self, now: int) -> None:
         for session in self.table:
             if session.deadline_ns and now >= session.deadline_ns:
-                self.deliveries.finish(session, FinishReason.TIMEOUT, now)
+                self.output.finish(session, FinishReason.TIMEOUT, now)
 
     def _snapshot(self, now: int) -> SchedulerState:
         table, cache = self.table, self.cache
@@ -292,9 +292,9 @@ class Executor:
         return plan
 
     def _carry_out(self, plan: Plan) -> bool:
-        self.places.park(plan)
+        self.slots.park(plan)
         self._admit(plan)
-        self.places.take(plan)
+        self.slots.take(plan)
         groups, sliced, embeds = self._resolve(plan)
         self._groups = groups
         for group in groups:
@@ -378,7 +378,7 @@ class Executor:
         ticks, self._tick_ns = self._tick_ns, []
         if not ticks:
             return ()
-        reports = self.calls.books.settle(self.cost)
+        reports = self.calls.accounting.settle(self.cost)
         self._reports += reports
         self.cost = observe(self.cost, reports)
         self.meters.settle()
@@ -391,7 +391,7 @@ class Executor:
             for ns in ticks:
                 self.last_tick_ns = ns
                 self.ewma_tick_ns += 0.1 * (ns - self.ewma_tick_ns)
-                self.deliveries.tick_ns = int(self.ewma_tick_ns)
+                self.output.tick_ns = int(self.ewma_tick_ns)
                 self.meters.on_tick(ns, self.last_plan.tick_limit_ns)
         return reports
 
@@ -447,7 +447,7 @@ class Executor:
     @property
     def client_ns(self) -> dict[int, int]:
         """Measured engine time by fairness account."""
-        return self.calls.books.client_ns
+        return self.calls.accounting.client_ns
 
     def guard_state(self) -> str:
         """off, idle (nobody interactive streams), open (what waits fits), active (holds prompts or background streams back)."""

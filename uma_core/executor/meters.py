@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uma_core import metrics as m
+from uma_core.metrics import catalog as m
 from uma_core.policy.plan import Plan
 from uma_core.session.session import Session
 from uma_core.types import FinishReason, Lane

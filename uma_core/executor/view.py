@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from uma_core.cache.holding import n_shared
 from uma_core.engine.api import MemoryUse
 from uma_core.executor.executor import Executor
-from uma_core.executor.queue_news import Standing
+from uma_core.executor.queue_positions import Standing
 from uma_core.executor.residency import residency
 from uma_core.policy.pipeline import guard_words
 from uma_core.session.session import Session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uma_core.executor.executor import Executor, device_view
-from uma_core.executor.queue_news import expected_waits
+from uma_core.executor.queue_positions import expected_waits
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Lane, Phase

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from uma_core.config_merge import Inputs, merge
+from uma_core.config.merge import Inputs, merge
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.config import SCHEMA, Config
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.engine.conftest import OPTIONS
 from tests.engine.graph.models import Model, write
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.llama import LlamaEngine
+from uma_core.engine.llama.engine import LlamaEngine
 
 SMALL = replace(OPTIONS, n_ctx=1024)
 Pair = Callable[[str, EngineOptions], tuple[GraphEngine, LlamaEngine]]

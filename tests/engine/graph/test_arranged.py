@@ -17,7 +17,7 @@ from uma_core.engine.graph import load
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.header import Header
 from uma_core.engine.lib import lib
-from uma_core.engine.llama import use_kernels
+from uma_core.engine.llama.engine import use_kernels
 
 PROMPT = np.arange(40, 80, dtype=np.int32)
 KERNEL_NOISE = 1e-4  # of the logits' standard deviation: sums in another order where a processor's table leaves single rows to ggml

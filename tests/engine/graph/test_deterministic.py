@@ -16,11 +16,11 @@ from tests.engine.drive import generate, read, step, tokens_of
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import BLOCKS_OF_32, BLOCKS_OF_256, MODELS, TYPED, Model
 from tests.engine.graph.test_mixtures import World
-from uma_core.config import EngineOptions
-from uma_core.engine.choose import choose
+from uma_core.config.options import EngineOptions
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.llama import use_kernels
-from uma_core.engine.open import open_engine
+from uma_core.engine.llama.engine import use_kernels
+from uma_core.engine.select.choose import choose
+from uma_core.engine.select.open import open_engine
 from uma_core.errors import ErrorCode, UmaError
 
 N_OPERATIONS = 25  # of a schedule

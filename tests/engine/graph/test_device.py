@@ -9,7 +9,7 @@ import numpy as np
 from tests.engine.conftest import DRAFT
 from tests.engine.drive import finish, read, step, tokens_of
 from tests.engine.graph.conftest import SMALL
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.graph.device import Device, device_of
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.lib import ffi, lib

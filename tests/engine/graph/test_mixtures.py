@@ -12,12 +12,12 @@ import pytest
 from tests.engine.conftest import DRAFT, OPTIONS, TARGET
 from tests.engine.drive import finish, read, step
 from tests.engine.graph.models import MODELS, Model
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.llama import LlamaEngine
+from uma_core.engine.llama.engine import LlamaEngine
 
-TOLERANCE = 0.15  # of the logits' standard deviation, as tests/cache_engine/real.py has it for other batch shapes
+TOLERANCE = 0.15  # of the logits' standard deviation, as tests/cache/real.py has it for other batch shapes
 
 
 class World:

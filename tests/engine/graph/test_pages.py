@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.graph.arena import Arena
 from uma_core.engine.graph.cells import Cells
 from uma_core.engine.graph.device import device_of

@@ -15,11 +15,11 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.clock import MonotonicClock
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.store import PAGE
+from uma_core.executor.admission import AdmissionControl, Limits
 from uma_core.executor.executor import Executor, device_view
-from uma_core.executor.intake import Admittance, Limits
 from uma_core.executor.residency import residency
 from uma_core.executor.view import take
-from uma_core.metrics import new_registry
+from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import guess
 from uma_core.session.events import Final, Submit
@@ -44,7 +44,7 @@ class Pool:
         limits = Limits(max_sessions=100, queue=(100, 100))
         self.executor = Executor(
             self.engine,
-            Admittance(limits, clock),
+            AdmissionControl(limits, clock),
             SchedulerConfig(),
             guess(device_view(self.engine)),
             new_registry(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Adapter
 from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.mapped import READ_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.errors import ErrorCode, UmaError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.ahead import Ahead, pays
 from uma_core.engine.api import (
     ROWS_OF,
@@ -38,11 +38,11 @@ from uma_core.engine.graph.store import PAGE
 from uma_core.engine.graph.ticks import ride_rows, tick_shapes, verify_rows
 from uma_core.engine.graph.transfers import HostExport, Steps, import_moves
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama import DEFAULT_POOLING
-from uma_core.engine.llama_log import tap
-from uma_core.engine.llama_model import Progress
-from uma_core.engine.llama_params import check_threads, n_outputs
-from uma_core.engine.llama_sampler import LlamaSampler
+from uma_core.engine.llama.engine import DEFAULT_POOLING
+from uma_core.engine.llama.log import tap
+from uma_core.engine.llama.model import Progress
+from uma_core.engine.llama.params import check_threads, n_outputs
+from uma_core.engine.llama.sampler import LlamaSampler
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import MemoryUse
 from uma_core.engine.graph.arranged import arrangeable, bytes_with
 from uma_core.engine.graph.attention import BatchShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.graph.adapters import Adapters
 from uma_core.engine.graph.arena import Arena
 from uma_core.engine.graph.arranged import arrangeable, bytes_with
@@ -25,9 +25,9 @@ from uma_core.engine.graph.uploaded import Uploaded
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.header import Header
 from uma_core.engine.lib import lib
-from uma_core.engine.llama import isa_notes, use_kernels
-from uma_core.engine.llama_model import LlamaModel, Progress
-from uma_core.engine.llama_params import is_unified, n_threads_of
+from uma_core.engine.llama.engine import isa_notes, use_kernels
+from uma_core.engine.llama.model import LlamaModel, Progress
+from uma_core.engine.llama.params import is_unified, n_threads_of
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import available_bytes
 

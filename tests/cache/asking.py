@@ -1,0 +1,51 @@
+"""Small worlds, and texts to ask them: what the tests of the cache have in common."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import uma_core.metrics.catalog as m
+from tests.cache.world import CELL, World
+from uma_core.cache.settings import CacheSettings
+from uma_core.engine.fake.engine import FakeModel
+
+SHAPES = {
+    "lanes": {},
+    "one lane": {"n_prefill_lanes": 1},
+    "chunks": {"n_prefill_lanes": 0},
+    "unified": {"n_prefill_lanes": 0, "is_unified": True},
+    "no rollback": {"n_prefill_lanes": 0, "can_rollback": False},
+}
+
+
+def model(**fields: object) -> FakeModel:
+    return FakeModel(
+        **{"n_seq_max": 3, "n_ctx": 3 * 2048, "n_batch": 256, "n_ubatch": 256, "kv_bytes_per_cell": CELL, **fields}
+    )  # type: ignore[arg-type]
+
+
+ON = CacheSettings(is_on=True, ram_bytes=20_000 * CELL)
+
+
+def text(n: int, seed: int = 0) -> list[int]:
+    """Texts of different seeds differ from the first token on."""
+    return [1 + seed, *random.Random(seed).choices(range(97, 123), k=n - 1)]
+
+
+def world(settings: CacheSettings = ON, **fields: object) -> World:
+    limits = fields.pop("limits", None)
+    return World(model(**fields), settings, limits)  # type: ignore[arg-type]
+
+
+def computed(w: World) -> int:
+    return int(w.registry.counter(m.PREFILL_TOKENS).value)
+
+
+def until(w: World, condition: Callable[[], bool], n_most: int = 20_000) -> None:
+    for _ in range(n_most):
+        if condition():
+            return
+        w.tick()
+        w.check()
+    raise AssertionError("it never came")

@@ -1,0 +1,19 @@
+"""Conversations with a cache give the same text as without: every memory mode, small budgets, parking, restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cache.asking import SHAPES, model
+from tests.cache.world import CELL, Crowd, World, check_idle
+from uma_core.cache.settings import CacheSettings
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("ram_tokens", [0, 600, 5000])
+def test_texts_are_those_without_a_cache(shape: str, ram_tokens: int) -> None:
+    world = World(model(**SHAPES[shape]), CacheSettings(is_on=True, ram_bytes=ram_tokens * CELL))
+    crowd = Crowd(world, seed=ram_tokens)
+    crowd.live(60)
+    check_idle(world)
+    assert crowd.n_cached > 0 or shape == "no rollback"  # there only a chat that goes on in its own sequence gains

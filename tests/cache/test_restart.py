@@ -1,0 +1,477 @@
+"""The disk tier: what survives a restart, and what a bad directory does to service (nothing)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import uma_core.metrics.catalog as m
+from tests.cache.asking import computed, model, text, until
+from tests.cache.world import CELL, Crowd, World, answer, check_idle
+from uma_core.cache import disk as disk_module
+from uma_core.cache.admin import cache_admin
+from uma_core.cache.settings import CacheSettings
+from uma_core.types import Lane
+
+
+def settings(folder: Path, **fields: object) -> CacheSettings:
+    return CacheSettings(
+        **{"is_on": True, "ram_bytes": 10**7, "disk_dir": str(folder / "kv"), "disk_bytes": 10**7, **fields}
+    )  # type: ignore[arg-type]
+
+
+def world(folder: Path, **fields: object) -> World:
+    return World(model(), settings(folder, **fields))
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files there; the cache's own thread may be removing some."""
+    n_bytes = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            n_bytes += path.stat().st_size
+    return n_bytes
+
+
+def names(folder: Path) -> list[str]:
+    """None before the first write, which makes the folder."""
+    kept = folder / "kv"
+    return sorted(p.name for p in kept.iterdir()) if kept.exists() else []
+
+
+def shrinks_to(folder: Path, n_bytes: int) -> bool:
+    """Files are removed behind the work: soon no more than so many bytes are left."""
+    for _ in range(2000):
+        if size_of(folder) <= n_bytes:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def eventually_empty(folder: Path) -> None:
+    """The cache's own thread may be in the middle of a write that is about to fail."""
+    for _ in range(500):
+        if not names(folder):
+            return
+        time.sleep(0.02)
+    assert names(folder) == []
+
+
+@pytest.mark.parametrize("disk_bytes", [10**7, 20_000])
+@pytest.mark.parametrize("ram_tokens", [0, 600, 5000])
+def test_conversations_through_restarts(tmp_path: Path, disk_bytes: int, ram_tokens: int) -> None:
+    w = world(tmp_path, disk_bytes=disk_bytes, ram_bytes=ram_tokens * CELL)
+    crowd = Crowd(w, seed=disk_bytes + ram_tokens)
+    for i in range(4):
+        crowd.live(25 * (i + 1))
+        check_idle(w)
+        w.restart()
+        w.check()
+        assert shrinks_to(tmp_path / "kv", disk_bytes)
+    assert crowd.n_cached > 0
+
+
+def test_a_chat_goes_on_after_a_restart(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    w.ask("a", text(700), n=20)
+    w.restart()
+    w.ask("b", text(700) + answer(text(700), 20) + text(30, 1), n=5)
+    assert w.cached("b") == 719 and computed(w) == 31
+    assert w.registry.counter(m.CACHE_HITS, tier="disk").value == 1
+    check_idle(w)
+
+
+def eventually(w: World, condition: Callable[[], bool]) -> None:
+    """The disk's own thread has to come so far: that takes real time, while the world's clock stands still."""
+    for _ in range(4000):
+        w.tick()
+        if condition():
+            w.check()
+            return
+        time.sleep(0.005)
+    raise AssertionError("it never came")
+
+
+BEGINNINGS = pytest.mark.parametrize("n_common", [1, 12, 200], ids=["BOS", "a chat header", "a system prompt"])
+
+
+@BEGINNINGS
+@pytest.mark.parametrize("n_chats", [2, 6], ids=["one sequence each", "more than sequences"])
+def test_conversations_that_begin_alike_go_on_after_restarts(tmp_path: Path, n_common: int, n_chats: int) -> None:
+    w = world(tmp_path)
+    chats = [text(n_common) + text(300, 1 + i) for i in range(n_chats)]
+    for i, chat in enumerate(chats):
+        w.ask(f"first{i}", chat)
+    for life in range(3):
+        w.restart()
+        w.check()
+        kept = names(tmp_path)
+        for i, chat in enumerate(chats):
+            w.ask(f"life {life} chat {i}", chat, n=5)
+            assert w.cached(f"life {life} chat {i}") == len(chat) - 1
+        assert set(kept) <= set(names(tmp_path))
+    check_idle(w)
+
+
+@BEGINNINGS
+def test_conversations_that_begin_alike_survive_a_restart_without_a_clean_end(tmp_path: Path, n_common: int) -> None:
+    w = world(tmp_path)
+    for i in range(6):  # over three sequences: half of them were saved when they lost theirs
+        w.ask(f"r{i}", text(n_common) + text(300, 1 + i))
+    until(w, lambda: not w.cache.store.disk.n_pending if w.cache.store.disk else True)
+    w.open()
+    w.read_directory()
+    hits = []
+    for i in range(6):
+        w.ask(f"again{i}", text(n_common) + text(300, 1 + i))
+        hits.append(w.cached(f"again{i}"))
+    assert sorted(hits) == [n_common] * 3 + [n_common + 299] * 3
+
+
+def test_what_others_continue_is_written_though_it_is_short(tmp_path: Path) -> None:
+    """The sequence that holds a common beginning last has nothing else that would be worth a file."""
+    w = World(model(n_seq_max=2, n_ctx=2 * 2048), settings(tmp_path))
+    begin = text(5)
+    w.ask("short", [*begin, 70, 71], n=1)
+    w.ask("a", begin + text(300, 1))
+    w.ask("b", begin + text(300, 2))
+    w.restart()
+    for name, seed in (("a2", 1), ("b2", 2)):
+        w.ask(name, begin + text(300, seed))
+        assert w.cached(name) == 304
+
+
+def test_a_file_whose_beginning_is_lost_is_kept_and_used_once_that_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    w = world(tmp_path)
+    chats = [text(200) + text(300, 1 + i) for i in range(2)]
+    for i, chat in enumerate(chats):
+        w.ask(f"r{i}", chat)
+    w.restart()
+    shared = min(((tmp_path / "kv" / name).stat().st_size, name) for name in names(tmp_path))[1]
+    (tmp_path / "kv" / shared).unlink()
+    w.open()
+    w.read_directory()
+    assert len(names(tmp_path)) == 2
+    assert any("2 wait for their beginnings" in r.getMessage() for r in caplog.records)
+    w.ask("again0", chats[0])
+    w.ask("again1", chats[1])
+    assert w.cached("again0") >= 0 and w.cached("again1") == 499
+    w.restart()
+    for i, chat in enumerate(chats):
+        w.ask(f"last{i}", chat)
+        assert w.cached(f"last{i}") == 499
+
+
+def removed(w: World) -> dict[str, int]:
+    series = {
+        cause: int(w.registry.counter(m.CACHE_FILES_REMOVED, cause=cause).value)
+        for cause in m.CACHE_FILES_REMOVED.labels["cause"]
+    }
+    return {cause: n for cause, n in series.items() if n}
+
+
+def test_no_file_goes_without_a_line_and_a_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    w = world(tmp_path)
+    for i in range(4):
+        w.ask(f"r{i}", text(300, i))
+    w.restart()
+    gone = names(tmp_path)
+    (tmp_path / "kv" / gone[0]).write_bytes(b"nonsense")
+    (tmp_path / "kv" / "x.1-1.umakv.tmp").write_bytes(b"half")
+    os.utime(tmp_path / "kv" / "x.1-1.umakv.tmp", (0, 0))
+    w.restart()
+    assert removed(w) == {"damaged": 1, "unfinished": 1}
+    w.executor.set_cache(settings(tmp_path, disk_bytes=7000))
+    eventually(w, lambda: removed(w).get("room") == 1)
+    cache_admin(w.cache, {"action": "clear"})
+    eventually(w, lambda: removed(w) == {"damaged": 1, "unfinished": 1, "room": 1, "cleared": 2})
+    assert names(tmp_path) == []
+    for name in gone:
+        assert any(name in r.getMessage() for r in caplog.records)
+
+
+def test_a_restart_without_a_clean_end_keeps_what_was_written(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    for i in range(6):  # over three sequences: half of them were saved when they lost theirs
+        w.ask(f"r{i}", text(300, i))
+    until(w, lambda: not w.cache.store.disk.n_pending if w.cache.store.disk else True)
+    w.open()
+    w.read_directory()
+    hits = []
+    for i in range(6):
+        w.ask(f"again{i}", text(300, i))
+        hits.append(w.cached(f"again{i}"))
+    assert sorted(hits) == [0, 0, 0, 299, 299, 299]
+
+
+def test_files_that_are_cleared_before_they_are_known_go(tmp_path: Path) -> None:
+    """A clear may come while the directory of a model that was just loaded is still being looked through."""
+    w = world(tmp_path)
+    w.ask("a", text(700), n=20)
+    w.restart()
+    assert names(tmp_path)
+    w.open()
+    cache_admin(w.cache, {"action": "clear"})
+    w.read_directory()
+    assert not w.cache.store.files
+    eventually_empty(tmp_path)
+    w.ask("b", text(700), n=5)
+    assert w.cached("b") == 0
+    w.restart()
+    assert names(tmp_path)  # what came after is kept
+
+
+@pytest.mark.parametrize("ram_bytes", [0, 100 * CELL], ids=["no RAM tier", "a RAM tier smaller than a snapshot"])
+def test_what_ram_has_no_room_for_goes_to_disk(tmp_path: Path, ram_bytes: int) -> None:
+    w = world(tmp_path, ram_bytes=ram_bytes)
+    chats = [text(50) + text(300, 1 + i) for i in range(6)]
+    for i, chat in enumerate(chats):
+        w.ask(f"r{i}", chat)
+    eventually(
+        w, lambda: len(names(tmp_path)) >= 4
+    )  # behind the work: the three chats that lost their sequences, and what they share
+    w.ask("back", chats[0])
+    assert w.cached("back") == 349
+    w.restart()
+    for i, chat in enumerate(chats):
+        w.ask(f"again{i}", chat)
+        assert w.cached(f"again{i}") == 349
+    assert w.cache.store.ram.n_bytes <= ram_bytes
+    check_idle(w)
+
+
+def test_idle_chats_leave_their_sequences_for_disk_alone(tmp_path: Path) -> None:
+    w = world(tmp_path, ram_bytes=0, park_idle_ns=1000)
+    w.ask("a", text(300))
+    eventually(w, lambda: (tmp_path / "kv").exists() and bool(names(tmp_path)) and not w.engine.kv_len(0))
+    w.ask("b", text(300))
+    assert w.cached("b") == 299
+    check_idle(w)
+
+
+def test_growing_chats_are_written_turn_by_turn(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    tokens = text(200)
+    for turn in range(5):
+        w.ask(f"t{turn}", tokens, n=5)
+        tokens = tokens + answer(tokens, 5) + text(60, turn + 1)
+        w.restart()
+    assert len(names(tmp_path)) == 5
+    w.ask("end", tokens, n=5)
+    assert w.cached("end") == 200 + 4 * 65 + 4
+
+
+def test_tenants_are_kept_apart_on_disk(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    w.ask("a", text(300), uid=1)
+    w.restart()
+    w.ask("b", text(300), uid=2)
+    assert w.cached("b") == 0
+    w.ask("c", text(300), uid=1)
+    assert w.cached("c") == 299
+
+
+def test_swapped_files_of_two_tenants_give_neither_the_others_cells(tmp_path: Path) -> None:
+    """Their prompts differ, so cells of the other one would change the text, which `ask` checks."""
+    w = world(tmp_path)
+    w.ask("a", text(300, 1), uid=1)
+    w.restart()
+    (first,) = (tmp_path / "kv").iterdir()
+    w.ask("b", text(300, 2), uid=2)
+    w.restart()
+    (second,) = (path for path in (tmp_path / "kv").iterdir() if path != first)
+    contents = first.read_bytes(), second.read_bytes()
+    first.write_bytes(contents[1])
+    second.write_bytes(contents[0])
+    for name, uid in (("a2", 1), ("b2", 2)):
+        w.ask(name, text(300, uid), uid=uid)
+        assert w.cached(name) == 0
+    eventually(w, lambda: removed(w) == {"damaged": 2})
+    check_idle(w)
+
+
+def test_requests_that_opt_out_are_not_written(tmp_path: Path) -> None:
+    w = World(model(n_seq_max=1, n_ctx=2048), settings(tmp_path))
+    w.submit("work", text(500), max_tokens=60, lane=Lane.BACKGROUND, cache_prompt=False)
+    until(w, lambda: len(w.texts.get("work", "")) >= 10)
+    w.submit("chat", text(40, 1), max_tokens=10, lane=Lane.INTERACTIVE, cache_prompt=False)
+    w.run()  # "work" was parked, in RAM alone
+    assert w.texts["work"].encode() == bytes(answer(text(500), 60))
+    w.restart()
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", ["cut", "flip", "foreign", "empty"])
+def test_damaged_files_cost_time_only(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    w = world(tmp_path)
+    w.ask("a", text(700), n=5)
+    w.restart()
+    for path in (tmp_path / "kv").iterdir():
+        data = path.read_bytes()
+        path.write_bytes(
+            {"cut": data[:-9], "flip": data[:-9] + b"\xff" + data[-8:], "foreign": b"x" * len(data), "empty": b""}[how]
+        )
+    w.ask("b", text(700), n=5)
+    assert w.cached("b") < 699
+    assert any("E_IO_002" in r.getMessage() for r in caplog.records)
+    w.ask("c", text(700), n=5)
+    assert w.cached("c") == 699
+    check_idle(w)
+
+
+def test_a_full_disk_does_not_stop_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk_module.os, "fsync", full)
+    w = world(tmp_path)
+    crowd = Crowd(w, seed=4)
+    crowd.live(30)
+    w.restart()
+    crowd.live(60)
+    check_idle(w)
+    eventually_empty(tmp_path)
+    stats = cache_admin(w.cache, {"action": "stats"})["stats"]
+    assert stats["disk"]["last_error"].endswith(os.strerror(errno.ENOSPC)) and not stats["disk"]["is_writing"]
+    full_disk = [r for r in caplog.records if r.levelno == logging.WARNING and "E_IO_002" in r.getMessage()]
+    assert len(full_disk) == 2  # one per life of the daemon
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    w = World(model(), CacheSettings(is_on=True, ram_bytes=10**7, disk_dir=str(tmp_path / "file" / "kv")))
+    w.ask("a", text(300))
+    w.ask("b", text(300))
+    assert w.cached("b") == 299
+    w.restart()
+    assert any("E_IO_002" in r.getMessage() for r in caplog.records)
+
+
+def test_a_read_only_directory_serves_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = world(tmp_path)
+    w.ask("a", text(300))
+    w.restart()
+    before = names(tmp_path)
+    real_open = os.open
+
+    def read_only(path: str, flags: int, *rest: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real_open(path, flags, *rest)
+
+    monkeypatch.setattr(disk_module.os, "open", read_only)
+    w.ask("b", text(300))
+    assert w.cached("b") == 299
+    for i in range(5):
+        w.ask(f"c{i}", text(300, i + 1))
+    w.restart()
+    assert names(tmp_path) == before
+    assert any("E_IO_002" in r.getMessage() and os.strerror(errno.EROFS) in r.getMessage() for r in caplog.records)
+
+
+def test_a_changed_directory_takes_effect_between_ticks(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    w.ask("a", text(300))
+    w.executor.set_cache(CacheSettings(is_on=True, ram_bytes=10**7))
+    w.check()
+    w.ask("b", text(300))
+    assert w.cached("b") == 299 and w.cache.store.disk is None
+    w.executor.set_cache(settings(tmp_path))
+    w.ask("c", text(300, 1))
+    w.restart()
+    w.ask("d", text(300, 1))
+    assert w.cached("d") == 299
+
+
+# the operator's view
+
+
+def test_list_pin_clear(tmp_path: Path) -> None:
+    w = World(model(n_seq_max=1, n_ctx=2048), settings(tmp_path, ram_bytes=700 * CELL))
+    w.ask("a", text(300, 1))
+    (entry,) = cache_admin(w.cache, {"action": "list"})["entries"]
+    assert entry["tokens"] == 307 and entry["uid"] == 1 and entry["sequences"] == [0] and not entry["running"]
+    cache_admin(w.cache, {"action": "pin", "key": entry["key"]})
+    for i in range(2, 6):
+        w.ask(f"r{i}", text(300, i))
+    entries = {e["key"]: e for e in cache_admin(w.cache, {"action": "list"})["entries"]}
+    assert entries[entry["key"]]["pinned"] and entries[entry["key"]]["ram_bytes"] == 307 * CELL
+    w.ask("a2", text(300, 1))
+    assert w.cached("a2") == 299
+    w.check()
+    cache_admin(w.cache, {"action": "unpin", "key": entry["key"]})
+    assert cache_admin(w.cache, {"action": "clear"})["cleared"] >= 3
+    w.check()
+    assert cache_admin(w.cache, {"action": "list"})["entries"] == []
+    assert w.cache.store.ram.n_bytes == 0 and w.engine.kv_len(0) == 0
+    w.ask("a3", text(300, 1))
+    assert w.cached("a3") == 0
+    check_idle(w)
+
+
+def test_clear_one_entry_leaves_what_others_need() -> None:
+    w = World(model(), CacheSettings(is_on=True, ram_bytes=10**7))
+    system = text(200)
+    w.ask("a", system + text(100, 1))
+    w.ask("b", system + text(100, 2))
+    keys = [e["key"] for e in cache_admin(w.cache, {"action": "list"})["entries"]]
+    assert len(keys) == 2
+    assert cache_admin(w.cache, {"action": "clear", "key": keys[0]})["cleared"] >= 1
+    w.check()
+    cached = []
+    for name, seed in (("a2", 1), ("b2", 2)):
+        w.ask(name, system + text(100, seed))
+        cached.append(w.cached(name))
+    assert sorted(cached) == [200, 299]
+
+
+def test_running_requests_survive_a_clear() -> None:
+    w = World(model(), CacheSettings(is_on=True, ram_bytes=10**7))
+    w.submit("a", text(300), max_tokens=50)
+    until(w, lambda: len(w.texts.get("a", "")) > 5)
+    cache_admin(w.cache, {"action": "clear"})
+    w.check()
+    w.run()
+    assert w.texts["a"].encode() == bytes(answer(text(300), 50))
+    check_idle(w)
+
+
+def test_unknown_keys_are_coded_errors() -> None:
+    from uma_core.errors import ErrorCode, UmaError
+
+    w = World(model(), CacheSettings(is_on=True, ram_bytes=10**7))
+    for action in ("pin", "unpin", "clear"):
+        with pytest.raises(UmaError) as caught:
+            cache_admin(w.cache, {"action": action, "key": "ffff"})
+        assert caught.value.error is ErrorCode.NOT_FOUND
+    with pytest.raises(UmaError) as caught:
+        cache_admin(w.cache, {"action": "pin", "key": None})
+    assert caught.value.error is ErrorCode.BAD_REQUEST
+
+
+def test_stats_add_up() -> None:
+    w = World(model(n_seq_max=1, n_ctx=2048), CacheSettings(is_on=True, ram_bytes=10**7))
+    for i in range(4):
+        w.ask(f"r{i}", text(300, i % 2), uid=7)
+    stats = cache_admin(w.cache, {"action": "stats"})["stats"]
+    assert stats["misses"] == 2 and sum(stats["hits"].values()) == 2 and stats["hit_ratio"] == 0.5
+    assert sum(stats["tokens_saved"].values()) == 2 * 299
+    assert stats["tenants"] == {
+        "7": {"resident_bytes": 307 * CELL, "ram_bytes": stats["ram"]["bytes"], "disk_bytes": 0}
+    }
+    assert stats["resident"]["bytes"] == 307 * CELL

@@ -1,0 +1,211 @@
+"""LlamaEngine against llama.cpp itself: greedy text from a plain llama.h loop, token for token."""
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engine.conftest import DRAFT, MOE, OPTIONS, TARGET
+from tests.engine.drive import generate, read, read_sliced, step, tokens_of
+from uma_core.config.options import EngineOptions
+from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama.engine import ALL_KERNELS, LlamaEngine
+from uma_core.engine.llama.params import context_params
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.memory.budget import resident_bytes
+
+PROMPT = "The Debian project is an association of individuals who have made common cause to"
+
+
+def greedy_by_llama_cpp(engine: LlamaEngine, tokens: list[int], n: int) -> list[int]:
+    """llama.h's own way: one context, llama_batch_get_one, the greedy sampler, ggml's own kernels."""
+    lib.uma_accel_enable(0)
+    context = lib.llama_init_from_model(
+        engine.model.handle, context_params(n_ctx=2048, n_batch=512, n_threads=2, n_threads_batch=2)
+    )
+    chain = lib.llama_sampler_init_greedy()
+    try:
+        out: list[int] = []
+        feed = list(tokens)
+        for _ in range(n):
+            data = ffi.new("llama_token[]", feed)
+            assert lib.llama_decode(context, lib.llama_batch_get_one(data, len(feed))) == 0
+            feed = [lib.llama_sampler_sample(chain, context, -1)]
+            out += feed
+        return out
+    finally:
+        lib.llama_sampler_free(chain)
+        lib.llama_free(context)
+        lib.uma_accel_enable(ALL_KERNELS if engine.info.kernels else 0)
+
+
+@pytest.mark.parametrize("path", [TARGET, DRAFT, MOE])
+@pytest.mark.parametrize("n_repeat", [1, 25])
+def test_greedy_equals_llama_cpp(path: str, n_repeat: int) -> None:
+    """Token for token with ggml's own kernels. Ours round differently: test_our_kernels_choose_alike."""
+    engine = LlamaEngine(path, dataclasses.replace(OPTIONS, cpu_kernels=False))
+    try:
+        tokens = engine.tokenize(PROMPT * n_repeat, True, False)
+        expected = greedy_by_llama_cpp(engine, tokens, 40)
+        sliced = generate(engine, 0, read_sliced(engine, 0, np.array(tokens, np.int32), 1), 39)
+        assert sliced == expected
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("path", [TARGET, DRAFT, MOE])
+def test_our_kernels_choose_alike(path: str) -> None:
+    """With our kernels greedy text may part from ggml's, but only where two tokens are as good as equal."""
+    engine = LlamaEngine(path, OPTIONS)
+    try:
+        tokens = engine.tokenize(PROMPT, True, False)
+        expected = greedy_by_llama_cpp(engine, tokens, 40)
+        token = read(engine, 0, np.array(tokens, np.int32))
+        for i, other in enumerate(expected):
+            if token != other:
+                logits = engine.logits(0) if i else engine.prefill_logits(0)
+                assert logits[token] - logits[other] < 0.05 * logits.std()
+                return
+            token = step(engine, [(0, token)])[0]
+    finally:
+        engine.close()
+
+
+def test_direct_kv_is_proven_on_our_models() -> None:
+    for path in (TARGET, DRAFT, MOE):
+        engine = LlamaEngine(path, OPTIONS)
+        assert engine.info.capabilities.n_prefill_lanes == 2 and not engine.info.notes
+        engine.close()
+
+
+def test_an_unproven_cache_falls_back_to_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uma_core.engine.llama.engine.proves_direct_kv", lambda engine: False)
+    engine = LlamaEngine(DRAFT, OPTIONS)
+    try:
+        assert engine.info.capabilities.n_prefill_lanes == 0
+        assert any("sized chunks" in note for note in engine.info.notes)
+        assert read(engine, 0, np.array(engine.tokenize(PROMPT, True, False), np.int32)) >= 0
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("options", [{"kv_mode": "unified"}, {"flash_attn": "off"}, {"n_seq": 1}])
+def test_other_memory_modes_generate_the_same_beginning(options: dict[str, object]) -> None:
+    plain, other = LlamaEngine(TARGET, OPTIONS), LlamaEngine(TARGET, dataclasses.replace(OPTIONS, **options))  # type: ignore[arg-type]
+    try:
+        tokens = np.array(plain.tokenize(PROMPT, True, False), np.int32)
+        expected = generate(plain, 0, read(plain, 0, tokens), 3)
+        assert generate(other, 0, read(other, 0, tokens), 3) == expected
+    finally:
+        plain.close()
+        other.close()
+
+
+def test_a_chunk_that_never_began_is_cancelled_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """Its lane lacks the prompt's beginning as yet: llama.cpp would complain about the positions."""
+    engine = LlamaEngine(DRAFT, OPTIONS)
+    try:
+        tokens = tokens_of(engine, 150)
+        read(engine, 0, tokens[:120])
+        for lane in engine.lanes:
+            lane.drop()
+        assert engine.prefill_open(0, tokens[120:], True)
+        assert engine.prefill_run(0, 0, 1, 1).n_pieces == 0
+        engine.prefill_close(0)
+        engine.pump_log()
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+        expected = read(engine, 1, tokens)
+        assert read(engine, 0, tokens[120:]) == expected
+    finally:
+        engine.close()
+
+
+def test_copied_cells_are_what_llama_cpp_would_save() -> None:
+    """The blob of llama_state_seq_get_data holds the same K and V bytes as our export, layer by layer."""
+    engine = LlamaEngine(DRAFT, OPTIONS)
+    try:
+        tokens = np.array(engine.tokenize(PROMPT, True, False), np.int32)
+        read(engine, 2, tokens)
+        export = engine.export_state(2, len(tokens))
+        while not export.step(2**62):
+            pass
+        assert engine.decoder is not None
+        size = lib.llama_state_seq_get_size(engine.decoder.handle, 2)
+        buffer = ffi.new("uint8_t[]", size)
+        lib.llama_state_seq_get_data(engine.decoder.handle, buffer, size, 2)
+        blob = bytes(ffi.buffer(buffer, size))
+        n_layer, row = engine.info.n_layer, len(export.blob) // (2 * engine.info.n_layer)
+        for part in range(2 * n_layer):
+            assert bytes(export.blob[part * row : (part + 1) * row]) in blob
+    finally:
+        engine.close()
+
+
+def test_bad_files_are_coded_errors(tmp_path: pytest.TempPathFactory) -> None:
+    good = Path(DRAFT).read_bytes()
+    cases = {
+        "absent.gguf": None,
+        "text.gguf": b"hello",
+        "cut.gguf": good[: len(good) // 2],
+        "empty.gguf": b"",
+        "magic.gguf": b"GGUF" + b"\xff" * 64,
+    }
+    for name, data in cases.items():
+        path = os.path.join(str(tmp_path), name)
+        if data is not None:
+            with open(path, "wb") as file:
+                file.write(data)
+        with pytest.raises(UmaError) as caught:
+            LlamaEngine(path, OPTIONS)
+        assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED, name
+
+
+def test_metal_residency_reaches_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GGML_METAL_NO_RESIDENCY", "GGML_METAL_RESIDENCY_KEEP_ALIVE_S", "GGML_METAL_SHARED_BUFFERS_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    from uma_core.engine.select.open import open_engine
+
+    options = EngineOptions(
+        model=DRAFT,
+        n_ctx=512,
+        n_seq=1,
+        threads=1,
+        metal_residency=False,
+        metal_keep_alive_s=7,
+        metal_shared_buffers="off",
+        engine="llama",
+    )
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(
+        "uma_core.engine.llama.engine.LlamaModel",
+        lambda *a, **k: seen.update(os.environ) or (_ for _ in ()).throw(KeyError),
+    )
+    with pytest.raises(KeyError):
+        open_engine(options)
+    assert seen["GGML_METAL_NO_RESIDENCY"] == "1"
+    assert seen["GGML_METAL_RESIDENCY_KEEP_ALIVE_S"] == "7"
+    assert seen["GGML_METAL_SHARED_BUFFERS_DISABLE"] == "1"
+
+
+def test_fewer_experts_per_token_reach_the_model() -> None:
+    engine = LlamaEngine(MOE, dataclasses.replace(OPTIONS, moe_top_k=1))
+    plain = LlamaEngine(MOE, OPTIONS)
+    try:
+        tokens = np.array(plain.tokenize(PROMPT, True, False), np.int32)
+        assert generate(engine, 0, read(engine, 0, tokens), 20) != generate(plain, 0, read(plain, 0, tokens), 20)
+    finally:
+        engine.close()
+        plain.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what is resident")
+def test_a_pretended_context_lies_in_real_memory() -> None:
+    """Cells that were never written read from one page that stays in the cache: what is timed over them would be too fast."""
+    engine = LlamaEngine(DRAFT, dataclasses.replace(OPTIONS, n_ctx=32768, n_seq=2))
+    before = resident_bytes()
+    engine.pretend(1, 16000)
+    assert resident_bytes() - before > 0.9 * 16000 * engine.info.kv_bytes_per_cell
+    engine.close()

@@ -1,0 +1,118 @@
+"""`--engine auto`: the graph engine only where it serves the model and was measured faster; always with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import DRAFT, OPTIONS
+from tests.engine.drive import generate
+from tests.engine.graph.models import MODELS, write
+from uma_core.engine.api import Engine
+from uma_core.engine.select import choose as module
+from uma_core.engine.select import compare
+from uma_core.engine.select.choose import Choice, choose, store, stored_in
+from uma_core.engine.select.compare import N_AGREE, Shape, Times
+from uma_core.engine.select.open import estimate_engine, open_engine
+from uma_core.engine.select.trial import Trial
+
+AUTO = replace(OPTIONS, model=DRAFT, engine="auto")
+FASTER = Choice("graph", "it is faster")
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("UMA_BUILD_CACHE", str(tmp_path))
+    yield
+
+
+class Clocked:
+    """Stands in for `measure`: says what each engine's calls took, and remembers who was asked beside whom."""
+
+    def __init__(self, **ms: float) -> None:
+        self.ms = ms
+        self.asked: list[list[str]] = []
+
+    def __call__(self, engines: Sequence[Engine], shapes: Sequence[Shape], trial: Trial) -> list[Times]:
+        names = [engine.info.engine for engine in engines]
+        self.asked.append(names)
+        return [{shape.name: [round(self.ms[name] * 1e6)] * N_AGREE for shape in shapes} for name in names]
+
+
+def test_without_a_comparison_llama_cpp_computes_and_says_why() -> None:
+    for options in (AUTO, replace(AUTO, calibrate="off")):
+        engine = open_engine(options)
+        assert engine.info.engine == "llama"
+        assert any("engine auto took llama: " in note and "compared" in note for note in engine.info.notes)
+        engine.close()
+
+
+def test_what_is_due_is_compared_only_where_somebody_lets_it() -> None:
+    assert choose(DRAFT, AUTO).is_due
+    assert choose(DRAFT, replace(AUTO, calibrate="force")).is_due
+    assert not choose(DRAFT, replace(AUTO, calibrate="off")).is_due
+
+
+def test_what_the_graph_engine_lacks_is_the_reason() -> None:
+    for calibrate in ("auto", "force"):
+        choice = choose(DRAFT, replace(AUTO, kv_type="q4_0", calibrate=calibrate))
+        assert choice == Choice("llama", "the graph engine lacks KV type q4_0")
+
+
+def test_a_stored_choice_holds_for_its_options_only() -> None:
+    store(DRAFT, AUTO, FASTER)
+    assert choose(DRAFT, AUTO) == FASTER
+    assert choose(DRAFT, replace(AUTO, calibrate="force")) == FASTER._replace(is_due=True)
+    assert choose(DRAFT, replace(AUTO, calibrate="off")).engine == "llama"
+    for other in (replace(AUTO, threads=1), replace(AUTO, n_seq=2), replace(AUTO, kv_type="q8_0")):
+        assert choose(DRAFT, other).is_due
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"engine": "graph"}'])
+def test_a_damaged_store_is_no_choice(content: str) -> None:
+    store(DRAFT, AUTO, FASTER)
+    stored_in(DRAFT, AUTO).write_text(content)
+    assert choose(DRAFT, AUTO).is_due
+
+
+def test_the_first_start_compares_and_later_ones_remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocked = Clocked(llama=10, graph=5)
+    monkeypatch.setattr(compare, "measure", clocked)
+    for n_asked in (2, 2):
+        engine = open_engine(AUTO, trial=Trial())
+        assert engine.info.engine == "graph"
+        assert any(
+            "engine auto took graph: the graph engine has 2.00 times llama.cpp's speed" in note
+            for note in engine.info.notes
+        )
+        assert len(generate(engine, 0, 50, 3)) == 4
+        engine.close()
+        assert len(clocked.asked) == n_asked
+    assert estimate_engine(AUTO) == estimate_engine(replace(AUTO, engine="graph"))
+    open_engine(AUTO).close()
+    open_engine(replace(AUTO, calibrate="force")).close()
+    assert len(clocked.asked) == 2, "nobody let them"
+    open_engine(replace(AUTO, calibrate="force"), trial=Trial()).close()
+    assert len(clocked.asked) == 4
+
+
+def test_what_is_missing_shows_when_the_weights_are_looked_at(tmp_path: Path) -> None:
+    model = replace(MODELS["llama"], tensors={"blk.0.ffn_down.scale": (1,)})
+    options = replace(AUTO, model=write(model, tmp_path / "scaled.gguf"), n_ctx=2048)
+    assert choose(options.model, options).is_due, "the header is that of a model it serves"
+    engine = open_engine(options, trial=Trial())
+    assert engine.info.engine == "llama"
+    assert any("a use of blk.0.ffn_down.scale" in note for note in engine.info.notes)
+    engine.close()
+    assert not choose(options.model, options).is_due, "that will not change"
+
+
+def test_a_stored_choice_that_no_longer_holds_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "choose", lambda *a: Choice("graph", "measured"))
+    engine = open_engine(replace(AUTO, kv_type="q4_0"))
+    assert engine.info.engine == "llama"
+    assert any("KV type q4_0" in note for note in engine.info.notes)
+    engine.close()

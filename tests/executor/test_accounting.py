@@ -1,0 +1,137 @@
+"""What is noted while a plan is repeated is booked in the end, and repeating changes nothing else."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from tests.executor.rig import Rig
+from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
+from uma_core.metrics import catalog as m
+from uma_core.policy.config import SchedulerConfig
+from uma_core.trace import Recorder
+from uma_core.types import FinishReason, Lane, Peer
+
+N = 60
+MS, SAMPLE_NS = 1_000_000, 1000
+
+
+def streams(rig: Rig, n: int = 3) -> Rig:
+    for i in range(n):
+        rig.submit(f"r{i}", f"prompt {i}", conn_id=i, peer=Peer(1, 1, i), max_tokens=N, lane=Lane.INTERACTIVE)
+    return rig
+
+
+def watch(rig: Rig) -> list[tuple[bool, int]]:
+    """What decode calls from now on are told: whether the next one is the same, and their rows."""
+    seen: list[tuple[bool, int]] = []
+    decode = rig.engine.decode
+
+    def watched(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        seen.append((batch.goes_on, batch.n))
+        return decode(batch, samplers)
+
+    rig.engine.decode = watched  # type: ignore[method-assign]
+    return seen
+
+
+def test_every_call_and_token_is_counted_once() -> None:
+    rig = streams(Rig())
+    rig.run()
+    rig.tick()
+    meters, snapshot = rig.executor.meters, rig.registry.snapshot()
+    calls = snapshot.merged(m.DECODE_CALL)
+    assert meters.tokens.value == 3 * N
+    assert calls.n_values == meters.calls.value
+    assert snapshot.merged(m.INTER_TOKEN).n_values == 3 * (N - 1)
+    assert meters.ticks.value >= calls.n_values
+    assert sum(rig.executor.client_ns.values()) > 0.99 * calls.total
+
+
+def test_repeated_ticks_give_the_text_of_planned_ones() -> None:
+    repeated, planned = streams(Rig()), streams(Rig())
+    planned.executor.record(Recorder())  # a recorded tick is never a repeat
+    repeated.run()
+    planned.run()
+    assert repeated.executor.n_ticks == planned.executor.n_ticks
+    assert [repeated.text(f"r{i}") for i in range(3)] == [planned.text(f"r{i}") for i in range(3)]
+
+
+def test_a_repeated_batch_goes_on_until_somebody_ends() -> None:
+    rig = streams(Rig())
+    seen = watch(rig)
+    rig.run()
+    assert sum(goes_on for goes_on, _ in seen) > len(seen) / 2
+    assert all(n == n_next for (goes_on, n), (_, n_next) in itertools.pairwise(seen) if goes_on)
+    assert not seen[-1][0]
+
+
+def test_nothing_is_begun_for_a_plan_that_may_let_the_background_in() -> None:
+    rig = Rig(config=SchedulerConfig(guard_cap=1.0, pause_cap=4.0, long_tick_share=0.1))
+    rig.submit("work", "background", conn_id=9, max_tokens=N, lane=Lane.BACKGROUND)
+    for _ in range(8):
+        rig.tick()
+    streams(rig, 1)
+    seen = watch(rig)
+    rig.run()
+    sizes = [n for _, n in seen]
+    assert 2 in sizes and sizes.count(1) > N / 2, "the background is let in now and then"
+    assert any(goes_on for goes_on, _ in seen)
+    assert all(n == n_next for (goes_on, n), (_, n_next) in itertools.pairwise(seen) if goes_on)
+
+
+def test_time_between_calls_ends_when_the_next_one_was_begun() -> None:
+    rig = streams(Rig())
+    for _ in range(20):
+        rig.tick()
+    rig.executor.settle()
+    decode, begun = rig.engine.decode, [rig.clock.now_ns()]
+
+    def begun_ahead(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        rig.clock.advance(5_000_000)
+        begun[0] += 6_000_000
+        return decode(batch, samplers)._replace(begun_ns=begun[0] - 6_000_000, call_ns=6_000_000 - SAMPLE_NS)
+
+    rig.engine.decode = begun_ahead  # type: ignore[method-assign]
+    before = rig.registry.snapshot().merged(m.TICK_OVERHEAD)
+    for _ in range(4):
+        rig.tick()
+    rig.executor.settle()
+    after = rig.registry.snapshot().merged(m.TICK_OVERHEAD)
+    assert after.n_values == before.n_values + 4
+    assert after.total - before.total <= MS + 3 * SAMPLE_NS, "not the time that Python took while the device computed"
+
+
+@pytest.mark.parametrize("status", [DecodeStatus.FULL, DecodeStatus.ABORTED])
+def test_a_repeat_that_did_not_work_is_done_again(status: DecodeStatus) -> None:
+    alone = streams(Rig())
+    alone.run()
+    rig = streams(Rig())
+    for _ in range(20):
+        rig.tick()
+    for _ in range(5):
+        rig.faults.statuses.append(status)
+        rig.tick()
+        rig.tick()
+    rig.run()
+    assert [rig.text(f"r{i}") for i in range(3)] == [alone.text(f"r{i}") for i in range(3)]
+
+
+def test_a_fatal_repeat_ends_its_sessions() -> None:
+    rig = streams(Rig())
+    for _ in range(20):
+        rig.tick()
+    rig.faults.statuses.append(DecodeStatus.FATAL)
+    rig.run()
+    assert {rig.finals(f"r{i}")[0].reason for i in range(3)} == {FinishReason.ERROR}
+    rig.check_all_free()
+
+
+def test_metrics_are_late_by_a_moment_at_most() -> None:
+    rig = streams(Rig(), 1)
+    for _ in range(10):
+        rig.tick()
+    for _ in range(2):
+        rig.clock.advance(300_000_000)
+        rig.tick()
+    assert rig.executor.meters.tokens.value >= len(next(iter(rig.executor.table)).generated) - 1

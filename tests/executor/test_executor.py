@@ -1,0 +1,376 @@
+"""Plans carried out over the FakeEngine: whole lives of requests, limits, failures."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.executor.rig import Rig
+from uma_core.engine.api import DecodeStatus
+from uma_core.engine.fake.engine import FakeEngine, FakeModel
+from uma_core.errors import ErrorCode
+from uma_core.executor.accounting import CLIENTS_MOST
+from uma_core.executor.admission import Limits
+from uma_core.session.events import Accepted, Token
+from uma_core.trace import Recorder
+from uma_core.types import FinishReason, Lane, Peer
+
+
+def solo_text(prompt: str, n: int, model: FakeModel | None = None) -> str:
+    rig = Rig(model)
+    rig.submit("solo", prompt, max_tokens=n)
+    rig.run()
+    return rig.text("solo")
+
+
+def test_one_request_from_acceptance_to_final() -> None:
+    rig = Rig()
+    rig.submit("a", "hello", max_tokens=7)
+    rig.run()
+    assert isinstance(rig.seen[0], Accepted)
+    (final,) = rig.finals("a")
+    assert final.reason is FinishReason.LENGTH
+    assert final.usage == {"prompt_tokens": 6, "cached_tokens": 0, "completion_tokens": 7}
+    assert len(rig.text("a")) > 0
+    rig.check_all_free()
+
+
+def test_streams_do_not_change_each_other() -> None:
+    alone = [solo_text(f"prompt {i} " * (i + 1), 20) for i in range(9)]
+    rig = Rig()
+    for i in range(9):
+        rig.submit(f"r{i}", f"prompt {i} " * (i + 1), max_tokens=20)
+    rig.run()
+    assert [rig.text(f"r{i}") for i in range(9)] == alone
+    rig.check_all_free()
+
+
+@pytest.mark.parametrize("n_lanes", [0, 1, 2])
+@pytest.mark.parametrize("is_unified", [False, True])
+def test_long_prompts_read_in_any_way_give_one_text(n_lanes: int, is_unified: bool) -> None:
+    prompt = "a long prompt, " * 120
+    model = FakeModel(n_prefill_lanes=n_lanes, is_unified=is_unified)
+    assert solo_text(prompt, 5, model) == solo_text(prompt, 5)
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sequences whose first token was drawn from their prompt's own logits."""
+    seqs: list[int] = []
+    sample = FakeEngine.prefill_sample
+    monkeypatch.setattr(
+        FakeEngine,
+        "prefill_sample",
+        lambda self, seq_id, sampler: [seqs.append(seq_id), sample(self, seq_id, sampler)][1],
+    )
+    return seqs
+
+
+def test_chats_that_come_together_begin_together() -> None:
+    rig = Rig()
+    for name in "abc":
+        rig.submit(name, f"prompt {name} " * 9, max_tokens=9)
+    rig.run()
+    firsts = {e.request_id: i for i, e in reversed(list(enumerate(rig.seen))) if isinstance(e, Token)}
+    assert max(firsts.values()) - min(firsts.values()) == 2, "three first tokens, one after another"
+
+
+def test_without_streaming_the_text_comes_in_the_final() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=6, stream=False)
+    rig.run()
+    assert not any(isinstance(e, Token) for e in rig.seen)
+    assert rig.finals("a")[0].text == solo_text("hello", 6)
+
+
+def test_stop_string_ends_before_itself() -> None:
+    whole = solo_text("hello", 30)
+    stop = whole[8:11]
+    rig = Rig()
+    rig.submit("a", max_tokens=30, stop=(stop,))
+    rig.run()
+    assert rig.finals("a")[0].reason is FinishReason.STOP
+    assert rig.text("a") == whole[: whole.find(stop)]
+
+
+def test_end_of_generation_token_stops_unless_it_is_banned() -> None:
+    model = FakeModel(eog_every=3)
+    rig = Rig(model)
+    rig.submit("a", max_tokens=500)
+    rig.run()
+    assert rig.finals("a")[0].reason is FinishReason.STOP
+
+
+def test_max_tokens_is_cut_to_the_context() -> None:
+    rig = Rig(FakeModel(n_ctx=256, n_seq_max=2))
+    rig.submit("a", "x" * 99, max_tokens=10_000)
+    rig.run()
+    (final,) = rig.finals("a")
+    assert final.reason is FinishReason.LENGTH
+    assert final.usage["prompt_tokens"] + final.usage["completion_tokens"] == 128 + 1  # the last token needs no cell
+
+
+def test_prompt_longer_than_a_sequence_is_refused() -> None:
+    rig = Rig(FakeModel(n_ctx=256, n_seq_max=2))
+    rig.submit("a", "x" * 200)
+    rig.tick()
+    assert [r.error.error for r in rig.refusals()] == [ErrorCode.PROMPT_TOO_LARGE]
+
+
+def test_full_queue_tells_when_to_come_back() -> None:
+    rig = Rig(limits=Limits(queue=(2, 2), max_sessions=50))
+    for i in range(4):
+        rig.submit(f"r{i}")
+    rig.run()
+    assert [r.error.error for r in rig.refusals()] == [ErrorCode.OVERLOADED] * 2
+    assert all(r.error.detail["retry_after_ms"] > 0 and r.error.detail["queue_position"] == 2 for r in rig.refusals())
+
+
+def test_session_cap_and_duplicate_ids() -> None:
+    rig = Rig(limits=Limits(max_sessions=2))
+    rig.submit("a", max_tokens=50)
+    rig.submit("a")
+    rig.submit("b")
+    rig.submit("c")
+    rig.tick()
+    assert [r.error.error for r in rig.refusals()] == [ErrorCode.DUPLICATE_ID, ErrorCode.TOO_MANY_SESSIONS]
+
+
+def test_whoever_fills_all_places_does_not_keep_the_others_out() -> None:
+    """A process, and an account that a gateway asks for, each have a place of their own beyond the cap; but not a second one."""
+    rig = Rig(limits=Limits(max_sessions=16))
+    for i in range(20):
+        rig.submit(f"hog{i}", conn_id=i, max_tokens=500)
+    gateway = Peer(1000, 1000, 77)
+    rig.submit("other", conn_id=50, peer=Peer(1000, 1000, 2), max_tokens=500)
+    rig.submit("account", conn_id=51, peer=gateway, account="alice", max_tokens=500)
+    rig.submit("again", conn_id=52, peer=gateway, account="alice", max_tokens=500)
+    rig.submit("no room", conn_id=53, peer=gateway, account="bob", max_tokens=500)
+    rig.tick()
+    refused = {r.request_id: r.error for r in rig.refusals()}
+    assert sorted(refused) == ["again", "hog16", "hog17", "hog18", "hog19", "no room"]
+    assert all(error.error is ErrorCode.TOO_MANY_SESSIONS and error.detail["limit"] == 16 for error in refused.values())
+    assert (
+        refused["hog19"].detail["n_held"],
+        refused["again"].detail["n_held"],
+        refused["no room"].detail["n_held"],
+    ) == (16, 1, 0)
+    rig.run()
+    rig.check_all_free()
+
+
+def test_lane_follows_the_prompt_where_the_request_is_silent() -> None:
+    rig = Rig(limits=Limits(auto_lane_tokens=50))
+    rig.submit("short", "x" * 10)
+    rig.submit("long", "x" * 100)
+    rig.submit("told", "x" * 100, lane=Lane.INTERACTIVE)
+    lanes = {s.id: s.lane for s in rig.executor.table}
+    assert lanes == {"short": Lane.INTERACTIVE, "long": Lane.BACKGROUND, "told": Lane.INTERACTIVE}
+
+
+def test_cancel_frees_cells_at_once() -> None:
+    rig = Rig()
+    rig.submit("a", "x" * 300, max_tokens=100)
+    rig.tick()
+    assert rig.executor.table.n_cells_reserved > 0
+    assert rig.executor.cancel(1, "a")
+    rig.check_all_free()
+    rig.tick()
+    assert rig.finals("a")[0].reason is FinishReason.CANCELLED
+
+
+def test_timeout_ends_with_what_was_generated() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=1000, timeout_ns=20_000_000)
+    rig.run()
+    assert rig.finals("a")[0].reason is FinishReason.TIMEOUT
+    assert rig.text("a")
+
+
+def test_a_held_reader_pauses_alone() -> None:
+    rig = Rig()
+    rig.submit("slow", conn_id=1, max_tokens=40)
+    rig.submit("fast", conn_id=2, max_tokens=40)
+    for _ in range(4):
+        rig.tick()
+    rig.executor.hold(1, True)
+    for _ in range(200):
+        rig.tick()
+    assert rig.finals("fast") and not rig.finals("slow")
+    rig.executor.hold(1, False)
+    rig.run()
+    assert rig.text("slow") == solo_text("hello", 40)
+
+
+# failures
+
+
+def test_full_is_soft() -> None:
+    rig = Rig()
+    rig.faults.n_full = 25
+    for i in range(3):
+        rig.submit(f"r{i}", f"p{i}", max_tokens=10)
+    rig.run()
+    assert [rig.text(f"r{i}") for i in range(3)] == [solo_text(f"p{i}", 10) for i in range(3)]
+
+
+def test_aborted_call_is_repeated() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=10)
+    rig.tick()
+    rig.faults.statuses.extend([DecodeStatus.ABORTED] * 3)
+    rig.run()
+    assert rig.text("a") == solo_text("hello", 10)
+
+
+def test_fatal_decode_ends_its_sessions_and_no_others() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=30)
+    while not rig.text("a"):
+        rig.tick()
+    rig.submit("later", "other", max_tokens=10)
+    rig.faults.statuses.append(DecodeStatus.FATAL)
+    rig.run()
+    (final,) = rig.finals("a")
+    assert (
+        final.reason is FinishReason.ERROR and final.error is not None and final.error.error is ErrorCode.DECODE_FAILED
+    )
+    assert rig.text("later") == solo_text("other", 10)
+    rig.check_all_free()
+
+
+def test_logits_that_are_not_finite_end_one_session() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=30)
+    while not rig.text("a"):
+        rig.tick()
+    rig.faults.nan_rows = {0}
+    rig.run()
+    assert rig.finals("a")[0].error.error is ErrorCode.SAMPLER_FAILED  # type: ignore[union-attr]
+    rig.check_all_free()
+
+
+def test_lost_chunk_ends_its_session() -> None:
+    rig = Rig()
+    rig.faults.prefill_failures = 1
+    rig.submit("a")
+    rig.run()
+    assert rig.finals("a")[0].error.error is ErrorCode.DECODE_FAILED  # type: ignore[union-attr]
+    rig.submit("b")
+    rig.run()
+    assert rig.finals("b")[0].error is None
+
+
+def test_a_failing_stage_falls_back_to_decode_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=99)
+    while not rig.text("a"):
+        rig.tick()
+
+    def broken(state: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rig.executor, "_pipeline", broken)
+    rig.run()
+    assert rig.text("a") == solo_text("hello", 99)
+    assert rig.executor.meters.violations.value > 0
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 3), st.integers(1, 700), st.integers(1, 30), st.booleans()),
+        st.tuples(st.just("cancel"), st.integers(1, 3), st.integers(0, 40)),
+        st.tuples(st.just("hang_up"), st.integers(1, 3)),
+        st.tuples(st.just("hold"), st.integers(1, 3), st.booleans()),
+        st.tuples(st.just("fault"), st.sampled_from([DecodeStatus.FATAL, DecodeStatus.ABORTED, DecodeStatus.FULL])),
+        st.tuples(st.just("nan")),
+        st.tuples(st.just("lose_chunk")),
+        st.tuples(st.just("tick"), st.integers(1, 20)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ACTIONS)
+def test_every_accepted_request_ends_exactly_once(actions: list[tuple]) -> None:  # type: ignore[type-arg]
+    rig = Rig(FakeModel(n_ctx=4096, eog_every=25))
+    n = 0
+    for action in actions:
+        match action:
+            case ("submit", conn, size, n_max, stream):
+                rig.submit(f"r{n}", "x" * size, conn_id=conn, max_tokens=n_max, stream=stream)
+                n += 1
+            case ("cancel", conn, i):
+                rig.executor.cancel(conn, f"r{i}")
+            case ("hang_up", conn):
+                rig.executor.hang_up(conn)
+            case ("hold", conn, held):
+                rig.executor.hold(conn, held)
+            case ("fault", status):
+                rig.faults.statuses.append(status)
+            case ("nan",):
+                rig.faults.nan_rows = {0}
+            case ("lose_chunk",):
+                rig.faults.prefill_failures += 1
+            case ("tick", k):
+                for _ in range(k):
+                    rig.tick()
+    for conn in (1, 2, 3):
+        rig.executor.hold(conn, False)
+    rig.run()
+    rig.check_one_final_each()
+    rig.check_all_free()
+    assert rig.executor.meters.violations.value == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 60), st.sampled_from([FinishReason.DRAINING, FinishReason.ERROR]))
+def test_end_all_ends_everything(n_ticks: int, reason: FinishReason) -> None:
+    rig = Rig()
+    for i in range(6):
+        rig.submit(f"r{i}", "x" * (50 * i + 5), max_tokens=200)
+    for _ in range(n_ticks):
+        rig.tick()
+    rig.executor.end_all(reason)
+    rig.tick()
+    rig.check_one_final_each()
+    rig.check_all_free()
+
+
+def test_a_trace_holds_the_ticks_between_start_and_stop() -> None:
+    rig, first, second = Rig(), Recorder(), Recorder()
+    rig.executor.record(first)
+    rig.submit("a", max_tokens=5)
+    rig.run()
+    n_ticks = len(first.ticks)
+    rig.executor.record(second)
+    rig.submit("b", max_tokens=5)
+    rig.executor.forget(first)
+    rig.run()
+    assert len(first.ticks) == n_ticks >= 5 and len(second.ticks) >= 5, "recordings do not end each other"
+    assert (first.names, second.names) == ({1: "a", 2: "b"}, {2: "b"})
+
+
+def test_a_recording_for_replays_leaves_repeated_plans_alone() -> None:
+    drawn, lines = Recorder(), Recorder(is_every_tick=False)
+    for recorder in (drawn, lines):
+        rig = Rig()
+        rig.executor.record(recorder)
+        rig.submit("a", max_tokens=200)
+        rig.run()
+    assert len(drawn.ticks) > 10 * len(lines.ticks) > 0
+
+
+def test_a_process_for_each_request_does_not_grow_the_shares() -> None:
+    rig = Rig()
+    rig.submit("heavy", "hello", peer=Peer(1, 1, 1), max_tokens=2000)
+    for n in range(3 * CLIENTS_MOST):
+        rig.submit(f"r{n}", "x", peer=Peer(1, 1, 100 + n), conn_id=2, max_tokens=1)
+        rig.tick()
+    heavy = next(s.client for s in rig.executor.table if s.id == "heavy")
+    shares = rig.executor.client_ns
+    assert len(shares) <= CLIENTS_MOST
+    assert shares[heavy] == max(shares.values())
+    rig.executor.cancel(1, "heavy")
+    rig.run()
+    rig.check_all_free()

@@ -1,0 +1,171 @@
+"""Prompts and answers that exceed the context."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cache.world import World, answer, check_idle
+from uma_core.cache.settings import CacheSettings
+from uma_core.engine.fake.engine import FakeModel
+from uma_core.errors import ErrorCode
+from uma_core.executor import overflow
+from uma_core.executor.admission import Limits
+from uma_core.types import FinishReason, Lane
+
+N_CTX = 256
+
+
+def world(**fields: object) -> World:
+    limits = fields.pop("limits", None)
+    return World(
+        FakeModel(**{"n_seq_max": 2, "n_ctx": 2 * N_CTX, **fields}), CacheSettings(is_on=True, ram_bytes=10**8), limits
+    )  # type: ignore[arg-type]
+
+
+def text(n: int, first: int = 1) -> list[int]:
+    return [first, *(97 + i * i % 26 for i in range(1, n))]
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=10, max_size=60), st.integers(2, 9), st.lists(st.integers(1, 60), max_size=4)
+)
+def test_a_cut_prompt_keeps_its_ends(tokens: list[int], n_kept: int, ends: list[int]) -> None:
+    ends = sorted({e for e in ends if e <= len(tokens)})
+    kept, left = overflow.without_middle(np.array(tokens), tuple(ends), n_kept)
+    n_head = overflow.head_of(tuple(ends), n_kept // 2)
+    assert len(kept) == n_kept
+    assert kept.tolist() == tokens[:n_head] + tokens[len(tokens) - (n_kept - n_head) :]
+    assert all(0 < e <= n_kept for e in left) and list(left) == sorted(left)
+
+
+def test_the_first_message_is_the_head_where_it_fits() -> None:
+    assert overflow.head_of((30, 80), 40) == 30
+    assert overflow.head_of((50, 80), 40) == overflow.N_SINK
+    assert overflow.head_of((), 40) == overflow.N_SINK
+    kept, ends = overflow.without_middle(np.arange(100), (20, 50, 100), 60)
+    assert kept.tolist() == [*range(20), *range(60, 100)] and ends == (20, 60)
+
+
+@given(st.integers(2, 50), st.integers(0, 10))
+def test_a_shift_drops_the_older_half_after_the_head(n: int, n_head: int) -> None:
+    n_head = min(n, n_head)
+    kept = overflow.without_oldest(np.arange(n), n_head).tolist()
+    n_tail = (n - n_head) // 2
+    assert kept == [*range(n_head), *range(n - n_tail, n)]
+
+
+def test_error_refuses_what_does_not_fit_and_cuts_the_answer() -> None:
+    w = world()
+    w.submit("long", text(N_CTX + 1))
+    assert w.refused == {} and w.tick() is False
+    assert w.refused["long"].error.error is ErrorCode.PROMPT_TOO_LARGE
+    w.submit("fits", text(N_CTX - 9), max_tokens=100)
+    w.run()
+    assert w.finals["fits"].usage["completion_tokens"] == 10
+    assert w.finals["fits"].reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("how", ["truncate-middle", "shift"])
+def test_a_long_prompt_loses_its_middle(how: str) -> None:
+    w = world()
+    tokens = text(600)
+    w.submit("a", tokens, max_tokens=30, overflow=how, message_ends=(50, 590))
+    w.run()
+    n_kept = N_CTX - 30
+    kept = tokens[:50] + tokens[600 - (n_kept - 50) :]
+    assert w.texts["a"].encode() == bytes(answer(kept, 30))
+    assert w.finals["a"].usage == {
+        "prompt_tokens": n_kept,
+        "cached_tokens": 0,
+        "completion_tokens": 30,
+        "dropped_tokens": 600 - n_kept,
+    }
+    check_idle(w)
+
+
+def test_the_configuration_decides_for_requests_that_do_not() -> None:
+    w = world(limits=Limits(overflow="truncate-middle"))
+    w.submit("a", text(600), max_tokens=10)
+    w.submit("b", text(600), max_tokens=10, overflow="error")
+    w.run()
+    assert "a" in w.finals and w.refused["b"].error.error is ErrorCode.PROMPT_TOO_LARGE
+
+
+def shifted_answer(prompt: list[int], n: int, n_head: int, n_ctx: int = N_CTX) -> list[int]:
+    """What the model says when it forgets the older half each time the context is full."""
+    context, out = list(prompt), []
+    while len(out) < n:
+        out += answer(context, 1)
+        if len(context) == n_ctx:
+            context = overflow.without_oldest(np.array(context), n_head).tolist()
+        context.append(out[-1])
+    return out
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"n_prefill_lanes": 0},
+        {"n_prefill_lanes": 0, "is_unified": True},
+        {"n_prefill_lanes": 0, "can_rollback": False},
+    ],
+)
+def test_generation_goes_on_past_the_end_of_the_context(shape: dict[str, object]) -> None:
+    w = world(**shape)
+    prompt = text(100)
+    w.submit("a", prompt, max_tokens=700, overflow="shift", message_ends=(20, 100))
+    w.run()
+    n_ctx = w.engine.info.n_ctx_seq
+    expected = shifted_answer(prompt, 700, 20, n_ctx)
+    assert w.texts["a"].encode() == bytes(expected)
+    assert w.finals["a"].reason is FinishReason.LENGTH
+    assert w.finals["a"].usage["completion_tokens"] == 700
+    check_idle(w)
+
+
+def test_a_shift_reads_the_tail_alone() -> None:
+    import uma_core.metrics.catalog as m
+
+    w = world()
+    w.submit("a", text(100), max_tokens=200, overflow="shift", message_ends=(20, 100))
+    w.run()
+    n_tail = (N_CTX - 20) // 2
+    assert w.registry.counter(m.PREFILL_TOKENS).value == 100 + n_tail
+
+
+def test_shifting_beside_others_and_parked_in_between() -> None:
+    w = world(n_seq_max=1, n_ctx=N_CTX)
+    w.submit("work", text(100), max_tokens=500, overflow="shift", lane=Lane.BACKGROUND)
+    n = 0
+    while "work" not in w.finals:
+        w.tick()
+        w.check()
+        if len(w.texts.get("work", "")) > 60 * (n + 1):
+            n += 1
+            w.submit(f"chat{n}", text(30, n + 1), max_tokens=5, lane=Lane.INTERACTIVE)
+    w.run()
+    assert w.texts["work"].encode() == bytes(shifted_answer(text(100), 500, overflow.N_SINK))
+    for i in range(1, n + 1):
+        assert w.texts[f"chat{i}"].encode() == bytes(answer(text(30, i + 1), 5))
+    check_idle(w)
+
+
+def test_a_copy_from_a_sequence_that_shifts_is_still_right() -> None:
+    w = world(n_seq_max=3, n_ctx=3 * N_CTX)
+    w.submit("a", text(240), max_tokens=100, overflow="shift", lane=Lane.INTERACTIVE)
+    asked = 0
+    while "a" not in w.finals:
+        w.tick()
+        w.check()
+        if len(w.texts.get("a", "")) >= 12 + asked and asked < 12:  # around the moment of the shift
+            asked += 1
+            w.submit(f"b{asked}", [*text(238), asked + 1], max_tokens=3, lane=Lane.INTERACTIVE)
+    w.run()
+    for i in range(1, asked + 1):
+        assert w.texts[f"b{i}"].encode() == bytes(answer([*text(238), i + 1], 3))
+    assert w.texts["a"].encode() == bytes(shifted_answer(text(240), 100, overflow.N_SINK))
+    check_idle(w)

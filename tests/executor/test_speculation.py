@@ -1,0 +1,217 @@
+"""Draft tokens change how many steps an answer takes, and nothing of the answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.executor.rig import Rig
+from uma_core.clock import ManualClock
+from uma_core.engine.api import DecodeOutcome, DecodeStatus
+from uma_core.engine.fake.engine import FakeEngine, FakeModel
+from uma_core.engine.fake.text import N_VOCAB
+from uma_core.session.draft import Draft
+from uma_core.session.events import Token
+from uma_core.session.session import Session
+from uma_core.speculation.model import DraftModel
+from uma_core.speculation.settings import Settings
+from uma_core.speculation.speculator import Speculator
+from uma_core.types import FinishReason, Lane, SamplingParams, TokenId
+
+MODEL = FakeModel(n_seq_max=3, n_ctx=768, is_unified=True, eog_every=60)
+
+
+class Oracle:
+    """Drafts an answer that is known already; from time to time a token of it is wrong."""
+
+    def __init__(self, answer: Sequence[TokenId], rng: random.Random, error: float) -> None:
+        self._answer, self._rng, self._error = answer, rng, error
+
+    def feed(self) -> bool:
+        return True
+
+    def propose(self, generated: Sequence[TokenId], n_most: int) -> Draft:
+        n = len(generated)
+        right = self._answer[n : n + min(n_most, self._rng.randrange(9))]
+        tokens = tuple((t + 1) % N_VOCAB if self._rng.random() < self._error else t for t in right)
+        return Draft(tokens, tuple(0.99**i for i in range(1, len(tokens) + 1)), "lookup", 8)
+
+
+class Known:
+    """Remembers the answers of one rig, for the drafts of another one."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[TokenId]] = {}
+
+    def watch(self, rig: Rig) -> None:
+        on_finished = rig.executor.output.on_finished
+
+        def note(session: Session) -> None:
+            self.answers[f"{session.id}/{session.index}"] = list(session.generated)
+            on_finished(session)
+
+        rig.executor.output.on_finished = note
+
+    def source(self, seed: int, error: float) -> Callable[[Session], Oracle]:
+        rng = random.Random(seed)
+        return lambda session: Oracle(self.answers.get(f"{session.id}/{session.index}", ()), rng, error)
+
+
+def outcome(rig: Rig, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """What clients were told of each request, but for times and counts of drafts."""
+    told = {}
+    for name in names:
+        final = rig.finals(name)[0]
+        usage = {key: n for key, n in final.usage.items() if "prediction" not in key and key != "cached_tokens"}
+        texts = [(max(0, e.which), e.text) for e in rig.seen if isinstance(e, Token) and e.request_id == name]
+        answers = ["".join(text for index, text in texts if index == i) for i in range(2)]
+        told[name] = answers, final.reason, usage, final.stop, final.logprobs
+    return told
+
+
+def run(asks: dict[str, dict[str, Any]], speculator: Speculator | None, known: Known) -> Rig:
+    rig = Rig(MODEL, speculator=speculator)
+    known.watch(rig)
+    for name, fields in asks.items():
+        rig.submit(name, **fields)
+    rig.run()
+    rig.check_one_final_each()
+    rig.check_all_free()
+    return rig
+
+
+def with_drafts(known: Known, seed: int = 1, error: float = 0.1) -> Speculator:
+    return Speculator(Settings("lookup"), True, known.source(seed, error))
+
+
+def test_accepted_drafts_save_steps() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND}}
+    plain = run(ask, None, known)
+    fast = run(ask, with_drafts(known, error=0.0), known)
+    assert outcome(fast, "a") == outcome(plain, "a")
+    assert fast.executor.n_ticks < 0.7 * plain.executor.n_ticks
+    usage = fast.finals("a")[0].usage
+    assert usage["accepted_prediction_tokens"] > 15 and usage["rejected_prediction_tokens"] == 0
+
+
+def test_wrong_drafts_are_counted_and_change_nothing() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND}}
+    plain = run(ask, None, known)
+    fast = run(ask, with_drafts(known, error=1.0), known)
+    assert outcome(fast, "a") == outcome(plain, "a")
+    usage = fast.finals("a")[0].usage
+    assert usage["accepted_prediction_tokens"] == 0 and usage["rejected_prediction_tokens"] > 15
+
+
+SAMPLING = st.sampled_from(
+    (
+        SamplingParams(),
+        SamplingParams(temperature=0.8, seed=7),
+        SamplingParams(temperature=1.0, seed=3, repeat_penalty=1.2),
+        SamplingParams(logprobs=2),
+        SamplingParams(temperature=0.5, seed=5, min_tokens=20),
+        SamplingParams(stop_token_ids=(100, 110, 120)),
+    )
+)
+ASK = st.fixed_dictionaries(
+    {
+        "prompt": st.text("abc", min_size=1, max_size=120),
+        "max_tokens": st.integers(1, 90),
+        "sampling": SAMPLING,
+        "stop": st.sampled_from(((), ("e",), ("the", "a b"))),
+        "lane": st.sampled_from(tuple(Lane)),
+        "n": st.sampled_from((1, 1, 1, 2)),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ASK, min_size=1, max_size=6), st.integers(0, 99), st.sampled_from((0.0, 0.1, 0.6)))
+def test_answers_are_the_same_with_drafts(asks: list[dict[str, Any]], seed: int, error: float) -> None:
+    named = {f"r{i}": fields for i, fields in enumerate(asks)}
+    known = Known()
+    plain = run(named, None, known)
+    fast = run(named, with_drafts(known, seed, error), known)
+    assert outcome(fast, list(named)) == outcome(plain, list(named))
+
+
+def test_a_request_may_do_without() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 30, "ignore_eos": True, "speculate": "off"}}
+    run(ask, None, known)
+    fast = run(ask, with_drafts(known), known)
+    assert "accepted_prediction_tokens" not in fast.finals("a")[0].usage
+
+
+@pytest.mark.parametrize("n_done", (3, 10, 25))
+def test_a_cancelled_answer_leaves_a_sequence_of_what_was_sent(n_done: int) -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 60, "ignore_eos": True}}
+    run(ask, None, known)
+    rig = Rig(MODEL, speculator=with_drafts(known, error=0.2))
+    rig.submit("a", **ask["a"])
+    while sum(len(s.generated) for s in rig.executor.table) < n_done:
+        rig.tick()
+    (session,) = rig.executor.table
+    assert rig.engine.kv_len(session.seq_id) == session.n_past
+    rig.executor.cancel(1, "a")
+    rig.tick()
+    assert rig.finals("a")[0].reason is FinishReason.CANCELLED
+    rig.check_all_free()
+
+
+def draft_model() -> DraftModel:
+    """Of the same language: what it says is right."""
+    engine = FakeEngine(FakeModel(n_seq_max=2, n_ctx=2048, n_batch=64, eog_every=60), clock=ManualClock(1))
+    return DraftModel(engine, N_VOCAB, ManualClock(1))
+
+
+def test_a_draft_model_saves_steps_and_changes_nothing() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND, "speculate": "draft"}}
+    plain = run(ask, None, known)
+    fast = run(ask, Speculator(Settings("off"), True, model=draft_model()), known)
+    assert outcome(fast, "a") == outcome(plain, "a")
+    assert fast.executor.n_ticks < 0.7 * plain.executor.n_ticks
+    assert fast.finals("a")[0].usage["accepted_prediction_tokens"] > 15
+    assert fast.executor.meters.accepted_drafts["draft"].value > 15
+
+
+def test_a_draft_model_is_not_asked_where_it_may_not_be() -> None:
+    for mode in ("off", "lookup"):
+        ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND, "speculate": mode}}
+        fast = run(ask, Speculator(Settings("auto"), True, model=draft_model()), Known())
+        assert not fast.executor.meters.drafted["draft"].value
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ASK, min_size=1, max_size=5))
+def test_answers_are_the_same_with_a_draft_model(asks: list[dict[str, Any]]) -> None:
+    named = {f"r{i}": {**fields, "speculate": "draft"} for i, fields in enumerate(asks)}
+    known = Known()
+    plain = run(named, None, known)
+    fast = run(named, Speculator(Settings("auto"), True, model=draft_model()), known)
+    assert outcome(fast, list(named)) == outcome(plain, list(named))
+
+
+def test_a_failing_draft_model_is_done_without() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 40, "ignore_eos": True, "lane": Lane.BACKGROUND, "speculate": "draft"}}
+    plain = run(ask, None, known)
+    model = draft_model()
+    calls, real = [0], model.engine.decode
+
+    def decode(batch: Any, samplers: Any) -> DecodeOutcome:
+        calls[0] += 1
+        return real(batch, samplers) if calls[0] < 6 else DecodeOutcome(DecodeStatus.FATAL, [], 0, 0)
+
+    model.engine.decode = decode  # type: ignore[method-assign]
+    broken = run(ask, Speculator(Settings("auto"), True, model=model), known)
+    assert outcome(broken, "a") == outcome(plain, "a") and calls[0] == 6

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from uma_core.config.options import AccessOptions
+from uma_core.server.io.access import is_admin, lane_for, may_connect
+from uma_core.types import Lane, Peer
+
+OWNER = 1000
+
+
+@pytest.mark.parametrize(
+    ("peer", "options", "connects", "administers"),
+    [
+        (Peer(OWNER, 1, 1), AccessOptions(), True, True),
+        (Peer(0, 0, 1), AccessOptions(), True, True),
+        (Peer(2000, 1, 1), AccessOptions(), False, False),
+        (Peer(2000, 1, 1), AccessOptions(allow_uids=(2000,)), True, False),
+        (Peer(2000, 50, 1), AccessOptions(allow_gids=(50,)), True, False),
+        (Peer(2000, 1, 1), AccessOptions(admin_uids=(2000,)), True, True),
+        (Peer(2000, 1, 1), AccessOptions(trusted_uids=(2000,)), True, False),
+        (Peer(), AccessOptions(), True, False),
+    ],
+)
+def test_who_may_do_what(peer, options, connects, administers):
+    assert may_connect(peer, OWNER, options) is connects
+    assert is_admin(peer, OWNER, options) is administers
+
+
+@pytest.mark.parametrize(
+    ("wish", "ceiling", "lane"),
+    [
+        (None, "interactive", None),
+        (None, "background", Lane.BACKGROUND),
+        (Lane.INTERACTIVE, "background", Lane.BACKGROUND),
+        (Lane.BACKGROUND, "interactive", Lane.BACKGROUND),
+        (Lane.INTERACTIVE, "interactive", Lane.INTERACTIVE),
+    ],
+)
+def test_lane_ceilings(wish, ceiling, lane):
+    assert lane_for(Peer(7, 7, 7), wish, AccessOptions(lane_ceiling={7: ceiling})) == lane
+    assert lane_for(Peer(8, 8, 8), wish, AccessOptions(lane_ceiling={7: ceiling})) == wish

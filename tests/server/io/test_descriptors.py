@@ -1,0 +1,34 @@
+"""The limit of open files follows the configured connections, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import logging, resource, sys
+logging.basicConfig(format="%(message)s")
+from uma_core.server.io.descriptors import make_room
+soft, hard, n = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+make_room(n)
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "n", "expected", "is_told"),
+    [
+        (300, 4096, 10, 300, False),
+        (300, 4096, 1000, 1381, False),
+        (300, 512, 1000, 512, True),
+        (512, 512, 1000, 512, True),
+    ],
+)
+def test_the_limit_is_raised_as_far_as_needed_and_allowed(soft, hard, n, expected, is_told):
+    command = [sys.executable, "-c", PROGRAM, str(soft), str(hard), str(n)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == expected
+    assert ("1000 connections need" in done.stderr) is is_told

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.operations.prompt import encode
+from uma_core.types import Request
+
+
+def chat(*contents: str) -> Request:
+    return Request(
+        id="a",
+        messages=tuple({"role": role, "content": text} for role, text in zip("susasasa", contents, strict=False)),
+    )
+
+
+def test_tokens_pass_as_they_are(fake_text):
+    assert encode(fake_text, Request(id="a", tokens=(5, 6))).tokens == [5, 6]
+    assert fake_text.calls == []
+
+
+def test_a_prompt_gets_special_tokens(fake_text):
+    assert encode(fake_text, Request(id="a", prompt="hi")).tokens == [1, *b"hi"]
+
+
+def test_a_template_that_writes_bos_is_not_given_a_second_one(fake_text):
+    assert encode(fake_text, chat("x")).tokens == list(b"[B]<s>x<a>")
+    fake_text.template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert encode(fake_text, chat("x")).tokens == [1, *b"x"]
+
+
+def test_message_ends_are_token_counts(fake_text):
+    tokens, ends = encode(fake_text, chat("sys", "hi"))
+    assert [bytes(tokens[:end]) for end in ends] == [b"[B]<s>sys", b"[B]<s>sys<u>hi"]
+
+
+def test_message_ends_count_the_bos_that_the_tokeniser_adds(fake_text):
+    fake_text.template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    tokens, ends = encode(fake_text, chat("x", "yy"))
+    assert (tokens, ends) == ([1, *b"<x><yy>"], (4, 8))
+
+
+def test_no_message_ends_where_pieces_do_not_add_up(fake_text):
+    plain = fake_text.tokenize
+    fake_text.tokenize = lambda text, *rest: [len(text)] if len(text) < 12 else plain(text, *rest)
+    assert encode(fake_text, chat("sys", "hi")).message_ends == ()
+
+
+def test_templates_that_refuse_a_prefix_still_work(fake_text):
+    fake_text.template = "{% if messages | length == 1 %}{{ raise_exception('too short') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert encode(fake_text, chat("ab", "cd")) == ([1, *b"abcd"], (5,))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        ("{% for %}", "the model's chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages.append(1) }}", "refuses"),
+        ("{{ ''.__class__.__mro__ }}", "refuses"),
+        ("{{ 1 / 0 }}", "refuses"),
+        ("{% for i in range(10**9) %}{% endfor %}", "refuses"),
+    ],
+)
+def test_what_a_template_cannot_do(fake_text, template, message):
+    fake_text.template = template
+    with pytest.raises(UmaError, match=message) as caught:
+        encode(fake_text, chat("x"))
+    assert caught.value.error is ErrorCode.TEMPLATE_FAILED
+
+
+def test_the_dialect_of_models_templates(fake_text):
+    fake_text.template = (
+        "{%- set ns = namespace(n=0) -%}\n"
+        "{% for m in messages %}\n"
+        "    {%- if loop.index0 == 1 %}{% continue %}{% endif -%}\n"
+        "    {%- set ns.n = ns.n + 1 -%}\n"
+        "{{ m.content | trim | tojson }}{{ strftime_now('%%') }}\n"
+        "{% endfor %}\n"
+        "{{ ns.n }}{{ eos_token }}"
+    )
+    assert bytes(encode(fake_text, chat(" <ä> ", "b", "c")).tokens[1:]).decode() == '"<ä>"%\n"c"%\n2[E]'

@@ -1,0 +1,104 @@
+"""Ticks in a file, written by a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from perf.simulator import MS, Job, Sim
+from tests.policy.build import state_of, talking
+from uma_core import trace
+from uma_core.engine.fake.cost import CPU_SHAPE
+from uma_core.trace_file import CAPACITY, TraceFile
+from uma_core.types import Lane
+
+MIB = 1 << 20
+WAIT_S = 20.0
+
+
+def some_ticks() -> list[trace.Tick]:
+    sim = Sim(CPU_SHAPE, keep_states=True)
+    sim.submit(Job(32, 40))
+    sim.submit(Job(400, 20, Lane.BACKGROUND, 2, at_ns=100 * MS))
+    sim.run()
+    assert sim.log is not None
+    return [trace.Tick(state, plan, state.reports) for state, plan in sim.log]
+
+
+def written(path: Path, ticks: list[trace.Tick], max_bytes: int = 64 * MIB) -> TraceFile:
+    file = TraceFile(str(path), max_bytes)
+    for tick in ticks:
+        file(*tick)
+    assert file.close(WAIT_S)
+    return file
+
+
+def replayed(path: Path) -> int:
+    """Number of ticks, all of which came out again."""
+    lines = path.read_text().splitlines(keepends=True)
+    assert list(trace.differences(lines)) == []
+    return sum('"result"' in line for line in lines)  # which comes last
+
+
+def test_what_is_written_replays(tmp_path):
+    ticks = some_ticks()
+    assert written(tmp_path / "t", ticks).n_dropped == 0
+    assert replayed(tmp_path / "t") == len(ticks)
+    assert (tmp_path / "t").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_start_goes_on_in_the_same_file(tmp_path):
+    ticks = some_ticks()
+    written(tmp_path / "t", ticks)
+    whole = (tmp_path / "t").read_text()
+    (tmp_path / "t").write_text(whole[: whole.rindex('"plan"')])  # it was stopped in the middle of a line
+    written(tmp_path / "t", ticks)
+    assert replayed(tmp_path / "t") == 2 * len(ticks) - 1
+
+
+def test_a_line_that_was_cut_off_is_passed_over(tmp_path):
+    ticks = some_ticks()
+    written(tmp_path / "t", ticks)
+    whole = (tmp_path / "t").read_text()
+    (tmp_path / "t").write_text(whole[: len(whole) - 40])
+    assert list(trace.differences((tmp_path / "t").open())) == []
+
+
+def test_a_full_file_is_set_aside_and_each_begins_with_its_context(tmp_path):
+    ticks = some_ticks()
+    written(tmp_path / "t", ticks, max_bytes=40_000)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "t.1"]
+    n = replayed(tmp_path / "t") + replayed(tmp_path / "t.1")
+    assert 0 < n < len(ticks), "of what was set aside, only the last one is kept"
+    assert (tmp_path / "t.1").stat().st_size < 60_000
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "link", "nowhere"])
+def test_what_cannot_be_written_to_is_logged_and_stops_nobody(tmp_path, kind, caplog):
+    path = tmp_path / "t"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        (tmp_path / "other").touch()
+        path.symlink_to(tmp_path / "other")
+    else:
+        path = tmp_path / "none" / "t"
+    file = written(path, some_ticks())
+    assert file.n_dropped == 0
+    assert f"no longer written to {path}" in caplog.text
+
+
+def test_a_queue_that_is_full_drops_and_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    state = state_of(talking(0))
+    tick = trace.Tick(state, trace.compose(state.config.stages)(state), ())
+    file = TraceFile(str(tmp_path / "none" / "t"), MIB)
+    file.close(WAIT_S)  # nobody takes them any more
+    for _ in range(CAPACITY + 5):
+        file(*tick)
+    assert file.n_dropped == 5

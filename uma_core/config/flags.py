@@ -1,0 +1,80 @@
+"""Options as flags of a click command: generated from their declarations. Knows no particular option."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+import click
+
+from uma_core.config.merge import Sources
+from uma_core.config.schema import Option, value_text, write_value
+
+
+def _parameter(opt: Option) -> str:
+    return f"{opt.section}__{opt.name}"
+
+
+def _help(opt: Option) -> str:
+    facts = [opt.unit] if opt.unit else []
+    if opt.default not in ("", (), {}):
+        facts.append(f"default {write_value(opt.default)}")
+    return f"{opt.help}{' (' + ', '.join(facts) + ')' if facts else ''}  [{opt.env}]"
+
+
+class OptionFlag(click.Option):
+    """A generated flag: takes any text, because config_load checks flags, variables and files alike."""
+
+    def __init__(self, opt: Option) -> None:
+        self.opt = opt
+        names = [f"{opt.flag}/--no-{opt.flag[2:]}"] if opt.kind is bool else [opt.flag]
+        metavar = None if opt.kind is bool else value_text(opt)
+        kind = None if opt.kind is bool else str
+        is_map = opt.kind is dict
+        super().__init__(
+            [*names, _parameter(opt)], default=None, metavar=metavar, help=_help(opt), type=kind, multiple=is_map
+        )
+
+
+class FlagsCommand(click.Command):
+    """A command that lists its generated flags by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        plain = [p.get_help_record(ctx) for p in self.get_params(ctx) if not isinstance(p, OptionFlag)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in plain if record])
+        flags = [p for p in self.get_params(ctx) if isinstance(p, OptionFlag)]
+        for section, group in groupby(flags, key=lambda flag: flag.opt.section):
+            with formatter.section(section.capitalize()):
+                formatter.write_dl([record for flag in group if (record := flag.get_help_record(ctx))])
+
+
+def given_flags(options: Iterable[Option], given: Mapping[str, Any]) -> dict[str, str | bool]:
+    """The flags that were given, by option key."""
+    values = ((opt, given[_parameter(opt)]) for opt in options)
+    return {
+        opt.key: ",".join(value) if isinstance(value, tuple) else value
+        for opt, value in values
+        if value is not None and value != ()
+    }
+
+
+def print_values(items: Iterable[tuple[Option, Any]], sources: Sources, as_json: bool) -> None:
+    """Print every value with its origin, as a file that can be loaded or as JSON."""
+    values = list(items)
+    if as_json:
+        rows = {
+            opt.key: {"value": value, "origin": sources.origins[opt.key], "reload": opt.reload} for opt, value in values
+        }
+        click.echo(json.dumps(rows, indent=1))
+        return
+    top = [(opt, value) for opt, value in values if "." not in opt.key]
+    rest = [(opt, value) for opt, value in values if "." in opt.key]
+    for opt, value in top:
+        click.echo(f"{opt.key}: {write_value(value)}  # {sources.origins[opt.key]}")
+    for section, group in groupby(rest, key=lambda item: item[0].section):
+        click.echo(f"{section}:")
+        for opt, value in group:
+            click.echo(f"  {opt.name}: {write_value(value)}  # {sources.origins[opt.key]}")

@@ -1,0 +1,47 @@
+"""The daemon's configuration: where its values come from, and how two of them differ."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from uma_core.config.merge import Inputs, Schema, Sources, merge
+from uma_core.config.options import OPTIONS, Config, conflicts
+from uma_core.config.presets import PRESETS
+
+__all__ = ["SCHEMA", "Change", "Inputs", "Sources", "diff", "load"]
+
+# read elsewhere: by the command line, the native build, clients
+FOREIGN_VARIABLES = frozenset({"UMA_CONFIG", "UMA_BACKEND", "UMA_BUILD_CACHE", "UMA_LLAMA_DIR", "UMA_TRUST_UIDS"})
+FOREIGN_PREFIX = "UMA_GATEWAY_"  # of the HTTP gateway's options
+
+SCHEMA = Schema(
+    Config,
+    OPTIONS,
+    conflicts,
+    "UMA_",
+    lambda name: name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIX),
+    {name: preset.values for name, preset in PRESETS.items()},
+)
+
+
+class Change(NamedTuple):
+    """One difference between two configurations."""
+
+    key: str
+    old: Any
+    new: Any
+    reload: str  # "live", "engine" or "restart"
+
+    @property
+    def is_reloadable(self) -> bool:
+        return self.reload != "restart"
+
+
+def load(inputs: Inputs) -> tuple[Config, Sources]:
+    """Build the configuration. Blocks: reads the file. Raises CONFIG_INVALID, with every problem in `detail.problems`."""
+    return merge(SCHEMA, inputs)
+
+
+def diff(old: Config, new: Config) -> list[Change]:
+    """List what differs, in the order of declaration. Pure."""
+    return [Change(opt.key, old.get(opt), value, opt.reload) for opt, value in new.items() if old.get(opt) != value]

@@ -1,0 +1,240 @@
+"""Merge flag > variable > file > preset > default into a program's configuration, and remember where each value came from.
+
+Rules: the only place that reads configuration files and variables; nothing is silent: an unknown key, a wrong
+type or an unfit value is CONFIG_INVALID and names the key and its source. Knows no particular option.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import yaml
+
+from uma_core.config.schema import FALSE_WORDS, BadValue, Option, parse_native, parse_text
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.suggest import suggest
+
+MAX_FILE_BYTES = 1 << 20
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Schema(Generic[C]):
+    """All options of one program: `config` is a dataclass whose fields are its sections, dataclasses of options."""
+
+    config: type[C]
+    options: tuple[Option, ...]
+    conflicts: Callable[[C], Iterator[tuple[str, str]]]  # (key, complaint) for values that do not fit together
+    prefix: str  # of its variables
+    is_foreign: Callable[[str], bool]  # a variable with that prefix that something else reads
+    presets: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # by the value of the option `preset`: option key -> value
+
+    @cached_property
+    def by_key(self) -> dict[str, Option]:
+        return {opt.key: opt for opt in self.options}
+
+    @cached_property
+    def sections(self) -> tuple[str, ...]:
+        return tuple(item.name for item in dataclasses.fields(self.config))  # type: ignore[arg-type]
+
+    def get(self, config: C, opt: Option) -> Any:
+        return getattr(getattr(config, opt.section), opt.name)
+
+    def items(self, config: C) -> Iterator[tuple[Option, Any]]:
+        """Yield every option with its value, in the order of declaration."""
+        return ((opt, self.get(config, opt)) for opt in self.options)
+
+
+class Inputs(NamedTuple):
+    """Everything that a Config is made of; a reload loads the same inputs again."""
+
+    flags: Mapping[str, str | bool]  # option key -> text, or True/False for switches
+    environ: Mapping[str, str]
+    path: str  # of the YAML file; "" without one
+
+    def with_flag(self, key: str, value: str | bool) -> Inputs:
+        return self._replace(flags={**self.flags, key: value})
+
+
+class Sources(NamedTuple):
+    """Where the values of a Config came from."""
+
+    inputs: Inputs
+    origins: Mapping[str, str]  # option key -> "default", "preset NAME", "file PATH", "variable NAME", "flag --NAME"
+    warnings: tuple[str, ...]
+
+
+class _Given(NamedTuple):
+    opt: Option
+    raw: Any
+    origin: str
+    parse: Callable[[Option, Any], Any]
+
+
+def merge(schema: Schema[C], inputs: Inputs) -> tuple[C, Sources]:
+    """Build the configuration. Blocks: reads the file. Raises CONFIG_INVALID, with every problem in `detail.problems`."""
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    origins = {opt.key: "default" for opt in schema.options}
+    given_values = (
+        *_from_file(schema, inputs.path, problems),
+        *_from_environ(schema, inputs.environ),
+        *_from_flags(schema, inputs.flags),
+    )
+    for given in given_values:
+        try:
+            values[given.opt.key] = given.parse(given.opt, given.raw)
+        except BadValue as error:
+            problems.append(f"{given.opt.key} {error} ({given.origin})")
+        origins[given.opt.key] = given.origin
+    for key, value in schema.presets.get(values.get("preset", ""), {}).items():
+        if key not in values:
+            values[key], origins[key] = value, f"preset {values['preset']}"
+    if not problems:
+        config = _build(schema, values, origins)
+        problems = [f"{key} {complaint} ({origins[key]})" for key, complaint in schema.conflicts(config)]
+    if problems:
+        raise UmaError(ErrorCode.CONFIG_INVALID, "; ".join(problems), problems=problems)
+    return config, Sources(inputs, origins, tuple(_unknown_variables(schema, inputs.environ)))
+
+
+def _build(schema: Schema[C], values: Mapping[str, Any], origins: dict[str, str]) -> C:
+    sections: dict[str, dict[str, Any]] = {section: {} for section in schema.sections}
+    for key, value in values.items():
+        sections[schema.by_key[key].section][schema.by_key[key].name] = value
+    made = {item.name: item.default_factory(**sections[item.name]) for item in dataclasses.fields(schema.config)}  # type: ignore
+    return _lower_defaults(schema, schema.config(**made), origins)
+
+
+def _lower_defaults(schema: Schema[C], config: C, origins: dict[str, str]) -> C:
+    """Lower defaults, and what a preset says, to the caps that the user chose: who sets n_batch need not set n_ubatch too."""
+    for opt, value in schema.items(config):
+        cap = opt.extra.get("cap", "")
+        if (
+            cap
+            and origins[opt.key].startswith(("default", "preset "))
+            and value > schema.get(config, schema.by_key[cap])
+        ):
+            section = dataclasses.replace(
+                getattr(config, opt.section), **{opt.name: schema.get(config, schema.by_key[cap])}
+            )
+            config = dataclasses.replace(config, **{opt.section: section})  # type: ignore[type-var]
+            origins[opt.key] += f", lowered to {cap}"
+    return config
+
+
+def _from_flags(schema: Schema[C], flags: Mapping[str, str | bool]) -> Iterator[_Given]:
+    for key, raw in flags.items():
+        opt = schema.by_key[key]
+        yield _Given(opt, raw, f"flag {opt.flag}", parse_native if isinstance(raw, bool) else parse_text)
+
+
+def _from_environ(schema: Schema[C], environ: Mapping[str, str]) -> Iterator[_Given]:
+    for opt in schema.options:
+        switch, meaning = opt.extra.get("env_switch", ("", ""))
+        if opt.env in environ:
+            yield _Given(opt, environ[opt.env], f"variable {opt.env}", parse_text)
+        elif environ.get(switch, "").strip().lower() not in FALSE_WORDS:
+            yield _Given(opt, meaning, f"variable {switch}", parse_text)
+
+
+def _unknown_variables(schema: Schema[C], environ: Mapping[str, str]) -> Iterator[str]:
+    known = {opt.env for opt in schema.options} | {
+        opt.extra["env_switch"][0] for opt in schema.options if "env_switch" in opt.extra
+    }
+    for name in sorted(environ):
+        if name.startswith(schema.prefix) and name not in known and not schema.is_foreign(name):
+            yield f"the variable {name} is not an option{suggest(name, known)}"
+
+
+def _from_file(schema: Schema[C], path: str, problems: list[str]) -> Iterator[_Given]:
+    if not path:
+        return
+    for key, value in _flatten(schema, read_yaml(path), path, problems):
+        yield _Given(schema.by_key[key], value, f"file {path}", parse_native)
+
+
+def _flatten(schema: Schema[C], tree: Mapping[Any, Any], path: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    sections = schema.sections
+    for name, value in tree.items():
+        if name not in sections:
+            entries: list[tuple[str, Any]] = [(str(name), value)]
+        elif value is None or isinstance(value, dict):
+            entries = [(f"{name}.{key}", item) for key, item in (value or {}).items()]
+        else:
+            problems.append(f"{name} must be a section with options in it, not {value!r} (file {path})")
+            continue
+        for key, item in entries:
+            if key in schema.by_key:
+                yield key, item
+            else:
+                problems.append(f"{key} is not an option{suggest(key, [*schema.by_key, *sections])} (file {path})")
+
+
+def read_yaml(path: str) -> Mapping[Any, Any]:
+    """A file that holds one map, in strict YAML. Raises: CONFIG_INVALID."""
+    tree = _read_yaml(path)
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} must contain sections, not {type(tree).__name__}", path=path)
+    return tree
+
+
+def read_yaml_list(path: str) -> list[Any]:
+    """A file that holds one list, in strict YAML. Raises: CONFIG_INVALID."""
+    tree = _read_yaml(path)
+    if tree is None:
+        return []
+    if not isinstance(tree, list):
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} must contain a list, not {type(tree).__name__}", path=path)
+    return tree
+
+
+def _read_yaml(path: str) -> Any:
+    try:
+        return yaml.load(_read_file(path), _StrictLoader)
+    except OSError as error:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot read {path}: {error.strerror}", path=path) from error
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: bytes that are not UTF-8, impossible dates
+        text = " ".join(str(error).split())
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is not YAML: {text}", path=path) from error
+
+
+def _read_file(path: str) -> str:
+    """A pipe or a device could block its reader for ever, or never end. Raises: CONFIG_INVALID, OSError, ValueError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot read {path}: not a regular file", path=path)
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(data) > MAX_FILE_BYTES:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is larger than a configuration can be", path=path)
+    return data.decode()
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is written twice, where YAML would keep the last one without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} appears twice", node.start_mark)
+        return super().construct_mapping(node, deep)

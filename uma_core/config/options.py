@@ -1,0 +1,674 @@
+"""Every option, declared once: flags, variables, YAML keys, checks, docs/CONFIG.md and `--print-config` follow from here.
+
+Rules: values only; nothing here reads a file, a variable or a flag (config_load.py does). Times are `_ms` here
+and nowhere else: `Scheduler.to_scheduler_config` is the one conversion for the policy, `ns()` for everybody else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from uma_core.config import presets
+from uma_core.config.schema import Option, option, options_of
+from uma_core.policy.config import SchedulerConfig
+from uma_core.protocol.framing import FRAME_CAP_LIMIT
+from uma_core.suggest import suggest
+from uma_core.types import Lane
+
+ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SCHEDULER = SchedulerConfig()  # the policy's own defaults: they have no second home here
+_NS_PER_MS = 1_000_000
+_DAYS = 1_000_000_000  # ms, 11 days: their ns are far from the ends of int64
+_MAX_ID = (1 << 32) - 2  # the last uid is "none" to the kernel
+_LANES = ("interactive", "background")
+
+
+def ns(ms: float) -> int:
+    """Milliseconds of the configuration as nanoseconds. Only 0 gives 0, which often means never."""
+    return round(ms * _NS_PER_MS) or (1 if ms > 0 else 0)
+
+
+def loopback(text: str) -> tuple[str, int] | None:
+    """(host, port) of `127.0.0.1:9464`, `[::1]:9464` or `localhost:9464`; None where it is not a loopback address with a port."""
+    host, _, port = text.strip().rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return None
+    return (host, int(port)) if is_loopback and port.isascii() and port.isdecimal() and int(port) < 1 << 16 else None
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What is loaded, and how it is computed."""
+
+    RELOAD: ClassVar = "engine"
+    model: str = option(
+        "",
+        "path of the GGUF to serve; empty: the small demonstration model that is installed with the package",
+        yaml="model",
+    )
+    preset: str = option(
+        presets.NONE,
+        "a list of options for a kind of machine, see below; what is given explicitly goes before it",
+        yaml="preset",
+        choices=(presets.NONE, *presets.PRESETS),
+        reload="live",
+    )
+    engine: str = option(
+        "auto",
+        "which engine computes: llama.cpp's, our ggml-graph one, or a simulated one; auto takes the faster that supports the model",
+        choices=("auto", "llama", "graph", "fake"),
+    )
+    n_ctx: int = option(
+        16384,
+        "KV cells in all, shared by the sequences; 0: what the model was trained with",
+        unit="tokens",
+        min=0,
+        max=1 << 24,
+    )
+    encoder_ctx: int = option(
+        0,
+        "most tokens of an input to an encoder or reranker; 0: as trained, as far as 1 GiB goes (llama.cpp takes 4 bytes x vocabulary a token)",
+        unit="tokens",
+        min=0,
+        max=1 << 20,
+        words={"auto": 0},
+    )
+    threads: int = option(0, "compute threads; 0: chosen for the machine", min=0, max=1024, words={"auto": 0})
+    n_seq: int = option(
+        4, "sequences that can be on the device at once", flag="--parallel", env="UMA_N_SEQ", min=1, max=256
+    )
+    n_batch: int = option(512, "most tokens in one decode call", unit="tokens", min=1, max=1 << 20)
+    n_ubatch: int = option(
+        512,
+        "most tokens that the backend computes at once; also the largest prefill chunk",
+        unit="tokens",
+        min=1,
+        max=1 << 20,
+        cap="engine.n_batch",
+    )
+    n_gpu_layers: int = option(-1, "layers on the GPU; -1: all", min=-1, max=10_000, words={"all": -1, "auto": -1})
+    kv_mode: str = option(
+        "streams", "one KV stream per sequence, or one pool of cells for all", choices=("streams", "unified")
+    )
+    kv_type: str = option("f16", "element type of K and V", choices=("f16", "q8_0", "q4_0"))
+    flash_attn: str = option(
+        "auto",
+        "fused attention kernels; auto: where the device that holds the KV has them",
+        choices=("auto", "on", "off"),
+    )
+    prefill_lanes: int = option(
+        2,
+        "prompts whose reading can be paused between layers at the same time; 0: prompts are read in sized chunks",
+        min=0,
+        max=4,
+    )
+    cpu_kernels: bool = option(
+        True,
+        "small-batch matmul and attention kernels of ours inside ggml's CPU backend; off: ggml's own",
+        env="UMA_CPU_KERNELS",
+    )
+    isa: str = option(
+        "auto",
+        "instruction set of our CPU kernels; auto: the best of the processor. Another one shows what a processor with less would do; ggml's own"
+        " operations follow in a portable build, else they keep what they were built for",
+        choices=("auto", "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable"),
+        reload="restart",
+    )
+    deterministic: bool = option(
+        False,
+        "serve only where an answer never depends, to the last bit, on what else is computed: the graph engine on a CPU with our kernels."
+        " Else the daemon does not start; `status` tells whether it is so without this",
+    )
+    moe_top_k: int = option(
+        0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256
+    )
+    lora: Mapping[str, str] = option(
+        {},
+        "LoRA adapters (GGUF) that are loaded with the model, as id=path; requests name them by id. The flag may be repeated",
+        flag="--lora",
+    )
+    lora_scale: Mapping[str, float] = option(
+        {}, "the scale that an adapter has in requests without `lora`, as id=scale; without an entry such requests do not use it",
+        flag="--lora-scale", values=float, min=-1000, max=1000,
+    )  # fmt: skip
+    load_mode: str = option(
+        "auto", "how the weights get into memory; auto lets the graph engine arrange copies of its own",
+        choices=("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io"),
+    )  # fmt: skip
+    repack_cache: bool = option(
+        False,
+        "keep the weights that the graph engine repacks for its products in a file below the user's cache, so that the next start only reads"
+        " them; the file is as large as these weights",
+    )
+    repack_cache_mb: int = option(
+        32_768,
+        "most bytes of all models' files of repacked weights; the least recently used go first, and weights of more are not kept",
+        unit="MiB",
+        min=0,
+        max=1 << 30,
+    )
+    metal_residency: bool = option(
+        True, "keep Metal buffers resident (off sets GGML_METAL_NO_RESIDENCY)", reload="restart"
+    )
+    metal_keep_alive_s: int = option(
+        180,
+        "seconds that weights stay wired after the last compute (GGML_METAL_RESIDENCY_KEEP_ALIVE_S)",
+        unit="s",
+        min=1,
+        max=86_400,
+        reload="restart",
+    )
+    metal_shared_buffers: str = option(
+        "auto",
+        "Metal buffers shared with the CPU (GGML_METAL_SHARED_BUFFERS_ENABLE or _DISABLE)",
+        choices=("auto", "on", "off"),
+        reload="restart",
+    )
+    cuda_graphs: bool = option(
+        False,
+        "let ggml record CUDA graphs: steps get up to 4 % shorter, and one takes twice as long whenever a batch changes"
+        " (off sets GGML_CUDA_DISABLE_GRAPHS)",
+        reload="restart",
+    )
+    decode_ahead: str = option(
+        "auto",
+        "the graph engine begins a step while the last one's tokens are handled; auto: on GPUs",
+        choices=("auto", "on", "off"),
+    )
+    memory_budget_mb: int = option(
+        0, "refuse to load what would need more memory; 0: no budget", unit="MiB", min=0, max=1 << 30
+    )
+    calibrate: str = option(
+        "auto",
+        "measure the cost model, and compare the engines, at start: auto reuses what is stored for the same model, device and options",
+        choices=("auto", "off", "force"),
+    )
+    hang_timeout_ms: float = option(
+        30_000.0,
+        "a decode call that takes longer makes the daemon `degraded`; 0: never",
+        unit="ms",
+        min=0,
+        max=_DAYS,
+        reload="live",
+    )
+
+    def backend_environ(self) -> dict[str, str]:
+        """Return the variables that are read when ggml's backends are loaded; they test some for presence only."""
+        environ = {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": str(self.metal_keep_alive_s)}
+        if self.isa != "auto":
+            environ["UMA_ISA"] = self.isa
+        if not self.metal_residency:
+            environ["GGML_METAL_NO_RESIDENCY"] = "1"
+        if self.metal_shared_buffers != "auto":
+            environ["GGML_METAL_SHARED_BUFFERS_" + ("ENABLE" if self.metal_shared_buffers == "on" else "DISABLE")] = "1"
+        if not self.cuda_graphs:
+            environ["GGML_CUDA_DISABLE_GRAPHS"] = "1"
+        return environ
+
+
+@dataclass(frozen=True)
+class IpcOptions:
+    """The socket and what one connection may do to it."""
+
+    RELOAD: ClassVar = "live"
+    uds_path: str = option(
+        "",
+        "path of the Unix socket; empty: $XDG_RUNTIME_DIR/uma.sock, or /tmp/uma.sock where you have no such folder",
+        flag="--socket",
+        env="UMA_SOCK",
+        reload="restart",
+    )
+    check_folder: bool = option(
+        True,
+        "refuse a socket in a folder in which another user could replace it; off only where no other user lives",
+        reload="restart",
+    )
+    backlog: int = option(
+        64,
+        "connections that may wait to be accepted; others wait in connect, or fail there",
+        min=1,
+        max=65_535,
+        reload="restart",
+    )
+    max_connections: int = option(
+        256,
+        "open connections; more are refused with a coded error, but for one more in eight from processes that have none",
+        min=1,
+        max=65_535,
+    )
+    max_frame_bytes: int = option(
+        1 << 20,
+        "largest frame or line; checked before the body is buffered. A larger limit could not tell a frame's header from text",
+        unit="bytes",
+        min=1024,
+        max=FRAME_CAP_LIMIT,
+    )
+    trusted_frame_bytes: int = option(
+        32 << 20,
+        "the same for trusted peers: the owner, root and `access.trusted_uids`",
+        unit="bytes",
+        min=1024,
+        max=FRAME_CAP_LIMIT,
+    )
+    tx_soft_bytes: int = option(
+        64 << 10,
+        "unsent bytes past which a slow reader pauses its own sequences",
+        unit="bytes",
+        min=1024,
+        max=1 << 30,
+        cap="ipc.tx_hard_bytes",
+    )
+    tx_hard_bytes: int = option(
+        4 << 20, "unsent bytes past which a slow reader is dropped", unit="bytes", min=4096, max=1 << 30
+    )
+    write_timeout_ms: float = option(
+        30_000.0, "a reader that takes no byte for so long is dropped; 0: never", unit="ms", min=0, max=_DAYS
+    )
+    idle_timeout_ms: float = option(
+        300_000.0,
+        "a connection without a request in flight is closed after so long; 0: never",
+        unit="ms",
+        min=0,
+        max=_DAYS,
+    )
+    read_apart: bool = option(
+        True,
+        "requests of more than 16 KiB are read in a process of their own (30 to 70 MiB), which delays no stream; off: in the daemon",
+        reload="restart",
+    )
+    echo: bool = option(False, "text lines: stream the prompt back first")
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """What a request may ask, and how many may wait."""
+
+    RELOAD: ClassVar = "live"
+    max_sessions: int = option(
+        32,
+        "requests that are queued or running; more are refused, but for one more in eight from clients that have none",
+        min=1,
+        max=100_000,
+    )
+    max_prompt_bytes: int = option(
+        256 << 10, "largest prompt", unit="bytes", min=1, max=1 << 30, cap="ipc.max_frame_bytes"
+    )
+    trusted_prompt_bytes: int = option(
+        8 << 20,
+        "largest prompt of a request with an `account`, which only trusted peers may name, and largest text that they may have tokenized",
+        unit="bytes",
+        min=1,
+        max=1 << 30,
+        cap="ipc.trusted_frame_bytes",
+    )
+    max_tokens: int = option(
+        2048,
+        "most tokens that one request may generate; larger wishes are cut to it",
+        unit="tokens",
+        min=1,
+        max=1 << 24,
+    )
+    default_max_tokens: int = option(
+        512,
+        "tokens to generate for a request that does not say",
+        unit="tokens",
+        min=1,
+        max=1 << 24,
+        cap="limits.max_tokens",
+    )
+    queue_interactive: int = option(
+        64, "requests waiting in the interactive lane; more are refused with `retry_after_ms`", min=0, max=100_000
+    )
+    queue_background: int = option(
+        256, "requests waiting in the background lane; more are refused with `retry_after_ms`", min=0, max=100_000
+    )
+    max_in_flight: int = option(16, "requests in flight on one connection", min=1, max=100_000)
+    request_timeout_ms: float = option(
+        0.0, "time limit of a request that gives none; 0: none", unit="ms", min=0, max=_DAYS
+    )
+    overflow: str = option(
+        "error",
+        "what happens when prompt and answer exceed the context, for a request that does not say",
+        choices=("error", "truncate-middle", "shift"),
+        flag="--context-overflow",
+    )
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """The policy's settings. Names and defaults are those of uma_core/policy/config.py, with `_ms` for `_ns`."""
+
+    RELOAD: ClassVar = "live"
+    stages: tuple[str, ...] = option(_SCHEDULER.stages, "the policy pipeline, in order; leave one out to switch it off")
+    tick_budget_ms: float = option(
+        _SCHEDULER.tick_budget_ns / _NS_PER_MS,
+        "wanted length of a tick when nobody interactive waits",
+        unit="ms",
+        min=1,
+        max=10_000,
+    )
+    start_target_tokens: int = option(
+        _SCHEDULER.start_target_tokens,
+        "first chunk of the adaptive token budget, where prefill cannot be paused",
+        unit="tokens",
+        min=1,
+        max=1 << 20,
+    )
+    prefill_burst: int = option(
+        _SCHEDULER.prefill_burst, "most prompt tokens of one session in one tick", unit="tokens", min=1, max=1 << 20
+    )
+    guard_cap: float = option(
+        _SCHEDULER.guard_cap,
+        "an interactive gap stays within this multiple of the solo step",
+        min=1,
+        max=100,
+        cap="scheduler.pause_cap",
+    )
+    guard_floor_ms: float = option(
+        _SCHEDULER.guard_floor_ns / _NS_PER_MS, "gaps shorter than this are never guarded", unit="ms", min=0, max=10_000
+    )
+    pause_cap: float = option(_SCHEDULER.pause_cap, "no gap longer than this multiple of the solo step", min=1, max=100)
+    long_tick_share: float = option(
+        _SCHEDULER.long_tick_share, "share of gaps that may exceed guard_cap (up to pause_cap)", min=0, max=1
+    )
+    starvation_ticks: int = option(
+        _SCHEDULER.starvation_ticks,
+        "every admitted prompt gets a piece at least once in so many decode ticks",
+        min=1,
+        max=100_000,
+    )
+    slo_ttft_ms: float = option(
+        _SCHEDULER.slo_ttft_ns / _NS_PER_MS,
+        "target for the first token of requests that give none; 0: none",
+        unit="ms",
+        min=0,
+        max=_DAYS,
+    )
+    slo_tbt_ms: float = option(
+        _SCHEDULER.slo_tbt_ns / _NS_PER_MS,
+        "target between tokens for requests that give none; 0: none",
+        unit="ms",
+        min=0,
+        max=_DAYS,
+    )
+    interactive_share: float = option(
+        _SCHEDULER.interactive_share,
+        "share of the time that an interactive prompt gets beside background streams, where reading it can be paused; they decode in the rest",
+        min=0.05,
+        max=0.99,
+    )
+    max_background_decoders: int = option(
+        _SCHEDULER.max_background_decoders, "background streams served in one tick; 0: all", min=0, max=256
+    )
+    moe_max_decoders: int = option(
+        _SCHEDULER.moe_max_decoders,
+        "background streams served beside a chat in one tick for mixture-of-experts models",
+        min=1,
+        max=256,
+    )
+    aging_ms: float = option(
+        _SCHEDULER.aging_ns / _NS_PER_MS,
+        "a background prompt that waited so long goes before fresh interactive ones",
+        unit="ms",
+        min=0,
+        max=_DAYS,
+    )
+    bmt_budget: float = option(
+        _SCHEDULER.bmt_budget,
+        "memory bandwidth that ticks may use; 0: off; auto (-1): the measured one",
+        unit="GB/s",
+        min=-1,
+        max=1_000_000,
+        words={"auto": -1.0, "off": 0.0},
+    )
+    auto_lane_tokens: int = option(
+        512,
+        "a request without a priority whose prompt is longer starts in the background lane",
+        unit="tokens",
+        min=0,
+        max=1 << 24,
+    )
+
+    def to_scheduler_config(self) -> SchedulerConfig:
+        """Return the policy's own value: the one conversion from ms to ns."""
+        return SchedulerConfig(**{item.name: self._value(item.name) for item in dataclasses.fields(SchedulerConfig)})
+
+    def _value(self, name: str) -> Any:
+        return ns(getattr(self, name[:-3] + "_ms")) if name.endswith("_ns") else getattr(self, name)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """KV memory that outlives a request."""
+
+    RELOAD: ClassVar = "live"
+    prefix: bool = option(True, "reuse the KV of prompts that begin alike", flag="--prefix-cache")
+    ram_mb: int = option(
+        512,
+        "memory for KV snapshots and parked chats; what finds no room there goes to disk_dir alone",
+        flag="--cache-ram-mb",
+        unit="MiB",
+        min=0,
+        max=1 << 24,
+    )
+    disk_dir: str = option("", "directory for KV snapshots that survive a restart; empty: none", flag="--cache-dir")
+    disk_mb: int = option(4096, "most bytes in that directory", flag="--cache-disk-mb", unit="MiB", min=0, max=1 << 30)
+    share_across_uids: bool = option(
+        False, "let one user's prompts be answered from another user's cache", flag="--cache-share-across-uids"
+    )
+    park_idle_ms: float = option(
+        60_000.0, "an idle chat's KV may leave the device after so long", unit="ms", min=0, max=_DAYS
+    )
+    pressure: str = option(
+        "auto",
+        "when the system runs short of memory, give up cached KV, then what idle sequences hold; never streams",
+        flag="--memory-pressure",
+        choices=("auto", "off"),
+    )
+
+
+@dataclass(frozen=True)
+class AccessOptions:
+    """Who may connect, by the kernel's word. The daemon's owner and root always may."""
+
+    RELOAD: ClassVar = "live"
+    allow_uids: tuple[int, ...] = option((), "further users that may connect", of=int, min=0, max=_MAX_ID)
+    allow_gids: tuple[int, ...] = option(
+        (), "groups whose members may connect, also as a supplementary group (Linux)", of=int, min=0, max=_MAX_ID
+    )
+    admin_uids: tuple[int, ...] = option(
+        (), "further users that may drain, reload and cancel for others", of=int, min=0, max=_MAX_ID
+    )
+    trusted_uids: tuple[int, ...] = option(
+        (),
+        "further users whose gateways may name the `account` they ask for, and get the trusted limits",
+        of=int,
+        min=0,
+        max=_MAX_ID,
+    )
+    lane_ceiling: Mapping[int, str] = option(
+        {}, "the most urgent lane of a user, as uid=lane", of=int, min=0, max=_MAX_ID, choices=_LANES
+    )
+
+    def ceiling(self, uid: int) -> Lane:
+        """Return the most urgent lane that this user's requests may take."""
+        return Lane[self.lane_ceiling.get(uid, "interactive").upper()]
+
+
+@dataclass(frozen=True)
+class DrainOptions:
+    """How running work ends when the daemon stops."""
+
+    RELOAD: ClassVar = "live"
+    deadline_ms: float = option(
+        30_000.0, "time that running requests get to finish", flag="--drain-deadline-ms", unit="ms", min=0, max=_DAYS
+    )
+    retry_after_ms: float = option(1000.0, "what refused clients are told to wait", unit="ms", min=0, max=_DAYS)
+
+
+@dataclass(frozen=True)
+class MetricsOptions:
+    """How often figures are brought up to date, and where else they can be read."""
+
+    RELOAD: ClassVar = "live"
+    tick_interval_ms: float = option(
+        1000.0,
+        "how often gauges and sliding windows are brought up to date",
+        flag="--metrics-interval-ms",
+        unit="ms",
+        min=50,
+        max=30_000,
+    )
+    listen: str = option(
+        "",
+        "address of this machine alone, such as 127.0.0.1:9464, where Prometheus reads `/metrics` over HTTP; empty: none",
+        flag="--metrics-listen",
+        reload="restart",
+    )
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What is written to stderr, and to the trace's file."""
+
+    RELOAD: ClassVar = "live"
+    level: str = option(
+        "info",
+        "least severe lines that are written; UMA_DEBUG=1 means debug",
+        flag="--log-level",
+        choices=("debug", "info", "warning", "error"),
+        words={"warn": "warning", "err": "error"},
+        env_switch=("UMA_DEBUG", "debug"),
+    )
+    format: str = option(
+        "text", "concise text, or one JSON object per line", flag="--log-format", choices=("text", "json")
+    )
+    prompts: bool = option(False, "write prompt text into the log", flag="--log-prompts")
+    trace: str = option(
+        "",
+        "file that each plan is written to, with the state that it came from: `python -m uma_core.trace replay FILE`; empty: none",
+        flag="--log-trace",
+    )
+    trace_mb: int = option(
+        64,
+        "size at which that file is set aside as FILE.1, of which there is one, and begun anew",
+        flag="--log-trace-mb",
+        unit="MiB",
+        min=1,
+        max=1 << 20,
+    )
+
+
+@dataclass(frozen=True)
+class SpeculationOptions:
+    """Draft tokens, several of which the model verifies in one step (docs/SPECULATION.md)."""
+
+    RELOAD: ClassVar = "live"
+    mode: str = option(
+        "off",
+        "of requests that say nothing and predict nothing. lookup: draft what the text, or an earlier answer to the same account, repeats; "
+        "draft: what the draft model says; auto: both, where a token does not depend on which others are computed with it",
+        flag="--speculate",
+        env="UMA_SPECULATE",
+        choices=("auto", "lookup", "draft", "off"),
+    )
+    draft_model: str = option(
+        "",
+        "GGUF of a small model with the same vocabulary, which drafts for one or two streams that repeat nothing; empty: none",
+        reload="engine",
+    )
+    max_draft_tokens: int = option(8, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)
+    history_tokens: int = option(
+        32_768,
+        "of its answers, kept for each of the 64 accounts that were answered last, 130 bytes each; 0: none",
+        unit="tokens",
+        min=0,
+        max=1 << 24,
+    )
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """The HTTP gateway, as a process of its own beside the daemon (docs/GATEWAY.md). Needs the extra `[http]`."""
+
+    RELOAD: ClassVar = "live"
+    port: int = option(
+        0, "port on which a gateway answers HTTP; 0: none is started", flag="--http", env="UMA_HTTP", min=0, max=65_535
+    )
+    host: str = option("127.0.0.1", "address that it listens on", flag="--http-host")
+    config: str = option(
+        "", "its YAML file: keys, limits, TLS; empty: its variables and defaults", flag="--http-config"
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    ipc: IpcOptions = field(default_factory=IpcOptions)
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    access: AccessOptions = field(default_factory=AccessOptions)
+    drain: DrainOptions = field(default_factory=DrainOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
+    log: LogOptions = field(default_factory=LogOptions)
+
+    def get(self, opt: Option) -> Any:
+        return getattr(getattr(self, opt.section), opt.name)
+
+    def items(self) -> Iterator[tuple[Option, Any]]:
+        """Yield every option with its value, in the order of declaration."""
+        return ((opt, self.get(opt)) for opt in OPTIONS)
+
+
+def _all_options() -> Iterator[Option]:
+    for section in dataclasses.fields(Config):
+        yield from options_of(section.name, section.default_factory)  # type: ignore[arg-type]
+
+
+OPTIONS: tuple[Option, ...] = tuple(_all_options())
+BY_KEY: dict[str, Option] = {opt.key: opt for opt in OPTIONS}
+
+
+def conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield (key, complaint) for values that do not fit together."""
+    engine, scheduler = config.engine, config.scheduler
+    for opt, value in config.items():
+        cap = opt.extra.get("cap")
+        if cap and value > config.get(BY_KEY[cap]):
+            yield opt.key, f"must not exceed {cap} ({config.get(BY_KEY[cap])}), not {value}"
+    if 0 < engine.n_ctx < engine.n_seq:
+        yield "engine.n_ctx", f"must give each of the {engine.n_seq} sequences at least one cell, not {engine.n_ctx}"
+    if engine.kv_type != "f16" and engine.flash_attn == "off":
+        yield "engine.kv_type", f"needs fused attention (engine.flash_attn), so not {engine.kv_type} where that is off"
+    yield from _adapter_conflicts(engine)
+    if len(set(scheduler.stages)) != len(scheduler.stages):
+        yield "scheduler.stages", "names a stage twice"
+    if config.metrics.listen and loopback(config.metrics.listen) is None:
+        yield (
+            "metrics.listen",
+            "must be an address of this machine alone with a port, such as 127.0.0.1:9464 or [::1]:9464",
+        )
+    if -1 < scheduler.bmt_budget < 0:
+        yield "scheduler.bmt_budget", "must be auto (-1), off (0) or a bandwidth in GB/s"
+
+
+def _adapter_conflicts(engine: EngineOptions) -> Iterator[tuple[str, str]]:
+    for name, path in engine.lora.items():
+        if not ADAPTER_ID.fullmatch(name):
+            yield "engine.lora", f"must have ids of up to 64 letters, digits and . _ -, not {name!r}"
+        if not path:
+            yield "engine.lora", f"must give {name} a path"
+    for name in engine.lora_scale:
+        if name not in engine.lora:
+            yield "engine.lora_scale", f"must name adapters of engine.lora, not {name!r}{suggest(name, engine.lora)}"

@@ -1,0 +1,1 @@
+"""FakeEngine: the Engine contract without a model, for tests and simulations."""

@@ -1,0 +1,398 @@
+"""EncoderEngine: models that make vectors or scores and never text (BERT and its kin, rerankers), through llama.h.
+
+Inputs are computed whole, several in one call, and llama.cpp pools them. The call pauses between pieces of its graph like a
+prompt's chunk (native/prefill.c), so cancels and commands never wait for its end; the next call does. There is no KV that outlives
+a call: sequences only tell the requests apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from uma_core.config.options import EngineOptions
+from uma_core.engine.api import (
+    NO_PAGES,
+    POOLINGS,
+    Batch,
+    Capabilities,
+    DecodeOutcome,
+    DecodeStatus,
+    EmbeddingInfo,
+    EngineInfo,
+    Export,
+    MemoryUse,
+    ModelFacts,
+    PrefillOutcome,
+    PrefillStatus,
+    Rows,
+    Sampler,
+    Transfer,
+)
+from uma_core.engine.header import Header
+from uma_core.engine.lib import ffi, lib, text
+from uma_core.engine.llama.engine import backend_name, isa_notes, use_kernels
+from uma_core.engine.llama.estimate import context_bytes
+from uma_core.engine.llama.log import tap
+from uma_core.engine.llama.model import LlamaModel, Progress, new_context
+from uma_core.engine.llama.params import check_threads, encoder_params, encoder_shape, n_threads_of
+from uma_core.engine.llama.sampler import LlamaSampler
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
+
+RANK = "rank"
+DEFAULT_POOLING = "mean"  # of encoders whose file says nothing
+N_CONTEXTS = 2  # kept: for the pooling that the file names, and for the last other one that was asked for
+POOLING_TYPES = {name: f"LLAMA_POOLING_TYPE_{name.upper()}" for name in POOLINGS}
+
+
+def is_encoder(path: str) -> bool:
+    """Whether the file's model sees what follows a token, or ranks: it cannot continue a text. Raises: MODEL_LOAD_FAILED."""
+    header = Header(path)
+    try:
+        meta = header.of_arch()
+        return meta.get("attention.causal") is False or meta.get("pooling_type") == int(lib.LLAMA_POOLING_TYPE_RANK)
+    finally:
+        header.close()
+
+
+class Encoder:
+    """A llama_context for one kind of pooling, and its one call under way."""
+
+    def __init__(self, model: LlamaModel, params: Any, pooling: str, bell: Any) -> None:
+        """Raises: INSUFFICIENT_MEMORY."""
+        self.handle: Any = None
+        self.is_broken = False  # neither used nor freed any more
+        self.pooling = pooling
+        self.native = lib.uma_prefill_new(params.n_batch)
+        if not self.native:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for an encoder's call")
+        mark = tap.pump()
+        params.pooling_type = getattr(lib, POOLING_TYPES[pooling])
+        params.cb_eval = ffi.addressof(lib, "uma_prefill_cb")
+        params.cb_eval_user_data = self.native
+        try:
+            with tap.quiet():  # of poolings that the file does not name, and of calls longer than an input may be
+                self.handle = new_context(model, params, "encoder")
+        except UmaError:
+            lib.uma_prefill_free(self.native)
+            raise
+        lib.uma_prefill_bind(self.native, self.handle, bell)
+        self._memory = lib.llama_get_memory(self.handle)
+        n_out = int(lib.llama_model_n_embd_out(model.handle))
+        self._n_out = int(lib.llama_model_n_cls_out(model.handle)) if pooling == RANK else n_out
+        # llama.cpp sets a row of logits aside for each token, though there are none
+        self.n_bytes = context_bytes(mark) + params.n_batch * (model.n_vocab + n_out) * 4
+        self._sizes: list[int] = []
+        self._run = ffi.new("uma_run *")
+
+    def start(self, inputs: Sequence[np.ndarray]) -> None:
+        """Begin a call for no more tokens than the context's batch has."""
+        self._sizes = [len(tokens) for tokens in inputs]
+        token = np.concatenate(inputs).astype(np.int32)
+        pos = np.concatenate([np.arange(n, dtype=np.int32) for n in self._sizes])
+        seq = np.repeat(np.arange(len(inputs), dtype=np.int32), self._sizes)
+        views = [ffi.from_buffer("int32_t *", array) for array in (token, pos, seq)]
+        lib.uma_prefill_start_rows(self.native, *views, len(token))
+
+    def run(self, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
+        run = self._run
+        if self.is_broken:
+            return PrefillOutcome(PrefillStatus.FAILED, 0, 0.0, 0, 0)
+        lib.uma_prefill_run(self.native, until_ns, max(1, quantum_ns), min_pieces, run)
+        status = PrefillStatus.PAUSED
+        if run.is_done:
+            status = PrefillStatus.DONE if run.rc == 0 else PrefillStatus.FAILED
+            self.is_broken = run.rc == lib.UMA_BROKEN
+        return PrefillOutcome(status, run.n_pieces, run.fraction, run.elapsed_ns, run.longest_ns)
+
+    def result(self) -> list[np.ndarray]:
+        """For each input (1, n_out), or (tokens, n_out) without pooling: float32, the caller's own."""
+        if self.pooling != "none":
+            return [self._rows(lib.llama_get_embeddings_seq(self.handle, i), 1) for i in range(len(self._sizes))]
+        rows = self._rows(lib.llama_get_embeddings(self.handle), sum(self._sizes))
+        return np.split(rows, np.cumsum(self._sizes)[:-1])
+
+    def _rows(self, pointer: Any, n: int) -> np.ndarray:
+        if not pointer:
+            raise UmaError(ErrorCode.DECODE_FAILED, "the model gave no vector")
+        rows: np.ndarray = (
+            np.frombuffer(ffi.buffer(pointer, 4 * n * self._n_out), np.float32).reshape(n, self._n_out).copy()
+        )
+        return rows
+
+    def end(self) -> None:
+        """Give up what is under way, and empty the memory that causal models have."""
+        if self._sizes and not self.is_broken:
+            lib.uma_prefill_cancel(self.native)
+            if self._memory:
+                lib.llama_memory_clear(self._memory, False)
+        self._sizes = []
+
+    def close(self) -> None:
+        if self.handle and not self.is_broken:
+            self.end()
+            lib.llama_free(self.handle)
+            lib.uma_prefill_free(self.native)
+        self.handle = None
+
+
+class EncoderEngine:
+    """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
+
+    def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None) -> None:
+        self._bell = ffi.new("int32_t *")
+        self._options = options
+        if options.lora:
+            raise UmaError(
+                ErrorCode.CONFIG_INVALID,
+                "engine.lora: encoders and rerankers are served without adapters",
+                option="engine.lora",
+            )
+        kernels = use_kernels(options.cpu_kernels, options.isa)
+        self.model = LlamaModel(path, options, progress)
+        self._encoders: list[Encoder] = []  # the default one first, then the one used last
+        self._busy: tuple[SeqId, Encoder] | None = None
+        try:
+            check_threads(n_threads_of(options))
+            self.info = self._describe(kernels)
+            self._warm_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _warm_up(self) -> None:
+        """Page faults, thread start and what pieces take: paid before the first request. Raises: MODEL_LOAD_FAILED."""
+        tokens = np.zeros(min(16, self.info.n_ubatch), np.int32)
+        for _ in range(2):
+            self.encode_open(0, [tokens], self._default_pooling)
+            outcome = self.prefill_run(0, 2**62, 1, 1 << 30)
+            self.prefill_close(0)
+            if outcome.status is not PrefillStatus.DONE:
+                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, "the first call of the encoder failed")
+
+    @property
+    def _default_pooling(self) -> str:
+        return self.model.pooling or DEFAULT_POOLING
+
+    def _describe(self, kernels: str) -> EngineInfo:
+        model, options = self.model, self._options
+        n_ctx_train = int(lib.llama_model_n_ctx_train(model.handle))
+        n_input, n_batch, n_inputs = encoder_shape(options, n_ctx_train, model.n_vocab)
+        devices = tuple(
+            text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i)))
+            for i in range(lib.ggml_backend_dev_count())
+        )
+        can_rank = self._default_pooling == RANK
+        return EngineInfo(
+            engine="encoder",
+            model_name=model.name,
+            model_path=model.path,
+            fingerprint=model.fingerprint,
+            arch=model.arch,
+            backend=backend_name(),
+            devices=devices,
+            n_vocab=model.n_vocab,
+            n_layer=int(lib.llama_model_n_layer(model.handle)),
+            n_ctx_train=n_ctx_train,
+            n_ctx=n_input * options.n_seq,
+            n_ctx_seq=n_input,
+            n_seq_max=options.n_seq,
+            n_batch=n_batch,
+            n_ubatch=n_batch,
+            n_threads=n_threads_of(options),
+            is_unified=False,
+            kv_type=options.kv_type,
+            kv_bytes_per_cell=0,
+            weight_bytes=int(lib.llama_model_size(model.handle)),
+            capabilities=Capabilities(1, True, False, False, False),
+            embedding=EmbeddingInfo(
+                n_embd=int(lib.llama_model_n_embd_out(model.handle)),
+                pooling=self._default_pooling,
+                poolings=POOLINGS if can_rank else tuple(name for name in POOLINGS if name != RANK),
+                n_input=n_input,
+                is_whole=True,
+                n_inputs=n_inputs,
+                n_scores=int(lib.llama_model_n_cls_out(model.handle)),
+            ),
+            can_generate=False,
+            kernels=kernels,
+            notes=isa_notes(options.isa, kernels),
+        )
+
+    # text
+
+    def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
+        return self.model.tokenize(string, add_special, parse_special)
+
+    @property
+    def n_vocab(self) -> int:
+        return self.info.n_vocab
+
+    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
+        return self.model.piece(token, unparse_special)
+
+    def is_eog(self, token: TokenId) -> bool:
+        return token in self.model.eog
+
+    def is_control(self, token: TokenId) -> bool:
+        return self.model.is_control(token)
+
+    def chat_template(self) -> str | None:
+        return self.model.chat_template
+
+    def special(self, name: str) -> str:
+        return self.model.special(name)
+
+    def facts(self) -> ModelFacts:
+        return self.model.facts()
+
+    # encode
+
+    def _encoder(self, pooling: str) -> Encoder:
+        """Raises: INSUFFICIENT_MEMORY."""
+        found = next((encoder for encoder in self._encoders if encoder.pooling == pooling), None)
+        if found is None:
+            while len(self._encoders) >= N_CONTEXTS:
+                self._encoders.pop().close()
+            params = encoder_params(self._options, self.info.n_ctx_train, self.model.n_vocab)
+            found = Encoder(self.model, params, pooling, self._bell)
+            self._encoders.append(found)
+        return found
+
+    def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
+        if self._busy is not None:
+            return False
+        n_tokens = sum(len(tokens) for tokens in inputs)
+        info = self.info.embedding
+        assert info is not None
+        if (
+            not 0 < len(inputs) <= info.n_inputs
+            or not 0 < n_tokens <= self.info.n_ubatch
+            or pooling not in info.poolings
+        ):
+            raise UmaError(
+                ErrorCode.BAD_BATCH,
+                f"{len(inputs)} inputs with {n_tokens} tokens do not fit a call of pooling {pooling}",
+            )
+        encoder = self._encoder(pooling)
+        if encoder.is_broken:
+            raise UmaError(
+                ErrorCode.DECODE_FAILED, "memory ran out while an input was computed; a reload loads the model anew"
+            )
+        encoder.start(inputs)
+        self._busy = seq_id, encoder
+        return True
+
+    def _of(self, seq_id: SeqId) -> Encoder:
+        assert self._busy is not None and self._busy[0] == seq_id, "no call is under way for this sequence"
+        return self._busy[1]
+
+    def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
+        return self._of(seq_id).run(until_ns, quantum_ns, min_pieces)
+
+    def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
+        return self._of(seq_id).result()
+
+    def prefill_close(self, seq_id: SeqId) -> None:
+        if self._busy is not None and self._busy[0] == seq_id:
+            self._busy[1].end()
+            self._busy = None
+
+    # what it cannot do
+
+    def _refuse(self) -> NoReturn:
+        raise UmaError(ErrorCode.UNSUPPORTED, "this model makes vectors or scores, no text")
+
+    def sampler(self, params: SamplingParams, seed: int) -> Sampler:
+        return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Nothing is sampled."""
+
+    def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        return DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
+
+    def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
+        """It has none."""
+
+    def settle(self) -> None:
+        """Nothing is begun ahead."""
+
+    def logits(self, row: int) -> np.ndarray:
+        self._refuse()
+
+    def hidden(self) -> np.ndarray:
+        self._refuse()
+
+    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
+        self._refuse()
+
+    def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
+        self._refuse()
+
+    def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
+        self._refuse()
+
+    def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
+        self._refuse()
+
+    def handover(self, seq_id: SeqId) -> Transfer:
+        self._refuse()
+
+    def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
+        self._refuse()
+
+    def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
+        self._refuse()
+
+    def import_state(
+        self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
+    ) -> Transfer:
+        self._refuse()
+
+    # KV memory: there is none
+
+    def kv_len(self, seq_id: SeqId) -> int:
+        return 0
+
+    def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
+        return NO_PAGES
+
+    def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
+        return True
+
+    def pretend(self, seq_id: SeqId, n: int) -> None:
+        """There is nothing to pretend."""
+
+    # life
+
+    def hush(self) -> None:
+        self._bell[0] = 0
+
+    def ring(self) -> None:
+        self._bell[0] = 1
+
+    def abort(self) -> None:
+        """Its calls are left between two pieces, by `ring`."""
+
+    def memory(self) -> MemoryUse:
+        return MemoryUse(self.info.weight_bytes, 0, sum(encoder.n_bytes for encoder in self._encoders))
+
+    def trim(self) -> int:
+        return 0
+
+    def pump_log(self) -> None:
+        tap.pump()
+
+    def slot_warnings(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        for encoder in self._encoders:
+            encoder.close()
+        self._encoders.clear()
+        self._busy = None
+        self.model.close()

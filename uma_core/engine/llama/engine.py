@@ -1,0 +1,462 @@
+"""LlamaEngine: the Engine contract over llama.h. It wires model, decode context and prefill lanes; nothing clever.
+
+Prompts are read in prefill lanes (their own contexts over the same weights) so that a chunk can pause between
+pieces of its graph; each finished chunk's KV is copied into the decode context. That needs one KV stream per
+sequence, V stored by rows, and one cache per layer; `probe` proves it on the loaded model, else prompts are
+read in sized chunks by the decode context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from uma_core.engine.api import (
+    NO_PAGES,
+    ROWS_OF,
+    Batch,
+    Capabilities,
+    DecodeOutcome,
+    DecodeStatus,
+    EmbeddingInfo,
+    EngineInfo,
+    Export,
+    MemoryUse,
+    ModelFacts,
+    PrefillOutcome,
+    Rows,
+    Sampler,
+    Transfer,
+)
+from uma_core.engine.lib import ffi, lib, text
+from uma_core.engine.llama.decode import BAD, DecodeContext
+from uma_core.engine.llama.estimate import compute_bytes
+from uma_core.engine.llama.kv import HostExport, Move, Span
+from uma_core.engine.llama.log import tap
+from uma_core.engine.llama.lora import LlamaAdapters
+from uma_core.engine.llama.model import LlamaModel, Progress
+from uma_core.engine.llama.pages import release_stream, touch_stream
+from uma_core.engine.llama.params import check_threads, decode_params, is_unified, lane_params, n_outputs, n_threads_of
+from uma_core.engine.llama.prefill import PrefillLane
+from uma_core.engine.llama.probe import discover, proves_direct_kv, warm_up
+from uma_core.engine.llama.sampler import LlamaSampler
+from uma_core.engine.refusals import refusals
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
+
+
+class LlamaEngine:
+    """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
+
+    def __init__(self, path: str, options: Any, progress: Progress | None = None) -> None:
+        self._bell = ffi.new("int32_t *")
+        self._kernels = use_kernels(options.cpu_kernels, options.isa)
+        self.model = LlamaModel(path, options, progress)
+        self.decoder: DecodeContext | None = None
+        self.lanes: list[PrefillLane] = []
+        self._sets: list[AdapterSet] = [()] * options.n_seq  # by sequence
+        try:
+            self._adapters = LlamaAdapters(self.model, options)
+            self._open(options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, options: Any) -> None:
+        mark = tap.pump()
+        params = decode_params(options, int(lib.llama_model_n_ctx_train(self.model.handle)))
+        self.decoder = DecodeContext(self.model, params)
+        self.n_ctx_seq = int(lib.llama_n_ctx_seq(self.decoder.handle))
+        check_threads(n_threads_of(options))
+        warm_up(self.decoder)
+        notes = discover(self.decoder, self.model)
+        if not notes and not is_unified(options) and options.prefill_lanes:
+            self._open_lanes(options)
+            if not proves_direct_kv(self):
+                notes.append("copied KV differs from computed KV on this model: prompts are read in sized chunks")
+                self._close_lanes()
+        elif is_unified(options):
+            notes.append("unified KV: prompts are read in sized chunks")
+        self._has_direct_kv = bool(self.lanes)
+        if self._has_direct_kv:
+            lib.uma_kv_release_pages(self.decoder.gate)
+        self._compute_bytes = compute_bytes(mark)
+        self.info = self._describe(options, (*notes, *self._adapters.notes, *isa_notes(options.isa, self._kernels)))
+
+    def _open_lanes(self, options: Any) -> None:
+        assert self.decoder is not None
+        lib.uma_kv_open_copier(self.decoder.gate)
+        for _ in range(options.prefill_lanes):
+            with tap.quiet():  # the decode context has warned of the same
+                lane = PrefillLane(self.model, lane_params(options, self.n_ctx_seq, self.model.n_vocab), self._bell)
+            self.lanes.append(lane)
+            warm_up(lane)
+            discover(lane, self.model)
+            lane.gate.copier = self.decoder.gate.copier
+            lane.learn()
+            lib.uma_kv_release_pages(lane.gate)
+
+    def _close_lanes(self) -> None:
+        for lane in self.lanes:
+            lane.close()
+        self.lanes.clear()
+
+    def _describe(self, options: Any, notes: tuple[str, ...]) -> EngineInfo:
+        model, context = self.model, self.decoder
+        assert context is not None
+        n_layer = int(lib.llama_model_n_layer(model.handle))
+        is_rollback = not model.is_recurrent and int(lib.llama_model_n_swa(model.handle)) == 0
+        devices = tuple(
+            text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i)))
+            for i in range(lib.ggml_backend_dev_count())
+        )
+        n_ctx = int(lib.llama_n_ctx(context.handle))
+        kv_bytes = (
+            int(lib.uma_kv_bytes(context.gate, 1))
+            if self._has_direct_kv
+            else _estimate_kv_bytes(model, options.kv_type)
+        )
+        return EngineInfo(
+            engine="llama",
+            model_name=model.name,
+            model_path=model.path,
+            fingerprint=model.fingerprint,
+            arch=model.arch,
+            backend=backend_name(),
+            devices=devices,
+            n_vocab=model.n_vocab,
+            suppressed=model.suppressed,
+            n_outputs=n_outputs(options),
+            n_layer=n_layer,
+            n_ctx_train=int(lib.llama_model_n_ctx_train(model.handle)),
+            n_ctx=n_ctx,
+            n_ctx_seq=self.n_ctx_seq,
+            n_seq_max=options.n_seq,
+            n_batch=int(lib.llama_n_batch(context.handle)),
+            n_ubatch=int(lib.llama_n_ubatch(context.handle)),
+            n_threads=n_threads_of(options),
+            is_unified=is_unified(options),
+            kv_type=options.kv_type,
+            kv_bytes_per_cell=kv_bytes,
+            weight_bytes=int(lib.llama_model_size(model.handle)),
+            n_expert=model.meta_int("expert_count"),
+            n_expert_used=model.meta_int("expert_used_count"),
+            expert_bytes=expert_bytes(model.path) if model.meta_int("expert_count") else 0,
+            capabilities=Capabilities(
+                n_prefill_lanes=len(self.lanes),
+                can_rollback=is_rollback,
+                can_copy_prefix=self._has_direct_kv,
+                can_slice_transfers=self._has_direct_kv,
+                can_abort=backend_name() == "cpu",
+                can_mix_rows=is_unified(options),
+                can_mix_adapters=False,
+                n_verify_rows=min(n_outputs(options), options.n_batch) if is_rollback else 0,
+            ),
+            adapters=self._adapters.infos,
+            embedding=EmbeddingInfo(
+                n_embd=model.n_embd,
+                pooling=model.pooling or DEFAULT_POOLING,
+                poolings=tuple(ROWS_OF),
+                n_input=self.n_ctx_seq,
+                n_rows=(self.lanes[0] if self.lanes else context).n_outputs,
+            ),
+            kernels=self._kernels,
+            notes=notes,
+        )
+
+    # text
+
+    def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
+        return self.model.tokenize(string, add_special, parse_special)
+
+    @property
+    def n_vocab(self) -> int:
+        return self.info.n_vocab
+
+    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
+        return self.model.piece(token, unparse_special)
+
+    def is_eog(self, token: TokenId) -> bool:
+        return token in self.model.eog
+
+    def is_control(self, token: TokenId) -> bool:
+        return self.model.is_control(token)
+
+    def chat_template(self) -> str | None:
+        return self.model.chat_template
+
+    def special(self, name: str) -> str:
+        return self.model.special(name)
+
+    def facts(self) -> ModelFacts:
+        return self.model.facts()
+
+    # decode
+
+    def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
+        self._sets[seq_id] = adapters
+
+    def sampler(self, params: SamplingParams, seed: int) -> Sampler:
+        return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
+
+    def prepare(self, params: SamplingParams) -> None:
+        self.model.links.prepare(params, self.info.n_ctx_seq)
+
+    def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        assert self.decoder is not None
+        if self._adapters.infos and batch.n:
+            first, *others = {self._sets[seq_id] for seq_id in batch.seq_id[: batch.n].tolist()}
+            if others:
+                return BAD
+            self._use(self.decoder, first)
+        outcome = self.decoder.decode(batch, samplers)
+        if outcome.status is DecodeStatus.ABORTED:
+            self.decoder.abort_flag[0] = 0  # one abort stops one call
+        return outcome
+
+    def _use(self, place: DecodeContext | PrefillLane, adapters: AdapterSet) -> None:
+        if place.adapters != adapters and not place.is_broken:
+            self._adapters.set(place.handle, adapters)
+            place.adapters = adapters
+
+    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
+        assert self.decoder is not None
+        return self.decoder.draw(row, sampler)
+
+    def settle(self) -> None:
+        """Nothing is begun ahead: with an eval callback llama_decode returns when all is computed."""
+
+    def logits(self, row: int) -> np.ndarray:
+        assert self.decoder is not None
+        return self.decoder.logits(row)
+
+    def hidden(self) -> np.ndarray:
+        assert self.decoder is not None
+        return self.decoder.hidden.take()
+
+    # resumable prefill
+
+    def _lane(self, seq_id: SeqId) -> PrefillLane | None:
+        return next((lane for lane in self.lanes if lane.seq_id == seq_id), None)
+
+    def _pick_lane(self, seq_id: SeqId) -> PrefillLane | None:
+        """Raises: DECODE_FAILED where none can be used any more."""
+        usable = [lane for lane in self.lanes if not lane.is_broken]
+        if not usable:
+            raise UmaError(
+                ErrorCode.DECODE_FAILED, "memory ran out while a prompt was read; a reload loads the model anew"
+            )
+        free = [lane for lane in usable if lane.is_free]
+        warm = [lane for lane in free if lane.warm_seq == seq_id]
+        cold = [lane for lane in free if lane.warm_seq < 0]
+        return next(iter([*warm, *cold, *free]), None)
+
+    def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
+        assert self.decoder is not None
+        lane = self._lane(seq_id)
+        if lane is None:
+            lane = self._pick_lane(seq_id)
+            if lane is None:
+                return False
+            lane.take(seq_id, self.decoder, self.n_ctx_seq, self.decoder.kv_len(seq_id))
+        if lane.n_chunk or len(tokens) > self.info.n_ubatch or lane.n_kv + len(tokens) > lane.n_cells:
+            raise UmaError(ErrorCode.BAD_BATCH, "a chunk is in progress, or it does not fit")
+        if hidden is Rows.ALL and len(tokens) > lane.n_outputs:
+            raise UmaError(ErrorCode.BAD_BATCH, f"at most {lane.n_outputs} hidden states of one chunk")
+        self._use(lane, self._sets[seq_id])
+        lane.start(tokens, want_logits, hidden)
+        return True
+
+    def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
+        lane = self._lane(seq_id)
+        assert lane is not None, "prefill_run without prefill_open"
+        return lane.run(until_ns, quantum_ns, min_pieces)
+
+    def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
+        lane = self._lane(seq_id)
+        assert lane is not None
+        return lane.sample(ffi.NULL if sampler is None else sampler.handle)  # type: ignore[attr-defined]
+
+    def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
+        lane = self._lane(seq_id)
+        assert lane is not None
+        return lane.logits()
+
+    def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
+        lane = self._lane(seq_id)
+        assert lane is not None
+        return lane.hidden.take()
+
+    def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
+        raise UmaError(ErrorCode.UNSUPPORTED, "this engine reads inputs chunk by chunk")
+
+    def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
+        return []
+
+    def handover(self, seq_id: SeqId) -> Transfer:
+        lane = self._lane(seq_id)
+        assert lane is not None and self.decoder is not None
+        source = Span(lane.gate, 0, lane.n_cells)
+        target = Span(self.decoder.gate, seq_id, self.n_ctx_seq)
+        return Move(source, target, lane.n_shared, lane.n_kv, (self.decoder, seq_id)).then(lane.release)
+
+    def prefill_close(self, seq_id: SeqId) -> None:
+        lane = self._lane(seq_id)
+        if lane is not None:
+            lane.drop()
+
+    # KV memory
+
+    def kv_len(self, seq_id: SeqId) -> int:
+        assert self.decoder is not None
+        return self.decoder.kv_len(seq_id)
+
+    def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
+        return NO_PAGES
+
+    def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
+        assert self.decoder is not None
+        for lane in self.lanes:
+            if lane.is_free and lane.warm_seq == seq_id:
+                lane.forget(n)
+        if n > 0 and not self.info.capabilities.can_rollback and n < self.kv_len(seq_id):
+            return False
+        return self.decoder.kv_truncate(seq_id, n)
+
+    def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
+        assert self.decoder is not None and self._has_direct_kv
+        gate = self.decoder.gate
+        return Move(Span(gate, src, self.n_ctx_seq), Span(gate, dst, self.n_ctx_seq), start, n, (self.decoder, dst))
+
+    def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
+        assert self.decoder is not None and self._has_direct_kv
+        return HostExport(Span(self.decoder.gate, seq_id, self.n_ctx_seq), start, n)
+
+    def import_state(
+        self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
+    ) -> Transfer:
+        assert self.decoder is not None and self._has_direct_kv
+        n_held, rest = divmod(len(blob), self.info.kv_bytes_per_cell)
+        if rest or not origin <= start <= n <= origin + n_held:
+            raise UmaError(
+                ErrorCode.STATE_RESTORE_FAILED, f"{len(blob)} bytes do not hold positions {start}..{n} of this model"
+            )
+        target = Span(self.decoder.gate, seq_id, self.n_ctx_seq)
+        return Move(Span(None, origin, n_held, blob), target, start, n, (self.decoder, seq_id))
+
+    # life
+
+    def hush(self) -> None:
+        self._bell[0] = 0
+
+    def ring(self) -> None:
+        self._bell[0] = 1
+
+    def abort(self) -> None:
+        decoder = self.decoder
+        if decoder is not None:
+            decoder.abort_flag[0] = 1
+
+    def memory(self) -> MemoryUse:
+        n_cells = self.info.n_ctx + len(self.lanes) * self.n_ctx_seq
+        return MemoryUse(
+            self.info.weight_bytes + self.info.adapter_bytes, n_cells * self.info.kv_bytes_per_cell, self._compute_bytes
+        )
+
+    def trim(self) -> int:
+        """Pages of empty sequences and of lanes without work go back to the system."""
+        if not self._has_direct_kv or self.decoder is None:
+            return 0
+        for lane in self.lanes:
+            if lane.is_free:
+                lane.drop()
+                lib.uma_kv_release_pages(lane.gate)
+        empty = [seq_id for seq_id in range(self.info.n_seq_max) if not self.kv_len(seq_id)]
+        return sum(release_stream(self.decoder.gate, seq_id) for seq_id in empty)
+
+    def pump_log(self) -> None:
+        tap.pump()
+
+    def slot_warnings(self) -> int:
+        return refusals.n
+
+    def pretend(self, seq_id: SeqId, n: int) -> None:
+        assert self.decoder is not None
+        for p0 in range(0, n, self.info.n_batch):
+            lib.uma_kv_mark(self.decoder.handle, self.decoder.gate, seq_id, p0, min(self.info.n_batch, n - p0))
+        if self._has_direct_kv:  # else the cells were cleared at load, one by one
+            touch_stream(self.decoder.gate, seq_id, n)
+
+    def close(self) -> None:
+        self._close_lanes()
+        if self.decoder is not None:
+            self.decoder.close()
+            self.decoder = None
+        self.model.close()
+
+
+DEFAULT_POOLING = "last"  # of decoders whose file says nothing: only the last token has seen all the others
+ALL_KERNELS = 7  # the bit set of native/uma.h
+
+
+def use_kernels(is_wanted: bool, isa: str = "auto") -> str:
+    """Switch our CPU kernels on or off for the process, before a model is loaded. Their instruction set; "" when off.
+
+    ggml's own stay in use where this processor would only have the portable ones, or is to be taken for such a one.
+    Raises: CONFIG_INVALID for an instruction set that this processor does not have.
+    """
+    if lib.uma_accel_use(ffi.NULL if isa == "auto" else isa.encode()) != 0:
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, f"engine.isa is {isa}, which this processor does not have", option="engine.isa"
+        )
+    if is_wanted and lib.uma_accel_register() == 0:
+        lib.uma_accel_enable(ALL_KERNELS)
+        return text(lib.uma_accel_isa())
+    lib.uma_accel_enable(0)
+    return ""
+
+
+def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
+    """What computes where another instruction set was asked for: only our kernels can be told."""
+    if isa == "auto":
+        return ()
+    ours = f"our kernels use {kernels}" if kernels else "our kernels are off"
+    return (
+        f"{ours}, as engine.isa asks; ggml's own operations use what they were built for ({text(lib.llama_print_system_info()).strip(' |')})",
+    )
+
+
+def backend_name() -> str:
+    """The first device that is not the CPU names the backend, as ggml's registry lists them."""
+    for i in range(lib.ggml_backend_dev_count()):
+        device = lib.ggml_backend_dev_get(i)
+        if lib.ggml_backend_dev_type(device) in (lib.GGML_BACKEND_DEVICE_TYPE_GPU, lib.GGML_BACKEND_DEVICE_TYPE_IGPU):
+            return text(lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(device))).lower()
+    return "cpu"
+
+
+def expert_bytes(path: str) -> int:
+    """Bytes of the tensors that hold experts, from the GGUF's header."""
+    params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": ffi.NULL})
+    header = lib.gguf_init_from_file(path.encode(), params[0])
+    if not header:
+        return 0
+    tensors = range(int(lib.gguf_get_n_tensors(header)))
+    n_bytes = sum(
+        int(lib.gguf_get_tensor_size(header, i))
+        for i in tensors
+        if "_exps" in text(lib.gguf_get_tensor_name(header, i))
+    )
+    lib.gguf_free(header)
+    return n_bytes
+
+
+def _estimate_kv_bytes(model: LlamaModel, kv_type: str) -> int:
+    """Attention caches hold n_layer x (K + V) x n_head_kv x head dim; SWA and recurrent models hold less."""
+    block, size = {"f16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18)}[kv_type]
+    n_head = int(lib.llama_model_n_head(model.handle))
+    head_dim = model.meta_int("attention.key_length", int(lib.llama_model_n_embd(model.handle)) // max(1, n_head))
+    values = 2 * int(lib.llama_model_n_layer(model.handle)) * int(lib.llama_model_n_head_kv(model.handle)) * head_dim
+    return values * size // block

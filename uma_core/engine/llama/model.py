@@ -1,0 +1,192 @@
+"""One loaded GGUF through llama.h: weights, vocabulary, metadata. Shared by every context of the process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from uma_core.config.options import EngineOptions
+from uma_core.engine.api import ModelFacts
+from uma_core.engine.fingerprint import fingerprint
+from uma_core.engine.header import check_file, refusal, words_of_failure
+from uma_core.engine.lib import ffi, lib, text
+from uma_core.engine.llama.log import tap
+from uma_core.engine.llama.params import model_params
+from uma_core.engine.llama.sampler import Links
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import TokenId
+
+PIECE_BYTES = 256  # room for a token's text at first; there are longer ones
+
+INT32_MIN = -(1 << 31)
+Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
+
+
+SPECIALS = (
+    "bos",
+    "eos",
+    "eot",
+    "sep",
+    "nl",
+    "pad",
+    "mask",
+    "fim_pre",
+    "fim_suf",
+    "fim_mid",
+    "fim_pad",
+    "fim_rep",
+    "fim_sep",
+)
+VOCAB_TYPES = dict(enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2")))  # llama.h: enum llama_vocab_type
+POOLING = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # llama.h: enum llama_pooling_type
+
+
+class LlamaModel:
+    """Owns a llama_model. `close` frees it; every context on it must be gone by then."""
+
+    def __init__(
+        self, path: str, options: EngineOptions, progress: Progress | None = None, is_vocab_only: bool = False
+    ) -> None:
+        """`is_vocab_only`: no weights, for an engine that has its own."""
+        check_file(path)
+        self.path = path
+        self.fingerprint = fingerprint(path)
+        params, kept = model_params(options, path)
+        params.vocab_only = is_vocab_only
+        callback = (
+            ffi.callback("llama_progress_callback", lambda share, _: progress(share))
+            if progress is not None
+            else ffi.NULL
+        )
+        params.progress_callback = callback
+        mark = tap.pump()
+        self.handle = lib.llama_model_load_from_file(path.encode(), params)
+        del kept  # what the parameters point at had to live until here
+        if not self.handle:
+            raise refusal(path, mark)
+        self.vocab = lib.llama_model_get_vocab(self.handle)
+        self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
+        scratch = ffi.new("char[]", PIECE_BYTES)
+        self.pieces = [self._to_piece(token, False, scratch) for token in range(self.n_vocab)]
+        self.eog = frozenset(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self.vocab, t))
+        self.links = Links(self.vocab, self.pieces)
+        n = ffi.new("int32_t *")
+        found = lib.llama_vocab_get_suppress_tokens(self.vocab, n)
+        self.suppressed: tuple[TokenId, ...] = tuple(found[i] for i in range(n[0]))  # never to be generated
+
+    def piece(self, token: TokenId, unparse_special: bool) -> bytes:
+        """Control tokens have no text for a reader: b"", unless `unparse_special`. Any thread."""
+        return self.pieces[token] or (
+            self._to_piece(token, True, ffi.new("char[]", PIECE_BYTES)) if unparse_special else b""
+        )
+
+    def is_control(self, token: TokenId) -> bool:
+        """Any thread."""
+        piece, kind = self.pieces[token], lib.llama_vocab_get_attr(self.vocab, token)
+        if kind & lib.LLAMA_TOKEN_ATTR_USER_DEFINED:
+            return piece.startswith(b"<") and piece.endswith(b">")
+        return bool(kind & lib.LLAMA_TOKEN_ATTR_CONTROL)
+
+    def _to_piece(self, token: TokenId, unparse_special: bool, buffer: Any) -> bytes:
+        n = lib.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, unparse_special)
+        return bytes(ffi.buffer(buffer, n)) if n >= 0 else self._to_piece(token, unparse_special, ffi.new("char[]", -n))
+
+    def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
+        """Releases the GIL; safe from any thread (llama_tokenize reads the vocabulary only)."""
+        data = string.encode()
+        capacity = len(data) + 8
+        while True:
+            out = ffi.new("llama_token[]", capacity)
+            n = lib.llama_tokenize(self.vocab, data, len(data), out, capacity, add_special, parse_special)
+            if n == INT32_MIN:  # what a failed call gives (native/guard.h)
+                raise UmaError(ErrorCode.INTERNAL, f"llama.cpp cannot read this text: {text(lib.uma_guard_message())}")
+            if n >= 0:
+                return ffi.unpack(out, n) if n else []
+            capacity = -n
+
+    def meta(self, key: str) -> str | None:
+        buffer = ffi.new("char[]", 256)
+        n = lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, 256)
+        return text(buffer) if n >= 0 else None
+
+    def meta_int(self, key: str, default: int = 0) -> int:
+        value = self.meta(f"{self.arch}.{key}")
+        return int(value) if value is not None else default
+
+    @property
+    def n_embd(self) -> int:
+        return int(lib.llama_model_n_embd(self.handle))
+
+    @property
+    def pooling(self) -> str:
+        """As the file says; "" where it says nothing."""
+        return POOLING.get(self.meta_int("pooling_type", -1), "")
+
+    @property
+    def arch(self) -> str:
+        return self.meta("general.architecture") or "unknown"
+
+    @property
+    def name(self) -> str:
+        return self.meta("general.name") or os.path.basename(self.path)
+
+    @property
+    def chat_template(self) -> str | None:
+        pointer = lib.llama_model_chat_template(self.handle, ffi.NULL)
+        return text(pointer) if pointer else None
+
+    @property
+    def is_recurrent(self) -> bool:
+        return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
+
+    def special(self, name: str) -> str:
+        """Text of the bos or eos token, as chat templates want it; "" where the model has none."""
+        token = getattr(lib, f"llama_vocab_{name}")(self.vocab)
+        return text(lib.llama_vocab_get_text(self.vocab, token)) if token >= 0 else ""
+
+    def facts(self) -> ModelFacts:
+        """Reads the loaded file's metadata and vocabulary: any thread."""
+        tool_use = lib.llama_model_chat_template(self.handle, b"tool_use")
+        buffer = ffi.new("char[]", 256)
+        lib.llama_model_desc(self.handle, buffer, len(buffer))
+        return ModelFacts(
+            chat_template=self.chat_template,
+            chat_template_tool_use=text(tool_use) if tool_use else None,
+            special=dict(self._specials()),
+            add_bos=bool(lib.llama_vocab_get_add_bos(self.vocab)),
+            add_eos=bool(lib.llama_vocab_get_add_eos(self.vocab)),
+            n_params=int(lib.llama_model_n_params(self.handle)),
+            n_embd=self.meta_int("embedding_length"),
+            vocab_type=VOCAB_TYPES.get(lib.llama_vocab_type(self.vocab), "unknown"),
+            description=text(buffer),
+            pooling=self.pooling,
+            add_sep=bool(lib.llama_vocab_get_add_sep(self.vocab)),
+            rerank_template=self.rerank_template,
+        )
+
+    @property
+    def rerank_template(self) -> str:
+        """A reranker's prompt, with {query} and {document} in it; "" where the file has none."""
+        pointer = lib.llama_model_chat_template(self.handle, b"rerank")
+        return text(pointer) if pointer else ""
+
+    def _specials(self) -> Iterator[tuple[str, tuple[TokenId, str]]]:
+        for name in SPECIALS:
+            token = getattr(lib, f"llama_vocab_{name}")(self.vocab)
+            if token >= 0:
+                yield name, (token, text(lib.llama_vocab_get_text(self.vocab, token)))
+
+    def close(self) -> None:
+        if self.handle:
+            lib.llama_model_free(self.handle)
+            self.handle = None
+
+
+def new_context(model: LlamaModel, params: Any, what: str) -> Any:
+    """Raises: INSUFFICIENT_MEMORY: what else llama.cpp may refuse was found when it laid out the same context without memory."""
+    mark = tap.pump()
+    handle = lib.llama_init_from_model(model.handle, params)
+    if not handle:
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{what} context: {words_of_failure(mark)}")
+    return handle

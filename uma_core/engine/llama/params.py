@@ -1,0 +1,192 @@
+"""From the engine's options to llama.cpp's parameters. Whoever opens or only measures contexts takes them from here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from uma_core.config.options import EngineOptions
+from uma_core.engine.header import Header, Value
+from uma_core.engine.lib import ffi, lib
+from uma_core.errors import ErrorCode, UmaError
+
+LOAD_MODES = {
+    "auto": "LLAMA_LOAD_MODE_AUTO",
+    "none": "LLAMA_LOAD_MODE_NONE",
+    "mmap": "LLAMA_LOAD_MODE_MMAP",
+    "mlock": "LLAMA_LOAD_MODE_MLOCK",
+    "mmap+mlock": "LLAMA_LOAD_MODE_MMAP_MLOCK",
+    "direct-io": "LLAMA_LOAD_MODE_DIRECT_IO",
+}
+KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0", "q4_0": "GGML_TYPE_Q4_0"}
+FLASH = {
+    "auto": "LLAMA_FLASH_ATTN_TYPE_AUTO",
+    "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED",
+    "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED",
+}
+KV_BLOCK = 32  # elements that q8_0 and q4_0 quantize together
+N_OUTPUTS_MIN = 16  # rows with logits per decode call; the compute buffer grows with it
+ENCODER_BYTES = 1 << 30  # of rows that llama.cpp sets aside for an encoder's call
+ENCODER_LEAST = 64  # tokens of a call, however large the vocabulary is
+ENCODER_INPUTS = 64  # of one call: more of them are not computed any faster
+OUTPUT_BYTES = 16 << 20  # of rows that llama.cpp sets aside beside hidden states, which it copies in one go: about 3 ms
+
+
+def model_params(options: EngineOptions, path: str) -> tuple[Any, Any]:
+    """llama_model_params, and what they point at: to be kept until the model is loaded.
+
+    Raises: MODEL_LOAD_FAILED, CONFIG_INVALID for options that this model cannot have.
+    """
+    arch, n_expert = check_model(options, path)
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = options.n_gpu_layers
+    params.load_mode = getattr(lib, LOAD_MODES[options.load_mode])
+    if not n_expert:
+        return params, None
+    overrides = ffi.new("struct llama_model_kv_override[2]")  # the second one, without a key, ends the list
+    overrides[0].tag = lib.LLAMA_KV_OVERRIDE_TYPE_INT
+    overrides[0].key = f"{arch}.expert_used_count".encode()
+    overrides[0].val_i64 = options.moe_top_k
+    params.kv_overrides = overrides
+    return params, overrides
+
+
+def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
+    """The architecture, and how many experts a layer has, where an option asks for that; ("", 0) where none does.
+
+    llama.cpp asserts what is checked here, or tells it apart from a lack of memory by the text of a log line only.
+
+    Raises: MODEL_LOAD_FAILED, CONFIG_INVALID.
+    """
+    if not options.moe_top_k and options.kv_type == "f16":
+        return "", 0
+    header = Header(path)
+    try:
+        meta = header.of_arch()
+        n_expert = _count(meta, "expert_count")
+        if n_expert and options.moe_top_k > n_expert:
+            raise _refusal(
+                "moe_top_k", f"must not exceed the {n_expert} experts of this model, not {options.moe_top_k}"
+            )
+        n_each = _count(meta, "embedding_length") // max(1, _count(meta, "attention.head_count"))
+        for length in (_count(meta, f"attention.{part}_length") or n_each for part in ("key", "value")):
+            if options.kv_type != "f16" and length % KV_BLOCK:
+                raise _refusal(
+                    "kv_type",
+                    f"must be f16 for heads of length {length}: {options.kv_type} takes multiples of {KV_BLOCK}",
+                )
+        return header.arch, n_expert if options.moe_top_k else 0
+    finally:
+        header.close()
+
+
+def _count(meta: Mapping[str, Value], key: str) -> int:
+    value = meta.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def _refusal(name: str, complaint: str) -> UmaError:
+    return UmaError(ErrorCode.CONFIG_INVALID, f"engine.{name} {complaint}", option=f"engine.{name}")
+
+
+def is_unified(options: EngineOptions) -> bool:
+    return options.kv_mode == "unified" and options.n_seq > 1
+
+
+def n_outputs(options: EngineOptions) -> int:
+    """Most rows with logits in a decode call."""
+    return max(N_OUTPUTS_MIN, options.n_seq)
+
+
+def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
+    """llama_context_params of the context that all sequences share."""
+    return _context_params(
+        options,
+        n_ctx=options.n_ctx or n_ctx_train * options.n_seq,
+        n_seq_max=options.n_seq,
+        kv_unified=is_unified(options),
+        n_outputs_max=n_outputs(options),
+        n_batch=options.n_batch,
+    )
+
+
+def lane_params(options: EngineOptions, n_ctx_seq: int, n_vocab: int) -> Any:
+    """llama_context_params of a prefill lane: one sequence, one chunk at a time."""
+    n_outputs = lane_outputs(options, n_vocab)
+    return _context_params(
+        options, n_ctx=n_ctx_seq, n_seq_max=1, kv_unified=True, n_outputs_max=n_outputs, n_batch=options.n_ubatch
+    )
+
+
+def lane_outputs(options: EngineOptions, n_vocab: int) -> int:
+    """Most tokens of a lane's chunk whose hidden states can be had: llama.cpp sets a row of logits aside for each."""
+    return max(1, min(options.n_ubatch, max(N_OUTPUTS_MIN, OUTPUT_BYTES // (4 * n_vocab))))
+
+
+def encoder_shape(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> tuple[int, int, int]:
+    """Most tokens of an encoder's input, tokens of one call, and inputs of one call.
+
+    Unless `engine.encoder_ctx` says otherwise, an input is no longer than what llama.cpp's rows of logits, of which an encoder has none
+    but for which memory is taken, leave of ENCODER_BYTES.
+    """
+    n_most = max(ENCODER_LEAST, ENCODER_BYTES // (4 * n_vocab))
+    n_input = min(n_ctx_train, options.encoder_ctx or n_most)
+    n_batch = max(n_input, min(options.n_ubatch, n_most))
+    n_inputs = min(ENCODER_INPUTS, n_batch)
+    return (
+        n_input,
+        -(-n_batch // n_inputs) * n_inputs,
+        n_inputs,
+    )  # llama.cpp lays out batches that all sequences share evenly
+
+
+def encoder_params(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> Any:
+    """llama_context_params of an encoder: whole inputs, all in one call."""
+    _, n_batch, n_inputs = encoder_shape(options, n_ctx_train, n_vocab)
+    params = _context_params(
+        options, n_ctx=n_batch, n_seq_max=n_inputs, kv_unified=True, n_outputs_max=n_batch, n_batch=n_batch
+    )
+    params.n_ubatch = n_batch
+    params.embeddings = True
+    return params
+
+
+def _context_params(options: EngineOptions, **values: Any) -> Any:
+    n_threads = n_threads_of(options)
+    return context_params(
+        n_ubatch=options.n_ubatch,
+        n_threads=n_threads,
+        n_threads_batch=n_threads,
+        flash_attn_type=getattr(lib, FLASH[options.flash_attn]),
+        type_k=getattr(lib, KV_TYPES[options.kv_type]),
+        type_v=getattr(lib, KV_TYPES[options.kv_type]),
+        no_perf=True,
+        **values,
+    )
+
+
+def context_params(**values: Any) -> Any:
+    """llama_context_params with the given fields set over llama.cpp's defaults."""
+    params = lib.llama_context_default_params()
+    for name, value in values.items():
+        setattr(params, name, value)
+    return params
+
+
+def check_threads(n_threads: int) -> None:
+    """Before anything is computed: OpenMP ends the process where it cannot start its threads. Raises: INSUFFICIENT_MEMORY.
+
+    Each thread that computes has a team of its own: the one that loads, and the one that serves.
+    """
+    if not lib.uma_threads_fit(2 * (n_threads - 1)):
+        raise UmaError(
+            ErrorCode.INSUFFICIENT_MEMORY,
+            f"the system starts no {n_threads} compute threads; engine.threads can be less",
+        )
+
+
+def n_threads_of(options: EngineOptions) -> int:
+    """As configured, or the cores that this process may use."""
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return options.threads or max(1, n_cores)

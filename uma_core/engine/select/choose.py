@@ -1,0 +1,96 @@
+"""`--engine auto`: which engine computes a model, and why; where that is kept.
+
+Rules: the graph engine is taken only where it understands the whole model and was measured faster on this machine, with these
+options. Here nothing is measured (compare.py): what is not known yet is llama.cpp's, and due to be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from uma_core import measured
+from uma_core.config.options import EngineOptions
+from uma_core.engine.fingerprint import fingerprint
+from uma_core.engine.graph.device import device_of
+from uma_core.engine.graph.load import check
+from uma_core.engine.graph.shape import Unsupported
+from uma_core.engine.header import Header
+from uma_core.engine.lib import lib, text
+from uma_core.engine.llama.params import n_threads_of
+
+log = logging.getLogger(__name__)
+
+VERSION = 5  # of what is measured; stored choices of another version do not count
+
+
+class Choice(NamedTuple):
+    engine: str  # "llama" or "graph"
+    reason: str
+    is_due: bool = False  # the engines are to be compared where that is possible; until then this holds
+
+
+def choose(path: str, options: EngineOptions) -> Choice:
+    """What is known without loading the model. Blocks: reads the header. Raises: MODEL_LOAD_FAILED."""
+    missing = missing_in_graph(path, options)
+    if missing:
+        return Choice("llama", f"the graph engine lacks {missing}")
+    if options.deterministic:
+        return Choice("graph", "engine.deterministic is its promise")
+    if options.calibrate == "off":
+        return Choice("llama", "the engines are not compared while the calibration is off")
+    try:
+        values = json.loads(stored_in(path, options).read_text())
+        known = Choice(values["engine"], values["reason"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return Choice(
+            "llama", "the engines were not compared yet; the daemon's next start with this model compares them", True
+        )
+    return known._replace(is_due=options.calibrate == "force")
+
+
+def missing_in_graph(path: str, options: EngineOptions) -> str:
+    """What the graph engine lacks for the model, as its header shows; "" where nothing is known to be missing."""
+    header = Header(path)
+    try:
+        check(header, options)
+        return ""
+    except Unsupported as missing:
+        return str(missing)
+    finally:
+        header.close()
+
+
+def store(path: str, options: EngineOptions, choice: Choice) -> None:
+    """Losing it costs no more than another comparison: a failure to store it is only worth a warning."""
+    try:
+        measured.save(stored_in(path, options), {"engine": choice.engine, "reason": choice.reason})
+    except OSError as error:
+        log.warning("the comparison of the engines was not stored: %s", error)
+
+
+def stored_in(path: str, options: EngineOptions) -> Path:
+    """The file of the choice for this model, machine and what changes the engines' times."""
+    shape = (
+        options.n_ctx,
+        options.n_seq,
+        options.n_batch,
+        options.n_ubatch,
+        options.kv_mode,
+        options.kv_type,
+        options.prefill_lanes,
+    )
+    kernels = (options.cpu_kernels, options.isa, options.load_mode, options.moe_top_k)
+    facts = (
+        VERSION,
+        fingerprint(path),
+        device_of(options).description,
+        n_threads_of(options),
+        text(lib.ggml_commit()),
+        *kernels,
+        shape,
+    )
+    return measured.folder() / f"engine-{hashlib.sha256(repr(facts).encode()).hexdigest()[:32]}.json"

@@ -1,0 +1,209 @@
+"""Times both engines on one model, for `--engine auto`, and says which one it shall be.
+
+Rules: an engine is loaded only where all of it fits into memory, both at once only where both do. Of each shape the fastest call
+counts, once some calls agree with it: other work makes calls slower, never faster. Where both engines are open their calls take turns;
+where other work keeps them from agreeing, calls next to each other are compared, and what follows holds for this start only.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Sequence
+from statistics import geometric_mean, median
+from typing import NamedTuple
+
+import numpy as np
+
+from uma_core.config.options import EngineOptions
+from uma_core.engine.api import Batch, DecodeStatus, Engine, MemoryUse
+from uma_core.engine.graph.device import device_of
+from uma_core.engine.graph.store import PAGE
+from uma_core.engine.llama.params import is_unified
+from uma_core.engine.select.choose import Choice
+from uma_core.engine.select.trial import Trial
+from uma_core.errors import ErrorCode, UmaError
+
+N_AGREE = 3  # calls of a shape, the fastest among them, ...
+SPREAD = 1.15  # ... that differ by no more than this factor: its time is known
+N_MOST = 12  # calls of a shape that wait for it
+SHAPE_NS = 4_000_000_000  # no more than N_AGREE calls of a shape that takes so long
+CONTEXTS = (256, 2048)
+N_ROWS = 4
+N_CHUNK = 128
+SLOWEST_NS = 150_000_000  # one row: the comparison of a slower model would take more than some seconds
+NO_WORSE = 0.97  # of llama.cpp's speed, at the least good shape: below is slower, not noise
+FASTER = 1.05  # over all shapes; less is not worth another engine
+
+log = logging.getLogger(__name__)
+
+Open = Callable[[str], Engine]  # opens the engine of that name on the model in question
+Times = dict[str, list[int]]  # ns of the calls of each shape
+DISTURBED = Choice("llama", "comparing the engines was disturbed by other work; the next start compares them")
+
+
+class Shape(NamedTuple):
+    """A decode tick of `n` streams at a context of `n_kv`, or the first `n` tokens of a prompt."""
+
+    n: int
+    n_kv: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.n} stream{'s' * (self.n > 1)} at {self.n_kv}" if self.n_kv else f"{self.n} tokens of a prompt"
+
+
+class Outcome(NamedTuple):
+    choice: Choice
+    engine: Engine | None  # the chosen one, where it is open: the caller's
+    is_lasting: bool  # holds for later starts too
+
+
+def compare(open_as: Open, options: EngineOptions, needs: Sequence[MemoryUse], trial: Trial) -> Outcome:
+    """Open both engines and time them. `needs`: memory of the llama and of the graph engine. Blocks for seconds.
+
+    Raises: what opening the llama engine raises; SHUTTING_DOWN when the trial was given up.
+    """
+    free = device_of(options).free_bytes()
+    if not all(trial.fits(need, free) for need in needs):
+        return Outcome(Choice("llama", "the engines are not compared: the model barely fits into memory"), None, False)
+    engines: dict[str, Engine] = {}
+    t0 = time.monotonic()
+    try:
+        choice, is_lasting = _compare(
+            engines, open_as, options, trial, trial.fits(MemoryUse(*map(sum, zip(*needs, strict=True))), free)
+        )
+    except BaseException:
+        _close(engines)
+        raise
+    chosen = engines.pop(choice.engine, None)
+    _close(engines)
+    log.info("the engines were compared, or as far as that went, in %.1f s", time.monotonic() - t0)
+    return Outcome(choice, chosen, is_lasting)
+
+
+def _compare(
+    engines: dict[str, Engine], open_as: Open, options: EngineOptions, trial: Trial, is_room_for_both: bool
+) -> tuple[Choice, bool]:
+    """Fills `engines` with what is open."""
+    engines["llama"] = open_as("llama")
+    n_train = engines["llama"].info.n_ctx_train
+    shapes = shapes_of(options.n_ctx or n_train * options.n_seq, options.n_seq, options.n_batch, is_unified(options))
+    trial.tell("the engines are compared on this model, once")
+    (first,) = measure(list(engines.values()), shapes[:1], trial)
+    if options.calibrate != "force" and min(first[shapes[0].name]) > SLOWEST_NS:
+        return Choice("llama", "the model is too slow to compare the engines at a start; --calibrate force does"), False
+    times = []
+    if not is_room_for_both:
+        times += measure(list(engines.values()), shapes, trial)
+        if not _are_agreed(times[0]):
+            return DISTURBED, False
+        _close(engines)
+    try:
+        engines["graph"] = open_as("graph")
+        times += measure(list(engines.values()), shapes, trial)
+    except UmaError as error:
+        if not trial.goes_on():
+            raise
+        return Choice("llama", error.message), error.error is ErrorCode.CONFIG_INVALID
+    llama, graph = times
+    return verdict(llama, graph, is_room_for_both)
+
+
+def _close(engines: dict[str, Engine]) -> None:
+    """Close them all, and see to it that nothing of them stays in memory."""
+    while engines:
+        engines.popitem()[1].close()
+    gc.collect()
+
+
+def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choice, bool]:
+    """The choice by the calls' times, and whether the machine was calm enough to keep to it. Pure.
+
+    are_in_turn: call i of one engine was next to call i of the other, so that other work slowed both.
+    """
+    is_calm = _are_agreed(llama) and _are_agreed(graph)
+    if not (is_calm or are_in_turn):
+        return DISTURBED, False
+    ratios = {shape: _ratio(calls, graph[shape]) for shape, calls in llama.items()}
+    mean = geometric_mean(ratios.values())
+    is_graph = mean >= FASTER and min(ratios.values()) >= NO_WORSE
+    each = ", ".join(f"{ratio:.2f} with {shape}" for shape, ratio in ratios.items())
+    how = "" if is_calm else ", seen beside other work: the next start compares them again"
+    return Choice(
+        "graph" if is_graph else "llama", f"the graph engine has {mean:.2f} times llama.cpp's speed ({each}){how}"
+    ), is_calm
+
+
+def _ratio(llama: Sequence[int], graph: Sequence[int]) -> float:
+    if _is_agreed(llama) and _is_agreed(graph):
+        return min(llama) / min(graph)
+    return median(a / b for a, b in zip(llama, graph, strict=True))
+
+
+def _are_agreed(times: Times) -> bool:
+    return all(map(_is_agreed, times.values()))
+
+
+def _is_agreed(calls: Sequence[int]) -> bool:
+    fastest = sorted(calls)[:N_AGREE]
+    return len(fastest) == N_AGREE and fastest[-1] <= SPREAD * fastest[0]
+
+
+def shapes_of(n_ctx: int, n_seq: int, n_batch: int, is_unified: bool) -> list[Shape]:
+    """What to time: ticks of one and of some streams over short and long contexts, and a prompt's beginning. Pure."""
+    n_seq_ctx = n_ctx if is_unified else n_ctx // n_seq
+    longest = n_seq_ctx - N_MOST - 1
+    shapes = []
+    for n_kv in sorted({min(n_kv, longest) for n_kv in CONTEXTS if longest > 0}):
+        n_rows = min(N_ROWS, n_seq, n_batch, n_ctx // (-(-(n_kv + N_MOST + 1) // PAGE) * PAGE) or 1)
+        shapes += [Shape(n, n_kv) for n in sorted({1, n_rows})]
+    return [*shapes, Shape(min(N_CHUNK, n_batch, n_seq_ctx))]
+
+
+def measure(engines: Sequence[Engine], shapes: Sequence[Shape], trial: Trial) -> list[Times]:
+    """Time the shapes in order, the engines in turn; of one engine alone, end after a shape whose calls do not agree. Leaves every sequence empty.
+
+    Raises: DECODE_FAILED, SHUTTING_DOWN.
+    """
+    times: list[Times] = [{} for _ in engines]
+    for shape in shapes:
+        for engine, mine, calls in zip(engines, times, _measure(engines, shape, trial), strict=True):
+            mine[shape.name] = calls
+            for seq_id in range(shape.n if shape.n_kv else 0):
+                engine.kv_truncate(seq_id, 0)
+        if len(engines) == 1 and not _are_agreed(times[0]):
+            break
+    return times
+
+
+def _measure(engines: Sequence[Engine], shape: Shape, trial: Trial) -> list[list[int]]:
+    calls: list[list[int]] = [[] for _ in engines]
+    for engine in engines:
+        for seq_id in range(shape.n if shape.n_kv else 0):
+            engine.pretend(seq_id, shape.n_kv)
+    while not all(map(_is_agreed, calls)) and len(calls[0]) < (N_AGREE if sum(calls[0]) > SHAPE_NS else N_MOST):
+        for engine, done in zip(engines, calls, strict=True):
+            if not trial.goes_on():
+                raise UmaError(ErrorCode.SHUTTING_DOWN)
+            done.append(_call(engine, shape, len(done)))
+    return calls
+
+
+def _call(engine: Engine, shape: Shape, step: int) -> int:
+    """Ticks leave their rows: not every engine can cut a sequence back by one."""
+    batch = Batch(shape.n)
+    if shape.n_kv:
+        for seq_id in range(shape.n):
+            batch.add(0, shape.n_kv + step, seq_id, True)
+    else:
+        batch.extend(np.zeros(shape.n, np.int32), 0, 0, True)
+    outcome = engine.decode(batch, [None] * batch.n_rows)
+    if outcome.status is not DecodeStatus.OK:
+        raise UmaError(
+            ErrorCode.DECODE_FAILED, f"the {engine.info.engine} engine failed while the engines were compared"
+        )
+    if not shape.n_kv:
+        engine.kv_truncate(0, 0)
+    return outcome.call_ns

@@ -1,0 +1,122 @@
+"""Picks and opens the engine that the configuration asks for. The bindings load here, and only when they are needed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from uma_core.engine.api import Engine, MemoryUse
+from uma_core.engine.select.trial import Trial
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.models import default_model_path
+
+if TYPE_CHECKING:
+    from uma_core.config.options import EngineOptions
+    from uma_core.engine.select.choose import Choice
+
+Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
+
+
+def open_engine(
+    options: EngineOptions, path: str = "", progress: Progress | None = None, trial: Trial | None = None
+) -> Engine:
+    """Load `path` (default: the configured model, else the embedded one). Blocks for seconds; releases the GIL.
+
+    With a `trial`, `auto` compares the engines where that is due; without one it goes by what is known.
+
+    Raises: MODEL_LOAD_FAILED, ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
+    """
+    os.environ.update(options.backend_environ())
+    path = _path(options, path)
+    if options.engine == "fake":
+        return importlib.import_module("uma_core.engine.fake.open").open_fake(options, path)  # type: ignore[no-any-return]
+    if _is_encoder(path):
+        return importlib.import_module("uma_core.engine.llama.encoder").EncoderEngine(path, options, progress)  # type: ignore[no-any-return]
+    if options.engine == "auto":
+        return _open_chosen(options, path, progress, trial)
+    return _open(options.engine, options, path, progress)
+
+
+def _open(name: str, options: EngineOptions, path: str, progress: Progress | None) -> Engine:
+    if name != "graph" and options.deterministic:
+        message = (
+            "engine.deterministic is what llama.cpp's engine does not promise: its results depend on what shares a call"
+        )
+        raise UmaError(ErrorCode.CONFIG_INVALID, message, option="engine.deterministic")
+    if name == "graph":
+        return importlib.import_module("uma_core.engine.graph.engine").GraphEngine(path, options, progress)  # type: ignore[no-any-return]
+    return importlib.import_module("uma_core.engine.llama.engine").LlamaEngine(path, options, progress)  # type: ignore[no-any-return]
+
+
+def _open_chosen(options: EngineOptions, path: str, progress: Progress | None, trial: Trial | None) -> Engine:
+    """The faster engine that serves the model, with the reason among its notes."""
+    choice = importlib.import_module("uma_core.engine.select.choose").choose(path, options)
+    engine = None
+    if choice.is_due and trial is not None:
+        choice, engine = _compared(options, path, progress, trial)
+    name, reason = choice.engine, choice.reason
+    if name == "llama" and options.deterministic:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"engine.deterministic: {reason}", option="engine.deterministic")
+    try:
+        engine = engine or _open(name, options, path, progress)
+    except UmaError as error:
+        if name != "graph" or error.error is not ErrorCode.CONFIG_INVALID or options.deterministic:
+            raise
+        name, reason = "llama", error.message
+        engine = _open(name, options, path, progress)
+    engine.info = replace(engine.info, notes=(*engine.info.notes, f"engine auto took {name}: {reason}"))
+    return engine
+
+
+def _compared(
+    options: EngineOptions, path: str, progress: Progress | None, trial: Trial
+) -> tuple[Choice, Engine | None]:
+    """The choice after measuring, kept for later starts, and its engine where it is open already."""
+    choosing = importlib.import_module("uma_core.engine.select.choose")
+    compare = importlib.import_module("uma_core.engine.select.compare").compare
+    need = _estimate("llama", options, path)
+    try:
+        needs = (need, _estimate("graph", options, path))
+    except UmaError as error:  # what the header does not show
+        if error.error is not ErrorCode.CONFIG_INVALID:
+            raise
+        choice, engine, is_lasting = choosing.Choice("llama", error.message), None, True
+    else:
+        choice, engine, is_lasting = compare(lambda name: _open(name, options, path, progress), options, needs, trial)
+    if is_lasting:
+        choosing.store(path, options, choice)
+    return choice, engine
+
+
+def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
+    """What `open_engine` would take, found without taking it; also tells files that cannot be loaded. Blocks: reads the header.
+
+    Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
+    """
+    os.environ.update(options.backend_environ())
+    name, path = options.engine, _path(options, path)
+    if name == "fake":
+        return importlib.import_module("uma_core.engine.fake.open").estimate_fake(options)  # type: ignore[no-any-return]
+    if _is_encoder(path):
+        return importlib.import_module("uma_core.engine.llama.estimate").estimate(path, options, is_encoding=True)  # type: ignore[no-any-return]
+    if name == "auto":
+        name = importlib.import_module("uma_core.engine.select.choose").choose(path, options).engine
+    return _estimate(name, options, path)
+
+
+def _estimate(name: str, options: EngineOptions, path: str) -> MemoryUse:
+    module = "uma_core.engine.graph.estimate" if name == "graph" else "uma_core.engine.llama.estimate"
+    use: MemoryUse = importlib.import_module(module).estimate(path, options)
+    n_bytes = importlib.import_module("uma_core.engine.lora").check_adapters(options, path)
+    return use._replace(weights=use.weights + n_bytes)
+
+
+def _is_encoder(path: str) -> bool:
+    return importlib.import_module("uma_core.engine.llama.encoder").is_encoder(path)  # type: ignore[no-any-return]
+
+
+def _path(options: EngineOptions, path: str) -> str:
+    return path or options.model or str(default_model_path())

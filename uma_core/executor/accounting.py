@@ -1,0 +1,77 @@
+"""What calls cost, noted while there is no time and booked later: between two decode calls every cache miss is somebody's pause.
+
+Rules: compute thread only. Metrics, client shares and the cost model learn of a call when `Accounting.settle` is called.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from uma_core.engine.api import DecodeOutcome, DecodeStatus
+from uma_core.executor.meters import Meters
+from uma_core.policy.cost import CostModel
+from uma_core.policy.state import CallReport
+from uma_core.session.session import Session
+from uma_core.types import Phase
+
+RECENT_NS = 20_000_000_000  # of engine time: what a client's share is taken of
+FORGET_NS = 1_000_000
+CLIENTS_MOST = 512
+
+
+# One decode call: sessions, rows, KV cells of its decode rows, rows that were a prompt's and cells before them, ns since the return of the
+# call before it (0: none was directly before it), outcome. A plain tuple: it is made between two calls.
+Note = tuple[Sequence[Session], int, int, int, int, int, DecodeOutcome]
+
+
+class Accounting:
+    """Owned by Calls. `client_ns`: engine time by fairness account, recent time counting more."""
+
+    def __init__(self, meters: Meters) -> None:
+        self.client_ns: dict[int, int] = {}
+        self.notes: list[Note] = []
+        self._meters = meters
+        self._reports: list[CallReport] = []
+        self._charged_ns = 0
+
+    def add(self, report: CallReport, session: Session) -> None:
+        """A prefill run: booked at once."""
+        self._reports.append(report)
+        self._meters.piece.observe(report.longest_ns)
+        self._charge([session], report.elapsed_ns)
+
+    def settle(self, cost: CostModel) -> tuple[CallReport, ...]:
+        """Book all notes; returns what was reported since the last time, as the cost model that planned it predicted it."""
+        notes, self.notes = self.notes, []
+        reports = [self._book(note, cost) for note in notes] + self._reports
+        self._reports = []
+        return tuple(reports)
+
+    def _book(self, note: Note, cost: CostModel) -> CallReport:
+        sessions, n_rows, n_kv, n_prompt, n_past, since_ns, outcome = note
+        meters, call_ns = self._meters, outcome.call_ns
+        n_decoded = n_rows - n_prompt
+        predicted, mixed_ns = cost.call_ns(n_decoded, n_kv, n_prompt, n_past)
+        meters.on_call(n_rows, call_ns, outcome.sample_ns)
+        if since_ns:
+            meters.on_overhead(since_ns)
+        if outcome.status is DecodeStatus.OK:
+            meters.on_prediction(predicted, call_ns)
+        self._charge(sessions, call_ns)
+        phase = Phase.DECODE if n_decoded else Phase.PREFILL
+        is_full = outcome.status is DecodeStatus.FULL
+        return CallReport(
+            phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0, mixed_ns
+        )
+
+    def _charge(self, sessions: Sequence[Session], ns: int) -> None:
+        share = ns // len(sessions)
+        for session in sessions:
+            self.client_ns[session.client] = self.client_ns.get(session.client, 0) + share
+        self._charged_ns += ns
+        if self._charged_ns > RECENT_NS:  # halving makes old time fade, and forgets clients that left
+            self._charged_ns //= 2
+            self.client_ns = {client: half for client, n in self.client_ns.items() if (half := n // 2) >= FORGET_NS}
+        if len(self.client_ns) > CLIENTS_MOST:  # a process for each request: those that had least are forgotten
+            self.client_ns = dict(heapq.nlargest(CLIENTS_MOST // 2, self.client_ns.items(), key=lambda item: item[1]))

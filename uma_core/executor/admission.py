@@ -1,0 +1,244 @@
+"""Who gets in: limits, lane inference, and the bounded queues. The one place that accepts or refuses a request."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from uma_core.clock import Clock
+from uma_core.engine.api import EngineInfo
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor import overflow
+from uma_core.session.embedding import Embedding
+from uma_core.session.events import Accepted, Event, Refused, Submit
+from uma_core.session.session import Grant, Session
+from uma_core.session.table import SessionTable
+from uma_core.suggest import suggest
+from uma_core.types import AdapterSet, Lane, Request, Slo, n_extra
+
+RETRY_AFTER_MS_LEAST = 250
+
+Peek = Callable[[Session], int]  # how much of a prompt the engine's cache has
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From the configuration; replaced whole on reload."""
+
+    max_sessions: int = 32
+    max_tokens: int = 2048
+    default_max_tokens: int = 512
+    queue: tuple[int, int] = (64, 64)  # by lane
+    auto_lane_tokens: int = 512  # a request without a priority whose prompt is longer starts in the background lane
+    timeout_ns: int = 0  # of requests that give none; 0: none
+    slo_ttft_ns: int = 0  # targets of requests that give none; 0: none
+    slo_tbt_ns: int = 0
+    overflow: str = overflow.ERROR  # of requests that say nothing
+
+
+class AdmissionControl:
+    """Shared by all engines of the process: session numbers are unique for the life of the daemon."""
+
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self.limits = limits
+        self.closed: UmaError | None = None  # draining or stopping: why nothing new is accepted
+        self._clock = clock
+        self._sids = itertools.count(1)
+
+    def admit(
+        self,
+        command: Submit,
+        info: EngineInfo,
+        table: SessionTable,
+        events: deque[Event],
+        n_cached: Peek = lambda session: 0,
+    ) -> list[Session]:
+        """Put an Accepted or Refused event on the way; the sessions, one for each answer, if it was accepted."""
+        try:
+            session = self._open(command, info, table, n_cached)
+        except UmaError as error:
+            events.append(Refused(command.conn_id, command.request.id, error))
+            return []
+        n_answers = max(session.request.n, session.request.best_of)
+        answers = [session, *(self._another(session) for _ in range(n_answers - 1))]
+        events.append(Accepted(session.conn_id, session.id, table.position(session)))
+        for answer in answers[1:]:
+            table.add(answer, command.peer)
+        return answers
+
+    def _another(self, session: Session) -> Session:
+        """For one more answer to the same request."""
+        grant = Grant(session.lane, session.n_max, self._clock.now_ns(), session.echo)
+        other = Session(next(self._sids), session.conn_id, session.request, session.prompt, grant)
+        for name in (
+            "n_cells",
+            "n_dropped",
+            "is_shifting",
+            "n_head",
+            "t_received_ns",
+            "message_ends",
+            "uid",
+            "adapters",
+        ):
+            setattr(other, name, getattr(session, name))
+        other.matcher = session.matcher.fork() if session.matcher is not None else None
+        return other
+
+    def _open(self, command: Submit, info: EngineInfo, table: SessionTable, n_cached: Peek) -> Session:
+        request, limits = command.request, self.limits
+        if self.closed is not None:
+            raise self.closed
+        if table.find(command.conn_id, request.id):
+            raise UmaError(ErrorCode.DUPLICATE_ID)
+        if request.embed is None and not info.can_generate:
+            raise UmaError(
+                ErrorCode.UNSUPPORTED, "this model makes vectors or scores, no text: ask `embed` or `rerank`"
+            )
+        n_answers = max(request.n, request.best_of)
+        if n_answers > info.n_seq_max:
+            field = "best_of" if request.best_of else "n"
+            raise UmaError(
+                ErrorCode.BAD_REQUEST,
+                f"`{field}`: at most {info.n_seq_max} answers at once",
+                field=field,
+                limit=info.n_seq_max,
+            )
+        tokens = np.asarray(command.tokens, np.int32)
+        _check_tokens(tokens, info.n_vocab, "tokens" if request.embed is None else "input")
+        adapters = adapters_of(request, info)
+        session = (
+            self._embedding(command, tokens, info)
+            if request.embed is not None
+            else self._fitted(command, tokens, info.n_ctx_seq)
+        )
+        session.adapters = adapters
+        session.n_cells = -(-session.n_cells // info.kv_page) * info.kv_page
+        is_batch = session.embedding is not None and session.embedding.n_inputs > 1
+        if request.lane is None and (is_batch or session.n_prompt - n_cached(session) > limits.auto_lane_tokens):
+            session.lane = Lane.BACKGROUND
+        if table.n_queued[session.lane] >= limits.queue[session.lane]:
+            raise self._overloaded(session.lane, table)
+        self._check_places(command, n_answers, table)
+        table.add(session, command.peer)
+        return session
+
+    def _check_places(self, command: Submit, n_answers: int, table: SessionTable) -> None:
+        """Whoever fills the places does not keep out those who hold none. Raises: TOO_MANY_SESSIONS."""
+        most, n_after = self.limits.max_sessions, len(table) + n_answers
+        if n_after <= most:
+            return
+        n_held = table.n_held(command.peer, command.request.account)
+        if n_held or n_answers > 1 or n_after > most + n_extra(most):
+            message = f"{len(table)} requests are queued or running, {n_held} of them yours; the limit is {most}"
+            raise UmaError(
+                ErrorCode.TOO_MANY_SESSIONS,
+                message,
+                n_held=n_held,
+                limit=most,
+                retry_after_ms=self._retry_after_ms(table),
+            )
+
+    def _fitted(self, command: Submit, tokens: np.ndarray, n_ctx: int) -> Session:
+        """A session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""
+        request, limits, ends = command.request, self.limits, command.message_ends
+        how = request.overflow or limits.overflow
+        n_asked = limits.default_max_tokens if request.max_tokens is None else max(1, request.max_tokens)
+        n_wanted = min(n_asked, limits.max_tokens)
+        n_most = n_ctx - overflow.room_for_answer(n_ctx, n_wanted)
+        if how == overflow.ERROR and len(tokens) > n_ctx:
+            raise UmaError(
+                ErrorCode.PROMPT_TOO_LARGE,
+                f"the prompt has {len(tokens)} tokens, a sequence holds {n_ctx}",
+                n_tokens=len(tokens),
+                n_ctx_seq=n_ctx,
+            )
+        if len(tokens) > (n_most if how == overflow.TRUNCATE else n_ctx):
+            tokens, ends = overflow.without_middle(tokens, ends, n_most)
+        n_max = n_wanted if how == overflow.SHIFT else min(n_wanted, n_ctx - len(tokens) + 1)
+        lane = Lane.INTERACTIVE if request.lane is None else request.lane
+        grant = Grant(lane, n_max, self._clock.now_ns(), command.echo)
+        session = Session(next(self._sids), command.conn_id, self._completed(request), tokens, grant)
+        session.n_cells = min(session.n_cells, n_ctx)
+        session.n_dropped = len(command.tokens) - len(tokens)
+        session.is_shifting = how == overflow.SHIFT
+        session.n_head = overflow.head_of(ends, n_ctx // 2)
+        session.t_received_ns = command.t_received_ns
+        session.message_ends = ends
+        session.uid = command.peer.uid
+        session.matcher = command.matcher
+        return session
+
+    def _embedding(self, command: Submit, tokens: np.ndarray, info: EngineInfo) -> Session:
+        """A session that computes one input after the other, and no answer. Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE."""
+        request = command.request
+        assert request.embed is not None
+        if info.embedding is None:
+            raise UmaError(ErrorCode.UNSUPPORTED, "this engine makes no vectors")
+        embedding = Embedding(request.embed, tokens, command.message_ends, info.embedding)
+        lane = Lane.INTERACTIVE if request.lane is None else request.lane
+        session = Session(
+            next(self._sids),
+            command.conn_id,
+            self._completed(request),
+            embedding.current,
+            Grant(lane, 1, self._clock.now_ns()),
+        )
+        session.embedding = embedding
+        session.n_given = embedding.n_tokens
+        session.n_cells = embedding.longest
+        session.t_received_ns = command.t_received_ns
+        session.uid = command.peer.uid
+        return session
+
+    def _completed(self, request: Request) -> Request:
+        """The request with the configured defaults in place of what it does not say."""
+        limits = self.limits
+        slo = Slo(request.slo.ttft_ns or limits.slo_ttft_ns, request.slo.tbt_ns or limits.slo_tbt_ns)
+        return dataclasses.replace(request, slo=slo, timeout_ns=request.timeout_ns or limits.timeout_ns)
+
+    def _overloaded(self, lane: Lane, table: SessionTable) -> UmaError:
+        return UmaError(
+            ErrorCode.OVERLOADED,
+            f"{table.n_queued[lane]} requests wait in the {lane.name.lower()} lane",
+            lane=lane.name.lower(),
+            queue_position=table.n_queued[lane],
+            retry_after_ms=self._retry_after_ms(table),
+        )
+
+    def _retry_after_ms(self, table: SessionTable) -> int:
+        """When half of the running sessions should have ended, as their own pace says."""
+        now = self._clock.now_ns()
+        left = sorted(_time_left_ns(session, now) for session in table if session.seq_id >= 0)
+        return max(RETRY_AFTER_MS_LEAST, left[len(left) // 2] // 1_000_000 if left else 0)
+
+
+def adapters_of(request: Request, info: EngineInfo) -> AdapterSet:
+    """What a request asks for, or what is configured for those that do not say. Raises: BAD_REQUEST."""
+    if request.lora is None:
+        return info.default_adapters
+    known = [each.id for each in info.adapters]
+    for name, _ in request.lora:
+        if name not in known:
+            message = f"`lora`: there is no adapter {name}{suggest(name, known)}"
+            raise UmaError(ErrorCode.BAD_REQUEST, message, field="lora", known=known)
+    return request.lora
+
+
+def _check_tokens(tokens: np.ndarray, n_vocab: int, field: str) -> None:
+    """Raises: BAD_REQUEST."""
+    if not len(tokens):
+        raise UmaError(ErrorCode.BAD_REQUEST, "the prompt is empty", field="prompt")
+    if tokens.min() < 0 or tokens.max() >= n_vocab:
+        raise UmaError(ErrorCode.BAD_REQUEST, f"token ids go from 0 to {n_vocab - 1}", field=field)
+
+
+def _time_left_ns(session: Session, now: int) -> int:
+    n_done = session.n_past
+    n_left = session.n_prompt + session.n_max - n_done
+    elapsed = max(1, now - session.t_admitted_ns)
+    return elapsed * n_left // n_done if n_done else 0

@@ -1,0 +1,290 @@
+"""How sessions begin and end: acceptance, tokens on their way out, and exactly one final event each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from uma_core.engine.api import Engine, Transfer
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.banned_strings import NO_TOKEN, BannedStrings
+from uma_core.executor.constraints import Constraints
+from uma_core.executor.meters import Meters
+from uma_core.executor.scores import Scores
+from uma_core.session.answer import Answer
+from uma_core.session.events import End, Event, Final, Token
+from uma_core.session.reasoning import Thinking
+from uma_core.session.session import Session
+from uma_core.session.table import SessionTable
+from uma_core.types import Ended, FinishReason, Phase, TokenId, TokenLogprob
+
+PROMPT_TAIL = 64  # tokens of the prompt in which a template may have begun a thought
+GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class Output:
+    """Turns sampled tokens into events and closes sessions. Owned by the executor."""
+
+    def __init__(self, engine: Engine, table: SessionTable, meters: Meters, events: deque[Event]) -> None:
+        self._engine = engine
+        self._table = table
+        self._meters = meters
+        self._events = events
+        self.constraints = Constraints(table, meters)
+        self.scores = Scores(engine, table, lambda event: self._events.append(event))
+        self.banned_strings = BannedStrings(engine, table, meters)
+        self.tick_ns = 0  # how long ticks take
+        self.on_release: Callable[[Session, int], None] = self._drop_cells  # sequence -1: it had none
+        self.on_finished: Callable[[Session], None] = lambda session: None
+        self.on_linger: Callable[[Session, int, Transfer], None] | None = None  # who sees a last chunk's KV arrive
+
+    def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
+        """One sampled token: to the reader, and to the end of the session where it is the last."""
+        if token < 0:
+            is_banned = session.bans is not None and session.bans.is_set
+            self.fail(
+                session,
+                UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN) if is_banned else UmaError(ErrorCode.SAMPLER_FAILED),
+                now_ns,
+            )
+            return
+        if session.scoring is not None:
+            if session.phase is not Phase.DONE:  # a row of the same call before this one may have failed
+                self.scores.take(session, session.scoring, token, now_ns)
+            return
+        if session.answer is not None and session.is_silent:
+            self.finish(session, FinishReason.LENGTH, now_ns)
+            return
+        if not session.request.ignore_eos and self._engine.is_eog(token):
+            self.finish(session, FinishReason.STOP, now_ns)
+            return
+        if session.is_forced:
+            self._meters.forced.add()
+        if token in session.stop_tokens:
+            self.finish(session, FinishReason.STOP, now_ns, stop={"token_id": token})
+            return
+        mark = self.banned_strings.mark(session) if session.bans is not None else None
+        if session.matcher is not None:
+            error = self.constraints.accept(session, token, self.tick_ns)
+            if error is not None:
+                self.fail(session, error, now_ns)
+                return
+        if session.thinking is not None:
+            self._think(session, session.thinking, token)
+        last_ns = session.t_last_ns if session.t_first_ns else 0
+        session.add_token(token, now_ns)
+        self._meters.on_token(session, last_ns, now_ns)
+        if session.answer is None:
+            self._send(session, session.text.push(self._piece(session, token)), token)
+        else:
+            self.banned_strings.lift(session)
+            self._watch(session, session.answer, token, mark)
+            if session.answer.must_rewind:
+                self._take_back(session, now_ns)
+                return
+        stop = (session.answer or session.text).stopped_by
+        if stop:
+            self.finish(session, FinishReason.STOP, now_ns, stop={"text": stop})
+        elif session.matcher is not None and session.matcher.is_done:
+            self.finish(session, FinishReason.STOP, now_ns)
+        elif len(session.generated) >= session.n_max:
+            self.finish(session, FinishReason.LENGTH, now_ns)
+        elif session.matcher is not None or session.thinking is not None:
+            self._steer(session, now_ns)
+
+    def _steer(self, session: Session, now_ns: int) -> None:
+        """Tell the sampler the next token where there is no choice: the end of a thought that is over its budget comes before a grammar."""
+        sampler, thinking, matcher = session.sampler, session.thinking, session.matcher
+        if sampler is None:
+            return
+        if thinking is not None and thinking.forced:
+            session.is_forced = sampler.force(thinking.forced[0])
+            if not session.is_forced:
+                self.fail(
+                    session,
+                    UmaError(ErrorCode.CONSTRAINT_FAILED, "a token of the forced end of a thought is banned"),
+                    now_ns,
+                )
+            return
+        if matcher is not None and matcher.forced:
+            session.is_forced = sampler.force(matcher.forced[0])
+            if session.is_forced:
+                return
+            try:
+                matcher.choose()
+            except UmaError as error:
+                self.fail(session, error, now_ns)
+                return
+        session.is_forced = False
+        sampler.force(None)
+
+    def _think(self, session: Session, thinking: Thinking, token: TokenId) -> None:
+        """Count a thought's token; where the budget is spent, the next tokens are those that end it."""
+        if thinking.forced and thinking.forced[0] == token:
+            thinking.forced.popleft()
+        thinking.push(self._engine.piece(token, True))
+        if thinking.is_over_budget and not thinking.forced and not session.was_forced:
+            self._end_thought(session, thinking)
+
+    def _end_thought(self, session: Session, thinking: Thinking) -> None:
+        wanted = session.request.reasoning
+        assert wanted is not None
+        session.was_forced = True  # once: a model that thinks on after the end text is not stopped again
+        thinking.forced.extend(self._engine.tokenize(wanted.message + wanted.end, False, True))
+
+    def _piece(self, session: Session, token: TokenId) -> bytes:
+        return self._engine.piece(token, token in session.preserved_tokens)
+
+    def _take_back(self, session: Session, now_ns: int) -> None:
+        try:
+            error = self.banned_strings.take_back(session)
+        except UmaError as failure:  # of its grammar
+            error = failure
+        if error is not None:
+            self.fail(session, error, now_ns)
+        else:
+            self._steer(session, now_ns)
+
+    def _watch(self, session: Session, answer: Answer, token: TokenId, mark: Any) -> None:
+        """A token of an answer whose tokens matter one by one."""
+        if len(session.generated) == session.request.sampling.min_tokens and session.sampler is not None:
+            session.sampler.allow_end()
+        self._echo(session)
+        self._send(session, answer.push(token, self._piece(session, token), self._logprob(session, token), mark), token)
+
+    def _logprob(self, session: Session, token: TokenId) -> TokenLogprob | None:
+        found = session.sampler.logprobs() if session.sampler is not None else None
+        if found is None:
+            return None
+        session.logprob_sum += found.logprob
+        piece = self._engine.piece
+        return TokenLogprob(
+            token, piece(token, True), found.logprob, tuple((t, piece(t, True), p) for t, p in found.top)
+        )
+
+    def _echo(self, session: Session) -> None:
+        """What the answer begins with, once."""
+        text, session.echo = session.echo, ""
+        self._send(session, text, int(session.prompt[-1]))
+
+    def _send(self, session: Session, text: str, token: TokenId) -> None:
+        if not text:
+            return
+        answer = session.answer
+        carried = None if answer is None or session.request.sampling.logprobs is None else answer.take()
+        if session.request.stream:
+            self._events.append(Token(session.conn_id, session.id, text, token, carried, session.index))
+        else:
+            session.parts.append(text)
+            session.logprobs += carried or ()
+
+    def fail(self, session: Session, error: UmaError, now_ns: int) -> None:
+        self.finish(session, FinishReason.ERROR, now_ns, error)
+
+    def finish(
+        self,
+        session: Session,
+        reason: FinishReason,
+        now_ns: int,
+        error: UmaError | None = None,
+        stop: dict[str, Any] | None = None,
+    ) -> None:
+        """The session's one final event; its sequence, cells, lane and sampler are free afterwards."""
+        if session.phase is Phase.DONE:
+            return
+        if session.echo and reason in GOOD_ENDS:
+            self._echo(session)
+        rest = (session.answer or session.text).finish()
+        self._send(session, rest, session.generated[-1] if session.generated else -1)
+        unsent = session.answer.take() if session.answer is not None else ()
+        session.reason = reason
+        self._free(session)
+        self._meters.on_end(session, reason)
+        text = "" if session.request.stream else "".join(session.parts)
+        logprobs = self._kept_logprobs(session, unsent)
+        usage, timing = session.usage(), session.timing(now_ns)
+        if session.group is None:
+            embedding = session.embedding if reason is FinishReason.STOP else None
+            self._events.append(
+                Final(
+                    session.conn_id, session.id, reason, text, usage, timing, error, stop, logprobs, embedding=embedding
+                )
+            )
+            return
+        problem = error.to_dict() if error is not None else None
+        answer = Ended(session.index, reason, text, usage, timing, problem, stop, logprobs)
+        if session.request.stream:
+            self._events.append(End(session.conn_id, session.id, answer))
+        final = session.group.end(session, answer, error)
+        if final is not None:
+            self._events.append(final)
+
+    def _kept_logprobs(self, session: Session, unsent: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...] | None:
+        kept = (*session.logprobs, *unsent)
+        is_wanted = session.request.sampling.logprobs is not None and (kept or not session.request.stream)
+        return kept if is_wanted else None
+
+    def _free(self, session: Session) -> None:
+        if session.sampler is not None:
+            session.sampler.close()
+            session.sampler = None
+        if session.n_unverified:
+            self._engine.kv_truncate(session.seq_id, session.n_past)
+            session.n_unverified = 0
+        self.on_finished(session)
+        session.matcher = None
+        if session.scoring is not None:
+            session.scoring.close()
+        transfer, session.transfer = session.transfer, None
+        if (
+            transfer is not None
+            and self.on_linger is not None
+            and session.reason in GOOD_ENDS
+            and session.phase is Phase.DECODE
+        ):
+            self.on_linger(session, self._table.detach(session), transfer)
+            self._table.remove(session)
+            return
+        if transfer is not None:
+            transfer.close()
+        seq_id = self._table.release(session)
+        if seq_id >= 0:
+            self._engine.prefill_close(seq_id)
+        self.on_release(session, seq_id)
+        self._table.remove(session)
+
+    def _drop_cells(self, session: Session, seq_id: int) -> None:
+        if seq_id >= 0:
+            self._engine.kv_truncate(seq_id, 0)
+
+    def open_sampler(self, session: Session) -> None:
+        """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""
+        request = session.request
+        if session.embedding is not None:
+            return
+        params = dataclasses.replace(request.sampling, ban_eog=request.ignore_eos)
+        if request.best_of > request.n and params.logprobs is None:
+            params = dataclasses.replace(params, logprobs=0)
+        session.thinking = self._thinking(session)
+        is_limited = request.reasoning is not None and request.reasoning.budget_tokens is not None
+        is_held_to = session.matcher is not None or is_limited or session.bans is not None
+        if not params.needs_sampler and not self._engine.info.suppressed and not is_held_to:
+            return
+        session.sampler = self._engine.sampler(params, session.seed)
+        n_recent = params.n_recent(self._engine.info.n_ctx_seq)
+        if n_recent:
+            session.sampler.accept(session.prompt[-n_recent:])
+        if session.matcher is not None:
+            self.constraints.begin(session)
+        if session.thinking is not None and session.thinking.is_over_budget:
+            self._end_thought(session, session.thinking)
+        self._steer(session, session.t_received_ns)
+
+    def _thinking(self, session: Session) -> Thinking | None:
+        wanted = session.request.reasoning
+        if wanted is None:
+            return None
+        tail = (self._engine.piece(int(token), True) for token in session.prompt[-PROMPT_TAIL:])
+        return Thinking(wanted, b"".join(tail))

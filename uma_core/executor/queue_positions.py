@@ -1,0 +1,121 @@
+"""Tells requests that wait, and asked for it, where they stand and how long it may take.
+
+The wait is predicted by letting the waiting requests, in the policy's order, take the sequences in the order in which
+the running ones should end. Most answers end before their `max_tokens`: the mean length of recent answers is expected.
+
+Rules: on the compute thread; costs nothing while nobody asked; at most one event per request and UPDATE_NS.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from uma_core.policy.index import index_of
+from uma_core.policy.order import urgency_key
+from uma_core.policy.plan import Plan
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.session.events import Queued
+from uma_core.session.session import Session
+from uma_core.session.table import SessionTable
+
+UPDATE_NS = 500_000_000  # a person reads positions no faster
+GROWN = 1.5  # the wait is told again when it exceeds what was told by this factor: shrinking is what waits do
+LEAST_GROWTH_NS = 1_000_000_000
+PACED_FROM = 8  # tokens after which a stream's own pace is a better guess than the cost model
+LEAST_LEFT = 0.25  # of a mean answer, for streams that are longer than it already
+
+
+class QueuePositions:
+    """Owned by the executor."""
+
+    def __init__(self) -> None:
+        self._fresh: list[Session] = []  # accepted and not yet told anything
+        self._told: dict[int, tuple[int, int]] = {}  # position and wait by session number; of those that wait
+        self._due_ns = 0
+
+    def accepted(self, session: Session) -> None:
+        if session.request.queue_updates:
+            self._fresh.append(session)
+
+    def is_due(self, now_ns: int, plan: Plan) -> bool:
+        if not self._told:
+            return bool(self._fresh)
+        return (
+            bool(self._fresh) or now_ns >= self._due_ns or any(admission.sid in self._told for admission in plan.admit)
+        )
+
+    def tell(self, state: SchedulerState, plan: Plan, table: SessionTable) -> Iterator[Queued]:
+        """Yield what is new, given what this tick's plan admits."""
+        fresh, self._fresh = {session.sid for session in self._fresh}, []
+        told, self._told = self._told, {}
+        self._due_ns = state.now_ns + UPDATE_NS
+        for sid, (position, wait_ns, _) in standings(state, plan, table.mean_answer).items():
+            if sid in fresh or sid in told:
+                news = (position, wait_ns)
+                before = told.pop(sid, None)
+                is_news = (
+                    before is None
+                    or position != before[0]
+                    or wait_ns > max(before[1] * GROWN, before[1] + LEAST_GROWTH_NS)
+                )
+                self._told[sid] = news if is_news else before  # type: ignore[assignment]
+                if is_news:
+                    yield self._event(table, sid, *news)
+        known = {view.sid for view in state.sessions}
+        for sid in (fresh | told.keys()) - self._told.keys():
+            if sid in known:  # it is being read
+                yield self._event(table, sid, 0, 0)
+
+    @staticmethod
+    def _event(table: SessionTable, sid: int, position: int, wait_ns: int) -> Queued:
+        session = table.get(sid)
+        return Queued(session.conn_id, session.id, position, wait_ns)
+
+
+class Standing(NamedTuple):
+    """Of a request that waits for a sequence."""
+
+    position: int  # in the queue; 0: the next
+    wait_ns: int  # predicted, from now
+    behind: int  # sid of the request whose end should free the sequence; 0: one is free
+
+
+def standings(state: SchedulerState, plan: Plan, mean_answer: float) -> dict[int, Standing]:
+    """Where those stand who wait and whom this plan does not admit, in the policy's order."""
+    admitted = {admission.sid for admission in plan.admit}
+    ordered = sorted(index_of(state).waiting, key=urgency_key(state, plan.charged))
+    queue = [view for view in ordered if view.sid not in admitted]
+    running = [view for view in state.sessions if view.seq_id >= 0 or view.sid in admitted]
+    waits = expected_waits(state, running, queue, mean_answer)[:-1]
+    return {view.sid: Standing(position, *wait) for position, (view, wait) in enumerate(zip(queue, waits, strict=True))}
+
+
+def expected_waits(
+    state: SchedulerState, running: list[SessionView], queue: list[SessionView], mean_answer: float
+) -> list[tuple[int, int]]:
+    """When each of the queue, in order, should get a sequence, and after them whoever came next: ns from now, and the sid of
+    the request whose end frees it (0: a free one).
+    """
+    n_kv = sum(view.n_past for view in running)
+    pace_ns = state.cost.rows_ns(max(1, len(running)), n_kv)
+    ends = [(_left_ns(state, view, pace_ns, mean_answer), view.sid) for view in running]
+    ends += [(0, 0)] * max(0, state.device.n_seq_max - len(running))
+    heapq.heapify(ends)
+    waits = []
+    for view in queue:
+        wait_ns, behind = ends[0] if ends else (0, 0)
+        waits.append((wait_ns, behind))
+        if ends:
+            heapq.heapreplace(ends, (wait_ns + _left_ns(state, view, pace_ns, mean_answer), view.sid))
+    return [*waits, ends[0] if ends else (0, 0)]
+
+
+def _left_ns(state: SchedulerState, view: SessionView, pace_ns: int, mean_answer: float) -> int:
+    n_most, n_done = view.n_max - view.n_generated, view.n_generated
+    n_tokens = min(n_most, max(mean_answer - n_done, mean_answer * LEAST_LEFT)) if mean_answer else n_most
+    if n_done >= PACED_FROM:
+        pace_ns = (state.now_ns - view.t_first_ns) // n_done
+    n_past = max(view.n_past, view.cached_hint)
+    return int(state.cost.prompt_ns(view.n_prompt - n_past, n_past) + n_tokens * pace_ns)

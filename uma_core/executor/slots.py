@@ -1,0 +1,94 @@
+"""Sequences change hands: parking, restoring, shifting. What the plan says about places, carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uma_core.cache.manager import PrefixCache
+from uma_core.cache.room import make_cells
+from uma_core.engine.api import Engine
+from uma_core.executor import overflow
+from uma_core.executor.meters import Meters
+from uma_core.executor.residency import residency
+from uma_core.policy.plan import Plan
+from uma_core.session.session import Session
+from uma_core.session.table import SessionTable
+from uma_core.types import Phase
+
+
+class Slots:
+    """On the compute thread, between the engine's calls."""
+
+    def __init__(self, engine: Engine, table: SessionTable, cache: PrefixCache, meters: Meters) -> None:
+        self._engine = engine
+        self._table = table
+        self._cache = cache
+        self._meters = meters
+        self.on_leave: Callable[[Session], None] = lambda session: None  # it is about to lose its sequence
+        self.can_shift = False  # some session may reach the context's end and go on
+        cache.on_free = table.give_back
+
+    def park(self, plan: Plan) -> None:
+        """Free the sequences of these sessions. Nothing is copied before the sequence is needed; a paused chunk is given up."""
+        for sid in plan.park:
+            session = self._table.get(sid)
+            if session.seq_id < 0 or session.transfer is not None:
+                continue
+            self.on_leave(session)
+            if session.phase is Phase.DONE or session.transfer is not None:
+                continue
+            session.drop_chunk()
+            seq_id = self._table.detach(session)
+            self._engine.prefill_close(seq_id)
+            if session.embedding is not None:  # what it holds is of one input, which begins anew
+                self._engine.kv_truncate(seq_id, 0)
+                session.next_input()
+            self._cache.park(session, seq_id)
+            self._table.give_back(seq_id)
+            session.become(Phase.PARKED)
+            self._meters.preemptions.add()
+
+    def take(self, plan: Plan) -> None:
+        """Admitted sessions take their sequences over; prompts between two chunks get what others have read meanwhile."""
+        restored = set(plan.restore)
+        for admission in plan.admit:
+            self._cache.begin(self._table.get(admission.sid), admission.sid in restored)
+            restored.discard(admission.sid)
+        for sid in restored:
+            session = self._table.get(sid)
+            if session.phase is Phase.PREFILL and session.transfer is None and not session.n_chunk:
+                self._cache.begin(session, True)
+        if plan.admit and self._engine.info.is_unified:
+            self._make_cells()
+
+    def _make_cells(self) -> None:
+        """Idle sequences leave what running ones may need; what a newcomer's sequence held before counts until it is saved."""
+        table, holdings = self._table, self._cache.holdings
+        there = residency(self._engine, table)
+        taken = [(session, holdings[session.seq_id]) for session in table if session.seq_id >= 0]
+        n_leaving = sum(max(0, holding.n - session.n_cells) for session, holding in taken if holding.is_claimed)
+        make_cells(self._cache, table.n_cells_total - table.n_cells_reserved + there.n_saved - n_leaving, there.pages)
+
+    def shift(self) -> None:
+        """Sessions that reached the context's end and may go on past it."""
+        n_ctx = self._engine.info.n_ctx_seq
+        shifting = [session for session in self._table if session.is_shifting]
+        self.can_shift = bool(shifting)
+        for session in shifting:
+            if session.phase is Phase.DECODE and session.transfer is None and session.n_past >= n_ctx:
+                self._shift(session)
+
+    def rewind(self, session: Session, n: int) -> None:
+        """Take back the last n generated tokens of a running session, and the KV behind them. The last one that stays is computed again."""
+        n_kept = session.n_past - n
+        session.n_seen = max(session.n_seen, session.n_past)
+        session.take_back(n)
+        session.become(Phase.PREFILL)
+        self._cache.shift(session, n_kept)
+
+    def _shift(self, session: Session) -> None:
+        tokens = overflow.without_oldest(session.content(session.n_past), session.n_head)
+        session.message_ends = ()
+        session.reread(tokens)
+        session.become(Phase.PREFILL)
+        self._cache.shift(session, session.n_head)

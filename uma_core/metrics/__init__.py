@@ -1,0 +1,1 @@
+"""Metrics: declared in `catalog`, counted by `core`, written out by `export`."""

@@ -1,0 +1,1 @@
+"""Sockets, clients and the I/O thread's loop."""

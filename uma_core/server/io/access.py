@@ -1,0 +1,38 @@
+"""Who may do what, by peer credentials and the `access` options. Pure."""
+
+from __future__ import annotations
+
+from uma_core.config.options import AccessOptions
+from uma_core.types import Lane, Peer
+
+ROOT = 0
+UNKNOWN = -1
+
+
+def may_connect(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
+    """Let in the owner, root, and who is allowed. Unknown peers passed the socket's file mode, which is then all there is."""
+    return (
+        peer.uid in (owner_uid, ROOT, UNKNOWN)
+        or peer.uid in options.allow_uids
+        or peer.uid in options.admin_uids
+        or peer.uid in options.trusted_uids
+        or peer.gid in options.allow_gids
+        or any(gid in options.allow_gids for gid in peer.groups)
+    )
+
+
+def is_admin(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
+    return peer.uid in (owner_uid, ROOT) or peer.uid in options.admin_uids
+
+
+def is_trusted(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
+    """It may ask on behalf of others: a gateway."""
+    return peer.uid in (owner_uid, ROOT) or peer.uid in options.trusted_uids
+
+
+def lane_for(peer: Peer, lane: Lane | None, options: AccessOptions) -> Lane | None:
+    """Lower a request's lane to its user's ceiling. None (inferred later) passes where there is no ceiling."""
+    ceiling = options.ceiling(peer.uid)
+    if lane is None:
+        return None if ceiling is Lane.INTERACTIVE else ceiling
+    return max(lane, ceiling)

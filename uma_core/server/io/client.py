@@ -1,0 +1,403 @@
+"""One connected socket: reading, writing with two caps, and all the ways in which a connection ends.
+
+- Above the soft cap of unsent bytes the client is held: its sequences pause, nothing more is read from it.
+  Below half of the cap it goes on. Above the hard cap, or without any progress for the write timeout, it is dropped.
+- The peer ended its writing side only (`printf … | nc -N -U`): answers in flight are still delivered.
+  The peer closed: all that it asked for is cancelled.
+- An error that closes the connection is written out, and what the peer still sends is read and thrown away
+  for a moment: closing on unread bytes would make the peer's write fail before it reads why.
+
+Rules: knows no operations; reports upward through `Owner`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from uma_core.config.options import IpcOptions, ns
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.peer import has_hung_up
+from uma_core.protocol.connection import Connection, Rejected, Signal
+from uma_core.protocol.events import Eos, Error, Event
+from uma_core.protocol.lines import Mode
+from uma_core.protocol.messages import Large, Message, Unfit
+from uma_core.server.io.loop import READ, WRITE, Loop, Timer
+from uma_core.server.io.meters import IoMeters
+from uma_core.types import Peer
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 1 << 16
+MESSAGES_PER_TURN = 32  # of one client, a millisecond's work: then others have their turn
+SETTLE_NS = 50_000_000  # silence after which a line of less than four bytes cannot be a frame header any more
+HANG_UP_CHECK_NS = 250_000_000  # how often to look for a hang-up while nothing is read from a client
+LINGER_NS = 1_000_000_000
+RETRY_NS = 10_000_000  # after the kernel had no memory for a write: it says "writable" all the time then
+NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+REFUSAL_NS = 5_000_000_000  # how long a refused client may take to say which language it speaks
+
+
+class Owner(Protocol):
+    """What a client needs from the I/O app."""
+
+    loop: Loop
+    meters: IoMeters
+
+    def ipc(self) -> IpcOptions: ...
+
+    def on_message(self, client: Client, message: Message) -> None: ...
+
+    def on_large(self, client: Client, large: Large) -> None:
+        """Call `resume` with what comes of it."""
+
+    def on_dirty(self, client: Client) -> None:
+        """It has bytes to write: call `flush` before the loop waits."""
+
+    def on_hold(self, client: Client, is_held: bool) -> None: ...
+
+    def on_abandon(self, client: Client) -> None:
+        """Nothing more will be delivered to it: cancel all that it asked for. Called once, before `on_gone`."""
+
+    def on_gone(self, client: Client) -> None:
+        """The socket is closed. Called once."""
+
+
+class Client:
+    """See the module head."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        sock: socket.socket,
+        conn_id: int,
+        peer: Peer,
+        connection: Connection,
+        refusal: UmaError | None = None,
+        is_reserve: bool = False,
+    ) -> None:
+        self.conn_id = conn_id
+        self.peer = peer
+        self.connection = connection
+        self.refusal = refusal  # what its first request is answered with ...
+        self.is_reserve = is_reserve  # ... unless it is an operation: an administrator's place beyond the last one
+        self.is_open = True
+        self.is_held = False
+        self.is_abandoned = False  # no more events for it
+        self._owner = owner
+        self._sock = sock
+        self._tx = bytearray()
+        self._interest = 0
+        self._is_pumping = False
+        self._wants_pump = False  # it stopped halfway
+        self._is_lingering = False
+        self._is_blocked = False  # the socket took less than there was
+        self._n_expected = 0  # of what waits: bytes that its reader asked for as a whole
+        self._has_read_eof = False
+        self._is_at_end = False  # of what the peer sends
+        self._n_counted = 0  # of the unsent bytes, in the gauge
+        self._t_active_ns = self._t_progress_ns = owner.loop.clock.now_ns()
+        self._t_begun_ns = 0  # when the message began that is not complete yet
+        self._timers: dict[str, Timer] = {}
+        self._update_interest()
+        if refusal is None or is_reserve:
+            self._arm("idle", self._idle_limit_ns(), self._check_idle)
+        else:
+            self._arm("idle", REFUSAL_NS, lambda: self.close_with(refusal))
+
+    def __repr__(self) -> str:
+        return f"conn {self.conn_id} (uid {self.peer.uid}, pid {self.peer.pid})"
+
+    @property
+    def n_unsent(self) -> int:
+        return len(self._tx)
+
+    # reading
+
+    def on_ready(self, events: int) -> None:
+        if events & READ:
+            self._read()
+        if events & WRITE and self.is_open:
+            self.flush()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            if error.errno in NO_MEMORY:
+                return  # the selector tells of the same bytes again
+            self.drop(f"read failed: {error.strerror}")
+            return
+        if not data:
+            self._on_eof()
+        elif not self._is_lingering:
+            self._owner.meters.rx_bytes.add(len(data))
+            if not self.connection.n_buffered:
+                self._t_begun_ns = self._owner.loop.clock.now_ns()
+            self.connection.receive_data(data)
+            self.pump()
+
+    def _on_eof(self) -> None:
+        if self._is_lingering or has_hung_up(self._sock):
+            self.drop("hung up")
+            return
+        self._has_read_eof = True
+        self.connection.receive_eof()
+        self.pump()
+        self._end_if_done()
+
+    def pump(self) -> None:
+        """Hand the messages that are complete to the owner. Also after each final event: a line may wait for it."""
+        if self._is_pumping or self._is_lingering:
+            return
+        self._is_pumping = True
+        n_left = MESSAGES_PER_TURN
+        try:
+            while self.is_open and not self._is_flooded():
+                event = self.connection.next_event()
+                if isinstance(event, Signal):
+                    self._is_at_end = event is Signal.END
+                    break
+                self._t_active_ns = self._t_begun_ns = self._owner.loop.clock.now_ns()
+                if isinstance(event, Large):
+                    self._owner.on_large(self, event)
+                else:
+                    self._take(event)
+                n_left -= 1
+                if not n_left:
+                    break
+        finally:
+            self._is_pumping = False
+        if self.is_open:
+            self._update_interest()
+            self._wants_pump = self._is_flooded()
+            if not n_left:
+                self._owner.loop.call_soon(self.pump)
+            if self.connection.is_ambiguous:
+                self._arm("settle", SETTLE_NS, self._settle)
+
+    def _take(self, event: Message | Rejected) -> None:
+        if isinstance(event, Rejected):
+            log.debug("%r: %s", self, event.error)
+            self.send(event)
+        else:
+            self._owner.on_message(self, event)
+
+    def resume(self, outcome: Message | Unfit) -> None:
+        """Go on with what a large request turned out to be."""
+        if self.is_open and not self._is_lingering:
+            self._take(self.connection.resume(outcome))
+            self.pump()
+            self._end_if_done()
+
+    def _is_flooded(self) -> bool:
+        """Requests that are answered at once must not make more bytes than their sender reads."""
+        return len(self._tx) > self._owner.ipc().tx_soft_bytes
+
+    def _settle(self) -> None:
+        self.connection.settle()
+        self.pump()
+
+    # writing
+
+    def send(self, event: Event | Rejected) -> None:
+        """Encode and queue an event; `flush` writes it. Raises: what Connection.send raises."""
+        if not self.is_open or self._is_lingering:
+            return
+        self._tx += self.connection.send(event)
+        self._owner.on_dirty(self)
+        if isinstance(event, Error | Rejected | Eos) and event.error is not None:
+            self._owner.meters.count_error(event.error.error)
+        if self.connection.is_closing:
+            self._abandon()
+
+    def expect(self, n_bytes: int) -> None:
+        """A reply of so many bytes follows, and its reader asked for it: it may wait, however large it is."""
+        self._n_expected += n_bytes
+
+    def flush(self) -> None:
+        """Write what the socket takes; hold, resume, drop or end the client by what remains."""
+        if not self.is_open:
+            return
+        if self._tx and not self._write():
+            return
+        options = self._owner.ipc()
+        n_unsent = len(self._tx)
+        self._count_unsent(n_unsent)
+        if not n_unsent:
+            self._n_expected = 0
+        if n_unsent > options.tx_hard_bytes + self._n_expected:
+            self._drop_slow(f"{n_unsent} bytes wait for the reader")
+            return
+        self._hold(n_unsent > (options.tx_soft_bytes // 2 if self.is_held else options.tx_soft_bytes))
+        if n_unsent and not self._is_blocked:
+            self._t_progress_ns = self._owner.loop.clock.now_ns()
+        self._is_blocked = n_unsent > 0
+        if n_unsent:
+            self._arm("stall", ns(options.write_timeout_ms), self._check_stall)
+        self._update_interest()
+        if self._wants_pump and not self.is_held:
+            self.pump()
+        self._end_if_done()
+
+    def _count_unsent(self, n_unsent: int) -> None:
+        gauge = self._owner.meters.tx_buffered
+        gauge.set(gauge.value + n_unsent - self._n_counted)
+        self._n_counted = n_unsent
+
+    def _write(self) -> bool:
+        try:
+            n_sent = self._sock.send(self._tx)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError as error:
+            if error.errno in NO_MEMORY:
+                self._arm("retry", RETRY_NS, self.flush)
+                return True
+            self.drop(f"write failed: {error.strerror}")
+            return False
+        del self._tx[:n_sent]
+        self._t_active_ns = self._t_progress_ns = self._owner.loop.clock.now_ns()
+        self._owner.meters.tx_bytes.add(n_sent)
+        return True
+
+    def _hold(self, is_held: bool) -> None:
+        if is_held != self.is_held:
+            self.is_held = is_held
+            log.debug("%r %s", self, "is held: it reads too slowly" if is_held else "goes on")
+            self._owner.on_hold(self, is_held)
+
+    # interest and timers
+
+    def _update_interest(self) -> None:
+        connection = self.connection
+        cap_bytes = (
+            connection.limits.line_cap_bytes if connection.mode is Mode.LINES else connection.limits.frame_cap_bytes
+        )
+        is_full = connection.n_buffered > cap_bytes + READ_BYTES  # only while lines wait
+        wants_read = self._is_lingering or not (self._has_read_eof or self.is_held or is_full)
+        wants_write = bool(self._tx) and "retry" not in self._timers
+        interest = (READ if wants_read else 0) | (WRITE if wants_write else 0)
+        if interest != self._interest:
+            self._interest = interest
+            self._owner.loop.watch(self._sock, interest, self.on_ready)
+        if not wants_read:
+            self._arm("hang-up", HANG_UP_CHECK_NS, self._check_hang_up)
+
+    def _arm(self, name: str, delay_ns: int, function: Callable[[], None]) -> None:
+        """Run `function` after the delay, unless that is already to happen. 0: never."""
+        if delay_ns > 0 and name not in self._timers:
+            self._timers[name] = self._owner.loop.call_later(delay_ns, lambda: self._fire(name, function))
+
+    def _fire(self, name: str, function: Callable[[], None]) -> None:
+        del self._timers[name]
+        function()
+
+    def restart_idle(self, limit_ns: int) -> None:
+        """The idle timeout changed: judge by the new one, from the last activity on."""
+        if self.refusal is not None:
+            return
+        timer = self._timers.pop("idle", None)
+        if timer is not None:
+            timer.cancel()
+        if limit_ns:
+            self._check_idle()
+
+    def _idle_limit_ns(self) -> int:
+        return REFUSAL_NS if self.is_reserve else ns(self._owner.ipc().idle_timeout_ms)
+
+    def _check_idle(self) -> None:
+        """Single bytes are no sign of life: what counts is a message, and for as long again the beginning of one."""
+        limit_ns = self._idle_limit_ns()
+        t_last_ns = max(self._t_active_ns, self._t_begun_ns) if self.connection.n_buffered else self._t_active_ns
+        quiet_ns = self._owner.loop.clock.now_ns() - t_last_ns
+        if self.connection.in_flight or self.connection.is_waiting or self._tx:
+            self._arm("idle", limit_ns, self._check_idle)
+        elif quiet_ns < limit_ns:
+            self._arm("idle", limit_ns - quiet_ns, self._check_idle)
+        elif limit_ns:
+            self.close_with(UmaError(ErrorCode.IDLE_TIMEOUT, f"nothing was asked for {limit_ns / 1e9:g} s"))
+
+    def _check_stall(self) -> None:
+        limit_ns = ns(self._owner.ipc().write_timeout_ms)
+        quiet_ns = self._owner.loop.clock.now_ns() - self._t_progress_ns
+        if not self._tx or not limit_ns:
+            return
+        if quiet_ns >= limit_ns:
+            self._drop_slow(f"the reader took no byte for {limit_ns / 1e9:g} s")
+        else:
+            self._arm("stall", limit_ns - quiet_ns, self._check_stall)
+
+    def _check_hang_up(self) -> None:
+        if has_hung_up(self._sock):
+            self.drop("hung up")
+        elif not self._interest & READ:
+            self._arm("hang-up", HANG_UP_CHECK_NS, self._check_hang_up)
+
+    # the end
+
+    def close_with(self, error: UmaError) -> None:
+        """Tell the peer why, then close."""
+        self.connection.is_closing = True
+        self.send(Error("", error))
+
+    def close_when_written(self) -> None:
+        """Close as soon as all is written that was sent until now."""
+        self.connection.is_closing = True
+        self._abandon()
+        self._owner.on_dirty(self)
+
+    def _abandon(self) -> None:
+        if not self.is_abandoned:
+            self.is_abandoned = True
+            self._owner.on_abandon(self)
+
+    def _end_if_done(self) -> None:
+        connection = self.connection
+        if self._tx or not self.is_open:
+            return
+        if connection.is_closing:
+            self._linger()
+        elif self._has_read_eof and not connection.in_flight and self._is_at_end:
+            self.drop("done")
+
+    def _linger(self) -> None:
+        if self._is_lingering:
+            return
+        self._is_lingering = True
+        if self._has_read_eof:
+            self.drop("closed")
+            return
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.drop("hung up")
+            return
+        self._update_interest()
+        self._arm("linger", LINGER_NS, lambda: self.drop("closed"))
+
+    def _drop_slow(self, why: str) -> None:
+        self._owner.meters.slow_clients.add()
+        self._owner.meters.count_error(ErrorCode.SLOW_CLIENT)
+        log.warning("%r dropped: %s %s: %s", self, ErrorCode.SLOW_CLIENT.code, ErrorCode.SLOW_CLIENT.spec.name, why)
+        self.drop("slow")
+
+    def drop(self, why: str) -> None:
+        """Close the socket now. Idempotent."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        for timer in self._timers.values():
+            timer.cancel()
+        self._owner.loop.watch(self._sock, 0, self.on_ready)
+        self._sock.close()
+        self._tx.clear()
+        self._count_unsent(0)
+        self._abandon()
+        log.debug("%r closed: %s", self, why)
+        self._owner.on_gone(self)

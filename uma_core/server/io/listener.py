@@ -1,0 +1,282 @@
+"""The listening socket: bound without stealing a live one, accepting without ever spinning.
+
+Beside the socket lies a lock file. Whoever holds its lock owns the path; a socket file that refuses connections
+under that lock is left from a dead daemon and is replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import stat
+import sys
+from collections.abc import Callable, Mapping
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.io.folders import user_name, weakness
+from uma_core.server.io.loop import READ, Loop
+
+log = logging.getLogger(__name__)
+
+ACCEPTS_PER_TURN = 64  # then the loop serves its clients
+N_SPARE = 2  # descriptors: one to tell those who find no room, one for an administrator
+BACK_OFF_NS = 100_000_000  # while the system has no descriptors or memory
+PATH_BYTES = (104 if sys.platform == "darwin" else 108) - 1
+FIRST_PASSED_FD = 3  # sd_listen_fds(3)
+_ADVICE = "; the socket needs a directory that exists and that the daemon may write to (--socket, UMA_SOCK)"
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+
+
+def bind_unix(path: str, backlog: int, wants_safe_folder: bool = True) -> BoundSocket:
+    """Bind a 0600 socket at `path`. Raises: SOCKET_IN_USE, CONFIG_INVALID, also for a path at which others could put another one."""
+    _check_length(path)
+    reason = weakness(path, os.geteuid()) if wants_safe_folder else ""
+    if reason:
+        text = f"{path} could be replaced by another user: {reason}. Choose another path (--socket, UMA_SOCK)"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text)
+    lock_fd = _lock(path)
+    try:
+        _remove_stale(path)
+        sock = _bind(path, backlog)
+    except BaseException:
+        os.unlink(path + ".lock")  # it is ours as long as it is locked
+        os.close(lock_fd)
+        raise
+    return BoundSocket(sock, path, lock_fd)
+
+
+def _check_length(path: str) -> None:
+    """Before anything is made: the system's own refusal does not tell the limit. Source: sun_path in unix(7), <sys/un.h>."""
+    n_bytes = len(os.fsencode(path))
+    if n_bytes > PATH_BYTES:
+        text = f"the socket's path has {n_bytes} bytes, the system allows {PATH_BYTES}: choose a shorter one (--socket, UMA_SOCK)"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text)
+
+
+class BoundSocket:
+    """A listening socket, and, where we bound it, the path and lock that `close` gives up."""
+
+    def __init__(self, sock: socket.socket, path: str = "", lock_fd: int = -1) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.path = path
+        self._lock_fd = lock_fd
+        self._identity = _identity(path) if path else None
+
+    def close(self) -> None:
+        """Stop listening. Idempotent. The path is removed only if it still is our socket."""
+        self.sock.close()
+        if self._lock_fd < 0:
+            return
+        if self._identity is not None and _identity(self.path) == self._identity:
+            os.unlink(self.path)
+        if _identity(self.path + ".lock") == _identity(self._lock_fd):
+            os.unlink(self.path + ".lock")
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+
+def passed_sockets(environ: Mapping[str, str], pid: int) -> list[BoundSocket]:
+    """Adopt the listening sockets that a supervisor passed. Raises: CONFIG_INVALID. Source: sd_listen_fds(3)."""
+    if environ.get("LISTEN_PID") != str(pid):
+        return []
+    n_fds = environ.get("LISTEN_FDS", "")
+    if not n_fds.isdecimal():
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"LISTEN_FDS is {n_fds!r}, not a number")
+    return [_adopt(fd) for fd in range(FIRST_PASSED_FD, FIRST_PASSED_FD + int(n_fds))]
+
+
+def _adopt(fd: int) -> BoundSocket:
+    """Only Unix sockets: elsewhere the kernel does not say who connects."""
+    try:
+        os.set_inheritable(fd, False)
+        sock = socket.socket(fileno=fd)
+    except OSError as error:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"descriptor {fd} is no socket: {error.strerror}") from error
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+        sock.detach()
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"descriptor {fd} is not a Unix stream socket")
+    return BoundSocket(sock)
+
+
+def _lock(path: str) -> int:
+    """Lock the lock file, which must still have its name afterwards (its last owner removes it)."""
+    name = path + ".lock"
+    while True:
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            _check_owner(name)
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot make {name}: {error.strerror}{_ADVICE}") from error
+        try:
+            _check_owner(name, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if not isinstance(error, BlockingIOError):  # a file system without locks
+                raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot lock {name}: {error.strerror}{_ADVICE}") from error
+            raise _in_use(path, "serves") from None
+        except UmaError:
+            os.close(fd)
+            raise
+        if _identity(name) == _identity(fd):
+            return fd
+        os.close(fd)
+
+
+def _in_use(path: str, how: str) -> UmaError:
+    text = f"another daemon {how} {path}: stop it, or choose another path (--socket, UMA_SOCK)"
+    return UmaError(ErrorCode.SOCKET_IN_USE, text, path=path)
+
+
+def _identity(file: str | int) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file, follow_symlinks=False) if isinstance(file, str) else os.fstat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _check_owner(name: str, fd: int = -1) -> None:
+    """Raises: SOCKET_IN_USE where the file is another user's: root's too, who may have meant to serve everybody."""
+    try:
+        uid = (os.fstat(fd) if fd >= 0 else os.lstat(name)).st_uid
+    except OSError:
+        return
+    if uid != os.geteuid():
+        what = f"{name} belongs to {user_name(uid)}: that user's daemon, or somebody who waits for what clients send"
+        raise UmaError(ErrorCode.SOCKET_IN_USE, f"{what}; choose another path (--socket, UMA_SOCK)", path=name)
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+        _check_owner(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot use {path}: {error.strerror}{_ADVICE}") from error
+    if not stat.S_ISSOCK(mode):
+        text = f"{path} exists and is not a socket: remove it, or choose another path (--socket, UMA_SOCK)"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        outcome = probe.connect_ex(path)
+    if outcome == errno.ENOENT:
+        return  # its daemon removed it just now
+    if outcome != errno.ECONNREFUSED:  # 0, or EAGAIN: alive with a full backlog; anything else is not ours to judge
+        how = errno.errorcode.get(outcome, "connected")
+        raise _in_use(path, f"answers ({how}) on")
+    log.info("replacing the stale socket %s", path)
+    os.unlink(path)
+
+
+def _bind(path: str, backlog: int) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old_umask = os.umask(0o177)  # the file must never be open to others, not even before chmod
+    try:
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(backlog)
+    except OSError as error:  # the path is too long for sockaddr_un, its directory is missing or closed to us
+        sock.close()
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, f"cannot listen on {path}: {error.strerror or error}{_ADVICE}"
+        ) from error
+    finally:
+        os.umask(old_umask)
+    return sock
+
+
+class Listener:
+    """Accepts. `on_accept` gets non-blocking sockets.
+
+    `on_shed` gets those for which there is no descriptor, and whether one could be kept all the same; True: it keeps this one.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        bound: BoundSocket,
+        on_accept: Callable[[socket.socket], None],
+        on_shed: Callable[[socket.socket, bool], bool],
+    ) -> None:
+        self.bound = bound
+        self.n_shed = 0
+        self.n_back_offs = 0
+        self._loop = loop
+        self._on_accept = on_accept
+        self._on_shed = on_shed
+        self._spare_fds: list[int] = []
+        self._restore_spares()
+        self._is_open = True
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._is_open:
+            self._loop.watch(self.bound.sock, READ, self._on_readable)
+
+    def _on_readable(self, events: int) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, _ = self.bound.sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.ECONNABORTED, errno.EPROTO):
+                    continue  # that client left before its turn
+                if error.errno not in _NO_DESCRIPTORS or not self._shed():
+                    self._back_off(error)
+                return
+            sock.setblocking(False)
+            self._on_accept(sock)
+
+    def _shed(self) -> bool:
+        """Out of descriptors: accept with a spare one, so that the client learns of it instead of hanging."""
+        self._restore_spares()
+        if not self._spare_fds:
+            return False
+        os.close(self._spare_fds.pop())
+        try:
+            sock, _ = self.bound.sock.accept()
+        except BlockingIOError:  # nobody waits: Linux wants a free descriptor before it looks
+            return self._restore_spares()
+        except OSError:
+            self._restore_spares()
+            return False
+        sock.setblocking(False)
+        self.n_shed += 1
+        if not self._on_shed(sock, len(self._spare_fds) > 0):
+            sock.close()
+        return self._restore_spares()
+
+    def _restore_spares(self) -> bool:
+        """False: there is none."""
+        try:
+            while len(self._spare_fds) < N_SPARE:
+                self._spare_fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            log.debug("%d spare descriptors: %s", len(self._spare_fds), error)
+        return bool(self._spare_fds)
+
+    def _back_off(self, error: OSError) -> None:
+        """Stop listening for a while: a readable socket that cannot be accepted would spin the loop."""
+        expected = error.errno in _NO_DESCRIPTORS + _NO_MEMORY
+        log.log(logging.WARNING if expected else logging.ERROR, "cannot accept: %s; trying again soon", error)
+        self.n_back_offs += 1
+        self._loop.watch(self.bound.sock, 0, self._on_readable)
+        self._loop.call_later(BACK_OFF_NS, self._resume)
+
+    def close(self) -> None:
+        """Stop accepting. Idempotent."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._loop.watch(self.bound.sock, 0, self._on_readable)
+        self.bound.close()
+        while self._spare_fds:
+            os.close(self._spare_fds.pop())

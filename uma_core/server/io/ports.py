@@ -1,0 +1,97 @@
+"""What the I/O side needs from the rest of the daemon: two small interfaces and a table of callables."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from uma_core.config.options import Config
+from uma_core.engine.api import ModelFacts
+from uma_core.errors import UmaError
+from uma_core.session.events import Command, Event
+from uma_core.types import SamplingParams, TokenId
+
+
+class ComputePort(Protocol):
+    """The compute side. It was given `Loop.wake`, and calls it after it put events into `events`."""
+
+    events: deque[Event]
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a decode call runs. Any thread."""
+
+    def submit(self, command: Command) -> None:
+        """Any thread; never blocks."""
+
+
+class ModelNamed(Protocol):
+    """The part of EngineInfo that tells models apart, and what they hold."""
+
+    @property
+    def engine(self) -> str: ...
+
+    @property
+    def model_path(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def n_ctx_seq(self) -> int: ...
+
+
+class Reading(Protocol):
+    """What makes tokens of text. Any thread."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[TokenId]: ...
+
+    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes: ...
+
+    def chat_template(self) -> str | None: ...
+
+    def special(self, name: str) -> str:
+        """Text of the "bos" or "eos" token; "" where the model has none."""
+
+    def facts(self) -> ModelFacts: ...
+
+
+class TextPort(Reading, Protocol):
+    """The part of an engine that knows text. Any thread. `Engine` implements it."""
+
+    @property
+    def info(self) -> ModelNamed: ...
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Do what sampling by these would take long for. Raises: BAD_REQUEST where this model cannot."""
+
+    def is_eog(self, token: TokenId) -> bool: ...
+
+    def is_control(self, token: TokenId) -> bool: ...
+
+
+Answer = Callable[
+    [dict[str, Any] | bytes | UmaError], None
+]  # the reply's fields, or their JSON without braces; any thread; once
+EncodedAnswer = Callable[[bytes | UmaError], None]  # their JSON, without braces; any thread; once
+
+
+@dataclass
+class Services:
+    """What handlers ask of the daemon. Nothing here may wait for the compute thread, except `admin`, which answers later."""
+
+    config: Callable[[], Config]  # the one in force
+    text: Callable[[], TextPort | None]  # of the model in force; None: no model
+    gate: Callable[[], UmaError | None]  # why no generate request is taken now: loading, draining, stopping
+    status: Callable[[], dict[str, Any]]
+    health: Callable[[], dict[str, Any]]
+    metrics: Callable[[], dict[str, Any]]
+    prometheus: Callable[[], str]
+    sessions: Callable[[], list[dict[str, Any]]]
+    props: Callable[[bool], dict[str, Any]]  # for a trusted peer or not; raises MODEL_NOT_LOADED
+    admin: Callable[[str, dict[str, Any], Answer], None]  # operation, its fields, where the answer goes

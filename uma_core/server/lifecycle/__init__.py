@@ -1,0 +1,1 @@
+"""Start, load, reload, drain and stop."""

@@ -1,0 +1,142 @@
+"""The HTTP gateway as a child of the daemon: started with it, started again when it ends, ended with it.
+
+Rules: on the I/O thread, which never waits for the child: a thread does. The child holds the reading end of a pipe whose
+other end only the daemon has, so that it ends when the daemon does, however that is. It logs to the daemon's stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from uma_core.config.options import HttpOptions
+from uma_core.server.io.loop import Loop, Timer
+
+log = logging.getLogger(__name__)
+
+LIFELINE = "UMA_GATEWAY_LIFELINE"  # the pipe's number, for the child
+FIRST_PAUSE_NS = 1_000_000_000  # before it is started again; twice as long each time ...
+LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
+PROVEN_NS = 60_000_000_000  # a child that lived so long starts afresh
+STOP_S = 3.0  # to say goodbye to its clients, once there is no daemon behind it any more
+
+
+class Gateway:
+    """`apply` starts, restarts and ends it as the configuration says."""
+
+    def __init__(self, loop: Loop, path: str) -> None:
+        self._loop = loop
+        self._path = path  # of the daemon's socket
+        self._options = HttpOptions()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lifeline = -1
+        self._retry: Timer | None = None
+        self._pause_ns = FIRST_PAUSE_NS
+        self._t_started_ns = 0
+        self._n_starts = 0
+        self._is_leaving = False
+
+    def apply(self, options: HttpOptions) -> None:
+        if options == self._options:
+            return
+        self._options = options
+        self._pause_ns = FIRST_PAUSE_NS
+        if self._process is not None:
+            self._hang_up()  # its end starts the next one
+        elif options.port:
+            self._start()
+
+    def report(self) -> dict[str, Any] | None:
+        """For `status`; None where no gateway is wanted."""
+        if not self._options.port:
+            return None
+        running = self._process is not None
+        return {
+            "host": self._options.host,
+            "port": self._options.port,
+            "is_running": running,
+            "restarts": max(0, self._n_starts - 1),
+        }
+
+    def close(self) -> None:
+        """End it. Blocks for STOP_S at most."""
+        self._is_leaving = True
+        if self._retry is not None:
+            self._retry.cancel()
+        process = self._process
+        self._hang_up()
+        if process is None:
+            return
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _start(self) -> None:
+        self._retry = None
+        if self._is_leaving or not self._options.port:
+            return
+        reading, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, LIFELINE: str(reading)},
+                pass_fds=(reading,),
+                start_new_session=True,  # Ctrl-C in the terminal drains the daemon, with the gateway still there
+            )
+        except OSError as error:
+            log.error("the HTTP gateway cannot be started: %s", error)
+            self._hang_up()
+            self._again()
+            return
+        finally:
+            os.close(reading)
+        self._n_starts += 1
+        self._t_started_ns = self._loop.clock.now_ns()
+        process = self._process
+        threading.Thread(target=self._wait, args=(process,), name="gateway", daemon=True).start()
+
+    def _command(self) -> list[str]:
+        options = self._options
+        config = ("--config", options.config) if options.config else ()
+        flags = ("--socket", self._path, "--host", options.host, "--port", str(options.port))
+        return [sys.executable, "-m", "uma_gateway", "serve", *config, *flags]
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        self._loop.call_soon(lambda: self._ended(process, status))
+
+    def _ended(self, process: subprocess.Popen[bytes], status: int) -> None:
+        if process is not self._process:
+            return
+        was_told = self._lifeline < 0
+        self._hang_up()
+        self._process = None
+        if self._is_leaving:
+            return
+        if was_told:
+            self._start()
+            return
+        if self._loop.clock.now_ns() - self._t_started_ns > PROVEN_NS:
+            self._pause_ns = FIRST_PAUSE_NS
+        log.error(
+            "the HTTP gateway ended with status %d; another one is started in %.0f s", status, self._pause_ns / 1e9
+        )
+        self._again()
+
+    def _again(self) -> None:
+        self._retry = self._loop.call_later(self._pause_ns, self._start)
+        self._pause_ns = min(2 * self._pause_ns, LONGEST_PAUSE_NS)
+
+    def _hang_up(self) -> None:
+        """Let go of the pipe: the child ends."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1

@@ -1,0 +1,427 @@
+"""The engines of the process: loads them beside running work, installs them between ticks, retires them, publishes views.
+
+Rules: the I/O thread owns this object. Loading and closing happen on threads of their own, installing on the
+compute thread; all report back through `Loop.call_soon`. An engine is closed when its last session has ended
+and no prompt is being tokenised with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uma_core.cache.settings import CacheSettings
+from uma_core.clock import Clock
+from uma_core.config.options import Config, ns
+from uma_core.engine.api import Engine, MemoryUse
+from uma_core.engine.draft import estimate_with_draft, open_draft
+from uma_core.engine.select.open import open_engine
+from uma_core.engine.select.trial import Trial
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor import view
+from uma_core.executor.admission import AdmissionControl, Limits
+from uma_core.executor.calibration import calibrate, warm_up
+from uma_core.executor.executor import Executor, device_view
+from uma_core.executor.thread import ComputeThread
+from uma_core.metrics.catalog import Registry
+from uma_core.models import is_default_model
+from uma_core.server.io.loop import Loop
+from uma_core.server.memory import budget
+from uma_core.session.events import Call
+from uma_core.speculation.model import DraftModel
+from uma_core.speculation.settings import OFF, Settings
+from uma_core.speculation.speculator import Speculator
+from uma_core.trace import Sink
+
+log = logging.getLogger(__name__)
+
+N_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+PUBLISH_NS = (
+    250_000_000  # between two views while work is done: a view costs hundreds of microseconds between two ticks
+)
+CLOSE_POLL_S = 0.01
+UNLOAD_TIMEOUT_S = 60.0
+LOADING = "the model is loading"
+TELL_EVERY_NS = 5_000_000_000  # a line in the log, of how far a load is
+
+Done = Callable[[UmaError | None], None]
+
+
+def limits_of(config: Config) -> Limits:
+    limits = config.limits
+    return Limits(
+        max_sessions=limits.max_sessions,
+        max_tokens=limits.max_tokens,
+        default_max_tokens=limits.default_max_tokens,
+        queue=(limits.queue_interactive, limits.queue_background),
+        auto_lane_tokens=config.scheduler.auto_lane_tokens,
+        timeout_ns=ns(limits.request_timeout_ms),
+        slo_ttft_ns=ns(config.scheduler.slo_ttft_ms),
+        slo_tbt_ns=ns(config.scheduler.slo_tbt_ms),
+        overflow=limits.overflow,
+    )
+
+
+def cache_of(config: Config) -> CacheSettings:
+    cache = config.cache
+    return CacheSettings(
+        is_on=cache.prefix,
+        ram_bytes=cache.ram_mb << 20,
+        disk_dir=cache.disk_dir,
+        disk_bytes=cache.disk_mb << 20,
+        is_shared=cache.share_across_uids,
+        park_idle_ns=ns(cache.park_idle_ms),
+    )
+
+
+def speculation_of(config: Config) -> Settings:
+    options = config.speculation
+    return Settings(options.mode, options.max_draft_tokens, options.history_tokens)
+
+
+class Host:
+    """`engine` is the one that new requests meet; None while there is none."""
+
+    def __init__(self, config: Config, loop: Loop, compute: ComputeThread, registry: Registry, clock: Clock) -> None:
+        self.engine: Engine | None = None
+        self.is_demo = False  # it serves the embedded model
+        self.view: view.ExecutorView | None = None
+        self.rows: list[dict[str, Any]] = []
+        self.retiring: list[dict[str, Any]] = []  # models that finish their last streams
+        self.is_loading = False
+        self.progress = 0.0  # share of the weights that is read
+        self.doing = LOADING  # while it is
+        self.on_doing: Callable[[], None] = lambda: None  # it changed
+        self.on_crowded: Callable[[bool], None] = lambda is_crowded: (
+            None
+        )  # streams take all processors, or do not: called every turn
+        self.is_in_use: Callable[[Engine], bool] = lambda engine: False
+        self.admission = AdmissionControl(limits_of(config), clock)
+        self._recorders: tuple[Sink, ...] = ()
+        self._is_given_up = False
+        self._t_told_ns = 0  # when the log last heard how far a load is
+        self._loop = loop
+        self._compute = compute
+        self._registry = registry
+        self._clock = clock
+        self._open: list[Engine] = []  # installed and not yet closed
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Condition()
+        compute.between_ticks = self._publish
+        compute.on_retired = self._retire
+
+    # loading
+
+    def check(self, config: Config, answer: Callable[[budget.Fit | UmaError], None]) -> None:
+        """Tell on the I/O thread how the engine of `config` could be loaded, or why not. Touches nothing."""
+        self._start(lambda: self._fit(config), answer, lambda error: answer(error))
+
+    def load(self, config: Config, done: Done, is_start: bool = False) -> None:
+        """Open the engine of `config` and make it the current one; `done` is called on the I/O thread.
+
+        Running streams finish on the engine that they began on. Only at the daemon's start are engines compared: later that
+        would slow streams down, or keep those out who wait for the new model.
+        """
+
+        def build() -> tuple[Executor, bool]:
+            executor = self._build(config, is_start)
+            return executor, is_default_model(executor.engine.info.model_path)  # here, for it asks the file system
+
+        def opened(built: tuple[Executor, bool]) -> None:
+            self.is_loading = True
+            executor, is_demo = built
+
+            def installed(_: object, failure: BaseException | None) -> None:
+                self._tell(lambda: self._installed(executor, is_demo, failure, done))
+
+            self._compute.submit(Call(lambda: self._install(executor), installed))
+
+        self._start(build, opened, done)
+
+    def unload(self, done: Done) -> None:
+        """Close all engines. No session may be left; `done` is called on the I/O thread when the memory is free."""
+        self.engine = self.view = None
+        self._compute.submit(Call(self._compute.dismiss, _log_failure))
+        self._start(self._wait_closed, lambda _: done(None), done)
+
+    def give_up(self) -> None:
+        """Make a load under way end soon, without an engine."""
+        self._is_given_up = True
+
+    def _start(
+        self, work: Callable[[], Any], on_done: Callable[[Any], None], on_error: Callable[[UmaError], None]
+    ) -> None:
+        """Run `work` on a thread of its own, then one of the two others on the I/O thread."""
+        assert not self.is_loading
+        self.is_loading = True
+        self.progress, self.doing = 0.0, LOADING
+        self._t_told_ns = self._clock.now_ns()
+
+        def end(function: Callable[[Any], None], argument: Any) -> None:
+            self.is_loading = False
+            function(argument)
+
+        def run() -> None:
+            try:
+                result = work()
+            except UmaError as error:
+                self._tell(lambda error=error: end(on_error, error))  # type: ignore[misc]
+            except Exception as error:
+                failure = _load_failure(error)
+                self._tell(lambda: end(on_error, failure))
+            else:
+                self._tell(lambda: end(on_done, result))
+
+        try:
+            self._spawn(run, "loader")
+        except UmaError as error:
+            self._tell(lambda error=error: end(on_error, error))  # type: ignore[misc]
+
+    def _spawn(self, function: Callable[[], None], name: str) -> None:
+        """Raises: INSUFFICIENT_MEMORY."""
+        thread = threading.Thread(target=function, name=name, daemon=True)
+        budget.start(thread)
+        self._threads = [*(t for t in self._threads if t.is_alive()), thread]
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for loading and closing to end. True when they did."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        self._loop.call_soon(function)
+
+    # on the loader thread
+
+    def _fit(self, config: Config) -> budget.Fit:
+        need = estimate_with_draft(config.engine, config.speculation.draft_model)
+        live = [engine.memory() for engine in list(self._open)]
+        held = MemoryUse(*map(sum, zip(*live, strict=True))) if live else None
+        budget_bytes = config.engine.memory_budget_mb * budget.MIB
+        return budget.choose(need, held, budget_bytes, budget.available_bytes())
+
+    def _build(self, config: Config, is_start: bool) -> Executor:
+        if not self._open:
+            self._fit(config)
+        engine = open_engine(config.engine, "", self._on_progress, self._trial(config) if is_start else None)
+        if is_start:
+            budget.give_back()  # of an engine that was only opened to be compared
+        draft: Engine | None = None
+        try:
+            if self._is_given_up:
+                raise UmaError(ErrorCode.SHUTTING_DOWN)
+            # measuring beside running streams would slow them down, and would measure them
+            mode = "stored" if self.rows and config.engine.calibrate == "auto" else config.engine.calibrate
+            if not engine.info.can_generate:
+                mode = "off"  # there is no stream to protect: what calls take is learnt from them
+            cost = calibrate(engine, device_view(engine), self._clock, mode)
+            if engine.info.can_generate:
+                warm_up(engine)
+            if config.speculation.draft_model:
+                draft = self._open_draft(config, engine)
+            model = DraftModel(draft, engine.info.n_vocab, self._clock) if draft is not None else None
+            speculator = Speculator(speculation_of(config), engine.info.is_deterministic, model=model)
+            scheduler = config.scheduler.to_scheduler_config()
+            executor = Executor(engine, self.admission, scheduler, cost, self._registry, self._clock, speculator)
+            executor.set_cache(cache_of(config))
+            return executor
+        except BaseException:
+            if draft is not None:
+                draft.close()
+            engine.close()
+            raise
+
+    def _open_draft(self, config: Config, engine: Engine) -> Engine | None:
+        if not engine.info.capabilities.n_verify_rows:
+            log.warning("%s cannot verify drafts: the draft model is not loaded", engine.info.model_name)
+            return None
+        if config.speculation.mode == OFF:
+            log.info("speculation.mode is off: the draft model drafts for requests that ask for it")
+        return open_draft(config.engine, config.speculation.draft_model)
+
+    def _trial(self, config: Config) -> Trial:
+        def fits(need: MemoryUse, free: int | None) -> bool:
+            return budget.holds(
+                need, config.engine.memory_budget_mb * budget.MIB, budget.available_bytes() if free is None else free
+            )
+
+        def tell(doing: str) -> None:
+            self.doing = doing
+            self._tell(self.on_doing)
+
+        return Trial(fits, lambda: not self._is_given_up, tell)
+
+    def _on_progress(self, share: float) -> bool:
+        self.progress = share
+        now = self._clock.now_ns()
+        if now - self._t_told_ns >= TELL_EVERY_NS:
+            self._t_told_ns = now
+            log.info("%s: %.0f %%", self.doing, 100 * share)
+        return not self._is_given_up
+
+    def _wait_closed(self) -> None:
+        with self._closed:
+            if not self._closed.wait_for(lambda: not self._open, UNLOAD_TIMEOUT_S):
+                raise UmaError(ErrorCode.ENGINE_HUNG, "the old model could not be unloaded")
+
+    # installing and retiring
+
+    def _install(self, executor: Executor) -> None:
+        """On the compute thread."""
+        self._compute.install(executor)
+        for recorder in self._recorders:
+            executor.record(recorder)
+        self._open += _engines(executor)
+        self._publish(False)
+
+    def _installed(self, executor: Executor, is_demo: bool, failure: BaseException | None, done: Done) -> None:
+        self.is_loading = False
+        if failure is not None:
+            for engine in _engines(executor):
+                engine.close()
+            done(UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}"))
+            return
+        self.engine, self.is_demo = executor.engine, is_demo
+        for note in executor.engine.info.notes:
+            log.info("%s", note)
+        done(None)
+
+    def _retire(self, executor: Executor) -> None:
+        """On the compute thread. Closing a model takes long: nobody's tick shall."""
+        leaving = _engines(executor)
+        try:
+            self._spawn(lambda: self._close(leaving), "closer")
+        except UmaError as error:
+            log.warning("%s is closed between two ticks: %s", executor.engine.info.model_name, error)
+            self._close(leaving)
+
+    def _close(self, leaving: list[Engine]) -> None:
+        """Close the engines that are in the list, and see to it that nothing of them stays in memory."""
+        while leaving:
+            self._close_one(leaving.pop())
+
+    def _close_one(self, engine: Engine) -> None:
+        while engine is self.engine or self.is_in_use(engine):
+            time.sleep(CLOSE_POLL_S)
+        try:
+            engine.close()
+        except Exception:
+            log.exception("closing %s failed", engine.info.model_name)
+        name = engine.info.model_name
+        with self._closed:
+            self._open.remove(engine)
+            del engine
+            gc.collect()  # an executor's parts refer to each other: its vocabulary and buffers would stay for many reloads
+            budget.give_back()
+            self._closed.notify_all()
+        log.info("%s is closed", name)
+
+    # settings
+
+    def apply(self, config: Config, done: Done) -> None:
+        """Put live settings in force: all of them between two ticks."""
+        scheduler, limits, cache = config.scheduler.to_scheduler_config(), limits_of(config), cache_of(config)
+        speculation = speculation_of(config)
+
+        def change() -> None:
+            self.admission.limits = limits
+            for executor in self._compute.executors:
+                executor.set_config(scheduler)
+                executor.set_cache(cache)
+                executor.set_speculation(speculation)
+
+        def reply(result: object, failure: BaseException | None) -> None:
+            error = (
+                UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}") if failure is not None else None
+            )
+            self._tell(lambda: done(error))
+
+        self._compute.submit(Call(change, reply))
+
+    def record(self, recorder: Sink) -> None:
+        """Tell it of the ticks of all engines, those that are loaded later included."""
+        self._recorders = (*self._recorders, recorder)
+
+        def record() -> None:
+            for executor in self._compute.executors:
+                executor.record(recorder)
+
+        self._compute.submit(Call(record, _log_failure))
+
+    def forget(self, recorder: Sink, done: Callable[[], None]) -> None:
+        """Tell it of no more; `done` is called on the I/O thread when that is so."""
+        self._recorders = tuple(r for r in self._recorders if r is not recorder)
+
+        def forget() -> None:
+            for executor in self._compute.executors:
+                executor.forget(recorder)
+
+        self._compute.submit(Call(forget, lambda *_: self._tell(done)))
+
+    def ask(
+        self, function: Callable[[Executor], dict[str, Any]], answer: Callable[[dict[str, Any] | UmaError], None]
+    ) -> None:
+        """Run `function` on the compute thread between two ticks; `answer` is called there."""
+
+        def run() -> dict[str, Any]:
+            if self._compute.current is None:
+                raise UmaError(ErrorCode.MODEL_NOT_LOADED)
+            return function(self._compute.current)
+
+        def reply(result: Any, failure: BaseException | None) -> None:
+            if failure is None:
+                answer(result)
+            elif isinstance(failure, UmaError):
+                answer(failure)
+            else:
+                log.error("operation failed", exc_info=failure)
+                answer(UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}"))
+
+        self._compute.submit(Call(run, reply))
+
+    # views, on the compute thread
+
+    def _publish(self, is_busy: bool) -> None:
+        self.on_crowded(
+            is_busy and any(e.has_streams and e.engine.info.n_threads >= N_PROCESSORS for e in self._compute.executors)
+        )
+        executors, current, last = self._compute.executors, self._compute.current, self.view
+        now, n_sessions = self._clock.now_ns(), sum(len(e.table) for e in executors)
+        is_fresh = last is not None and now - last.at_ns < PUBLISH_NS and n_sessions == len(self.rows)
+        if is_fresh and (is_busy or n_sessions):
+            return
+        if current is not None:
+            views = [view.take(executor, now) for executor in executors]
+            self.view = views[executors.index(current)]._replace(estimate_ms=max(v.estimate_ms for v in views))
+        self.retiring = [
+            {"model": e.engine.info.model_name, "sessions": len(e.table)} for e in executors if e is not current
+        ]
+        self.rows = [row for executor in executors for row in view.sessions(executor, now)]
+
+
+def _engines(executor: Executor) -> list[Engine]:
+    """The executor's engine, and its draft model's."""
+    model = executor.draft_model
+    return [executor.engine] if model is None else [model.engine, executor.engine]
+
+
+def _load_failure(error: Exception) -> UmaError:
+    """What an exception without a code says of a load: the system had no memory, or the model is not what was expected."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text)
+    log.error("loading failed", exc_info=error)
+    return UmaError(ErrorCode.MODEL_LOAD_FAILED, text)
+
+
+def _log_failure(result: object, failure: BaseException | None) -> None:
+    if failure is not None:
+        log.error("dismissing the engines failed", exc_info=failure)

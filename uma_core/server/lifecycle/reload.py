@@ -1,0 +1,268 @@
+"""Reload: the whole configuration is read and checked first, then put in force at once, or not at all.
+
+Rules: the file is read on a thread of its own, since its file system may not answer. One reload at a time; any failure
+leaves the old configuration and the old model serving, and shows in `status`.
+A model or context change loads beside the old engine where memory allows: running streams finish there, new
+ones start here. Else: drain, unload, load; and if that fails, load the old one again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uma_core.metrics.catalog as m
+from uma_core.config.load import Change, Inputs, Sources, diff, load
+from uma_core.config.options import Config
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.policy.pipeline import compose
+from uma_core.server.io.aside import run_aside
+from uma_core.server.io.loop import Loop
+from uma_core.server.lifecycle.host import Host
+from uma_core.server.lifecycle.lifecycle import Lifecycle
+from uma_core.server.memory.budget import Fit
+
+log = logging.getLogger(__name__)
+
+READ_NS = 10_000_000_000  # for a file of some kilobytes; after that its reader is left to itself
+
+Answer = Callable[[dict[str, Any] | UmaError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What somebody wants. `answer` is called once."""
+
+    answer: Answer
+    is_check: bool
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One reload on its way, with the configuration that was read for it."""
+
+    asked: Asked
+    config: Config
+    inputs: Inputs
+    changes: tuple[Change, ...]
+    needs_engine: bool
+
+    @property
+    def is_check(self) -> bool:
+        return self.asked.is_check
+
+
+class Reloader:
+    """Owned by the I/O thread. `config` is the one in force."""
+
+    def __init__(
+        self, config: Config, sources: Sources, loop: Loop, host: Host, lifecycle: Lifecycle, registry: m.Registry
+    ) -> None:
+        self.config = config
+        self.generation = 1
+        self.on_begin: Callable[[], None] = lambda: None  # neither for checks nor for what is refused before it starts
+        self.on_end: Callable[[], None] = lambda: None
+        self.on_applied: Callable[[Config], None] = lambda config: None
+        self._inputs = sources.inputs
+        self._loop = loop
+        self._host = host
+        self._lifecycle = lifecycle
+        self._asked: Asked | None = None  # under way
+        self._has_begun = False  # `on_begin` was called for it
+        self._reader: threading.Thread | None = None  # of the file: the last one
+        self._last = "none"
+        self._error: UmaError | None = None
+        self._counts = {result: registry.counter(m.RELOADS, result=result) for result in ("ok", "failed")}
+
+    def report(self) -> dict[str, Any]:
+        """For `status`."""
+        error = self._error.to_dict() if self._error is not None else None
+        return {
+            "generation": self.generation,
+            "last": self._last,
+            "error": error,
+            "is_under_way": self._asked is not None,
+        }
+
+    def reload(self, answer: Answer, is_check: bool = False, model: str | None = None) -> None:
+        """`answer` gets generation and changes, or the error that kept everything as it was."""
+        if self._asked is not None or self._host.is_loading:
+            answer(UmaError(ErrorCode.RELOAD_BUSY))
+            return
+        asked = self._asked = Asked(answer, is_check, model)
+        if self._reader is not None and self._reader.is_alive():
+            self._fail(
+                asked,
+                UmaError(ErrorCode.CONFIG_INVALID, f"{self._inputs.path} is still being read for an earlier reload"),
+            )
+            return
+        inputs = self._inputs.with_flag("model", model) if model else self._inputs
+        timer = self._loop.call_later(READ_NS, lambda: self._give_reading_up(asked))
+
+        def read(outcome: tuple[Config, Sources] | UmaError) -> None:
+            timer.cancel()
+            if self._asked is asked:  # else it is too late
+                self._was_read(asked, outcome)
+
+        self._reader = run_aside(self._loop, "reload", lambda: _read(inputs), read)
+
+    def _give_reading_up(self, asked: Asked) -> None:
+        if self._asked is asked:
+            text = (
+                f"{self._inputs.path} could not be read within {READ_NS / 1e9:.0f} s: its file system does not answer"
+            )
+            self._fail(asked, UmaError(ErrorCode.CONFIG_INVALID, text, path=self._inputs.path))
+
+    def _was_read(self, asked: Asked, outcome: tuple[Config, Sources] | UmaError) -> None:
+        if isinstance(outcome, UmaError):
+            self._fail(asked, outcome)
+            return
+        try:
+            job = self._job(asked, *outcome)
+        except UmaError as error:
+            self._fail(asked, error)
+            return
+        if self._host.is_loading:  # it began while the file was read
+            self._end(asked, UmaError(ErrorCode.RELOAD_BUSY))
+            return
+        if not asked.is_check:
+            self._has_begun = True
+            self.on_begin()
+        if job.needs_engine:
+            self._host.check(job.config, lambda outcome: self._checked(job, outcome))
+        elif asked.is_check:
+            self._succeed(job)
+        else:
+            self._apply(job)
+
+    def _job(self, asked: Asked, config: Config, sources: Sources) -> Job:
+        changes = tuple(diff(self.config, config))
+        fixed = [change.key for change in changes if not change.is_reloadable]
+        if fixed:
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"only a restart can change {', '.join(fixed)}", keys=fixed)
+        needs_engine = (
+            bool(asked.model) or self._host.engine is None or any(change.reload == "engine" for change in changes)
+        )
+        return Job(asked, config, sources.inputs, changes, needs_engine)
+
+    # another engine
+
+    def _checked(self, job: Job, outcome: Fit | UmaError) -> None:
+        if isinstance(outcome, UmaError):
+            self._fail(job.asked, outcome)
+        elif job.is_check:
+            self._succeed(job, fit=outcome.value)
+        elif outcome is Fit.BESIDE:
+            self._host.load(job.config, lambda error: self._loaded(job, error))
+        else:
+            log.info("the new model does not fit beside the old one: draining first")
+            try:
+                self._lifecycle.swap(lambda: self._unload(job), lambda error: self._fail(job.asked, error))
+            except UmaError as error:
+                self._fail(job.asked, error)
+
+    def _unload(self, job: Job) -> None:
+        self._lifecycle.loading()
+        self._host.unload(lambda error: self._unloaded(job, error))
+
+    def _unloaded(self, job: Job, error: UmaError | None) -> None:
+        if error is not None:
+            self._restore(job, error)
+        else:
+            self._host.load(
+                job.config, lambda failure: self._restore(job, failure) if failure else self._loaded(job, None)
+            )
+
+    def _restore(self, job: Job, error: UmaError) -> None:
+        log.error("loading failed, the old model comes back: %s", error)
+
+        def restored(failure: UmaError | None) -> None:
+            self._lifecycle.loaded(lost=failure)
+            self._fail(job.asked, error)
+
+        self._host.load(self.config, restored)
+
+    def _loaded(self, job: Job, error: UmaError | None) -> None:
+        if error is not None:
+            self._fail(job.asked, error)
+            return
+        self._lifecycle.loaded()
+        self._apply(job)
+
+    # live settings, and the end
+
+    def _apply(self, job: Job) -> None:
+        self.config, self._inputs = job.config, job.inputs
+        self.on_applied(job.config)
+        self._host.apply(job.config, lambda error: self._fail(job.asked, error) if error else self._succeed(job))
+
+    def _succeed(self, job: Job, **facts: Any) -> None:
+        if not job.is_check:
+            self.generation += 1
+            self._last, self._error = "ok", None
+            self._counts["ok"].add()
+            log.info(
+                "configuration %d is in force: %s",
+                self.generation,
+                ", ".join(c.key for c in job.changes) or "nothing changed",
+            )
+        rows = [
+            {"name": c.key, "old": _plain(c.old), "new": _plain(c.new), "is_live": c.reload == "live"}
+            for c in job.changes
+        ]
+        self._end(job.asked, {"generation": self.generation, "changes": rows, **facts})
+
+    def _fail(self, asked: Asked, error: UmaError) -> None:
+        if not asked.is_check:
+            self._note_failure(error)
+        self._end(asked, error)
+
+    def _end(self, asked: Asked, outcome: dict[str, Any] | UmaError) -> None:
+        if self._asked is not asked:
+            return  # given up: answered already
+        self._asked = None
+        has_begun, self._has_begun = self._has_begun, False
+        asked.answer(outcome)
+        if has_begun:
+            self.on_end()
+
+    def give_up(self) -> None:
+        """The daemon stops."""
+        if self._asked is not None:
+            self._end(self._asked, UmaError(ErrorCode.SHUTTING_DOWN))
+
+    def _note_failure(self, error: UmaError) -> None:
+        self._last, self._error = "failed", error
+        self._counts["failed"].add()
+        log.error("reload failed, the old configuration stays: %s", error)
+
+
+def _read(inputs: Inputs) -> tuple[Config, Sources]:
+    """Blocks: for as long as the file system takes. Raises: CONFIG_INVALID."""
+    config, sources = load(inputs)
+    check_stages(config)
+    return config, sources
+
+
+def check_stages(config: Config) -> None:
+    """Raises: CONFIG_INVALID for a policy that cannot be composed."""
+    try:
+        compose(config.scheduler.stages)
+    except ValueError as error:
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, f"scheduler.stages: {error}", problems=[f"scheduler.stages: {error}"]
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    return (
+        list(value)
+        if isinstance(value, tuple)
+        else {str(k): v for k, v in value.items()}
+        if isinstance(value, dict)
+        else value
+    )

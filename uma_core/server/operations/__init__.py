@@ -1,0 +1,1 @@
+"""What the daemon does with each operation of the protocol."""

@@ -1,0 +1,351 @@
+"""The intake: prompts are templated and tokenised here, off the I/O thread, before the compute side sees them.
+
+So is what operations such as `tokenize` want of the model's text side (`Task`), and the decoding of large requests (`Decoding`); all of
+them wait in the same queues. What is large is left to a `Reader`.
+
+Short prompts go first, with aging: a prompt's turn is its arrival time plus its size at `AGING_BYTES_PER_S`, so the
+order never needs to be recomputed and a long paste waits a bounded time. One worker takes short prompts only, so
+that a long paste already under way does not delay them.
+
+Every job of a generate request ends in one of: Submit to the compute side, Refused, Final (cancelled), or nothing when its client is gone.
+Which one is decided under the lock, so a cancel either stops a job here or follows its Submit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from uma_core.clock import Clock
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.protocol.messages import Message, Source, Unfit
+from uma_core.server.io.ports import EncodedAnswer, TextPort
+from uma_core.server.operations.large import LARGE_BYTES, Local, Reader, message_of, with_input
+from uma_core.server.operations.prompt import echo_text, encode
+from uma_core.server.operations.sampling import resolve
+from uma_core.session.events import Event, Final, Refused, Submit
+from uma_core.session.session import Matcher
+from uma_core.types import Constraint, FinishReason, Peer, Request
+
+log = logging.getLogger(__name__)
+
+AGING_BYTES_PER_S = 4_000_000  # about what a tokeniser reads: an equal wait weighs as much as equal work
+SHORT_BYTES = LARGE_BYTES
+NO_USAGE = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A generate request on its way to the compute side."""
+
+    conn_id: int
+    peer: Peer
+    request: Request
+    t_received_ns: int
+    n_bytes: int
+    source: Source | None = None  # of a large one
+    is_cancelled: bool = False
+    cancelled: frozenset[int] = frozenset()  # answers that nobody wants any more
+    is_dropped: bool = False  # the client is gone: no event
+
+    def cancel(self, index: int | None) -> None:
+        """One of its answers; None: all."""
+        if index is not None:
+            self.cancelled |= {index}
+        n = max(self.request.n, self.request.best_of)
+        self.is_cancelled |= index is None or self.cancelled.issuperset(range(n))
+
+    @property
+    def is_large(self) -> bool:
+        return self.source is not None
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.conn_id, self.request.id
+
+    @property
+    def turn(self) -> float:
+        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """Work of another operation. Answered once, unless its client is gone."""
+
+    conn_id: int
+    t_received_ns: int
+    n_bytes: int
+    work: Callable[[TextPort], bytes]  # gives the reply's fields, encoded
+    answer: EncodedAnswer
+    is_large: bool = False
+    is_dropped: bool = False
+
+    @property
+    def turn(self) -> float:
+        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
+
+
+@dataclass(slots=True, eq=False)
+class Encoding:
+    """Vectors that are to become a reply's JSON. Needs no model. Answered once, unless its client is gone."""
+
+    conn_id: int
+    t_received_ns: int
+    n_bytes: int
+    work: Callable[[], bytes]
+    answer: EncodedAnswer
+    is_large: bool = True  # no short prompt waits for it
+    is_dropped: bool = False
+
+    @property
+    def turn(self) -> float:
+        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
+
+
+@dataclass(slots=True, eq=False)
+class Decoding:
+    """A large request that is to become a message. Answered once, unless its client is gone."""
+
+    conn_id: int
+    t_received_ns: int
+    payload: bytes
+    answer: Callable[[Message | Unfit], None]
+    is_large: bool = True
+    is_dropped: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        return len(self.payload)
+
+    @property
+    def turn(self) -> float:
+        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
+
+
+Outcome = TypeVar("Outcome")
+Work = Job | Task | Encoding | Decoding
+Queue = list[tuple[float, int, Work]]
+
+
+class Intake:
+    """See the module head. `put`, `cancel` and `hang_up` belong to the I/O thread and never wait for a tokeniser."""
+
+    def __init__(
+        self,
+        text: Callable[[], TextPort | None],
+        submit: Callable[[Submit], None],
+        post: Callable[[Event], None],
+        clock: Clock,
+        compile: Callable[[TextPort, Constraint], Matcher] | None = None,
+        reader: Reader | None = None,
+    ) -> None:
+        """`compile` makes the matcher of a constrained request; without it, there is none to be had. `reader` reads large ones."""
+        self._text = text
+        self._compile = compile
+        self._reader = reader or Local()
+        self._submit = submit
+        self._post = post
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._order = itertools.count()
+        self._short: Queue = []
+        self._long: Queue = []
+        self._jobs: dict[tuple[int, str], Job] = {}  # waiting or being worked on
+        self._tasks: set[Task | Encoding | Decoding] = set()  # likewise
+        self._in_use: list[TextPort] = []
+        self._is_stopping = False
+        self._threads = [
+            threading.Thread(target=self._work, args=(queues,), name=name, daemon=True)
+            for name, queues in (("intake", (self._short, self._long)), ("intake-short", (self._short,)))
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Refuse what waits, and end the threads after the jobs they are at; large ones are given up."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify_all()
+        self._reader.close()
+        for thread in self._threads:
+            if thread.ident is not None:  # where the start failed, not all were started
+                thread.join()
+        waiting: list[Work] = [*self._jobs.values(), *self._tasks]
+        for job in waiting:
+            self._refuse(job)
+
+    def _refuse(self, job: Work) -> None:
+        """There is nobody any more to do it."""
+        error = UmaError(ErrorCode.SHUTTING_DOWN)
+        if isinstance(job, Job):
+            self._end(job, error)
+        elif isinstance(job, Task | Encoding):
+            self._end_task(job, error)
+        else:
+            self._end_decoding(job, _unread(job.payload, error))
+
+    # the I/O thread's side
+
+    @property
+    def n_jobs(self) -> int:
+        return len(self._jobs) + len(self._tasks)
+
+    def put(self, job: Work) -> None:
+        with self._condition:
+            if isinstance(job, Job):
+                self._jobs[job.key] = job
+            else:
+                self._tasks.add(job)
+            queue = self._long if job.is_large or job.n_bytes > SHORT_BYTES else self._short
+            heapq.heappush(queue, (job.turn, next(self._order), job))
+            self._condition.notify_all()
+            is_late = self._is_stopping
+        if is_late:
+            self._refuse(job)
+
+    def prepare(self) -> None:
+        """Get the reader of large requests ready for the present model, when nothing else is to be done."""
+
+        def work(text: TextPort) -> bytes:
+            self._reader.prepare(text)
+            return b""
+
+        self.put(Task(-1, self._clock.now_ns(), 0, work, lambda outcome: None, True))
+
+    def cancel(self, conn_id: int, request_id: str, index: int | None = None) -> bool:
+        """False: it is not here any more; its Submit is with the compute side."""
+        with self._condition:
+            job = self._jobs.get((conn_id, request_id))
+            if job is not None:
+                job.cancel(index)
+            return job is not None
+
+    def hang_up(self, conn_id: int) -> None:
+        with self._condition:
+            waiting: list[Work] = [*self._jobs.values(), *self._tasks]
+            for job in waiting:
+                job.is_dropped |= job.conn_id == conn_id
+
+    def is_using(self, text: TextPort) -> bool:
+        """True while a tokenisation with it runs: it must not be closed. Any thread."""
+        with self._condition:
+            return any(used is text for used in self._in_use)
+
+    # the workers' side
+
+    def _work(self, queues: tuple[Queue, ...]) -> None:
+        while (job := self._take(queues)) is not None:
+            self._process(job)
+
+    def _take(self, queues: tuple[Queue, ...]) -> Work | None:
+        with self._condition:
+            while not self._is_stopping:
+                filled = [queue for queue in queues if queue]
+                if filled:
+                    return heapq.heappop(min(filled, key=lambda queue: queue[0]))[2]
+                self._condition.wait()
+        return None
+
+    def _process(self, job: Work) -> None:
+        if isinstance(job, Decoding):
+            self._end_decoding(job, None if job.is_dropped else self._decode(job.payload))
+        elif isinstance(job, Encoding):
+            self._end_task(job, None if job.is_dropped else self._encode(job))
+        elif isinstance(job, Task):
+            self._end_task(job, None if job.is_dropped else self._with_text(job.conn_id, job.work))
+        elif job.is_cancelled or job.is_dropped:
+            self._end(job, None)
+        else:
+            self._end(job, self._with_text(job.conn_id, lambda text: self._to_submit(text, job)))
+
+    def _to_submit(self, text: TextPort, job: Job) -> Submit:
+        """Raises: MODEL_CHANGED; here, because the model may change while a job waits."""
+        constraint, matcher = job.request.constraint, None
+        if job.request.model and job.request.model != text.info.fingerprint:
+            raise UmaError(ErrorCode.MODEL_CHANGED)
+        request, source = resolve(text, job.request), job.source
+        if source is not None and (request.suffix or request.echo):  # rare: read here, where model and text meet
+            request, source = with_input(request, source), None
+        has_source = source is not None and request.infill is None
+        encoded = self._reader.encode(text, source) if source is not None and has_source else encode(text, request)
+        if constraint is not None:
+            if self._compile is None:
+                raise UmaError(ErrorCode.CONSTRAINTS_UNAVAILABLE)
+            matcher = self._compile(text, constraint)
+        how = job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text, matcher
+        return Submit(*how, echo=echo_text(text, request) if request.echo else "")
+
+    @staticmethod
+    def _encode(job: Encoding) -> bytes | UmaError:
+        try:
+            return job.work()
+        except Exception as error:
+            log.exception("conn %d", job.conn_id)
+            return UmaError(ErrorCode.INTERNAL, f"writing the answer failed: {type(error).__name__}")
+
+    def _decode(self, payload: bytes) -> Message | Unfit:
+        try:
+            found = self._reader.digest(payload)
+        except UmaError as error:
+            return _unread(payload, error)
+        except Exception as error:
+            log.exception("a large request")
+            return _unread(payload, UmaError(ErrorCode.INTERNAL, f"reading the request failed: {type(error).__name__}"))
+        return found if isinstance(found, Unfit) else message_of(found, payload)
+
+    def _end_decoding(self, job: Decoding, outcome: Message | Unfit | None) -> None:
+        with self._condition:
+            self._tasks.discard(job)
+        if outcome is not None and not job.is_dropped:
+            job.answer(outcome)
+
+    def _with_text(self, conn_id: int, work: Callable[[TextPort], Outcome]) -> Outcome | UmaError:
+        """Do what needs the model's text side, which is not closed meanwhile."""
+        with self._condition:
+            text = self._text()
+            self._in_use += [text] if text is not None else []
+        try:
+            if text is None:
+                raise UmaError(ErrorCode.MODEL_NOT_LOADED)
+            return work(text)
+        except UmaError as error:
+            return error
+        except Exception as error:  # a tokeniser's bug must not end the worker
+            log.exception("conn %d", conn_id)
+            return UmaError(ErrorCode.INTERNAL, f"reading the text failed: {type(error).__name__}")
+        finally:
+            with self._condition:
+                self._in_use.remove(text) if text is not None else None
+
+    def _end_task(self, task: Task | Encoding, outcome: bytes | UmaError | None) -> None:
+        with self._condition:
+            self._tasks.discard(task)
+        if outcome is not None and not task.is_dropped:
+            task.answer(outcome)
+
+    def _end(self, job: Job, outcome: Submit | UmaError | None) -> None:
+        with self._condition:
+            if self._jobs.get(job.key) is job:
+                del self._jobs[job.key]
+            if job.is_dropped:
+                return
+            if job.is_cancelled:
+                total_ms = (self._clock.now_ns() - job.t_received_ns) / 1e6
+                self._post(Final(*job.key, FinishReason.CANCELLED, "", dict(NO_USAGE), {"total_ms": total_ms}, None))
+            elif isinstance(outcome, UmaError):
+                self._post(Refused(*job.key, outcome))
+            elif outcome is not None:
+                self._submit(outcome._replace(cancelled=job.cancelled) if job.cancelled else outcome)
+
+
+def _unread(payload: bytes, error: UmaError) -> Unfit:
+    """A large request that nobody reads any more: at least it is told under its id."""
+    found = Local().digest(payload)
+    return found if isinstance(found, Unfit) else Unfit(found.wire_id, error)

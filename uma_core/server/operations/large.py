@@ -1,0 +1,121 @@
+"""Large requests. Decoding one, putting it through a template and making tokens of it take long and keep the interpreter.
+
+Here is what has to be done with one, as functions of its bytes: `Helper` has them run in a process of their own, `Local` right here.
+Nothing is kept between two calls but the bytes that came, so whatever reads them can be ended and begun anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from uma_core.errors import UmaError
+from uma_core.protocol.events import WireId
+from uma_core.protocol.messages import Message, Source, Unfit, decode, decode_id, parse_object, request_of, to_input
+from uma_core.protocol.ops import OPS
+from uma_core.server.io.ports import Reading, TextPort
+from uma_core.server.operations import texts
+from uma_core.server.operations.prompt import Encoded, encode
+from uma_core.server.operations.sizes import INPUTS, input_bytes
+from uma_core.types import Request
+
+LARGE_BYTES = (
+    16_384  # of a request: fewer are decoded in half a millisecond, and made tokens in three, off the I/O thread
+)
+
+
+class Digest(NamedTuple):
+    """A checked request without its input. Plain values."""
+
+    op: str
+    wire_id: WireId
+    args: dict[str, Any]
+    n_bytes: int  # of the input as text
+
+
+class Reader(Protocol):
+    """Reads large requests. One thread at a time; `close` is for any thread."""
+
+    def digest(self, payload: bytes) -> Digest | Unfit: ...
+
+    def encode(self, text: TextPort, source: Source) -> Encoded:
+        """Make tokens of a generate request's input. Raises: TEMPLATE_FAILED."""
+
+    def answer(self, text: TextPort, op: str, source: Source, cap_bytes: int) -> bytes:
+        """Carry an operation on text out. Raises: what texts.answer raises."""
+
+    def prepare(self, text: TextPort) -> None:
+        """Get ready for this model's vocabulary."""
+
+    def close(self) -> None:
+        """Give up what is being read, soon."""
+
+
+class Local:
+    """Does everything where it is called."""
+
+    def digest(self, payload: bytes) -> Digest | Unfit:
+        return digest(payload)
+
+    def encode(self, text: TextPort, source: Source) -> Encoded:
+        return encode_source(text, source.payload, source.is_text)
+
+    def answer(self, text: TextPort, op: str, source: Source, cap_bytes: int) -> bytes:
+        return answer_source(text, op, source.payload, cap_bytes)
+
+    def prepare(self, text: TextPort) -> None:
+        """Nothing to be done."""
+
+    def close(self) -> None:
+        """Nothing to be done."""
+
+
+def digest(payload: bytes) -> Digest | Unfit:
+    """Decode and check a request."""
+    wire_id = None
+    try:
+        value = parse_object(payload)
+        wire_id = decode_id(value)
+        message = decode(value, wire_id)
+    except UmaError as error:
+        return Unfit(wire_id, error)
+    args = {name: None if name in INPUTS else given for name, given in message.args.items()}
+    return Digest(message.op.name, wire_id, args, input_bytes(message.args))
+
+
+def message_of(found: Digest, payload: bytes) -> Message:
+    """The message that a digest stands for; its input is in the source."""
+    id = "" if found.wire_id is None else str(found.wire_id)
+    request = request_of(found.op, id, found.args)
+    return Message(OPS[found.op], id, found.wire_id, found.args, request, Source(payload, False, found.n_bytes))
+
+
+def encode_source(text: Reading, payload: bytes, is_text: bool) -> Encoded:
+    """Make tokens of the input of a request that `digest` found fit. Raises: TEMPLATE_FAILED, BAD_REQUEST."""
+    request = Request("", prompt=payload.decode()) if is_text else _request(payload)
+    encoded = encode(text, request)
+    return Encoded(np.array(encoded.tokens, np.int32), encoded.message_ends)
+
+
+def with_input(request: Request, source: Source) -> Request:
+    """The request of a digest with the input that is in its source."""
+    return replace(request, **to_input(_args(source.payload)))
+
+
+def answer_source(text: Reading, op: str, payload: bytes, cap_bytes: int) -> bytes:
+    """The reply's fields to an operation on text that `digest` found fit. Raises: what texts.answer raises."""
+    return texts.answer(op, _args(payload), cap_bytes, text)
+
+
+def _request(payload: bytes) -> Request:
+    value = parse_object(payload)
+    message = decode(value, decode_id(value))
+    assert message.request is not None
+    return message.request
+
+
+def _args(payload: bytes) -> dict[str, Any]:
+    value = parse_object(payload)
+    return decode(value, decode_id(value)).args

@@ -1,0 +1,159 @@
+"""From a request's prompt, tokens or messages to token ids. Runs on the intake's threads; holds no state but compiled templates."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, cast
+
+import jinja2
+import numpy as np
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.io.ports import Reading, TextPort
+from uma_core.server.operations.embedding import input_tokens
+from uma_core.server.operations.infill import gap_tokens, infill_tokens
+from uma_core.types import Request, TokenId
+
+ENDS_MAX_MESSAGES = 64  # above these, message ends are not looked for: they cost a second tokenisation
+ENDS_MAX_BYTES = 1 << 16
+
+
+class Encoded(NamedTuple):
+    tokens: Sequence[TokenId] | np.ndarray  # an array where they are many
+    message_ends: tuple[
+        int, ...
+    ] = ()  # see session.events.Submit; of several inputs that become vectors, where each ends
+
+
+def encode(text: Reading, request: Request) -> Encoded:
+    """Tokenise. Blocks: for as long as the tokeniser takes. Raises: TEMPLATE_FAILED, UNSUPPORTED, BAD_REQUEST.
+
+    Gaps need a TextPort.
+    """
+    if request.embed is not None:
+        return Encoded(*input_tokens(text, request.embed))
+    if request.infill is not None:
+        return Encoded(infill_tokens(cast(TextPort, text), request.infill, request.max_tokens))
+    if request.messages is not None:
+        return _encode_chat(text, list(request.messages))
+    if request.suffix:
+        before = list(request.tokens) if request.tokens is not None else _encode_parts(text, request.prompt, False)
+        return Encoded(gap_tokens(cast(TextPort, text), before, text.tokenize(request.suffix, False, False)))
+    if request.tokens is not None:
+        return Encoded(list(request.tokens))
+    return Encoded(_encode_parts(text, request.prompt, True))
+
+
+def _encode_parts(text: Reading, prompt: str | tuple[str | TokenId, ...] | None, add_special: bool) -> list[TokenId]:
+    """Only a text that comes first gets what the model puts in front of a prompt."""
+    tokens: list[TokenId] = []
+    parts = (prompt,) if isinstance(prompt, str) else prompt or ()
+    for i, part in enumerate(parts):
+        tokens += text.tokenize(part, add_special and i == 0, add_special) if isinstance(part, str) else [part]
+    return tokens
+
+
+def echo_text(text: TextPort, request: Request) -> str:
+    """The prompt as it came, for answers that begin with it."""
+    parts = (request.prompt,) if isinstance(request.prompt, str) else request.prompt or request.tokens or ()
+    data = b"".join(part.encode() if isinstance(part, str) else text.piece(part) for part in parts)
+    return data.decode("utf-8", "replace")
+
+
+def _encode_chat(text: Reading, messages: list[dict[str, Any]]) -> Encoded:
+    template = ChatTemplate.of(text)
+    rendered = template.render(messages, True)
+    has_bos = bool(template.bos) and rendered.startswith(template.bos)
+    tokens = text.tokenize(rendered, not has_bos, True)
+    if len(messages) > ENDS_MAX_MESSAGES or len(rendered) > ENDS_MAX_BYTES:
+        return Encoded(tokens)
+    return Encoded(tokens, _message_ends(text, template, messages, rendered, tokens))
+
+
+def _message_ends(
+    text: Reading, template: ChatTemplate, messages: list[dict[str, Any]], rendered: str, tokens: list[TokenId]
+) -> tuple[int, ...]:
+    """Tokenise message by message: where the pieces add up to the whole, their ends are exact; else there are none."""
+    ends, pieces, done = [], [], 0
+    for n in range(1, len(messages) + 1):
+        try:
+            prefix = template.render(messages[:n], False)
+        except UmaError:
+            continue  # templates may refuse a chat that ends here
+        if len(prefix) <= done or not rendered.startswith(prefix):
+            continue
+        pieces += text.tokenize(
+            rendered[done : len(prefix)], not done and not rendered.startswith(template.bos or "\0"), True
+        )
+        done = len(prefix)
+        ends.append(len(pieces))
+    return tuple(ends) if tokens[: len(pieces)] == pieces else ()
+
+
+def apply_template(text: Reading, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    """The text that a chat becomes: as a `prompt` it gives the tokens that the messages give. Raises: TEMPLATE_FAILED."""
+    template = ChatTemplate.of(text)
+    rendered = template.render(messages, add_generation_prompt)
+    if template.bos and rendered.startswith(template.bos) and _adds_bos(text, template.bos):
+        return rendered[len(template.bos) :]  # the tokeniser puts it there
+    return rendered
+
+
+def _adds_bos(text: Reading, bos: str) -> bool:
+    return text.tokenize("", True, False)[:1] == text.tokenize(bos, False, True)
+
+
+class ChatTemplate:
+    """A compiled chat template with its model's special tokens."""
+
+    def __init__(self, source: str, bos: str, eos: str) -> None:
+        self.bos = bos
+        self._eos = eos
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise UmaError(ErrorCode.TEMPLATE_FAILED, f"the model's chat template: {error}") from None
+
+    @classmethod
+    def of(cls, text: Reading) -> ChatTemplate:
+        """Compile the model's template, or find it compiled. Raises: TEMPLATE_FAILED."""
+        source = text.chat_template()
+        if not source:
+            raise UmaError(
+                ErrorCode.TEMPLATE_FAILED, "the model has no chat template; send `prompt` instead of `messages`"
+            )
+        return _compiled(source, text.special("bos"), text.special("eos"))
+
+    def render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        """Raises: TEMPLATE_FAILED."""
+        try:
+            values = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+            return str(self._template.render(values, bos_token=self.bos, eos_token=self._eos))
+        except Exception as error:  # a template is the model's code: whatever it raises is its refusal
+            raise UmaError(ErrorCode.TEMPLATE_FAILED, f"the chat template refuses these messages: {error}") from None
+
+
+_compiled = functools.lru_cache(maxsize=8)(ChatTemplate)
+
+
+@functools.lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The dialect that models' templates are written in: that of Hugging Face's transformers."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,48 @@
+"""What a request says about tokens, in terms of the model's vocabulary. Runs on the intake's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.server.io.ports import TextPort
+from uma_core.types import Request, SamplingParams, TokenId
+
+
+def resolve(text: TextPort, request: Request) -> Request:
+    """The request with token ids that the vocabulary has in place of texts. Raises: BAD_REQUEST."""
+    if request.preserved_tokens:
+        request = replace(request, preserved_tokens=_single_tokens(text, request.preserved_tokens))
+    if isinstance(request.prediction, str) and request.prediction:
+        request = replace(request, prediction=tuple(text.tokenize(request.prediction, False, True)))
+    params = request.sampling
+    if not params.needs_sampler and not params.stop_token_ids:
+        return request
+    check_ids(text, params.stop_token_ids, "stop_token_ids")
+    sampling = replace(params, logit_bias=_biases(text, params))
+    text.prepare(sampling)
+    return replace(request, sampling=sampling)
+
+
+def check_ids(text: TextPort, tokens: Iterable[TokenId], field: str) -> None:
+    """Raises: BAD_REQUEST."""
+    if any(token >= text.n_vocab for token in tokens):
+        raise UmaError(ErrorCode.BAD_REQUEST, f"`{field}`: token ids go from 0 to {text.n_vocab - 1}", field=field)
+
+
+def _single_tokens(text: TextPort, named: Iterable[str | TokenId]) -> tuple[TokenId, ...]:
+    """Texts of more than one token are plain text, and appear in any case."""
+    found = [text.tokenize(name, False, True) for name in named if isinstance(name, str)]
+    return tuple(tokens[0] for tokens in found if len(tokens) == 1)
+
+
+def _biases(text: TextPort, params: SamplingParams) -> tuple[tuple[TokenId | str, float], ...]:
+    """One for each token, those of a text that came more than once added up."""
+    biases: dict[TokenId, float] = {}
+    for named, value in params.logit_bias:
+        tokens = text.tokenize(named, False, False) if isinstance(named, str) else [named]
+        check_ids(text, tokens, "logit_bias")
+        for token in dict.fromkeys(tokens):
+            biases[token] = biases.get(token, 0.0) + value
+    return tuple(biases.items())
