@@ -10,7 +10,7 @@ import pytest
 
 from tests import tools
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SKIPPING = """
 import pytest
 def test_that_passes(): pass

@@ -32,6 +32,8 @@ ALLOWED = {
     "uma_core.peer": {"uma_core.types"},
     "uma_core.endpoint": {"uma_core.peer"},
     "uma_core.config.presets": set(),
+    "uma_core.config": set(),
+    "uma_core.metrics": set(),
     "uma_core.config.schema": {"uma_core.suggest"},
     "uma_core.config.options": {
         "uma_core.config.presets",

@@ -249,7 +249,7 @@ def test_every_other_option_is_set_by_a_test_of_behaviour() -> None:
     )
     folders = ("server", "daemon", "engine", "cache_engine", "ctl", "protocol")
     paths = [path for folder in folders for path in (TESTS / folder).rglob("*.py")]
-    paths += [TESTS / "unit" / "test_log.py", *(TESTS / "unit" / "executor").glob("*.py")]
+    paths += [TESTS / "test_log.py", *(TESTS / "executor").glob("*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     left = [opt for opt in OPTIONS if opt.key not in inside]
     forgotten = [

@@ -9,14 +9,14 @@ from pathlib import Path
 from uma_core.config.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-DECLARATIONS = {"config.py", "config_load.py", "config_schema.py"}
+DECLARATIONS = ROOT / "uma_core" / "config"
 
 
 def product_text() -> str:
     files = [
         path
         for path in (ROOT / "uma_core").rglob("*.py")
-        if path.name not in DECLARATIONS and path != ROOT / "uma_core/policy/config.py"
+        if DECLARATIONS not in path.parents and path != ROOT / "uma_core/policy/config.py"
     ]
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
@@ -36,7 +36,7 @@ def test_every_option_is_read_somewhere():
 
 def _read_inside_config() -> str:
     """Return the sections' own methods that other files call: what they read is used."""
-    tree = ast.parse((ROOT / "uma_core" / "config.py").read_text(encoding="utf-8"))
+    tree = ast.parse((DECLARATIONS / "options.py").read_text(encoding="utf-8"))
     product = product_text()
     methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and f".{node.name}(" in product]
     return "\n".join(ast.unparse(method).replace("self.", "options.") for method in methods)

@@ -33,7 +33,7 @@ def lines():
 
 
 def of_requests(lines):
-    return [line for line in lines if line["part"] == "server.journal"]
+    return [line for line in lines if line["part"] == "server.io.journal"]
 
 
 def test_one_line_tells_how_a_request_ended(server, lines):
