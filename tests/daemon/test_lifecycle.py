@@ -128,7 +128,7 @@ def test_sigquit_dumps_all_stacks(serve):
     daemon.signal(signal.SIGQUIT)
     assert daemon.wait() == 128 + signal.SIGQUIT
     assert daemon.log.count("Thread 0x") >= 3
-    assert "compute.py" in daemon.log
+    assert "executor/thread.py" in daemon.log
 
 
 def test_sigquit_dumps_stacks_of_a_hung_engine(serve):
