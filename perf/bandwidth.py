@@ -15,7 +15,7 @@ import numpy as np
 
 from perf.gguf_file import ensure
 from perf.stats import Spread, spread
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch
 from uma_core.engine.graph.engine import GraphEngine
 

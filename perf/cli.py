@@ -349,8 +349,8 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int) -> None:
 def threads_(model: str, counts: str, rounds: int) -> None:
     """Tell how decode steps and prompts scale with threads, beside llama.cpp's."""
     from perf.threads import measure, table  # loads the engine
-    from uma_core.config import EngineOptions
-    from uma_core.engine.llama_params import n_threads_of
+    from uma_core.config.options import EngineOptions
+    from uma_core.engine.llama.params import n_threads_of
 
     chosen = tuple(n for n in map(int, counts.split(",")) if n <= n_threads_of(EngineOptions()))
     click.echo(table(list(measure(model, chosen, rounds))))

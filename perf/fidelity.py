@@ -15,10 +15,10 @@ import gguf
 import numpy as np
 
 from perf.perplexity import N_ROWS, WINDOW
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.open import open_engine
+from uma_core.engine.select.open import open_engine
 
 TYPES = (
     "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "f16", "bf16",
