@@ -39,6 +39,13 @@ def test_each_becomes_the_field(serve, files, module, options, constraint, reque
     assert server.received[0]["constraint"] == json.loads(json.dumps(constraint))
 
 
+def test_every_turn_of_a_chat_is_held_to_it(serve, ctl, files):
+    server = serve(hello)
+    done = ctl("chat", "--json-schema", str(files / "schema.json"), input="one\ntwo\n")
+    assert done.returncode == 0, done.stderr
+    assert [message["constraint"] for message in server.received] == [{"json_schema": {"type": "integer"}}] * 2
+
+
 def test_none_is_sent_where_none_is_asked_for(serve, ctl):
     server = serve(hello)
     assert ctl("generate", "p").returncode == 0

@@ -16,7 +16,7 @@ from uma_core.engine.api import DecodeOutcome, DecodeStatus
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.engine.fake.text import N_VOCAB
 from uma_core.session.draft import Draft
-from uma_core.session.events import Token
+from uma_core.session.events import End, Token
 from uma_core.session.session import Session
 from uma_core.speculation.model import DraftModel
 from uma_core.speculation.settings import Settings
@@ -108,6 +108,18 @@ def test_wrong_drafts_are_counted_and_change_nothing() -> None:
     assert outcome(fast, "a") == outcome(plain, "a")
     usage = fast.finals("a")[0].usage
     assert usage["accepted_prediction_tokens"] == 0 and usage["rejected_prediction_tokens"] > 15
+
+
+def test_drafts_of_several_answers_are_counted_together() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND, "n": 2}}
+    run(ask, None, known)
+    fast = run(ask, with_drafts(known, error=0.5), known)
+    each = [event.answer.usage for event in fast.seen if isinstance(event, End)]
+    usage = fast.finals("a")[0].usage
+    assert len(each) == 2 and usage["accepted_prediction_tokens"] > 0
+    for name in ("accepted_prediction_tokens", "rejected_prediction_tokens", "completion_tokens"):
+        assert usage[name] == sum(one.get(name, 0) for one in each)
 
 
 SAMPLING = st.sampled_from(

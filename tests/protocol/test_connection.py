@@ -339,6 +339,18 @@ def test_a_large_request_that_is_none():
     assert connection.next_event() is Signal.NEED_DATA
 
 
+@pytest.mark.parametrize("text", ["a\0b", "half \ud800"])
+def test_a_text_that_is_none_is_refused_under_the_requests_id(text):
+    """Whoever waits for what happens to this id would else wait for ever."""
+    payload = json.dumps({"id": "a", "prompt": text}).encode()
+    connection = Connection(Limits(1 << 20, 1 << 16, 4))
+    connection.receive_data(encode_frame(payload))
+    refused = json.loads(connection.send(connection.next_event())[4:])
+    assert (refused["id"], refused["name"]) == ("a", "bad_utf8")
+    connection.receive_data(encode_frame(json.dumps({"id": text, "prompt": "a"}).encode()))
+    assert json.loads(connection.send(connection.next_event())[4:])["id"] is None
+
+
 def test_a_large_request_under_an_id_that_is_taken_or_without_one():
     connection = Connection(LARGE)
     first, second = large_one(id="a", prompt="x"), large_one(prompt="x")

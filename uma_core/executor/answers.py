@@ -74,10 +74,7 @@ class Group:
         reason = (
             FinishReason.CANCELLED if self.is_cancelled else min((a.reason for a in answers), key=WORST_FIRST.index)
         )
-        usage = {**answers[0].usage, "completion_tokens": sum(a.usage["completion_tokens"] for a in answers)}
-        if "reasoning_tokens" in usage:
-            usage["reasoning_tokens"] = sum(a.usage["reasoning_tokens"] for a in answers)
-        usage["cached_tokens"] = min(a.usage["cached_tokens"] for a in answers)
+        usage = _sum_of([answer.usage for answer in answers])
         return Final(first.conn_id, first.id, reason, "", usage, self._timing(answers), self._error, answers=told)
 
     def _told(self) -> tuple[Ended, ...]:
@@ -101,3 +98,15 @@ class Group:
             "itl_p50_ms": gaps[len(gaps) // 2],
             "itl_max_ms": max(of("itl_max_ms")),
         }
+
+
+def _sum_of(usages: list[dict[str, int]]) -> dict[str, int]:
+    """Of several answers. Their prompt is read once, and what of it was restored is what the first to read it found."""
+    total: dict[str, int] = {}
+    for usage in usages:
+        for name, n in usage.items():
+            total[name] = total.get(name, 0) + n
+    once = {"prompt_tokens": usages[0]["prompt_tokens"], "cached_tokens": min(u["cached_tokens"] for u in usages)}
+    if "dropped_tokens" in total:
+        once["dropped_tokens"] = max(u.get("dropped_tokens", 0) for u in usages)
+    return total | once

@@ -38,7 +38,7 @@ from uma_core.protocol.events import (
 )
 from uma_core.protocol.framing import FrameReader, encode_frame
 from uma_core.protocol.lines import COMMANDS, LineReader, Mode, detect_mode
-from uma_core.protocol.messages import Large, Message, Unfit, decode, decode_id, generate, parse_object
+from uma_core.protocol.messages import Large, Message, Unfit, generate, read
 from uma_core.protocol.ops import OPS
 from uma_core.types import FinishReason
 
@@ -177,7 +177,7 @@ class Connection:
     def resume(self, outcome: Message | Unfit) -> Message | Rejected:
         """Go on with what a large request turned out to be."""
         self._is_waiting = False
-        return self._reject(*outcome) if isinstance(outcome, Unfit) else self._admit_named(outcome)
+        return self._take(outcome)
 
     def _next_frame(self) -> Message | Rejected | Large | Signal:
         payload = self._frames.next_payload()
@@ -218,14 +218,10 @@ class Connection:
         if self._is_large(payload):
             self._is_waiting = True
             return Large(payload if isinstance(payload, bytes) else payload.encode())
-        wire_id = None
-        try:
-            value = parse_object(payload)
-            wire_id = decode_id(value)
-            message = decode(value, wire_id)
-        except UmaError as error:
-            return self._reject(wire_id, error)
-        return self._admit_named(message)
+        return self._take(read(payload))
+
+    def _take(self, outcome: Message | Unfit) -> Message | Rejected:
+        return self._reject(*outcome) if isinstance(outcome, Unfit) else self._admit_named(outcome)
 
     def _admit_named(self, message: Message) -> Message | Rejected:
         return self._admit(message if message.id else self._named(message), Style.JSON)

@@ -96,11 +96,20 @@ _LOGPROBS = Field(
 
 
 _INDEX = Field("index", Kind.INTEGER, "of the answer, where the request asked for several")
+_USAGE = (
+    Field("prompt_tokens", Kind.INTEGER, "of the prompt"),
+    Field("cached_tokens", Kind.INTEGER, "of these, restored instead of computed"),
+    Field("completion_tokens", Kind.INTEGER, "generated"),
+    Field("reasoning_tokens", Kind.INTEGER, "of these, thought; only with `reasoning`"),
+    Field("accepted_prediction_tokens", Kind.INTEGER, "drafts that held; only where some were verified"),
+    Field("rejected_prediction_tokens", Kind.INTEGER, "drafts that did not; likewise"),
+    Field("dropped_tokens", Kind.INTEGER, "of the prompt, that `overflow` left out; only where it did"),
+)
 _ENDING = (
     Field("reason", Kind.STRING, "", choices=tuple(reason.value for reason in FinishReason)),
     Field("stop", Kind.OBJECT, "`text` or `token_id`: which of `stop` and `stop_token_ids` ended it, where one did"),
     _LOGPROBS._replace(help="with `logprobs`: of all tokens; of a stream those that came with no `token` event"),
-    Field("usage", Kind.OBJECT, "prompt_tokens, cached_tokens, completion_tokens"),
+    Field("usage", Kind.OBJECT, "", fields=_USAGE),
     Field("timing", Kind.OBJECT, "queue_ms, ttft_ms, total_ms, itl_p50_ms, itl_max_ms"),
     Field("error", Kind.OBJECT, "code, name, message, detail; only with reason `error`"),
 )

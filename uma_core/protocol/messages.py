@@ -33,6 +33,7 @@ __all__ = [
     "generate",
     "ops_markdown",
     "parse_object",
+    "read",
 ]
 
 NS_PER_MS = 1_000_000
@@ -70,9 +71,28 @@ class Message(NamedTuple):
     source: Source | None = None  # of a large one: there its input is, and not in the two above
 
 
+def read(payload: bytes | str) -> Message | Unfit:
+    """Decode and check a request. What is wrong with it is told under its id wherever that can be read."""
+    wire_id = None
+    try:
+        text = payload if isinstance(payload, str) else to_text(payload)
+        value = _parse(text)
+        wire_id = decode_id(value)
+        _check_text(text, value)
+        return decode(value, wire_id)
+    except UmaError as error:
+        return Unfit(wire_id, error)
+
+
 def parse_object(payload: bytes | str) -> dict[str, Any]:
     """Parse one JSON object. Raises: BAD_UTF8, INVALID_JSON."""
     text = payload if isinstance(payload, str) else to_text(payload)
+    value = _parse(text)
+    _check_text(text, value)
+    return value
+
+
+def _parse(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
@@ -81,9 +101,12 @@ def parse_object(payload: bytes | str) -> dict[str, Any]:
         raise UmaError(ErrorCode.INVALID_JSON, str(error)) from None
     if type(value) is not dict:
         raise UmaError(ErrorCode.INVALID_JSON, "not an object")
+    return value
+
+
+def _check_text(text: str, value: dict[str, Any]) -> None:
     if "\\u" in text:
         _check_escapes(value)
-    return value
 
 
 def _refuse_constant(name: str) -> float:
@@ -115,8 +138,9 @@ def _check_escapes(value: Any) -> None:
 
 
 def decode_id(value: dict[str, Any]) -> WireId:
-    """Read the `id`; None where it is absent. Raises: BAD_REQUEST."""
+    """Read the `id`; None where it is absent. Raises: BAD_REQUEST, BAD_UTF8."""
     wire_id: WireId = check_value(ID_FIELD, value)
+    _check_escapes(wire_id)
     return wire_id
 
 

@@ -11,9 +11,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from uma_core.errors import UmaError
 from uma_core.protocol.events import WireId
-from uma_core.protocol.messages import Message, Source, Unfit, decode, decode_id, parse_object, request_of, to_input
+from uma_core.protocol.messages import (
+    Message,
+    Source,
+    Unfit,
+    decode,
+    decode_id,
+    parse_object,
+    read,
+    request_of,
+    to_input,
+)
 from uma_core.protocol.ops import OPS
 from uma_core.server.io.ports import Reading, TextPort
 from uma_core.server.operations import texts
@@ -74,15 +83,11 @@ class Local:
 
 def digest(payload: bytes) -> Digest | Unfit:
     """Decode and check a request."""
-    wire_id = None
-    try:
-        value = parse_object(payload)
-        wire_id = decode_id(value)
-        message = decode(value, wire_id)
-    except UmaError as error:
-        return Unfit(wire_id, error)
+    message = read(payload)
+    if isinstance(message, Unfit):
+        return message
     args = {name: None if name in INPUTS else given for name, given in message.args.items()}
-    return Digest(message.op.name, wire_id, args, input_bytes(message.args))
+    return Digest(message.op.name, message.wire_id, args, input_bytes(message.args))
 
 
 def message_of(found: Digest, payload: bytes) -> Message:
