@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -53,6 +53,7 @@ class Link(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
         self._failure: GatewayError | None = None
+        self.sink: Callable[[list[bytes]], bool] | None = None  # see Generation.divert
 
     @property
     def is_open(self) -> bool:
@@ -64,14 +65,21 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         frames, payloads = self._frames, self._payloads
         frames.feed(data)
+        arrived: list[bytes] = []
         try:
             while (payload := frames.next_payload()) is not None:
-                payloads.append(payload)
+                arrived.append(payload)
         except UmaError as error:
+            payloads.extend(arrived)
             self._fail(
                 no_daemon(f"whoever listens on the socket does not speak the daemon's protocol: {error.message}")
             )
             return
+        # only while the reader waits for more: else it is at work on earlier events, and order would be lost
+        is_reader_idle = self._waiter is not None and not self._waiter.done() and not payloads
+        if self.sink is not None and arrived and is_reader_idle and self.sink(arrived):
+            return
+        payloads.extend(arrived)
         if len(payloads) > QUEUE_HIGH and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
@@ -207,7 +215,8 @@ class Generation:
         self._link = link
         self._ready: deque[Event] = deque()
         self._pings: asyncio.TimerHandle | None = None
-        self._is_silent = False  # nothing has come since the last ping
+        self._failure: Exception | None = None  # of a sink
+        self.is_silent = False  # the client was sent nothing since the last ping; whoever sends makes it false
 
     async def events(self) -> list[Event]:
         """Wait for what comes next; an empty list says that it is time for a ping (`ping_every`). Raises: GatewayError."""
@@ -216,8 +225,8 @@ class Generation:
             self._ready.clear()
             return taken
         payloads = await self._link.receive()
-        if payloads:
-            self._is_silent = False
+        if self._failure is not None:
+            raise self._failure
         return [event for payload in payloads if (event := parse(payload)).get("event") != "reply"]
 
     async def first(self) -> Event:
@@ -229,17 +238,35 @@ class Generation:
             raise from_daemon(event)
         return event
 
+    def divert(self, sink: Callable[[list[Event]], bool]) -> None:
+        """Give tokens to `sink` as they arrive, without waking the task that waits for `events`.
+
+        A task switch, and the turn of the event loop that it takes, cost more than all the work on a token. Where `sink`
+        returns False, and for all events that are not tokens, `events` gives them. What `sink` raises, `events` raises.
+        """
+
+        def take(payloads: list[bytes]) -> bool:
+            try:
+                events = [parse(payload) for payload in payloads]
+                return all(event.get("event") == "token" for event in events) and sink(events)
+            except Exception as error:  # told by whoever waits for the events
+                self._failure = error
+                return False
+
+        if isinstance(self._link, Link):
+            self._link.sink = take
+
     def ping_every(self, seconds: float) -> None:
-        """Make `events` return at least so often."""
+        """Make `events` return an empty list whenever the client was sent nothing for so long."""
         loop = asyncio.get_running_loop()
 
         def tick() -> None:
-            if self._is_silent:
+            if self.is_silent:
                 self._link.wake_reader()
-            self._is_silent = True
+            self.is_silent = True
             self._pings = loop.call_later(seconds, tick)
 
-        self._is_silent = True
+        self.is_silent = True
         self._pings = loop.call_later(seconds, tick)
 
     def cancel(self, index: int | None = None) -> None:

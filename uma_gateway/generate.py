@@ -1,6 +1,6 @@
 """A generate request from its first frame to its last event, for every API family.
 
-`begin` sends it and waits until the daemon took it; `batches` gives what comes, keeping a silent client's connection alive;
+`begin` sends it and waits until the daemon took it; `relay` writes what comes, and keeps a silent client's connection alive;
 `ended` tells a good end from one that must not look like one.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from uma_gateway.daemon import Event, Generation
@@ -17,6 +17,7 @@ from uma_gateway.exchange import Exchange, Headers
 from uma_gateway.model import Model
 
 GOOD_ENDS = ("stop", "length")
+ENDS = ("eos", "error")  # the events after which nothing comes
 TRIES = 3  # at writing a prompt for the model that is served, while it is being replaced
 PING = b":\n\n"
 MERGED_WAITING = 64  # batches of several answers that wait for a slow reader
@@ -88,45 +89,70 @@ def queue_comment(event: Event) -> bytes:
     return b": queue_position=%d wait_ms=%d\n\n" % (event["position"], event["wait_ms"])
 
 
-async def batches(exchange: Exchange, generation: Generation, is_sse: bool = True) -> AsyncIterator[list[Event]]:
-    """Yield the events of a streamed answer as they come, without those about the queue.
+async def relay(
+    exchange: Exchange, generations: Sequence[Generation], encode: Callable[[int, Event], bytes], is_sse: bool = True
+) -> None:
+    """Write a streamed answer as its events come, to the last one.
 
-    Meanwhile a silent event stream gets comments: where the request stands, or that it goes on.
+    `encode` gives what the client is sent for an event of the generation with that number, often nothing; it gets no
+    events about the queue. Meanwhile a silent event stream gets comments: where the request stands, or that it goes on.
+    Raises: GatewayError, and what `encode` raises.
     """
+    if len(generations) > 1:
+        async for number, events in _merged(exchange, generations, is_sse):
+            data = b"".join([encode(number, event) for event in events])
+            if data:
+                await exchange.write(data)
+        return
+    (generation,) = generations
+
+    def write_now(events: list[Event]) -> bool:
+        if not exchange.can_write_now:
+            return False
+        data = encode(0, events[0]) if len(events) == 1 else b"".join([encode(0, event) for event in events])
+        if data:
+            exchange.write_now(data)
+            generation.is_silent = False
+        return True
+
+    generation.divert(write_now)
+    async for events in _batches(exchange, generation, is_sse):
+        data = b"".join([encode(0, event) for event in events])
+        if data:
+            await exchange.write(data)
+            generation.is_silent = False
+
+
+async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> AsyncIterator[list[Event]]:
+    """Yield events as they come, without those about the queue, which become comments. Ends after the last one."""
     if is_sse:
         generation.ping_every(exchange.gateway.config.answers.ping_s)
     while True:
         events = await generation.events()
-        if events and events[0].get("event") != "queued":
-            yield events
-            if events[-1]["event"] in ("eos", "error"):
-                return
-            continue
-        if not events:
-            if is_sse:
-                await exchange.write(PING)
-            continue
         told = [event for event in events if event.get("event") == "queued"]
-        if is_sse and told[-1]["position"] + told[-1]["wait_ms"]:
+        if is_sse and not events:
+            await exchange.write(PING)
+        elif is_sse and told and told[-1]["position"] + told[-1]["wait_ms"]:
             await exchange.write(queue_comment(told[-1]))
-        rest = [event for event in events if event.get("event") != "queued"]
+            generation.is_silent = False
+        rest = [event for event in events if event.get("event") != "queued"] if told else events
         if rest:
             yield rest
-            if rest[-1]["event"] in ("eos", "error"):
+            if rest[-1]["event"] in ENDS:
                 return
 
 
-async def merged(exchange: Exchange, generations: list[Generation]) -> AsyncIterator[tuple[int, list[Event]]]:
-    """Yield (number of the generation, its events) of several that are streamed as one. Ends after all of them did."""
-    if len(generations) == 1:
-        async for events in batches(exchange, generations[0]):
-            yield 0, events
-        return
+async def _merged(
+    exchange: Exchange, generations: Sequence[Generation], is_sse: bool
+) -> AsyncIterator[tuple[int, list[Event]]]:
+    """Yield (number of the generation, its events) of several. Ends after all of them did."""
     arrived: asyncio.Queue[tuple[int, list[Event], Exception | None]] = asyncio.Queue(MERGED_WAITING)
 
     async def pump(number: int) -> None:
         try:
-            async for events in batches(exchange, generations[number], is_sse=number == 0):
+            async for events in _batches(exchange, generations[number], is_sse and number == 0):
+                for generation in generations:
+                    generation.is_silent = False
                 await arrived.put((number, events, None))
         except Exception as error:  # told by whoever reads
             await arrived.put((number, [], error))
@@ -138,7 +164,7 @@ async def merged(exchange: Exchange, generations: list[Generation]) -> AsyncIter
             number, events, error = await arrived.get()
             if error is not None:
                 raise error
-            if events[-1]["event"] in ("eos", "error"):
+            if events[-1]["event"] in ENDS:
                 n_left -= 1
             yield number, events
     finally:

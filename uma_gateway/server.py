@@ -17,11 +17,12 @@ from typing import Any
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.app import App
 from uma_gateway.config import Config, LimitOptions
+from uma_gateway.exchange import WRITER
 from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
 
@@ -37,6 +38,26 @@ SPARE_FILES = 64
 LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a pipe that is closed when the daemon, whose child this is, ends
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class ChunkWriter:
+    """exchange.Writer: writes a chunk as uvicorn's `send` does, without its coroutine."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def can_write(self) -> bool:
+        cycle = self._cycle
+        return (
+            bool(cycle.chunked_encoding)
+            and not cycle.flow.write_paused
+            and not cycle.disconnected
+            and not cycle.response_complete
+        )
+
+    def write(self, data: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def protocol_class(config: Config) -> type[asyncio.Protocol]:
@@ -105,6 +126,8 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 raise ValueError("the head is too large")  # a head that came in one piece with its body
             self._is_in_head = False
             super().on_headers_complete()
+            if self.cycle is not None and self.cycle.scope is self.scope:
+                self.scope[WRITER] = ChunkWriter(self.cycle)  # type: ignore[typeddict-unknown-key]
 
         def on_message_complete(self) -> None:
             super().on_message_complete()

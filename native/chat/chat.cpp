@@ -21,7 +21,7 @@ using json = common_json;
 
 #define API extern "C" __attribute__((visibility("default")))
 
-static constexpr int INTERFACE = 2; // raised with every change that uma_gateway/chat/library.py has to follow
+static constexpr int INTERFACE = 3; // raised with every change that uma_gateway/chat/library.py has to follow
 
 // Templates, schema conversion and the parsers of answers recurse with what they are given, and an overflow of the stack
 // would end the process. One level of an answer takes up to 4.1 KB of stack with the bundled templates. What one level of a
@@ -491,6 +491,33 @@ API void uma_chat_parser_delete(uma_chat_parser * handle) { delete handle; }
 
 static bool may_parse(const uma_chat_parser & handle) {
     return handle.n_parsed + 2 * handle.text.size() <= PARSED_AT_LEAST + PARSED_PER_BYTE * handle.text.size();
+}
+
+enum pass_part { PASS_NONE, PASS_CONTENT, PASS_REASONING, PASS_ARGUMENTS };
+
+// Adds text that goes on, byte for byte, in an open part of the message -> which part that is. PASS_NONE: nothing was added, and
+// uma_chat_parser_feed has to find out. Nearly every token of an answer passes here, without JSON.
+API int uma_chat_parser_pass(uma_chat_parser * handle, const char * text, size_t size) noexcept {
+    try {
+        if (!handle->open.is_open() || !handle->untold.empty() || (!handle->open_text && !handle->is_open_argument)) return PASS_NONE;
+        const std::string_view added(text, size);
+        free_text open = handle->open;
+        if (open.take(added) != added || !open.is_open()) return PASS_NONE;
+        if (handle->is_open_argument) {
+            // what needs an escape is longer in the arguments; white space behind a call's JSON is not told before more follows
+            if (handle->is_open_escaped ? escaped(std::string(added)) != added : size == 0 || is_space(std::string(added.substr(size - 1)))) return PASS_NONE;
+        } else if (handle->open_text == &common_chat_msg::reasoning_content && handle->message.reasoning_content.empty()) {
+            return PASS_NONE;
+        }
+        count_depth(*handle, text, size);
+        handle->text.append(text, size);
+        handle->open = std::move(open);
+        auto & whole = handle->open_text ? handle->message.*handle->open_text : handle->message.tool_calls.back().arguments;
+        whole.append(text, size);
+        return handle->is_open_argument ? PASS_ARGUMENTS : handle->open_text == &common_chat_msg::content ? PASS_CONTENT : PASS_REASONING;
+    } catch (...) {
+        return PASS_NONE; // the answer is nested too deep: feed says so
+    }
 }
 
 enum feed_how { FEED_STREAM, FEED_FINAL, FEED_PARSE };

@@ -20,7 +20,7 @@ from uma_gateway.embedding import options_of as vector_options
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, integer, most_tokens, sampling_fields, table, text
-from uma_gateway.generate import Plan, batches, begin, ended, final, lane_fields, note_end
+from uma_gateway.generate import Plan, begin, ended, final, lane_fields, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser, Plain, ToolCall, whole
 from uma_gateway.prompting import Chat, Prompt, render
@@ -205,27 +205,25 @@ async def _stream(exchange: Exchange, generation: Generation, answer: Answer, pa
     """Text as it comes; tool calls whole, once their arguments are: that is how Ollama's clients read them."""
     await exchange.start_ndjson()
     calls = Message()
+
+    def encode(_: int, event: Event) -> bytes:
+        if event["event"] == "error":
+            raise from_daemon(event)
+        is_last = event["event"] == "eos"
+        if is_last:
+            note_end(exchange, event)
+            ended(event)
+        piece = Message()
+        for diff in parser.feed("" if is_last else event["text"], is_last):
+            (calls if diff.tool >= 0 else piece).add(diff)
+        lines = [ndjson(answer.line(piece))] if piece.content or piece.reasoning else []
+        if is_last:
+            lines += [ndjson(answer.line(calls))] if calls.tool_calls else []
+            lines.append(ndjson(answer.last(Message(), event)))
+        return b"".join(lines)
+
     try:
-        async for events in batches(exchange, generation, is_sse=False):
-            lines: list[bytes] = []
-            for event in events:
-                if event["event"] == "error":
-                    raise from_daemon(event)
-                is_last = event["event"] == "eos"
-                if is_last:
-                    note_end(exchange, event)
-                    ended(event)
-                piece = Message()
-                for diff in parser.feed("" if is_last else event["text"], is_last):
-                    (calls if diff.tool >= 0 else piece).add(diff)
-                if piece.content or piece.reasoning:
-                    lines.append(ndjson(answer.line(piece)))
-                if is_last:
-                    if calls.tool_calls:
-                        lines.append(ndjson(answer.line(calls)))
-                    lines.append(ndjson(answer.last(Message(), event)))
-            if lines:
-                await exchange.write(b"".join(lines))
+        await relay(exchange, [generation], encode, is_sse=False)
     except GatewayError as error:
         exchange.facts["error"] = error.code
         await exchange.finish(ndjson(error_object(error)))

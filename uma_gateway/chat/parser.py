@@ -6,17 +6,17 @@ import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from uma_gateway.chat.library import Handle, LibraryError, call, encode, load
+from uma_gateway.chat.library import Handle, LibraryError, call, encode, load, passer
 from uma_gateway.chat.templates import Applied
 
 STREAM, FINAL, PARSE = range(3)  # how the library is fed
+IN_CONTENT, IN_REASONING, IN_ARGUMENTS = 1, 2, 3  # where uma_chat_parser_pass says that text goes
 N_STEPS = 64  # in which the end of what parses is looked for: 10 ms for 10 KB
 
 
-@dataclass(frozen=True)
-class Diff:
+class Diff(NamedTuple):
     """What is new. `index` tells which tool call id, name and arguments belong to; None: none."""
 
     content: str = ""
@@ -79,6 +79,7 @@ class Parser:
         self._n_chars = 0
         self._n_read = 0  # characters that have the template's form
         self._n_begun = 0  # bytes at the end of what was read that are half a delimiter
+        self._pass = passer()
         self._is_whole = False  # the last parse went well, and to the end of the text
         self._has_left_form = False  # no more text can give the answer the template's form: the rest of it is content
         self._space = ""  # behind calls, not told yet
@@ -99,6 +100,10 @@ class Parser:
         self._n_chars += len(text)
         if self._has_left_form:
             return self._rest(text)
+        if not is_final and text and self._handle is not None:
+            diff = self._passed(text, self._handle)
+            if diff is not None:
+                return [diff]
         diffs = self._feed(text, FINAL if is_final else STREAM)
         if is_final or self._has_left_form:
             if not self._is_whole:
@@ -106,6 +111,22 @@ class Parser:
             diffs += self._remaining()
             self._handle, self._has_left_form = None, True
         return diffs
+
+    def _passed(self, text: str, handle: Handle) -> Diff | None:
+        """What is new, where the text only goes on in a part of the message that is open. None: the library has to look at it."""
+        data = text.encode("utf-8", "replace")
+        part = self._pass(handle.pointer, data, len(data))
+        if not part:
+            return None
+        self._n_read, self._n_begun, self._is_whole = self._n_chars, 0, False
+        if part == IN_ARGUMENTS:
+            self._calls[-1][2].append(text)
+            return Diff(index=len(self._calls) - 1, arguments=text)
+        if part == IN_REASONING:
+            self._told["reasoning"].append(text)
+            return Diff(reasoning=text)
+        self._told["content"].append(text)
+        return Diff(content=text)
 
     def _rest(self, text: str) -> list[Diff]:
         """Give text as it is; white space behind calls only once something follows it."""

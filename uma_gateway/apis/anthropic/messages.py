@@ -14,7 +14,7 @@ from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import integer, most_tokens, stop_texts, text
-from uma_gateway.generate import Plan, batches, begin, ended, final, note_end
+from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Diff, Message, Parser, ToolCall, whole
 from uma_gateway.prompting import render
@@ -119,10 +119,7 @@ async def _stream(exchange: Exchange, generation: Generation, shape: Shape, pars
     writer = StreamWriter(shape)
     await exchange.write(writer.start())
     try:
-        async for events in batches(exchange, generation):
-            out = b"".join(_event_bytes(exchange, writer, parser, event) for event in events)
-            if out:
-                await exchange.write(out)
+        await relay(exchange, [generation], lambda _, event: _event_bytes(exchange, writer, parser, event))
     except GatewayError as error:
         exchange.facts["error"] = error.code
         await exchange.finish(sse.event("error", exchange.family.error(error)))

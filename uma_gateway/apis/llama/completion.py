@@ -13,7 +13,7 @@ from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import PARAMS, array, boolean, integer, most_tokens, need, sampling_fields, table, text
-from uma_gateway.generate import Plan, begin, ended, final, lane_fields, merged, note_end, send
+from uma_gateway.generate import Plan, begin, ended, final, lane_fields, note_end, relay, send
 from uma_gateway.model import Model
 
 MOST_PROBS, MOST_PROMPTS = 20, 128
@@ -127,36 +127,31 @@ async def _whole(exchange: Exchange, generation: Generation, index: int, plan: P
 async def _stream(exchange: Exchange, generations: list[Generation], plans: list[Plan], wanted: list[str]) -> None:
     await exchange.start_sse()
     n_tokens, has_new_line = [0] * len(plans), [False] * len(plans)
+
+    def encode(index: int, event: Event) -> bytes:
+        if event["event"] == "error":
+            raise from_daemon(event)
+        if event["event"] == "eos":
+            note_end(exchange, event)
+            ended(event)
+            return sse.data(selected(last_object(plans[index], event, "", index, has_new_line[index]), wanted))
+        n_tokens[index] += 1
+        has_new_line[index] = has_new_line[index] or "\n" in event["text"]
+        chunk: dict[str, Any] = {
+            "index": index,
+            "content": event["text"],
+            "tokens": [event["token_id"]],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": n_tokens[index],
+            "tokens_evaluated": 0,
+        }
+        if event.get("logprobs"):
+            chunk["completion_probabilities"] = [probability(entry, plans[index]) for entry in event["logprobs"]]
+        return sse.data(chunk)
+
     try:
-        async for index, events in merged(exchange, generations):
-            out: list[bytes] = []
-            for event in events:
-                if event["event"] == "error":
-                    raise from_daemon(event)
-                if event["event"] == "eos":
-                    note_end(exchange, event)
-                    ended(event)
-                    out.append(
-                        sse.data(selected(last_object(plans[index], event, "", index, has_new_line[index]), wanted))
-                    )
-                    continue
-                n_tokens[index] += 1
-                has_new_line[index] = has_new_line[index] or "\n" in event["text"]
-                chunk: dict[str, Any] = {
-                    "index": index,
-                    "content": event["text"],
-                    "tokens": [event["token_id"]],
-                    "stop": False,
-                    "id_slot": -1,
-                }
-                chunk |= {"tokens_predicted": n_tokens[index], "tokens_evaluated": 0}
-                if event.get("logprobs"):
-                    chunk["completion_probabilities"] = [
-                        probability(entry, plans[index]) for entry in event["logprobs"]
-                    ]
-                out.append(sse.data(chunk))
-            if out:
-                await exchange.write(b"".join(out))
+        await relay(exchange, generations, encode)
     except GatewayError as error:
         exchange.facts["error"] = error.code
         await exchange.finish(sse.error_event(exchange.family.error(error)))

@@ -11,7 +11,7 @@ from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import most_tokens
-from uma_gateway.generate import Plan, batches, begin, ended, final, note_end
+from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Diff, Message, Parser, whole
 from uma_gateway.prompting import Prompt
@@ -117,20 +117,16 @@ class _Stream:
     async def run(self) -> None:
         await self._exchange.start_sse()
         try:
-            async for events in batches(self._exchange, self._generation):
-                out: list[bytes] = []
-                for event in events:
-                    self._on_event(event, out)
-                if out:
-                    await self._exchange.write(b"".join(out))
+            await relay(self._exchange, [self._generation], self._encode)
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
             await self._exchange.finish(error_event(self._exchange.family.error(error)))
             return
         await self._exchange.finish(DONE)
 
-    def _on_event(self, event: Event, out: list[bytes]) -> None:
-        """Add the chunks of an event. Raises: GatewayError."""
+    def _encode(self, _: int, event: Event) -> bytes:
+        """The chunks of an event. Raises: GatewayError."""
+        out: list[bytes] = []
         kind, index = event["event"], event.get("index", 0)
         if kind == "token":
             self._on_text(index, event["text"], event.get("logprobs"), out)
@@ -144,6 +140,7 @@ class _Stream:
             if self._ask.n == 1:
                 self._on_end(0, event, out)
             self._on_last(event, out)
+        return b"".join(out)
 
     def _on_text(
         self, index: int, text: str, logprobs: list[Event] | None, out: list[bytes], is_final: bool = False

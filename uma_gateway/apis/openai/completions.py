@@ -13,7 +13,7 @@ from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import boolean, integer, most_tokens, need, sampling_fields, table, text
-from uma_gateway.generate import Plan, ended, final, lane_fields, merged, note_end, send
+from uma_gateway.generate import Plan, ended, final, lane_fields, note_end, relay, send
 from uma_gateway.model import Model
 
 MOST_PROMPTS = 128
@@ -240,10 +240,7 @@ class _Stream:
                 await self._exchange.write(
                     b"".join(chunk for number in range(len(self._echoes)) for chunk in self._echo(number))
                 )
-            async for number, events in merged(self._exchange, generations):
-                out = [chunk for event in events for chunk in self._on_event(number, event)]
-                if out:
-                    await self._exchange.write(b"".join(out))
+            await relay(self._exchange, generations, lambda number, event: b"".join(self._on_event(number, event)))
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
             await self._exchange.finish(sse.error_event(self._exchange.family.error(error)))

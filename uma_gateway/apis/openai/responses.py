@@ -16,7 +16,7 @@ from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, integer, most_tokens, table, text
-from uma_gateway.generate import Plan, batches, begin, ended, final, note_end
+from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Diff, whole
 from uma_gateway.prompting import Chat, Prompt
@@ -282,10 +282,7 @@ class _Stream:
         begun = [self._event(f"response.{name}", response=self._shape) for name in ("created", "in_progress")]
         await self._exchange.write(b"".join(begun))
         try:
-            async for events in batches(self._exchange, generation):
-                out = [chunk for event in events for chunk in self._on_event(event)]
-                if out:
-                    await self._exchange.write(b"".join(out))
+            await relay(self._exchange, [generation], lambda _, event: b"".join(self._on_event(event)))
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
             failed = {
