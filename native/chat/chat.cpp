@@ -1,9 +1,10 @@
-// The C interface of the chat library: llama.cpp's templates, parsers of answers and schema conversion, JSON text in and out.
+// The C interface of the chat library: llama.cpp's templates and parsers of answers, JSON text in and out.
 // Every function answers {"ok": ...} or {"error": {"kind", "message", "log"}}; the text belongs to the caller, who gives it to
 // uma_chat_free. No exception leaves. A template handle may be used by several threads at once, a parser handle by one.
 #include "chat-peg-parser.h"
 #include "chat.h"
-#include "json-schema-to-grammar.h"
+#include "grammars.h"
+#include "json-schema.h"
 #include "json.h"
 #include "model.h"
 #include "open_end.h"
@@ -23,7 +24,7 @@ using json = common_json;
 
 static constexpr int INTERFACE = 3; // raised with every change that uma_gateway/chat/library.py has to follow
 
-// Templates, schema conversion and the parsers of answers recurse with what they are given, and an overflow of the stack
+// Templates, readers of schemas and the parsers of answers recurse with what they are given, and an overflow of the stack
 // would end the process. One level of an answer takes up to 4.1 KB of stack with the bundled templates. What one level of a
 // request takes is up to the template, 4.3 KB with these: uma_gateway/chat/check.py tries each on 8 MB.
 static constexpr int MAX_JSON_DEPTH = 256, MAX_ANSWER_DEPTH = 1000;
@@ -222,9 +223,9 @@ static common_chat_templates_inputs read_inputs(const uma_chat_templates & handl
     return inputs;
 }
 
-// A schema that cannot be converted fails before a template is rendered with it, so that it can be told from a template's failure.
+// A schema that cannot be read fails before a template is rendered with it, so that it can be told from a template's failure.
 static void check_schemas(const common_chat_templates_inputs & inputs) {
-    if (!inputs.json_schema.empty()) json_schema_to_grammar(json::parse(inputs.json_schema), true);
+    if (!inputs.json_schema.empty()) common_chat_schema_from_json(json::parse(inputs.json_schema));
     if (inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_NONE) return;
     for (const auto & tool : inputs.tools) common_chat_schema_from_json(json::parse(tool.parameters));
 }
@@ -250,7 +251,8 @@ static json applied_json(const common_chat_params & params) {
     json applied = json::object();
     applied["prompt"] = params.prompt;
     applied["format"] = static_cast<int>(params.format);
-    applied["grammar"] = params.grammar;
+    applied["has_grammar"] = !params.grammar.empty();
+    applied["grammar"] = writes_grammars ? params.grammar : std::string();
     applied["grammar_lazy"] = params.grammar_lazy;
     applied["grammar_triggers"] = triggers;
     applied["preserved_tokens"] = params.preserved_tokens;
@@ -455,13 +457,14 @@ API char * uma_chat_templates_new(const char * request, uma_chat_templates ** ou
 API void uma_chat_templates_delete(uma_chat_templates * handle) { delete handle; }
 
 // {messages, tools?, tool_choice?, parallel_tool_calls?, json_schema?, add_generation_prompt?, continue_final_message?,
-//  reasoning_format?, enable_thinking?, chat_template_kwargs?} -> common_chat_params
+//  reasoning_format?, enable_thinking?, chat_template_kwargs?, write_grammar?} -> common_chat_params, with has_grammar
 API char * uma_chat_apply(const uma_chat_templates * handle, const char * request) {
     return guarded([&] {
         const json given = parse_request(request, handle->max_depth);
         const auto inputs = about("request", [&] { return read_inputs(*handle, given); });
         about("schema", [&] { check_schemas(inputs); return 0; });
         chat_log.clear();
+        writes_grammars = given.value("write_grammar", false);
         return about("template", [&] { return applied_json(common_chat_templates_apply(handle->templates.get(), inputs)); });
     });
 }
@@ -570,13 +573,11 @@ API void uma_chat_parser_rewind(uma_chat_parser * handle, size_t size) {
     handle->open = free_text();
 }
 
-// -> {grammar, log}: a GBNF, and what the conversion left out
-API char * uma_chat_schema_to_grammar(const char * schema) {
+// -> true. Fails, with the kind `schema`, where llama.cpp cannot read the schema of a tool or an answer.
+API char * uma_chat_check_schema(const char * schema) {
     return guarded([&] {
-        json answer = json::object();
         const json given = parse_request(schema);
-        answer["grammar"] = about("schema", [&] { return json_schema_to_grammar(given, true); });
-        answer["log"] = chat_log;
-        return answer;
+        about("schema", [&] { common_chat_schema_from_json(given); return 0; });
+        return json(true);
     });
 }

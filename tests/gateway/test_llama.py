@@ -77,7 +77,7 @@ def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
     text = answer.body.decode()
     assert "uma_tokens_generated_total" in text and "llamacpp:tokens_predicted_total" in text
     before = float(text.split("\nllamacpp:tokens_predicted_total ")[1].split("\n")[0])
-    gateway.post("/completion", prompt="hello", n_predict=5)
+    gateway.post("/completion", prompt="hello", n_predict=5, ignore_eos=True)
     after = gateway.get("/metrics").body.decode()
     assert float(after.split("\nllamacpp:tokens_predicted_total ")[1].split("\n")[0]) >= before + 5
 

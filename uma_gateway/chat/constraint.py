@@ -23,7 +23,10 @@ _N_KEPT = 128  # grammars of the last requests: a client sends the same tools wi
 class Schemas:
     """The schemas of one request, by the names that llama.cpp's parsers give them."""
 
-    def __init__(self, tools: list[dict[str, Any]], json_schema: Schema | None, is_strict: bool) -> None:
+    def __init__(
+        self, tools: list[dict[str, Any]], json_schema: Schema | None, is_strict: bool, one_call: bool = False
+    ) -> None:
+        self.one_call = one_call  # the answer calls one tool at most
         self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self._json_schema, self._is_strict = json_schema, is_strict
         self._arguments: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -47,7 +50,7 @@ class Schemas:
         return constrained(part(whole, pointer), bool(tool.get("strict")))
 
     def key(self) -> str:
-        return json.dumps([self._tools, self._json_schema, self._is_strict])
+        return json.dumps([self._tools, self._json_schema, self._is_strict, self.one_call])
 
 
 def _argument_rules(
@@ -69,7 +72,7 @@ def _argument_rules(
 
 def constraint_of(applied: dict[str, Any], schemas: Schemas, must_call: bool = False) -> Constraint | None:
     """The constraint of an `apply` that came with a grammar, None without one. `must_call`: nothing but thinking comes before a call."""
-    if not applied["grammar"]:
+    if not applied["has_grammar"]:
         return None
     triggers = [_trigger(trigger) for trigger in applied["grammar_triggers"]] if applied["grammar_lazy"] else []
     words_only = all(trigger["type"] == "word" for trigger in triggers)
@@ -83,8 +86,8 @@ def constraint_of(applied: dict[str, Any], schemas: Schemas, must_call: bool = F
         return {"lark": lark}
     if triggers:
         lark = _triggered_lark(*key)
-        return {"lark": lark, "triggers": triggers} if lark else {"gbnf": applied["grammar"], "triggers": triggers}
-    return {"gbnf": applied["grammar"], "prefix": applied["generation_prompt"]}
+        return {"lark": lark, "triggers": triggers} if lark else {"gbnf": applied["gbnf"](), "triggers": triggers}
+    return {"gbnf": applied["gbnf"](), "prefix": applied["generation_prompt"]}
 
 
 def json_constraint(applied: dict[str, Any], schemas: Schemas) -> Constraint | None:
@@ -100,7 +103,7 @@ def either_constraint(tools: dict[str, Any], text: dict[str, Any], schemas: Sche
         tools["generation_prompt"],
         text["parser"],
         text["generation_prompt"],
-        bool(text["grammar"]),
+        text["has_grammar"],
         schemas.key(),
     )
     lark = _either_lark(*keys)
@@ -120,7 +123,7 @@ def _whole_lark(parser: str, generation_prompt: str, schemas: str, must_take_tex
     """The grammar of what follows the generation prompt, "" where there is none."""
     try:
         grammar = Grammar()
-        root = _after(grammar, Reader(grammar, parser, _schemas(schemas)).root(), generation_prompt)
+        root = _after(grammar, _reader(grammar, parser, _schemas(schemas)).root(), generation_prompt)
         if must_take_text:  # some parsers of optional calls end only with a call; as grammars they would force one
             rest = grammar.after(root, _PLAIN_TEXT)
             if rest is None or not rest.nullable:
@@ -135,9 +138,7 @@ def _calls_lark(parser: str, generation_prompt: str, schemas: str) -> str:
     """The same without content: a model that may say something first may do so until it runs out of tokens."""
     try:
         grammar = Grammar()
-        root = _after(
-            grammar, Reader(grammar, parser, _schemas(schemas), content=grammar.empty).root(), generation_prompt
-        )
+        root = _after(grammar, _reader(grammar, parser, _schemas(schemas), grammar.empty).root(), generation_prompt)
         return "" if root.nullable else write_lark(grammar, grammar.settle(root))
     except (Unsettled, RecursionError):
         return ""
@@ -147,7 +148,7 @@ def _calls_lark(parser: str, generation_prompt: str, schemas: str) -> str:
 def _triggered_lark(parser: str, generation_prompt: str, schemas: str) -> str:
     try:
         grammar = Grammar()
-        return write_lark(grammar, grammar.settle(Reader(grammar, parser, _schemas(schemas)).triggered()))
+        return write_lark(grammar, grammar.settle(_reader(grammar, parser, _schemas(schemas)).triggered()))
     except (Unsettled, RecursionError):
         return ""
 
@@ -157,7 +158,7 @@ def _json_lark(parser: str, generation_prompt: str, schemas: str) -> str:
     try:
         grammar = Grammar()
         schema_of = _schemas(schemas)
-        root = Reader(grammar, parser, schema_of, _json_text(grammar, schema_of)).root()
+        root = _reader(grammar, parser, schema_of, _json_text(grammar, schema_of)).root()
         return write_lark(grammar, grammar.settle(_after(grammar, root, generation_prompt)))
     except (Unsettled, RecursionError):
         return ""
@@ -167,12 +168,16 @@ def _json_lark(parser: str, generation_prompt: str, schemas: str) -> str:
 def _either_lark(tools: str, tools_prompt: str, text: str, text_prompt: str, knows_json: bool, schemas: str) -> str:
     try:
         grammar, schema_of = Grammar(), _schemas(schemas)
-        calls = _after(grammar, Reader(grammar, tools, schema_of, content=grammar.empty).root(), tools_prompt)
+        calls = _after(grammar, _reader(grammar, tools, schema_of, grammar.empty).root(), tools_prompt)
         content = None if knows_json else _json_text(grammar, schema_of)
-        answer = _after(grammar, Reader(grammar, text, schema_of, content).root(), text_prompt)
+        answer = _after(grammar, _reader(grammar, text, schema_of, content).root(), text_prompt)
         return write_lark(grammar, grammar.settle(grammar.choice(calls, answer)))
     except (Unsettled, RecursionError):
         return ""
+
+
+def _reader(grammar: Grammar, parser: str, schemas: Schemas, content: Node | None = None) -> Reader:
+    return Reader(grammar, parser, schemas, content, schemas.one_call)
 
 
 def _json_text(grammar: Grammar, schema_of: Schemas) -> Node:
@@ -188,5 +193,5 @@ def _after(grammar: Grammar, root: Node, generation_prompt: str) -> Node:
 
 
 def _schemas(key: str) -> Schemas:
-    tools, json_schema, is_strict = json.loads(key)
-    return Schemas([{"function": function} for function in tools.values()], json_schema, is_strict)
+    tools, json_schema, is_strict, one_call = json.loads(key)
+    return Schemas([{"function": function} for function in tools.values()], json_schema, is_strict, one_call)

@@ -390,14 +390,19 @@ class Reader:
     """Reads the PEG parser that `apply` gave, as llama.cpp saves it.
 
     `schema_of(name)` gives the JSON schema for which a schema node of that name stands. `content`, where it is given, takes the
-    place of the answer's text. Raises: Unsettled.
+    place of the answer's text. `one_call`: what repeats calls and nothing else has one. Raises: Unsettled.
     """
 
     def __init__(
-        self, grammar: Grammar, saved: str, schema_of: Callable[[str], Any], content: Node | None = None
+        self,
+        grammar: Grammar,
+        saved: str,
+        schema_of: Callable[[str], Any],
+        content: Node | None = None,
+        one_call: bool = False,
     ) -> None:
         arena = json.loads(saved)
-        self._grammar, self._schema_of, self._content = grammar, schema_of, content
+        self._grammar, self._schema_of, self._content, self._one_call = grammar, schema_of, content, one_call
         self._parsers: list[dict[str, Any]] = arena["parsers"]
         self._rules: dict[str, int] = arena["rules"]
         self._root: int = arena["root"]
@@ -446,7 +451,8 @@ class Reader:
             least = (
                 1 if self._content is not None and item is self._content else parser["min_count"]
             )  # no text: allowed; no JSON: not
-            return make.repeat(item, least, _most(parser))
+            most = 1 if self._one_call and self._is_call(parser["child"]) else _most(parser)
+            return make.repeat(item, least, most)
         if kind == "any":
             return make.chars((), True, 1, 1)
         if kind == "space":
@@ -471,6 +477,28 @@ class Reader:
         if kind in ("rule", "ref"):
             return self._rule(parser["name"])
         raise Unsettled(f"a parser of an unknown kind, {kind}")
+
+    def _is_call(self, index: int) -> bool:
+        """Whether a parser reads calls, and neither content nor thoughts. llama.cpp's parsers of calls that stand between tags of
+        their own take several of them, whatever `parallel_tool_calls` says.
+        """
+        tags: set[str] = set()
+        seen: set[int] = set()
+        waiting = [index]
+        while waiting:
+            index = waiting.pop()
+            if index in seen:
+                continue
+            seen.add(index)
+            parser = self._parsers[index]
+            if parser["type"] == "tag":
+                tags.add(parser["tag"])
+            if parser["type"] in ("rule", "ref") and parser["name"] in self._rules:
+                waiting.append(self._rules[parser["name"]])
+            waiting += parser.get("children") or ()
+            if isinstance(parser.get("child"), int):
+                waiting.append(parser["child"])
+        return "tool" in tags and not tags & {"content", "reasoning"}
 
     def _rule(self, name: str) -> Node:
         """The rule's body, or the rule itself where it contains itself."""

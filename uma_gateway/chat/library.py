@@ -83,7 +83,7 @@ def load() -> ctypes.CDLL:
         "uma_chat_parser_delete": (None, [handle]),
         "uma_chat_parser_feed": (answer, [handle, text, size, ctypes.c_int]),
         "uma_chat_parser_rewind": (None, [handle, size]),
-        "uma_chat_schema_to_grammar": (answer, [text]),
+        "uma_chat_check_schema": (answer, [text]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

@@ -1,4 +1,4 @@
-"""JSON schemas: as the wire's constraint wants them, what of them is not enforced, and as a grammar.
+"""JSON schemas: as the wire's constraint wants them, and what of them is not enforced.
 
 Constraints go to the daemon with the schema itself, and llguidance enforces it there. The chat library sees schemas only to learn
 how a template writes arguments; what it cannot read of them is left out for it.
@@ -243,42 +243,9 @@ def readable(schema: Any) -> Schema:
 
 def is_readable(schema: Any) -> bool:
     try:
-        call("uma_chat_schema_to_grammar", encode(schema, "a schema"))
+        call("uma_chat_check_schema", encode(schema, "a schema"))
     except LibraryError as error:
         if error.code is ChatCode.SCHEMA_UNSUPPORTED:
             return False
         raise
     return True
-
-
-def schema_to_grammar(schema: Any, strict: bool = False) -> str:
-    """Convert a JSON schema to GBNF, as llama.cpp does. Prefer the schema itself as a constraint: it is enforced better.
-
-    Raises: ChatError, also where `strict` and the grammar would let something pass.
-    """
-    check_schema(schema)
-    answer = call("uma_chat_schema_to_grammar", encode(schema, "the schema"))
-    gaps = gbnf_gaps(schema, answer["log"])
-    if strict and gaps:
-        raise ChatError(ChatCode.SCHEMA_UNSUPPORTED, f"the grammar would not enforce {', '.join(gaps[:5])}")
-    return str(answer["grammar"])
-
-
-def gbnf_gaps(schema: Any, log: str) -> list[str]:
-    """What llama.cpp's grammar of a schema leaves out; `log` is what the conversion said."""
-    gaps = unenforced(schema)
-    for path, node in subschemas(schema):
-        gaps += [
-            f"{path}/{key}"
-            for key in ("patternProperties", "multipleOf", "minProperties", "maxProperties")
-            if key in node
-        ]
-        if node.get("type") == "number":
-            gaps += [
-                f"{path}/{key}" for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") if key in node
-            ]
-        if isinstance(node.get("format"), str) and node["format"] in _FORMATS - {"date", "time", "date-time", "uuid"}:
-            gaps.append(f"{path}/format: {node['format']}")
-    if "not supported" in log:
-        gaps.append("a pattern")
-    return gaps

@@ -15,12 +15,21 @@ from uma_gateway.chat.check import check_template
 from uma_gateway.chat.constraint import Constraint, Schemas, constraint_of, either_constraint, json_constraint
 from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.library import Handle, LibraryError, call, encode
-from uma_gateway.chat.schema import MAX_NAME_BYTES, check_schema, is_readable, readable, refuse_unenforced, unenforced
+from uma_gateway.chat.schema import (
+    MAX_NAME_BYTES,
+    check_schema,
+    is_readable,
+    readable,
+    refuse_unenforced,
+    subschemas,
+    unenforced,
+)
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
 _MAX_TOOLS = 1024
+_MOST_PROPERTIES = 200  # llama.cpp's own grammar of an object takes 12 ms with 200 optional ones, and 7 s with 1,000
 # Mistral's templates refuse other ids, and those of clients that change the model in the middle of a conversation are others
 _SHORT_IDS = re.compile(r"\|\s*length\s*!=\s*9|length\s*==\s*9")
 _SHORT_ID_ALPHABET = string.ascii_letters + string.digits
@@ -111,7 +120,7 @@ class Templates:
         ):
             # llama.cpp finds the form of calls by comparing texts; with EOS in them it is wrong about Mistral-Small-3.2
             self._parse_handle, required = bare, other
-        self.calls_tools = bool(required and required["grammar"])  # False: the generic form is used
+        self.calls_tools = bool(required and required["has_grammar"])  # False: the generic form is used
 
     def apply(
         self,
@@ -133,7 +142,7 @@ class Templates:
 
         messages, tools: as OpenAI's API has them; content is text or parts of type text.
         tool_choice: auto, none, required, or an object that names a function or several (`allowed_tools`).
-        parallel_tool_calls: None: as the template allows.
+        parallel_tool_calls: None: as the template allows. False: the answer calls one tool at most.
         json_schema: what an answer that is no call must be. grammar: a GBNF for the same; not with tools or a schema.
         strict: refuse a `json_schema` of which a part would not be enforced. A tool's own `strict` does that for its arguments.
         continue_final_message: go on with the last message, which is the assistant's; "reasoning_content" or "content" says with what.
@@ -155,7 +164,7 @@ class Templates:
             "chat_template_kwargs": dict(chat_template_kwargs or {}),
             "parallel_tool_calls": self._is_parallel(parallel_tool_calls),
         }
-        request = _Request(self, base, used, choice, schema, strict)
+        request = _Request(self, base, used, choice, schema, strict, one_call=parallel_tool_calls is False)
         applied = request.apply()
         return replace(applied, constraint={"gbnf": grammar}) if grammar else applied
 
@@ -174,17 +183,17 @@ class Templates:
             if error.code is ChatCode.TEMPLATE_FAILED:
                 return None
             raise
-        return applied if "probe_function" in applied["prompt"] else {**applied, "grammar": ""}
+        return applied if "probe_function" in applied["prompt"] else {**applied, "has_grammar": False}
 
     def render(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What the library makes of a request: prompt, grammar, parser."""
-        return dict(call("uma_chat_apply", self._handle.pointer, encode(request, "the request")))
+        """What the library makes of a request: prompt, parser, and whether there is a grammar. `gbnf()` writes that."""
+        return _applied_by(self._handle, request)
 
     def parse_only(self, request: Mapping[str, Any], rendered: dict[str, Any] | None = None) -> dict[str, Any]:
         """The same, for everything but the prompt. `rendered` is what `render` gave for the same request."""
         if rendered is not None and self._parse_handle is self._handle:
             return rendered
-        return dict(call("uma_chat_apply", self._parse_handle.pointer, encode(request, "the request")))
+        return _applied_by(self._parse_handle, request)
 
     def _with_short_ids(self, message: Any) -> Any:
         if not isinstance(message, dict):
@@ -196,6 +205,23 @@ class Templates:
             calls = [call for call in message["tool_calls"] if isinstance(call, dict)]
             changed["tool_calls"] = [{**call, "id": _short_id(str(call.get("id", i)))} for i, call in enumerate(calls)]
         return changed
+
+
+def _applied_by(handle: Handle, request: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(call("uma_chat_apply", handle.pointer, encode(request, "the request")))
+    found["gbnf"] = functools.partial(_gbnf, handle, request)
+    return found
+
+
+def _gbnf(handle: Handle, request: Mapping[str, Any]) -> str:
+    """The grammar that llama.cpp writes for a request. Raises: ChatError where that would take too long."""
+    schemas = [request.get("json_schema"), *(tool["function"]["parameters"] for tool in request.get("tools") or ())]
+    most = max((len(node.get("properties") or ()) for schema in schemas for _, node in subschemas(schema)), default=0)
+    if most > _MOST_PROPERTIES:
+        message = f"with this model's template a schema may list {_MOST_PROPERTIES} properties of an object, not {most}"
+        raise ChatError(ChatCode.SCHEMA_UNSUPPORTED, message)
+    written = call("uma_chat_apply", handle.pointer, encode({**request, "write_grammar": True}, "the request"))
+    return str(written["grammar"])
 
 
 @functools.cache
@@ -214,6 +240,7 @@ class _Request:
         choice: _Choice,
         schema: dict[str, Any] | None,
         strict: bool,
+        one_call: bool,
     ) -> None:
         self._templates, self._base, self._tools, self._choice, self._schema = templates, base, tools, choice, schema
         self._callable = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
@@ -224,7 +251,7 @@ class _Request:
         for tool in self._callable if self._calls else ():
             if tool["function"].get("strict"):
                 refuse_unenforced(tool["function"]["parameters"], f"the schema of {tool['function']['name']}")
-        self._schemas = Schemas(self._callable if self._calls else [], schema, strict)
+        self._schemas = Schemas(self._callable if self._calls else [], schema, strict, one_call)
 
     def apply(self) -> Applied:
         rendered = self._rendered()
@@ -259,7 +286,7 @@ class _Request:
         if mode == self._choice.mode and self._callable == self._tools and rendered["parser"] and not self._is_generic:
             request = {**self._base, "tools": self._tools, "tool_choice": mode}
             try:
-                if rendered["grammar"] or mode == "auto":
+                if rendered["has_grammar"] or mode == "auto":
                     return side.parse_only(request, rendered)
             except LibraryError as error:
                 if error.code is not ChatCode.SCHEMA_UNSUPPORTED:
@@ -278,7 +305,7 @@ class _Request:
 
     def _json_only(self, rendered: dict[str, Any]) -> tuple[dict[str, Any], Constraint | None]:
         text = self._text_format(self._templates)
-        if text["grammar"]:
+        if text["has_grammar"]:
             return text, constraint_of(text, self._schemas)
         return text, json_constraint(text, self._schemas)
 

@@ -34,6 +34,14 @@ UNMARKED = [
 WRITES = [name for name in NAMES if name not in (*UNWRITTEN, *WITHOUT_CALLS)]
 # llama.cpp's parsers of these take no second call in the form in which the template writes it
 ONE_CALL = {"MiniMax-M1", "MiniMax-M2", "meetkai-functionary-medium-v3.2", "upstage-Solar-Open-100B", *UNMARKED}
+# the parsers of these repeat whole messages, of which each may be a call
+REPEATS_MESSAGES = {
+    "GigaChat3-10B-A1.8B",
+    "GigaChat3.1-10B-A1.8B",
+    "inclusionai-ling-3.0-flash",
+    "muse-glimmer",
+    "openai-gpt-oss-120b",
+}
 # with these parsers a call ends the thinking
 ENDS_THINKING = {
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
@@ -133,6 +141,15 @@ def test_parallel_calls_are_allowed(name: str) -> None:
     follower = Follower(apply(name, "required-parallel").constraint)
     assert follower.take(written(name, CALLS).rstrip()) == ""
     assert follower.can_end()
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if name not in (*ONE_CALL, *REPEATS_MESSAGES)])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_one_call_is_all_where_parallel_calls_are_refused(name: str, choice: str) -> None:
+    applied = templates(name).apply(MESSAGES, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    one, two = Follower(applied.constraint), Follower(applied.constraint)
+    assert one.take(written(name).rstrip()) == "" and one.can_end()
+    assert two.take(written(name, CALLS).rstrip()) != ""
 
 
 @pytest.mark.parametrize("name", WRITES)

@@ -7,7 +7,6 @@ import pytest
 from llguidance import LLMatcher
 
 from tests.gateway.chat.conftest import SCHEMA
-from uma_gateway.chat import ChatCode, ChatError, schema_to_grammar
 from uma_gateway.chat.schema import _FORMATS, _NOT_ENFORCED, constrained, unenforced
 
 PATTERNS = {
@@ -125,36 +124,3 @@ def test_the_given_schema_is_left_as_it_is() -> None:
     before = json.dumps(SCHEMA)
     constrained(SCHEMA, strict=False)
     assert json.dumps(SCHEMA) == before
-
-
-def test_a_schema_becomes_a_grammar() -> None:
-    assert 'root ::= "{" space' in schema_to_grammar(SCHEMA)
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "array", "uniqueItems": True},
-        {"type": "string", "pattern": "a"},
-        {"type": "string", "format": "email"},
-        {"type": "number", "minimum": 3},
-        {"type": "object", "properties": {}, "patternProperties": {"^a": {}}},
-    ],
-)
-def test_a_grammar_that_would_let_something_pass_is_refused_where_it_must_not(
-    schema: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert schema_to_grammar(schema)
-    with pytest.raises(ChatError) as caught:
-        schema_to_grammar(schema, strict=True)
-    assert caught.value.code is ChatCode.SCHEMA_UNSUPPORTED
-    assert capfd.readouterr().err == ""  # what a client sent does not reach the log
-
-
-@pytest.mark.parametrize(
-    "schema", [{"type": "perhaps"}, {"$ref": "#/nowhere"}, {"type": "string", "pattern": "^(a$"}, {"anyOf": []}]
-)
-def test_a_schema_that_is_none_is_refused(schema: Any) -> None:
-    with pytest.raises(ChatError) as caught:
-        schema_to_grammar(schema)
-    assert caught.value.code is ChatCode.SCHEMA_UNSUPPORTED

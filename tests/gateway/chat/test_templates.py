@@ -4,6 +4,7 @@ import datetime
 import json
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -415,3 +416,19 @@ def test_memory_stays_the_same_over_many_requests() -> None:
     before = resident_kb()
     work(300)
     assert resident_kb() - before < 4096
+
+
+@pytest.mark.parametrize("place", ["schema", "tool"])
+def test_work_grows_with_the_size_of_a_schema_and_not_with_its_cube(place: str) -> None:
+    """One client's schema must not keep a thread, and so the others' first tokens, for seconds."""
+
+    def cpu_s(n: int) -> float:
+        schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(n)}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        asked: dict[str, Any] = {"json_schema": schema} if place == "schema" else {"tools": [tool]}
+        before = time.thread_time()
+        templates("Qwen-Qwen3-0.6B").apply(MESSAGES, **asked)
+        return time.thread_time() - before
+
+    cpu_s(10)
+    assert cpu_s(800) < 16 * min(cpu_s(200 + i) for i in range(3))  # 64 times for the cube, 4 for what is in proportion
