@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 import socket
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import uvicorn
@@ -127,7 +127,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             self._is_in_head = False
             super().on_headers_complete()
             if self.cycle is not None and self.cycle.scope is self.scope:
-                self.scope[WRITER] = ChunkWriter(self.cycle)  # type: ignore[typeddict-unknown-key]
+                cast("dict[str, Any]", self.scope)[WRITER] = ChunkWriter(self.cycle)
 
         def on_message_complete(self) -> None:
             super().on_message_complete()

@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from uma_gateway.chat.library import Handle, LibraryError, call, encode, load, passer
 from uma_gateway.chat.templates import Applied
@@ -16,7 +16,8 @@ IN_CONTENT, IN_REASONING, IN_ARGUMENTS = 1, 2, 3  # where uma_chat_parser_pass s
 N_STEPS = 64  # in which the end of what parses is looked for: 10 ms for 10 KB
 
 
-class Diff(NamedTuple):
+@dataclass(slots=True)
+class Diff:
     """What is new. `index` tells which tool call id, name and arguments belong to; None: none."""
 
     content: str = ""
