@@ -30,12 +30,22 @@ static float * result_of(const struct ggml_tensor * dst, const uma_paged * p, in
     return (float *) (void *) ((char *) dst->data + (size_t) row * dst->nb[1]) + ((size_t) head * (size_t) p->group + (size_t) g) * (size_t) p->shape.dim_v;
 }
 
+static enum uma_type kv_type_of(enum ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_BF16: return UMA_BF16;
+        case GGML_TYPE_Q8_0: return UMA_Q8_0;
+        case GGML_TYPE_Q4_0: return UMA_Q4_0;
+        default: return UMA_F16;
+    }
+}
+
 // The cells begin..end of a span, into a slot.
 static void compute_part(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int64_t begin, int64_t end, int32_t head, slot to, int ith) {
     const struct ggml_tensor * q = dst->src[0];
-    const size_t k_cell = (size_t) p->shape.k_bytes, v_cell = (size_t) p->shape.v_bytes, in_page = (size_t) head * UMA_PAGE_CELLS;
+    const size_t k_cell = (size_t) p->shape.k_bytes, v_cell = (size_t) p->shape.v_bytes;
+    const size_t in_page = (size_t) (head / p->shape.n_share) * UMA_PAGE_CELLS;
     const struct uma_attn attn = {
-        .kv_type = dst->src[1]->type == GGML_TYPE_F16 ? UMA_F16 : UMA_Q8_0, .dim_k = p->shape.dim_k, .dim_v = p->shape.dim_v,
+        .kv_type = kv_type_of(dst->src[1]->type), .dim_k = p->shape.dim_k, .dim_v = p->shape.dim_v,
         .n_rows = s->n_rows, .n_group = p->group,
         .q = (const float *) (const void *) ((const char *) q->data + (size_t) s->first_row * q->nb[2] + (size_t) head * (size_t) p->group * q->nb[1]),
         .q_row = q->nb[2], .q_head = q->nb[1],

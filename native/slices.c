@@ -27,10 +27,13 @@ uma_slices * uma_slices_new(const volatile int32_t * bell) {
 
 void uma_slices_free(uma_slices * s) { free(s); }
 
+// K and V are written into memory that no node computes; groups of experts are masked in what a node computed.
+static bool writes_kv(const struct ggml_tensor * t) { return t->op == GGML_OP_SET_ROWS && t->view_src->op == GGML_OP_NONE; }
+
 // Nodes up to the last that writes K or V: whoever wants no logits needs no more.
 static int32_t n_writing(const struct ggml_cgraph * graph) {
     int32_t n = graph->n_nodes;
-    while (n > 0 && graph->nodes[n - 1]->op != GGML_OP_SET_ROWS) {
+    while (n > 0 && !writes_kv(graph->nodes[n - 1])) {
         n--;
     }
     return n;

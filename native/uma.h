@@ -211,6 +211,7 @@ void          uma_prefill_free(uma_prefill * p);
 typedef struct uma_paged uma_paged; // the plan of one batch; a graph that computes or is paused has one of its own
 typedef struct uma_paged_shape {
     int32_t n_head, n_head_kv, n_threads;
+    int32_t n_share;         // so many of n_head_kv read the same stored head: more query heads than the kernel takes at once
     int32_t dim_k, dim_v;    // of a head
     int64_t k_bytes, v_bytes; // of one head and position
     int64_t page_bytes;      // from one page to the next

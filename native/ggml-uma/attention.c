@@ -41,7 +41,8 @@ static size_t slot_queries(const struct cut * c) { return (size_t)c->rows * (siz
 static size_t n_slots(const struct cut * c, int n_threads) { return c->parts > 1 ? (size_t)c->n_tasks : (size_t)n_threads; }
 
 static bool is_kv_ours(const struct ggml_tensor * t) {
-    return (t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_Q8_0) && t->ne[0] <= 256 && uma_is_plain(t);
+    const bool has_kernel = t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_BF16 || t->type == GGML_TYPE_Q8_0 || t->type == GGML_TYPE_Q4_0;
+    return has_kernel && t->ne[0] <= 256 && uma_is_plain(t);
 }
 
 bool uma_attention_is_ours(const struct ggml_tensor * op) {

@@ -46,7 +46,8 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     if (n_q == 0) return;
     const int64_t fetch_end = at->fetch_end ? at->fetch_end : at->cell_end;
     struct ahead next = ahead_of(&at->k, at->kv_type, cell + CELLS, fetch_end, at->dim_k);
-    const bool is_direct_k = is_direct_attn(at->kv_type, at->dim_k, n_q), is_direct_v = is_direct_attn(at->kv_type, at->dim_v, n_q);
+    const bool is_direct_k = is_direct_attn(at->dim_k, n_q), is_direct_v = is_direct_attn(at->dim_v, n_q);
+    const bool is_v_in_k = at->v.base == at->k.base && !is_direct_k; // V is the beginning of K, which is converted already
     if (!is_direct_k) load_cells(&at->k, at->kv_type, cell, n, at->dim_k, w->kv);
     if (is_direct_k) {
         scores_directly(at, w, cell, n, queries, n_q, &next);
@@ -59,7 +60,7 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     const float * p[MAX_Q];
     float * o[MAX_Q];
     int n_live = 0;
-    next = ahead_of(&at->v, at->kv_type, cell + CELLS, fetch_end, at->dim_v);
+    if (!is_v_in_k) next = ahead_of(&at->v, at->kv_type, cell + CELLS, fetch_end, at->dim_v);
     for (int i = 0; i < n_q; i++) {
         const int q = queries[i];
         if (!is_direct_v) fetch_rows(&next, (CELLS + n_q - 1) / n_q);
@@ -74,8 +75,8 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
         values_directly(at, cell, n, p, o, n_live, &next);
         return;
     }
-    load_cells(&at->v, at->kv_type, cell, n, at->dim_v, w->kv);
-    rows_product(p, n_live, w->kv, w->dv, o, n, (int)w->dv);
+    if (!is_v_in_k) load_cells(&at->v, at->kv_type, cell, n, at->dim_v, w->kv);
+    rows_product(p, n_live, w->kv, is_v_in_k ? w->dk : w->dv, o, n, (int)w->dv);
 }
 
 static void attn_run(const struct uma_attn * at, struct uma_attn_part * parts, float * out, size_t out_stride, void * scratch) {

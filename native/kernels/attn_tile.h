@@ -22,24 +22,40 @@ static inline const uint8_t * cell_at(const struct uma_kv * kv, int64_t cell) {
     return base + (size_t)kv->pages[cell / CELLS] * kv->page_stride + (size_t)(cell % CELLS) * kv->cell_stride;
 }
 
-static inline size_t row_bytes(enum uma_type type, int dim) { return type == UMA_F16 ? (size_t)dim * 2 : (size_t)dim / 32 * Q8_0_BYTES; }
+static inline size_t row_bytes(enum uma_type type, int dim) {
+    switch (type) {
+        case UMA_Q8_0: return (size_t)dim / 32 * Q8_0_BYTES;
+        case UMA_Q4_0: return (size_t)dim / 32 * Q4_0_BYTES;
+        default: return (size_t)dim * 2;
+    }
+}
+
+// V_LANES elements of a row from element i on, as f32; of a quantised type they lie in one half of a block.
+V_INLINE vf load_elements(const uint8_t * row, const enum uma_type type, int i) {
+    switch (type) {
+        case UMA_BF16: return vf_load_bf16(row + 2 * i);
+        case UMA_Q8_0: {
+            const uint8_t * block = row + i / 32 * Q8_0_BYTES;
+            return vf_mul(vf_bcast_f16(block), vf_load_s8(block + Q8_0_QS + i % 32));
+        }
+        case UMA_Q4_0: {
+            const uint8_t * block = row + i / 32 * Q4_0_BYTES;
+            const vi both = vi_load_u8(block + Q4_0_QS + i % 16), bits = i % 32 < 16 ? vi_and(both, vi_set1(15)) : vi_srl(both, 4);
+            return vf_mul(vf_bcast_f16(block), vf_from_vi(vi_add(bits, vi_set1(-8))));
+        }
+        default: return vf_load_f16(row + 2 * i);
+    }
+}
 
 // One row as f32, its padding zero.
-V_INLINE void load_row(const uint8_t * p, enum uma_type type, float * out, const int dim, const int padded) {
-    if (type == UMA_Q8_0) {
-        for (int b = 0; b < dim; b += 32, p += Q8_0_BYTES) {
-            const vf d = vf_set1(uma_f16_to_f32(uma_u16(p)));
-            for (int i = 0; i < 32; i += V_LANES) vf_store(out + b + i, vf_mul(d, vf_load_s8(p + Q8_0_QS + i)));
-        }
-        return;
-    }
+V_INLINE void load_row(const uint8_t * p, const enum uma_type type, float * out, const int dim, const int padded) {
     int i = 0;
-    for (; i + V_LANES <= dim; i += V_LANES) vf_store(out + i, vf_load_f16(p + 2 * i));
-    for (; i < dim; i++) out[i] = uma_f16_to_f32(uma_u16(p + 2 * i));
+    for (; i + V_LANES <= dim; i += V_LANES) vf_store(out + i, load_elements(p, type, i));
+    for (; i < dim; i++) out[i] = type == UMA_BF16 ? uma_bf16_to_f32(uma_u16(p + 2 * i)) : uma_f16_to_f32(uma_u16(p + 2 * i));
     for (; i < padded; i++) out[i] = 0;
 }
 
-V_INLINE void load_rows(const uint8_t * row, size_t stride, int n, enum uma_type type, float * out, const int dim) {
+V_INLINE void load_rows(const uint8_t * row, size_t stride, int n, const enum uma_type type, float * out, const int dim) {
     const int padded = (int)pad_dim(dim);
     for (int c = 0; c < n; c++, row += stride, out += padded) load_row(row, type, out, dim, padded);
 }
@@ -47,10 +63,15 @@ V_INLINE void load_rows(const uint8_t * row, size_t stride, int n, enum uma_type
 // n cells from `cell`, which starts a tile, as f32 rows; the rest of the tile is zero.
 static void load_cells(const struct uma_kv * kv, enum uma_type type, int64_t cell, int n, int dim, float * out) {
     const uint8_t * row = cell_at(kv, cell);
-    switch (type == UMA_F16 ? dim : 0) {
-        case 64: load_rows(row, kv->cell_stride, n, UMA_F16, out, 64); break;
-        case 128: load_rows(row, kv->cell_stride, n, UMA_F16, out, 128); break;
-        default: load_rows(row, kv->cell_stride, n, type, out, dim); break;
+    switch (type) {
+        case UMA_BF16: load_rows(row, kv->cell_stride, n, UMA_BF16, out, dim); break;
+        case UMA_Q8_0: load_rows(row, kv->cell_stride, n, UMA_Q8_0, out, dim); break;
+        case UMA_Q4_0: load_rows(row, kv->cell_stride, n, UMA_Q4_0, out, dim); break;
+        default:
+            if (dim == 64) load_rows(row, kv->cell_stride, n, UMA_F16, out, 64);
+            else if (dim == 128) load_rows(row, kv->cell_stride, n, UMA_F16, out, 128);
+            else load_rows(row, kv->cell_stride, n, UMA_F16, out, dim);
+            break;
     }
     if (n < CELLS) memset(out + (size_t)n * pad_dim(dim), 0, (size_t)(CELLS - n) * pad_dim(dim) * 4);
 }

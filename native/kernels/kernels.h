@@ -50,12 +50,12 @@ struct uma_kv {
 
 // Attention of the rows that share one KV head: n_rows tokens x n_group query heads.
 struct uma_attn {
-    enum uma_type kv_type; // UMA_F16 or UMA_Q8_0
-    int dim_k, dim_v;      // a multiple of 32 for q8_0
+    enum uma_type kv_type; // UMA_F16, UMA_BF16, UMA_Q8_0 or UMA_Q4_0
+    int dim_k, dim_v;      // a multiple of 32 for q8_0 and q4_0
     int n_rows, n_group;   // n_rows * n_group <= UMA_ATTN_MAX_Q
     const float * q;       // row r, head g at (char *)q + r * q_row + g * q_head
     size_t q_row, q_head;
-    struct uma_kv k, v;
+    struct uma_kv k, v; // with one base V is the beginning of K's rows
     int64_t cell_begin, cell_end; // the part of the cells to read; cell_begin is a multiple of 64
     int64_t fetch_end;            // cells up to there are read next, and fetched ahead; 0: none are
     const uint16_t * mask;        // f16, added to the scores: row r at (char *)mask + r * mask_row; NULL: none

@@ -72,6 +72,7 @@ static inline vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
 #define vi_sra(a, n) _mm256_srai_epi32(a, n)
 
 static inline vf vf_load_f16(const void * p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+static inline vf vf_bcast_f16(const void * p) { return _mm256_set1_ps(_cvtsh_ss(uma_u16(p))); }
 static inline vf vf_load_s8(const void * p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
 static inline vi vi_load_u8(const void * p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
 static inline vf vf_load_bf16(const void * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16)); }

@@ -75,6 +75,7 @@ static inline vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 #define vi_sra(a, n) _mm512_srai_epi32(a, n)
 
 static inline vf vf_load_f16(const void * p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+static inline vf vf_bcast_f16(const void * p) { return _mm512_set1_ps(_cvtsh_ss(uma_u16(p))); }
 static inline vf vf_load_s8(const void * p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
 static inline vi vi_load_u8(const void * p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(p)); }
 static inline vf vf_load_bf16(const void * p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }

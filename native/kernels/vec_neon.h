@@ -70,6 +70,7 @@ static inline vi vi_sll(vi a, int n) { return vshlq_s32(a, vdupq_n_s32(n)); }
 static inline vi vi_sra(vi a, int n) { return vshlq_s32(a, vdupq_n_s32(-n)); }
 
 static inline vf vf_load_f16(const void * p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+static inline vf vf_bcast_f16(const void * p) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(uma_u16(p)))); }
 static inline vf vf_load_s8(const void * p) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(uma_u32(p)))))));
 }

@@ -59,6 +59,7 @@ static inline vi vi_sll(vi a, int n) { V_EACH a.u[l] <<= n; return a; }
 static inline vi vi_sra(vi a, int n) { V_EACH a.i[l] >>= n; return a; } // keeps the sign
 
 static inline vf vf_load_f16(const void * p) { vf r; V_EACH r.f[l] = uma_f16_to_f32(uma_u16((const uint8_t *)p + 2 * l)); return r; }
+static inline vf vf_bcast_f16(const void * p) { return vf_set1(uma_f16_to_f32(uma_u16(p))); }
 static inline vf vf_load_s8(const void * p) { vf r; V_EACH r.f[l] = ((const int8_t *)p)[l]; return r; }
 static inline vf vf_load_bf16(const void * p) { vf r; V_EACH r.f[l] = uma_bf16_to_f32(uma_u16((const uint8_t *)p + 2 * l)); return r; }
 static inline vi vi_load_u8(const void * p) { vi r; V_EACH r.i[l] = ((const uint8_t *)p)[l]; return r; } // one byte a lane

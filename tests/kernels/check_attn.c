@@ -7,7 +7,7 @@ struct shape {
     int64_t n_cells;
     int is_paged, has_mask, has_limits, has_begins, has_sink, n_parts;
     float softcap;
-    int has_slopes;
+    int has_slopes, is_v_in_k;
 };
 
 // K or V of one head: where cell c's bytes are, and its values as f64.
@@ -18,29 +18,49 @@ struct store {
     double * values; // [n_cells][dim]
 };
 
+static int is_float(enum uma_type type) { return type == UMA_F16 || type == UMA_BF16; }
+
 static uint8_t * cell_bytes(const struct store * s, int64_t cell) {
     const size_t page = s->pages ? (size_t)s->pages[cell / 64] * s->kv.page_stride : (size_t)(cell / 64) * 64 * s->kv.cell_stride;
     return s->bytes + page + (size_t)(cell % 64) * s->kv.cell_stride;
 }
 
+static double bf16_value(uint16_t h) {
+    const uint32_t bits = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return (double)f;
+}
+
 static void fill_cell(enum uma_type type, uint8_t * p, double * values, int dim) {
     for (int i = 0; i < dim; i++) {
-        if (type == UMA_F16) {
-            const uint16_t h = f16_bits(rand_float() * 2);
+        if (type == UMA_F16 || type == UMA_BF16) {
+            const float f = rand_float() * 2;
+            uint32_t bits;
+            memcpy(&bits, &f, 4);
+            const uint16_t h = type == UMA_F16 ? f16_bits(f) : (uint16_t)(bits >> 16);
             memcpy(p + 2 * i, &h, 2);
-            values[i] = f16_value(h);
+            values[i] = type == UMA_F16 ? f16_value(h) : bf16_value(h);
             continue;
         }
-        uint8_t * block = p + i / 32 * 34;
+        const int is_4_bits = type == UMA_Q4_0;
+        uint8_t * block = p + i / 32 * (is_4_bits ? 18 : 34);
         const uint16_t d = f16_bits(0.01f + 0.005f * (float)(i / 32));
         memcpy(block, &d, 2);
-        block[2 + i % 32] = (uint8_t)rand_u32();
-        values[i] = f16_value(d) * (int8_t)block[2 + i % 32];
+        uint8_t * q = block + 2 + (is_4_bits ? i % 16 : i % 32);
+        if (!is_4_bits) {
+            *q = (uint8_t)rand_u32();
+            values[i] = f16_value(d) * (int8_t)*q;
+            continue;
+        }
+        const int bits = rand_below(16);
+        *q = (uint8_t)(i % 32 < 16 ? bits : (*q & 15) | bits << 4);
+        values[i] = f16_value(d) * (bits - 8);
     }
 }
 
 static struct store new_store(const struct shape * s, int dim) {
-    const size_t row = s->type == UMA_F16 ? (size_t)dim * 2 : (size_t)dim / 32 * 34;
+    const size_t row = is_float(s->type) ? (size_t)dim * 2 : (size_t)dim / 32 * (s->type == UMA_Q4_0 ? 18 : 34);
     const int64_t n_pages = (s->n_cells + 63) / 64;
     struct store st = { 0 };
     st.kv.cell_stride = row + 34 * (size_t)rand_below(2);
@@ -57,6 +77,18 @@ static struct store new_store(const struct shape * s, int dim) {
     st.values = new_bytes((size_t)s->n_cells * (size_t)dim * 8);
     for (int64_t c = 0; c < s->n_cells; c++) fill_cell(s->type, cell_bytes(&st, c), st.values + c * dim, dim);
     return st;
+}
+
+// V as the beginning of K's rows.
+static struct store new_beginning(const struct store * k, const struct shape * s) {
+    struct store st = { .kv = k->kv };
+    st.values = new_bytes((size_t)s->n_cells * (size_t)s->dim_v * 8);
+    for (int64_t c = 0; c < s->n_cells; c++) memcpy(st.values + c * s->dim_v, k->values + c * s->dim_k, (size_t)s->dim_v * 8);
+    return st;
+}
+
+static struct store new_values(const struct store * k, const struct shape * s) {
+    return s->is_v_in_k ? new_beginning(k, s) : new_store(s, s->dim_v);
 }
 
 static void free_store(struct store * s) { free(s->bytes), free(s->pages), free(s->values); }
@@ -154,7 +186,7 @@ static void run_parts(const struct uma_kernels * k, const struct shape * s, stru
 }
 
 static void one_case(const struct uma_kernels * k, const struct shape * s, struct tally * t) {
-    struct store keys = new_store(s, s->dim_k), values = new_store(s, s->dim_v);
+    struct store keys = new_store(s, s->dim_k), values = new_values(&keys, s);
     struct inputs in = new_inputs(s);
     const int n_q = s->n_rows * s->n_group;
     float * y = new_bytes((size_t)(n_q * s->dim_v) * 4);
@@ -174,7 +206,7 @@ static void one_case(const struct uma_kernels * k, const struct shape * s, struc
 
 // A query's result has the same bits in any company: with all others of the batch, and row by row.
 static void check_company(const struct uma_kernels * k, const struct shape * s, struct tally * t) {
-    struct store keys = new_store(s, s->dim_k), values = new_store(s, s->dim_v);
+    struct store keys = new_store(s, s->dim_k), values = new_values(&keys, s);
     struct inputs in = new_inputs(s);
     struct uma_attn at = {
         .kv_type = s->type, .dim_k = s->dim_k, .dim_v = s->dim_v, .n_rows = s->n_rows, .n_group = s->n_group, .q = in.q,
@@ -201,19 +233,26 @@ static void check_company(const struct uma_kernels * k, const struct shape * s, 
 }
 
 void check_attn(const struct uma_kernels * k, struct tally * t) {
-    static const int DIMS[] = { 64, 128, 256, 96, 192, 512, 80, 72, 112, 5 }; // the first six: multiples of 32, as q8_0 needs
+    static const int DIMS[] = { 64, 128, 256, 96, 192, 512, 80, 72, 112, 5 }; // the first six: multiples of 32, as quantised types need
     static const int64_t CELLS[] = { 1, 17, 63, 64, 65, 128, 200, 333 };
     static const int ROWS[] = { 1, 1, 2, 3, 5, 9 }, GROUPS[] = { 1, 2, 3, 4, 7 };
-    for (int i = 0; i < 240; i++) {
-        const enum uma_type type = i % 2 ? UMA_F16 : UMA_Q8_0;
-        struct shape s = { .type = type, .dim_k = DIMS[i / 2 % (type == UMA_F16 ? 10 : 6)], .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],
+    static const enum uma_type TYPES[] = { UMA_F16, UMA_Q8_0, UMA_BF16, UMA_Q4_0 };
+    for (int i = 0; i < 480; i++) {
+        const enum uma_type type = TYPES[i % 4];
+        struct shape s = { .type = type, .dim_k = DIMS[i / 4 % (is_float(type) ? 10 : 6)], .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],
                            .n_cells = CELLS[rand_below(8)], .is_paged = rand_below(2), .has_mask = rand_below(2), .has_limits = rand_below(3) == 0,
                            .has_begins = rand_below(3) == 0, .has_sink = rand_below(4) == 0, .n_parts = 1 + rand_below(3), .softcap = rand_below(4) == 0 ? 5.0f : 0,
                            .has_slopes = rand_below(4) == 0 };
-        s.dim_v = rand_below(4) == 0 ? (type == UMA_F16 ? 40 : 32) : s.dim_k;
+        s.dim_v = rand_below(4) == 0 ? (is_float(type) ? 40 : 32) : s.dim_k;
         if (s.n_rows * s.n_group > UMA_ATTN_MAX_Q) s.n_rows = 1;
         one_case(k, &s, t);
         s.n_rows = UMA_ATTN_MAX_Q / s.n_group;
-        if (i % 4 < 2) check_company(k, &s, t);
+        if (i / 4 % 2) check_company(k, &s, t);
+    }
+    for (int i = 0; i < 16; i++) { // V is the beginning of K
+        const int group = i / 4 % 2 ? 16 : 4;
+        const struct shape s = { .type = TYPES[i % 4], .dim_k = 576, .dim_v = 512, .n_rows = 4, .n_group = group, .n_cells = CELLS[i % 8], .is_paged = i / 8, .n_parts = 2, .is_v_in_k = 1 };
+        one_case(k, &s, t);
+        check_company(k, &s, t);
     }
 }

@@ -53,6 +53,7 @@ class Model:
     n_embd: int = 128
     n_ff: int = 160
     n_expert: int = 0
+    n_ff_expert: int = 0  # of an expert, where that is another than n_ff
     is_tied: bool = True
     has_bias: bool = False
     has_qk_norm: bool = False
@@ -199,6 +200,111 @@ MODELS |= {
     ),
 }  # fmt: skip
 
+_SHARED = {
+    "ffn_gate_shexp.weight": (96, 128),
+    "ffn_up_shexp.weight": (96, 128),
+    "ffn_down_shexp.weight": (128, 96),
+}
+_DENSE = {f"blk.0.ffn_{name}.weight": (160, 128) for name in ("gate", "up")} | {"blk.0.ffn_down.weight": (128, 160)}
+_MIXTURE = {"leading_dense_block_count": 1, "expert_shared_count": 1, "expert_weights_norm": True, "expert_weights_scale": 1.5}
+_MIXTURE["expert_feed_forward_length"] = 96
+_NOT_DENSE = (
+    *(f"blk.0.ffn_{name}_exps.weight" for name in ("gate", "up", "down")),
+    *(f"blk.0.ffn_{name}_shexp.weight" for name in ("gate", "up", "down")),
+    *("blk.0.ffn_gate_inp.weight", "blk.0.exp_probs_b.bias"),
+)
+_MIXED = Model(
+    "glm4moe", n_layer=3, n_ff=160, n_expert=4, n_ff_expert=96, is_tied=False, meta=_MIXTURE, model_tensors=_DENSE,
+    layer_tensors=_SHARED | {"exp_probs_b.bias": (4,)}, without=_NOT_DENSE,
+)  # fmt: skip
+_MLA = replace(
+    _MIXED,
+    arch="deepseek2",
+    n_head_kv=1,
+    n_expert=8,
+    dim=96,  # of a stored row: 64 of the latent, 32 that are rotated
+    dim_v=64,
+    meta=_MIXTURE
+    | {"attention.q_lora_rank": 64, "attention.kv_lora_rank": 64, "attention.key_length_mla": 64, "attention.value_length_mla": 32}
+    | {"rope.dimension_count": 32, "expert_gating_func": 2},
+    layer_tensors=_SHARED
+    | {
+        "exp_probs_b.bias": (8,),
+        "attn_q_a.weight": (64, 128),
+        "attn_q_a_norm.weight": (64,),
+        "attn_q_b.weight": (4 * 64, 64),
+        "attn_kv_a_mqa.weight": (96, 128),
+        "attn_kv_a_norm.weight": (64,),
+        "attn_k_b.weight": (4, 64, 32),
+        "attn_v_b.weight": (4, 32, 64),
+        "attn_output.weight": (128, 4 * 32),
+    },
+    without=(*_NOT_DENSE, "attn_q.weight", "attn_k.weight", "attn_v.weight"),
+)
+_LITE_GATING = {"expert_gating_func": 1, "expert_weights_norm": False}
+_POST_ONLY = {"has_post_norms": True, "without": ("attn_norm.weight", "ffn_norm.weight")}
+_LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
+_NORM_BIASES = {"attn_norm.bias": (128,), "ffn_norm.bias": (128,), "attn_output.bias": (128,)}
+_NORM_BIASES |= {"ffn_up.bias": (160,), "ffn_down.bias": (128,)}
+_ROWS = {"attn_q_norm.weight": (128,), "attn_k_norm.weight": (64,)}
+MODELS |= {
+    "deepseek2": _MLA,
+    "deepseek2-groups": replace(
+        _MLA,
+        quant="f16",
+        meta=_MLA.meta | YARN | {"rope.scaling.yarn_log_multiplier": 0.0707, "expert_group_count": 4, "expert_group_used_count": 2}
+    ),
+    "deepseek2-lite": replace(
+        _MLA,
+        quant="f16",
+        n_layer=27,  # by which llama.cpp knows that Q is one matrix
+        meta=_MLA.meta | _LITE_GATING,
+        layer_tensors={name: dims for name, dims in _MLA.layer_tensors.items() if "attn_q_" not in name}
+        | {"attn_q.weight": (4 * 64, 128)},
+        without=(*_NOT_DENSE, "attn_k.weight", "attn_v.weight"),
+    ),
+    "deepseek2-heads": replace(
+        _MLA,  # more than one task of attention takes at once
+        quant="f16",
+        n_head=96,
+        layer_tensors=_MLA.layer_tensors
+        | {"attn_q_b.weight": (96 * 64, 64), "attn_k_b.weight": (96, 64, 32), "attn_v_b.weight": (96, 32, 64), "attn_output.weight": (128, 96 * 32)},
+    ),
+    "mistral4": replace(
+        _MLA,
+        arch="mistral4",
+        meta=_MLA.meta | YARN | {"rope.scaling.yarn_log_multiplier": 0.1, "attention.temperature_scale": 0.3, "attention.temperature_length": 24},
+    ),
+    "glm4moe": replace(_MIXED, has_bias=True, meta=_MIXTURE | {"rope.dimension_count": 16}, renamed={"ffn_norm.weight": "post_attention_norm.weight"}),
+    "glm4moe-drafting": replace(
+        _MIXED,
+        n_layer=4,
+        has_qk_norm=True,
+        meta=_MIXTURE | {"nextn_predict_layers": 1},
+        renamed={"ffn_norm.weight": "post_attention_norm.weight"},
+        model_tensors=_DENSE | {"blk.3.nextn.eh_proj.weight": (128, 256), "blk.3.nextn.enorm.weight": (128,), "blk.3.nextn.hnorm.weight": (128,)},
+    ),
+    "minimax-m2": Model(
+        "minimax-m2", n_expert=4, is_tied=False, meta={"expert_gating_func": 2, "rope.dimension_count": 16},
+        layer_tensors=_ROWS | {"exp_probs_b.bias": (4,)},
+    ),
+    "olmo2": Model("olmo2", is_tied=False, layer_tensors=_ROWS, **_POST_ONLY),
+    "olmo2-windows": Model("olmo2", n_layer=5, is_tied=False, layer_tensors=_ROWS, meta=WINDOW | YARN, **_POST_ONLY),
+    "exaone4": Model("exaone4", has_qk_norm=True, **_POST_ONLY),
+    "exaone4-windows": Model("exaone4", n_layer=64, n_embd=64, n_head=2, n_ff=64, has_qk_norm=True, meta=WINDOW, **_POST_ONLY),
+    "hunyuan-dense": Model("hunyuan-dense", has_qk_norm=True, meta={"rope.scaling.alpha": 3.0}),
+    "command-r": Model("command-r", meta=_LAYER_NORM | {"logit_scale": 0.25}, without=("ffn_norm.weight",)),
+    "cohere2": Model("cohere2", n_layer=5, meta=_LAYER_NORM | WINDOW | {"logit_scale": 0.25}, without=("ffn_norm.weight",)),
+    "starcoder2": Model(
+        "starcoder2", has_bias=True, meta=_LAYER_NORM, layer_tensors=_NORM_BIASES, model_tensors={"output_norm.bias": (128,)},
+        without=("ffn_gate.weight",),
+    ),
+    "nemotron": Model(
+        "nemotron", is_tied=False, meta=_LAYER_NORM | {"rope.dimension_count": 16}, model_tensors={"output_norm.bias": (128,)},
+        layer_tensors={name: (128,) for name in ("attn_norm.bias", "ffn_norm.bias")}, without=("ffn_gate.weight",),
+    ),
+}  # fmt: skip
+
 # one family in every type of weights
 TYPED = {
     **{f"llama-{quant}": Model("llama", quant=quant) for quant in (*BLOCKS_OF_32, "q4_0", "f16", "bf16")},
@@ -281,9 +387,10 @@ def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
             out |= {p + "attn_q_norm.weight": (dim,), p + "attn_k_norm.weight": (dim,)}
         experts = (model.n_expert,) if model.n_expert else ()
         suffix = "_exps" if experts else ""
-        halves = {"up": 2 * model.n_ff} if model.is_joined else dict.fromkeys(("gate", "up"), model.n_ff)
+        n_ff = (experts and model.n_ff_expert) or model.n_ff
+        halves = {"up": 2 * n_ff} if model.is_joined else dict.fromkeys(("gate", "up"), n_ff)
         out |= {f"{p}ffn_{name}{suffix}.weight": (*experts, n, model.n_embd) for name, n in halves.items()}
-        out[f"{p}ffn_down{suffix}.weight"] = (*experts, model.n_embd, model.n_ff)
+        out[f"{p}ffn_down{suffix}.weight"] = (*experts, model.n_embd, n_ff)
         if experts:
             out[p + "ffn_gate_inp.weight"] = (model.n_expert, model.n_embd)
         out |= {p + name: dims for name, dims in model.layer_tensors.items()}

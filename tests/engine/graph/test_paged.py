@@ -52,6 +52,7 @@ class Case:
         sizes = {
             "n_head": self.n_head,
             "n_head_kv": self.n_head_kv,
+            "n_share": 1,
             "dim_k": self.dim,
             "dim_v": self.dim,
             "n_threads": n_threads,

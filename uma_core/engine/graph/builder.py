@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from uma_core.engine.graph.adapters import Adapters, Part
 from uma_core.engine.graph.attention import Attention, BatchShape
-from uma_core.engine.graph.shape import Layer, Shape, Unsupported
+from uma_core.engine.graph.shape import Layer, Scaling, Shape, Unsupported
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.lora import EMBEDDING
@@ -31,6 +31,8 @@ class Experts(NamedTuple):
     """How a family chooses and weighs experts."""
 
     gating: str = "softmax"  # of all experts; "sigmoid"; "chosen": softmax of the chosen ones
+    n_group: int = 0  # experts are in so many groups, ...
+    n_group_used: int = 0  # ... of which so many are looked at: those with the highest sums of their best two
     is_normed: bool = True  # the chosen ones' weights are scaled to a sum of 1
     gate: Any = lib.ggml_swiglu_split
     has_scales: bool = False  # each expert's result is multiplied by a number of its own
@@ -103,7 +105,11 @@ class Builder:
 
     def norm(self, x: Any, name: str) -> Any:
         weight = self.weights.vector(f"{name}.weight", x.ne[0])
-        return lib.ggml_mul(self.context, lib.ggml_rms_norm(self.context, x, self.shape.eps), weight)
+        normed = (lib.ggml_norm if self.shape.has_layer_norm else lib.ggml_rms_norm)(self.context, x, self.shape.eps)
+        y = lib.ggml_mul(self.context, normed, weight)
+        if not self.shape.has_layer_norm or not self.weights.find(f"{name}.bias"):
+            return y
+        return lib.ggml_add(self.context, y, self.weights.vector(f"{name}.bias", x.ne[0]))
 
     def product(self, x: Any, name: str, n_out: int) -> Any:
         """(n_out, rows), rows perhaps with others between them: a matrix product, with the bias that the file may have."""
@@ -167,6 +173,7 @@ class Builder:
         rope, scaling = self.layer(layer).rope, self.shape.scaling
         if rope is None:
             return x
+        scaling = scaling if rope.is_scaled else Scaling(scaling.n_ctx_orig)
         how = (scaling.ext_factor, scaling.attn_factor, scaling.beta_fast, scaling.beta_slow)
         factors = self.rope_factors if factors is None else factors
         return lib.ggml_rope_ext(
@@ -176,11 +183,13 @@ class Builder:
     def attention(self, q: Any, k: Any, v: Any, layer: int, sinks: Any = None) -> Any:
         """Write K and V to their cells, then attend: (dim_v * n_head, n). None where nobody needs the result.
 
-        K and V are not used where the layer reads an earlier one's. `sinks`: (n_head), scores that take part without a value.
+        K and V are not used where the layer reads an earlier one's, V not where it is the beginning of K. `sinks`: (n_head), scores that
+        take part without a value.
         """
         own = self.layer(layer)
         if own.kv == layer:
-            self._kv[layer] = self._stored(k, layer, 0), self._stored(v, layer, 1)
+            stored = self._stored(k, layer, 0)
+            self._kv[layer] = stored, self._stored(v, layer, 1) if own.has_v else stored
         if self.is_last(layer) and not self.n_out:
             return None
         return self._attention.attend(self, q, self._kv[own.kv], layer, sinks)
@@ -240,6 +249,8 @@ class Builder:
             if self.weights.find(bias)
             else chances
         )
+        if how.n_group > 1:
+            biased = self._of_best_groups(biased, how)
         chosen = lib.ggml_argsort_top_k(context, biased, s.n_expert_used)
         shares = lib.ggml_get_rows(context, lib.ggml_reshape_3d(context, chances, 1, s.n_expert, n), chosen)
         shares = lib.ggml_reshape_2d(context, shares, s.n_expert_used, n)
@@ -250,6 +261,18 @@ class Builder:
             shares = lib.ggml_div(context, shares, total)
         shares = lib.ggml_reshape_3d(context, shares, 1, s.n_expert_used, n)
         return chosen, lib.ggml_scale(context, shares, s.expert_scale) if s.expert_scale not in (0.0, 1.0) else shares
+
+    def _of_best_groups(self, chances: Any, how: Experts) -> Any:
+        """(n_expert, n): -INFINITY where an expert's group is not among the best."""
+        context, n_expert, n = self.context, self.shape.n_expert, chances.ne[1]
+        groups = lib.ggml_reshape_3d(context, chances, n_expert // how.n_group, how.n_group, n)
+        rows = lib.ggml_reshape_4d(context, groups, 1, groups.ne[0], how.n_group, n)
+        two = lib.ggml_get_rows(context, rows, lib.ggml_argsort_top_k(context, groups, 2))
+        sums = lib.ggml_sum_rows(context, lib.ggml_reshape_3d(context, two, 2, how.n_group, n))
+        best = lib.ggml_argsort_top_k(context, lib.ggml_reshape_2d(context, sums, how.n_group, n), how.n_group_used)
+        none = lib.ggml_fill(context, groups, float("-inf"))
+        kept = lib.ggml_set_rows(context, none, lib.ggml_get_rows(context, groups, best), best)
+        return lib.ggml_reshape_2d(context, kept, n_expert, n)
 
     def _gated_experts(self, x: Any, prefix: str, chosen: Any, how: Experts) -> Any:
         """(n_ff, n_expert_used, n)"""

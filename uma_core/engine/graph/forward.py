@@ -20,9 +20,9 @@ from uma_core.engine.graph.workspace import Workspace
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
-NODES_PER_LAYER = (
-    72  # a dense layer takes about 26 nodes and views, one of Gemma 4 with experts 60; experts add as many as are used
-)
+# A dense layer takes about 26 nodes and views, one of Gemma 4 with experts 60, one of DeepSeek with groups of experts 80; experts add as many
+# as are used.
+NODES_PER_LAYER = 96
 NODES_BESIDE = 64
 N_SMALL = 16  # batches of up to so many tokens keep graph and memory each, larger ones share one memory
 N_KEPT = 64  # small ones

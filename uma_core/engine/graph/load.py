@@ -112,6 +112,7 @@ def load(path: str, options: EngineOptions, wish: Wish = Wish()) -> Loaded:
 
 def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -> Loaded:
     shape = check(header, options)
+    header.leave_out(shape.n_layer)
     device = device_of(options, wish.is_stock)
     kernels = use_kernels(options.cpu_kernels, options.isa) if device.is_cpu else ""
     vocab = LlamaModel(header.path, options, None, is_vocab_only=True)

@@ -53,19 +53,24 @@ class Masked:
     def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int, sinks: Any) -> Any:
         s, own, context = b.shape, b.shape.layers[layer], b.context
         q = lib.ggml_permute(context, q, 0, 2, 1, 3)  # (dim, n, n_head)
-        k, v = (self._heads(b, tensor, own.n_head_kv) for tensor in stored)
+        k, v = (
+            self._heads(b, tensor, own.n_head_kv, dim) for tensor, dim in zip(stored, (own.dim_k, own.dim_v), strict=True)
+        )
         out = lib.ggml_flash_attn_ext(context, q, k, v, b.masks[own.window > 0], s.scale, 0.0, s.softcap)
         lib.ggml_prec_set_acc(out, lib.GGML_PREC_F32)
         if sinks is not None:
             lib.ggml_flash_attn_ext_add_sinks(out, sinks)
         return lib.ggml_reshape_2d(context, out, own.n_embd_out, b.n)
 
-    def _heads(self, b: Builder, cells: Any, n_head: int) -> Any:
-        """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's (native/masked.c)."""
-        dim = cells.ne[0] // n_head
+    def _heads(self, b: Builder, cells: Any, n_head: int, dim: int) -> Any:
+        """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's (native/masked.c).
+
+        `dim` may be the beginning of what the cells hold of a head.
+        """
+        held = cells.ne[0] // n_head
         b.views.append(
             lib.ggml_view_3d(
-                b.context, cells, dim, b.n_span, n_head, cells.nb[1], lib.ggml_row_size(cells.type, dim), 0
+                b.context, cells, dim, b.n_span, n_head, cells.nb[1], lib.ggml_row_size(cells.type, held), 0
             )
         )
         return b.views[-1]

@@ -33,6 +33,8 @@ class Paged:
             k, v = (arena.layout.parts[arena.layout.index(layer.kv, part)].row_bytes for part in range(2))
             sizes = {
                 **kind._asdict(),
+                "n_head_kv": layer.n_head_kv * layer.n_share,
+                "n_share": layer.n_share,
                 "n_threads": n_threads,
                 "k_bytes": k,
                 "v_bytes": v,

@@ -26,6 +26,7 @@ class Rope(NamedTuple):
     n: int  # elements of a head that are rotated
     base: float
     scale: float  # of positions: 1 / scaling factor
+    is_scaled: bool = True  # False: these layers do not have the model's scaling
 
 
 class Scaling(NamedTuple):
@@ -52,6 +53,13 @@ class Layer:
     rope: Rope | None  # None: positions are not rotated
     kv: int  # the layer that writes the K and V it reads: its own number, or an earlier one
     window: int = 0  # positions that a row sees, its own the last of them; 0: all
+    has_v: bool = True  # False: V is the beginning of K, and only K is stored
+
+    @property
+    def n_share(self) -> int:
+        """How many tasks share a KV head: its query heads are more than the attention kernel takes at once."""
+        group = self.n_head // self.n_head_kv
+        return next(n for n in range(1, group + 1) if group % n == 0 and group // n <= MAX_GROUP)
 
     @property
     def n_embd_q(self) -> int:
@@ -89,6 +97,8 @@ class Shape:
     n_embd_layer: int = 0  # length of a token's embedding of each layer; 0: there are none
     has_own_factors: bool = False  # of rotary positions, in some layers: the family asks for them
     has_sinks: bool = False  # every head has a score that takes part without a value
+    has_layer_norm: bool = False  # norms subtract the mean and may have a bias; else they are RMS norms
+    own: Any = None  # what only this family has: its module says
 
     @property
     def n_layer(self) -> int:
@@ -106,7 +116,8 @@ class Meta:
     def __init__(self, header: Header) -> None:
         self.arch = header.arch
         self._values = header.of_arch()
-        self.n_layer = self.number("block_count")
+        # the last layers may draft tokens (multi-token prediction): no part of the model itself
+        self.n_layer = self.number("block_count") - self.number("nextn_predict_layers", 0)
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -152,7 +163,7 @@ class Meta:
 
 KNOWN = frozenset({
     "pooling_type",  # of embeddings: nothing of the graph depends on it
-    "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
+    "context_length", "embedding_length", "block_count", "nextn_predict_layers", "feed_forward_length", "vocab_size", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.finetuned", "expert_count", "expert_used_count",
@@ -160,6 +171,7 @@ KNOWN = frozenset({
 })  # fmt: skip
 MAX_GROUP = 64  # query heads per KV head that the attention kernel takes at once
 MAX_DIM = 512
+MAX_LATENT = 1024  # of K where V is its beginning
 PER_LAYER = {"feed_forward_length", "attention.head_count", "attention.head_count_kv"}  # may be lists in every family
 
 
@@ -169,6 +181,7 @@ class Rules(NamedTuple):
     keys: frozenset[str] = frozenset()  # further keys that it understands
     lists: frozenset[str] = frozenset()  # those that may have a value for each layer
     adapt: Callable[[Shape, Meta], Shape] = lambda shape, meta: shape
+    has_layer_norm: bool = False
 
 
 NO_RULES = Rules()
@@ -187,7 +200,7 @@ def shape_of(header: Header, rules: Rules = NO_RULES, moe_top_k: int = 0) -> Sha
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise Unsupported("a file without token_embd.weight")
-    if not meta.n_layer:
+    if meta.n_layer <= 0:
         raise Unsupported("a model without layers")
     dims = [meta.number(f"attention.{part}_length", n_embd // max(1, n_heads[0])) for part in ("key", "value")]
     scaling, rope_scale = _scaling(meta)
@@ -201,15 +214,14 @@ def shape_of(header: Header, rules: Rules = NO_RULES, moe_top_k: int = 0) -> Sha
         n_embd=n_embd,
         n_vocab=embedding.ne[1],
         n_ctx_train=meta.number("context_length"),
-        eps=meta.real("attention.layer_norm_rms_epsilon"),
+        eps=meta.real(_eps_key(rules)),
         scaling=scaling,
         n_expert=n_expert,
         n_expert_used=n_expert_used if n_expert else 0,
         expert_scale=meta.real("expert_weights_scale"),
         scale=1.0 / math.sqrt(max(1, dims[0])),
+        has_layer_norm=rules.has_layer_norm,
     )
-    if dims[0] != dims[1]:  # no family here has that in llama.cpp, which ends the process
-        raise Unsupported("heads whose K and V differ in length")
     shape = rules.adapt(shape, meta)
     for layer in shape.layers:
         _check_layer(layer)
@@ -226,8 +238,12 @@ def _check_known(header: Header, meta: Meta, rules: Rules) -> None:
     )
     if lists:
         raise Unsupported(f"metadata {prefix}{lists[0]} that differs by layer")
-    if "attention.layer_norm_rms_epsilon" not in meta:
-        raise Unsupported("a norm other than RMS")
+    if _eps_key(rules) not in meta:
+        raise Unsupported(f"a file without {_eps_key(rules)}" if rules.has_layer_norm else "a norm other than RMS")
+
+
+def _eps_key(rules: Rules) -> str:
+    return "attention.layer_norm_epsilon" if rules.has_layer_norm else "attention.layer_norm_rms_epsilon"
 
 
 def _check_layer(layer: Layer) -> None:
@@ -236,10 +252,12 @@ def _check_layer(layer: Layer) -> None:
         n_kv < 1
         or n < 1
         or n % n_kv
-        or n // n_kv > MAX_GROUP
-        or not all(0 < dim <= MAX_DIM for dim in (layer.dim_k, layer.dim_v))
+        or not 0 < layer.dim_v <= MAX_DIM
+        or not 0 < layer.dim_k <= (MAX_DIM if layer.has_v else MAX_LATENT)
     ):
         raise Unsupported(f"{n} query heads over {n_kv} KV heads of length {layer.dim_k} and {layer.dim_v}")
+    if layer.has_v and layer.dim_k != layer.dim_v:  # no family here has that in llama.cpp, which ends the process
+        raise Unsupported("heads whose K and V differ in length")
     if layer.rope is not None and (not 0 < layer.rope.n <= layer.dim_k or layer.rope.n % 2):
         raise Unsupported(f"rotary positions over {layer.rope.n} of {layer.dim_k} elements")
 
@@ -259,11 +277,11 @@ def _scaling(meta: Meta) -> tuple[Scaling, float]:
         raise Unsupported(f"rope scaling {kind}")
     if factor <= 0.0:
         raise Unsupported(f"rope.scaling.factor of {factor}")
-    return Scaling(n_ctx_orig, 1.0, attn_factor * _growth(factor, 0.0)), 1.0 / factor
+    return Scaling(n_ctx_orig, 1.0, attn_factor * yarn_growth(factor, 0.0)), 1.0 / factor
 
 
-def _growth(factor: float, weight: float) -> float:
-    """YaRN's growth of Q and K with the scaling factor, `weight` being the multiplier of its logarithm in the metadata.
+def yarn_growth(factor: float, weight: float, own: float = 1.0) -> float:
+    """YaRN's growth of Q and K with the scaling factor. `weight`, and `own` where that is not 1, multiply its logarithm.
 
     ggml's operation multiplies by 1 + 0.1 log(factor) where ext_factor is set; llama.cpp takes that out again. In f32, as there: the
     last bit would be another one.
@@ -274,7 +292,7 @@ def _growth(factor: float, weight: float) -> float:
     def magnitude(multiplier: float) -> Any:
         return one if factor <= 1.0 else tenth * np.float32(multiplier) * log + one
 
-    growth = magnitude(1.0) / magnitude(weight) if weight else magnitude(1.0)
+    growth = magnitude(own) / magnitude(weight) if weight else magnitude(1.0)
     return float(growth * (one / (one + tenth * log)))
 
 
@@ -298,7 +316,7 @@ def with_yarn(shape: Shape, meta: Meta) -> Shape:
         meta.real("rope.scaling.factor", meta.real("rope.scale_linear")),
     )
     if weight:
-        scaling = scaling._replace(attn_factor=meta.real("rope.scaling.attn_factor", 1.0) * _growth(factor, weight))
+        scaling = scaling._replace(attn_factor=meta.real("rope.scaling.attn_factor", 1.0) * yarn_growth(factor, weight))
     return replace(shape, scaling=scaling)
 
 

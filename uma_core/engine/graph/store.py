@@ -33,10 +33,13 @@ class Layout:
         """Raises: Unsupported."""
         self.kind = getattr(lib, KV_TYPES[kv_type])
         owners = [i for i, layer in enumerate(shape.layers) if layer.kv == i]
-        self._first = {layer: 2 * at for at, layer in enumerate(owners)}
+        self._index: dict[tuple[int, int], int] = {}
         self.parts: list[Part] = []
-        for layer in (shape.layers[i] for i in owners):
-            self.parts += [self._part(layer.n_head_kv, dim, kv_type) for dim in (layer.dim_k, layer.dim_v)]
+        for i in owners:
+            layer, first = shape.layers[i], len(self.parts)
+            dims = (layer.dim_k, layer.dim_v) if layer.has_v else (layer.dim_k,)
+            self.parts += [self._part(layer.n_head_kv, dim, kv_type) for dim in dims]
+            self._index |= {(i, 0): first, (i, 1): first + len(dims) - 1}
         # runs of parts alike: (how many, one of them)
         self.runs = [(len(list(run)), part) for part, run in groupby(self.parts)]
         self.position_bytes = sum(part.position_bytes for part in self.parts)
@@ -47,8 +50,8 @@ class Layout:
         return Part(n_head, dim, int(lib.ggml_row_size(self.kind, dim)))
 
     def index(self, layer: int, part: int) -> int:
-        """Where K (part 0) or V (part 1) that `layer` writes is among `parts`."""
-        return self._first[layer] + part
+        """Where K (part 0) or V (part 1) that `layer` writes is among `parts`: V may be the beginning of K."""
+        return self._index[layer, part]
 
     def views(self, blob: np.ndarray, n: int) -> list[np.ndarray]:
         """Of a snapshot of n positions, for each run: (parts, positions, KV heads, bytes of a row)."""

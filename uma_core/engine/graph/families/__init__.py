@@ -7,19 +7,27 @@ from typing import Any, NamedTuple
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import (
+    cohere,
+    deepseek2,
+    exaone4,
     gemma,
     gemma2,
     gemma3,
     gemma4,
     glm4,
+    glm4moe,
     gpt_oss,
     granite,
+    hunyuan,
     llama,
+    minimax,
     mistral3,
+    olmo2,
     phi3,
     qwen2,
     qwen3,
     smollm3,
+    starcoder2,
 )
 from uma_core.engine.graph.shape import NO_RULES, Rules, Unsupported
 
@@ -70,6 +78,35 @@ FAMILIES: dict[str, Family] = {
         "Granite 3 MoE, 4 (without recurrent layers)",
         "the same, experts and a shared one",
         granite.RULES,
+    ),
+    "deepseek2": Family(
+        deepseek2.build,
+        "DeepSeek 2, 2.5, 3, 3.1 and R1, Kimi K2, GLM 4.7 Flash, Mistral Large 3, GigaChat 3",
+        "one latent row of K and V per position (MLA), YaRN, groups of experts and shared ones",
+        deepseek2.RULES,
+    ),
+    "mistral4": Family(deepseek2.build, "Mistral Small 4", "the same", deepseek2.RULES),
+    "glm4moe": Family(
+        glm4moe.build,
+        "GLM 4.5, 4.6 and 4.7, also Air, text; Solar Open",
+        "dense layers first, experts chosen with a bias, a shared one",
+        glm4moe.RULES,
+    ),
+    "minimax-m2": Family(
+        minimax.build, "MiniMax M2", "experts chosen with a bias, norms of whole rows of Q and K", minimax.RULES
+    ),
+    "olmo2": Family(
+        olmo2.build, "OLMo 2 and 3", "norms after each half only and of whole rows of Q and K, windows", olmo2.RULES
+    ),
+    "exaone4": Family(exaone4.build, "EXAONE 4", "norms after each half only, windows", exaone4.RULES),
+    "hunyuan-dense": Family(hunyuan.build, "Hunyuan 0.5B to 7B", "norms of Q and K after rotation", hunyuan.RULES),
+    "command-r": Family(
+        cohere.build, "Command R", "layer norms, attention and feed-forward side by side", cohere.RULES
+    ),
+    "cohere2": Family(cohere.build, "Command R7B, Command A, Aya", "the same, windows", cohere.RULES2),
+    "starcoder2": Family(starcoder2.build, "StarCoder 2, Granite Code", "layer norms, biases, no gate", starcoder2.RULES),
+    "nemotron": Family(
+        starcoder2.build_nemotron, "Nemotron 3 and 4, Minitron", "layer norms, squared ReLU", starcoder2.RULES
     ),
 }
 

@@ -22,6 +22,18 @@ def normed(b: Builder, x: Any, layer: int) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
+def normed_rows(b: Builder, x: Any, layer: int) -> tuple[Any, Any, Any]:
+    """The same; the norms of Q and K are over all their heads together."""
+    p, own = f"blk.{layer}", b.layer(layer)
+    q, k, v = b.qkv(x, layer)
+
+    def of_all_heads(y: Any, name: str, n_head: int) -> Any:
+        rows = b.norm(lib.ggml_view_2d(b.context, y, n_head * own.dim_k, b.n, y.nb[2], 0), name)
+        return b.rope(lib.ggml_reshape_3d(b.context, rows, own.dim_k, n_head, b.n), layer)
+
+    return of_all_heads(q, f"{p}.attn_q_norm", own.n_head), of_all_heads(k, f"{p}.attn_k_norm", own.n_head_kv), v
+
+
 def feed_forward(b: Builder, x: Any, layer: int) -> Any:
     """SwiGLU, or experts where the layer has some."""
     p = f"blk.{layer}"
@@ -33,7 +45,8 @@ class Parts(NamedTuple):
 
     project: Callable[[Builder, Any, int], tuple[Any, Any, Any]] = plain
     feed: Callable[[Builder, Any, int], Any] = feed_forward
-    ffn_norm: str = "ffn_norm"
+    attn_norm: str = "attn_norm"  # "": what attention reads is not normed
+    ffn_norm: str = "ffn_norm"  # "": what the feed-forward block reads is not normed
     has_post_norms: bool = False  # of what attention and feed-forward add
 
 
@@ -57,7 +70,7 @@ def build_post_norm(b: Builder) -> Any:
 def block(b: Builder, x: Any, layer: int, parts: Parts) -> Any:
     """One layer; None where only its K and V were wanted."""
     p, s = f"blk.{layer}", b.shape
-    q, k, v = parts.project(b, b.norm(x, f"{p}.attn_norm"), layer)
+    q, k, v = parts.project(b, b.norm(x, f"{p}.{parts.attn_norm}") if parts.attn_norm else x, layer)
     sinks = b.weights.vector(f"{p}.attn_sinks.weight", b.layer(layer).n_head) if b.shape.has_sinks else None
     y = b.attention(q, k, v, layer, sinks)
     if y is None:
@@ -65,6 +78,6 @@ def block(b: Builder, x: Any, layer: int, parts: Parts) -> Any:
     y = b.product(b.wanted(y, layer), f"{p}.attn_output", s.n_embd)
     y = b.norm(y, f"{p}.post_attention_norm") if parts.has_post_norms else y
     x = b.add(b.scale(y, s.residual_scale), b.wanted(x, layer))
-    y = parts.feed(b, b.norm(x, f"{p}.{parts.ffn_norm}"), layer)
+    y = parts.feed(b, b.norm(x, f"{p}.{parts.ffn_norm}") if parts.ffn_norm else x, layer)
     y = b.norm(y, f"{p}.post_ffw_norm") if parts.has_post_norms else y
     return b.add(b.scale(y, s.residual_scale), x)

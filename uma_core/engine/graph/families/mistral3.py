@@ -27,7 +27,7 @@ def build(b: Builder) -> Any:
     factor, n = b.shape.temperature
     if not factor:
         return llama.build(b)
-    growth = _growth(b, factor, n)
+    growth = growth_of_q(b, factor, n)
 
     def project(b: Builder, x: Any, layer: int) -> tuple[Any, Any, Any]:
         q, k, v = llama.plain(b, x, layer)
@@ -36,7 +36,7 @@ def build(b: Builder) -> Any:
     return llama.build(b, llama.Parts(project))
 
 
-def _growth(b: Builder, factor: float, n: int) -> Any:
+def growth_of_q(b: Builder, factor: float, n: int) -> Any:
     """(1, 1, rows): 1 + factor * log(1 + position // n). Half a position more keeps the division's rounding away from whole numbers."""
     context = b.context
     step = lib.ggml_floor(
