@@ -6,18 +6,18 @@ Each model predicts a text token by token, with its KV in every type; the predic
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 import numpy as np
 
 from uma_core.config.options import EngineOptions
-from uma_core.engine.api import Batch
-from uma_core.engine.llama.engine import LlamaEngine
+from uma_core.engine.api import Batch, Engine
+from uma_core.engine.select.open import open_engine
 from uma_core.models import default_model_path
 
-KV_TYPES = ("f16", "q8_0", "q4_0")
+KV_TYPES = ("f16", "bf16", "q8_0", "q4_0")
 TEXTS = ("docs/SYSTEM_DESIGN.md", "docs/PROTOCOL.md", "README.md")
 HEAD = "| model | KV type | perplexity | change | KL mean | KL p99 | same first choice |\n" + 7 * "| --- " + "|"
 N_READ, N_PREDICTED, N_WINDOWS = 500, 400, 4  # tokens read, tokens predicted after them, and how often
@@ -43,12 +43,11 @@ class Predictions:
         return float((self.log_p.argmax(axis=1) == other.log_p.argmax(axis=1)).mean())
 
 
-def predict(path: str, kv_type: str, text: str, n_windows: int = N_WINDOWS) -> Predictions:
+def predict(path: str, kv_type: str, text: str, engine_name: str = "llama", n_windows: int = N_WINDOWS) -> Predictions:
     """Blocks: for a minute with a small model."""
     n_window = N_READ + N_PREDICTED
-    engine = LlamaEngine(
-        path, EngineOptions(n_ctx=n_window, n_seq=1, threads=2, n_batch=512, n_ubatch=512, kv_type=kv_type)
-    )
+    options = EngineOptions(n_ctx=n_window, n_seq=1, threads=2, n_batch=512, n_ubatch=512, kv_type=kv_type)
+    engine = open_engine(replace(options, engine=engine_name), path)
     try:
         tokens = np.array(engine.tokenize(text, True, False), np.int32)
         windows = [tokens[i : i + n_window] for i in range(0, len(tokens) - n_window, n_window)][:n_windows]
@@ -58,7 +57,7 @@ def predict(path: str, kv_type: str, text: str, n_windows: int = N_WINDOWS) -> P
         engine.close()
 
 
-def _follow(engine: LlamaEngine, window: np.ndarray) -> Iterator[np.ndarray]:
+def _follow(engine: Engine, window: np.ndarray) -> Iterator[np.ndarray]:
     """Log probabilities after each token from N_READ on, but the last."""
     engine.kv_truncate(0, 0)
     batch = Batch(N_READ)
@@ -73,11 +72,11 @@ def _follow(engine: LlamaEngine, window: np.ndarray) -> Iterator[np.ndarray]:
         yield logits - np.log(np.exp(logits).sum())
 
 
-def compare(path: str, text: str) -> Iterator[str]:
+def compare(path: str, text: str, engine_name: str) -> Iterator[str]:
     """Table rows: model, KV type, perplexity and its change, divergence, equal first choices."""
-    exact = predict(path, KV_TYPES[0], text)
+    exact = predict(path, KV_TYPES[0], text, engine_name)
     for kv_type in KV_TYPES:
-        other = exact if kv_type == KV_TYPES[0] else predict(path, kv_type, text)
+        other = exact if kv_type == KV_TYPES[0] else predict(path, kv_type, text, engine_name)
         change = other.perplexity / exact.perplexity - 1.0
         kl = exact.divergence(other)
         yield (
@@ -88,13 +87,14 @@ def compare(path: str, text: str) -> Iterator[str]:
 
 @click.command()
 @click.argument("models", nargs=-1, type=click.Path(exists=True, dir_okay=False))
-def main(models: tuple[str, ...]) -> None:
+@click.option("--engine", "engine_name", type=click.Choice(("llama", "graph")), default="llama", show_default=True)
+def main(models: tuple[str, ...], engine_name: str) -> None:
     """Compare KV types on MODELS (default: the embedded one)."""
     root = Path(__file__).parent.parent
     text = "\n".join((root / name).read_text(encoding="utf-8") for name in TEXTS)
     click.echo(HEAD)
     for path in models or (str(default_model_path()),):
-        for row in compare(path, text):
+        for row in compare(path, text, engine_name):
             click.echo(row)
 
 

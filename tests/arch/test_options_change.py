@@ -184,7 +184,7 @@ LOOKS_INSIDE: dict[str, tuple[Callable[[EngineOptions], object], tuple[Any, ...]
     "n_ubatch": (reaches_llama, (32, 64, 512)),
     "n_gpu_layers": (reaches_llama, (-1, 0, 1, 99)),
     "kv_mode": (reaches_llama, ("streams", "unified")),
-    "kv_type": (reaches_llama, ("f16", "q8_0", "q4_0")),
+    "kv_type": (reaches_llama, ("f16", "bf16", "q8_0", "q4_0")),
     "flash_attn": (reaches_llama, ("auto", "on", "off")),
     "isa": (lambda options: options.isa, BY_KEY["engine.isa"].choices),  # what it does: tests/kernels/test_isa.py
     "moe_top_k": (reaches_llama, (0, 1, 2)),

@@ -106,7 +106,10 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ("engine: {n_seq: 0}", "engine.n_seq must be 1 to 256, not 0"),
         ("scheduler: {guard_cap: .nan}", "scheduler.guard_cap must be 1 to 100, not nan"),
         ("scheduler: {guard_cap: .inf}", "scheduler.guard_cap must be 1 to 100, not inf"),
-        ("engine: {kv_type: q8}", "engine.kv_type must be one of f16, q8_0, q4_0, not 'q8' (did you mean 'q8_0'?)"),
+        (
+            "engine: {kv_type: q8}",
+            "engine.kv_type must be one of f16, bf16, q8_0, q4_0, not 'q8' (did you mean 'q8_0'?)",
+        ),
         ("ipc: {echo: 1}", "ipc.echo must be true or false, not 1"),
         ("ipc: {uds_path: 5}", "ipc.uds_path must be a text, not 5"),
         ('ipc: {uds_path: "a\\0b"}', "ipc.uds_path must not contain NUL"),

@@ -98,7 +98,7 @@ class EngineOptions:
     kv_mode: str = option(
         "streams", "one KV stream per sequence, or one pool of cells for all", choices=("streams", "unified")
     )
-    kv_type: str = option("f16", "element type of K and V", choices=("f16", "q8_0", "q4_0"))
+    kv_type: str = option("f16", "element type of K and V", choices=("f16", "bf16", "q8_0", "q4_0"))
     flash_attn: str = option(
         "auto",
         "fused attention kernels; auto: where the device that holds the KV has them",

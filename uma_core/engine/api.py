@@ -144,7 +144,7 @@ class EngineInfo:
     n_ubatch: int  # most tokens in one prefill chunk
     n_threads: int
     is_unified: bool  # True: sequences share one pool of cells; False: one stream of n_ctx_seq cells each
-    kv_type: str  # "f16", "q8_0", "q4_0"
+    kv_type: str  # "f16", "bf16", "q8_0", "q4_0"
     kv_bytes_per_cell: int
     weight_bytes: int
     kv_page: int = (

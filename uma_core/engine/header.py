@@ -111,7 +111,9 @@ class Header:
     def leave_out(self, first_layer: int) -> None:
         """Forget the tensors of layers from there on: they are not read."""
         layers = ((name, name.split(".")) for name in self.tensors)
-        unread = {name for name, parts in layers if parts[0] == "blk" and parts[1].isdigit() and int(parts[1]) >= first_layer}
+        unread = {
+            name for name, parts in layers if parts[0] == "blk" and parts[1].isdigit() and int(parts[1]) >= first_layer
+        }
         self.tensors = {name: place for name, place in self.tensors.items() if name not in unread}
 
     def tensor(self, name: str) -> Any:

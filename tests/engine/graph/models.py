@@ -206,7 +206,12 @@ _SHARED = {
     "ffn_down_shexp.weight": (128, 96),
 }
 _DENSE = {f"blk.0.ffn_{name}.weight": (160, 128) for name in ("gate", "up")} | {"blk.0.ffn_down.weight": (128, 160)}
-_MIXTURE = {"leading_dense_block_count": 1, "expert_shared_count": 1, "expert_weights_norm": True, "expert_weights_scale": 1.5}
+_MIXTURE = {
+    "leading_dense_block_count": 1,
+    "expert_shared_count": 1,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.5,
+}
 _MIXTURE["expert_feed_forward_length"] = 96
 _NOT_DENSE = (
     *(f"blk.0.ffn_{name}_exps.weight" for name in ("gate", "up", "down")),
@@ -225,7 +230,12 @@ _MLA = replace(
     dim=96,  # of a stored row: 64 of the latent, 32 that are rotated
     dim_v=64,
     meta=_MIXTURE
-    | {"attention.q_lora_rank": 64, "attention.kv_lora_rank": 64, "attention.key_length_mla": 64, "attention.value_length_mla": 32}
+    | {
+        "attention.q_lora_rank": 64,
+        "attention.kv_lora_rank": 64,
+        "attention.key_length_mla": 64,
+        "attention.value_length_mla": 32,
+    }
     | {"rope.dimension_count": 32, "expert_gating_func": 2},
     layer_tensors=_SHARED
     | {
@@ -301,7 +311,7 @@ MODELS |= {
     ),
     "nemotron": Model(
         "nemotron", is_tied=False, meta=_LAYER_NORM | {"rope.dimension_count": 16}, model_tensors={"output_norm.bias": (128,)},
-        layer_tensors={name: (128,) for name in ("attn_norm.bias", "ffn_norm.bias")}, without=("ffn_gate.weight",),
+        layer_tensors=dict.fromkeys(("attn_norm.bias", "ffn_norm.bias"), (128,)), without=("ffn_gate.weight",),
     ),
 }  # fmt: skip
 

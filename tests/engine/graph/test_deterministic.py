@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -40,9 +41,18 @@ CASES = [
         "gemma4-small",
         "gemma4-experts",
     ),
-    *("gpt-oss", "phi3", "mistral3", "granitemoe-shared"),
+    *(
+        "gpt-oss",
+        "phi3",
+        "mistral3",
+        "granitemoe-shared",
+        "deepseek2-groups",
+        "deepseek2-heads",
+        "glm4moe",
+        "olmo2-windows",
+    ),
 ]
-N_SCHEDULES = 10_000 // (2 * len(CASES) + 3) + 1 if IS_FULL else 4
+N_SCHEDULES = 10_000 // (2 * len(CASES) + 9) + 1 if IS_FULL else 4
 
 pytestmark = pytest.mark.skipif(not use_kernels(True), reason="no kernels of ours for this processor")
 
@@ -80,8 +90,13 @@ def check(path: str, options: EngineOptions, seed: int) -> None:
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "kv_type"),
+    [
+        *itertools.product(CASES, ["f16", "q8_0"]),
+        *itertools.product(["llama", "gemma2", "deepseek2-groups"], ["bf16", "q4_0"]),
+    ],
+)
 def test_random_schedules(name: str, kv_type: str, written: Callable[[Model], str]) -> None:
     check(
         written((MODELS | TYPED)[name]),
@@ -164,7 +179,7 @@ def test_who_asks_for_the_promise_gets_the_engine_that_keeps_it() -> None:
     ("options", "words"),
     [
         ({"engine": "llama"}, "llama.cpp's engine"),
-        ({"engine": "auto", "kv_type": "q4_0"}, "KV type q4_0"),
+        ({"engine": "auto", "flash_attn": "off"}, "not fused"),
         ({"engine": "auto", "cpu_kernels": False}, "on a CPU"),
         ({"engine": "graph", "cpu_kernels": False}, "on a CPU"),
     ],

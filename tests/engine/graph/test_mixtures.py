@@ -130,7 +130,11 @@ def test_every_sequence_continues_as_if_read_at_once(path: str, seed: int, is_st
 
 
 @pytest.mark.parametrize(
-    "name", ["phi3", "mistral3", "gpt-oss", "granitemoe-shared", "gemma3", "gemma4-small", "gemma4-experts"]
+    "name",
+    [
+        *("phi3", "mistral3", "gpt-oss", "granitemoe-shared", "gemma3", "gemma4-small", "gemma4-experts"),
+        *("deepseek2", "deepseek2-groups", "deepseek2-heads", "glm4moe", "olmo2-windows", "cohere2"),
+    ],
 )
 def test_so_it_does_in_families_with_more(name: str, is_stock: bool, written: Callable[[Model], str]) -> None:
     check(written(replace(MODELS[name], quant="f16")), 1, is_stock)

@@ -7,12 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from uma_core.engine.graph.shape import Layer
 from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama_params import KV_TYPES
 
 N_PAGES, N_SEQ, N_PAGES_SEQ = 96, 9, 40
 # (query heads, KV heads, length of a head)
-HEADS = [(4, 4, 64), (14, 2, 64), (8, 1, 128), (6, 2, 80), (40, 1, 32)]
+HEADS = [
+    (4, 4, 64),
+    (14, 2, 64),
+    (8, 1, 128),
+    (6, 2, 80),
+    (40, 1, 32),
+    (192, 1, 32),
+    (130, 2, 32),
+]  # the last: in several tasks
 
 
 class Case:
@@ -24,7 +34,7 @@ class Case:
         self.window, self.softcap = window, softcap
         self.n_head, self.n_head_kv, self.dim = heads
         self.draw = np.random.default_rng(seed)
-        self.kind = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0}[kind]
+        self.kind = getattr(lib, KV_TYPES[kind])
         values = self.draw.standard_normal((N_PAGES, 2, self.n_head_kv, PAGE, self.dim)).astype(np.float32)
         self.cell_bytes = int(lib.ggml_row_size(self.kind, self.dim))
         self.arena = np.zeros(values.size // self.dim * self.cell_bytes + 64, np.uint8)
@@ -49,10 +59,11 @@ class Case:
         n, scale = len(rows), self.dim**-0.5
         q = self.draw.standard_normal((n, self.n_head, self.dim)).astype(np.float32)
         page_rows = 2 * self.n_head_kv * PAGE
+        n_share = Layer(self.n_head, self.n_head_kv, self.dim, self.dim, None, 0).n_share
         sizes = {
             "n_head": self.n_head,
-            "n_head_kv": self.n_head_kv,
-            "n_share": 1,
+            "n_head_kv": self.n_head_kv * n_share,
+            "n_share": n_share,
             "dim_k": self.dim,
             "dim_v": self.dim,
             "n_threads": n_threads,
@@ -133,11 +144,11 @@ def check(case: Case, rows: list[tuple[int, int]], n_threads: int = 2) -> None:
     assert np.abs(ours - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("kind", KV_TYPES)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_single_rows_of_many_lengths(heads: tuple[int, int, int], kind: str, n_threads: int) -> None:
-    if kind == "q8_0" and heads[2] % 32:
+    if "q" in kind and heads[2] % 32:
         heads = (*heads[:2], 96)
     check(Case(heads, kind, 1), [(0, 0), (1, 62), (2, 63), (3, 64), (4, 777), (5, 2555)], n_threads)
 
@@ -158,7 +169,7 @@ def test_sequences_that_share_pages(heads: tuple[int, int, int], n_shared: int) 
     check(case, [(i, n_shared * PAGE + 7 * i) for i in range(N_SEQ)])
 
 
-@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("kind", KV_TYPES)
 @pytest.mark.parametrize("window", [1, 63, 64, 65, 300])
 def test_windows(window: int, kind: str) -> None:
     """Alone, within prompts, and where sequences share pages that only some of them see."""

@@ -29,6 +29,13 @@ CASES = {
     "blk.0.attn_norm.weight of this shape": replace(
         LLAMA, without=("blk.0.attn_norm.weight",), tensors={"blk.0.attn_norm.weight": (64,)}
     ),
+    "K of these lengths": replace(MODELS["deepseek2"], dim=64),
+    "K and V are not parted by heads": replace(MODELS["llama"], arch="deepseek2"),
+    "3 of 4 groups of 6 experts": replace(
+        MODELS["deepseek2"],
+        n_expert=6,
+        meta=MODELS["deepseek2"].meta | {"expert_group_count": 4, "expert_group_used_count": 3},
+    ),
     "heads whose K and V differ in length": replace(LLAMA, dim_v=64),
     "KV heads of length 576": replace(LLAMA, dim=576),
 }
@@ -46,7 +53,6 @@ def test_a_model_that_is_not_understood(missing: str, written: Callable[[Model],
 @pytest.mark.parametrize(
     ("missing", "options"),
     [
-        ("KV type q4_0", {"kv_type": "q4_0"}),
         ("load mode mlock", {"load_mode": "mlock"}),
         ("not fused", {"flash_attn": "off"}),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.conftest import DRAFT, OPTIONS
 from tests.engine.drive import generate
-from tests.engine.graph.models import MODELS, write
+from tests.engine.graph.models import MODELS, Model, write
 from uma_core.engine.api import Engine
 from uma_core.engine.select import choose as module
 from uma_core.engine.select import compare
@@ -58,8 +58,24 @@ def test_what_is_due_is_compared_only_where_somebody_lets_it() -> None:
 
 def test_what_the_graph_engine_lacks_is_the_reason() -> None:
     for calibrate in ("auto", "force"):
-        choice = choose(DRAFT, replace(AUTO, kv_type="q4_0", calibrate=calibrate))
-        assert choice == Choice("llama", "the graph engine lacks KV type q4_0")
+        choice = choose(DRAFT, replace(AUTO, flash_attn="off", calibrate=calibrate))
+        assert choice == Choice("llama", "the graph engine lacks attention that is not fused")
+
+
+def test_status_names_an_architecture_that_llama_cpp_alone_serves(tmp_path: Path) -> None:
+    """A whole model that llama.cpp loads and generates with, whose architecture has no family here."""
+    norms = {"attn_norm.weight": (128,), "attn_norm.bias": (128,), "output_norm.bias": (128,)}
+    biases = {"attn_output.bias": (128,), "ffn_up.bias": (160,), "ffn_down.bias": (128,)}
+    model = Model(
+        "phi2", n_head_kv=4, has_bias=True, is_tied=False, meta={"attention.layer_norm_epsilon": 1e-5},
+        layer_tensors={name: dims for name, dims in (norms | biases).items() if "output_norm" not in name},
+        model_tensors={"output_norm.bias": (128,), "output.bias": (320,)}, without=("ffn_gate.weight", "ffn_norm.weight"),
+    )  # fmt: skip
+    engine = open_engine(replace(AUTO, model=write(model, tmp_path / "phi2.gguf"), n_ctx=1024), trial=Trial())
+    assert engine.info.engine == "llama"
+    assert any("the graph engine lacks architecture phi2" in note for note in engine.info.notes)
+    assert len(generate(engine, 0, 50, 3)) == 4
+    engine.close()
 
 
 def test_a_stored_choice_holds_for_its_options_only() -> None:
@@ -112,7 +128,7 @@ def test_what_is_missing_shows_when_the_weights_are_looked_at(tmp_path: Path) ->
 
 def test_a_stored_choice_that_no_longer_holds_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "choose", lambda *a: Choice("graph", "measured"))
-    engine = open_engine(replace(AUTO, kv_type="q4_0"))
+    engine = open_engine(replace(AUTO, flash_attn="off"))
     assert engine.info.engine == "llama"
-    assert any("KV type q4_0" in note for note in engine.info.notes)
+    assert any("not fused" in note for note in engine.info.notes)
     engine.close()

@@ -20,7 +20,7 @@ from uma_core.engine.graph.paged import Paged
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.repack_cache import RepackCache, folder, key_of
 from uma_core.engine.graph.shape import Shape, Unsupported, shape_of
-from uma_core.engine.graph.store import KV_TYPES, PAGE
+from uma_core.engine.graph.store import PAGE
 from uma_core.engine.graph.uploaded import Uploaded
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.header import Header
@@ -187,8 +187,6 @@ def check(header: Header, options: EngineOptions) -> Shape:
     """What can be known before weights are read. Raises: Unsupported."""
     if options.load_mode not in LOAD_MODES:
         raise Unsupported(f"load mode {options.load_mode}")
-    if options.kv_type not in KV_TYPES:
-        raise Unsupported(f"KV type {options.kv_type}")
     if options.flash_attn == "off":
         raise Unsupported("attention that is not fused")
     shape = shape_of(header, family_of(header.arch).rules, options.moe_top_k)

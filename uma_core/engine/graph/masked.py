@@ -54,7 +54,8 @@ class Masked:
         s, own, context = b.shape, b.shape.layers[layer], b.context
         q = lib.ggml_permute(context, q, 0, 2, 1, 3)  # (dim, n, n_head)
         k, v = (
-            self._heads(b, tensor, own.n_head_kv, dim) for tensor, dim in zip(stored, (own.dim_k, own.dim_v), strict=True)
+            self._heads(b, tensor, own.n_head_kv, dim)
+            for tensor, dim in zip(stored, (own.dim_k, own.dim_v), strict=True)
         )
         out = lib.ggml_flash_attn_ext(context, q, k, v, b.masks[own.window > 0], s.scale, 0.0, s.softcap)
         lib.ggml_prec_set_acc(out, lib.GGML_PREC_F32)

@@ -9,9 +9,9 @@ import numpy as np
 
 from uma_core.engine.graph.shape import Shape, Unsupported
 from uma_core.engine.lib import lib
+from uma_core.engine.llama_params import KV_TYPES
 
 PAGE = 64  # positions
-KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0"}  # what the attention kernels read
 
 
 class Part(NamedTuple):

@@ -455,7 +455,7 @@ def expert_bytes(path: str) -> int:
 
 def _estimate_kv_bytes(model: LlamaModel, kv_type: str) -> int:
     """Attention caches hold n_layer x (K + V) x n_head_kv x head dim; SWA and recurrent models hold less."""
-    block, size = {"f16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18)}[kv_type]
+    block, size = {"f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18)}[kv_type]
     n_head = int(lib.llama_model_n_head(model.handle))
     head_dim = model.meta_int("attention.key_length", int(lib.llama_model_n_embd(model.handle)) // max(1, n_head))
     values = 2 * int(lib.llama_model_n_layer(model.handle)) * int(lib.llama_model_n_head_kv(model.handle)) * head_dim

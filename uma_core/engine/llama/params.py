@@ -19,7 +19,12 @@ LOAD_MODES = {
     "mmap+mlock": "LLAMA_LOAD_MODE_MMAP_MLOCK",
     "direct-io": "LLAMA_LOAD_MODE_DIRECT_IO",
 }
-KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0", "q4_0": "GGML_TYPE_Q4_0"}
+KV_TYPES = {
+    "f16": "GGML_TYPE_F16",
+    "bf16": "GGML_TYPE_BF16",
+    "q8_0": "GGML_TYPE_Q8_0",
+    "q4_0": "GGML_TYPE_Q4_0",
+}
 FLASH = {
     "auto": "LLAMA_FLASH_ATTN_TYPE_AUTO",
     "on": "LLAMA_FLASH_ATTN_TYPE_ENABLED",
@@ -71,7 +76,7 @@ def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
             )
         n_each = _count(meta, "embedding_length") // max(1, _count(meta, "attention.head_count"))
         for length in (_count(meta, f"attention.{part}_length") or n_each for part in ("key", "value")):
-            if options.kv_type != "f16" and length % KV_BLOCK:
+            if "q" in options.kv_type and length % KV_BLOCK:
                 raise _refusal(
                     "kv_type",
                     f"must be f16 for heads of length {length}: {options.kv_type} takes multiples of {KV_BLOCK}",

@@ -104,7 +104,9 @@ FAMILIES: dict[str, Family] = {
         cohere.build, "Command R", "layer norms, attention and feed-forward side by side", cohere.RULES
     ),
     "cohere2": Family(cohere.build, "Command R7B, Command A, Aya", "the same, windows", cohere.RULES2),
-    "starcoder2": Family(starcoder2.build, "StarCoder 2, Granite Code", "layer norms, biases, no gate", starcoder2.RULES),
+    "starcoder2": Family(
+        starcoder2.build, "StarCoder 2, Granite Code", "layer norms, biases, no gate", starcoder2.RULES
+    ),
     "nemotron": Family(
         starcoder2.build_nemotron, "Nemotron 3 and 4, Minitron", "layer norms, squared ReLU", starcoder2.RULES
     ),

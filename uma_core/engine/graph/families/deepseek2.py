@@ -46,7 +46,9 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     n_layers, n_vocab = GLM_4_7_FLASH
     is_glm = meta.n_layer in n_layers and shape.n_vocab == n_vocab
     experts = mixture_of(meta, SIGMOID if is_glm else min(GATINGS))
-    own = Own(n_latent, rope.n, meta.number("attention.key_length_mla"), meta.number("attention.value_length_mla"), experts)
+    own = Own(
+        n_latent, rope.n, meta.number("attention.key_length_mla"), meta.number("attention.value_length_mla"), experts
+    )
     if own.dim_k <= own.n_rot or any((x.n_head_kv, x.dim_k) != (1, n_latent + own.n_rot) for x in shape.layers):
         raise Unsupported("K of these lengths")
     layers = tuple(replace(layer, dim_v=n_latent, has_v=False) for layer in shape.layers)

@@ -23,9 +23,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     return with_windows(shape, window, windowed_by(meta, 4), rope._replace(scale=1.0, is_scaled=False))
 
 
-RULES = Rules(
-    YARN_UNUSED | {"attention.sliding_window", "rope.freq_base_swa"}, frozenset({PATTERN}), adapt
-)
+RULES = Rules(YARN_UNUSED | {"attention.sliding_window", "rope.freq_base_swa"}, frozenset({PATTERN}), adapt)
 
 
 def build(b: Builder) -> Any:
