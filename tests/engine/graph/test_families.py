@@ -49,11 +49,7 @@ def test_windows_that_end_anywhere_in_a_page(
         assert np.abs(ours - theirs).max() < TOLERANCE * theirs.std()
 
 
-KV_ROUNDING = {
-    "bf16": 0.05,
-    "q8_0": 0.05,
-    "q4_0": 0.4,
-}  # as ROUNDING, from f16: a trained model is less moved (docs/MEMORY.md)
+KV_ROUNDING = {"bf16": 0.06, "q8_0": 0.08, "q4_0": 0.3}  # from f16, rms; llama.cpp's engine is moved as far
 
 
 @pytest.mark.parametrize("kv_type", KV_ROUNDING)
