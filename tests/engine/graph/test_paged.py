@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from uma_core.engine.graph.shape import Layer
 from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama_params import KV_TYPES
+from uma_core.engine.llama.params import KV_TYPES
 
 N_PAGES, N_SEQ, N_PAGES_SEQ = 96, 9, 40
 # (query heads, KV heads, length of a head)

@@ -9,7 +9,7 @@ import numpy as np
 
 from uma_core.engine.graph.shape import Shape, Unsupported
 from uma_core.engine.lib import lib
-from uma_core.engine.llama_params import KV_TYPES
+from uma_core.engine.llama.params import KV_TYPES
 
 PAGE = 64  # positions
 
