@@ -206,7 +206,7 @@ _SHARED = {
     "ffn_down_shexp.weight": (128, 96),
 }
 _DENSE = {f"blk.0.ffn_{name}.weight": (160, 128) for name in ("gate", "up")} | {"blk.0.ffn_down.weight": (128, 160)}
-_MIXTURE = {
+_MIXTURE: dict[str, Any] = {
     "leading_dense_block_count": 1,
     "expert_shared_count": 1,
     "expert_weights_norm": True,
@@ -252,7 +252,7 @@ _MLA = replace(
     without=(*_NOT_DENSE, "attn_q.weight", "attn_k.weight", "attn_v.weight"),
 )
 _LITE_GATING = {"expert_gating_func": 1, "expert_weights_norm": False}
-_POST_ONLY = {"has_post_norms": True, "without": ("attn_norm.weight", "ffn_norm.weight")}
+_POST_ONLY: dict[str, Any] = {"has_post_norms": True, "without": ("attn_norm.weight", "ffn_norm.weight")}
 _LAYER_NORM = {"attention.layer_norm_epsilon": 1e-5}
 _NORM_BIASES = {"attn_norm.bias": (128,), "ffn_norm.bias": (128,), "attn_output.bias": (128,)}
 _NORM_BIASES |= {"ffn_up.bias": (160,), "ffn_down.bias": (128,)}
