@@ -18,7 +18,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
         return shape
 
     def scaled(dim: int, base: float) -> float:
-        return base * alpha ** (dim / (dim - 2))
+        return float(base * alpha ** (dim / (dim - 2)))
 
     layers = tuple(
         replace(layer, rope=layer.rope and layer.rope._replace(base=scaled(layer.dim_k, layer.rope.base)))
