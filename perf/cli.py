@@ -293,6 +293,63 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
 
 
 @main.command()
+@click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
+@click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
+@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+@click.option("--streams", default="1,2,4,8", show_default=True, help="How many at a time.")
+@click.option("--storm/--no-storm", "has_storm", default=True, help="Beside a prefill storm, too.")
+@click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
+@click.option("--out", type=_FOLDER, default=_OUT / "replay", show_default=True, help="Folder for results.")
+def replay(
+    workloads: tuple[str, ...], model: str, threads: int, streams: str, has_storm: bool, repeats: int, out: Path
+) -> None:
+    """Compare tokens a second with and without speculation, in turn, on recorded texts: edit, agent, json, summary, prose."""
+    from perf import replay as replaying
+    from perf.recorded import WORKLOADS
+    from perf.servers import running
+
+    _check_names(workloads, WORKLOADS)
+    path = Path(model) if model.endswith(".gguf") else ensure(model)
+    counts = [int(n) for n in streams.split(",")]
+    storms = (False, True) if has_storm else (False,)
+    cases = [replaying.Case(w, n, s) for w in workloads or WORKLOADS for n in counts for s in storms]
+    results = _results({"model": model, "threads": threads})
+    server = replaying.ReplayServer(OURS, replaying.settings(path, threads), out / "logs")
+    rows: dict[tuple[replaying.Case, str], list[dict[str, float]]] = {}
+    try:
+        with running([server]):
+            for case, mode, figures in replaying.compare(server, cases, repeats):
+                rows.setdefault((case, mode), []).append(figures)
+                label = f"{OURS}:speculate={mode}"
+                results.titles[case.name] = case.title
+                results.cell(case.name, label).figures.append(figures)
+                results.save(out)
+    except (ServerError, OSError) as error:
+        raise click.ClickException(f"{error}\n{server.log_tail()}") from error
+    solo = [
+        row["step_p50_ms"]
+        for (c, mode), found in rows.items()
+        if mode == replaying.OFF and c.n_streams == 1 and not c.has_storm
+        for row in found
+    ]
+    alone_ms = sorted(solo)[len(solo) // 2] if solo else float("nan")
+    click.echo(f"times are in steps of one stream without drafts: {alone_ms:.2f} ms")
+    for case in cases:
+        click.echo(replaying.words(case, rows[case, replaying.ON], rows[case, replaying.OFF], alone_ms))
+
+
+@main.command()
+@click.option("--row-price", default=0.02, show_default=True, help="Of one more row, up to four, in steps.")
+@click.option("--later-price", default=0.18, show_default=True, help="Of each row after them.")
+def drafts(row_price: float, later_price: float) -> None:
+    """Replay recorded texts through the lookups alone: how much holds, by source and match, and what each constant is worth. No engine."""
+    from perf.drafts import study
+
+    for line in study(row_price, later_price):
+        click.echo(line)
+
+
+@main.command()
 @click.option("--repeats", default=3, show_default=True, help="Of one and two daemons, in turn.")
 def cluster(repeats: int) -> None:
     """Compare the tokens a second of two simulated daemons behind the cluster's router with those of one."""

@@ -26,7 +26,7 @@ def test_survival_is_a_product_over_a_match_that_grows() -> None:
 def test_a_session_that_is_right_soon_drafts_more() -> None:
     rates = Acceptance(Acceptance())
     before = rates.rate("lookup", 2)
-    for _ in range(20):
+    for _ in range(40):
         rates.observe("lookup", 2, [5], [5])
     assert rates.rate("lookup", 2) > 0.8 > before
     assert rates.rate("history", 2) == before, "of another source nothing was seen"

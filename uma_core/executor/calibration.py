@@ -37,7 +37,7 @@ REPEATS = {DECODE: 5, CHUNK: 2, TRANSFER: 3, MIXED: 5}
 FOREVER_NS = 2**62
 CALM_SPREAD = 1.3
 N_ALONE = 4  # samples of one row at the same context that come first
-VERSION = 9  # of what is measured; stored results of another version are measured again
+VERSION = 10  # of what is measured; stored results of another version are measured again
 
 
 def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> CostModel:
@@ -111,15 +111,18 @@ Times = tuple[int, int]  # ns of the whole, and of its longest piece
 
 def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
     batch = Batch(shape.n_rows)
-    for seq_id in range(shape.n_rows):
+    n_seq = min(shape.n_rows, device.n_seq_max)
+    n_each = [len(range(seq_id, shape.n_rows, n_seq)) for seq_id in range(n_seq)]  # more than one: as with drafts
+    for seq_id in range(n_seq):
         engine.pretend(seq_id, shape.n_kv)
     ns = 0
     for step in range(N_STEPS):
         batch.clear()
-        for seq_id in range(shape.n_rows):
-            batch.add(0, shape.n_kv + step, seq_id, True)
+        for seq_id, n in enumerate(n_each):
+            for i in range(n):
+                batch.add(0, shape.n_kv + step * n + i, seq_id, True)
         ns = engine.decode(batch, [None] * shape.n_rows).call_ns
-    for seq_id in range(shape.n_rows):
+    for seq_id in range(n_seq):
         engine.kv_truncate(seq_id, 0)
     return ns, ns
 

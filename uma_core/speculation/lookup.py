@@ -11,7 +11,6 @@ from uma_core.speculation.acceptance import Acceptance
 from uma_core.speculation.suffix import N_FEED, Cursor, SuffixText
 from uma_core.types import TokenId
 
-FIRST_MATCH = 8  # a prediction's first token counts as likely as one behind a match of so many
 OWN, HISTORY, PREDICTION = "lookup", "history", "prediction"
 
 
@@ -58,7 +57,7 @@ class Lookup:
     def _best(self, n_most: int) -> Draft:
         """Of the places that were found, the one with the longest match; the text itself goes before others."""
         if self._prediction and not self._n_generated:
-            return self._draft(self._prediction[:n_most], PREDICTION, FIRST_MATCH)
+            return self._draft(self._prediction[:n_most], PREDICTION, 1)
         n_match, position = self._own.match()
         source, text = OWN, self._own
         for name, cursor in self._cursors:

@@ -42,12 +42,12 @@ class Sample(NamedTuple):
 def calibration_shapes(device: DeviceView) -> list[Shape]:
     """List what to time, most telling first.
 
-    `decode`: one call of n_rows rows, each with n_kv cells. `prefill`: one chunk after n_kv cells; where prefill is
+    `decode`: one call of n_rows rows, each with n_kv cells, of as many sequences as there are. `prefill`: one chunk after n_kv cells; where prefill is
     resumable it is cut as finely as the engine can, and its longest piece is a sample of kind `piece`. `transfer`: moving n_rows bytes.
     `mixed`: one call of n_rows rows, one of them a stream's, the others a prompt's after n_kv cells.
     Time each two or three times.
     """
-    n_most = min(device.n_seq_max, device.n_batch)  # rows of a decode call
+    n_most = min(max(device.n_seq_max, device.n_verify_rows), device.n_batch)  # rows of a decode call, drafts included
     rows = [n for n in (1, 2, 4, 3, 8, 16, 6, 12, 9, 24, 32) if n <= n_most]
     sizes = [n for n in (64, 512, 256, 128, 32, 16, 63, 8, 1024, 2048) if n <= device.n_ubatch]
     if device.n_ubatch not in sizes:
@@ -66,13 +66,14 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
 
 def _fits(shape: Shape, device: DeviceView) -> bool:
     """Whether the KV memory holds all sequences that timing the shape takes."""
-    longest = shape.n_kv + (N_STEPS if shape.kind == DECODE else shape.n_rows)
+    n_rows = N_STEPS * -(-shape.n_rows // device.n_seq_max) if shape.kind == DECODE else shape.n_rows
+    longest = shape.n_kv + n_rows
     if shape.kind == TRANSFER:
         n_copies, longest = 2, shape.n_rows // device.kv_bytes_per_cell
     elif shape.kind == MIXED:
         n_copies, longest = 2, max(longest, min(SHORT, device.n_ctx_seq // 2) + 1)
     else:
-        n_copies = shape.n_rows if shape.kind == DECODE else 1
+        n_copies = min(shape.n_rows, device.n_seq_max) if shape.kind == DECODE else 1
     return longest <= device.n_ctx_seq and n_copies * -(-longest // PAGE) * PAGE <= device.n_ctx
 
 

@@ -1,0 +1,186 @@
+"""What speculation wins on recorded texts: the same daemon with it and without, in turn, alone and beside a prefill storm."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perf.recorded import N_TURNS, recorded
+from perf.replayed import seed_of, vocabulary
+from perf.servers import Settings, UmaServer
+from perf.stats import percentile
+from perf.wire import frame
+
+ON, OFF = "auto", "off"
+N_TOKENS = 96  # of an answer
+N_TURNS_EACH = 4  # of the agent's, by each stream
+N_STORM, N_STORM_PROMPT, STORM_EVERY_S = 6, 1200, 0.4
+SAME_STEP_NS = 200_000  # tokens of one step arrive together: within so much of each other
+TIMEOUT_S = 180.0
+
+
+class ReplayServer(UmaServer):
+    """Recorded answers; what was answered before is not drafted from, for each text is answered again and again."""
+
+    def command(self) -> list[str]:
+        command = super().command()
+        command[command.index("uma_core")] = "perf.replayed"
+        return [*command, "--history-tokens", "0", "--engine", "graph"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    workload: str
+    n_streams: int
+    has_storm: bool
+
+    @property
+    def name(self) -> str:
+        return f"spec-{self.workload}-{self.n_streams}{'-storm' if self.has_storm else ''}"
+
+    @property
+    def title(self) -> str:
+        beside = " beside a prefill storm" if self.has_storm else ""
+        return f"speculation, {self.workload}, {self.n_streams} streams{beside}"
+
+
+class Replayer:
+    """Asks a `ReplayServer`. Blocking; one connection a request."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        vocab = vocabulary()
+        self._texts = [
+            (t, vocab.tokenize(t.prompt, True, False), vocab.tokenize(t.answer, False, False)) for t in recorded()
+        ]
+        self._n_storm = 0
+
+    def numbers(self, workload: str) -> list[int]:
+        return [i for i, (text, _, _) in enumerate(self._texts) if text.workload == workload]
+
+    def measure(self, case: Case, mode: str) -> dict[str, float]:
+        """Tokens a second of all streams, and the gaps between their steps and tokens. Raises: OSError where the daemon fails."""
+        streams = [list(self._turns(case, i)) for i in range(case.n_streams)]
+        sockets: dict[socket.socket, tuple[int, bytearray]] = {}
+        times: list[list[int]] = [[] for _ in streams]
+        gaps: list[float] = []
+        usage = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+        begin = time.monotonic_ns()
+        spans: list[tuple[int, int, int]] = []  # first token, last token, tokens
+        storms: list[socket.socket] = []
+        for i, turns in enumerate(streams):
+            sockets[self._ask(turns.pop(0), mode)] = i, bytearray()
+        while sockets:
+            now = time.monotonic_ns()
+            if now - begin > TIMEOUT_S * 1e9:
+                raise OSError(f"{case.name}: not answered within {TIMEOUT_S:.0f} s")
+            if case.has_storm and len(storms) < N_STORM and now - begin > (0.3 + len(storms) * STORM_EVERY_S) * 1e9:
+                storms.append(self._storm())
+            for sock in select.select(list(sockets), [], [], 0.05)[0]:
+                i, buffer = sockets[sock]
+                data, now = sock.recv(1 << 16), time.monotonic_ns()
+                buffer += data
+                for event in _events(buffer):
+                    if event.get("event") == "token":
+                        times[i].append(now)
+                    elif event.get("event") in ("eos", "error") or not data:
+                        if event.get("reason") != "length":
+                            raise OSError(f"{case.name}: {event}")
+                        for name in usage:
+                            usage[name] += event["usage"].get(name, 0)
+                        spans.append((times[i][0], times[i][-1], len(times[i])))
+                        gaps += [(b - a) / 1e6 for a, b in zip(times[i], times[i][1:], strict=False)]
+                        times[i] = []
+                        del sockets[sock]
+                        sock.close()
+                        if streams[i]:
+                            sockets[self._ask(streams[i].pop(0), mode)] = i, bytearray()
+        for sock in storms:
+            sock.close()  # which cancels what is left of it
+        steps = [gap for gap in gaps if gap * 1e6 > SAME_STEP_NS]
+        rates = [(n - 1) / max(1, last - first) for first, last, n in spans]
+        drafted = sum(usage.values())
+        return {
+            "tok_s": case.n_streams * 1e9 * sum(rates) / len(rates),
+            "step_p50_ms": percentile(steps, 50),
+            "step_p95_ms": percentile(steps, 95),
+            "step_max_ms": max(steps, default=0.0),
+            "token_p95_ms": percentile(gaps, 95),
+            "accepted": usage["accepted_prediction_tokens"] / drafted if drafted else 0.0,
+            "drafted_per_token": drafted / max(1, sum(n for _, _, n in spans)),
+        }
+
+    def _turns(self, case: Case, stream: int) -> Iterator[int]:
+        known = self.numbers(case.workload)
+        if case.workload == "agent":
+            step = N_TURNS // N_TURNS_EACH
+            yield from (known[(stream + step * turn) % N_TURNS] for turn in range(N_TURNS_EACH))
+        else:
+            yield known[stream % len(known)]
+
+    def _ask(self, which: int, mode: str) -> socket.socket:
+        _, prompt, answer = self._texts[which]
+        n = min(len(answer), N_TOKENS)
+        return self._send(
+            id="r", tokens=prompt, max_tokens=n, seed=seed_of(which), speculate=mode, priority="interactive"
+        )
+
+    def _storm(self) -> socket.socket:
+        self._n_storm += 1
+        tokens = [300 + (self._n_storm * 7919 + i * 31) % 7000 for i in range(N_STORM_PROMPT)]
+        return self._send(id="s", tokens=tokens, max_tokens=1, priority="background", speculate=OFF)
+
+    def _send(self, **message: Any) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(self._path)
+        sock.sendall(frame({**message, "temperature": 0, "stream": True}))
+        return sock
+
+
+def _events(buffer: bytearray) -> Iterator[dict[str, Any]]:
+    while len(buffer) >= 4:
+        (size,) = struct.unpack_from("<I", buffer)
+        if len(buffer) < 4 + size:
+            return
+        yield json.loads(bytes(buffer[4 : 4 + size]))
+        del buffer[: 4 + size]
+
+
+def compare(server: ReplayServer, cases: Sequence[Case], repeats: int) -> Iterator[tuple[Case, str, dict[str, float]]]:
+    """Figures of every case with speculation and without, in turn, repeat by repeat; every other one in reverse."""
+    replayer = Replayer(str(server.socket_path))
+    for case in cases:  # prompts are in the cache from here on, in both modes
+        replayer.measure(Case(case.workload, case.n_streams, False), OFF) if not case.has_storm else None
+    for repeat in range(repeats):
+        for case in cases:
+            for mode in (OFF, ON) if repeat % 2 == 0 else (ON, OFF):
+                yield case, mode, replayer.measure(case, mode)
+
+
+def settings(model: Path, threads: int) -> Settings:
+    return Settings(model, threads, n_seq=8, n_ctx_seq=2048)
+
+
+def words(case: Case, on: list[dict[str, float]], off: list[dict[str, float]], alone_step_ms: float) -> str:
+    """One line: ratios with their spread. Times between tokens are in steps of one stream without drafts."""
+    ratios = sorted(a["tok_s"] / b["tok_s"] for a, b in zip(on, off, strict=False))
+    figures = {
+        name: (
+            percentile([row[name] for row in on], 50) / alone_step_ms,
+            percentile([row[name] for row in off], 50) / alone_step_ms,
+        )
+        for name in ("step_p95_ms", "step_max_ms", "token_p95_ms")
+    }
+    told = "  ".join(f"{name[:-3]} {a:.2f} (off {b:.2f})" for name, (a, b) in figures.items())
+    held = percentile([row["accepted"] for row in on], 50)
+    return (
+        f"{case.name:24} {percentile(ratios, 50):.2f}x tokens/s ({ratios[0]:.2f} to {ratios[-1]:.2f})  {told}  "
+        f"held {held:.2f} of {percentile([row['drafted_per_token'] for row in on], 50):.2f} a token"
+    )

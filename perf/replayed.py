@@ -1,0 +1,113 @@
+"""Our daemon with an engine that "chooses" recorded tokens: every step computes all that it would, and what is drawn is replaced.
+
+    python -m perf.replayed daemon --model ...
+
+A request whose `seed` is that of a recorded answer (`seed_of`) is given its tokens, whatever the model's logits are. So acceptance is that of real
+text and cost that of a real model, where only random weights are at hand. All rows of drafts are sampled, held or not: the cost is not flattered.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from perf.recorded import recorded
+from uma_core.config import EngineOptions
+from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, WANT_TOKEN, Batch, DecodeOutcome, DecodeStatus, Engine
+from uma_core.models import default_model_path
+from uma_core.types import SamplingParams, TokenId
+
+FIRST_SEED = 0x5EED0000
+
+
+def seed_of(which: int) -> int:
+    """The seed that asks for the recorded text of this number."""
+    return FIRST_SEED + which
+
+
+def vocabulary() -> Any:
+    """The embedded model's, in which the recorded texts are read: 8,192 tokens, which every larger vocabulary has numbers for."""
+    from uma_core.engine.llama_model import LlamaModel
+
+    path = str(default_model_path())
+    return LlamaModel(path, EngineOptions(model=path), is_vocab_only=True)
+
+
+class Replay:
+    """Takes the place of an engine's methods. Of a sampler it knows which token is next."""
+
+    def __init__(self, engine: Engine, answers: dict[int, list[TokenId]]) -> None:
+        """`answers`: by seed. Changes `engine`."""
+        self._answers = answers
+        self._next: dict[
+            int, tuple[Any, list[TokenId], list[int]]
+        ] = {}  # by identity of a sampler, which is kept with it
+        self._sampler, self._decode, self._draw = engine.sampler, engine.decode, engine.draw
+        self._prefill_sample = engine.prefill_sample
+        changed: Any = engine
+        changed.sampler, changed.decode, changed.draw = self.sampler, self.decode, self.draw
+        changed.prefill_sample = self.prefill_sample
+        changed.piece = lambda token, unparse_special=False: b"x"
+        changed.is_eog = lambda token: False
+
+    def sampler(self, params: SamplingParams, seed: int) -> Any:
+        made = self._sampler(params, seed)
+        self._next.pop(id(made), None)
+        if seed in self._answers:
+            self._next[id(made)] = made, self._answers[seed], [0]
+        return made
+
+    def _chosen(self, sampler: Any, drawn: TokenId) -> TokenId:
+        """The recorded token, where there is one left."""
+        known = self._next.get(id(sampler))
+        if known is None or drawn < 0:
+            return drawn
+        _, answer, at = known
+        at[0] += 1
+        return answer[(at[0] - 1) % len(answer)]
+
+    def decode(self, batch: Batch, samplers: Sequence[Any]) -> DecodeOutcome:
+        wanted = batch.want_logits[: batch.n]
+        asked = wanted.copy()
+        wanted[asked == WANT_IF_HELD] = WANT_TOKEN
+        outcome = self._decode(batch, samplers)
+        wanted[:] = asked
+        if outcome.status is not DecodeStatus.OK or not outcome.tokens:
+            return outcome
+        tokens: list[TokenId] = []
+        for place, sampler, drawn in zip(np.flatnonzero(asked), samplers, outcome.tokens, strict=False):
+            if asked[place] == WANT_IF_HELD and tokens[-1] != batch.tokens[place]:
+                tokens.append(NOT_DRAWN)
+            else:
+                tokens.append(self._chosen(sampler, drawn))
+        return outcome._replace(tokens=tokens)
+
+    def draw(self, row: int, sampler: Any) -> TokenId:
+        return self._chosen(sampler, self._draw(row, sampler))
+
+    def prefill_sample(self, seq_id: int, sampler: Any) -> TokenId:
+        return self._chosen(sampler, self._prefill_sample(seq_id, sampler))
+
+
+def main() -> int:
+    from uma_core.cli import main as run
+    from uma_core.server import host
+
+    vocab, opened = vocabulary(), host.open_engine
+    answers = {seed_of(i): vocab.tokenize(text.answer, False, False) for i, text in enumerate(recorded())}
+
+    def open_replaying(*args: Any, **named: Any) -> Engine:
+        engine = opened(*args, **named)
+        Replay(engine, answers)
+        return engine
+
+    host.open_engine = open_replaying
+    sys.argv[0] = "uma-core"
+    return int(run() or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Recorded texts are replayed token by token, with drafts and without, and studied without an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perf import drafts, replay
+from perf.recorded import N_TURNS, WORKLOADS, recorded
+from perf.replayed import Replay, seed_of
+from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, Batch
+from uma_core.engine.fake import FakeEngine, FakeModel
+from uma_core.speculation.acceptance import Acceptance
+from uma_core.speculation.lookup import Lookup
+from uma_core.types import SamplingParams
+
+ANSWER = [70, 71, 72, 73, 74, 75]
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    engine = FakeEngine(FakeModel(n_seq_max=2, n_ctx=512, is_unified=True))
+    Replay(engine, {seed_of(0): ANSWER})
+    return engine
+
+
+def test_a_recorded_answer_is_chosen_and_others_are_not(engine: FakeEngine) -> None:
+    ours, other = engine.sampler(SamplingParams(), seed_of(0)), engine.sampler(SamplingParams(), 1)
+    batch = Batch(8)
+    batch.add(5, 0, 0, True)
+    batch.add(5, 0, 1, True)
+    first = engine.decode(batch, [ours, other]).tokens
+    assert first[0] == ANSWER[0] and first[1] != ANSWER[0]
+
+
+def test_drafts_hold_as_far_as_they_were_recorded(engine: FakeEngine) -> None:
+    sampler = engine.sampler(SamplingParams(), seed_of(0))
+    batch = Batch(8)
+    batch.add(5, 0, 0, True)
+    batch.verify([70, 71, 9], 1, 0, WANT_IF_HELD)
+    assert engine.decode(batch, [sampler] * 4).tokens == [70, 71, 72, NOT_DRAWN]
+    assert list(batch.want_logits[:4]) == [1, 3, 3, 3], "the batch is as it was"
+    engine.kv_truncate(0, 3)
+    batch.clear()
+    batch.add(72, 3, 0, True)
+    assert engine.decode(batch, [sampler]).tokens == [73]
+
+
+def test_every_workload_is_recorded() -> None:
+    texts = recorded()
+    assert {text.workload for text in texts} == set(WORKLOADS)
+    assert sum(text.workload == "agent" for text in texts) == N_TURNS
+
+
+def test_the_study_counts_what_holds() -> None:
+    tally, prompt = drafts.Tally(), np.arange(50, dtype=np.int32)
+    source = Lookup(prompt, (), Acceptance())
+    drafts.play(source, list(range(10, 45)), drafts.Price(0.0, 0.1), tally)
+    assert tally.n_tokens == 35 and tally.n_held > 15 and tally.speed > 1.5
+    plain = drafts.Tally()
+    drafts.play(Lookup(prompt, (), Acceptance()), list(range(1000, 1035)), drafts.Price(0.02, 0.2), plain)
+    assert plain.speed == 1.0 and plain.n_drafted == 0
+
+
+def test_words_compare_with_one_stream_without_drafts() -> None:
+    row = {
+        "tok_s": 10.0,
+        "step_p95_ms": 12.0,
+        "step_max_ms": 15.0,
+        "token_p95_ms": 12.0,
+        "accepted": 0.5,
+        "drafted_per_token": 1.0,
+    }
+    told = replay.words(replay.Case("edit", 1, True), [{**row, "tok_s": 25.0}], [row], 10.0)
+    assert "spec-edit-1-storm" in told and "2.50x" in told and "step_p95 1.20" in told
