@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from perf.recorded import recorded
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, WANT_TOKEN, Batch, DecodeOutcome, DecodeStatus, Engine
 from uma_core.models import default_model_path
 from uma_core.types import SamplingParams, TokenId
@@ -30,7 +30,7 @@ def seed_of(which: int) -> int:
 
 def vocabulary() -> Any:
     """The embedded model's, in which the recorded texts are read: 8,192 tokens, which every larger vocabulary has numbers for."""
-    from uma_core.engine.llama_model import LlamaModel
+    from uma_core.engine.llama.model import LlamaModel
 
     path = str(default_model_path())
     return LlamaModel(path, EngineOptions(model=path), is_vocab_only=True)
@@ -94,13 +94,13 @@ class Replay:
 
 def main() -> int:
     from uma_core.cli import main as run
-    from uma_core.server import host
+    from uma_core.server.lifecycle import host
 
     vocab, opened = vocabulary(), host.open_engine
     answers = {seed_of(i): vocab.tokenize(text.answer, False, False) for i, text in enumerate(recorded())}
 
     def open_replaying(*args: Any, **named: Any) -> Engine:
-        engine = opened(*args, **named)
+        engine: Engine = opened(*args, **named)
         Replay(engine, answers)
         return engine
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from uma_core.executor.intake import Admittance, Limits
 
 from tests.daemon.support import DRAFT
 from uma_core.clock import MonotonicClock
-from uma_core.config import EngineOptions
+from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.api import Engine
-from uma_core.engine.open import open_engine
+from uma_core.engine.select.open import open_engine
 from uma_core.executor.executor import Executor, device_view
-from uma_core.executor.intake import Admittance, Limits
-from uma_core.metrics import new_registry
+from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import guess
 from uma_core.session.draft import Draft

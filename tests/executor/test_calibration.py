@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from uma_core.clock import ManualClock
-from uma_core.engine.fake import FakeEngine, FakeModel
-from uma_core.engine.fake_cost import CPU_SHAPE
+from uma_core.engine.fake.cost import CPU_SHAPE
+from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.executor.calibration import measure
 from uma_core.executor.executor import device_view
 from uma_core.policy.cost import fit

@@ -9,7 +9,7 @@ from perf import drafts, replay
 from perf.recorded import N_TURNS, WORKLOADS, recorded
 from perf.replayed import Replay, seed_of
 from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, Batch
-from uma_core.engine.fake import FakeEngine, FakeModel
+from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.speculation.acceptance import Acceptance
 from uma_core.speculation.lookup import Lookup
 from uma_core.types import SamplingParams
