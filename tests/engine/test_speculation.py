@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from uma_core.executor.intake import Admittance, Limits
+from uma_core.executor.admission import AdmissionControl, Limits
 
 from tests.daemon.support import DRAFT
 from uma_core.clock import MonotonicClock
@@ -94,7 +94,13 @@ def run(engine: Engine, asks: dict[str, Ask], compiler: Compiler, speculator: Sp
     """What each request was answered, and how many draft tokens held."""
     clock, registry = MonotonicClock(), new_registry()
     executor = Executor(
-        engine, Admittance(Limits(), clock), SchedulerConfig(), guess(device_view(engine)), registry, clock, speculator
+        engine,
+        AdmissionControl(Limits(), clock),
+        SchedulerConfig(),
+        guess(device_view(engine)),
+        registry,
+        clock,
+        speculator,
     )
     answers: Answers = {}
     on_finished = executor.deliveries.on_finished
