@@ -23,6 +23,7 @@ from uma_core import endpoint
 from uma_core.errors import UmaError
 from uma_core.protocol.framing import FrameReader, encode_frame
 from uma_gateway.errors import GatewayError, Kind, from_daemon
+from uma_gateway.inbox import Inbox
 
 Event = dict[str, Any]
 
@@ -48,22 +49,20 @@ class Link(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._frames = FrameReader(REPLY_CAP_BYTES)
-        self._payloads: deque[bytes] = deque()
+        self._inbox = Inbox()
         self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[None] | None = None
         self._is_paused = False
-        self._failure: GatewayError | None = None
         self.sink: Callable[[list[bytes]], bool] | None = None  # see Generation.divert
 
     @property
     def is_open(self) -> bool:
-        return self._failure is None and self._transport is not None
+        return self._inbox.failure is None and self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment] # a stream socket's
 
     def data_received(self, data: bytes) -> None:
-        frames, payloads = self._frames, self._payloads
+        frames, payloads = self._frames, self._inbox.payloads
         frames.feed(data)
         arrived: list[bytes] = []
         try:
@@ -76,50 +75,34 @@ class Link(asyncio.Protocol):
             )
             return
         # only while the reader waits for more: else it is at work on earlier events, and order would be lost
-        is_reader_idle = self._waiter is not None and not self._waiter.done() and not payloads
-        if self.sink is not None and arrived and is_reader_idle and self.sink(arrived):
+        if self.sink is not None and arrived and self._inbox.is_awaited and self.sink(arrived):
             return
         payloads.extend(arrived)
         if len(payloads) > QUEUE_HIGH and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
-        self._wake()
+        self._inbox.wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(no_daemon("the daemon hung up" if exc is None else f"the connection to the daemon broke: {exc}"))
 
     def _fail(self, failure: GatewayError) -> None:
-        if self._failure is None:
-            self._failure = failure
         if self._transport is not None:
             self._transport.abort()
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._inbox.fail(failure)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        if self._transport is None or self._failure is not None:
-            raise self._failure or no_daemon("the connection to the daemon is closed")
+        if self._transport is None or self._inbox.failure is not None:
+            raise self._inbox.failure or no_daemon("the connection to the daemon is closed")
         self._transport.write(encode_frame(orjson.dumps(message)))
 
     def wake_reader(self) -> None:
         """Make a waiting `receive` return what there is, which may be nothing."""
-        self._wake()
+        self._inbox.wake()
 
     async def receive(self) -> list[bytes]:
         """Wait for what comes next; everything that has come, in order. Raises: GatewayError once nothing can come any more."""
-        if not self._payloads:
-            if self._failure is not None:
-                raise self._failure
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            if not self._payloads and self._failure is not None:
-                raise self._failure
-        taken = list(self._payloads)
-        self._payloads.clear()
+        taken = await self._inbox.take()
         if self._is_paused and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
@@ -127,12 +110,10 @@ class Link(asyncio.Protocol):
 
     def close(self) -> None:
         """Hang up: the daemon cancels what was asked for here. Idempotent."""
-        if self._failure is None:
-            self._failure = no_daemon("the connection to the daemon is closed")
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
-        self._wake()
+        self._inbox.fail(no_daemon("the connection to the daemon is closed"))
 
 
 async def connect(path: str) -> Link:

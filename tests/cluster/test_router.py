@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -131,10 +132,43 @@ def test_a_daemon_that_drains_gets_nothing_and_keeps_what_it_has() -> None:
     assert node_of(router, ask("u"), 3 * S) == "n0"
 
 
-def test_who_refused_it_is_not_asked_again() -> None:
-    router = routers(digest(PROMPT), digest())
-    assert node_of(router, ask(avoid=frozenset({"n0"}))) == "n1"
-    assert router.offer(ask("s", avoid=frozenset({"n0", "n1"})), S) is None
+def test_a_daemon_that_refused_or_lost_a_request_gets_it_again_only_when_no_other_is_open() -> None:
+    router = routers(digest(PROMPT), digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    avoid = frozenset({"n0"})
+    assert node_of(router, ask(avoid=avoid)) == "n1"
+    assert router.offer(ask("s", avoid=avoid), S) is None, "it waits for the other one to have room"
+    router.set_open("n1", False)
+    assert [(one.id, choice.node) for one, choice in router.ready(S) if isinstance(choice, Choice)] == [("s", "n0")]
+
+
+def test_requests_wait_for_daemons_to_come_back_but_not_for_ever() -> None:
+    router = routers(digest())
+    router.set_open("n0", False)
+    for name in ("r", "s"):
+        assert router.offer(ask(name), S) is None
+    assert list(router.ready(30 * S)) == [], "a daemon that crashed is back by then"
+    router.heard("n0", digest(n_seq_max=1, max_requests=1), 31 * S)
+    assert [one.id for one, _ in router.ready(31 * S)] == ["r"]
+    router.set_open("n0", False)
+    assert list(router.ready(90 * S)) == []
+    assert list(router.ready(92 * S)) == [(ask("s"), Refusal("unavailable", 1000))]
+
+
+def test_a_full_cluster_needs_no_more_memory_the_longer_it_is_full() -> None:
+    """What is popped and put back keeps its one deadline."""
+    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0))
+    assert router.offer(ask("r", ()), S) is not None
+    for i in range(100):
+        assert router.offer(ask(f"w{i}", (i,), deadline_ns=1000 * S), S) is None
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(300):
+            assert list(router.ready(2 * S)) == []
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
+    assert len([one for one, _ in router.ready(2000 * S) if one.id.startswith("w")]) == 100, "each ends once"
 
 
 def test_a_daemon_that_goes_takes_its_requests_and_pages_along() -> None:

@@ -53,7 +53,10 @@ class NodeActor:
     async def _evict(self) -> None:
         while True:
             await asyncio.sleep(EVICT_S)
-            await self._node.evict_idle()
+            try:
+                await self._node.evict_idle()
+            except Exception:  # the next idle model may go, whatever was wrong with this one
+                log.exception("a model could not be evicted")
 
     async def load(self, name: str, model: str) -> Result:
         return await self._node.load(model) if name == self._name else WRONG
@@ -95,8 +98,10 @@ class GatewayActor:
         logging.getLogger("uma_gateway").setLevel(config.log.level.upper())
 
         def make() -> ClusterGateway:
-            transport = RayTransport(self._nodes, NODES, {model.name: model.replicas for model in settings.models})
-            cluster = Cluster(transport, bytes.fromhex(settings.key), Knobs(lost_ns=int(settings.lost_s * 1e9)))
+            replicas = {model.name: model.replicas for model in settings.models}
+            transport = RayTransport(self._nodes, NODES, replicas, settings.load_s)
+            knobs = Knobs(lost_ns=int(settings.lost_s * 1e9))
+            cluster = Cluster(transport, bytes.fromhex(settings.key), knobs, settings.load_s)
             keys = Keys(config.access.api_key_file, config.access.api_key)
             first = sorted(
                 settings.models, key=lambda model: not model.replicas

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from uma_gateway.errors import GatewayError, Kind
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25  # between two digests of a daemon: half a prompt of a thousand tokens on a fast machine
+CALLS_PER_S = 400  # of each kind to all daemons together, where they are many: each takes a part of a millisecond here
+POSITIONS_SHARE = 0.05  # of this process's time that may go into counting places in the queue
 PAGES_IN_ALL = 1 << 20  # of all digests together: 300 bytes of memory each
 PAGES_LEAST, PAGES_MOST = 256, 4096  # of one daemon
 UNITS_S = 1.0  # between two looks at which daemons there are
@@ -29,8 +32,10 @@ UNITS_S = 1.0  # between two looks at which daemons there are
 class Cluster:
     """See the module head. `start` and `close` belong to the event loop."""
 
-    def __init__(self, transport: Transport, key: bytes, knobs: Knobs | None = None) -> None:
+    def __init__(self, transport: Transport, key: bytes, knobs: Knobs | None = None, load_s: float = 600.0) -> None:
+        """`load_s`: a request waits so long for a model that has to be loaded first."""
         self.transport = transport
+        self.load_s = load_s
         self.router = Router(knobs)
         self.units: dict[str, Unit] = {}
         self.fingerprints: dict[str, str] = {}  # by unit
@@ -53,6 +58,8 @@ class Cluster:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._main: asyncio.Task[None] | None = None
         self._has_changed = asyncio.Event()
+        self._by_model: dict[str, list[Unit]] = {}  # that were heard of; built anew when that changes
+        self._positions: dict[str, tuple[float, dict[str, int]]] = {}  # by group: good until when, and each request's
 
     def start(self) -> None:
         if self._main is None:
@@ -74,16 +81,20 @@ class Cluster:
                 await self._find_units()
             except (UnitLost, GatewayError) as error:
                 log.warning("the cluster does not tell which daemons it has: %s", error)
+            except Exception:  # without this loop nothing would be routed any more
+                log.exception("looking for daemons failed")
             for name in self.router.check(time.monotonic_ns()):
                 log.warning("%s says nothing: what it was doing is given up", name)
                 self._lose_readers(name)
             self._let_go()
-            await asyncio.sleep(UNITS_S)
+            await asyncio.sleep(max(UNITS_S, len(self.units) / CALLS_PER_S))
 
     async def _find_units(self) -> None:
         found = {unit.name: unit for unit in await self.transport.units()}
         for name in self.units.keys() - found.keys():
             self._leave(name)
+        if found != self.units:
+            self._by_model.clear()
         for name, unit in found.items():
             self.units[name] = unit
             task = self._polls.get(name)
@@ -94,6 +105,7 @@ class Cluster:
         """The cluster does not have this daemon any more. Who still reads from it goes on: it is let finish, or its stream breaks."""
         self.units.pop(name, None)
         self.fingerprints.pop(name, None)
+        self._by_model.clear()
         task = self._polls.pop(name, None)
         if task is not None:
             task.cancel()
@@ -117,7 +129,7 @@ class Cluster:
             else:
                 since = digest["generation"]
                 self._heard(unit, digest, t_asked)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(max(POLL_S, len(self.units) / CALLS_PER_S))
 
     def _heard(self, unit: Unit, digest: Event, t_asked: int) -> None:
         for _ in self.router.add(unit.name, group_of(unit.model, digest["fingerprint"])):
@@ -127,7 +139,9 @@ class Cluster:
         except (KeyError, ValueError, TypeError) as error:
             log.error("%s: a digest that is none: %r", unit.name, error)
             return
-        self.fingerprints[unit.name] = digest["fingerprint"]
+        if self.fingerprints.get(unit.name) != digest["fingerprint"]:
+            self.fingerprints[unit.name] = digest["fingerprint"]
+            self._by_model.clear()
         self._has_changed.set()
         self._let_go()
 
@@ -137,7 +151,27 @@ class Cluster:
 
     def of_model(self, model: str) -> list[Unit]:
         """The daemons of a model that were heard of."""
-        return [unit for unit in self.units.values() if unit.model == model and unit.name in self.fingerprints]
+        if not self._by_model:
+            for unit in self.units.values():
+                if unit.name in self.fingerprints:
+                    self._by_model.setdefault(unit.model, []).append(unit)
+        return self._by_model.get(model, [])
+
+    def nearest(self, units: list[Unit], n: int) -> list[Unit]:
+        """Open ones with little to do: the best of some that are drawn, since all who ask would meet at the very best."""
+        is_open = [unit for unit in units if self.router.is_open(unit.name)]
+        drawn = random.sample(is_open, min(2 * n, len(is_open)))
+        return sorted(drawn, key=lambda unit: self.router.n_requests(unit.name))[:n]
+
+    def position(self, ask: Ask) -> int | None:
+        """How many requests of its lane go before it, as of a moment ago; None: it does not wait, or is not counted yet."""
+        t_until, places = self._positions.get(ask.group, (0.0, {}))
+        now = time.monotonic()
+        if now > t_until:
+            places = self.router.positions(ask.group)
+            after = time.monotonic()
+            self._positions[ask.group] = after + (after - now) / POSITIONS_SHARE, places
+        return places.get(ask.id) if ask.id in self._waiting else None
 
     def fingerprint(self, model: str) -> str:
         """Of the weights that most of a model's daemons have; "": none is known."""
@@ -150,14 +184,13 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         while not (units := self.of_model(model)):
             self._has_changed.clear()
-            await self._load(model)
-            left = deadline - time.monotonic()
-            if left <= 0:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._load(model), max(0.0, deadline - time.monotonic()))
+                await asyncio.wait_for(self._has_changed.wait(), min(UNITS_S, max(0.0, deadline - time.monotonic())))
+            if time.monotonic() >= deadline and not self.of_model(model):
                 raise GatewayError(
                     Kind.UNAVAILABLE, f"no daemon of {model} answers", code="daemon_unavailable", retry_after_ms=1000
                 )
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._has_changed.wait(), min(left, UNITS_S))
         return units
 
     async def heard(self, timeout_s: float) -> list[Unit]:

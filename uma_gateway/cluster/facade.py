@@ -18,7 +18,6 @@ from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
 from uma_gateway.model import Model
 
-LOAD_S = 600.0  # for a model that has to be loaded first
 OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
     "status": merge.status,
     "sessions": merge.sessions,
@@ -49,7 +48,7 @@ class ClusterDaemon(Daemon):
         given = {name: value for name, value in fields.items() if value is not None}
         if operation in OF_ALL:
             return OF_ALL[operation](await self.ask_all(operation, timeout_s, given))
-        units = await self.cluster.available(self.model, LOAD_S)
+        units = await self.cluster.available(self.model, self.cluster.load_s)
         for unit in self._turn(units):
             try:
                 return await self.cluster.transport.call(unit, operation, timeout_s, given)

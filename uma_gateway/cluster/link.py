@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from uma_gateway.cluster.cluster import Cluster, attempt_id, group_of
 from uma_gateway.cluster.router import INFINITE, LANES, PAGE, Ask, Choice
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.inbox import Inbox
 
 QUEUE_HIGH = 256  # events that wait for their reader: then nothing more is read from the daemon
 TRIES_MOST = 4  # daemons that a request may lose before it is given up: it may be the request that ends them
@@ -50,10 +50,8 @@ class RoutedLink:
         self._is_resumable = is_resumable and can_resume(fields)
         timeout_ms = fields.get("timeout_ms") or 0
         self._deadline_ns = time.monotonic_ns() + int(timeout_ms * 1e6) if timeout_ms else 0
-        self._payloads: deque[bytes] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._inbox = Inbox()
         self._drained = asyncio.Event()
-        self._failure: GatewayError | None = None
         self._n_prompt = 0  # tokens
         self._sent_text = ""
         self._tail: list[str | int] = []  # what was sent, as a prompt goes on with it: token ids, or their text
@@ -71,22 +69,12 @@ class RoutedLink:
 
     async def receive(self) -> list[bytes]:
         """Wait for what comes next. Raises: GatewayError once nothing can come any more."""
-        if not self._payloads:
-            if self._failure is not None:
-                raise self._failure
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            if not self._payloads and self._failure is not None:
-                raise self._failure
-        taken = list(self._payloads)
-        self._payloads.clear()
+        taken = await self._inbox.take()
         self._drained.set()
         return taken
 
     def wake_reader(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._inbox.wake()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """A cancel, of one answer or of all."""
@@ -100,21 +88,10 @@ class RoutedLink:
 
     def close(self) -> None:
         """The client is gone, or has all: what still runs is cancelled."""
-        if self._failure is None:
-            self._failure = GatewayError(Kind.UNAVAILABLE, "the request was closed", code="closed")
         self._task.cancel()
-        self.wake_reader()
+        self._inbox.fail(GatewayError(Kind.UNAVAILABLE, "the request was closed", code="closed"))
 
     # the life of the request
-
-    def _put(self, payloads: list[bytes]) -> None:
-        self._payloads += payloads
-        self.wake_reader()
-
-    def _fail(self, error: GatewayError) -> None:
-        if self._failure is None:
-            self._failure = error
-        self.wake_reader()
 
     async def _run(self) -> None:
         try:
@@ -130,10 +107,18 @@ class RoutedLink:
                     if self._n_sent:
                         self._tail = await self._sent_tokens()
                         ask = await self._ask()
+                except GatewayError as error:  # the last daemon of its model may have gone: then another one is loaded
+                    if error.code != "daemon_unavailable" or self._cluster.of_model(self._model) or n == TRIES_MOST - 1:
+                        raise
+                    ask = await self._ask()
         except GatewayError as error:
-            self._fail(error)
+            if self._n_sent:
+                error.extra |= self._progress()
+            self._inbox.fail(error)
         except Exception as error:  # a bug here must not leave a client without an end
-            self._fail(GatewayError(Kind.SERVER, f"routing failed: {type(error).__name__}: {error}", code="internal"))
+            self._inbox.fail(
+                GatewayError(Kind.SERVER, f"routing failed: {type(error).__name__}: {error}", code="internal")
+            )
 
     def _check_hope(self, loss: UnitLost, is_last: bool) -> None:
         """Whether the request can go on elsewhere. Raises: GatewayError."""
@@ -144,9 +129,14 @@ class RoutedLink:
             counts["resumed"] += 1
         else:
             counts["lost"] += 1
-            progress = {"tokens_sent": self._n_sent, "characters_sent": len(self._sent_text)}
             message = f"the daemon of this answer was lost after {self._n_sent} tokens: {loss}"
-            raise GatewayError(Kind.UNAVAILABLE, message, code="replica_lost", extra=progress, retry_after_ms=1000)
+            raise GatewayError(
+                Kind.UNAVAILABLE, message, code="replica_lost", extra=self._progress(), retry_after_ms=1000
+            )
+
+    def _progress(self) -> dict[str, int]:
+        """How far the answer came, for its error."""
+        return {"tokens_sent": self._n_sent, "characters_sent": len(self._sent_text)}
 
     def _has_all(self) -> bool:
         """Nothing but the end was lost."""
@@ -154,7 +144,7 @@ class RoutedLink:
         if not self._n_sent or n_tokens < (self._fields.get("max_tokens") or INFINITE):
             return False
         usage = {"prompt_tokens": self._n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
-        self._put(
+        self._inbox.put(
             [
                 orjson.dumps(
                     {"event": "eos", "id": self._id, "reason": "length", "text": "", "usage": usage, "timing": {}}
@@ -166,7 +156,7 @@ class RoutedLink:
     async def _ask(self) -> Ask:
         """What the router must know of the request. Raises: GatewayError."""
         fields = self._continued()
-        units = await self._cluster.available(self._model, self._time_left_s() or HASHES_S * 12)
+        units = await self._available()
         pages, n_tokens = await self._hashes(fields, units)
         self._n_prompt = self._n_prompt or n_tokens
         fingerprint = fields.get("model") or self._cluster.fingerprint(self._model)
@@ -183,14 +173,29 @@ class RoutedLink:
             frozenset(self._avoid),
         )
 
+    async def _available(self) -> list[Unit]:
+        """The model's daemons, once there are any. Raises: GatewayError."""
+        left_s = self._time_left_s()
+        try:
+            return await self._cluster.available(
+                self._model, self._cluster.load_s if left_s is None else min(left_s, self._cluster.load_s)
+            )
+        except GatewayError:
+            if self._time_left_s() == 0.0:
+                raise GatewayError(
+                    Kind.GENERATION_TIMEOUT,
+                    "the time for this request passed before its model was there",
+                    code="timeout",
+                ) from None
+            raise
+
     async def _sent_tokens(self) -> list[str | int]:
         """The tokens that were sent, where their ids are known: an event of several names only the last one. Else the text."""
-        for unit in self._nearest(await self._cluster.available(self._model, HASHES_S)):
+        for unit in self._cluster.nearest(await self._available(), 1):
             with contextlib.suppress(UnitLost, GatewayError):
                 reply = await self._cluster.transport.call(unit, "detokenize", HASHES_S, {"tokens": self._token_ids})
                 if reply["content"] == self._sent_text:
                     return list(self._token_ids)
-            break
         return [self._sent_text]
 
     async def _hashes(self, fields: Mapping[str, Any], units: list[Unit]) -> tuple[tuple[int, ...], int]:
@@ -203,7 +208,7 @@ class RoutedLink:
         size = len(orjson.dumps(inputs))
         if size < PAGE or fields.get("cache_prompt") is False:  # no whole page, or none that may be shared
             return (), max(1, size // 3)
-        for unit in self._nearest(units)[:2]:
+        for unit in self._cluster.nearest(units, 2):
             try:
                 call = self._cluster.transport.call(
                     unit, "prefix_hashes", HASHES_S, {**inputs, "key": self._cluster.key.hex()}
@@ -213,11 +218,6 @@ class RoutedLink:
                 continue  # what is wrong with the input is told by generate
             return tuple(int(page, 16) for page in reply["hashes"]), reply["n_tokens"]
         return (), max(1, size // 3)
-
-    def _nearest(self, units: list[Unit]) -> list[Unit]:
-        """By how little they have to do."""
-        load = {row["unit"]: row.get("requests", 0) for row in self._cluster.table() if row["is_open"]}
-        return sorted((unit for unit in units if unit.name in load), key=lambda unit: load[unit.name])
 
     def _time_left_s(self) -> float | None:
         if not self._deadline_ns:
@@ -273,6 +273,7 @@ class RoutedLink:
             )
         except UnitLost:
             self._avoid.add(unit.name)
+            self._cluster.router.set_open(unit.name, False)  # until its next digest shows that it is back
             self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + self._n_sent - n_before
             raise
         finally:
@@ -292,15 +293,15 @@ class RoutedLink:
                 if done:
                     return waiting.result()
                 pause_s = NEWS_S
-                position = self._cluster.router.positions(ask.group).get(ask.id)
-                if position is not None and self._fields.get("queue_updates"):
+                position = self._cluster.position(ask) if self._fields.get("queue_updates") else None
+                if position is not None:
                     event = {
                         "event": "queued",
                         "id": self._id,
                         "position": position,
                         "wait_ms": int(self._cluster.router.wait_ms(ask)),
                     }
-                    self._put([orjson.dumps(event)])
+                    self._inbox.put([orjson.dumps(event)])
         finally:
             if not waiting.done():
                 waiting.cancel()
@@ -313,13 +314,13 @@ class RoutedLink:
                 for payload in payloads:
                     verdict = self._judge(orjson.loads(payload), unit)
                     if verdict is False:
-                        self._put(passed)
+                        self._inbox.put(passed)
                         return False
                     passed.append(payload if verdict is None else orjson.dumps(verdict))
-                self._put(passed)
+                self._inbox.put(passed)
                 if self._is_done:
                     return True
-                while len(self._payloads) > QUEUE_HIGH:
+                while len(self._inbox.payloads) > QUEUE_HIGH:
                     self._drained.clear()
                     await self._drained.wait()
         finally:

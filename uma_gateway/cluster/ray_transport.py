@@ -23,11 +23,14 @@ TIMED_OUT = "it did not answer in time"
 class RayTransport:
     """Implements Transport."""
 
-    def __init__(self, handle: Any, deployment: str, models: Mapping[str, int]) -> None:
-        """`handle`: of the deployment of nodes. `models`: on how many nodes each one always is."""
+    def __init__(self, handle: Any, deployment: str, models: Mapping[str, int], load_s: float) -> None:
+        """`handle`: of the deployment of nodes. `models`: on how many nodes each one always is. `load_s`: a node gets so long to make
+        room for a model and to start its daemon.
+        """
         self._handle = handle
         self._deployment = deployment
         self._models = dict(models)
+        self._load_s = load_s
         self._about: dict[str, dict[str, Any]] = {}  # by replica: what it said last
         self._is_known = False
 
@@ -109,7 +112,7 @@ class RayTransport:
             if place is None:
                 return  # it is there already, or being loaded
             with contextlib.suppress(UnitLost):
-                reply = await self._ask("load", place, model, timeout_s=180.0)
+                reply = await self._ask("load", place, model, timeout_s=self._load_s)
                 if "error" not in reply:
                     await self._look()
                     return

@@ -15,7 +15,7 @@ and from what was routed: a router that starts anew is right again after one dig
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -49,6 +49,9 @@ class Knobs:
         4.0  # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
     )
     max_queued: int = 1024  # requests of one lane that wait here; more are refused
+    closed_ns: int = (
+        60_000_000_000  # requests wait so long for a daemon to come back when none takes any; then they are refused
+    )
 
 
 class Ask(NamedTuple):
@@ -61,7 +64,7 @@ class Ask(NamedTuple):
     pages: tuple[int, ...]  # hashes of its prompt, one a page (`prefix_hashes`)
     n_tokens: int  # of its prompt
     deadline_ns: int = 0  # 0: none
-    avoid: frozenset[str] = frozenset()  # daemons that refused it, or lost it
+    avoid: frozenset[str] = frozenset()  # daemons that refused it, or lost it: it goes elsewhere while others are open
 
 
 class Choice(NamedTuple):
@@ -127,8 +130,10 @@ class _Group:
         self.nodes: list[_Node | None] = []  # by bit
         self.holders: dict[int, int] = {}  # page -> the daemons that have it, one bit each
         self.queues = (FairQueue(), FairQueue())
-        self.usable = [0, 0]  # by lane: the daemons that may get a request ...
-        self.warm = [0, 0]  # ... and those that may get one that is cached there
+        self.open = 0  # the daemons that take requests, by bit
+        self.t_open_ns = 0  # when there was such a daemon, at the last look
+        self.usable = [0, 0]  # by lane: the daemons that have room for a request ...
+        self.warm = [0, 0]  # ... and those that have room for one that is cached there
         self.cold: tuple[list[float], list[float]] = (
             [],
             [],
@@ -158,9 +163,11 @@ class _Group:
     def refresh(self, node: _Node, knobs: Knobs) -> None:
         """Bring what is known of all daemons up to date with this one."""
         bit = 1 << node.bit
+        is_open = node.is_open and not node.is_lost
+        self.open = self.open | bit if is_open else self.open & ~bit
         for lane in (0, 1):
-            is_usable = node.is_open and not node.is_lost and node.has_room(lane, knobs.slack)
-            is_warm = node.is_open and not node.is_lost and node.has_room(lane, max(knobs.slack, knobs.warm_slack))
+            is_usable = is_open and node.has_room(lane, knobs.slack)
+            is_warm = is_open and node.has_room(lane, max(knobs.slack, knobs.warm_slack))
             self.warm[lane] = self.warm[lane] | bit if is_warm else self.warm[lane] & ~bit
             had = self.cold[lane][node.bit]
             self.usable[lane] = self.usable[lane] | bit if is_usable else self.usable[lane] & ~bit
@@ -229,6 +236,7 @@ class Router:
         """A reply of `digest` came; `t_asked_ns`: it holds everything that was sent before."""
         node = self._nodes[node_id]
         node.heard_ns, node.is_lost = max(1, t_asked_ns), False
+        node.group.t_open_ns = node.group.t_open_ns or t_asked_ns
         node.is_open = digest["state"] in ("ready", "degraded")
         node.n_seq, node.token_ms = max(1, digest["n_seq_max"]), digest["token_ms"]
         node.n_most = digest.get("max_requests", INFINITE)
@@ -292,12 +300,14 @@ class Router:
         if group is None:
             return None
         usable, warm = group.usable[ask.lane], group.warm[ask.lane]
-        for name in ask.avoid:
-            node = self._nodes.get(name)
-            if node is not None and node.group is group:
-                usable &= ~(1 << node.bit)
-                warm &= ~(1 << node.bit)
+        others = group.open & ~self._bits(ask.avoid, group)
+        if others:  # else a daemon that is back is as good as any
+            usable, warm = usable & others, warm & others
         return self._best(ask, group, (usable, warm), now_ns) if warm else None
+
+    def _bits(self, names: frozenset[str], group: _Group) -> int:
+        nodes = (self._nodes.get(name) for name in names)
+        return sum(1 << node.bit for node in nodes if node is not None and node.group is group)
 
     def _best(self, ask: Ask, group: _Group, masks: tuple[int, int], now_ns: int) -> Choice | None:
         lane, n_tokens, beta = ask.lane, max(1, ask.n_tokens), self.knobs.beta
@@ -396,6 +406,8 @@ class Router:
     def ready(self, now_ns: int) -> Iterator[tuple[Ask, Choice | Refusal]]:
         """Those that waited and need not any more: they have a daemon now, or their time has passed."""
         for name, group in list(self._groups.items()):
+            if group.open:
+                group.t_open_ns = now_ns
             for lane, queue in enumerate(group.queues):
                 for late in queue.expired(now_ns):
                     yield late, Refusal("timeout", 0)
@@ -407,11 +419,12 @@ class Router:
                     else:
                         yield ask, self._send(ask, choice, now_ns)
                 for each in reversed(passed):
-                    queue.push(each, is_first=True)
-            if group.is_empty:
+                    queue.put_back(each)
+            if group.is_empty or now_ns - group.t_open_ns > self.knobs.closed_ns:
                 for queue in group.queues:
                     while (left := queue.pop()) is not None:
                         yield left, Refusal("unavailable", RETRY_MS)
+            if group.is_empty:
                 self._groups.pop(name, None)
 
     def _send(self, ask: Ask, choice: Choice, now_ns: int) -> Choice:
@@ -451,6 +464,16 @@ class Router:
         node.group.queues[lane].served(sent.ask.account, ms - sent.charged_ms)
 
     # what is told of it
+
+    def is_open(self, node_id: str) -> bool:
+        """Whether a daemon takes requests."""
+        node = self._nodes.get(node_id)
+        return node is not None and node.is_open and not node.is_lost
+
+    def n_requests(self, node_id: str) -> int:
+        """Of a daemon, as far as is known."""
+        node = self._nodes.get(node_id)
+        return 0 if node is None else node.n_requests
 
     def positions(self, group: str) -> dict[str, int]:
         """Of the requests that wait for a group: how many of their lane go before each."""
@@ -505,7 +528,7 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        self._asks: dict[str, dict[str, Ask]] = {}  # by account, then by id
+        self._asks: dict[str, OrderedDict[str, Ask]] = {}  # by account, then by id
         self._account_of: dict[str, str] = {}
         self._used: dict[str, float] = {}  # ms by account
         self._time = 0.0  # virtual: where the account began that was served last
@@ -517,15 +540,18 @@ class FairQueue:
     def __bool__(self) -> bool:
         return bool(self._account_of)
 
-    def push(self, ask: Ask, is_first: bool = False) -> None:
-        asks = self._asks.setdefault(ask.account, {})
-        if is_first:
-            self._asks[ask.account] = {ask.id: ask, **asks}
-        else:
-            asks[ask.id] = ask
+    def push(self, ask: Ask) -> None:
+        self._asks.setdefault(ask.account, OrderedDict())[ask.id] = ask
         self._account_of[ask.id] = ask.account
         if ask.deadline_ns:
             heappush(self._deadlines, (ask.deadline_ns, ask.id))
+
+    def put_back(self, ask: Ask) -> None:
+        """Before all others of its account, after `pop`. Its deadline is still known."""
+        asks = self._asks.setdefault(ask.account, OrderedDict())
+        asks[ask.id] = ask
+        asks.move_to_end(ask.id, last=False)
+        self._account_of[ask.id] = ask.account
 
     def _start(self, account: str) -> float:
         return max(self._used.get(account, 0.0), self._time)

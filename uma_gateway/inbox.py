@@ -1,0 +1,52 @@
+"""What has arrived for one reader and was not taken yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+
+from uma_gateway.errors import GatewayError
+
+
+class Inbox:
+    """Payloads in order, and the failure after which no more come. One reader, in the event loop."""
+
+    def __init__(self) -> None:
+        self.payloads: deque[bytes] = deque()  # whoever appends here calls `wake` afterwards
+        self.failure: GatewayError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the reader waits, and nothing is there for it."""
+        return self._waiter is not None and not self._waiter.done() and not self.payloads
+
+    def put(self, payloads: Iterable[bytes]) -> None:
+        self.payloads.extend(payloads)
+        self.wake()
+
+    def fail(self, failure: GatewayError) -> None:
+        """Nothing more will come. The first failure counts."""
+        if self.failure is None:
+            self.failure = failure
+        self.wake()
+
+    def wake(self) -> None:
+        """Make a waiting `take` return what there is, which may be nothing."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def take(self) -> list[bytes]:
+        """Wait for a payload, then take all there are. Raises: GatewayError once nothing can come any more."""
+        if not self.payloads:
+            if self.failure is not None:
+                raise self.failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            if not self.payloads and self.failure is not None:
+                raise self.failure
+        taken = list(self.payloads)
+        self.payloads.clear()
+        return taken
