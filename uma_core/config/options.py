@@ -285,6 +285,11 @@ class IpcOptions:
         reload="restart",
     )
     echo: bool = option(False, "text lines: stream the prompt back first")
+    stop_at_eof: bool = option(
+        False,
+        "end, as after SIGTERM, when standard input closes: the daemon does not outlive the program that started it and holds the pipe",
+        reload="restart",
+    )
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class LocalDaemon:
 
     @property
     def pid(self) -> int:
-        """Of the keeper of a daemon that was started here; 0: there is none."""
+        """Of the daemon that was started here; 0: there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def ready(self, timeout_s: float) -> None:
@@ -90,20 +90,9 @@ class LocalDaemon:
             await asyncio.sleep(pause_s)
 
     async def _spawn(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "uma_gateway.cluster.keeper",
-            sys.executable,
-            "-m",
-            "uma_core",
-            "daemon",
-            "--socket",
-            self.path,
-        ]
+        command = [sys.executable, "-m", "uma_core", "daemon", *self.args, "--socket", self.path, "--stop-at-eof"]
         self._process = await asyncio.create_subprocess_exec(
             *command,
-            *self.args,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             start_new_session=True,
@@ -141,7 +130,7 @@ class LocalDaemon:
         if process is None:
             return
         if process.stdin is not None:
-            process.stdin.close()  # the keeper's word to stop
+            process.stdin.close()  # it ends; so it does when this process is killed, because the pipe closes then too
         try:
             await asyncio.wait_for(process.wait(), STOP_S)
         except asyncio.TimeoutError:

@@ -18,6 +18,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.config import SCHEMA, Config
 
 WORDS = {int: "an integer", float: "a number", str: "a text", dict: "a mapping"}
+MOST_S = 10_000_000.0  # four months; more is a mistake
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -82,8 +83,11 @@ def parse(values: dict[str, Any], source: str = "cluster.yaml") -> ClusterSettin
         raise _invalid(source, "`key` must be 16 to 64 bytes in hexadecimal")
     if min(settings.nodes, settings.port, settings.memory_mb) < 0 or settings.gateways < 1 or settings.port > 65_535:
         raise _invalid(source, "`nodes`, `port`, `memory_mb` and `gateways` must be counts")
-    if min(settings.lost_s, settings.load_s) <= 0 or settings.drain_s < 0:
-        raise _invalid(source, "`lost_s`, `load_s` and `drain_s` must be times in seconds")
+    if (
+        not all(0 < time_s <= MOST_S for time_s in (settings.lost_s, settings.load_s))
+        or not 0 <= settings.drain_s <= MOST_S
+    ):
+        raise _invalid(source, f"`lost_s`, `load_s` and `drain_s` must be times in seconds, of at most {MOST_S:.0f}")
     settings = dataclasses.replace(settings, models=parsed, key=key)
     gateway_config(settings)
     return settings
@@ -120,7 +124,7 @@ def _model(value: Any, source: str, where: str) -> ModelSettings:
     flags = flags.split() if isinstance(flags, str) else flags
     if not isinstance(flags, list | tuple):
         raise _invalid(source, f"`{where}daemon` must be a list of flags")
-    if model.replicas < 0 or model.idle_s < 0 or model.memory_mb < 0:
+    if model.replicas < 0 or not model.idle_s >= 0 or model.memory_mb < 0:  # which NaN is not
         raise _invalid(source, f"`{where}`: counts and times must not be negative")
     return dataclasses.replace(model, daemon=tuple(str(flag) for flag in flags))
 

@@ -29,10 +29,10 @@ from uma_core.server.io.listener import bind_unix, passed_sockets
 from uma_core.server.io.loop import Loop
 from uma_core.server.io.ports import Services
 from uma_core.server.io.scrape import Scraper
-from uma_core.server.lifecycle import signals
+from uma_core.server.lifecycle import signals, stdin
 from uma_core.server.lifecycle.gateway import Gateway
 from uma_core.server.lifecycle.host import Host
-from uma_core.server.lifecycle.lifecycle import Lifecycle
+from uma_core.server.lifecycle.lifecycle import EXIT, Lifecycle
 from uma_core.server.lifecycle.notify import Notifier
 from uma_core.server.lifecycle.reload import Reloader, check_stages
 from uma_core.server.lifecycle.supervise import Supervision
@@ -122,6 +122,8 @@ class Daemon:
         tame_allocator()
         descriptors.make_room(config.ipc.max_connections)
         signals.install(self.loop, self.lifecycle, self._reload)
+        if config.ipc.stop_at_eof:
+            stdin.watch(lambda: self.loop.call_soon(self._let_go))
         address = loopback(config.metrics.listen)
         if address is not None:
             self.scraper = Scraper(self.loop, address, self.status.prometheus)
@@ -174,6 +176,12 @@ class Daemon:
                 then()
 
         self.reloader.reload(answered)
+
+    def _let_go(self) -> None:
+        """The program that started the daemon is gone."""
+        if not self.lifecycle.is_leaving:
+            log.warning("standard input closed: running requests may end, then the daemon does")
+            self.lifecycle.drain(None, EXIT)
 
     def _applied(self, config: Config) -> None:
         output = installed()

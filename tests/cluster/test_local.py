@@ -1,0 +1,159 @@
+"""One daemon of this machine as a node keeps it: started, adopted, watched, started again, stopped, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, eventually
+from uma_gateway.cluster import local
+from uma_gateway.cluster.local import LocalDaemon
+from uma_gateway.cluster.transport import UnitLost
+
+pytestmark = pytest.mark.daemon
+FAKE = ("--engine", "fake", "--calibrate", "off", "--log-level", "error")
+SLOW = (*FAKE, "--model", "step-20ms")
+OWNER = """
+import asyncio, sys
+from uma_gateway.cluster.local import LocalDaemon
+
+async def main():
+    daemon = LocalDaemon(sys.argv[1], sys.argv[2:])
+    daemon.start()
+    await daemon.ready(60)
+    print(daemon.pid, flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def kept(path: Path, *args: str, drain_s: float = 0.0, **settings: object) -> AsyncIterator[LocalDaemon]:
+    daemon = LocalDaemon(str(path / "d.sock"), args, **settings)  # type: ignore[arg-type]
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        await daemon.stop(drain_s)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async def wait() -> None:
+        while not condition():
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(wait(), WAIT_S)
+
+
+async def read(daemon: LocalDaemon, n_tokens: int) -> list[str]:
+    """A request's events, by name, and why it ended."""
+    found = []
+    fields = {"type": "generate", "id": f"r{n_tokens}", "prompt": "hello", "max_tokens": n_tokens, "ignore_eos": True}
+    async for payloads in daemon.stream(fields):
+        for payload in payloads:
+            event = orjson.loads(payload)
+            found.append(event["reason"] if event["event"] == "eos" else event["event"])
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return (
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" if sys.platform == "linux" else True
+    )
+
+
+def test_a_daemon_is_started_used_and_started_again_after_a_crash(folder: Path) -> None:
+    async def work() -> int:
+        async with kept(folder, *FAKE) as daemon:
+            await daemon.ready(WAIT_S)
+            pid = daemon.pid
+            assert not daemon.is_adopted and (await read(daemon, 3))[-1] == "length"
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: daemon.restarts == 1 and daemon.pid not in (0, pid))
+            await daemon.ready(WAIT_S)
+            assert (await read(daemon, 3))[-1] == "length"
+            return daemon.pid
+
+    assert not is_alive(asyncio.run(work()))
+
+
+def test_running_answers_end_before_the_daemon_does(folder: Path) -> None:
+    async def work() -> list[str]:
+        async with kept(folder, *SLOW, drain_s=60.0) as daemon:
+            await daemon.ready(WAIT_S)
+            running = asyncio.ensure_future(read(daemon, 30))
+            await until(lambda: daemon.n_streams)
+            await asyncio.sleep(0.1)
+        return await running
+
+    events = asyncio.run(work())
+    assert events[-1] == "length" and events.count("token") == 30
+
+
+def test_a_daemon_of_somebody_else_is_used_and_never_stopped(fakes: Callable[..., list[DaemonProcess]]) -> None:
+    (other,) = fakes(1)
+
+    async def work() -> None:
+        daemon = LocalDaemon(other.path, FAKE)
+        daemon.start()
+        await until(lambda: daemon.is_adopted)
+        assert daemon.pid == 0 and (await read(daemon, 3))[-1] == "length"
+        await daemon.stop(drain_s=5.0)
+
+    asyncio.run(work())
+    assert other.state() == "ready"
+
+
+def test_where_one_may_only_be_adopted_none_is_started(folder: Path) -> None:
+    async def work() -> None:
+        async with kept(folder, is_startable=False) as daemon:
+            with pytest.raises(UnitLost):
+                await daemon.ready(0.3)
+            with pytest.raises(UnitLost):
+                await daemon.call("status", 1.0, {})
+            assert daemon.pid == 0
+
+    asyncio.run(work())
+
+
+def test_a_daemon_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "STOP_S", 0.2)
+
+    async def work() -> None:
+        async with kept(folder, *FAKE, hang_s=1.0) as daemon:
+            await daemon.ready(WAIT_S)
+            pid = daemon.pid
+            os.kill(pid, signal.SIGSTOP)
+            await until(lambda: daemon.restarts == 1)
+            assert not is_alive(pid)
+            await daemon.ready(WAIT_S)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_daemon_does_not_outlive_who_started_it(folder: Path, how: signal.Signals) -> None:
+    """Killed, it has no chance to say anything: the pipe closes by itself."""
+    path = str(folder / "d.sock")
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, path, *FAKE], stdout=subprocess.PIPE, cwd=ROOT)
+    with owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        assert is_alive(pid)
+        owner.send_signal(how)
+    eventually(lambda: not is_alive(pid), "its daemon was left behind")
+    assert not os.path.exists(path)
