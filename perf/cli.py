@@ -350,14 +350,20 @@ def drafts(row_price: float, later_price: float) -> None:
 
 
 @main.command()
-@click.option("--repeats", default=3, show_default=True, help="Of one and two daemons, in turn.")
+@click.option("--repeats", default=5, show_default=True, help="Of one and two daemons, in turn.")
 def cluster(repeats: int) -> None:
-    """Compare the tokens a second of two simulated daemons behind the cluster's router with those of one."""
+    """Compare the tokens a second of two simulated daemons behind the cluster's router with those of one. 20 s a repeat."""
     from perf.cluster import rate
+    from perf.stats import spread
 
-    found = [(rate(1), rate(2)) for _ in range(repeats)]
-    for one, two in found:
-        click.echo(f"one daemon {one:7.1f} tokens/s, two {two:7.1f}: {two / one:.2f}x")
+    found: dict[int, list[float]] = {1: [], 2: []}
+    for i in range(repeats):
+        for n_daemons in (1, 2) if i % 2 == 0 else (2, 1):  # what drifts meets both alike
+            found[n_daemons].append(rate(n_daemons))
+        one, two = found[1][-1], found[2][-1]
+        click.echo(f"one daemon {one:7.1f} tokens/s, two {two:7.1f}: {two / one:.3f}x")
+    ratios = spread(two / one for one, two in zip(found[1], found[2], strict=True))
+    click.echo(f"{ratios.n} repeats: median {ratios.median:.3f}x, from {ratios.low:.3f}x to {ratios.high:.3f}x")
 
 
 @main.command()

@@ -20,6 +20,7 @@ MODEL = "fake"
 N_SEQ = 8
 FLAGS = ("--engine", "fake", "--model", "step-20ms", "--calibrate", "off", "--log-level", "error")
 START_S = 60.0
+RUN_S = 60.0  # five times what it takes
 
 
 class Sockets:
@@ -63,19 +64,21 @@ async def _rate(n_daemons: int, n_requests: int, n_tokens: int) -> float:
     with tempfile.TemporaryDirectory(prefix="uma-p-") as folder:
         flags = (*FLAGS, "--parallel", str(N_SEQ), "--n-ctx", str(N_SEQ * 1024))
         daemons = {f"n{i}": LocalDaemon(f"{folder}/{i}.sock", flags) for i in range(n_daemons)}
-        for each in daemons.values():
-            each.start()
-        await asyncio.gather(*(each.ready(START_S) for each in daemons.values()))
         cluster = Cluster(Sockets(daemons), bytes(32))
-        cluster.start()
-        while len(cluster.of_model(MODEL)) < n_daemons:
-            await asyncio.sleep(0.05)
-        daemon = ClusterDaemon(cluster, MODEL)
-        t0 = time.perf_counter()
-        counts = await asyncio.gather(*(_answer(daemon, i, n_tokens) for i in range(n_requests)))
-        seconds = time.perf_counter() - t0
-        await cluster.close()
-        return sum(counts) / seconds
+        try:
+            for each in daemons.values():
+                each.start()
+            await asyncio.gather(*(each.ready(START_S) for each in daemons.values()))
+            cluster.start()
+            while len(cluster.of_model(MODEL)) < n_daemons:
+                await asyncio.sleep(0.05)
+            daemon = ClusterDaemon(cluster, MODEL)
+            t0 = time.perf_counter()
+            answers = asyncio.gather(*(_answer(daemon, i, n_tokens) for i in range(n_requests)))
+            counts = await asyncio.wait_for(answers, RUN_S)
+            return sum(counts) / (time.perf_counter() - t0)
+        finally:
+            await cluster.close()
 
 
 def rate(n_daemons: int, n_requests: int = 96, n_tokens: int = 50) -> float:

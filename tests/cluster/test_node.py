@@ -1,0 +1,135 @@
+"""A node: which models it loads, refuses and evicts within its memory, and what it answers for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.daemon.support import WAIT_S
+from uma_gateway.cluster import node as node_module
+from uma_gateway.cluster.node import Node
+from uma_gateway.cluster.settings import parse
+
+FAKE = ["--engine", "fake", "--calibrate", "off", "--log-level", "error"]
+BUDGET_MB = 100
+
+
+class Puppet:
+    """A daemon as a node knows it, without a process."""
+
+    running: set[str] = set()
+
+    def __init__(self, path: str, args: Any = (), is_startable: bool = True) -> None:
+        self.path = path
+        self.is_adopted = not is_startable
+        self.state, self.restarts, self.n_streams = "ready", 0, 0
+        self.t_used = time.monotonic()
+
+    def start(self) -> None:
+        assert self.path not in self.running
+        self.running.add(self.path)
+
+    async def stop(self, drain_s: float) -> None:
+        assert not self.n_streams, "a model in use was stopped"
+        self.running.remove(self.path)
+
+
+def models(**sizes: int) -> list[dict[str, Any]]:
+    """One that stays, and others that are loaded when they are asked for and may go at once."""
+    return [{"name": "stays", "memory_mb": 10}] + [
+        {"name": name, "memory_mb": size, "replicas": 0, "idle_s": 0.0} for name, size in sizes.items()
+    ]
+
+
+SIZES = {"a": 30, "b": 50, "c": 60, "d": 90, "e": 95}
+steps = st.lists(
+    st.tuples(st.sampled_from(["load", "begin", "end", "evict"]), st.sampled_from(["stays", *SIZES])), max_size=40
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps)
+def test_models_in_use_and_those_that_stay_are_never_evicted_and_memory_is_kept_to(
+    script: list[tuple[str, str]],
+) -> None:
+    async def work() -> None:
+        Puppet.running = set()
+        node = Node(parse({"models": models(**SIZES), "memory_mb": BUDGET_MB}), "n", "node")
+        need = {"stays": 10, **SIZES}
+        has_stayed = False
+        for what, model in script:
+            loaded = (await node.about())["models"]
+            in_use = {name for name in loaded if node._daemons[name].n_streams}
+            if what == "load":
+                kept_mb = sum(need[name] for name in loaded if name in in_use or name == "stays")
+                fits = model in loaded or kept_mb + need[model] <= BUDGET_MB
+                reply = await node.load(model)
+                assert ("error" not in reply) == fits, reply
+                has_stayed |= model == "stays" and fits
+            elif what == "begin" and model in loaded:
+                node._daemons[model].n_streams += 1
+            elif what == "end" and model in in_use:
+                node._daemons[model].n_streams -= 1
+            elif what == "evict":
+                await node.evict_idle()
+            about = await node.about()
+            assert in_use - {model} <= about["models"].keys() and ("stays" in about["models"]) == has_stayed
+            assert about["free_mb"] == BUDGET_MB - sum(need[name] for name in about["models"]) >= 0
+            assert len(Puppet.running) == len(about["models"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_module, "LocalDaemon", Puppet)
+        asyncio.run(work())
+
+
+def test_the_longest_idle_goes_first_and_only_as_many_as_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "LocalDaemon", Puppet)
+    Puppet.running = set()
+
+    async def work() -> None:
+        node = Node(parse({"models": models(a=30, b=30, c=30), "memory_mb": 90}), "n", "node")
+        for model in ("b", "a"):
+            assert await node.load(model) == {"is_new": True}
+        assert await node.load("a") == {"is_new": False}
+        node._daemons["b"].t_used -= 10
+        node._daemons["a"].t_used -= 5
+        node.settings = node.settings.__class__(**{**vars(node.settings), "memory_mb": 60})
+        assert await node.load("c") == {"is_new": True}
+        assert set((await node.about())["models"]) == {"a", "c"}
+        assert await node.load("unknown") == {"error": "no model unknown is configured"}
+
+    asyncio.run(work())
+
+
+@pytest.mark.daemon
+def test_a_model_of_ones_own_is_estimated_started_asked_and_stopped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+
+    async def work() -> None:
+        chosen = [{"name": "m", "daemon": FAKE}, {"name": "bad", "daemon": ["--model", "/absent.gguf"], "replicas": 0}]
+        node = Node(parse({"models": chosen}), "n", "node")
+        assert await node.call("m", "status", 1.0, {}) == {"lost": "m is not loaded here"}
+        refused = await node.load("bad")
+        assert "/absent.gguf" in refused["error"], "what the daemon itself says of it"
+        assert await node.load("m") == {"is_new": True}
+        await node._daemons["m"].ready(WAIT_S)
+        about = await node.about()
+        assert about["need_mb"]["m"] > 0 and about["models"]["m"]["state"] == "ready"
+        assert (await node.call("m", "status", 5.0, {}))["reply"]["state"] == "ready"
+        assert "error" in await node.call("m", "tokenize", 5.0, {}), "a refusal is not a loss"
+        fields = {"type": "generate", "id": "r", "prompt": "hello", "max_tokens": 2, "ignore_eos": True}
+        events = [orjson.loads(each) async for item in node.stream("m", fields) for each in item]
+        assert [event["event"] for event in events][-2:] == ["token", "eos"]
+        await node.stop()
+        assert [item async for item in node.stream("m", fields)] == ["m is not loaded here"]
+
+    asyncio.run(work())
