@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import pytest
@@ -24,7 +24,7 @@ BUDGET_MB = 100
 class Puppet:
     """A daemon as a node knows it, without a process."""
 
-    running: set[str] = set()
+    running: ClassVar[set[str]] = set()
 
     def __init__(self, path: str, args: Any = (), is_startable: bool = True) -> None:
         self.path = path
