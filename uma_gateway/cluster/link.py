@@ -52,7 +52,6 @@ class RoutedLink:
         self._deadline_ns = time.monotonic_ns() + int(timeout_ms * 1e6) if timeout_ms else 0
         self._inbox = Inbox()
         self._drained = asyncio.Event()
-        self._n_prompt = 0  # tokens
         self._sent_text = ""
         self._tail: list[str | int] = []  # what was sent, as a prompt goes on with it: token ids, or their text
         self._n_sent = 0  # token events
@@ -102,7 +101,7 @@ class RoutedLink:
                         return
                 except UnitLost as loss:
                     self._check_hope(loss, is_last=n == TRIES_MOST - 1)
-                    if self._has_all():
+                    if await self._has_all():
                         return
                     if self._n_sent:
                         self._tail = await self._sent_tokens()
@@ -138,12 +137,13 @@ class RoutedLink:
         """How far the answer came, for its error."""
         return {"tokens_sent": self._n_sent, "characters_sent": len(self._sent_text)}
 
-    def _has_all(self) -> bool:
+    async def _has_all(self) -> bool:
         """Nothing but the end was lost."""
         n_tokens = self._usage.get("completion_tokens", 0)
         if not self._n_sent or n_tokens < (self._fields.get("max_tokens") or INFINITE):
             return False
-        usage = {"prompt_tokens": self._n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
+        _, n_prompt = await self._hashes(self._fields, self._cluster.of_model(self._model), is_exact=True)
+        usage = {"prompt_tokens": n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
         self._inbox.put(
             [
                 orjson.dumps(
@@ -158,7 +158,6 @@ class RoutedLink:
         fields = self._continued()
         units = await self._available()
         pages, n_tokens = await self._hashes(fields, units)
-        self._n_prompt = self._n_prompt or n_tokens
         fingerprint = fields.get("model") or self._cluster.fingerprint(self._model)
         lane = LANES.index(fields["priority"]) if fields.get("priority") else 0
         group = group_of(self._model, fingerprint)
@@ -198,15 +197,21 @@ class RoutedLink:
                     return list(self._token_ids)
         return [self._sent_text]
 
-    async def _hashes(self, fields: Mapping[str, Any], units: list[Unit]) -> tuple[tuple[int, ...], int]:
-        """The prompt's hashes from whichever daemon answers; without them it is routed by load alone."""
+    async def _hashes(
+        self, fields: Mapping[str, Any], units: list[Unit], is_exact: bool = False
+    ) -> tuple[tuple[int, ...], int]:
+        """The prompt's hashes from whichever daemon answers, and its tokens; without them it is routed by load alone. `is_exact`: the
+        tokens are counted even where no hash is needed.
+        """
         inputs = {
             name: fields[name]
             for name in ("prompt", "tokens", "messages", "infill", "suffix")
             if fields.get(name) is not None
         }
         size = len(orjson.dumps(inputs))
-        if size < PAGE or fields.get("cache_prompt") is False:  # no whole page, or none that may be shared
+        if not is_exact and (
+            size < PAGE or fields.get("cache_prompt") is False
+        ):  # no whole page, or none that may be shared
             return (), max(1, size // 3)
         for unit in self._cluster.nearest(units, 2):
             try:

@@ -1,0 +1,217 @@
+"""A request's way through a cluster, over daemons that do as a script says: it ends exactly once, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.cluster.test_router import digest
+from tests.daemon.support import WAIT_S
+from uma_core.errors import ErrorCode, UmaError
+from uma_gateway.cluster import cluster as cluster_module
+from uma_gateway.cluster.cluster import Cluster
+from uma_gateway.cluster.link import RoutedLink, can_resume, resumed
+from uma_gateway.cluster.transport import Event, Unit, UnitLost
+from uma_gateway.errors import GatewayError
+
+N_TOKENS = 6  # of a whole answer, which is the text 012345
+TOKENS = "0123456789"
+
+
+class Scripted:
+    """A transport. Each request that arrives anywhere does the next act: `whole`, `refuse`, `gone` (not loaded any more), or how
+    many tokens it sends before its daemon is lost.
+    """
+
+    def __init__(self, n_units: int, *acts: str | int, pause_s: float = 0.0) -> None:
+        self.names = [f"n{i}" for i in range(n_units)]
+        self.acts: Iterator[str | int] = iter(acts)
+        self.pause_s = pause_s
+        self.seen: list[tuple[str, dict[str, Any]]] = []  # what arrived where
+        self.n_loads = 0
+
+    async def units(self) -> list[Unit]:
+        return [Unit(name, name, "m") for name in self.names]
+
+    async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+        if unit.name not in self.names:
+            raise UnitLost("gone")
+        if operation == "digest":
+            return {**digest(), "fingerprint": "f", "generation": 1}
+        if operation == "detokenize":
+            return {"content": "".join(TOKENS[each] for each in fields["tokens"])}
+        return {"hashes": [], "n_tokens": 10}
+
+    async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        self.seen.append((unit.name, dict(fields)))
+        await asyncio.sleep(self.pause_s)
+        act = next(self.acts, "whole")
+        if act == "refuse":
+            yield [
+                json.dumps({"event": "error", **UmaError(ErrorCode.OVERLOADED, retry_after_ms=700).to_dict()}).encode()
+            ]
+            return
+        if act == "gone":
+            self.names.remove(unit.name)
+            raise UnitLost("m is not loaded here")
+        begun = N_TOKENS - fields["max_tokens"]
+        n = fields["max_tokens"] if act == "whole" else min(int(act), fields["max_tokens"])
+        for i in range(begun, begun + n):
+            yield [json.dumps({"event": "token", "text": TOKENS[i], "token_id": i}).encode()]
+        if act != "whole":
+            raise UnitLost("it broke")
+        usage = {"prompt_tokens": 10 + begun, "cached_tokens": 0, "completion_tokens": n}
+        yield [json.dumps({"event": "eos", "reason": "length", "text": "", "usage": usage}).encode()]
+
+    async def load(self, model: str) -> None:
+        if self.names:
+            return  # it is there already
+        self.n_loads += 1
+        self.names.append(f"loaded{self.n_loads}")
+
+    async def close(self) -> None:
+        pass
+
+
+class Got:
+    """What the client got."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ends: list[str] = []
+        self.usage: dict[str, int] = {}
+        self.error: GatewayError | None = None
+
+
+def ask(transport: Scripted, is_resumable: bool = False, **fields: Any) -> Got:
+    async def work() -> Got:
+        cluster = Cluster(transport, bytes(32))
+        cluster.start()
+        request = {"type": "generate", "prompt": "p", "max_tokens": N_TOKENS, **fields}
+        link = RoutedLink(cluster, "m", request, "r", is_resumable)
+        got = Got()
+        try:
+            while not got.ends:
+                for payload in await link.receive():
+                    event = json.loads(payload)
+                    if event["event"] == "token":
+                        assert not got.ends, "something came after the end"
+                        got.text += event["text"]
+                    elif event["event"] == "eos":
+                        got.ends.append(event["reason"])
+                        got.usage = event["usage"]
+                    elif event["event"] == "error":
+                        got.ends.append(event["name"])
+        except GatewayError as error:
+            got.error = error
+            got.ends.append(str(error.code))
+        link.close()
+        while any(row.get("requests") for row in cluster.table()):  # nothing is left with a daemon
+            await asyncio.sleep(0)
+        await cluster.close()
+        return got
+
+    return asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def hurried() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster_module, "POLL_S", 0.005)
+        patch.setattr(cluster_module, "UNITS_S", 0.01)
+        yield
+
+
+acts = st.lists(st.sampled_from(["whole", "refuse", "gone", 0, 1, 3, 6]), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(acts, st.integers(1, 3), st.booleans())
+def test_every_request_ends_once_with_its_own_text(acts: list[str | int], n_units: int, is_resumable: bool) -> None:
+    transport = Scripted(n_units, *acts)
+    got = ask(transport, is_resumable)
+    assert len(got.ends) == 1 and "012345".startswith(got.text)
+    (end,) = got.ends
+    assert end in ("length", "replica_lost", "overloaded", "daemon_unavailable")
+    if end == "length":
+        assert got.text == "012345" and got.usage["completion_tokens"] == N_TOKENS
+    if end == "replica_lost":
+        assert got.error is not None and got.error.extra == {
+            "tokens_sent": len(got.text),
+            "characters_sent": len(got.text),
+        }
+        assert not is_resumable or len(transport.seen) > 1, "it was tried elsewhere"
+
+
+def test_a_refusal_is_taken_elsewhere_once_and_its_deadline_is_kept() -> None:
+    transport = Scripted(3, "refuse", pause_s=0.1)
+    assert ask(transport, timeout_ms=5000).ends == ["length"]
+    (first, one), (second, two) = transport.seen
+    assert first != second
+    assert one["timeout_ms"] <= 5000 and 0 < two["timeout_ms"] <= one["timeout_ms"] - 100
+    assert ask(Scripted(3, "refuse", "refuse")).ends == ["overloaded"], "the second one is the client's"
+
+
+def test_an_answer_is_continued_after_what_was_sent_of_it() -> None:
+    transport = Scripted(2, 2)
+    got = ask(transport, is_resumable=True, min_tokens=5, constraint={"grammar": "g"}, timeout_ms=60_000)
+    assert (got.text, got.ends) == ("012345", ["length"])
+    again = transport.seen[1][1]
+    assert again["prompt"] == ["p", 0, 1] and (again["max_tokens"], again["min_tokens"]) == (4, 3)
+    assert again["constraint"] == {"grammar": "g", "prefix": "01"}
+
+
+def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:
+    got = ask(Scripted(2, N_TOKENS))
+    assert (got.text, got.ends) == ("012345", ["length"])
+    assert got.usage == {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": N_TOKENS}
+
+
+def test_the_only_daemon_is_asked_again_when_it_is_back() -> None:
+    transport = Scripted(1, 0)
+    assert ask(transport).ends == ["length"]
+    assert [name for name, _ in transport.seen] == ["n0", "n0"]
+
+
+def test_a_model_that_was_evicted_at_that_moment_is_loaded_again() -> None:
+    transport = Scripted(1, "gone")
+    assert ask(transport).ends == ["length"]
+    assert transport.n_loads == 1 and [name for name, _ in transport.seen] == ["n0", "loaded1"]
+
+
+def test_a_model_that_does_not_come_in_time_is_a_timeout() -> None:
+    transport = Scripted(0)
+
+    async def load(model: str) -> None:
+        await asyncio.sleep(3600)
+
+    transport.load = load  # type: ignore[method-assign]
+    assert ask(transport, timeout_ms=50).ends == ["timeout"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "can"),
+    [
+        ({"prompt": "p"}, True),
+        ({"prompt": "p", "constraint": {"grammar": "g"}}, True),
+        ({"prompt": "p", "constraint": {"grammar": "g", "triggers": ["<"]}}, False),
+        ({"prompt": "p", "n": 2}, False),
+        ({"prompt": "p", "stream": False}, False),
+        ({"messages": []}, False),
+    ],
+)
+def test_only_what_can_be_told_by_its_text_is_continued(fields: dict[str, Any], can: bool) -> None:
+    assert can_resume(fields) == can
+
+
+def test_a_thought_goes_on_only_while_it_is_not_finished() -> None:
+    request = {"prompt": "p", "reasoning": {"start": "<think>", "end": "</think>"}}
+    assert resumed(request, ["<think>a"], "<think>a", 2)["reasoning"] == {"start": "", "end": "</think>"}
+    for text in ("<think>a</think>b", "no thought"):
+        assert "reasoning" not in resumed(request, [text], text, 2)
