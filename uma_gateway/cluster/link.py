@@ -100,9 +100,9 @@ class RoutedLink:
                     if await self._attempt(ask._replace(id=attempt_id(self._id), avoid=frozenset(self._avoid))):
                         return
                 except UnitLost as loss:
-                    self._check_hope(loss, is_last=n == TRIES_MOST - 1)
                     if await self._has_all():
                         return
+                    self._check_hope(loss, is_last=n == TRIES_MOST - 1)
                     if self._n_sent:
                         self._tail = await self._sent_tokens()
                         ask = await self._ask()
@@ -140,7 +140,8 @@ class RoutedLink:
     async def _has_all(self) -> bool:
         """Nothing but the end was lost."""
         n_tokens = self._usage.get("completion_tokens", 0)
-        if not self._n_sent or n_tokens < (self._fields.get("max_tokens") or INFINITE):
+        is_one = can_resume(self._fields)  # of several answers' tokens nobody knows here how many each has
+        if not self._n_sent or not is_one or n_tokens < (self._fields.get("max_tokens") or INFINITE):
             return False
         _, n_prompt = await self._hashes(self._fields, self._cluster.of_model(self._model), is_exact=True)
         usage = {"prompt_tokens": n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
