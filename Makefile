@@ -21,7 +21,7 @@ build: $(READY) ## build llama.cpp's libraries and the bindings, through the cac
 	$(PY) native/build.py
 	$(PY) setup.py -q build_ext --inplace
 
-ext: $(READY) ## rebuild only what changed of the bindings and native/*.c
+ext: $(READY) ## rebuild only what changed of the bindings and native/
 	$(PY) setup.py -q build_ext --inplace
 
 demo: $(READY) ## daemon on the embedded model, three clients at once, a chat over HTTP, clean stop

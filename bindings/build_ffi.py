@@ -1,9 +1,10 @@
-"""The cffi definition of `uma_core._llama`: llama.cpp's cdef, our own (native/uma.h), and what is baked in for the drift check."""
+"""The cffi definition of `uma_core._llama`: llama.cpp's cdef, our own (native/*/uma_*.h), and what is baked in for the drift check."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import cffi
@@ -13,19 +14,21 @@ from native.build import HEADERS_DIR, ROOT, Native
 from native.pin import BuildError, sha256_file
 
 MODULE = "uma_core._llama"
-OWN_HEADER = ROOT / "native" / "uma.h"
+TOPICS = ("runtime", "sampling", "speculation", "llama", "graph")  # a header may use those before it
+OWN_HEADERS = tuple(ROOT / "native" / topic / f"uma_{topic}.h" for topic in TOPICS)
 _MARKED = re.compile(r"/\* cdef begin \*/(.*?)/\* cdef end \*/", re.DOTALL)
 BAKED = ("llama_version", "ggml_version", "ggml_commit", "backend", "headers", "structs", "enums")
 
 
-def own_cdef(path: Path = OWN_HEADER) -> str:
-    """The marked parts of native/uma.h, or "" without the file. Raises: BuildError when the file has no marked part."""
-    if not path.is_file():
-        return ""
-    parts = _MARKED.findall(path.read_text(encoding="utf-8"))
-    if not parts:
-        raise BuildError(f"{path.name} has no part between /* cdef begin */ and /* cdef end */")
-    return "\n".join(part.strip() for part in parts) + "\n"
+def own_cdef(paths: Sequence[Path] = OWN_HEADERS) -> str:
+    """The marked parts of our headers, in their order. Raises: BuildError when a header has no marked part."""
+    parts: list[str] = []
+    for path in paths:
+        marked = _MARKED.findall(path.read_text(encoding="utf-8"))
+        if not marked:
+            raise BuildError(f"{path.name} has no part between /* cdef begin */ and /* cdef end */")
+        parts += (part.strip() for part in marked)
+    return "\n".join(parts) + "\n"
 
 
 def type_names(cdef_text: str, *kinds: str) -> list[str]:
@@ -61,14 +64,14 @@ def baked_values(native: Native, cdef_text: str) -> dict[str, str]:
 def make_ffi(
     cdef_text: str, baked: dict[str, str], headers: tuple[str, ...], own: str = "", module: str = MODULE
 ) -> cffi.FFI:
-    """Put together the module's definition. `own` is the cdef of our C helpers; native/uma.h is included with it."""
+    """Put together the module's definition. `own` is the cdef of our C helpers; our headers are included with it."""
     ffi = cffi.FFI()
     ffi.cdef(cdef_text)
     ffi.cdef("".join(f"static const char *const uma_built_{name};\n" for name in baked))
     includes = [f'#include "{name}"' for name in headers]
     if own:
         ffi.cdef(own)
-        includes.append('#include "uma.h"')
+        includes += [f'#include "{topic}/uma_{topic}.h"' for topic in TOPICS]
     lines = [f"static const char uma_built_{name}[] =\n{c_string(value)};" for name, value in baked.items()]
     ffi.set_source(module, "\n".join(includes + lines) + "\n")
     return ffi

@@ -50,9 +50,9 @@ class Unit:
 
 
 def own_sources(root: Path = ROOT) -> list[Path]:
-    """Our C and C++ files in a stable order: native/*.c, and of the folders below those whose headers they include, directly or not."""
+    """Our C and C++ files in a stable order: those of all topics, and of the folders whose headers they include, directly or not."""
     native = root / "native"
-    folders = {native}
+    folders = {native / topic for topic in build_ffi.TOPICS if (native / topic).is_dir()}
     while True:
         sources = sorted(p for folder in folders for p in folder.iterdir() if p.suffix in STANDARD)
         included = {path.parent for source in sources for path in include_closure(source, (native,))}

@@ -1,4 +1,4 @@
-"""What wakes a reader that sleeps on an eventfd or a socket: eight bytes. native/tick.c writes the same."""
+"""What wakes a reader that sleeps on an eventfd or a socket: eight bytes. native/llama/tick.c writes the same."""
 
 from __future__ import annotations
 

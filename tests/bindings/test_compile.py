@@ -25,20 +25,17 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_the_marked_parts_of_our_header_become_the_cdef(tmp_path: Path) -> None:
-    path = tmp_path / "uma.h"
+    path, other = tmp_path / "uma_a.h", tmp_path / "uma_b.h"
     first, second = "/* cdef begin */\nint a(void);\n/* cdef end */", "/* cdef begin */ int b(void); /* cdef end */"
     path.write_text(f"#include <x.h>\n{first}\nhidden\n{second}\n")
-    assert build_ffi.own_cdef(path) == "int a(void);\nint b(void);\n"
-
-
-def test_without_our_header_there_is_no_own_cdef(tmp_path: Path) -> None:
-    assert build_ffi.own_cdef(tmp_path / "uma.h") == ""
+    other.write_text("/* cdef begin */\nint c(void);\n/* cdef end */\n")
+    assert build_ffi.own_cdef([path, other]) == "int a(void);\nint b(void);\nint c(void);\n"
 
 
 def test_a_header_without_marks_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "uma.h").write_text("int a(void);\n")
     with pytest.raises(BuildError, match="cdef begin"):
-        build_ffi.own_cdef(tmp_path / "uma.h")
+        build_ffi.own_cdef([tmp_path / "uma.h"])
 
 
 @pytest.mark.parametrize("text", ["", 'a"b\\c', "x" * 250])
@@ -56,8 +53,8 @@ def test_type_names_skip_comments_bodies_inside_and_opaque_types() -> None:
 
 def test_a_folder_takes_part_once_its_header_is_included(tmp_path: Path) -> None:
     files = {
-        "native/a.c": '#include "uma.h"\n',
-        "native/uma.h": "",
+        "native/graph/a.c": '#include "uma_graph.h"\n',
+        "native/graph/uma_graph.h": "",
         "native/fast/k.c": '#include "k.h"\n#include "../deep/d.h"\n',
         "native/fast/k.h": "",
         "native/deep/d.cpp": "",
@@ -66,7 +63,7 @@ def test_a_folder_takes_part_once_its_header_is_included(tmp_path: Path) -> None
     }
     root = write(tmp_path, files)
     assert [p.name for p in compile.own_sources(root)] == ["a.c"]
-    write(tmp_path, {"native/uma.h": '#include "fast/k.h"\n'})
+    write(tmp_path, {"native/graph/uma_graph.h": '#include "fast/k.h"\n'})
     assert sorted(p.name for p in compile.own_sources(root)) == ["a.c", "d.cpp", "k.c"]
 
 

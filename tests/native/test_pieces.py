@@ -18,7 +18,9 @@ HERE = Path(__file__).parent
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compilers = build.host()
     made = build.objects(
-        [ROOT / "native" / "pieces.c", HERE / "check_pieces.c"], compilers, ["-O2", f"-I{ROOT / 'native'}"]
+        [ROOT / "native" / "graph" / "pieces.c", HERE / "check_pieces.c"],
+        compilers,
+        ["-O2", f"-I{ROOT / 'native' / 'graph'}", f"-I{ROOT / 'native'}"],
     )
     libraries = [str(path) for path in library_paths(LIB_DIR)]
     output = tmp_path_factory.mktemp("pieces") / "check_pieces"

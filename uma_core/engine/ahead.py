@@ -1,4 +1,4 @@
-"""The decode call that was begun before anybody asked for it (native/ahead.c)."""
+"""The decode call that was begun before anybody asked for it (native/llama/ahead.c)."""
 
 from __future__ import annotations
 

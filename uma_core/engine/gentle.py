@@ -1,4 +1,4 @@
-"""Short turns of work for a process that must not be felt by another one that computes (native/gentle.c)."""
+"""Short turns of work for a process that must not be felt by another one that computes (native/runtime/gentle.c)."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class FakeEngine:
         return DecodeOutcome(DecodeStatus.OK, self._draw_rows(batch, samplers), self.clock.now_ns() - start, 0)
 
     def _draw_rows(self, batch: Batch, samplers: Sequence[Sampler | None]) -> list[TokenId]:
-        """As native/tick.c does it."""
+        """As native/llama/tick.c does it."""
         nan, self.faults.nan_rows = self.faults.nan_rows, set()
         out: list[TokenId] = []
         for i in np.flatnonzero(batch.want_logits[: batch.n]):

@@ -12,7 +12,7 @@ from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.store import PAGE, Layout
 from uma_core.engine.lib import ffi, lib
 
-STEP = 256  # cells in which a span is counted (native/masked.c): all of it must exist
+STEP = 256  # cells in which a span is counted (native/graph/masked.c): all of it must exist
 
 
 class Cells:

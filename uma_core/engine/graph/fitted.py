@@ -13,7 +13,7 @@ from uma_core.errors import ErrorCode, UmaError
 
 
 class Fitted:
-    """A Forward of `most`, and how its sizes depend on the number of rows (native/fitted.c)."""
+    """A Forward of `most`, and how its sizes depend on the number of rows (native/graph/fitted.c)."""
 
     def __init__(
         self, network: Network, pages: Pages, compute: Compute, most: BatchShape, workspace: Workspace

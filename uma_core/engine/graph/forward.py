@@ -87,7 +87,7 @@ class Compute(NamedTuple):
 
 
 class Forward:
-    """One graph, placed in a workspace. `native` is what native/forward.c works on.
+    """One graph, placed in a workspace. `native` is what native/graph/forward.c works on.
 
     It is computed any number of times, as long as its workspace places no other graph.
     """

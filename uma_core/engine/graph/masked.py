@@ -64,7 +64,7 @@ class Masked:
         return lib.ggml_reshape_2d(context, out, own.n_embd_out, b.n)
 
     def _heads(self, b: Builder, cells: Any, n_head: int, dim: int) -> Any:
-        """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's (native/masked.c).
+        """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's (native/graph/masked.c).
 
         `dim` may be the beginning of what the cells hold of a head.
         """

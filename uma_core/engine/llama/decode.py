@@ -48,7 +48,7 @@ class Hidden:
 
 
 class DecodeContext:
-    """Owns a llama_context with a gate (native/gate.c) as its eval callback.
+    """Owns a llama_context with a gate (native/llama/gate.c) as its eval callback.
 
     The gate's struct and the abort flag are memory that C reads during compute: both live as long as this.
     """

@@ -1,7 +1,7 @@
 """EncoderEngine: models that make vectors or scores and never text (BERT and its kin, rerankers), through llama.h.
 
 Inputs are computed whole, several in one call, and llama.cpp pools them. The call pauses between pieces of its graph like a
-prompt's chunk (native/prefill.c), so cancels and commands never wait for its end; the next call does. There is no KV that outlives
+prompt's chunk (native/llama/prefill.c), so cancels and commands never wait for its end; the next call does. There is no KV that outlives
 a call: sequences only tell the requests apart.
 """
 

@@ -398,7 +398,7 @@ class LlamaEngine:
 
 
 DEFAULT_POOLING = "last"  # of decoders whose file says nothing: only the last token has seen all the others
-ALL_KERNELS = 7  # the bit set of native/uma.h
+ALL_KERNELS = 7  # the bit set of native/runtime/uma_runtime.h
 
 
 def use_kernels(is_wanted: bool, isa: str = "auto") -> str:

@@ -1,4 +1,4 @@
-"""KV on its way between contexts, sequences and host bytes, in slices (native/kv.c)."""
+"""KV on its way between contexts, sequences and host bytes, in slices (native/llama/kv.c)."""
 
 from __future__ import annotations
 

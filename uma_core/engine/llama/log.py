@@ -21,7 +21,7 @@ LEVELS = {WARN: logging.WARNING, ERROR: logging.ERROR}
 MAX_LOUD = 20  # warnings and errors per pump; a storm must not push other lines out of our own log
 N_KEPT = 1024
 N_ERRORS = 2  # the first says what is wrong; those after the second only that the caller gave up
-PIECE_BYTES = 399  # native/log.c cuts there, and then the line end is lost
+PIECE_BYTES = 399  # native/runtime/log.c cuts there, and then the line end is lost
 
 
 class Line(NamedTuple):

@@ -99,7 +99,7 @@ class LlamaModel:
         while True:
             out = ffi.new("llama_token[]", capacity)
             n = lib.llama_tokenize(self.vocab, data, len(data), out, capacity, add_special, parse_special)
-            if n == INT32_MIN:  # what a failed call gives (native/guard.h)
+            if n == INT32_MIN:  # what a failed call gives (native/runtime/guard.h)
                 raise UmaError(ErrorCode.INTERNAL, f"llama.cpp cannot read this text: {text(lib.uma_guard_message())}")
             if n >= 0:
                 return ffi.unpack(out, n) if n else []

@@ -1,4 +1,4 @@
-"""Prefill lanes: contexts that read one prompt chunk each and pause between pieces of its graph (native/prefill.c)."""
+"""Prefill lanes: contexts that read one prompt chunk each and pause between pieces of its graph (native/llama/prefill.c)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A process of its own that reads large requests: their JSON, their template, their tokens.
 
 All of that keeps the interpreter's lock or a processor for up to seconds; streams would wait for either. In another process it costs
-them no lock, and where all processors are computing, its work comes in short turns (native/gentle.c). What goes wrong in there, a crash
+them no lock, and where all processors are computing, its work comes in short turns (native/runtime/gentle.c). What goes wrong in there, a crash
 of a tokeniser or a template without end, ends one request.
 
 Protocol, over a socket pair: a header with kind and two lengths, then marshalled values, then bytes; the answers likewise.

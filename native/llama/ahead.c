@@ -1,5 +1,5 @@
 // The decode call after this one, begun before anybody asks for it: a device need not wait while Python handles the tokens.
-#include "uma.h"
+#include "llama/uma_llama.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 // A graph computed in pieces: nothing lives on a stack between two of them, so any other graph may be computed meanwhile.
 #include "pieces.h"
-#include "uma.h"
+#include "graph/uma_graph.h"
 
 #include "ggml-backend.h"
 #include "ggml-impl.h"

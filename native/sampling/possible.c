@@ -1,5 +1,5 @@
 // A chain's link that drops what can never be drawn: llama.cpp's typical-p and Mirostat make NaN of a probability of 0.
-#include "uma.h"
+#include "sampling/uma_sampling.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // One decode call and one token per wanted row: the hot path, entered once per call so that the GIL is taken once.
-#include "uma.h"
+#include "llama/uma_llama.h"
 
 #include <unistd.h>
 

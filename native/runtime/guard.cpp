@@ -4,7 +4,7 @@
 #include "guard.h"
 
 extern "C" {
-#include "uma.h"
+#include "runtime/uma_runtime.h"
 }
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // A graph's inputs from a batch, and one decode call over it: entered once per call so that the GIL is taken once.
-#include "uma.h"
+#include "graph/uma_graph.h"
 
 #include "ggml-backend.h"
 #include "ggml-impl.h"

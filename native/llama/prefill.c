@@ -5,8 +5,8 @@
 // own stack, half done, until it is entered again. Other contexts compute meanwhile. What a piece costs is
 // learnt by kind of operation (nanoseconds per unit of work), so nothing is assumed about an architecture.
 #include "fiber.h"
-#include "pieces.h"
-#include "uma.h"
+#include "graph/pieces.h"
+#include "llama/uma_llama.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // Attention by ggml's own operation: the span of cells that a batch reads, and the mask that says which of them each row sees.
-#include "uma.h"
+#include "graph/uma_graph.h"
 
 #include "ggml-impl.h"
 

@@ -1,5 +1,5 @@
 // The monotonic clock, in nanoseconds.
-#include "uma.h"
+#include "runtime/uma_runtime.h"
 
 #include <time.h>
 

@@ -1,5 +1,5 @@
 // llama.cpp's log lines in a ring. Lines may come from any thread, also at interpreter exit, so no Python here.
-#include "uma.h"
+#include "runtime/uma_runtime.h"
 
 #include <pthread.h>
 #include <string.h>

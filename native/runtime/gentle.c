@@ -2,7 +2,7 @@
 //
 // A scheduler lets a thread run for milliseconds before another one gets its processor back, whatever their priorities. A decode
 // step of a small model takes one, and waits for the slowest of its threads: beside a process that yields of itself it hardly notices.
-#include "uma.h"
+#include "runtime/uma_runtime.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,7 +1,7 @@
 // K and V rows, moved without llama.cpp's state blobs: a blob is made and read in one piece, these copies are
 // sliced, skip the host on a device, and reach part of a sequence. Valid for attention caches in stream mode
 // with V stored by rows (flash attention); LlamaEngine proves that on the real model before it uses them.
-#include "uma.h"
+#include "llama/uma_llama.h"
 
 #include <string.h>
 #if defined(__linux__) || defined(__APPLE__)

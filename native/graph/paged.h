@@ -4,7 +4,7 @@
 // of one prompt share their spans; so do rows of different sequences whose first pages are the same ones.
 #pragma once
 
-#include "uma.h"
+#include "graph/uma_graph.h"
 
 #include "kernels/kernels.h"
 

@@ -1,7 +1,7 @@
 // What sample.c and logprobs.c share.
 #pragma once
 
-#include "uma.h"
+#include "sampling/uma_sampling.h"
 
 // The largest of n logits, NaN when any of them is.
 float uma_largest(const float * x, int32_t n);

@@ -1,5 +1,5 @@
 // Abort by flag: called once per graph node by the computing thread, so it must not need the GIL.
-#include "uma.h"
+#include "runtime/uma_runtime.h"
 
 bool uma_abort_cb(void * flag) {
     return *(const volatile int32_t *) flag != 0;

@@ -1,5 +1,5 @@
 // Whether the system lets threads start. libgomp ends the process where it cannot start its own.
-#include "uma.h"
+#include "runtime/uma_runtime.h"
 
 #include <pthread.h>
 #include <stdlib.h>

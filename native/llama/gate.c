@@ -1,7 +1,7 @@
 // The eval callback of a decode context. It never asks for data in normal work; when told to, it finds the
 // KV cache's tensors in the graph (their writers are GGML_OP_SET_ROWS), or stops the graph at its first node
 // so that llama_decode does its bookkeeping (cells, positions) without computing anything.
-#include "uma.h"
+#include "llama/uma_llama.h"
 
 #include "ggml-backend.h"
 

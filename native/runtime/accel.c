@@ -1,5 +1,5 @@
 // Our kernels in ggml's CPU backend, as the bindings see them.
-#include "uma.h"
+#include "runtime/uma_runtime.h"
 
 #include "ggml-uma/uma_ggml.h"
 #include "kernels/kernels.h"

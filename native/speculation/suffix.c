@@ -1,6 +1,6 @@
 // The longest end of a text that occurred in it before, found in constant time a token: a suffix automaton
 // (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985), built as the text grows.
-#include "uma.h"
+#include "speculation/uma_speculation.h"
 
 #include <stdlib.h>
 #include <string.h>
