@@ -94,17 +94,18 @@ class Replay:
 
 def main() -> int:
     from uma_core.cli import main as run
+    from uma_core.engine.select.open import open_engine
     from uma_core.server.lifecycle import host
 
-    vocab, opened = vocabulary(), host.open_engine
+    vocab = vocabulary()
     answers = {seed_of(i): vocab.tokenize(text.answer, False, False) for i, text in enumerate(recorded())}
 
     def open_replaying(*args: Any, **named: Any) -> Engine:
-        engine: Engine = opened(*args, **named)
+        engine: Engine = open_engine(*args, **named)
         Replay(engine, answers)
         return engine
 
-    host.open_engine = open_replaying
+    vars(host)["open_engine"] = open_replaying
     sys.argv[0] = "uma-core"
     return int(run() or 0)
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
-from uma_core.executor.admission import AdmissionControl, Limits
 
 from tests.daemon.support import DRAFT
 from uma_core.clock import MonotonicClock
@@ -17,6 +16,7 @@ from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.api import Engine
 from uma_core.engine.select.open import open_engine
+from uma_core.executor.admission import AdmissionControl, Limits
 from uma_core.executor.executor import Executor, device_view
 from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
@@ -103,13 +103,13 @@ def run(engine: Engine, asks: dict[str, Ask], compiler: Compiler, speculator: Sp
         speculator,
     )
     answers: Answers = {}
-    on_finished = executor.deliveries.on_finished
+    on_finished = executor.output.on_finished
 
     def note(session: Session) -> None:
         answers[f"{session.id}/{max(0, session.index)}"] = list(session.generated), session.reason
         on_finished(session)
 
-    executor.deliveries.on_finished = note
+    executor.output.on_finished = note
     waiting = list(asks.items())
     for tick in range(N_TICKS_MOST):
         if waiting and tick % 5 == 0:
