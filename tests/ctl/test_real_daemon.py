@@ -68,7 +68,8 @@ def test_the_client_of_the_documentation(tmp_path, socket_path):
 
 
 def test_the_exchanges_of_the_documentation(socket_path):
-    exchanges = re.findall(r"^→ (.*)\n← (.*)$", PROTOCOL.read_text(), re.MULTILINE)
+    section = PROTOCOL.read_text().split("\n## Text and tokens\n")[1].split("\n## ")[0]
+    exchanges = re.findall(r"^→ (.*)\n← (.*)$", section, re.MULTILINE)
     assert exchanges
     with Client(socket_path) as client:
         for asked, answered in exchanges:

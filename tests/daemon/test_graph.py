@@ -11,6 +11,7 @@ from perf.criteria import clean_rows
 from perf.results import Cell, Results
 from perf.servers import Settings, UmaServer
 from tests.daemon.support import MOE, TINY, eventually, text_of
+from tests.engine.graph.models import Model, write
 
 GRAPH = ("--engine", "graph")
 LONG = "The shell is a program that reads commands and runs them. " * 12
@@ -55,9 +56,12 @@ def test_experts_are_served(serve_model):
     assert daemon.generate("The shell is", max_tokens=8)[-1]["reason"] == "length"
 
 
-def test_what_it_lacks_ends_the_start_with_a_reason(serve_model):
-    with pytest.raises(AssertionError, match=r"ended with 1: (.|\n)*it lacks KV type q4_0; use --engine llama"):
-        serve_model(*GRAPH, "--kv-type", "q4_0")
+def test_what_it_lacks_ends_the_start_with_a_reason(serve_model, tmp_path):
+    model = write(Model("phi2"), tmp_path / "phi2.gguf")
+    with pytest.raises(
+        AssertionError, match=r"ended with 1: (.|\n)*it lacks architecture phi2 (.|\n)*; use --engine llama"
+    ):
+        serve_model(*GRAPH, model=model)
 
 
 def test_a_promise_of_the_same_bits_is_kept_or_ends_the_start(serve_model):

@@ -237,7 +237,7 @@ void check_attn(const struct uma_kernels * k, struct tally * t) {
     static const int64_t CELLS[] = { 1, 17, 63, 64, 65, 128, 200, 333 };
     static const int ROWS[] = { 1, 1, 2, 3, 5, 9 }, GROUPS[] = { 1, 2, 3, 4, 7 };
     static const enum uma_type TYPES[] = { UMA_F16, UMA_Q8_0, UMA_BF16, UMA_Q4_0 };
-    for (int i = 0; i < 480; i++) {
+    for (int i = 0; i < 200; i++) {
         const enum uma_type type = TYPES[i % 4];
         struct shape s = { .type = type, .dim_k = DIMS[i / 4 % (is_float(type) ? 10 : 6)], .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],
                            .n_cells = CELLS[rand_below(8)], .is_paged = rand_below(2), .has_mask = rand_below(2), .has_limits = rand_below(3) == 0,
