@@ -67,16 +67,6 @@ def test_the_client_of_the_documentation(tmp_path, socket_path):
     assert re.search(r"\[(length|stop), \d+ tokens\]", done.stdout)
 
 
-def test_the_exchanges_of_the_documentation(socket_path):
-    section = PROTOCOL.read_text().split("\n## Text and tokens\n")[1].split("\n## ")[0]
-    exchanges = re.findall(r"^→ (.*)\n← (.*)$", section, re.MULTILINE)
-    assert exchanges
-    with Client(socket_path) as client:
-        for asked, answered in exchanges:
-            client.send(json.loads(asked))
-            assert client.next_event() == json.loads(answered)
-
-
 def test_tokens_of_a_text_and_back(ctl):
     text = "Say 'hé' to <|im_end|> 🙂"
     shown = ctl("tokenize", text)
