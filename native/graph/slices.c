@@ -30,18 +30,24 @@ void uma_slices_free(uma_slices * s) { free(s); }
 // K and V are written into memory that no node computes; groups of experts are masked in what a node computed.
 static bool writes_kv(const struct ggml_tensor * t) { return t->op == GGML_OP_SET_ROWS && t->view_src->op == GGML_OP_NONE; }
 
-// Nodes up to the last that writes K or V: whoever wants no logits needs no more.
+static double recurrent_work(const struct ggml_tensor * t) { return t->op == GGML_OP_CUSTOM ? uma_recurrent_work(t) : -1; }
+
+// Nodes up to the last that writes K or V, or a state: whoever wants no logits needs no more.
 static int32_t n_writing(const struct ggml_cgraph * graph) {
     int32_t n = graph->n_nodes;
-    while (n > 0 && !writes_kv(graph->nodes[n - 1])) {
+    while (n > 0 && !writes_kv(graph->nodes[n - 1]) && recurrent_work(graph->nodes[n - 1]) < 0) {
         n--;
     }
     return n;
 }
 
-// Multiply-adds of a node that is attention: layers with a window have less.
+// Multiply-adds of a node that is attention, where layers with a window have less, or a recurrence.
 static double attention_work(const struct ggml_tensor * t) {
-    return t->op == GGML_OP_CUSTOM ? uma_paged_work(((const struct ggml_custom_op_params *) (const void *) t->op_params)->userdata) : 0;
+    const double work = recurrent_work(t);
+    if (t->op != GGML_OP_CUSTOM || work >= 0) {
+        return work >= 0 ? work : 0;
+    }
+    return uma_paged_work(((const struct ggml_custom_op_params *) (const void *) t->op_params)->userdata);
 }
 
 void uma_slices_start(uma_slices * s, uma_forward * f, int32_t n, bool has_output) {

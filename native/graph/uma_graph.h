@@ -35,6 +35,40 @@ bool        uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t *
 // dst: f32 (dim_v * n_head, rows). userdata: uma_paged *
 void        uma_paged_attention(struct ggml_tensor * dst, int ith, int nth, void * paged);
 
+// -- recurrent.c: layers with a state of fixed size per sequence, as operations of a ggml graph
+typedef struct uma_stretch { // consecutive rows of one sequence
+    int32_t first_row, n_rows;
+    const float * from;      // the state before the first of them; NULL: zeros
+    float       * to;        // the state after the last; another place
+} uma_stretch;
+
+typedef struct uma_stretches { // all rows of a batch; those of a sequence in the order of their positions
+    uma_stretch * at;
+    int32_t       n;
+} uma_stretches;
+
+// One layer's part of a state: n_taps rows of n_channels, the oldest first, and then n_head matrices of dim_v columns, each dim_k
+// floats that lie together.
+typedef struct uma_recurrence {
+    const uma_stretches * plan;
+    int64_t at;              // floats before it
+    int32_t n_taps, n_channels;
+    int32_t n_head, n_head_k, dim_k, dim_v; // dim_k a multiple of 16, at most 512; n_head a multiple of n_head_k
+    int32_t is_tiled;        // head h reads K and Q of head h % n_head_k; else of h / (n_head / n_head_k)
+    int32_t is_delta;        // the delta rule; else what is added does not depend on the state
+    float   scale;           // of results
+} uma_recurrence;
+
+// What ggml_custom_4d takes, with userdata uma_recurrence *. By these: an address that Python takes itself is not the function's own, by
+// which a graph's nodes are told apart.
+ggml_custom_op_t uma_convolution_op(void);
+ggml_custom_op_t uma_recur_op(void);
+// src: x f32 (n_channels, rows), weights f32 (n_taps + 1, n_channels), the oldest row's first. dst: f32 (n_channels, rows)
+void        uma_convolution(struct ggml_tensor * dst, int ith, int nth, void * recurrence);
+// src, all f32: q and k (dim_k, n_head_k, rows), v (dim_v, n_head, rows), decay (n_head, rows), with the delta rule beta (n_head, rows).
+// dst: f32 (dim_v, n_head, rows)
+void        uma_recur(struct ggml_tensor * dst, int ith, int nth, void * recurrence);
+
 // -- masked.c: attention by ggml's own operation over a span of cells, each row's own ones told by a mask
 typedef struct uma_mask {
     uint16_t * full;         // f16 (n, n_cells): 0 where a row sees a cell, else -inf; NULL: every layer has a window
@@ -117,3 +151,6 @@ void         uma_slices_free(uma_slices * s);
 /* cdef end */
 
 #include "runtime/guard.h"
+
+// Multiply-adds of an operation of recurrent.c; below 0: it is another one.
+double uma_recurrent_work(const struct ggml_tensor * t);

@@ -102,8 +102,8 @@ class RealWorld:
         self.options = EngineOptions(
             n_ctx=N_SEQ * N_CTX_SEQ, n_seq=N_SEQ, threads=1, n_batch=256, n_ubatch=256, kv_type=kv_type
         )
-        self.plain = LlamaEngine(
-            path, EngineOptions(n_ctx=N_CTX_SEQ, n_seq=1, threads=1, n_batch=256, n_ubatch=256, kv_type=kv_type)
+        self.plain = self.new_engine(
+            EngineOptions(n_ctx=N_CTX_SEQ, n_seq=1, threads=1, n_batch=256, n_ubatch=256, kv_type=kv_type)
         )
         self.turns: dict[str, Turn] = {}
         self.tokens: dict[str, list[int]] = {}
@@ -111,8 +111,11 @@ class RealWorld:
         self.n_restarts = self.n_parked = self.n_evictions = 0  # the last two: of daemons that have ended
         self.open()
 
+    def new_engine(self, options: EngineOptions) -> Any:
+        return LlamaEngine(self.path, options)
+
     def open(self) -> None:
-        engine = self.engine = LlamaEngine(self.path, self.options)
+        engine = self.engine = self.new_engine(self.options)
         clock = MonotonicClock()
         limits = Limits(max_sessions=100, queue=(100, 100))
         self.executor = Executor(
@@ -139,7 +142,7 @@ class RealWorld:
         turn = self.turns[session.id]
         turn.logits = self.engine.prefill_logits(seq_id).copy()
         n_there = self.engine.kv_len(seq_id)
-        turn.cells = first_layer(self.engine, seq_id, n_there) if n_there else None
+        turn.cells = self.cells(self.engine, seq_id, n_there) if n_there else None
         return self._sample(seq_id, sampler)
 
     def _record_resumed(self, batch: Batch, samplers: Any) -> DecodeOutcome:
@@ -185,7 +188,7 @@ class RealWorld:
     def submit(self, turn: Turn, n: int, lane: Lane | None) -> None:
         self.turns[turn.request_id] = turn
         request = Request(turn.request_id, tokens=tuple(turn.prompt), max_tokens=n, lane=lane, ignore_eos=True)
-        self.executor.submit(Submit(1, Peer(1, 1, 1), request, list(turn.prompt), 0))
+        self.executor.submit(Submit(1, Peer(1, 1, 1), request, list(turn.prompt), 0, self.ends(turn.prompt)))
 
     def tick(self) -> None:
         if not self.executor.tick() and not len(self.executor.table):
@@ -217,6 +220,13 @@ class RealWorld:
             if values[-1] <= TOLERANCE:
                 break
         return min(values), len(values) > 1
+
+    def cells(self, engine: Any, seq_id: int, n: int) -> np.ndarray:
+        return first_layer(engine, seq_id, n)
+
+    def ends(self, prompt: list[int]) -> tuple[int, ...]:
+        """Where the messages of a prompt end."""
+        return ()
 
     def worst_cell(self, tokens: list[int], cells: np.ndarray) -> float:
         """How far the first layer's K and V are from those of a full read. The caller has just made one."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uma_core.cache.holding import Holding
 from uma_core.cache.radix import Node, Tree
 from uma_core.cache.segment import Segment
-from uma_core.engine.api import EngineInfo
+from uma_core.engine.api import Engine
 from uma_core.policy.cost import CostModel
 
 RESIDENT, RAM, DISK = "resident", "ram", "disk"
@@ -27,11 +27,13 @@ class Piece(NamedTuple):
 class Finder:
     """Reads the tree; changes nothing."""
 
-    def __init__(self, info: EngineInfo, holdings: list[Holding]) -> None:
-        can = info.capabilities
-        self.can_move = can.can_copy_prefix and can.can_rollback  # else parts of sequences cannot be told apart
+    def __init__(self, engine: Engine, holdings: list[Holding]) -> None:
+        can, self.has_states = engine.info.capabilities, engine.info.capabilities.has_states
+        # else parts of sequences cannot be told apart
+        self.can_move = can.can_copy_prefix and (can.can_rollback or self.has_states)
         self.can_rollback = can.can_rollback
-        self.cell_bytes = info.kv_bytes_per_cell
+        self.cell_bytes = engine.info.kv_bytes_per_cell
+        self._engine = engine
         self.disk_ns_per_byte = 1.0
         self._has_lanes = can.n_prefill_lanes > 0
         self._holdings = holdings
@@ -41,6 +43,8 @@ class Finder:
         if holding.tree is not tree:
             return 0
         n_common = holding.common_with(path, n)
+        if self.has_states:
+            return self._engine.resumable(holding.seq_id, n_common)
         return n_common if self.can_rollback or n_common == holding.n else 0
 
     def best_in_place(self, tree: Tree, path: list[Node], n: int) -> tuple[int, int]:
@@ -73,14 +77,33 @@ class Finder:
             else:
                 pieces.append(Piece(RAM if seg.blob is not None else DISK, at, end, seg))
             at = end
+        while self.has_states and pieces and not _can_go_on(pieces[-1]):
+            pieces.pop()
         return pieces
 
+    def can_end(self, holding: Holding, n: int) -> bool:
+        """Whether somebody could go on from the sequence's first n positions."""
+        return not self.has_states or self._engine.resumable(holding.seq_id, n) == n
+
     def _longest(self, path: list[Node], n: int, seq_id: int) -> tuple[Holding | None, int]:
+        if self.has_states:
+            return self._longest_resumable(path, n, seq_id)
         for node in reversed(path):
             for other in sorted(node.holders):
                 if other != seq_id and not self._holdings[other].is_claimed:
                     return self._holdings[other], min(node.end, n)
         return None, 0
+
+    def _longest_resumable(self, path: list[Node], n: int, seq_id: int) -> tuple[Holding | None, int]:
+        found: tuple[Holding | None, int] = None, 0
+        seen = {seq_id}
+        for node in reversed(path):  # each sequence at its deepest node of the walk
+            for other in sorted(node.holders - seen):
+                seen.add(other)
+                end = self._engine.resumable(other, min(node.end, n))
+                if end > found[1] and not self._holdings[other].is_claimed:
+                    found = self._holdings[other], end
+        return found
 
     def cost_ns(self, pieces: list[Piece], n: int, cost: CostModel) -> int:
         """Predicted time until n positions are there and the prompt can be read on."""
@@ -90,3 +113,9 @@ class Finder:
         return ns + (
             cost.transfer_ns(n * self.cell_bytes) if self._has_lanes else 0
         )  # a lane begins with a copy of its own
+
+
+def _can_go_on(piece: Piece) -> bool:
+    """Bytes have the state after their last position, if they have one."""
+    source = piece.source
+    return isinstance(source, Holding) or (source.has_state and piece.end == source.end)

@@ -46,7 +46,7 @@ class PrefixCache:
         self.meters = CacheMeters(registry)
         self.holdings = [Holding(i) for i in range(engine.info.n_seq_max)]
         self.trees: dict[tuple[int, str], Tree] = {}  # by tenant, and by what its sequences were computed with
-        self.finder = Finder(engine.info, self.holdings)
+        self.finder = Finder(engine, self.holdings)
         self.store = Store(engine, self.finder, self.meters, clock, self._tree)
         self.on_begin: Callable[[], None] = lambda: None  # a sequence is about to be taken
         self.on_free: Callable[[int], None] = lambda seq_id: None  # a lingering sequence may be used again
@@ -236,6 +236,8 @@ class PrefixCache:
         if sum(node.end - max(node.start, start) for node in lost) < MIN_SAVE:
             while lost and not (lost[-1].n_kept or lost[-1].is_built_upon):
                 lost.pop()
+        while lost and not self.finder.can_end(holding, lost[-1].end):
+            lost.pop()  # nobody could go on from there
         if not lost:
             return
         if lost[0].start < start:
@@ -261,8 +263,15 @@ class PrefixCache:
             holding.cut(0)
             self.engine.kv_truncate(holding.seq_id, 0)
         self.engine.set_adapters(holding.seq_id, session.adapters)
+        self._keep_states(session, holding.seq_id)
         holding.owner, holding.is_claimed = session.sid, False
         return holding.n
+
+    def _keep_states(self, session: Session, seq_id: int) -> None:
+        """Others will begin with the same instructions, the next turn with the same messages; a prompt's last token is always computed."""
+        if self.finder.has_states:
+            ends = session.message_ends
+            self.engine.keep_states(seq_id, [*ends[:1], *ends[-1:], session.n_prompt - 1])
 
     def _bring(self, holding: Holding, piece: Piece, reader: CopyReader) -> Legs:
         if isinstance(piece.source, Holding):
@@ -279,6 +288,9 @@ class PrefixCache:
         """The session goes on from what its sequence holds."""
         before = session.n_past
         n = self.engine.kv_len(holding.seq_id)
+        if self.finder.has_states and not self.finder.can_end(holding, n):  # what would have brought the state failed
+            n = self.engine.resumable(holding.seq_id, n)
+            self.engine.kv_truncate(holding.seq_id, n)
         self._hold(session, holding, n)
         session.n_past = n
         self._count(session, pieces, max(0, n - max(before, session.n_seen)), n, t0)

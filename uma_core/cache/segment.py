@@ -10,12 +10,25 @@ from uma_core.cache.radix import Node, Tree
 class Segment:
     """KV of positions start..end of the beginnings that run through `nodes`."""
 
-    __slots__ = ("blob", "end", "file", "is_writing", "n_bytes", "nodes", "rank", "start", "tree", "weight")
+    __slots__ = (
+        "blob",
+        "end",
+        "file",
+        "has_state",
+        "is_writing",
+        "n_bytes",
+        "nodes",
+        "rank",
+        "start",
+        "tree",
+        "weight",
+    )
 
     def __init__(self, tree: Tree, start: int, end: int, n_bytes: int) -> None:
         self.tree = tree
         self.start, self.end = start, end
         self.n_bytes = n_bytes
+        self.has_state = False  # of recurrent layers, after the last position
         self.blob: bytes | bytearray | memoryview | None = None
         self.file = ""  # name in the cache directory; "": none
         self.is_writing = False

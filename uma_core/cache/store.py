@@ -59,7 +59,8 @@ class Store:
         self.ram.budget = settings.ram_bytes
         self.ram.make_room(0)
         self.disk_budget = settings.disk_bytes
-        folder = settings.disk_dir if settings.is_on and self._finder.can_move else ""
+        has_files = settings.is_on and self._finder.can_move and not self._finder.has_states
+        folder = settings.disk_dir if has_files else ""
         if self.disk is not None and self.disk.folder != folder:
             self._forget_files()
             self.disk.close(0.0)
@@ -105,7 +106,8 @@ class Store:
         """
         tree, start, end = holding.tree, node.start, node.end
         assert tree is not None
-        n_bytes = (end - start) * self._finder.cell_bytes
+        n_bytes = (end - start) * self._finder.cell_bytes + self._engine.state_bytes(holding.seq_id, end)
+        has_state = self._finder.can_end(holding, end)
         is_in_ram = self.ram.make_room(n_bytes)
         if not is_in_ram and not self._can_pass(tree, node, n_bytes, is_last):
             return
@@ -115,8 +117,9 @@ class Store:
         try:
             export = self._export(holding.seq_id, start, end, n_bytes)
             yield self._meters.copied(export)
-            seg = self._segment(tree, node, start, end)
+            seg = self._segment(tree, node, (start, end), n_bytes)
             if seg is not None:
+                seg.has_state = has_state
                 if is_in_ram:
                     seg.weight = cost.prompt_ns(end - start, start) / max(1, seg.n_bytes)
                     self.ram.put(seg, export.blob)
@@ -151,11 +154,11 @@ class Store:
             return True
         return self.disk is not None and n_bytes <= self.disk_budget and self.disk.has_room(n_bytes)
 
-    def _segment(self, tree: Tree, node: Node, start: int, end: int) -> Segment | None:
+    def _segment(self, tree: Tree, node: Node, span: tuple[int, int], n_bytes: int) -> Segment | None:
         """What fresh bytes of these positions belong to. None: somebody else has them by now."""
         seg = node.seg
-        if seg is None or (seg.start, seg.end) != (start, end):
-            seg = Segment(tree, start, end, (end - start) * self._finder.cell_bytes)
+        if seg is None or (seg.start, seg.end) != span:
+            seg = Segment(tree, *span, n_bytes)
             return seg if seg.attach(node) else None
         return seg if seg.blob is None and not seg.is_writing else None
 

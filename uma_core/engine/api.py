@@ -111,6 +111,7 @@ class Capabilities:
     can_mix_adapters: bool = (
         True  # rows of a decode call may have different LoRA adapters; else all of them have the same
     )
+    has_states: bool = False  # recurrent layers: sequences are cut, copied and gone on with only where `resumable` says
 
 
 class Adapter(NamedTuple):
@@ -457,6 +458,16 @@ class Engine(Protocol):
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         """Keep the first n positions. False where the memory cannot roll back (then nothing changed)."""
+
+    # where `has_states`; else every position will do
+    def resumable(self, seq_id: SeqId, n: int) -> int:
+        """The last position, up to n, that the sequence can be cut back to, or copied to and gone on with; 0: none."""
+
+    def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
+        """The sequence's states after so many positions are worth keeping, when they are computed; others no longer."""
+
+    def state_bytes(self, seq_id: SeqId, n: int) -> int:
+        """What `export_state` of positions up to n adds to theirs. Only a blob with a `resumable` end can be gone on with."""
 
     def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
         """Append positions start..n of `src`, which may keep decoding, to `dst`, which holds `start` positions."""

@@ -315,6 +315,121 @@ MODELS |= {
     ),
 }  # fmt: skip
 
+_QWEN35 = Model(
+    "qwen35", n_layer=4, has_qk_norm=True, renamed={"ffn_norm.weight": "post_attention_norm.weight"},
+    meta={
+        "rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0], "full_attention_interval": 4, "ssm.conv_kernel": 4,
+        "ssm.inner_size": 128, "ssm.state_size": 32, "ssm.time_step_rank": 4, "ssm.group_count": 2,
+    },
+    layer_tensors={
+        "attn_q.weight": (256, 128), "attn_qkv.weight": (256, 128), "attn_gate.weight": (128, 128), "ssm_conv1d.weight": (256, 4),
+        "ssm_dt.bias": (4,), "ssm_a": (4,), "ssm_beta.weight": (4, 128), "ssm_alpha.weight": (4, 128), "ssm_norm.weight": (32,),
+        "ssm_out.weight": (128, 128),
+    },
+)  # fmt: skip
+_OF_ATTENTION = tuple(f"attn_{name}.weight" for name in ("q", "k", "v", "output", "q_norm", "k_norm"))
+_OF_DELTA_NET = (
+    *(f"{name}.weight" for name in ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out")),
+    "ssm_dt.bias", "ssm_a",
+)  # fmt: skip
+
+
+def _hybrid(model: Model, kinds: str, names: dict[str, tuple[str, ...]]) -> Model:
+    """Without what each layer's kind, a letter, has no use for: `names` of it."""
+    return replace(
+        model, without=model.without + tuple(f"blk.{i}.{name}" for i, kind in enumerate(kinds) for name in names[kind])
+    )
+
+
+# families whose layers have states; not on devices
+_QWEN35_NAMES = {"r": _OF_ATTENTION, "a": _OF_DELTA_NET}
+RECURRENT = {
+    "qwen35": _hybrid(_QWEN35, "rrra", _QWEN35_NAMES),
+    "qwen35-wide": _hybrid(  # heads as long as the real ones, one of keys for two of values
+        replace(
+            _QWEN35,
+            meta=_QWEN35.meta | {"ssm.state_size": 128, "ssm.inner_size": 256, "ssm.time_step_rank": 2, "ssm.group_count": 1},
+            layer_tensors={
+                "attn_q.weight": (256, 128), "attn_qkv.weight": (512, 128), "attn_gate.weight": (256, 128), "ssm_conv1d.weight": (512, 4),
+                "ssm_dt.bias": (2,), "ssm_a": (2,), "ssm_beta.weight": (2, 128), "ssm_alpha.weight": (2, 128),
+                "ssm_norm.weight": (128,), "ssm_out.weight": (128, 256),
+            },
+        ),
+        "rrra", _QWEN35_NAMES,
+    ),
+    "qwen35-last": _hybrid(
+        replace(_QWEN35, n_layer=3, is_tied=False, meta=_QWEN35.meta | {"full_attention_interval": 2}), "rar", _QWEN35_NAMES
+    ),
+    "qwen35-next": replace(
+        _hybrid(
+            replace(_QWEN35, n_layer=3, meta=_QWEN35.meta | {"full_attention_interval": 2, "nextn_predict_layers": 1}),
+            "raa", _QWEN35_NAMES,
+        ),
+        model_tensors={
+            "blk.2.nextn.eh_proj.weight": (128, 256), "blk.2.nextn.enorm.weight": (128,), "blk.2.nextn.hnorm.weight": (128,),
+        },
+    ),
+    "qwen35moe": _hybrid(
+        replace(
+            _QWEN35, arch="qwen35moe", n_expert=4, meta=_QWEN35.meta | {"expert_shared_feed_forward_length": 96},
+            layer_tensors={
+                **_QWEN35.layer_tensors, "ffn_gate_shexp.weight": (96, 128), "ffn_up_shexp.weight": (96, 128),
+                "ffn_down_shexp.weight": (128, 96), "ffn_gate_inp_shexp.weight": (128,),
+            },
+        ),
+        "rrra", _QWEN35_NAMES,
+    ),
+}  # fmt: skip
+
+_GRANITEHYBRID = Model(
+    "granitehybrid", n_layer=4, kinds=((0, 32), (2, 32), (0, 32), (0, 32)),
+    meta=GRANITE | {
+        "ssm.conv_kernel": 4, "ssm.inner_size": 256, "ssm.state_size": 32, "ssm.time_step_rank": 8, "ssm.group_count": 2,
+        "rope.scaling.finetuned": False,
+    },
+    layer_tensors={
+        "ssm_in.weight": (648, 128), "ssm_conv1d.weight": (384, 4), "ssm_conv1d.bias": (384,), "ssm_dt.bias": (8,), "ssm_a": (8, 1),
+        "ssm_d": (8, 1), "ssm_norm.weight": (2, 128), "ssm_out.weight": (128, 256),
+    },
+)  # fmt: skip
+_MAMBA_NAMES = {
+    "r": ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight"), "a": tuple(_GRANITEHYBRID.layer_tensors)
+}  # fmt: skip
+_LFM2 = Model(
+    "lfm2", n_layer=3, kinds=((0, 32), (2, 32), (0, 32)), has_qk_norm=True, meta={"shortconv.l_cache": 3}, without=("output_norm.weight",),
+    layer_tensors={"shortconv.conv.weight": (128, 3), "shortconv.in_proj.weight": (384, 128), "shortconv.out_proj.weight": (128, 128)},
+    model_tensors={"token_embd_norm.weight": (128,)},
+)  # fmt: skip
+_LFM2_NAMES = {"r": _OF_ATTENTION, "a": tuple(_LFM2.layer_tensors)}
+_OF_EXPERTS = (
+    *(f"ffn_{name}.weight" for name in ("gate_inp", "gate_exps", "up_exps", "down_exps")),
+    "exp_probs_b.bias",
+)
+_LFM2_DENSE = {"ffn_gate.weight": (160, 128), "ffn_up.weight": (160, 128), "ffn_down.weight": (128, 160)}
+RECURRENT |= {
+    "granitehybrid": _hybrid(_GRANITEHYBRID, "rarr", _MAMBA_NAMES),
+    "granitehybrid-experts": _hybrid(
+        replace(
+            _GRANITEHYBRID, n_expert=4, meta=_GRANITEHYBRID.meta | {"expert_shared_feed_forward_length": 96, "rope.scaling.finetuned": True},
+            layer_tensors=_GRANITEHYBRID.layer_tensors | {
+                "ffn_gate_shexp.weight": (96, 128), "ffn_up_shexp.weight": (96, 128), "ffn_down_shexp.weight": (128, 96),
+            },
+        ),
+        "rarr", _MAMBA_NAMES,
+    ),
+    "lfm2": _hybrid(_LFM2, "rar", _LFM2_NAMES),
+    "lfm2moe": _hybrid(
+        replace(
+            _LFM2, arch="lfm2moe", n_expert=4, meta=_LFM2.meta | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+            layer_tensors=_LFM2.layer_tensors | _LFM2_DENSE | {"exp_probs_b.bias": (4,)},
+        ),
+        "dar",
+        {
+            "d": (*_OF_ATTENTION, *_OF_EXPERTS), "a": (*_LFM2.layer_tensors, *_LFM2_DENSE), "r": (*_OF_ATTENTION, *_LFM2_DENSE),
+        },
+    ),
+}  # fmt: skip
+
 # one family in every type of weights
 TYPED = {
     **{f"llama-{quant}": Model("llama", quant=quant) for quant in (*BLOCKS_OF_32, "q4_0", "f16", "bf16")},
@@ -413,10 +528,18 @@ def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
 
 def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], model: Model, draw: np.random.Generator) -> None:
     """A quant "exact TYPE" stands for f32 weights of the very values that TYPE has."""
-    is_matrix = len(dims) > 1 and "gate_inp" not in name and not name.endswith(".bias")
+    is_matrix = (
+        len(dims) > 1
+        and "gate_inp" not in name
+        and "norm" not in name
+        and not name.endswith(".bias")
+        and dims[-1] % 32 == 0
+    )
     scale = dims[-1] ** -0.5 if is_matrix or "gate_inp" in name else 0.2
     quant, mean = model.quant, model.q_norm if "q_norm" in name else float("norm" in name)
     data = (draw.standard_normal(dims) * scale + mean).astype(np.float32)
+    if name.endswith("ssm_a"):
+        data = -np.exp(data)  # a state decays
     kind = TYPES[quant.removeprefix("exact ") if is_matrix else "f32"]
     blocks = quantised(data, kind)
     if quant.startswith("exact ") and is_matrix:

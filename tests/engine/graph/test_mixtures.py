@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.conftest import DRAFT, OPTIONS, TARGET
 from tests.engine.drive import finish, read, step
-from tests.engine.graph.models import MODELS, Model
+from tests.engine.graph.models import MODELS, RECURRENT, Model
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
@@ -142,8 +142,43 @@ def test_so_it_does_in_families_with_more(name: str, is_stock: bool, written: Ca
     check(written(replace(MODELS[name], quant="f16")), 1, is_stock)
 
 
-def check(path: str, seed: int, is_stock: bool) -> None:
-    world, plain = World(path, seed, is_stock), LlamaEngine(path, OPTIONS)
+class StateWorld(World):
+    """Of a model with recurrent layers: cut and copied where there is a state."""
+
+    def begin(self) -> None:
+        super().begin()
+        for seq in self.reading:
+            ends = [len(self.tokens[seq]) + self.random.randint(1, len(self.reading[seq])) for _ in range(2)]
+            self.engine.keep_states(seq, ends)
+
+    def copy(self) -> None:
+        sources, targets = self.idle(is_filled=True), self.idle()
+        if sources and len(targets) > 1:
+            src = self.random.choice(sources)
+            dst = self.random.choice([s for s in targets if s != src])
+            n = self.engine.resumable(src, self.random.randint(1, len(self.tokens[src])))
+            if n:
+                self.engine.kv_truncate(dst, 0)
+                finish(self.engine.copy_prefix(src, dst, n), 0)
+                self.tokens[dst] = self.tokens[src][:n]
+
+    def cut(self) -> None:
+        for seq in self.random.sample(self.idle(), min(1, len(self.idle()))):
+            n, wanted = len(self.tokens[seq]), self.random.randint(0, len(self.tokens[seq]))
+            found = self.engine.resumable(seq, wanted)
+            assert self.engine.kv_truncate(seq, wanted) == (wanted in (found, n))
+            assert self.engine.kv_truncate(seq, found)
+            del self.tokens[seq][found:]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["qwen35", "qwen35-last", "qwen35moe", "granitehybrid", "lfm2"])
+def test_so_it_does_with_states(name: str, seed: int, written: Callable[[Model], str]) -> None:
+    check(written(replace(RECURRENT[name], quant="f16")), seed, False, StateWorld)
+
+
+def check(path: str, seed: int, is_stock: bool, kind: type[World] = World) -> None:
+    world, plain = kind(path, seed, is_stock), LlamaEngine(path, OPTIONS)
     try:
         for _ in range(3):
             world.live(25)

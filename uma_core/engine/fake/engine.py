@@ -374,6 +374,15 @@ class FakeEngine:
         self._kv.truncate(seq_id, n)
         return True
 
+    def resumable(self, seq_id: SeqId, n: int) -> int:
+        return min(n, self.kv_len(seq_id))
+
+    def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
+        """There are none."""
+
+    def state_bytes(self, seq_id: SeqId, n: int) -> int:
+        return 0
+
     def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> FakeTransfer:
         if self._kv.n(dst) != start or n > self._kv.n(src):
             raise ValueError("copy_prefix continues its destination and needs a long enough source")
@@ -494,7 +503,7 @@ def _info(model: FakeModel) -> EngineInfo:
             model.is_unified,
             min(N_VERIFY_ROWS, model.n_batch) if model.can_rollback else 0,
             model.ride_rows,
-            model.can_mix_adapters,
+            can_mix_adapters=model.can_mix_adapters,
         ),
         adapters=tuple(Adapter(name, f"{name}.gguf", scale, name, 0) for name, scale in model.adapters),
         embedding=EmbeddingInfo(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from uma_core.engine.graph.builder import Builder
     from uma_core.engine.graph.pages import Pages
+    from uma_core.engine.graph.recurrence import Recurrence
 
 
 class Span(NamedTuple):
@@ -40,6 +41,7 @@ class Attention(Protocol):
     """What one graph that computes, or is paused, has of its own: owned by a decoder or a lane."""
 
     cells: tuple[Rows, ...]  # which inputs tell a graph where it writes K and V
+    recurrence: Recurrence | None  # of layers with states; None: there are none
 
     def span(self, rows: Any, pages: Pages) -> Span:
         """Of the batch in `rows`, a uma_rows *."""

@@ -62,6 +62,7 @@ class Builder:
         self.n, self.n_out, self.n_span, self._active, self.has_head = start.batch
         self.views: list[Any] = []  # of cells: what a batch's span changes
         self._attention, self.rope_mode = start.attention, start.rope_mode
+        self.recurrence = start.attention.recurrence
         self.token = self.input(lib.GGML_TYPE_I32, self.n)
         self.pos = self.input(lib.GGML_TYPE_I32, self.n)
         self.cells = [self.input(lib.GGML_TYPE_I64, self.n * rows.n_head) for rows in start.attention.cells]
@@ -317,9 +318,9 @@ class Builder:
             out = lib.ggml_add(context, out, view)
         return out if len(views) > 1 else lib.ggml_cont(context, out)
 
-    def logits(self, x: Any) -> Any:
+    def logits(self, x: Any, norm: str = "output_norm") -> Any:
         """(n_vocab, n_out): the head, or the embedding where the model has none of its own. Of a graph without a head (n_embd, n_out)."""
-        x = self.norm(x, "output_norm")
+        x = self.norm(x, norm)
         if not self.has_head:
             return x
         y = self.product(x, "output" if self.weights.find("output.weight") else "token_embd", self.shape.n_vocab)

@@ -13,6 +13,7 @@ from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.engine.graph.attention import BatchShape
 from uma_core.engine.graph.forward import Compute, Forward, Forwards, Network
 from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.states import Next
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.refusals import refusals
 from uma_core.errors import UmaError
@@ -82,6 +83,12 @@ class Decoder:
         if active:
             forward.scale(*scales)
         self._last_scales = scales
+        states = self._pages.states
+        nexts: list[Next] = []
+        if states is not None:
+            stretches, nexts = states.plan(runs)
+            assert self._attention.recurrence is not None
+            self._attention.recurrence.fill(states, stretches)
         rc = lib.uma_forward_decode(forward.native, rows)
         if rc == lib.UMA_BROKEN:
             self._broken.append("memory ran out during a decode call")
@@ -91,6 +98,9 @@ class Decoder:
                 self.n_kv[seq_id] = pos0 + n - goes_on
             else:
                 self._pages.truncate(seq_id, pos0)
+        for each in nexts:
+            assert states is not None
+            (states.adopt if status is DecodeStatus.OK else states.drop)(each)
         has_tokens = status is DecodeStatus.OK and batch.n_rows and not batch.want_hidden
         tokens = ffi.unpack(self._out, batch.n_rows) if has_tokens else []
         return DecodeOutcome(status, tokens, rows.call_ns, rows.sample_ns, rows.begun_ns)

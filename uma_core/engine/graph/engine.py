@@ -35,8 +35,17 @@ from uma_core.engine.graph.lane import Lane
 from uma_core.engine.graph.load import Loaded, Wish, load
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.store import PAGE
-from uma_core.engine.graph.ticks import ride_rows, tick_shapes, verify_rows
-from uma_core.engine.graph.transfers import HostExport, Steps, import_moves
+from uma_core.engine.graph.ticks import ride_rows, tick_shapes
+from uma_core.engine.graph.transfers import (
+    HostExport,
+    SharedState,
+    StateExport,
+    StateImport,
+    Steps,
+    blob_bytes,
+    import_moves,
+    split_blob,
+)
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.engine import DEFAULT_POOLING
 from uma_core.engine.llama.log import tap
@@ -97,7 +106,7 @@ class GraphEngine:
                 missing=missing,
             )
         is_cpu, n_batch = loaded.device.is_cpu, options.n_batch
-        self._warm_up(tick_shapes(options.n_seq, ride_rows(is_cpu, n_batch), verify_rows(is_cpu, n_batch)))
+        self._warm_up(tick_shapes(options.n_seq, ride_rows(is_cpu, n_batch), loaded.n_verify(n_batch)))
         self.info = self._describe(loaded, options)
 
     def _new_backend(self, loaded: Loaded) -> Any:
@@ -156,12 +165,13 @@ class GraphEngine:
             expert_bytes=loaded.expert_bytes,
             capabilities=Capabilities(
                 n_prefill_lanes=len(self.lanes),
-                can_rollback=True,
+                can_rollback=pages.states is None,
                 can_copy_prefix=True,
+                has_states=pages.states is not None,
                 can_slice_transfers=True,
                 can_abort=loaded.device.is_cpu,
                 can_mix_rows=True,
-                n_verify_rows=verify_rows(loaded.device.is_cpu, options.n_batch),
+                n_verify_rows=loaded.n_verify(options.n_batch),
                 ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
             ),
             adapters=loaded.network.adapters.infos,
@@ -315,7 +325,7 @@ class GraphEngine:
         def finish() -> None:
             assert self.decoder is not None
             self.decoder.n_kv[seq_id] = lane.n_kv
-            lane.drop()
+            lane.hand_over()
 
         return Steps(0, (0, 0), lambda p0, p1: None, finish)
 
@@ -343,11 +353,28 @@ class GraphEngine:
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         assert self.decoder is not None
         self.settle()
+        states = self._pages.states
         if n < self.kv_len(seq_id):
             self.prefill_close(seq_id)
+            if states is not None:
+                if states.resumable(seq_id, n, self.kv_len(seq_id)) != n:
+                    return False
+                states.put(seq_id, states.hold(states.at(seq_id, n, self.kv_len(seq_id))))
             self.decoder.n_kv[seq_id] = n
             self._pages.truncate(seq_id, n)
         return True
+
+    def resumable(self, seq_id: SeqId, n: int) -> int:
+        states, n_kv = self._pages.states, self.kv_len(seq_id)
+        return min(n, n_kv) if states is None else states.resumable(seq_id, n, n_kv)
+
+    def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
+        if self._pages.states is not None:
+            self._pages.states.want(seq_id, positions)
+
+    def state_bytes(self, seq_id: SeqId, n: int) -> int:
+        states = self._pages.states
+        return 0 if states is None else blob_bytes(states, self.resumable(seq_id, n) == n)
 
     def _append(self, seq_id: SeqId, start: int, n: int) -> None:
         """Make positions start..n writable. Raises: KV_FULL."""
@@ -368,8 +395,9 @@ class GraphEngine:
         pages = self._pages
         first = -(-start // PAGE)
         own_end = min(n, first * PAGE)
-        if n > self.kv_len(src):
-            raise UmaError(ErrorCode.BAD_BATCH, f"sequence {src} has no position {n}")
+        states, n_kv = pages.states, self.kv_len(src)
+        if n > n_kv or (states is not None and states.resumable(src, n, n_kv) != n):
+            raise UmaError(ErrorCode.BAD_BATCH, f"sequence {src} has no position {n}, or no state there")
         self._append(dst, start, own_end)
 
         def move(p0: int, p1: int) -> None:
@@ -382,24 +410,33 @@ class GraphEngine:
                 pages.share(src, dst, first, n)
             self._count(dst, n)
 
-        return Steps((own_end - start) * pages.store.layout.position_bytes, (start, own_end), move, finish)
+        steps = Steps((own_end - start) * pages.store.layout.position_bytes, (start, own_end), move, finish)
+        return steps if states is None else SharedState(states, (src, dst, n), n_kv, steps)
 
     def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
+        if self._pages.states is not None:
+            return StateExport(self._pages, seq_id, (start, n), self.kv_len(seq_id))
         return HostExport(self._pages, seq_id, start, n)
 
     def import_state(
         self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
     ) -> Transfer:
-        n_held, rest = divmod(len(blob), self._pages.store.layout.position_bytes)
+        states, n_bytes, state = self._pages.states, len(blob), None
+        if states is not None:
+            n_bytes, state = split_blob(states, blob)
+        n_held, rest = divmod(n_bytes, self._pages.store.layout.position_bytes)
         if rest or not origin <= start <= n <= origin + n_held:
             raise UmaError(
                 ErrorCode.STATE_RESTORE_FAILED, f"{len(blob)} bytes do not hold positions {start}..{n} of this model"
             )
         self._append(seq_id, start, n)
-        move = import_moves(self._pages, seq_id, blob, origin)
-        return Steps(
+        move = import_moves(self._pages, seq_id, memoryview(blob)[:n_bytes], origin)
+        steps = Steps(
             (n - start) * self._pages.store.layout.position_bytes, (start, n), move, lambda: self._count(seq_id, n)
         )
+        if states is None:
+            return steps
+        return StateImport(states, seq_id, state if n == origin + n_held else None, steps)
 
     # life
 
@@ -415,7 +452,7 @@ class GraphEngine:
     def memory(self) -> MemoryUse:
         assert self.decoder is not None
         n_compute = self.decoder.forwards.n_bytes + sum(lane.n_bytes for lane in self.lanes)
-        return MemoryUse(self.info.weight_bytes + self.info.adapter_bytes, self._pages.store.n_bytes, n_compute)
+        return MemoryUse(self.info.weight_bytes + self.info.adapter_bytes, self._pages.n_bytes, n_compute)
 
     def trim(self) -> int:
         self.settle()

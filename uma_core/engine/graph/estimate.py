@@ -10,7 +10,7 @@ from uma_core.engine.graph.arranged import arrangeable, bytes_with
 from uma_core.engine.graph.attention import BatchShape
 from uma_core.engine.graph.load import Loaded, Wish, is_arranging, load
 from uma_core.engine.graph.mapped import LOAD_MODES
-from uma_core.engine.graph.ticks import ride_rows, tick_shapes, verify_rows
+from uma_core.engine.graph.ticks import ride_rows, tick_shapes
 from uma_core.engine.graph.workspace import new_allocator, staged_bytes
 from uma_core.engine.lib import ffi, lib
 
@@ -25,11 +25,11 @@ def estimate(path: str, options: EngineOptions, is_stock: bool = False) -> Memor
     try:
         n_compute = loaded.n_lanes * graph_bytes(loaded, loaded.n_ubatch, 1)
         rides = ride_rows(loaded.device.is_cpu, options.n_batch)
-        n_verify = verify_rows(loaded.device.is_cpu, options.n_batch)
+        n_verify = loaded.n_verify(options.n_batch)
         n_compute += sum(graph_bytes(loaded, n, n_out) for n, n_out in tick_shapes(options.n_seq, rides, n_verify))
         is_mapped = not loaded.device.is_stock
         sizes = arrangeable(loaded.header) if is_mapped and is_arranging(loaded.header, options, loaded.kernels) else {}
-        return MemoryUse(bytes_with(loaded.header, sizes), loaded.pages.store.n_bytes, n_compute)
+        return MemoryUse(bytes_with(loaded.header, sizes), loaded.pages.n_bytes, n_compute)
     finally:
         loaded.close()
 

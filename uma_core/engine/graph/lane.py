@@ -11,6 +11,7 @@ from uma_core.engine.graph.attention import BatchShape, Span
 from uma_core.engine.graph.fitted import Fitted
 from uma_core.engine.graph.forward import Compute, Network
 from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.states import Next
 from uma_core.engine.graph.workspace import Workspace
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
@@ -38,6 +39,10 @@ class Lane:
         self._scales: dict[int, float] = {}  # of LoRA adapters
         self._hidden: Rows | None = None  # rows of the chunk whose hidden states are wanted
         self._n_rows = 0  # of that chunk
+        self._state: int | None = (
+            None  # after the chunks that are not handed over; None: there are none, or the model has no states
+        )
+        self._next: Next | None = None  # of the chunk in progress
         self.drop()
 
     @property
@@ -81,10 +86,19 @@ class Lane:
         forward = self._graph_of(span, tuple(sorted(self._scales)), hidden is None).fit(n, span)
         if self._scales:
             forward.scale([self._scales], [n])
+        self._plan_states(n)
         if not lib.uma_forward_fill(forward.native, rows):
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a chunk's plan")
         lib.uma_slices_start(self._slices, forward.native, n, has_output)
         self.n_chunk = self._n_rows = n
+
+    def _plan_states(self, n: int) -> None:
+        states, recurrence = self._pages.states, self._compute.attention.recurrence
+        if states is None:
+            return
+        assert recurrence is not None
+        stretches, (self._next,) = states.plan([(self.seq_id, self.n_kv, n)], self._state)
+        recurrence.fill(states, stretches)
 
     def _graph_of(self, span: Span, adapters: tuple[int, ...], has_head: bool) -> Fitted:
         room = self._compute.attention.room(span, self._n_most)
@@ -112,6 +126,7 @@ class Lane:
             status = PrefillStatus.DONE if run.rc == 0 else PrefillStatus.FAILED
             self.n_kv += self.n_chunk if run.rc == 0 else 0
             self.n_chunk = 0
+            self._end_chunk(run.rc == 0)
         return PrefillOutcome(status, run.n_pieces, run.fraction, run.elapsed_ns, run.longest_ns)
 
     def logits(self) -> np.ndarray:
@@ -130,8 +145,35 @@ class Lane:
         rows = self._graph.forward.hidden(self._n_rows)
         return {Rows.LAST: rows[-1:], Rows.FIRST: rows[:1]}.get(self._hidden, rows)
 
+    def _end_chunk(self, is_computed: bool) -> None:
+        """The state that the chunk made is the lane's, or was not made."""
+        states, made = self._pages.states, self._next
+        self._next = None
+        if states is None or made is None:
+            return
+        if not is_computed:
+            states.drop(made)
+            return
+        states.keep(made)
+        if self._state is not None:
+            states.give(self._state)
+        self._state = made.end
+
+    def hand_over(self) -> None:
+        """What was computed counts as the sequence's from now on."""
+        if self._state is not None:
+            assert self._pages.states is not None
+            self._pages.states.put(self.seq_id, self._state)
+            self._state = None
+        self.drop()
+
     def drop(self) -> None:
-        """Become free; a paused chunk needs no more than to be forgotten."""
+        """Become free; a paused chunk needs no more than to be forgotten, and what was not handed over goes."""
+        self._end_chunk(False)
+        if self._state is not None:
+            assert self._pages.states is not None
+            self._pages.states.give(self._state)
+            self._state = None
         self.seq_id = -1
         self._scales = {}
         self.n_kv = self.n_seen = self.n_chunk = 0

@@ -20,7 +20,9 @@ from uma_core.engine.graph.paged import Paged
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.repack_cache import RepackCache, folder, key_of
 from uma_core.engine.graph.shape import Shape, Unsupported, shape_of
+from uma_core.engine.graph.states import States
 from uma_core.engine.graph.store import PAGE
+from uma_core.engine.graph.ticks import verify_rows
 from uma_core.engine.graph.uploaded import Uploaded
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.header import Header
@@ -32,6 +34,10 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import available_bytes
 
 ARRANGED_SHARE = 0.75  # of the available memory, at most; the rest is for KV, graphs and others
+STATES_NOTE = (
+    "recurrent layers: a sequence cannot be cut back to any length, so speculation is off; the cache knows "
+    "where messages, prompts and answers ended, in memory, not on disk"
+)
 
 
 @dataclass
@@ -69,6 +75,10 @@ class Loaded:
         factors = self.weights.factors | self.network.adapters.factors
         others = sorted(name for name, tensor in factors.items() if not lib.uma_accel_multiplies(tensor))
         return f"a product of ours for {others[0]} as it lies in memory" if others else ""
+
+    def n_verify(self, n_batch: int) -> int:
+        """Most rows of a call that holds drafts; 0: none does. What a draft did to a state cannot be taken back."""
+        return 0 if self.network.shape.has_states else verify_rows(self.device.is_cpu, n_batch)
 
     @property
     def expert_bytes(self) -> int:
@@ -117,6 +127,8 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     kernels = use_kernels(options.cpu_kernels, options.isa) if device.is_cpu else ""
     vocab = LlamaModel(header.path, options, None, is_vocab_only=True)
     kept.append(vocab)
+    if shape.has_states and device.is_stock:
+        raise Unsupported(f"recurrent layers on {device.name}")
     if vocab.n_vocab != shape.n_vocab:
         raise Unsupported(f"{shape.n_vocab} embeddings for {vocab.n_vocab} tokens")
     weights: Weights
@@ -135,18 +147,20 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     ropes = (int(lib.llama_model_rope_type(vocab.handle)), counts[2])
     network = Network(shape, weights, family_of(shape.arch), ropes, device, adapters)
     stock = Cells(shape, options.kv_type, counts[0], device, wish.is_dry) if device.is_stock else None
-    pages = Pages(stock or Arena(shape, options.kv_type, counts[0]), counts)
+    unified = is_unified(options)
+    n_lanes = 0 if unified else options.prefill_lanes
+    states = States(shape, options.n_seq, n_lanes) if shape.has_states else None
+    pages = Pages(stock or Arena(shape, options.kv_type, counts[0]), counts, states)
     kept.append(pages)
     _check_complete(network, pages, options.n_ubatch)
-    unified = is_unified(options)
     return Loaded(
         header, vocab, weights, pages, network,
         n_threads=n_threads_of(options),
         n_ubatch=options.n_ubatch,
-        n_lanes=0 if unified else options.prefill_lanes,
+        n_lanes=n_lanes,
         is_unified=unified,
         kernels=kernels,
-        notes=(*_notes(device, unified), *adapters.notes, *(isa_notes(options.isa, kernels) if device.is_cpu else ())),
+        notes=(*_notes(network, unified), *adapters.notes, *(isa_notes(options.isa, kernels) if device.is_cpu else ())),
     )  # fmt: skip
 
 
@@ -156,8 +170,11 @@ def _cache(header: Header, fingerprint: str, options: EngineOptions) -> RepackCa
     return RepackCache(folder(), key_of(header, fingerprint), options.repack_cache_mb << 20)
 
 
-def _notes(device: Device, is_unified: bool) -> tuple[str, ...]:
+def _notes(network: Network, is_unified: bool) -> tuple[str, ...]:
+    device = network.device
     notes = ["unified KV: prompts are read in sized chunks"] if is_unified else []
+    if network.shape.has_states:
+        notes.append(STATES_NOTE)
     if device.is_stock:
         notes.append(f"the graph is computed with ggml's operations on {device.description}")
     return tuple(notes)

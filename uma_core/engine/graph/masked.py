@@ -11,6 +11,7 @@ from uma_core.engine.graph.attention import Rows, Span
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.cells import Cells
 from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.recurrence import Recurrence
 from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
@@ -23,6 +24,7 @@ class Masked:
 
     def __init__(self, cells: Cells, shape: Shape) -> None:
         self.cells: tuple[Rows, ...] = (Rows(1, PAGE),)
+        self.recurrence: Recurrence | None = None
         self._cells = cells
         self._shape = shape
         self._found = ffi.new("int64_t[2]")

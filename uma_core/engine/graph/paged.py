@@ -8,6 +8,7 @@ from uma_core.engine.graph.arena import Arena
 from uma_core.engine.graph.attention import NO_SPAN, Rows, Span
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.recurrence import Recurrence
 from uma_core.engine.graph.shape import Layer, Shape
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
@@ -24,11 +25,12 @@ class Paged:
         self._cells_of = [self.cells.index(row) for row in rows]
         self._shape = shape
         self._plans: dict[Kind, Any] = {}
+        self.recurrence = Recurrence(shape, n_rows) if shape.has_states else None
         if not n_rows:
             return
         for layer in shape.layers:
             kind = kind_of(layer)
-            if kind in self._plans:
+            if layer.state or kind in self._plans:
                 continue
             k, v = (arena.layout.parts[arena.layout.index(layer.kv, part)].row_bytes for part in range(2))
             sizes = {

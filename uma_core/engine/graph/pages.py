@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from uma_core.engine.graph.states import States
 from uma_core.engine.graph.store import PAGE, Store
 from uma_core.engine.lib import ffi
 
@@ -16,10 +17,11 @@ from uma_core.engine.lib import ffi
 class Pages:
     """Owns the store. `table[seq, i]` is the page of positions 64 i .. 64 i + 63; only the first `n_pages(seq)` entries count."""
 
-    def __init__(self, store: Store, counts: tuple[int, int, int]) -> None:
-        """`counts`: pages in all, sequences, positions per sequence."""
+    def __init__(self, store: Store, counts: tuple[int, int, int], states: States | None = None) -> None:
+        """`counts`: pages in all, sequences, positions per sequence. Owns `states` too: of recurrent layers."""
         n_pages, n_seq, self.n_ctx_seq = counts
         self.store = store
+        self.states = states
         self.table = np.zeros((n_seq, -(-self.n_ctx_seq // PAGE)), np.int32)
         self.table_pointer = ffi.from_buffer("int32_t *", self.table)
         self.n_refs = np.zeros(n_pages, np.int32)
@@ -84,6 +86,8 @@ class Pages:
             self._give(int(self.table[seq, i]))
         self.n_held[seq] = min(self.n_held[seq], n)
         self._ready[seq] = 0
+        if self.states is not None:
+            self.states.cut(seq, n)
 
     def share(self, src: int, dst: int, first: int, n: int) -> None:
         """`dst` holds pages first .. of `src` too, up to position n. Both end within what `src` holds."""
@@ -103,5 +107,11 @@ class Pages:
         """Give the memory of free pages back to the system; returns bytes."""
         return sum(self.store.release(page) for page in self._free)
 
+    @property
+    def n_bytes(self) -> int:
+        return self.store.n_bytes + (self.states.n_bytes if self.states is not None else 0)
+
     def close(self) -> None:
         self.store.close()
+        if self.states is not None:
+            self.states.close()

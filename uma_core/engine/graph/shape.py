@@ -42,9 +42,27 @@ class Scaling(NamedTuple):
     )
 
 
+class State(NamedTuple):
+    """What a recurrent layer keeps of a sequence; see uma_recurrence."""
+
+    n_taps: int  # last rows that the convolution reads beside the present one
+    n_channels: int
+    n_head: int = 0  # of the recurrence; 0: there is none
+    n_head_k: int = 1
+    dim_k: int = 0
+    dim_v: int = 0
+    is_tiled: bool = False
+    is_delta: bool = False
+    scale: float = 1.0
+
+    @property
+    def n_floats(self) -> int:
+        return self.n_taps * self.n_channels + self.n_head * self.dim_v * self.dim_k
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attention of one layer."""
+    """Attention of one layer, or its state where it is recurrent."""
 
     n_head: int
     n_head_kv: int
@@ -54,6 +72,7 @@ class Layer:
     kv: int  # the layer that writes the K and V it reads: its own number, or an earlier one
     window: int = 0  # positions that a row sees, its own the last of them; 0: all
     has_v: bool = True  # False: V is the beginning of K, and only K is stored
+    state: State | None = None  # of a recurrent layer, which has no K and V: its other fields say nothing
 
     @property
     def n_share(self) -> int:
@@ -105,6 +124,10 @@ class Shape:
         return len(self.layers)
 
     @property
+    def has_states(self) -> bool:
+        return any(layer.state for layer in self.layers)
+
+    @property
     def window(self) -> int:
         """Of all layers that have one; 0: none has."""
         return max(layer.window for layer in self.layers)
@@ -147,6 +170,13 @@ class Meta:
             raise Unsupported(f"{key} of {len(value)} layers")
         return [self._int(key, each) for each in value[: self.n_layer]]
 
+    def listed(self, key: str) -> list[Any]:
+        """Raises: Unsupported, where the file has no such list."""
+        value = self._values.get(key)
+        if not isinstance(value, list):
+            raise Unsupported(f"a file without a list {key}")
+        return value
+
     def flags(self, key: str) -> list[bool] | None:
         """One per layer; None where the file has no such list."""
         return [bool(each) for each in self.numbers(key)] if isinstance(self._values.get(key), list) else None
@@ -172,6 +202,8 @@ KNOWN = frozenset({
 MAX_GROUP = 64  # query heads per KV head that the attention kernel takes at once
 MAX_DIM = 512
 MAX_LATENT = 1024  # of K where V is its beginning
+MAX_TAPS = 16  # of a convolution (native/graph/recurrent.c)
+DIM_STEP = 16  # of a recurrence's states
 PER_LAYER = {"feed_forward_length", "attention.head_count", "attention.head_count_kv"}  # may be lists in every family
 
 
@@ -224,7 +256,10 @@ def shape_of(header: Header, rules: Rules = NO_RULES, moe_top_k: int = 0) -> Sha
     )
     shape = rules.adapt(shape, meta)
     for layer in shape.layers:
-        _check_layer(layer)
+        if layer.state:
+            _check_state(layer.state)
+        else:
+            _check_layer(layer)
     return shape
 
 
@@ -260,6 +295,18 @@ def _check_layer(layer: Layer) -> None:
         raise Unsupported("heads whose K and V differ in length")
     if layer.rope is not None and (not 0 < layer.rope.n <= layer.dim_k or layer.rope.n % 2):
         raise Unsupported(f"rotary positions over {layer.rope.n} of {layer.dim_k} elements")
+
+
+def recurrent(state: State) -> Layer:
+    return Layer(0, 0, 0, 0, None, -1, state=state)
+
+
+def _check_state(state: State) -> None:
+    n_taps, n_channels, n, n_k, dim_k, dim_v = state[:6]
+    if not 0 < n_taps <= MAX_TAPS or n_channels < 1:
+        raise Unsupported(f"a convolution of {n_taps + 1} rows of {n_channels}")
+    if n and (n_k < 1 or n % n_k or dim_v < 1 or dim_k % DIM_STEP or not 0 < dim_k <= MAX_DIM):
+        raise Unsupported(f"a recurrence of {n} heads over {n_k}, {dim_k} x {dim_v} each")
 
 
 def _scaling(meta: Meta) -> tuple[Scaling, float]:

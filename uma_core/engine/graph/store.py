@@ -32,7 +32,7 @@ class Layout:
     def __init__(self, shape: Shape, kv_type: str) -> None:
         """Raises: Unsupported."""
         self.kind = getattr(lib, KV_TYPES[kv_type])
-        owners = [i for i, layer in enumerate(shape.layers) if layer.kv == i]
+        owners = [i for i, layer in enumerate(shape.layers) if layer.kv == i]  # recurrent layers have none
         self._index: dict[tuple[int, int], int] = {}
         self.parts: list[Part] = []
         for i in owners:

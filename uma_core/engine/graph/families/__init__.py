@@ -18,7 +18,9 @@ from uma_core.engine.graph.families import (
     glm4moe,
     gpt_oss,
     granite,
+    granitehybrid,
     hunyuan,
+    lfm2,
     llama,
     minimax,
     mistral3,
@@ -26,6 +28,7 @@ from uma_core.engine.graph.families import (
     phi3,
     qwen2,
     qwen3,
+    qwen35,
     smollm3,
     starcoder2,
 )
@@ -53,6 +56,18 @@ FAMILIES: dict[str, Family] = {
     "qwen2moe": Family(qwen2.build_moe, "Qwen 1.5 MoE, Qwen 2 57B-A14B", "a shared expert", qwen2.MOE_RULES),
     "qwen3": Family(qwen3.build, "Qwen 3", "norms of Q and K"),
     "qwen3moe": Family(qwen3.build, "Qwen 3 30B-A3B, 235B-A22B, Coder", "norms of Q and K, experts"),
+    "qwen35": Family(
+        qwen35.build,
+        "Qwen 3.5 and 3.6 (text)",
+        "gated delta nets, gated attention in every fourth layer; on the CPU",
+        qwen35.RULES,
+    ),
+    "qwen35moe": Family(
+        qwen35.build,
+        "Qwen 3.5 and 3.6 35B-A3B, 122B-A10B, 397B-A17B",
+        "the same, experts and a shared one",
+        qwen35.RULES,
+    ),
     "gemma": Family(gemma.build, "Gemma", ""),
     "gemma2": Family(gemma2.build, "Gemma 2", "windows, soft caps", gemma2.RULES),
     "gemma3": Family(gemma3.build, "Gemma 3 (text)", "windows with positions of their own", gemma3.RULES),
@@ -110,6 +125,11 @@ FAMILIES: dict[str, Family] = {
     "nemotron": Family(
         starcoder2.build_nemotron, "Nemotron 3 and 4, Minitron", "layer norms, squared ReLU", starcoder2.RULES
     ),
+    "granitehybrid": Family(
+        granitehybrid.build, "Granite 4 H", "Granite's, Mamba 2 in most layers; on the CPU", granitehybrid.RULES
+    ),
+    "lfm2": Family(lfm2.build, "LFM2 230M to 2.6B", "short convolutions in most layers; on the CPU", lfm2.RULES),
+    "lfm2moe": Family(lfm2.build, "LFM2 8B-A1B, 24B-A2B", "the same, experts", lfm2.MOE_RULES),
 }
 
 

@@ -36,10 +36,10 @@ RULES = Rules(KEYS, adapt=adapt)
 
 
 def build(b: Builder) -> Any:
-    return llama.build(b, llama.Parts(feed=_feed))
+    return llama.build(b, llama.Parts(feed=feed))
 
 
-def _feed(b: Builder, x: Any, layer: int) -> Any:
+def feed(b: Builder, x: Any, layer: int) -> Any:
     y, p = llama.feed_forward(b, x, layer), f"blk.{layer}"
     is_shared = b.weights.find(f"{p}.ffn_gate_shexp.weight")
     return b.add(y, b.gated(x, p, lib.ggml_swiglu_split, "_shexp")) if is_shared else y

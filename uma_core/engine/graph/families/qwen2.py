@@ -25,6 +25,10 @@ def build_moe(b: Builder) -> Any:
 
 def _feed(b: Builder, x: Any, layer: int) -> Any:
     p = f"blk.{layer}"
-    chosen = b.experts(x, p, Experts(is_normed=False))
+    return b.add(b.experts(x, p, Experts(is_normed=False)), shared(b, x, p))
+
+
+def shared(b: Builder, x: Any, p: str) -> Any:
+    """The expert that every token uses, as much as its gate says."""
     gate = lib.ggml_sigmoid(b.context, b.product(x, f"{p}.ffn_gate_inp_shexp", 1))
-    return b.add(chosen, lib.ggml_mul(b.context, b.gated(x, p, lib.ggml_swiglu_split, "_shexp"), gate))
+    return lib.ggml_mul(b.context, b.gated(x, p, lib.ggml_swiglu_split, "_shexp"), gate)

@@ -1,0 +1,188 @@
+"""States of recurrent layers: of fixed size, one for each sequence beside its pages, and some of earlier positions.
+
+Rules: a state is never written once it counts. A call reads the state before its rows and writes another one, which takes its place
+when the call has succeeded; so a call that fails, or a chunk that is given up, leaves what was there. Sequences that begin alike hold the
+same state, without a copy. A sequence can go back only to positions whose states are kept.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from uma_core.engine.graph.shape import Shape
+from uma_core.engine.lib import ffi
+from uma_core.errors import ErrorCode, UmaError
+
+ZERO = -1  # in place of a number: all zeros, as before the first position
+UNKNOWN = -2  # not there: the sequence cannot go on from its end
+N_KEPT_SEQ = (
+    3  # states of earlier positions, per sequence: where the instructions end, the last message, and the prompt
+)
+ALIGNMENT = 64
+
+
+class Next(NamedTuple):
+    """What a call makes of a sequence's state: states by number, which its maker holds until `States.adopt` or `States.drop`."""
+
+    seq: int
+    end: int
+    kept: list[tuple[int, int]]  # (position, state) on the way there
+
+
+class Stretch(NamedTuple):
+    """Rows between two states; see uma_stretch."""
+
+    first_row: int
+    n_rows: int
+    source: int
+    target: int
+
+
+class States:
+    """Owns the memory. `of[seq]` is the state at the sequence's end."""
+
+    def __init__(self, shape: Shape, n_seq: int, n_lanes: int) -> None:
+        """Raises: INSUFFICIENT_MEMORY."""
+        self.n_floats = sum(layer.state.n_floats for layer in shape.layers if layer.state)
+        self.n_bytes_each = -(-4 * self.n_floats // ALIGNMENT) * ALIGNMENT
+        n_needed = (
+            2 * n_seq + 2 * n_lanes
+        )  # each sequence's own and the next; lanes hold the one that is not handed over
+        self.n = n_needed + N_KEPT_SEQ * n_seq
+        self.of = [ZERO] * n_seq
+        self.wanted: list[tuple[int, ...]] = [()] * n_seq  # positions whose states are worth keeping, ascending
+        self._kept: OrderedDict[tuple[int, int], int] = (
+            OrderedDict()
+        )  # by sequence and position; least recently used first
+        self._n_refs = [0] * self.n
+        self._free = list(range(self.n - 1, -1, -1))
+        try:
+            self._memory = mmap.mmap(-1, max(1, self.n) * self.n_bytes_each)
+        except (OSError, OverflowError) as error:
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no {self.n_bytes >> 20} MiB for states: {error}") from error
+        self._base = ffi.from_buffer("char *", self._memory)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n * self.n_bytes_each
+
+    def address(self, state: int) -> object:
+        """float *; NULL for zeros."""
+        return ffi.NULL if state < 0 else ffi.cast("float *", self._base + state * self.n_bytes_each)
+
+    def data(self, state: int) -> np.ndarray:
+        """(bytes,) uint8 view."""
+        return np.frombuffer(self._memory, np.uint8, 4 * self.n_floats, state * self.n_bytes_each)
+
+    # references
+
+    def take(self) -> int:
+        """A state to be written; where none is free, that of the earlier position that was not used for longest goes."""
+        while not self._free:
+            _, state = self._kept.popitem(last=False)
+            self.give(state)
+        state = self._free.pop()
+        self._n_refs[state] = 1
+        return state
+
+    def hold(self, state: int) -> int:
+        if state >= 0:
+            self._n_refs[state] += 1
+        return state
+
+    def give(self, state: int) -> None:
+        if state >= 0:
+            self._n_refs[state] -= 1
+            if not self._n_refs[state]:
+                self._free.append(state)
+
+    # a call
+
+    def plan(self, runs: Sequence[tuple[int, int, int]], source: int | None = None) -> tuple[list[Stretch], list[Next]]:
+        """Of rows of (sequence, first position, how many) each, one run after another. `source`: instead of the sequence's own state."""
+        stretches, nexts, row = [], [], 0
+        for seq, pos, n in runs:
+            before, end = self.of[seq] if source is None else source, pos + n
+            assert before != UNKNOWN, "the state at the sequence's end is not known"
+            kept: list[tuple[int, int]] = []
+            for stop in [*(at for at in self.wanted[seq] if pos < at < end), end]:
+                after = self.take()
+                stretches.append(Stretch(row, stop - pos, before, after))
+                if stop < end:
+                    kept.append((stop, after))
+                row, pos, before = row + stop - pos, stop, after
+            if end in self.wanted[seq]:
+                kept.append((end, self.hold(before)))
+            nexts.append(Next(seq, before, kept))
+        return stretches, nexts
+
+    def keep(self, made: Next) -> None:
+        """The rows are computed: states on the way may be gone back to."""
+        for pos, state in made.kept:
+            self.give(self._kept.pop((made.seq, pos), ZERO))
+            self._kept[made.seq, pos] = state
+        made.kept.clear()
+
+    def adopt(self, made: Next) -> None:
+        """The rows are computed, and count."""
+        self.keep(made)
+        self.put(made.seq, made.end)
+
+    def drop(self, made: Next) -> None:
+        """The rows were not computed."""
+        for _, state in made.kept:
+            self.give(state)
+        made.kept.clear()
+        self.give(made.end)
+
+    def want(self, seq: int, positions: Sequence[int]) -> None:
+        """Keep the states of these positions once they are computed: of the first of them, and of the last."""
+        found = sorted(set(positions))
+        self.wanted[seq] = tuple(found[:1] + found[1:][1 - N_KEPT_SEQ :])
+
+    def put(self, seq: int, state: int) -> None:
+        """The sequence's end has this state, which the caller held."""
+        self.give(self.of[seq])
+        self.of[seq] = state
+
+    # positions
+
+    def resumable(self, seq: int, n: int, n_kv: int) -> int:
+        """The last position, up to n, that has a state, of a sequence of n_kv positions; 0: none."""
+        if n >= n_kv and self.of[seq] != UNKNOWN:
+            return n_kv
+        return max((pos for other, pos in self._kept if other == seq and pos <= min(n, n_kv)), default=0)
+
+    def at(self, seq: int, n: int, n_kv: int) -> int:
+        """The state after n positions, a `resumable` number of them."""
+        if n == n_kv:
+            return self.of[seq]
+        if n == 0:
+            return ZERO
+        self._kept.move_to_end((seq, n))
+        return self._kept[seq, n]
+
+    def cut(self, seq: int, n: int) -> None:
+        """Forget states of positions beyond n."""
+        for each in [(other, pos) for other, pos in self._kept if other == seq and pos > n]:
+            self.give(self._kept.pop(each))
+        if not n:
+            self.put(seq, ZERO)
+
+    def share_kept(self, src: int, dst: int, n: int) -> None:
+        """`dst` holds the first n positions of `src` too, so it may go back to where that one may."""
+        for other, pos in list(self._kept):
+            if other == src and pos <= n and (dst, pos) not in self._kept:
+                self._kept[dst, pos] = self.hold(self._kept[src, pos])
+
+    def close(self) -> None:
+        """Idempotent. Views of the memory keep it until they go."""
+        if self._base is not None:
+            ffi.release(self._base)
+            self._base = None
+            del self._memory
