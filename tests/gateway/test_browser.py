@@ -125,6 +125,18 @@ def test_a_message_is_answered_and_the_chat_survives_a_reload(gateway: GatewayPr
     expect(page.locator("article")).to_have_count(0)
 
 
+def test_the_text_of_an_answer_is_there_when_its_end_is_told(gateway: GatewayProcess, tabs: Tabs) -> None:
+    page = tabs.context().new_page()
+    page.add_init_script("window.requestAnimationFrame = () => 0")  # a tab in the background gets no frame
+    page.goto(gateway.url)
+    set_most(page, 5)
+    send(page, "Hello")
+    expect(page.locator("#state")).to_contain_text(COUNTED)
+    assert last_answer(page).inner_text()
+    assert page.locator("article.assistant .end").inner_text() == "The answer reached its limit of tokens."
+    assert page.get_by_role("button", name="Send").is_visible()
+
+
 def test_stop_ends_the_answer_and_its_request(
     gateway: GatewayProcess, fake: DaemonProcess, levers: Callable[..., None], tabs: Tabs
 ) -> None:
@@ -177,7 +189,8 @@ def test_everything_can_be_done_with_the_keyboard(
 ) -> None:
     levers(step_ms=20)
     page = tabs.open(gateway.url)
-    page.keyboard.type("Hello")  # the box has the focus
+    expect(page.get_by_role("textbox", name="Message", exact=True)).to_be_focused()
+    page.keyboard.type("Hello")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("again")
     page.keyboard.press("Enter")

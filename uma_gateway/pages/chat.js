@@ -57,11 +57,12 @@ function show(message) {
     if (isLow) log.scrollTop = log.scrollHeight;
   };
   draw();
-  return () => {
+  const drawSoon = () => {
     if (isDue) return;
     isDue = true;
     requestAnimationFrame(draw);
   };
+  return { draw, drawSoon };
 }
 
 function tell(words, isBad = false) {
@@ -96,7 +97,8 @@ async function answer() {
     stream: true,
     stream_options: { include_usage: true },
   };
-  let update = null;
+  let shown = null;
+  let outcome = ["", false]; // told when the answer has ended and all of it is painted
   try {
     const answer = await ask("/v1/chat/completions", {
       method: "POST",
@@ -105,7 +107,7 @@ async function answer() {
       signal: controller.signal,
     });
     messages.push(reply);
-    update = show(reply);
+    shown = show(reply);
     for await (const { data, comment } of events(answer)) {
       if (comment !== undefined) waiting(comment);
       if (!data || data === "[DONE]") continue;
@@ -116,30 +118,33 @@ async function answer() {
       if (delta?.reasoning_content) reply.reasoning += delta.reasoning_content;
       if (delta?.content || delta?.reasoning_content) {
         if (element("state").textContent) tell("");
-        update();
+        shown.drawSoon();
         keepSoon();
       }
       if (event.choices?.[0]?.finish_reason === "length") reply.end = "The answer reached its limit of tokens.";
       if (event.timings) {
         const n = event.usage?.completion_tokens ?? event.timings.predicted_n;
-        tell(`${n} token${n === 1 ? "" : "s"}, ${Math.round(event.timings.predicted_per_second)} a second`);
+        outcome = [`${n} token${n === 1 ? "" : "s"}, ${Math.round(event.timings.predicted_per_second)} a second`, false];
       }
     }
   } catch (error) {
     if (isLeaving) return; // the browser ends what a page waits for: the next one says that it was cut off
     if (error.name === "AbortError") {
       reply.end = "Stopped.";
-      tell("Stopped.");
+      outcome = ["Stopped.", false];
     } else {
       reply.end = "Broken off.";
-      tell(error.message, true);
+      outcome = [error.message, true];
     }
   } finally {
     if (isLeaving) return;
     reply.isOpen = false;
-    update?.();
+    shown?.draw(); // at once: a tab in the background gets no frame, and the outcome must not come before the text
     keep();
-    if (running === controller) setRunning(null);
+    if (running === controller) {
+      setRunning(null);
+      tell(...outcome);
+    }
     element("text").focus();
   }
 }
