@@ -1,4 +1,7 @@
-"""Packaging: builds llama.cpp and the bindings on the way, through the build cache. Everything else is in pyproject.toml."""
+"""Packaging: builds llama.cpp and the bindings on the way, through the build cache.
+
+Everything else is in pyproject.toml.
+"""
 
 from __future__ import annotations
 

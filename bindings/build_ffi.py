@@ -1,4 +1,6 @@
-"""The cffi definition of `uma_core._llama`: llama.cpp's cdef, our own (native/*/uma_*.h), and what is baked in for the drift check."""
+"""The cffi definition of `uma_core._llama`: llama.cpp's cdef, our own (native/*/uma_*.h), and what is baked in for
+the drift check.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def type_names(cdef_text: str, *kinds: str) -> list[str]:
 
 
 def enum_table(cdef_text: str) -> str:
-    """`type:NAME=value,...;...` of every enum as the headers' text has it; the compiler's values are compared with it at import."""
+    """`type:NAME=value,...;...` of every enum as the headers' text has it; the compiler's values are compared with
+    it at import.
+    """
     reader = cffi.FFI()
     reader.cdef(cdef_text)
     rows = []
@@ -55,7 +59,9 @@ def headers_digest() -> str:
 
 
 def baked_values(native: Native, cdef_text: str) -> dict[str, str]:
-    """The strings that the compiled module carries as `uma_built_<name>`; `cdef_text` is all of it, our own part too."""
+    """The strings that the compiled module carries as `uma_built_<name>`; `cdef_text` is all of it, our own part
+    too.
+    """
     values = (native.llama_version, native.ggml_version, native.ggml_commit, native.backend, headers_digest())
     tables = (";".join(type_names(cdef_text, "struct", "union")), enum_table(cdef_text))
     return dict(zip(BAKED, (*values, *tables), strict=True))

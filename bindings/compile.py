@@ -1,6 +1,7 @@
 """Compiles the generated C and our own sources into `uma_core/_llama`, one object at a time, through the build cache.
 
-Rules: llama.cpp's prototypes must match exactly (three -Werror flags); our sources are tuned for this CPU when the libraries are.
+Rules: llama.cpp's prototypes must match exactly (three -Werror flags); our sources are tuned for this CPU when the
+libraries are.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Unit:
 
 
 def own_sources(root: Path = ROOT) -> list[Path]:
-    """Our C and C++ files in a stable order: those of all topics, and of the folders whose headers they include, directly or not."""
+    """Our C and C++ files in a stable order: those of all topics, and of the folders whose headers they include,
+    directly or not.
+    """
     native = root / "native"
     folders = {native / topic for topic in build_ffi.TOPICS if (native / topic).is_dir()}
     while True:

@@ -63,7 +63,10 @@ def function_name(text: str) -> str | None:
 
 
 def rewrite(text: str) -> str:
-    """Drop or replace the few things that cffi's parser does not take. API mode asks the C compiler about each `...`."""
+    """Drop or replace the few things that cffi's parser does not take.
+
+    API mode asks the C compiler about each `...`.
+    """
     text = re.sub(r"\b(extern|_Noreturn|restrict)\b ?", "", text)
     text = re.sub(r"\[[^\]]*sizeof[^\]]*\]", "[...]", text)
     return re.sub(r"^(static const \w+ \w+) ?=.*;$", r"\1;", text)

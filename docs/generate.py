@@ -1,8 +1,8 @@
 """Write the reference pages from the declarations: `python docs/generate.py`, or `--check` to fail when one is stale.
 
 Whole pages: CONFIG.md, METRICS.md, ERRORS.md. In PROTOCOL.md only what stands between
-`<!-- generated: ops -->` or `<!-- generated: events -->` and the next `<!-- end -->`; in GATEWAY.md the options and in ENGINE.md
-the families likewise.
+`<!-- generated: ops -->` or `<!-- generated: events -->` and the next `<!-- end -->`; in GATEWAY.md the options and in
+ENGINE.md the families likewise.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def gateway_page() -> str:
 
 
 def engine_page() -> str:
-    """Return ENGINE.md with its table of families renewed. Needs the compiled bindings. Raises ValueError where a marker is absent."""
+    """Return ENGINE.md with its table of families renewed.
+
+    Needs the compiled bindings. Raises ValueError where a marker is absent.
+    """
     from uma_core.engine.graph.families import FAMILIES
 
     rows = ((f"`{arch}`", family.models, family.notes) for arch, family in FAMILIES.items())
@@ -197,44 +200,45 @@ def _yes(value: bool) -> str:
 _PRESETS_INTRO = """
 ## Presets
 
-A preset is a list of options for a kind of machine: `--preset NAME`, `UMA_PRESET=NAME`, or `preset: NAME` in the file. Whatever a flag, a
-variable or the file says goes before it. It depends on no model: how much context a model's KV leaves room for is in
-[MEMORY.md](MEMORY.md), and [TUNING.md](TUNING.md) tells which options matter for which class of model.
+A preset is a list of options for a kind of machine: `--preset NAME`, `UMA_PRESET=NAME`, or `preset: NAME` in the file.
+Whatever a flag, a variable or the file says goes before it. It depends on no model: how much context a model's KV
+leaves room for is in [MEMORY.md](MEMORY.md), and [TUNING.md](TUNING.md) tells which options matter for which class of
+model.
 """
 
 _CONFIG_INTRO = """# Configuration
 
-A value comes from, in this order: the flag, the environment variable, the YAML file (`--config FILE`, `UMA_CONFIG`), the preset,
-the default.
-The file is a regular one of at most 1 MiB: a pipe could block its reader.
-`uma-core daemon --print-config` shows every value with its origin, and what it prints is a valid file; `--check-config` only checks.
-An unknown key, a wrong type or a value out of range is `E_CONFIG_001` and names the key and its source; nothing is guessed.
-Lists and maps are written as `a,b` and `1000=background` in flags and variables.
+A value comes from, in this order: the flag, the environment variable, the YAML file (`--config FILE`, `UMA_CONFIG`),
+the preset, the default. The file is a regular one of at most 1 MiB: a pipe could block its reader.
+`uma-core daemon --print-config` shows every value with its origin, and what it prints is a valid file; `--check-config`
+only checks. An unknown key, a wrong type or a value out of range is `E_CONFIG_001` and names the key and its source;
+nothing is guessed. Lists and maps are written as `a,b` and `1000=background` in flags and variables.
 
-*reload* says what a reload does with a change: `live` takes effect between two ticks, `new engine` loads an engine beside the running
-one, `restart` is refused until the daemon is started anew.
+*reload* says what a reload does with a change: `live` takes effect between two ticks, `new engine` loads an engine
+beside the running one, `restart` is refused until the daemon is started anew.
 """
 
 _METRICS_INTRO = """# Metrics
 
-`uma-ctl metrics`, the request `{"type": "metrics"}` and the line `/metrics` return the JSON. The Prometheus text has base units:
-`uma-ctl metrics --prometheus`, the request with `"format": "prometheus"`, the line `/metrics prometheus`, and with
-[`metrics.listen`](CONFIG.md#metrics) `GET /metrics` over HTTP on this machine, which Prometheus reads by itself.
-In the JSON, labels nest (`"errors_total": {"E_PROTO_001": 0, ...}`), and a histogram is an object of
+`uma-ctl metrics`, the request `{"type": "metrics"}` and the line `/metrics` return the JSON. The Prometheus text has
+base units: `uma-ctl metrics --prometheus`, the request with `"format": "prometheus"`, the line `/metrics prometheus`,
+and with [`metrics.listen`](CONFIG.md#metrics) `GET /metrics` over HTTP on this machine, which Prometheus reads by
+itself. In the JSON, labels nest (`"errors_total": {"E_PROTO_001": 0, ...}`), and a histogram is an object of
 `count, mean, p50, p95, p99, max` since the start. Values of *last minute* cover the last 30 to 60 s.
 
-Quantiles come from histograms with 24 buckets a decade: a reported quantile is within 5 % of the true one (times from 0.1 ms to 100 s;
-planning and overhead from 1 us to 10 s). The Prometheus text shows every fourth bound. `uma_info` carries what is served as labels.
-What has no bound, as clients and requests have none, is in `status`, not here.
+Quantiles come from histograms with 24 buckets a decade: a reported quantile is within 5 % of the true one (times from
+0.1 ms to 100 s; planning and overhead from 1 us to 10 s). The Prometheus text shows every fourth bound. `uma_info`
+carries what is served as labels. What has no bound, as clients and requests have none, is in `status`, not here.
 
 """
 
 _ERRORS_INTRO = """# Errors
 
-An `error` event carries `code`, `name`, `message` and sometimes `detail`. Codes and names are stable; messages are for people.
-*who must act*: `client`: the same request fails again; `server`: it may succeed later; `engine`: the model or its backend failed;
-`ours`: a bug in UMA Serve. *exit status* is that of `uma-cli`, `uma-ctl` and `uma-core`: 0 success, 1 could not start,
-2 server error, 3 protocol error. That a request was cancelled, timed out or was drained is the `reason` of its `eos` event, not an error.
+An `error` event carries `code`, `name`, `message` and sometimes `detail`. Codes and names are stable; messages are for
+people. *who must act*: `client`: the same request fails again; `server`: it may succeed later; `engine`: the model or
+its backend failed; `ours`: a bug in UMA Serve. *exit status* is that of `uma-cli`, `uma-ctl` and `uma-core`: 0 success,
+1 could not start, 2 server error, 3 protocol error. That a request was cancelled, timed out or was drained is the
+`reason` of its `eos` event, not an error.
 
 """
 

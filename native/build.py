@@ -1,7 +1,9 @@
-"""Builds llama.cpp's libraries and the chat library into the packages, through the cache. `python native/build.py [--force]`.
+"""Builds llama.cpp's libraries and the chat library into the packages, through the cache. `python native/build.py
+[--force]`.
 
 What it leaves: uma_core/lib/ (libraries and build.json), uma_gateway/lib/ and native/headers/, all git-ignored.
-Environment: UMA_BACKEND, UMA_BUILD, UMA_CMAKE_ARGS, UMA_OPENMP, UMA_BUILD_CACHE, UMA_SDIST, UMA_LLAMA_DIR, UMA_JOBS, CC, CXX.
+Environment: UMA_BACKEND, UMA_BUILD, UMA_CMAKE_ARGS, UMA_OPENMP, UMA_BUILD_CACHE, UMA_SDIST, UMA_LLAMA_DIR, UMA_JOBS,
+CC, CXX.
 """
 
 from __future__ import annotations
@@ -147,7 +149,9 @@ def install_headers(pin: Pin, root: Path, progress: Progress) -> None:
 
 
 def cpu_flags(is_native_cpu: bool) -> list[str]:
-    """For our own part, whose kernels name their instructions themselves: all that this processor has, or the least that a portable build asks."""
+    """For our own part, whose kernels name their instructions themselves: all that this processor has, or the least
+    that a portable build asks.
+    """
     if is_native_cpu:
         return ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
     return [f"-march={BASELINE}"] if cmake_build.is_portable() and platform.machine() in ("x86_64", "AMD64") else []

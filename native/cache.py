@@ -24,11 +24,17 @@ MANIFEST = "manifest.json"
 FORMAT = 1  # raise when the layout of an entry changes
 
 
-DEPRECATED = "uma-serve: UMA_CACHE_DIR is deprecated as the name of the build cache, since it is the daemon's option cache.disk_dir: set UMA_BUILD_CACHE"
+DEPRECATED = (
+    "uma-serve: UMA_CACHE_DIR is deprecated as the name of the build cache, since it is the daemon's option "
+    "cache.disk_dir: set UMA_BUILD_CACHE"
+)
 
 
 def cache_root() -> Path:
-    """UMA_BUILD_CACHE, else the platform's cache folder. In this release UMA_CACHE_DIR still names it where the first is not set."""
+    """UMA_BUILD_CACHE, else the platform's cache folder.
+
+    In this release UMA_CACHE_DIR still names it where the first is not set.
+    """
     given = os.environ.get("UMA_BUILD_CACHE")
     if not given and os.environ.get("UMA_CACHE_DIR"):
         given = os.environ["UMA_CACHE_DIR"]

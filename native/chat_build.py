@@ -74,7 +74,9 @@ def build_chat_library(pin: Pin, progress: Progress, target: Path) -> Path:
 
 
 def chat_source(pin: Pin, progress: Progress) -> Path:
-    """The part of llama.cpp's source that the library is made of, and its bundled templates; read-only, in the cache."""
+    """The part of llama.cpp's source that the library is made of, and its bundled templates; read-only, in the
+    cache.
+    """
     root = cache.cache_root()
 
     def produce(entry: Path) -> None:

@@ -35,7 +35,8 @@ def cmake_flags(pin: Pin, backend: str) -> dict[str, str]:
     flags["CMAKE_INSTALL_RPATH"] = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
     if sys.platform != "darwin":
         # A compiler may bring only a static C++ runtime. Each library then holds a copy, and where the copies see each
-        # other's symbols half of one works on the locale of another: llama.cpp's loader crashed so. Hidden, each is whole.
+        # other's symbols half of one works on the locale of another: llama.cpp's loader crashed so. Hidden, each is
+        # whole.
         flags["CMAKE_SHARED_LINKER_FLAGS"] = flags["CMAKE_MODULE_LINKER_FLAGS"] = HIDE_ARCHIVES
     if is_portable():
         flags["GGML_NATIVE"] = "OFF"
@@ -64,7 +65,10 @@ def is_native(flags: dict[str, str], arguments: list[str]) -> bool:
 
 
 def is_portable() -> bool:
-    """Whether the build shall run on any processor of the architecture (UMA_BUILD). Raises: BuildError on an unknown word."""
+    """Whether the build shall run on any processor of the architecture (UMA_BUILD).
+
+    Raises: BuildError on an unknown word.
+    """
     word = os.environ.get("UMA_BUILD", "").strip().lower() or "native"
     if word not in ("native", "portable"):
         raise BuildError(f"UMA_BUILD={word}: choose native or portable")
@@ -72,7 +76,9 @@ def is_portable() -> bool:
 
 
 def has_variants(is_portable: bool) -> bool:
-    """Whether a build has ggml's CPU backend several times: ld.so takes a library that is loaded already by its name, others do not."""
+    """Whether a build has ggml's CPU backend several times: ld.so takes a library that is loaded already by its
+    name, others do not.
+    """
     return is_portable and sys.platform.startswith("linux") and platform.machine() in ("x86_64", "AMD64")
 
 
@@ -132,7 +138,10 @@ def _stem(name: str) -> str:
 
 
 def collect(build_dir: Path, lib_dir: Path, only: str = "") -> None:
-    """Copy the built libraries, or one of them, one file each (a wheel would copy links as whole files). Raises: BuildError when none."""
+    """Copy the built libraries, or one of them, one file each (a wheel would copy links as whole files).
+
+    Raises: BuildError when none.
+    """
     shipped = {name: path for name, path in ship_files(build_dir / "bin").items() if only in ("", _stem(name))}
     if not any(_stem(name) == (only or "libllama") for name in shipped):
         raise BuildError(f"the build left no {only or 'libllama'} in {build_dir / 'bin'}")

@@ -1,7 +1,8 @@
-"""Uses a llama.cpp that is already installed (UMA_LLAMA_DIR), after proving that its headers and library belong together.
+"""Uses a llama.cpp that is already installed (UMA_LLAMA_DIR), after proving that its headers and library belong
+together.
 
-Rules: nothing of the install is copied or changed; a doubt is a refusal. Only the pinned llama.cpp is accepted: our own C code
-uses inner parts of it, whose layout no version number promises.
+Rules: nothing of the install is copied or changed; a doubt is a refusal. Only the pinned llama.cpp is accepted: our own
+C code uses inner parts of it, whose layout no version number promises.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ class External:
 
 
 def use_external(root: Path, pin: Pin) -> External:
-    """Check an install that has include/ and lib/ (or lib64/). Raises: BuildError where it is incomplete or inconsistent."""
+    """Check an install that has include/ and lib/ (or lib64/).
+
+    Raises: BuildError where it is incomplete or inconsistent.
+    """
     include_dir = root / "include"
     lib_dir = next((d for d in (root / "lib", root / "lib64") if d.is_dir() and _has_llama(d)), None)
     if not (include_dir / "llama.h").is_file() or lib_dir is None:

@@ -1,4 +1,5 @@
-"""Gets llama.cpp's source: from a given file, from the cache, or with the package client; then unpacks what the build needs.
+"""Gets llama.cpp's source: from a given file, from the cache, or with the package client; then unpacks what the build
+needs.
 
 Rules: nothing is unpacked before its sha256 is checked; nothing is written outside the destination.
 """
@@ -37,7 +38,8 @@ def sdist_path(pin: Pin, cache: Path) -> Path:
 
 
 def fetch_sdist(pin: Pin, cache: Path, progress: Progress) -> Path:
-    """Return a source archive, downloading it at most once. A file that UMA_SDIST names may be a packed one: `extract` verifies it.
+    """Return a source archive, downloading it at most once. A file that UMA_SDIST names may be a packed one: `extract`
+    verifies it.
 
     Blocks: on the network when the cache is cold and UMA_SDIST is not set.
     Raises: BuildError when it cannot be had or its hash is wrong.
@@ -84,14 +86,17 @@ def download(pin: Pin, folder: Path, progress: Progress) -> Path:
     if done.returncode or not found:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
         raise BuildError(
-            f"could not download {requirement}: connect this machine to a package index once, or set UMA_SDIST to the file "
+            f"could not download {requirement}: connect this machine to a package index once, or set UMA_SDIST to the "
+            "file "
             f"{sdist_path(pin, folder).name} fetched elsewhere.\n{tail}"
         )
     return found[0]
 
 
 def client_environment(env: dict[str, str]) -> dict[str, str]:
-    """The environment without what an outer pip left for its own build of us: the inner one would take it for its own."""
+    """The environment without what an outer pip left for its own build of us: the inner one would take it for its
+    own.
+    """
     outer = ("PYTHONPATH", "PYTHONNOUSERSITE", "PIP_BUILD_TRACKER")
     return {
         key: value
@@ -125,7 +130,9 @@ def tree_digest(folder: Path) -> str:
 
 
 def pack(sdist: Path, pin: Pin, target: Path) -> None:
-    """Write the part of a source archive that the build reads: a small file for UMA_SDIST on a machine without network."""
+    """Write the part of a source archive that the build reads: a small file for UMA_SDIST on a machine without
+    network.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         source = extract(sdist, pin, Path(scratch))
         with tarfile.open(target, "w:gz") as archive:
@@ -162,7 +169,8 @@ def _inside_source_root(name: str, pin: Pin) -> str | None:
 
 
 def install_headers(source: Path, pin: Pin, headers_dir: Path) -> None:
-    """Copy the pinned headers, verified, into `headers_dir` (inner ones below `inner/`). Untouched files keep their time.
+    """Copy the pinned headers, verified, into `headers_dir` (inner ones below `inner/`). Untouched files keep their
+    time.
 
     Raises: BuildError when a header is missing or differs from native/PIN.
     """

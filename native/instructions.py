@@ -1,7 +1,7 @@
 """Which instructions a build needs, and the builds of ggml's CPU backend of which a portable one has several.
 
-Rules: names are those of /proc/cpuinfo, but `lzcnt`; native/processor/processor.c asks the processor for the same ones. What the
-compiler says of itself counts, never what this machine's processor has.
+Rules: names are those of /proc/cpuinfo, but `lzcnt`; native/processor/processor.c asks the processor for the same ones.
+What the compiler says of itself counts, never what this machine's processor has.
 """
 
 from __future__ import annotations

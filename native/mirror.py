@@ -10,7 +10,9 @@ from native.pin import sha256_file
 
 
 def mirror(source: Path | None, target: Path, keep: tuple[str, ...] = ()) -> None:
-    """Make `target` hold exactly the files of `source`; unchanged files are not touched, so nothing is recompiled for them."""
+    """Make `target` hold exactly the files of `source`; unchanged files are not touched, so nothing is recompiled
+    for them.
+    """
     wanted = {str(p.relative_to(source)): p for p in sorted(source.rglob("*")) if p.is_file()} if source else {}
     target.mkdir(parents=True, exist_ok=True)
     for present in [p for p in target.rglob("*") if p.is_file() or p.is_symlink()]:

@@ -2,7 +2,8 @@
 
     python -m perf.ablation MECHANISM daemon ...     our daemon without it
 
-Rules: a mechanism is switched off by replacing a function or a constant of the policy in this process. The product knows nothing of it.
+Rules: a mechanism is switched off by replacing a function or a constant of the policy in this process. The product
+knows nothing of it.
 """
 
 from __future__ import annotations
@@ -136,7 +137,10 @@ def _one(job: tuple[str, int, tuple[str, ...]]) -> tuple[str, dict[Point, float]
 def simulate(
     names: tuple[str, ...], n_seeds: int, cases: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, dict[Point, float]]]:
-    """Figures of the whole policy (under the name ""), then without each mechanism. Two processes; blocks for about a minute each."""
+    """Figures of the whole policy (under the name ""), then without each mechanism.
+
+    Two processes; blocks for about a minute each.
+    """
     with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
         yield from pool.imap(_one, [(name, n_seeds, cases) for name in ("", *names)], chunksize=1)
 

@@ -1,6 +1,8 @@
-"""How much of the memory's speed a decode step reaches: bytes of the weights over its time, beside a plain read of the same memory.
+"""How much of the memory's speed a decode step reaches: bytes of the weights over its time, beside a plain read of the
+same memory.
 
-The read is of the very pages that the products read, by as many threads, in the same minute; steps and reads take turns.
+The read is of the very pages that the products read, by as many threads, in the same minute; steps and reads take
+turns.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ class Reached:
 
 
 def measure(model: str, threads: int, rounds: int) -> Reached:
-    """Of one stream at the begin of its context. Blocks: a load, then some hundreds of ms a round. Raises: ValueError where nothing is repacked."""
+    """Of one stream at the begin of its context.
+
+    Blocks: a load, then some hundreds of ms a round. Raises: ValueError where nothing is repacked.
+    """
     path = Path(model) if model.endswith(".gguf") else ensure(model)
     engine = GraphEngine(str(path), EngineOptions(engine="graph", threads=threads, n_seq=1, n_ctx=512, prefill_lanes=0))
     try:
@@ -54,7 +59,10 @@ def measure(model: str, threads: int, rounds: int) -> Reached:
 def _turns(
     engine: GraphEngine, batch: Batch, memory: memoryview, pool: ThreadPoolExecutor, rounds: int
 ) -> Iterator[tuple[int, int]]:
-    """(ns of a step, ns of a read); the first of each, which warms up, is left out. Of three calls in a row the median counts."""
+    """(ns of a step, ns of a read); the first of each, which warms up, is left out.
+
+    Of three calls in a row the median counts.
+    """
     words = np.frombuffer(memory, np.uint64, len(memory) // 8)
     for i in range(rounds + 1):
         pair = (

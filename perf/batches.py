@@ -1,7 +1,8 @@
-"""What batches cost a model on this machine: decode steps of more and more rows, and prompt chunks of more and more tokens, in turn.
+"""What batches cost a model on this machine: decode steps of more and more rows, and prompt chunks of more and more
+tokens, in turn.
 
-One engine in one process. Calls of all sizes take turns, and the fastest of each counts: other work makes a call slower, never
-faster. Only ratios are told.
+One engine in one process. Calls of all sizes take turns, and the fastest of each counts: other work makes a call
+slower, never faster. Only ratios are told.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ ROWS = (1, 2, 4, 8, 16)
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)
 N_WARM = 2
 NEAR = 0.95  # of the best reading speed: a larger chunk is not worth its memory
-CHEAP = 1.5  # a step of n rows that takes no more than this times a single row's is one in which streams hardly feel each other
+# a step of n rows that takes no more than this times a single row's is one in which streams hardly feel each other
+CHEAP = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ class Found:
 
 
 def measure(model: str, options: EngineOptions, depth: int, rounds: int) -> Found:
-    """Blocks. `depth`: positions that every stream holds, and that lie before the longest chunk; shorter ones begin as much later as
-    makes their mean depth the same.
+    """Blocks. `depth`: positions that every stream holds, and that lie before the longest chunk; shorter ones begin as
+    much later as makes their mean depth the same.
     """
     path = str(model if model.endswith(".gguf") else ensure(model))
     n_most = max(CHUNKS)
@@ -122,5 +124,6 @@ def table(found: Found) -> str:
 def advice(found: Found) -> str:
     return (
         f"--parallel {found.n_seq}: the most streams whose step takes at most {CHEAP:g} times one stream's\n"
-        f"--n-batch {found.n_ubatch} --n-ubatch {found.n_ubatch}: the shortest chunk that reads within {100 - 100 * NEAR:.0f} % of the best"
+        f"--n-batch {found.n_ubatch} --n-ubatch {found.n_ubatch}: the shortest chunk that reads within "
+        f"{100 - 100 * NEAR:.0f} % of the best"
     )

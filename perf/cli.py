@@ -225,7 +225,8 @@ def tick(model: str, threads: int, repeats: int, out: Path) -> None:
         for cost in measure(model, threads):
             figures |= {f"{cost.kind}_{cost.n_seq}_us": cost.p50_us, f"{cost.kind}_{cost.n_seq}_p95_us": cost.p95_us}
             click.echo(
-                f"{cost.kind:8} {cost.n_seq:3} sequences: {cost.p50_us:7.1f} us, p95 {cost.p95_us:7.1f}, target {cost.target_us:5.0f}"
+                f"{cost.kind:8} {cost.n_seq:3} sequences: {cost.p50_us:7.1f} us, p95 {cost.p95_us:7.1f}, target "
+                f"{cost.target_us:5.0f}"
                 f"  ({cost.calls_per_tick:.2f} calls of {cost.call_ms:.1f} ms a tick)"
             )
         results.cell("tick", OURS).figures.append(figures)
@@ -303,7 +304,9 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
 def replay(
     workloads: tuple[str, ...], model: str, threads: int, streams: str, has_storm: bool, repeats: int, out: Path
 ) -> None:
-    """Compare tokens a second with and without speculation, in turn, on recorded texts: edit, agent, json, summary, prose."""
+    """Compare tokens a second with and without speculation, in turn, on recorded texts: edit, agent, json, summary,
+    prose.
+    """
     from perf import replay as replaying
     from perf.recorded import WORKLOADS
     from perf.servers import running
@@ -342,7 +345,9 @@ def replay(
 @click.option("--row-price", default=0.02, show_default=True, help="Of one more row, up to four, in steps.")
 @click.option("--later-price", default=0.18, show_default=True, help="Of each row after them.")
 def drafts(row_price: float, later_price: float) -> None:
-    """Replay recorded texts through the lookups alone: how much holds, by source and match, and what each constant is worth. No engine."""
+    """Replay recorded texts through the lookups alone: how much holds, by source and match, and what each constant
+    is worth. No engine.
+    """
     from perf.drafts import study
 
     for line in study(row_price, later_price):
@@ -352,7 +357,9 @@ def drafts(row_price: float, later_price: float) -> None:
 @main.command()
 @click.option("--repeats", default=5, show_default=True, help="Of one and two daemons, in turn.")
 def cluster(repeats: int) -> None:
-    """Compare the tokens a second of two simulated daemons behind the cluster's router with those of one. 20 s a repeat."""
+    """Compare the tokens a second of two simulated daemons behind the cluster's router with those of one. 20 s a
+    repeat.
+    """
     from perf.cluster import rate
     from perf.stats import spread
 
@@ -373,7 +380,9 @@ def cluster(repeats: int) -> None:
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Of our daemon.")
 @click.option("--out", type=_FOLDER, default=_OUT / "quants", show_default=True, help="Folder for results, one each.")
 def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out: Path) -> None:
-    """Measure our daemon beside llama-server for each type of weights: one, four and eight streams, and prompts (about 3 minutes a SHAPE)."""
+    """Measure our daemon beside llama-server for each type of weights: one, four and eight streams, and prompts
+    (about 3 minutes a SHAPE).
+    """
     unknown = [name for name in shapes if name not in RATES]
     if unknown:
         raise click.BadParameter(f"no bound for {', '.join(unknown)}; known are {', '.join(RATES)}")
@@ -389,7 +398,9 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
 @click.option("--threads", default=2, show_default=True, help="Compute threads, and threads of the plain read.")
 @click.option("--rounds", default=15, show_default=True, help="Steps and reads, in turn.")
 def bandwidth(models: tuple[str, ...], threads: int, rounds: int) -> None:
-    """Tell what share of the memory's speed one stream's steps reach (UMA_ISA chooses other kernels); default: 1B Q8_0 and Q4_K_M."""
+    """Tell what share of the memory's speed one stream's steps reach (UMA_ISA chooses other kernels); default: 1B
+    Q8_0 and Q4_K_M.
+    """
     from perf.bandwidth import measure  # loads the engine
 
     click.echo("| model | kernels | weights, GB | a step reads, GB/s | a plain read, GB/s | share |")
@@ -426,7 +437,9 @@ def threads_(model: str, counts: str, rounds: int) -> None:
 )
 @click.option("--requests", default=1_000_000, show_default=True, help="Requests for them.")
 def router(sessions: int, nodes: int, requests: int) -> None:
-    """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and what a choice costs."""
+    """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and what
+    a choice costs.
+    """
     from perf import routing
 
     for trace, run in (("agents", lambda p: routing.agent(p, n_sessions=sessions)), ("uniform", routing.uniform)):
@@ -458,7 +471,9 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
 @click.option("--tokens", "n_tokens", default=3_000, show_default=True, help="Of the text, most.")
 @click.option("--threads", default=2, show_default=True, help="Compute threads.")
 def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_tokens: int, threads: int) -> None:
-    """Tell how far predictions with quantised weights are from exact ones of the same weights, beside ggml's kernels, over the TEXT files."""
+    """Tell how far predictions with quantised weights are from exact ones of the same weights, beside ggml's
+    kernels, over the TEXT files.
+    """
     from perf.fidelity import TYPES, fidelities  # loads the engine
 
     words = "\n".join(path.read_text(encoding="utf-8") for path in text)
@@ -469,7 +484,8 @@ def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_token
         against = [f"{100 * (value / base - 1):+.3f} %" for value in (f.perplexity_ggml, f.perplexity_ours)]
         ratio = f"{f.ratio:.3f} ± {f.error:.3f}"
         click.echo(
-            f"| {f.kind} | {f.n_tokens} | {f.kl_ggml:.3e} | {f.kl_ours:.3e} | {ratio} | {base:.4f} | {against[0]} | {against[1]} |"
+            f"| {f.kind} | {f.n_tokens} | {f.kl_ggml:.3e} | {f.kl_ours:.3e} | {ratio} | {base:.4f} | {against[0]} | "
+            f"{against[1]} |"
         )
 
 
@@ -480,7 +496,9 @@ def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_token
 @click.option("--tokens", "n_new", default=32, show_default=True, help="That each prompt is continued by.")
 @click.option("--threads", default=2, show_default=True, help="Compute threads.")
 def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threads: int) -> None:
-    """Compare greedy continuations of pieces of the TEXT files with llama.cpp's, and partings with its kernels' noise."""
+    """Compare greedy continuations of pieces of the TEXT files with llama.cpp's, and partings with its kernels'
+    noise.
+    """
     from perf.greedy import compare, noise  # loads the engine
 
     found = compare(model, "\n".join(path.read_text(encoding="utf-8") for path in text), (n_prompts, n_new), threads)
@@ -495,7 +513,8 @@ def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threa
             else ""
         )
         click.echo(
-            f"{name:34} {tally.n_same} of {n_prompts} the same{parted}; moved {tally.rms_moved:.4f} rms, {tally.most_moved:.3f} most"
+            f"{name:34} {tally.n_same} of {n_prompts} the same{parted}; moved {tally.rms_moved:.4f} rms, "
+            f"{tally.most_moved:.3f} most"
         )
 
 
@@ -511,7 +530,9 @@ def report_(folder: Path) -> None:
 @click.argument("folders", nargs=-1, type=_FOLDER)
 @click.option("--docs", type=_FOLDER, default=Path("docs"), show_default=True, help="Where the pages go.")
 def scorecard_(folders: tuple[Path, ...], docs: Path) -> None:
-    """Generate docs/FINDINGS.md, docs/BENCHMARKS.md and docs/SCORECARD.md from the results in FOLDERS (default: those of perf/measured)."""
+    """Generate docs/FINDINGS.md, docs/BENCHMARKS.md and docs/SCORECARD.md from the results in FOLDERS (default:
+    those of perf/measured).
+    """
     try:
         paths = scorecard.write([load(folder) for folder in folders or scorecard.measured()], docs)
     except MixedCommits as error:

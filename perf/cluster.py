@@ -1,6 +1,8 @@
-"""Throughput of one daemon and of two behind the cluster's router, on the simulated engine: what the router costs and what it gains.
+"""Throughput of one daemon and of two behind the cluster's router, on the simulated engine: what the router costs and
+what it gains.
 
-Without Ray: a transport of this machine's sockets. The daemons sleep while they "compute", so two of them fit on two cores.
+Without Ray: a transport of this machine's sockets. The daemons sleep while they "compute", so two of them fit on two
+cores.
 """
 
 from __future__ import annotations

@@ -160,7 +160,8 @@ def of_weights(shape: str) -> tuple[Criterion, ...]:
     )
 
 
-# shape -> most of llama-server's time between tokens, least of its rates with 4 and 8 streams, least of its prompt speed
+# shape -> most of llama-server's time between tokens, least of its rates with 4 and 8 streams, least of its prompt
+# speed
 RATES: dict[str, tuple[float, float, float]] = {
     "1b-q4_k_m": (0.70, 3.0, 2.0),
     **dict.fromkeys(("1b-q6_k", "1b-q5_k_m", "1b-iq4_xs", "1b-q4_0"), (0.75, 2.5, 1.7)),
@@ -185,7 +186,9 @@ TICK_CRITERIA: tuple[Criterion, ...] = tuple(
 
 
 def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Criterion, ...]:
-    """The same promises, of our daemon with `--engine ENGINE`; any other than llama's has to be faster than that besides."""
+    """The same promises, of our daemon with `--engine ENGINE`; any other than llama's has to be faster than that
+    besides.
+    """
     if engine == "auto":
         return tuple(criteria)
     held = _held(engine, criteria)
@@ -223,7 +226,9 @@ def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[s
 
 
 def judge(results: Results, criterion: Criterion) -> Verdict:
-    """Hold the median over the repeats of all runs against the limit, and the repeats themselves; ratios are taken repeat by repeat first."""
+    """Hold the median over the repeats of all runs against the limit, and the repeats themselves; ratios are taken
+    repeat by repeat first.
+    """
     c = criterion
     if c.against is Against.LIMIT:
         cell = results.cells.get(c.scenario, {}).get(c.ours)

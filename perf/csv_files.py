@@ -1,8 +1,10 @@
-"""Figures as CSV files, under the names and columns that documents and notebooks expect. Every token is in tokens/ (results.py).
+"""Figures as CSV files, under the names and columns that documents and notebooks expect.
 
-figures.csv               scenario,server,repeat,figure,value   all scenarios
-long_ctx.SERVER.csv       ctx,tps                               context-*: prompt and generated tokens/s beside a document of so many tokens
-ipc_overhead.csv          path,ttft_ms,cpu_pct                  ipc: one row per repeat; cpu_pct of a core, while streams run
+Every token is in tokens/ (results.py).
+
+figures.csv          scenario,server,repeat,figure,value  all scenarios
+long_ctx.SERVER.csv  ctx,tps                              context-*: prompt and generated tokens/s by document's tokens
+ipc_overhead.csv     path,ttft_ms,cpu_pct                 ipc: a row per repeat; cpu_pct of a core, while streams run
 """
 
 from __future__ import annotations

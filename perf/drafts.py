@@ -1,4 +1,5 @@
-"""What lookups would have drafted of recorded texts: how much of it holds, and which constants of `uma_core.speculation` that chooses.
+"""What lookups would have drafted of recorded texts: how much of it holds, and which constants of
+`uma_core.speculation` that chooses.
 
 No engine and no clock: a step's time is a model of rows (`Price`), in steps of one row.
 """
@@ -113,7 +114,10 @@ def study(row_price: float, later_price: float) -> Iterator[str]:
     found = replay(texts, price)
     yield f"a row costs {row_price} of a step, from the fifth on {later_price}; tokens a step's time, drafted and held"
     for workload, tally in found.items():
-        yield f"  {workload:8} {tally.speed:5.2f}x  {tally.n_held:6} of {tally.n_drafted:6} drafted tokens held, {tally.n_tokens} tokens"
+        yield (
+            f"  {workload:8} {tally.speed:5.2f}x  {tally.n_held:6} of {tally.n_drafted:6} drafted tokens held, "
+            f"{tally.n_tokens} tokens"
+        )
     yield "part of first draft tokens that held, by the bit length of the match (now: PRIOR)"
     for workload, tally in found.items():
         told = " ".join(f"{held / seen:5.2f}/{seen:<4}" if seen else "   -      " for seen, held in tally.by_match[1:])

@@ -1,6 +1,7 @@
 """One process, one selector: sends a phase's asks when they are due, and stamps every token as it arrives.
 
-Rules: monotonic time at receipt, before any parsing; nothing is printed, written or allocated per token beyond its stamp.
+Rules: monotonic time at receipt, before any parsing; nothing is printed, written or allocated per token beyond its
+stamp.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Our two engines on one model in one process, call by call in turn: llama.cpp's graph with and without our kernels, and our own graph.
+"""Our two engines on one model in one process, call by call in turn: llama.cpp's graph with and without our kernels,
+and our own graph.
 
-Every sequence holds the same made-up K and V in each engine, so that reading them costs what it costs; what they say does not matter.
+Every sequence holds the same made-up K and V in each engine, so that reading them costs what it costs; what they say
+does not matter.
 """
 
 from __future__ import annotations

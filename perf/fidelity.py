@@ -1,7 +1,9 @@
-"""How exact products with quantised weights are: divergence from an exact computation of the same weights, beside ggml's own kernels.
+"""How exact products with quantised weights are: divergence from an exact computation of the same weights, beside
+ggml's own kernels.
 
-A trained model's weights are quantised to a type, and that type's values are written once more as F32. What llama.cpp computes from the F32
-weights is exact for our purpose: all that is left between it and a kernel's predictions is how the kernel rounds activations and sums.
+A trained model's weights are quantised to a type, and that type's values are written once more as F32. What llama.cpp
+computes from the F32 weights is exact for our purpose: all that is left between it and a kernel's predictions is how
+the kernel rounds activations and sums.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ OURS = EngineOptions(engine="graph", prefill_lanes=0)
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Of one model, its weights in one type. Divergences are mean Kullback-Leibler divergences from the exact predictions, in nats a token."""
+    """Of one model, its weights in one type.
+
+    Divergences are mean Kullback-Leibler divergences from the exact predictions, in nats a token.
+    """
 
     kind: str
     n_tokens: int
@@ -65,7 +70,10 @@ def fidelities(model: str, text: str, kinds: tuple[str, ...], n_tokens: int, thr
 
 
 def rewrite(model: Path, kind: str, path: Path, exactly: Path) -> bool:
-    """Write the model with its matrices in a type, and with F32 matrices of that type's values. False: their rows do not fit the type's blocks."""
+    """Write the model with its matrices in a type, and with F32 matrices of that type's values.
+
+    False: their rows do not fit the type's blocks.
+    """
     reader = gguf.GGUFReader(model)
     number = gguf.GGMLQuantizationType[kind.upper()]
     matrices = {t.name for t in reader.tensors if len(t.shape) > 1}

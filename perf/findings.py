@@ -49,8 +49,10 @@ def _ratio(results: Results, scenario: str, figure: str, peer: str = PEER, ours:
 def _solo(r: Results) -> str:
     return (
         f"Alone, a stream's step takes {number(_value(r, 'solo', OURS, 'itl_p50_ms'))} ms with us and "
-        f"{number(_value(r, 'solo', PEER, 'itl_p50_ms'))} ms with llama-server ({number(_ratio(r, 'solo', 'itl_p50_ms'))}x); "
-        f"the first token comes after {number(_value(r, 'solo', OURS, 'ttft_ms'))} against {number(_value(r, 'solo', PEER, 'ttft_ms'))} ms."
+        f"{number(_value(r, 'solo', PEER, 'itl_p50_ms'))} ms with llama-server "
+        f"({number(_ratio(r, 'solo', 'itl_p50_ms'))}x); "
+        f"the first token comes after {number(_value(r, 'solo', OURS, 'ttft_ms'))} against "
+        f"{number(_value(r, 'solo', PEER, 'ttft_ms'))} ms."
     )
 
 
@@ -59,9 +61,11 @@ def _storm(name: str, what: str) -> Sentence:
         best = best_peer(r, name, "makespan_ms")
         return (
             f"{what}, the longest pause is {number(_value(r, name, OURS, 'pause_ms'))} ms "
-            f"({number(_value(r, name, OURS, 'pause_x'))}x the solo step) with us and {number(_value(r, name, PEER, 'pause_ms'))} ms "
+            f"({number(_value(r, name, OURS, 'pause_x'))}x the solo step) with us and "
+            f"{number(_value(r, name, PEER, 'pause_ms'))} ms "
             f"({number(_value(r, name, PEER, 'pause_x'))}x) with llama-server; inter-token p95 is "
-            f"{number(_value(r, name, OURS, 'p95_x'))}x solo. All of it takes {number(_ratio(r, name, 'makespan_ms', best))}x as long "
+            f"{number(_value(r, name, OURS, 'p95_x'))}x solo. All of it takes "
+            f"{number(_ratio(r, name, 'makespan_ms', best))}x as long "
             f"as with {best}."
         )
 
@@ -70,7 +74,8 @@ def _storm(name: str, what: str) -> Sentence:
 
 def _paste(r: Results) -> str:
     return (
-        f"A chat that arrives during a big paste sees its first token after {number(_value(r, 'paste', OURS, 'ttft_ms'))} ms "
+        "A chat that arrives during a big paste sees its first token after "
+        f"{number(_value(r, 'paste', OURS, 'ttft_ms'))} ms "
         f"({number(_value(r, 'paste', OURS, 'ttft_x'))}x its solo time) with us and after "
         f"{number(_value(r, 'paste', PEER, 'ttft_ms'))} ms with llama-server; the paste's own first token takes "
         f"{number(_ratio(r, 'paste', 'paste_ttft_ms'))}x as long."
@@ -79,7 +84,8 @@ def _paste(r: Results) -> str:
 
 def _chain(r: Results) -> str:
     return (
-        f"Three background decoders slow an agent's chain down {number(_value(r, 'chain', OURS, 'slowdown_x'))}x with us and "
+        f"Three background decoders slow an agent's chain down {number(_value(r, 'chain', OURS, 'slowdown_x'))}x with "
+        "us and "
         f"{number(_value(r, 'chain', PEER, 'slowdown_x'))}x with llama-server, "
         f"at {number(_ratio(r, 'chain', 'makespan_ms'))}x the makespan."
     )
@@ -88,20 +94,23 @@ def _chain(r: Results) -> str:
 def _throughput(r: Results) -> str:
     return (
         f"Four streams together get {number(_value(r, 'throughput', OURS, 'tok_s'))} tokens/s with us and "
-        f"{number(_value(r, 'throughput', PEER, 'tok_s'))} with llama-server ({number(_ratio(r, 'throughput', 'tok_s'))}x)."
+        f"{number(_value(r, 'throughput', PEER, 'tok_s'))} with llama-server "
+        f"({number(_ratio(r, 'throughput', 'tok_s'))}x)."
     )
 
 
 def _guard_cost(r: Results) -> str:
     return (
-        f"Without the latency guard the same four streams run at {number(_ratio(r, 'throughput', 'tok_s', OURS, GUARD_OFF))}x "
+        "Without the latency guard the same four streams run at "
+        f"{number(_ratio(r, 'throughput', 'tok_s', OURS, GUARD_OFF))}x "
         "of the rate with it."
     )
 
 
 def _crowd(r: Results) -> str:
     return (
-        f"Of 24 clients over 4 sequences {number(_value(r, 'crowd', OURS, 'done_n'))} are served; half of them see a token within "
+        f"Of 24 clients over 4 sequences {number(_value(r, 'crowd', OURS, 'done_n'))} are served; half of them see a "
+        "token within "
         f"{number(_value(r, 'crowd', OURS, 'ttft_p50_ms') / 1000)} s with us and within "
         f"{number(_value(r, 'crowd', PEER, 'ttft_p50_ms') / 1000)} s with llama-server, at "
         f"{number(_ratio(r, 'crowd', 'makespan_ms'))}x the makespan."
@@ -111,7 +120,8 @@ def _crowd(r: Results) -> str:
 def _context(name: str, size: str) -> Sentence:
     def sentence(r: Results) -> str:
         return (
-            f"Beside a document of {size} tokens, 2k chats have an inter-token p95 of {number(_value(r, name, OURS, 'chats_p95_x'))}x "
+            f"Beside a document of {size} tokens, 2k chats have an inter-token p95 of "
+            f"{number(_value(r, name, OURS, 'chats_p95_x'))}x "
             f"solo with us and {number(_value(r, name, PEER, 'chats_p95_x'))}x with llama-server, at "
             f"{number(_ratio(r, name, 'total_tok_s'))}x its tokens/s."
         )
@@ -122,14 +132,16 @@ def _context(name: str, size: str) -> Sentence:
 def _moe(r: Results) -> str:
     return (
         f"On the mixture of experts, up to seven background decoders raise an interactive stream's p95 to "
-        f"{number(_value(r, 'moe-sweep', OURS, 'p95_x'))}x solo with us and {number(_value(r, 'moe-sweep', PEER, 'p95_x'))}x with "
+        f"{number(_value(r, 'moe-sweep', OURS, 'p95_x'))}x solo with us and "
+        f"{number(_value(r, 'moe-sweep', PEER, 'p95_x'))}x with "
         f"llama-server, at {number(_ratio(r, 'moe-sweep', 'x8_tok_s'))}x its aggregate."
     )
 
 
 def _ipc(r: Results) -> str:
     return (
-        f"On a model that costs nothing, a request's first token takes {number(_value(r, 'ipc', OURS, 'ttft_p50_ms'))} ms over frames "
+        "On a model that costs nothing, a request's first token takes "
+        f"{number(_value(r, 'ipc', OURS, 'ttft_p50_ms'))} ms over frames "
         f"and {number(_value(r, 'ipc', PEER, 'ttft_p50_ms'))} ms over llama-server's HTTP; a token costs the server "
         f"{number(_value(r, 'ipc', OURS, 'server_cpu_ms_per_token'))} against "
         f"{number(_value(r, 'ipc', PEER, 'server_cpu_ms_per_token'))} ms of CPU."

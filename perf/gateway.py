@@ -1,7 +1,7 @@
 """What the HTTP gateway costs: its CPU time for a token, and how much later the first token comes than on the socket.
 
-The daemon behind it runs the simulated engine at a model's pace (perf/paced.py). One by one or in turn, never at once: the
-socket and the gateway are asked alternately.
+The daemon behind it runs the simulated engine at a model's pace (perf/paced.py). One by one or in turn, never at once:
+the socket and the gateway are asked alternately.
 """
 
 from __future__ import annotations

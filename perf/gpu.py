@@ -47,7 +47,10 @@ _T0 = time.monotonic()
 
 
 def build(model: str) -> None:
-    """Libraries, llama-server, bindings and model; each only where it is missing. Model and build run beside each other."""
+    """Libraries, llama-server, bindings and model; each only where it is missing.
+
+    Model and build run beside each other.
+    """
     with ThreadPoolExecutor(1) as beside:
         made = beside.submit(ensure, model)
         _build_llama()
@@ -106,7 +109,9 @@ def measure(arguments: argparse.Namespace) -> Results:
 
 
 def graph(arguments: argparse.Namespace) -> int:
-    """The graph engine beside llama_decode, in processes of their own: this one does not load the bindings, which `build` may have made anew."""
+    """The graph engine beside llama_decode, in processes of their own: this one does not load the bindings, which
+    `build` may have made anew.
+    """
     command = [
         sys.executable,
         "-m",

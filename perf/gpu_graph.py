@@ -1,6 +1,8 @@
-"""The graph engine beside llama_decode on a GPU: is it right, and how fast. `sh perf/gpu.sh graph` runs every part in a process of its own.
+"""The graph engine beside llama_decode on a GPU: is it right, and how fast. `sh perf/gpu.sh graph` runs every part in a
+process of its own.
 
-An assertion inside ggml ends a process; the other parts then still tell what they found. A part prints, and writes UMA_GPU_OUT/graph-PART.json.
+An assertion inside ggml ends a process; the other parts then still tell what they found. A part prints, and writes
+UMA_GPU_OUT/graph-PART.json.
 """
 
 from __future__ import annotations
@@ -124,9 +126,11 @@ def greedy(arguments: argparse.Namespace) -> Rows:
 
 
 def moves(arguments: argparse.Namespace) -> Rows:
-    """What a prompt's logits are after pauses with other work, after sharing and copying pages, after a way through host bytes.
+    """What a prompt's logits are after pauses with other work, after sharing and copying pages, after a way through
+    host bytes.
 
-    `off` is the largest difference from reading it at once, in standard deviations of the logits: rounding is some per cent.
+    `off` is the largest difference from reading it at once, in standard deviations of the logits: rounding is some per
+    cent.
     """
     rows: Rows = []
     for path in trained():

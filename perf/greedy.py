@@ -1,7 +1,8 @@
 """Greedy continuations of the same prompts: how many are llama.cpp's, and how near the choice was where they part.
 
-What moves a greedy choice is the difference of two logits. llama.cpp's own modes move it too (other batch shapes, attention that is not
-fused): the most that they move it is the kernels' noise, and a parting at a smaller difference is rounding, not an error.
+What moves a greedy choice is the difference of two logits. llama.cpp's own modes move it too (other batch shapes,
+attention that is not fused): the most that they move it is the kernels' noise, and a parting at a smaller difference is
+rounding, not an error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ FOREVER = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A way to compute the same: `n_streams` sequences hold the same prompt and decode together, the first one's logits count."""
+    """A way to compute the same: `n_streams` sequences hold the same prompt and decode together, the first one's
+    logits count.
+    """
 
     name: str
     options: EngineOptions
@@ -53,7 +56,8 @@ OURS = (
 class Choice(NamedTuple):
     """One token, chosen after the same text."""
 
-    gap: float  # in llama.cpp's logits: its token's above the other's, which is what was chosen instead, or the second best
+    # in llama.cpp's logits: its token's above the other's, which is what was chosen instead, or the second best
+    gap: float
     moved: float  # how far that gap is from the same two logits' gap in this mode
     is_same: bool
 
@@ -137,7 +141,10 @@ def prompts_of(tokens: np.ndarray, n: int) -> list[np.ndarray]:
 def compare(
     model: str, text: str, counts: tuple[int, int], threads: int, ours: tuple[Mode, ...] = OURS
 ) -> dict[str, Tally]:
-    """By mode, llama.cpp's own ones first. `counts`: prompts, and tokens that each is continued by. Blocks: minutes for hundreds."""
+    """By mode, llama.cpp's own ones first.
+
+    `counts`: prompts, and tokens that each is continued by. Blocks: minutes for hundreds.
+    """
     n_prompts, n_new = counts
     with ExitStack() as stack:
         reference, *others = (

@@ -1,4 +1,5 @@
-"""Runs scenarios against servers, interleaved: in every repeat each scenario meets all servers in turn (A B, B A, A B ...).
+"""Runs scenarios against servers, interleaved: in every repeat each scenario meets all servers in turn (A B, B A, A B
+...).
 
 All servers of a group are up at once and only one is asked at a time; an idle one costs no CPU, which every
 phase checks: `foreign_cores` counts everything on the machine that is neither the server nor the client.

@@ -36,7 +36,10 @@ class Judge:
         self._engine.close()
 
     def n_foreign(self, prompt: str, tokens: Sequence[int]) -> int:
-        """How many of the tokens after the prompt this model would not have chosen. Raises: ValueError for too long a text."""
+        """How many of the tokens after the prompt this model would not have chosen.
+
+        Raises: ValueError for too long a text.
+        """
         head = self._engine.tokenize(prompt, True, True)
         ids = [*head, *tokens]
         if len(ids) > N_CTX:

@@ -1,6 +1,7 @@
 """What a quantised KV cache costs in accuracy: `python -m perf.kv_types [MODEL.gguf ...]`.
 
-Each model predicts a text token by token, with its KV in every type; the predictions are held against those with f16 KV.
+Each model predicts a text token by token, with its KV in every type; the predictions are held against those with f16
+KV.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Repeats beside each other, for scenarios of many minutes on a machine of many cores.
 
 A lane is a process of its own on cores of its own; it takes every n-th repeat, and asks its servers in turn as ever.
-Lanes share the memory's bandwidth and the last cache: absolute times do not compare with those of repeats one by one, and the
-two sides of a pair have like neighbours, not the same.
+Lanes share the memory's bandwidth and the last cache: absolute times do not compare with those of repeats one by one,
+and the two sides of a pair have like neighbours, not the same.
 """
 
 from __future__ import annotations

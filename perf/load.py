@@ -27,7 +27,10 @@ def _burdens() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. It starts at `at_ms`, counted from the phase's start or from when every name in `after` passed `gate`."""
+    """One request.
+
+    It starts at `at_ms`, counted from the phase's start or from when every name in `after` passed `gate`.
+    """
 
     name: str
     n_prompt: int  # tokens; the models' tokenizer makes one of each byte

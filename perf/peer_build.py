@@ -70,7 +70,9 @@ def peer_flags(pin: Pin, backend: str) -> dict[str, str]:
 
 
 def pack(sdist: Path, pin: Pin, target: Path) -> None:
-    """Write the part of a source archive that libraries and programs are built from: a tenth of it, for a machine without network."""
+    """Write the part of a source archive that libraries and programs are built from: a tenth of it, for a machine
+    without network.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         unpack(sdist, pin, Path(scratch))
         with tarfile.open(target, "w:xz") as archive:

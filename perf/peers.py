@@ -1,4 +1,6 @@
-"""Makes a server from its label: `uma[:VARIANT]`, `uma-http[:VARIANT]`, `llama-server[:default|b64|kvu]`, `llama-cpp-python`."""
+"""Makes a server from its label: `uma[:VARIANT]`, `uma-http[:VARIANT]`, `llama-server[:default|b64|kvu]`,
+`llama-cpp-python`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def through_http(label: str) -> str:
 
 
 def make_server(label: str, settings: Settings, folder: Path) -> Server:
-    """A server that is not started yet. Blocks: minutes where the peer must be built first. Raises: ServerError, BuildError."""
+    """A server that is not started yet.
+
+    Blocks: minutes where the peer must be built first. Raises: ServerError, BuildError.
+    """
     name = label.partition(":")[0]
     folder.mkdir(parents=True, exist_ok=True)
     if name == OURS:

@@ -41,7 +41,10 @@ class Resident(NamedTuple):
 
 
 def resident(pid: int) -> Resident:
-    """What a process's RSS consists of. Raises FileNotFoundError when it is gone, and where there is no /proc (Linux only)."""
+    """What a process's RSS consists of.
+
+    Raises FileNotFoundError when it is gone, and where there is no /proc (Linux only).
+    """
     lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Rss"))
     mb = {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines}
     return Resident(mb["RssAnon"] + mb["RssShmem"], mb["RssFile"])

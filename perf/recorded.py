@@ -1,7 +1,8 @@
 """Recorded texts: prompts and the answers that were given to them, for measuring speculation.
 
-`python -m perf.recorded` makes `recorded.json` anew from a checkout with its history. Edits are before and after of commits; agents,
-extractions and summaries are put together from the repository's own files in the form that assistants write; prose is its pages.
+`python -m perf.recorded` makes `recorded.json` anew from a checkout with its history. Edits are before and after of
+commits; agents, extractions and summaries are put together from the repository's own files in the form that assistants
+write; prose is its pages.
 """
 
 from __future__ import annotations

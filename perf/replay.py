@@ -1,4 +1,6 @@
-"""What speculation wins on recorded texts: the same daemon with it and without, in turn, alone and beside a prefill storm."""
+"""What speculation wins on recorded texts: the same daemon with it and without, in turn, alone and beside a prefill
+storm.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ class Replayer:
         return [i for i, (text, _, _) in enumerate(self._texts) if text.workload == workload]
 
     def measure(self, case: Case, mode: str) -> dict[str, float]:
-        """Tokens a second of all streams, and the gaps between their steps and tokens. Raises: OSError where the daemon fails."""
+        """Tokens a second of all streams, and the gaps between their steps and tokens.
+
+        Raises: OSError where the daemon fails.
+        """
         streams = [list(self._turns(case, i)) for i in range(case.n_streams)]
         sockets: dict[socket.socket, tuple[int, bytearray]] = {}
         times: list[list[int]] = [[] for _ in streams]

@@ -1,9 +1,11 @@
-"""Our daemon with an engine that "chooses" recorded tokens: every step computes all that it would, and what is drawn is replaced.
+"""Our daemon with an engine that "chooses" recorded tokens: every step computes all that it would, and what is drawn is
+replaced.
 
     python -m perf.replayed daemon --model ...
 
-A request whose `seed` is that of a recorded answer (`seed_of`) is given its tokens, whatever the model's logits are. So acceptance is that of real
-text and cost that of a real model, where only random weights are at hand. All rows of drafts are sampled, held or not: the cost is not flattered.
+A request whose `seed` is that of a recorded answer (`seed_of`) is given its tokens, whatever the model's logits are. So
+acceptance is that of real text and cost that of a real model, where only random weights are at hand. All rows of drafts
+are sampled, held or not: the cost is not flattered.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def seed_of(which: int) -> int:
 
 
 def vocabulary() -> Any:
-    """The embedded model's, in which the recorded texts are read: 8,192 tokens, which every larger vocabulary has numbers for."""
+    """The embedded model's, in which the recorded texts are read: 8,192 tokens, which every larger vocabulary has
+    numbers for.
+    """
     from uma_core.engine.llama.model import LlamaModel
 
     path = str(default_model_path())

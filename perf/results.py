@@ -1,4 +1,7 @@
-"""Results of a run as values, and as the files that keep them. Everything later (tables, plots, docs) starts from these."""
+"""Results of a run as values, and as the files that keep them.
+
+Everything later (tables, plots, docs) starts from these.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,8 @@ class MixedCommits(ValueError):
 
 
 def merge(runs: Sequence[Results]) -> list[Results]:
-    """Join runs of one machine and setting into one; a scenario that several runs have keeps the repeats of all of them.
+    """Join runs of one machine and setting into one; a scenario that several runs have keeps the repeats of all of
+    them.
 
     Raises: MixedCommits.
     """
@@ -115,7 +119,8 @@ def merge(runs: Sequence[Results]) -> list[Results]:
         joined = out[key]
         if run.commit != joined.commit:
             raise MixedCommits(
-                f"{', '.join(run.cells)} on {run.machine.get('cpu')} is of commit {run.commit or 'unknown'}, {', '.join(joined.cells)} of "
+                f"{', '.join(run.cells)} on {run.machine.get('cpu')} is of commit {run.commit or 'unknown'}, "
+                f"{', '.join(joined.cells)} of "
                 f"{joined.commit or 'unknown'}: a table holds one commit, so measure all of it again, or leave one out"
             )
         joined.settings |= run.settings

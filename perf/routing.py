@@ -1,7 +1,7 @@
 """The router of a cluster, simulated: hundreds of daemons, a million requests, no daemon and no network.
 
-A simulated daemon has sequences, reads one prompt at a time, keeps the pages of what it read (least recently used ones go), and
-tells its digest every so often, as a real one does. Policies see the same figures at the same times.
+A simulated daemon has sequences, reads one prompt at a time, keeps the pages of what it read (least recently used ones
+go), and tells its digest every so often, as a real one does. Policies see the same figures at the same times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ POLICIES = ("prefix-aware", "round-robin", "least-loaded")
 
 @dataclass(frozen=True)
 class Setup:
-    """Of every simulated daemon. The figures are those of a 0.5B model on two cores: 1 ms a prompt token, 20 ms a token of an answer."""
+    """Of every simulated daemon.
+
+    The figures are those of a 0.5B model on two cores: 1 ms a prompt token, 20 ms a token of an answer.
+    """
 
     n_nodes: int = 8
     n_seq: int = 4
@@ -66,7 +69,10 @@ def quantile(values: list[float], q: float) -> float:
 
 def words(outcome: Outcome) -> str:
     ttft, cost = outcome.ttft_ms, outcome.choose_us
-    found = f"{outcome.cached_share:6.1%} of the prompts' tokens cached, first token p50 {quantile(ttft, 0.5):6.0f} ms, p95 {quantile(ttft, 0.95):6.0f}"
+    found = (
+        f"{outcome.cached_share:6.1%} of the prompts' tokens cached, first token p50 {quantile(ttft, 0.5):6.0f} "
+        f"ms, p95 {quantile(ttft, 0.95):6.0f}"
+    )
     return found + (f"; a choice p50 {quantile(cost, 0.5):.0f} us, p99 {quantile(cost, 0.99):.0f}" if cost else "")
 
 
@@ -258,7 +264,9 @@ class Simulation:
 
 
 class AgentTrace:
-    """Agents that work through tasks: each has the system prompt and tools of its kind, and every turn adds to its conversation."""
+    """Agents that work through tasks: each has the system prompt and tools of its kind, and every turn adds to its
+    conversation.
+    """
 
     def __init__(self, n_sessions: int = 200, n_turns: int = 12, seed: int = 1, n_kinds: int = 5) -> None:
         draw = random.Random(seed)

@@ -1,6 +1,7 @@
 """The servers that are compared: how each is started, known to be ready, watched and stopped.
 
-Rules: a server is ended by the id of the process that we started, and it is waited for; its log is kept beside the results.
+Rules: a server is ended by the id of the process that we started, and it is waited for; its log is kept beside the
+results.
 """
 
 from __future__ import annotations
@@ -178,8 +179,8 @@ def free_port() -> int:
 
 
 class UmaServer(Server):
-    """Our daemon. Variants: `default`, `no-STAGE` (that policy stage left out), `without-MECHANISM` (perf/ablation.py), `guard-off`, or
-    `OPTION=VALUE[,...]`.
+    """Our daemon. Variants: `default`, `no-STAGE` (that policy stage left out), `without-MECHANISM` (perf/ablation.py),
+    `guard-off`, or `OPTION=VALUE[,...]`.
     """
 
     def __init__(self, label: str, settings: Settings, folder: Path) -> None:
@@ -255,7 +256,10 @@ class UmaServer(Server):
 
 
 class UmaHttpServer(UmaServer):
-    """Our daemon, asked through its HTTP gateway: both processes are its CPU and its memory. Variants: those of the daemon."""
+    """Our daemon, asked through its HTTP gateway: both processes are its CPU and its memory.
+
+    Variants: those of the daemon.
+    """
 
     def __init__(self, label: str, settings: Settings, folder: Path) -> None:
         super().__init__(label, settings, folder)

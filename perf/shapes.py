@@ -42,8 +42,8 @@ class Shape:
         return f"{self.name}-v{FORMAT_VERSION}.gguf"
 
 
-# Quantisations that give some tensors another type, as llama.cpp's quantiser does (llama_tensor_get_type): the type of most,
-# of the output head or a tied embedding, and of attn_v and ffn_down in the layers that get more bits.
+# Quantisations that give some tensors another type, as llama.cpp's quantiser does (llama_tensor_get_type): the type of
+# most, of the output head or a tied embedding, and of attn_v and ffn_down in the layers that get more bits.
 MIXES = {
     "q8_0": ("q8_0", "q8_0", "q8_0"),
     "q4_0": ("q4_0", "q8_0", "q4_0"),
@@ -127,7 +127,10 @@ def tensors(shape: Shape) -> list[TensorSpec]:
 
 
 def kinds(shape: Shape, layer: int) -> tuple[str, str]:
-    """The type of a layer's matrices, and that of attn_v and ffn_down. About half of the layers give these more bits."""
+    """The type of a layer's matrices, and that of attn_v and ffn_down.
+
+    About half of the layers give these more bits.
+    """
     most, _, more = MIXES[shape.quant]
     eighth = shape.n_layer // 8
     has_more = layer < eighth or layer >= 7 * shape.n_layer // 8 or (layer - eighth) % 3 == 2

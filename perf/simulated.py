@@ -1,6 +1,7 @@
 """What people do with a shared model, in the simulator: cases, device profiles, and the figures that users feel.
 
-Every figure is better when it is smaller. Times between tokens (TBT) are told in steps of the same chat alone on the same machine.
+Every figure is better when it is smaller. Times between tokens (TBT) are told in steps of the same chat alone on the
+same machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Profile(NamedTuple):
     hurry: int = 1
 
 
-# The 2-core CPU with llama.cpp's kernels, with kernels for a few rows, and a data-centre GPU with either engine; see FakeCost for the sources.
+# The 2-core CPU with llama.cpp's kernels, with kernels for a few rows, and a data-centre GPU with either engine; see
+# FakeCost for the sources.
 CHEAP_ROWS = replace(
     CPU_SHAPE, decode=((1, 16.2 * MS), (8, 17.5 * MS), (16, 28.0 * MS)), prefill_cell_ns=((1, 2300.0), (512, 890.0))
 )
@@ -190,7 +192,10 @@ def solo(profile: Profile, machine: Machine, seed: int, n_prompt: int) -> Job:
 
 
 def figures(case: str, profile: Profile, machine: Machine, seed: int = 1) -> Figures:
-    """What users felt in one simulation. `background`: seconds of the device for a thousand tokens' worth of background work."""
+    """What users felt in one simulation.
+
+    `background`: seconds of the device for a thousand tokens' worth of background work.
+    """
     found = run(case, profile, machine, seed)
     quick = {n: Sim(profile.cost, profile.model).cost.prompt_ns(n, 0) for n in {job.n_prompt for job in found.urgent}}
     out: Figures = {"makespan_s": found.makespan_ns / S}

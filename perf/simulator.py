@@ -102,8 +102,8 @@ class Job:
 class SimEngine(FakeEngine):
     """Rings itself when a request arrives while time passes.
 
-    `overrated`: a real engine estimates how long a chunk takes from the one before it. It thinks that a chunk takes so many times what
-    it does, reports that much less progress with each run, and jumps to the end with the last one.
+    `overrated`: a real engine estimates how long a chunk takes from the one before it. It thinks that a chunk takes so
+    many times what it does, reports that much less progress with each run, and jumps to the end with the last one.
     """
 
     next_arrival: Callable[[], int] = staticmethod(lambda: 1 << 62)
@@ -140,11 +140,14 @@ class SimEngine(FakeEngine):
 def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> DeviceView:
     info, model = engine.info, engine.model
     return DeviceView(
-        n_batch=info.n_batch, n_ubatch=info.n_ubatch, n_seq_max=info.n_seq_max, n_ctx=info.n_ctx, n_ctx_seq=info.n_ctx_seq,
-        n_prefill_slots=info.capabilities.n_prefill_lanes, is_unified=info.is_unified, kv_bytes_per_cell=info.kv_bytes_per_cell,
+        n_batch=info.n_batch, n_ubatch=info.n_ubatch, n_seq_max=info.n_seq_max, n_ctx=info.n_ctx,
+        n_ctx_seq=info.n_ctx_seq,
+        n_prefill_slots=info.capabilities.n_prefill_lanes, is_unified=info.is_unified,
+        kv_bytes_per_cell=info.kv_bytes_per_cell,
         one_set_per_call=not info.capabilities.can_mix_adapters,
         can_mix_rows=info.capabilities.can_mix_rows, mixed_rows=info.capabilities.ride_rows,
-        weight_bytes=info.weight_bytes, expert_bytes=model.expert_bytes, n_expert=model.n_expert, n_expert_used=model.n_expert_used,
+        weight_bytes=info.weight_bytes, expert_bytes=model.expert_bytes, n_expert=model.n_expert,
+        n_expert_used=model.n_expert_used,
         can_copy_prefix=True, can_rollback=True, can_slice_transfers=True, free_seqs=free, n_cells_free=n_cells_free,
     )  # fmt: skip
 

@@ -200,7 +200,9 @@ def phase_figures(phase: PhaseLog) -> dict[str, float]:
 
 
 def _own_figures(counters: dict[str, float]) -> dict[str, float]:
-    """What our daemon counts of itself: the time between decode calls, the device's idle time, copies of KV, memory traffic."""
+    """What our daemon counts of itself: the time between decode calls, the device's idle time, copies of KV, memory
+    traffic.
+    """
     overhead, ticks = counters.get("tick_overhead_ms.sum"), counters.get("tick_ms.sum")
     if overhead is None or not ticks:
         return {}

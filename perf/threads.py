@@ -42,7 +42,8 @@ def table(rows: list[Row]) -> str:
             theirs, ours = (ms[case, variant, n] for variant in VARIANTS)
             gains = [ms[case, variant, counts[0]].ms / ms[case, variant, n].ms for variant in VARIANTS]
             lines.append(
-                f"| {case.name} | {n} | {_spread(theirs)} | {gains[0]:.2f} | {_spread(ours)} | {gains[1]:.2f} | {theirs.ms / ours.ms:.2f} |"
+                f"| {case.name} | {n} | {_spread(theirs)} | {gains[0]:.2f} | {_spread(ours)} | {gains[1]:.2f} | "
+                f"{theirs.ms / ours.ms:.2f} |"
             )
     return "\n".join(lines)
 

@@ -197,7 +197,10 @@ class SseParser:
 def http_request(path: str, message: dict[str, Any], more: str = "") -> bytes:
     """`more`: further lines of the head."""
     body = json.dumps(message, separators=(",", ":")).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Type: application/json\r\nContent-Length: "
+        f"{len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 

@@ -29,8 +29,9 @@ def write_adapter(
 ) -> str:
     """An adapter of all matrices that `wants` names, the embedding too where the model has an output of its own.
 
-    `strength`: how far it moves a product, in the product's own standard deviation, nearly. `change` gets every tensor in numpy's order
-    and gives another one, or None to leave it out. `meta`: instead of the usual general.type and adapter.type.
+    `strength`: how far it moves a product, in the product's own standard deviation, nearly. `change` gets every tensor
+    in numpy's order and gives another one, or None to leave it out. `meta`: instead of the usual general.type and
+    adapter.type.
     """
     header = Header(model)
     draw = np.random.default_rng(seed)

@@ -1,6 +1,8 @@
-"""`make audit`: pip-audit over what UMA Serve and its extra [http] have installed here, with everything that these need in turn.
+"""`make audit`: pip-audit over what UMA Serve and its extra [http] have installed here, with everything that these need
+in turn.
 
-Known vulnerabilities are looked up at the Python package index. Exit status: 1 where there is one, or where a package could not be looked up.
+Known vulnerabilities are looked up at the Python package index. Exit status: 1 where there is one, or where a package
+could not be looked up.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# OpenMP threads that spin at barriers make every step ten times slower beside other work; daemons that tests start inherit this.
+# OpenMP threads that spin at barriers make every step ten times slower beside other work; daemons that tests start
+# inherit this.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-# A shell's background jobs ignore Ctrl-C and pass that on to their children; here commands are asked what they do at one.
+# A shell's background jobs ignore Ctrl-C and pass that on to their children; here commands are asked what they do at
+# one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_SKIPS = bool(os.environ.get("UMA_NO_SKIPS"))  # where everything that a test may need is there: a skip is a failure

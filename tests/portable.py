@@ -1,6 +1,8 @@
-"""`make portable`: one wheel, made with UMA_BUILD=portable, on emulated processors of four generations: all say the same.
+"""`make portable`: one wheel, made with UMA_BUILD=portable, on emulated processors of four generations: all say the
+same.
 
-Not a test of the suite, because the build takes a quarter of an hour on two cores the first time. Needs qemu-x86_64 (`make test-deps`).
+Not a test of the suite, because the build takes a quarter of an hour on two cores the first time. Needs qemu-x86_64
+(`make test-deps`).
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ for name in ("llama", "graph"):
 
 
 def say(command: list[str], site: Path) -> list[str]:
-    """What both engines say, each after the name of its CPU backend. numpy's OpenBLAS does not know what qemu is: it is told."""
+    """What both engines say, each after the name of its CPU backend. numpy's OpenBLAS does not know what qemu is: it
+    is told.
+    """
     environ = {**os.environ, "OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, sys.executable, "-c", PROGRAM, str(site), str(MODEL)],

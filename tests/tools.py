@@ -1,7 +1,9 @@
-"""Programs that some tests run and neither the build nor the product needs: what each is for, and which Debian packages bring it.
+"""Programs that some tests run and neither the build nor the product needs: what each is for, and which Debian packages
+bring it.
 
 A test asks for them with `need`, and is skipped where one is absent: no test installs anything. `make test-deps` does:
-`python -m tests.tools install`. Packages whose installation would start a service are only unpacked, into the virtual environment.
+`python -m tests.tools install`. Packages whose installation would start a service are only unpacked, into the virtual
+environment.
 """
 
 from __future__ import annotations
@@ -102,7 +104,8 @@ def main(arguments: list[str]) -> int:
         return install()
     for tool in TOOLS:
         print(
-            f"{'present' if find(tool.program) else 'absent':8} {tool.program:26} {' '.join(tool.packages):48} {tool.purpose}"
+            f"{'present' if find(tool.program) else 'absent':8} {tool.program:26} {' '.join(tool.packages):48} "
+            f"{tool.purpose}"
         )
     return 0
 

@@ -72,7 +72,9 @@ def version() -> None:
 
 
 def _fill_standard_descriptors() -> None:
-    """Closed ones point to nothing: else the socket could get number 2, and what libraries write to stderr would go to clients."""
+    """Closed ones point to nothing: else the socket could get number 2, and what libraries write to stderr would go
+    to clients.
+    """
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -99,10 +101,16 @@ def main() -> int:
 
 
 def _check_memory() -> None:
-    """Where the process is limited, refuse what would end somewhere among its first threads. Raises: INSUFFICIENT_MEMORY."""
+    """Where the process is limited, refuse what would end somewhere among its first threads.
+
+    Raises: INSUFFICIENT_MEMORY.
+    """
     room, need = limit_room(), START_BYTES + N_THREADS * stack_bytes()
     if room is not None and room < need:
-        text = f"the daemon needs {need >> 20} MiB before it loads a model, its limit (ulimit -d or -v) leaves {room >> 20}"
+        text = (
+            f"the daemon needs {need >> 20} MiB before it loads a model, its limit (ulimit -d or -v) leaves "
+            f"{room >> 20}"
+        )
         raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, text, need_mb=need >> 20, limit_mb=room >> 20)
 
 

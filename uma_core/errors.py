@@ -147,7 +147,8 @@ class ErrorCode(Enum):
 
     ADAPTER_LOAD_FAILED = Spec(
         "E_ADAPTER_001", "adapter_load_failed", Side.CLIENT, False, False, 1,
-        "a LoRA adapter is absent, damaged, of a kind that is not served, or of another model; `detail.adapter` names it",
+        "a LoRA adapter is absent, damaged, of a kind that is not served, or of another model; `detail.adapter` names "
+        "it",
     )  # fmt: skip
 
     DECODE_FAILED = Spec(
@@ -217,7 +218,8 @@ class ErrorCode(Enum):
 
     CONSTRAINT_REFUSED = Spec(
         "E_CONSTRAINT_001", "constraint_refused", Side.CLIENT, False, False, 2,
-        "the schema or grammar cannot be enforced; `detail.field` names it, `detail.keyword` and `detail.path` what in a schema",
+        "the schema or grammar cannot be enforced; `detail.field` names it, `detail.keyword` and `detail.path` what "
+        "in a schema",
     )  # fmt: skip
     CONSTRAINT_FAILED = Spec(
         "E_CONSTRAINT_002",

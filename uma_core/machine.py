@@ -12,7 +12,9 @@ ENDLESS_STACK = 2 << 20  # of a thread where stacks have no limit, on x86-64
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What could be allocated without swapping: the machine's, the control group's or the process's own figure, whichever is least."""
+    """What could be allocated without swapping: the machine's, the control group's or the process's own figure,
+    whichever is least.
+    """
     if sys.platform == "darwin":
         return darwin_available(ctypes.CDLL(None, use_errno=True))
     try:
@@ -25,7 +27,10 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
 
 
 def limit_room(proc: Path = Path("/proc")) -> int | None:
-    """Room below the process's limits of private and of all address space (ulimit -d, ulimit -v). None without a limit."""
+    """Room below the process's limits of private and of all address space (ulimit -d, ulimit -v).
+
+    None without a limit.
+    """
     rooms = []
     try:
         used = dict(line.split(":", 1) for line in (proc / "self/status").read_text().splitlines())
@@ -45,7 +50,10 @@ def stack_bytes() -> int:
 
 
 def _cgroup_room(proc: Path, cgroup: Path) -> int | None:
-    """Room below memory.max, the group's reclaimable file pages included. None without a limit (or without cgroup v2)."""
+    """Room below memory.max, the group's reclaimable file pages included.
+
+    None without a limit (or without cgroup v2).
+    """
     try:
         name = next(line[3:] for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::"))
         folder = cgroup / name.lstrip("/")
@@ -58,7 +66,10 @@ def _cgroup_room(proc: Path, cgroup: Path) -> int | None:
 
 
 def darwin_available(libc: Any) -> int | None:
-    """The share of memory that macOS counts as available. Source: sysctl kern.memorystatus_level (percent), hw.memsize."""
+    """The share of memory that macOS counts as available.
+
+    Source: sysctl kern.memorystatus_level (percent), hw.memsize.
+    """
     level, size = ctypes.c_uint32(), ctypes.c_uint64()
     for name, value in ((b"kern.memorystatus_level", level), (b"hw.memsize", size)):
         length = ctypes.c_size_t(ctypes.sizeof(value))

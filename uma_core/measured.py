@@ -14,7 +14,10 @@ def folder() -> Path:
 
 
 def home() -> Path:
-    """UMA_BUILD_CACHE, where builds for this machine are too, else a folder of ours in the user's cache. It need not exist."""
+    """UMA_BUILD_CACHE, where builds for this machine are too, else a folder of ours in the user's cache.
+
+    It need not exist.
+    """
     base = os.environ.get("UMA_BUILD_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "uma-serve"
     )

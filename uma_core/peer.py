@@ -38,7 +38,10 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def _groups(sock: socket.socket) -> tuple[int, ...]:
-    """Supplementary groups that the peer had when it connected; () where this is no Linux since 4.13. Source: SO_PEERGROUPS in socket.h."""
+    """Supplementary groups that the peer had when it connected; () where this is no Linux since 4.13.
+
+    Source: SO_PEERGROUPS in socket.h.
+    """
     if not sys.platform.startswith("linux"):
         return ()
     try:

@@ -155,7 +155,9 @@ def _report(row: list[Any]) -> CallReport:
 
 
 class Sink(Protocol):
-    """What an executor tells of its ticks, on the compute thread: whoever takes them keeps references, and encodes them elsewhere."""
+    """What an executor tells of its ticks, on the compute thread: whoever takes them keeps references, and encodes
+    them elsewhere.
+    """
 
     is_every_tick: bool  # those that carry out an earlier plan again are wanted, too: then each is planned anew
 
@@ -210,7 +212,8 @@ def write(ticks: Iterable[Tick], out: TextIO) -> int:
 
 
 def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
-    """A recording as the JSON fields of a reply, without braces; `form` is "chrome" or "jsonl". What exceeds the cap is left out.
+    """A recording as the JSON fields of a reply, without braces; `form` is "chrome" or "jsonl". What exceeds the cap is
+    left out.
 
     Encoded in small slices, for whoever else waits for the interpreter.
     """

@@ -1,7 +1,7 @@
 """Recorded ticks in a file of JSON lines, for as long as the daemon runs (`log.trace`).
 
-Rules: the compute thread only puts references into a queue; a thread of its own encodes and writes. A full queue drops ticks and counts
-them. The file is set aside as FILE.1, of which there is one, when it has reached its size.
+Rules: the compute thread only puts references into a queue; a thread of its own encodes and writes. A full queue drops
+ticks and counts them. The file is set aside as FILE.1, of which there is one, when it has reached its size.
 """
 
 from __future__ import annotations

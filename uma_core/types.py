@@ -181,7 +181,10 @@ class Infill:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Where an answer thinks: between `start` and `end`. At `budget_tokens` the text `message` and then `end` are forced."""
+    """Where an answer thinks: between `start` and `end`.
+
+    At `budget_tokens` the text `message` and then `end` are forced.
+    """
 
     start: str
     end: str
@@ -208,7 +211,10 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A validated request that is computed, as protocol.messages decodes it. Exactly one of the four inputs, or `embed`, is set."""
+    """A validated request that is computed, as protocol.messages decodes it.
+
+    Exactly one of the four inputs, or `embed`, is set.
+    """
 
     id: str
     prompt: str | tuple[str | TokenId, ...] | None = None  # text, or parts of it
@@ -256,7 +262,8 @@ class Peer:
     groups: tuple[int, ...] = field(default=(), compare=False)  # supplementary ones, where the system tells
 
 
-EXTRA_SHARE = 8  # for so many places there is one more for those who hold none: whoever fills the places does not lock the others out
+# for so many places there is one more for those who hold none: whoever fills the places does not lock the others out
+EXTRA_SHARE = 8
 
 
 def n_extra(n_places: int) -> int:

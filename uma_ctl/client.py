@@ -32,7 +32,8 @@ Event = dict[str, Any]
 class Client:
     """One connection to a daemon, at `path` or at the first place where one listens.
 
-    Blocks: yes, at most `timeout_s` for each event (None: without limit). Raises: CannotConnect, also where a stranger listens.
+    Blocks: yes, at most `timeout_s` for each event (None: without limit). Raises: CannotConnect, also where a stranger
+    listens.
     """
 
     def __init__(self, path: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
@@ -95,7 +96,8 @@ class Client:
     def generate(self, request: Mapping[str, Any]) -> Iterator[Event]:
         """Send a generate request, which must have an id, and give an iterator over its events up to the final one.
 
-        Events of other requests are passed over, and so is the reply to a cancel. An error without id means this request.
+        Events of other requests are passed over, and so is the reply to a cancel. An error without id means this
+        request.
         """
         self.send(request)
         return self._events(request["id"])
@@ -179,7 +181,10 @@ def _check_listener(connection: socket.socket, path: str) -> None:
             f"{endpoint.TRUSTED} must be user ids separated by commas, not {os.environ[endpoint.TRUSTED]!r}"
         ) from None
     if uid is not None:
-        text = f"uid {uid} listens on {path}: neither you nor root, and nothing was sent; {endpoint.TRUSTED}={uid} trusts that user"
+        text = (
+            f"uid {uid} listens on {path}: neither you nor root, and nothing was sent; {endpoint.TRUSTED}={uid} "
+            "trusts that user"
+        )
         raise CannotConnect(text)
 
 
@@ -200,7 +205,10 @@ def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such socket (is the daemon running? start it with: uma-core daemon)"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there (the daemon that made it is gone, or it is no socket; start one with: uma-core daemon)"
+        return (
+            "nobody listens there (the daemon that made it is gone, or it is no socket; start one with: uma-core "
+            "daemon)"
+        )
     if isinstance(error, PermissionError):
         return "permission denied (the socket belongs to another user)"
     return getattr(error, "strerror", None) or str(error)

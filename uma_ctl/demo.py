@@ -1,4 +1,5 @@
-"""`python -m uma_ctl.demo`: the daemon on its embedded model, three clients at once, a chat over HTTP, status, and a clean stop.
+"""`python -m uma_ctl.demo`: the daemon on its embedded model, three clients at once, a chat over HTTP, status, and a
+clean stop.
 
 Everything lives in a temporary folder and is over after at most about five minutes.
 """
@@ -202,7 +203,10 @@ def _wait_ready(daemon: subprocess.Popen[bytes], socket_path: str) -> None:
 
 
 def _talk(socket_path: str) -> None:
-    """Let all clients ask at once. Raises: DemoFailed where one failed, or where the streams came one after the other."""
+    """Let all clients ask at once.
+
+    Raises: DemoFailed where one failed, or where the streams came one after the other.
+    """
     stage = Stage()
     voices = [Voice(*beginning, stage) for beginning in BEGINNINGS]
     threads = [threading.Thread(target=voice.run, args=(socket_path,), daemon=True) for voice in voices]

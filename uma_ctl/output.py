@@ -55,7 +55,9 @@ class TextSink:
 
 
 def tolerate_any_text() -> None:
-    """Let bytes that are no text pass from standard input, and characters that the terminal lacks not fail the output."""
+    """Let bytes that are no text pass from standard input, and characters that the terminal lacks not fail the
+    output.
+    """
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)

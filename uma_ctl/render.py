@@ -64,7 +64,9 @@ def joined(*parts: str) -> str:
 
 
 def status(fields: Fields, is_verbose: bool = False) -> str:
-    """The whole status in a screen: state, lanes, latency, tick, memory, reload; verbose: why the last tick was as it was, too."""
+    """The whole status in a screen: state, lanes, latency, tick, memory, reload; verbose: why the last tick was as
+    it was, too.
+    """
     blocks = [pairs(_identity(fields)), _lanes(fields), _latency(fields), pairs(_machine(fields)), _clients(fields)]
     if is_verbose:
         blocks.append(pairs(_decision(sub(fields, "tick"))))

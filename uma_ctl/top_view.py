@@ -69,7 +69,8 @@ def _pace(board: Dashboard, width: int) -> RenderableType:
             ),
             Text(f"guard {units.text(tick.get('guard'))}, {render.tick_line({**tick, 'guard': None})}"),
             Text(
-                f"inter-token p50 {units.ms(gaps.get('p50'))}, p95 {units.ms(gaps.get('p95'))}, max {units.ms(gaps.get('max'))}, "
+                f"inter-token p50 {units.ms(gaps.get('p50'))}, p95 {units.ms(gaps.get('p95'))}, max "
+                f"{units.ms(gaps.get('max'))}, "
                 f"solo {units.ms(latency.get('solo_itl_ms'))}, SLO {render.slo_line(latency)}"
             ),
         ),

@@ -25,7 +25,8 @@ class Ask:
 
 
 async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, Any], max_tokens: int) -> Plan:
-    """`body` has the sampling fields, under the names of fields.py, and the priority. The plan's context is its `Prompt`.
+    """`body` has the sampling fields, under the names of fields.py, and the priority. The plan's context is its
+    `Prompt`.
 
     Raises: GatewayError.
     """

@@ -1,4 +1,6 @@
-"""Every option of the gateway, declared once: flags, variables, YAML keys, checks and docs/GATEWAY.md follow from here."""
+"""Every option of the gateway, declared once: flags, variables, YAML keys, checks and docs/GATEWAY.md follow from
+here.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,10 @@ class Link(asyncio.Protocol):
         self._inbox.wake()
 
     async def receive(self) -> list[bytes]:
-        """Wait for what comes next; everything that has come, in order. Raises: GatewayError once nothing can come any more."""
+        """Wait for what comes next; everything that has come, in order.
+
+        Raises: GatewayError once nothing can come any more.
+        """
         taken = await self._inbox.take()
         if self._is_paused and self._transport is not None:
             self._is_paused = False
@@ -200,7 +203,10 @@ class Generation:
         self.is_silent = False  # the client was sent nothing since the last ping; whoever sends makes it false
 
     async def events(self) -> list[Event]:
-        """Wait for what comes next; an empty list says that it is time for a ping (`ping_every`). Raises: GatewayError."""
+        """Wait for what comes next; an empty list says that it is time for a ping (`ping_every`).
+
+        Raises: GatewayError.
+        """
         if self._ready:
             taken = list(self._ready)
             self._ready.clear()
@@ -211,7 +217,10 @@ class Generation:
         return [event for payload in payloads if (event := parse(payload)).get("event") != "reply"]
 
     async def first(self) -> Event:
-        """Wait for the first event and leave it where it is: it tells whether the request was taken. Raises: GatewayError."""
+        """Wait for the first event and leave it where it is: it tells whether the request was taken.
+
+        Raises: GatewayError.
+        """
         while not self._ready:
             self._ready.extend(await self.events())
         event = self._ready[0]
@@ -222,8 +231,9 @@ class Generation:
     def divert(self, sink: Callable[[list[Event]], bool]) -> None:
         """Give tokens to `sink` as they arrive, without waking the task that waits for `events`.
 
-        A task switch, and the turn of the event loop that it takes, cost more than all the work on a token. Where `sink`
-        returns False, and for all events that are not tokens, `events` gives them. What `sink` raises, `events` raises.
+        A task switch, and the turn of the event loop that it takes, cost more than all the work on a token. Where
+        `sink` returns False, and for all events that are not tokens, `events` gives them. What `sink` raises, `events`
+        raises.
         """
 
         def take(payloads: list[bytes]) -> bool:
@@ -291,7 +301,9 @@ class Daemon:
         return Generation(link, request_id)
 
     async def compute(self, operation: str, request_id: str, fields: Mapping[str, Any]) -> Event:
-        """Run an operation that takes as long as it takes, on a connection of its own: whoever is cancelled here cancels it. Raises: GatewayError."""
+        """Run an operation that takes as long as it takes, on a connection of its own: whoever is cancelled here
+        cancels it. Raises: GatewayError.
+        """
         link = await connect(self.path)
         try:
             link.send({**fields, "type": operation, "id": request_id})
@@ -306,7 +318,10 @@ class Daemon:
             link.close()
 
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
-        """Run an operation other than generate and give its reply; fields that are None are left out. Raises: GatewayError."""
+        """Run an operation other than generate and give its reply; fields that are None are left out.
+
+        Raises: GatewayError.
+        """
         if self._control is not None and self._control.is_open:
             try:
                 return await self._call(operation, timeout_s, fields)

@@ -41,7 +41,9 @@ class Kind(Enum):
 
 
 class GatewayError(Exception):
-    """`param` names the field at fault, `code` is a stable word for machines, `extra` goes into the error object beside these."""
+    """`param` names the field at fault, `code` is a stable word for machines, `extra` goes into the error object
+    beside these.
+    """
 
     def __init__(
         self,
@@ -138,7 +140,10 @@ def from_daemon(error: Mapping[str, Any]) -> GatewayError:
             if detail.get(name) is not None
         }
         if len(made.extra) == 2:  # OpenAI's words, and its code: by these LiteLLM and LangChain know it
-            told = f"This model's maximum context length is {detail['n_ctx_seq']} tokens, and the prompt has {detail['n_tokens']}"
+            told = (
+                f"This model's maximum context length is {detail['n_ctx_seq']} tokens, and the prompt has "
+                f"{detail['n_tokens']}"
+            )
             made.message = f"{told} ({made.code})"
     if "queue_position" in detail:
         made.headers.append((b"x-queue-position", str(detail["queue_position"]).encode()))

@@ -69,7 +69,8 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first of each name
         self.extra_headers: Headers = []  # of the answer, whatever it is
         self.status = 0  # of the answer; 0: none has begun
-        self.is_resumable = False  # the client wants the rest of an answer from another daemon, should its own be lost (docs/CLUSTER.md)
+        # the client wants the rest of an answer from another daemon, should its own be lost (docs/CLUSTER.md)
+        self.is_resumable = False
         self.facts: dict[str, Any] = {}  # for the log line
         self.t_start = time.perf_counter()
         self._receive = receive
@@ -125,15 +126,18 @@ class Exchange:
         )
 
     async def json(self) -> dict[str, Any]:
-        """The body, which must be a JSON object. From here on the gateway is that of the model it names. Raises: GatewayError, ClientGone."""
+        """The body, which must be a JSON object.
+
+        From here on the gateway is that of the model it names. Raises: GatewayError, ClientGone.
+        """
         body = parse_object(await self.body(), self.gateway.config.limits.max_json_depth)
         self.gateway = self.gateway.serving(body.get("model"))
         self.is_resumable = body.get("resume") is True
         return body
 
     async def _discard_body(self) -> bool:
-        """Read what nobody wants, if it is little and comes soon: a connection that is closed on unread bytes is reset, and its
-        client never sees why. False: there is more.
+        """Read what nobody wants, if it is little and comes soon: a connection that is closed on unread bytes is reset,
+        and its client never sees why. False: there is more.
         """
 
         async def discard() -> bool:

@@ -1,7 +1,7 @@
 """From the sampling fields of any API to those of the daemon's generate request: one table.
 
-Rules: a field that would change nothing is left out, since clients send neutral values as a habit; one that would change
-something and that the daemon does not know is refused, never dropped. Ranges are the daemon's to check.
+Rules: a field that would change nothing is left out, since clients send neutral values as a habit; one that would
+change something and that the daemon does not know is refused, never dropped. Ranges are the daemon's to check.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
 
 
 def lora_field(body: Mapping[str, Any], model: Model) -> list[dict[str, Any]] | None:
-    """LoRA adapters: llama-server's `lora`, whose ids are numbers in the order of `/lora-adapters` (names are taken too); or the one that
-    `model` names, as with vLLM. None: as the daemon is configured. Raises: GatewayError.
+    """LoRA adapters: llama-server's `lora`, whose ids are numbers in the order of `/lora-adapters` (names are taken
+    too); or the one that `model` names, as with vLLM. None: as the daemon is configured. Raises: GatewayError.
     """
     wanted = array(body, "lora")
     if not wanted:
@@ -231,7 +231,9 @@ def logit_bias(value: Any) -> list[list[Any]]:
 def most_tokens(
     body: Mapping[str, Any], names: tuple[str, ...], model: Model, defaults: AnswerOptions, least: int = 1
 ) -> int:
-    """The limit of an answer: the first of `names` that is given. -1, as llama-server's clients send it, is no limit."""
+    """The limit of an answer: the first of `names` that is given. -1, as llama-server's clients send it, is no
+    limit.
+    """
     for name in names:
         value = integer(body, name)
         if value is not None and value != UNLIMITED:

@@ -1,7 +1,7 @@
 """A generate request from its first frame to its last event, for every API family.
 
-`begin` sends it and waits until the daemon took it; `relay` writes what comes, and keeps a silent client's connection alive;
-`ended` tells a good end from one that must not look like one.
+`begin` sends it and waits until the daemon took it; `relay` writes what comes, and keeps a silent client's connection
+alive; `ended` tells a good end from one that must not look like one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Plan(NamedTuple):
 async def begin(
     exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]
 ) -> AsyncIterator[tuple[Plan, Generation]]:
-    """Plan, send, and wait until the request is taken. Whatever is not done when the block is left is cancelled. Raises: GatewayError."""
+    """Plan, send, and wait until the request is taken.
+
+    Whatever is not done when the block is left is cancelled. Raises: GatewayError.
+    """
     plan, generation = await _begun(exchange, plan_for)
     async with generation:
         yield plan, generation
@@ -211,7 +214,10 @@ def ended(eos: Event) -> Event:
 
 
 def lane_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:
-    """The lane that a request asks for, by header or field, no more urgent than its key allows. Raises: GatewayError."""
+    """The lane that a request asks for, by header or field, no more urgent than its key allows.
+
+    Raises: GatewayError.
+    """
     wish = exchange.header(b"x-priority").lower() or body.get("priority") or _TIERS.get(str(body.get("service_tier")))
     if wish is not None and wish not in LANES:
         raise invalid(f"the priority must be one of {', '.join(LANES)}", "priority")

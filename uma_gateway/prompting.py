@@ -21,7 +21,10 @@ from uma_gateway.parsing import Diff, Parser
 
 @dataclass
 class Chat:
-    """A conversation and what its answer may be. `tool_choice`: auto, none, required, or an object that names tools, in OpenAI's form."""
+    """A conversation and what its answer may be.
+
+    `tool_choice`: auto, none, required, or an object that names tools, in OpenAI's form.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = field(default_factory=list)

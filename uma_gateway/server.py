@@ -1,4 +1,5 @@
-"""uvicorn with the limits that it lacks: time and size of a request's head, readers that take nothing, connections in all.
+"""uvicorn with the limits that it lacks: time and size of a request's head, readers that take nothing, connections in
+all.
 
 Rules: the only place that knows uvicorn. One process, one event loop (uvloop where it is installed).
 """
@@ -179,7 +180,8 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._on_hup)
         gc.collect()
-        gc.freeze()  # what is there by now stays: walking it again and again would be pauses of milliseconds in the midst of streams
+        # what is there by now stays: walking it again and again would be pauses of milliseconds in the midst of streams
+        gc.freeze()
         lifeline = os.environ.get(LIFELINE, "")
         if lifeline.isdigit():  # a daemon started this process: it ends with the daemon
             loop.add_reader(int(lifeline), self._let_go, int(lifeline))
@@ -247,7 +249,10 @@ def serve(config: Config, keys: Keys) -> int:
 
 
 def run(server: Server, handshake_s: float) -> None:
-    """Serve until told to stop. A connection on which no TLS handshake ends is closed after `handshake_s`: uvicorn would wait a minute."""
+    """Serve until told to stop.
+
+    A connection on which no TLS handshake ends is closed after `handshake_s`: uvicorn would wait a minute.
+    """
 
     class Loop(BaseLoop):  # type: ignore[misc, valid-type]
         async def create_server(self, *args: Any, **kwargs: Any) -> Any:

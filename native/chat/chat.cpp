@@ -1,6 +1,7 @@
 // The C interface of the chat library: llama.cpp's templates and parsers of answers, JSON text in and out.
-// Every function answers {"ok": ...} or {"error": {"kind", "message", "log"}}; the text belongs to the caller, who gives it to
-// uma_chat_free. No exception leaves. A template handle may be used by several threads at once, a parser handle by one.
+// Every function answers {"ok": ...} or {"error": {"kind", "message", "log"}}; the text belongs to the caller, who
+// gives it to uma_chat_free. No exception leaves. A template handle may be used by several threads at once, a parser
+// handle by one.
 #include "chat-peg-parser.h"
 #include "chat.h"
 #include "grammars.h"
@@ -24,9 +25,9 @@ using json = common_json;
 
 static constexpr int INTERFACE = 3; // raised with every change that uma_gateway/chat/library.py has to follow
 
-// Templates, readers of schemas and the parsers of answers recurse with what they are given, and an overflow of the stack
-// would end the process. One level of an answer takes up to 4.1 KB of stack with the bundled templates. What one level of a
-// request takes is up to the template, 4.3 KB with these: uma_gateway/chat/check.py tries each on 8 MB.
+// Templates, readers of schemas and the parsers of answers recurse with what they are given, and an overflow of the
+// stack would end the process. One level of an answer takes up to 4.1 KB of stack with the bundled templates. What one
+// level of a request takes is up to the template, 4.3 KB with these: uma_gateway/chat/check.py tries each on 8 MB.
 static constexpr int MAX_JSON_DEPTH = 256, MAX_ANSWER_DEPTH = 1000;
 static constexpr size_t JSON_LEVEL_BYTES = 32 << 10, ANSWER_LEVEL_BYTES = 6 << 10;
 
@@ -36,8 +37,9 @@ struct uma_chat_templates {
     common_chat_templates_ptr templates;
 };
 
-// A parse reads the whole answer, at 5 to 10 ns a byte. So many bytes may be parsed for each byte of the answer, and so many for the
-// answer: a token in mid-structure (numbers, names of arguments) is parsed at once up to 6 KB of such, and then every 0.4 %.
+// A parse reads the whole answer, at 5 to 10 ns a byte. So many bytes may be parsed for each byte of the answer, and so
+// many for the answer: a token in mid-structure (numbers, names of arguments) is parsed at once up to 6 KB of such, and
+// then every 0.4 %.
 static constexpr size_t PARSED_PER_BYTE = 512, PARSED_AT_LEAST = 8 << 20;
 
 struct uma_chat_parser {
@@ -125,7 +127,8 @@ static size_t stack_left() {
     static thread_local uintptr_t lowest = 0;
     if (!lowest) {
 #ifdef __APPLE__
-        lowest = reinterpret_cast<uintptr_t>(pthread_get_stackaddr_np(pthread_self())) - pthread_get_stacksize_np(pthread_self());
+        lowest = reinterpret_cast<uintptr_t>(pthread_get_stackaddr_np(pthread_self()))
+            - pthread_get_stacksize_np(pthread_self());
 #else
         pthread_attr_t attributes;
         void * address = nullptr;
@@ -165,7 +168,8 @@ static int json_depth(const char * text) {
 
 static void refuse_deep(const char * text, const char * what, int most = MAX_JSON_DEPTH) {
     const int limit = depth_limit(most, JSON_LEVEL_BYTES);
-    if (json_depth(text) > limit) throw problem("depth", std::string(what) + " is nested deeper than " + std::to_string(limit) + " levels");
+    if (json_depth(text) > limit)
+        throw problem("depth", std::string(what) + " is nested deeper than " + std::to_string(limit) + " levels");
 }
 
 // Brackets of every kind count, also in plain text: an answer as deep as that is not worth parsing.
@@ -174,7 +178,8 @@ static void count_depth(uma_chat_parser & handle, const char * text, size_t size
         if (*text == '[' || *text == '{') handle.deepest = std::max(handle.deepest, ++handle.depth);
         else if ((*text == ']' || *text == '}') && handle.depth > 0) handle.depth--;
     }
-    if (handle.deepest > depth_limit(MAX_ANSWER_DEPTH, ANSWER_LEVEL_BYTES)) throw problem("depth", "the answer is nested too deep");
+    if (handle.deepest > depth_limit(MAX_ANSWER_DEPTH, ANSWER_LEVEL_BYTES))
+        throw problem("depth", "the answer is nested too deep");
 }
 
 static json parse_request(const char * text, int max_depth = MAX_JSON_DEPTH) {
@@ -185,7 +190,8 @@ static json parse_request(const char * text, int max_depth = MAX_JSON_DEPTH) {
 // Texts that llama.cpp parses as JSON in turn: the arguments of tool calls, and with some templates the results.
 static void refuse_deep_texts(const std::vector<common_chat_msg> & messages, int max_depth) {
     for (const auto & message : messages) {
-        for (const auto & call : message.tool_calls) refuse_deep(call.arguments.c_str(), "a tool call's arguments", max_depth);
+        for (const auto & call : message.tool_calls)
+            refuse_deep(call.arguments.c_str(), "a tool call's arguments", max_depth);
         const size_t first = message.content.find_first_not_of(" \t\r\n");
         if (message.role == "tool" && first != std::string::npos && strchr("[{", message.content[first]))
             refuse_deep(message.content.c_str() + first, "a tool's result", max_depth);
@@ -196,7 +202,8 @@ static void refuse_deep_texts(const std::vector<common_chat_msg> & messages, int
 
 static json template_facts(const uma_chat_templates & handle) {
     json capabilities = json::object();
-    for (const auto & [name, value] : common_chat_templates_get_caps(handle.templates.get())) capabilities[name] = value;
+    for (const auto & [name, value] : common_chat_templates_get_caps(handle.templates.get()))
+        capabilities[name] = value;
     json facts = json::object();
     facts["capabilities"] = capabilities;
     facts["log"] = chat_log;
@@ -219,11 +226,13 @@ static common_chat_templates_inputs read_inputs(const uma_chat_templates & handl
     inputs.reasoning_format = common_reasoning_format_from_name(request.value("reasoning_format", "auto"));
     inputs.enable_thinking = request.value("enable_thinking", true);
     if (request.contains("chat_template_kwargs"))
-        for (const auto & [name, value] : request.at("chat_template_kwargs").items()) inputs.chat_template_kwargs[name] = value.dump();
+        for (const auto & [name, value] : request.at("chat_template_kwargs").items())
+            inputs.chat_template_kwargs[name] = value.dump();
     return inputs;
 }
 
-// A schema that cannot be read fails before a template is rendered with it, so that it can be told from a template's failure.
+// A schema that cannot be read fails before a template is rendered with it, so that it can be told from a template's
+// failure.
 static void check_schemas(const common_chat_templates_inputs & inputs) {
     if (!inputs.json_schema.empty()) common_chat_schema_from_json(json::parse(inputs.json_schema));
     if (inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_NONE) return;
@@ -290,22 +299,25 @@ static parsed parse(const uma_chat_parser & handle, const std::string & text) {
     parsed found{ {}, !result.need_more_input() };
     found.message.role = "assistant";
     std::unique_ptr<common_chat_peg_mapper> mapper;
-    if (handle.format == COMMON_CHAT_FORMAT_PEG_GEMMA4) mapper = std::make_unique<common_chat_peg_gemma4_mapper>(found.message);
-    else if (handle.format == COMMON_CHAT_FORMAT_PEG_MINIMAX_M3) mapper = std::make_unique<common_chat_peg_minimax_m3_mapper>(found.message);
+    if (handle.format == COMMON_CHAT_FORMAT_PEG_GEMMA4)
+        mapper = std::make_unique<common_chat_peg_gemma4_mapper>(found.message);
+    else if (handle.format == COMMON_CHAT_FORMAT_PEG_MINIMAX_M3)
+        mapper = std::make_unique<common_chat_peg_minimax_m3_mapper>(found.message);
     else mapper = std::make_unique<common_chat_peg_mapper>(found.message);
     mapper->from_ast(context.ast, result);
     return found;
 }
 
-// llama.cpp keeps back what may be the beginning of a delimiter, and an answer that ends with "<" would lose it; with something
-// behind it, it is text. A call that was cut must not become text by it.
+// llama.cpp keeps back what may be the beginning of a delimiter, and an answer that ends with "<" would lose it; with
+// something behind it, it is text. A call that was cut must not become text by it.
 static parsed parse_whole(uma_chat_parser & handle) {
     parsed plain = parse(handle, handle.text);
     handle.n_parsed += handle.text.size();
     try {
         auto found = parse(handle, handle.text + END_MARK);
         const bool has_mark = take_mark(found.message.content) || take_mark(found.message.reasoning_content);
-        if (has_mark && found.message.tool_calls.size() == plain.message.tool_calls.size()) return { std::move(found.message), true };
+        if (has_mark && found.message.tool_calls.size() == plain.message.tool_calls.size())
+            return { std::move(found.message), true };
     } catch (const problem &) {
         // it ends with a delimiter, or in the middle of a call
     }
@@ -351,7 +363,8 @@ static std::string escaped(const std::string & text) {
 static bool is_space(const std::string & text) { return text.find_first_not_of(" \t\r\n\v\f") == std::string::npos; }
 
 // Is `longer` what `shorter` becomes with `text` behind it? White space that `shorter` leaves out goes to *untold.
-static bool is_continued(const std::string & shorter, const std::string & longer, const std::string & text, std::string * untold) {
+static bool is_continued(const std::string & shorter, const std::string & longer, const std::string & text,
+    std::string * untold) {
     if (longer.size() < shorter.size() + text.size() || longer.compare(0, shorter.size(), shorter)) return false;
     if (longer.compare(longer.size() - text.size(), text.size(), text)) return false;
     *untold = longer.substr(shorter.size(), longer.size() - text.size() - shorter.size());
@@ -377,11 +390,13 @@ static bool find_target(uma_chat_parser & handle) {
         if (i + 1 < told.tool_calls.size()) return false;
         handle.is_open_argument = true;
         handle.is_open_escaped = !is_continued(before.arguments, after.arguments, trial, &handle.untold);
-        if (handle.is_open_escaped && !is_continued(before.arguments, after.arguments, escaped(trial), &handle.untold)) return false;
+        if (handle.is_open_escaped && !is_continued(before.arguments, after.arguments, escaped(trial), &handle.untold))
+            return false;
     }
     for (const auto text : { &common_chat_msg::content, &common_chat_msg::reasoning_content }) {
         if (told.*text == tried.*text) continue;
-        if (handle.open_text || handle.is_open_argument || !is_continued(told.*text, tried.*text, trial, &handle.untold)) return false;
+        if (handle.open_text || handle.is_open_argument
+            || !is_continued(told.*text, tried.*text, trial, &handle.untold)) return false;
         handle.open_text = text;
     }
     return true; // also where nothing of the message grows: what is left out is not told
@@ -396,14 +411,16 @@ static open_end open_after(uma_chat_parser & handle) {
     if (!end.is_one()) return end;
     const auto & parser = handle.arena.get(end.last);
     if (std::holds_alternative<common_peg_until_parser>(parser)) handle.open = free_text(&handle.tries.at(end.last));
-    else if (const auto * string = std::get_if<common_peg_string_parser>(&parser); string && string->delimiter == '"') handle.open = free_text(nullptr);
+    else if (const auto * string = std::get_if<common_peg_string_parser>(&parser); string && string->delimiter == '"')
+        handle.open = free_text(nullptr);
     if (handle.open.is_open() && !find_target(handle)) handle.open = free_text();
     return end;
 }
 
 // Scans text behind an open end -> the difference. What the scan does not take is left for a parse.
 static json pass(uma_chat_parser & handle, const char * text, size_t size) {
-    handle.untold += handle.is_open_escaped ? escaped(handle.open.take({ text, size })) : handle.open.take({ text, size });
+    handle.untold += handle.is_open_escaped ? escaped(handle.open.take({ text, size }))
+        : handle.open.take({ text, size });
     json list = json::array();
     if (!handle.open_text && !handle.is_open_argument) handle.untold.clear();
     if (handle.untold.empty()) return list;
@@ -434,7 +451,8 @@ API int uma_chat_interface() { return INTERFACE; }
 
 API void uma_chat_free(char * text) { free(text); }
 
-// {chat_template, tool_use_template, bos, eos, add_bos, add_eos, max_depth} -> {capabilities, log}; *out is null on failure
+// {chat_template, tool_use_template, bos, eos, add_bos, add_eos, max_depth} -> {capabilities, log}; *out is null on
+// failure
 API char * uma_chat_templates_new(const char * request, uma_chat_templates ** out) {
     *out = nullptr;
     return guarded([&] {
@@ -465,7 +483,8 @@ API char * uma_chat_apply(const uma_chat_templates * handle, const char * reques
         about("schema", [&] { check_schemas(inputs); return 0; });
         chat_log.clear();
         writes_grammars = given.value("write_grammar", false);
-        return about("template", [&] { return applied_json(common_chat_templates_apply(handle->templates.get(), inputs)); });
+        return about("template",
+            [&] { return applied_json(common_chat_templates_apply(handle->templates.get(), inputs)); });
     });
 }
 
@@ -481,7 +500,8 @@ API char * uma_chat_parser_new(const char * request, uma_chat_parser ** out) {
         handle->format = static_cast<common_chat_format>(format);
         handle->generation_prompt = given.value("generation_prompt", "");
         const std::string parser = given.value("parser", "");
-        if (parser.empty()) handle->arena = build_chat_peg_parser([](common_chat_peg_builder & p) { return p.content(p.rest()) + p.end(); });
+        if (parser.empty()) handle->arena =
+            build_chat_peg_parser([](common_chat_peg_builder & p) { return p.content(p.rest()) + p.end(); });
         else handle->arena.load(parser);
         // the prefilled beginning of a continued message is not part of the answer
         if (given.value("is_continuation", false)) handle->message = parse(*handle, "").message;
@@ -498,26 +518,32 @@ static bool may_parse(const uma_chat_parser & handle) {
 
 enum pass_part { PASS_NONE, PASS_CONTENT, PASS_REASONING, PASS_ARGUMENTS };
 
-// Adds text that goes on, byte for byte, in an open part of the message -> which part that is. PASS_NONE: nothing was added, and
-// uma_chat_parser_feed has to find out. Nearly every token of an answer passes here, without JSON.
+// Adds text that goes on, byte for byte, in an open part of the message -> which part that is. PASS_NONE: nothing was
+// added, and uma_chat_parser_feed has to find out. Nearly every token of an answer passes here, without JSON.
 API int uma_chat_parser_pass(uma_chat_parser * handle, const char * text, size_t size) noexcept {
     try {
-        if (!handle->open.is_open() || !handle->untold.empty() || (!handle->open_text && !handle->is_open_argument)) return PASS_NONE;
+        if (!handle->open.is_open() || !handle->untold.empty() || (!handle->open_text && !handle->is_open_argument))
+            return PASS_NONE;
         const std::string_view added(text, size);
         free_text open = handle->open;
         if (open.take(added) != added || !open.is_open()) return PASS_NONE;
         if (handle->is_open_argument) {
-            // what needs an escape is longer in the arguments; white space behind a call's JSON is not told before more follows
-            if (handle->is_open_escaped ? escaped(std::string(added)) != added : size == 0 || is_space(std::string(added.substr(size - 1)))) return PASS_NONE;
-        } else if (handle->open_text == &common_chat_msg::reasoning_content && handle->message.reasoning_content.empty()) {
+            // what needs an escape is longer in the arguments; white space behind a call's JSON is not told before more
+            // follows
+            if (handle->is_open_escaped ? escaped(std::string(added)) != added : size == 0
+                || is_space(std::string(added.substr(size - 1)))) return PASS_NONE;
+        } else if (handle->open_text == &common_chat_msg::reasoning_content
+            && handle->message.reasoning_content.empty()) {
             return PASS_NONE;
         }
         count_depth(*handle, text, size);
         handle->text.append(text, size);
         handle->open = std::move(open);
-        auto & whole = handle->open_text ? handle->message.*handle->open_text : handle->message.tool_calls.back().arguments;
+        auto & whole = handle->open_text ? handle->message.*handle->open_text
+            : handle->message.tool_calls.back().arguments;
         whole.append(text, size);
-        return handle->is_open_argument ? PASS_ARGUMENTS : handle->open_text == &common_chat_msg::content ? PASS_CONTENT : PASS_REASONING;
+        return handle->is_open_argument ? PASS_ARGUMENTS : handle->open_text == &common_chat_msg::content ? PASS_CONTENT
+            : PASS_REASONING;
     } catch (...) {
         return PASS_NONE; // the answer is nested too deep: feed says so
     }
@@ -525,9 +551,9 @@ API int uma_chat_parser_pass(uma_chat_parser * handle, const char * text, size_t
 
 enum feed_how { FEED_STREAM, FEED_FINAL, FEED_PARSE };
 
-// Adds text to the answer -> {differences, is_read, is_whole, is_dead, n_begun, n_parsed}: what was not given out before; whether all of
-// the text has the template's form, and is whole; whether no text that follows can give it that form; with 2, how many
-// bytes at its end are half a delimiter; bytes parsed so far.
+// Adds text to the answer -> {differences, is_read, is_whole, is_dead, n_begun, n_parsed}: what was not given out
+// before; whether all of the text has the template's form, and is whole; whether no text that follows can give it that
+// form; with 2, how many bytes at its end are half a delimiter; bytes parsed so far.
 // how: 0 parses when it must, and at a cost in proportion to the answer; 1 is for the end of it; 2 parses in any case.
 API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, size_t size, int how) {
     return guarded([&] {
@@ -554,7 +580,9 @@ API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, siz
                     if (how != FEED_STREAM) throw;
                 }
                 if (how == FEED_STREAM) is_dead = open_after(*handle).is_dead();
-                if (how == FEED_PARSE) n_begun = find_open_end(handle->arena, handle->generation_prompt + handle->text, handle->tries).n_begun;
+                if (how == FEED_PARSE)
+                    n_begun = find_open_end(handle->arena, handle->generation_prompt + handle->text,
+                        handle->tries).n_begun;
             }
             answer["differences"] = list;
             answer["is_read"] = is_read;

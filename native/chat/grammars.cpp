@@ -1,6 +1,6 @@
-// Whether a request's grammar is written. llama.cpp writes the grammar of every schema that comes with a request, in time that
-// grows with the cube of the number of an object's optional properties: 10 s for 1,000. Constraints come from the parser and the
-// schema itself (uma_gateway/chat/constraint.py), and a few templates alone need that text.
+// Whether a request's grammar is written. llama.cpp writes the grammar of every schema that comes with a request, in
+// time that grows with the cube of the number of an object's optional properties: 10 s for 1,000. Constraints come from
+// the parser and the schema itself (uma_gateway/chat/constraint.py), and a few templates alone need that text.
 #include "grammars.h"
 
 #include "json-schema-to-grammar.h"
@@ -13,5 +13,6 @@ std::string llama_build_grammar(const grammar_writer & write, const common_gramm
 thread_local bool writes_grammars = true;
 
 std::string build_grammar(const grammar_writer & write, const common_grammar_options & options) {
-    return writes_grammars ? llama_build_grammar(write, options) : "root ::= [^]*"; // any text: chat.cpp asks whether there is one
+    // any text: chat.cpp asks whether there is one
+    return writes_grammars ? llama_build_grammar(write, options) : "root ::= [^]*";
 }

@@ -1,4 +1,5 @@
-// What llama.cpp's chat code asks of a model: its templates and the texts of BOS and EOS. Nothing else of a model is known here.
+// What llama.cpp's chat code asks of a model: its templates and the texts of BOS and EOS. Nothing else of a model is
+// known here.
 #pragma once
 
 #include <string>

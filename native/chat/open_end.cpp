@@ -1,6 +1,7 @@
-// llama.cpp's parser expressions (common/peg-parser.cpp), evaluated without a syntax tree, to note who looks behind the end of the text.
-// A parser that never did decides the same whatever follows. This is what lets an answer be streamed at a cost that does not grow
-// with its length: while only one parser has seen the end, and it only searches for its delimiter, nothing else has to be evaluated.
+// llama.cpp's parser expressions (common/peg-parser.cpp), evaluated without a syntax tree, to note who looks behind the
+// end of the text. A parser that never did decides the same whatever follows. This is what lets an answer be streamed
+// at a cost that does not grow with its length: while only one parser has seen the end, and it only searches for its
+// delimiter, nothing else has to be evaluated.
 #include "open_end.h"
 
 #include "unicode.h"
@@ -11,7 +12,8 @@
 
 namespace {
 
-constexpr auto FAIL = COMMON_PEG_PARSE_RESULT_FAIL, SUCCESS = COMMON_PEG_PARSE_RESULT_SUCCESS, MORE = COMMON_PEG_PARSE_RESULT_NEED_MORE_INPUT;
+constexpr auto FAIL = COMMON_PEG_PARSE_RESULT_FAIL, SUCCESS = COMMON_PEG_PARSE_RESULT_SUCCESS,
+    MORE = COMMON_PEG_PARSE_RESULT_NEED_MORE_INPUT;
 
 struct outcome {
     common_peg_parse_result_type type;
@@ -40,7 +42,9 @@ struct evaluator {
 
     outcome eval(const common_peg_epsilon_parser &, common_peg_parser_id, size_t start) { return { SUCCESS, start }; }
 
-    outcome eval(const common_peg_start_parser &, common_peg_parser_id, size_t start) { return { start ? FAIL : SUCCESS, start }; }
+    outcome eval(const common_peg_start_parser &, common_peg_parser_id, size_t start) {
+        return { start ? FAIL : SUCCESS, start };
+    }
 
     outcome eval(const common_peg_end_parser &, common_peg_parser_id id, size_t start) {
         if (start < input.size()) return { FAIL, start };
@@ -98,7 +102,9 @@ struct evaluator {
         return { at >= input.size() ? MORE : FAIL, at };
     }
 
-    outcome eval(const common_peg_and_parser & parser, common_peg_parser_id, size_t start) { return { run(parser.child, start).type, start }; }
+    outcome eval(const common_peg_and_parser & parser, common_peg_parser_id, size_t start) {
+        return { run(parser.child, start).type, start };
+    }
 
     outcome eval(const common_peg_not_parser & parser, common_peg_parser_id, size_t start) {
         const auto type = run(parser.child, start).type;
@@ -157,7 +163,8 @@ struct evaluator {
             const char escaped = input[at + 1];
             size_t size = 2;
             if (escaped == 'u') {
-                while (size < 6 && at + size < input.size() && std::isxdigit(static_cast<unsigned char>(input[at + size]))) size++;
+                while (size < 6 && at + size < input.size()
+                    && std::isxdigit(static_cast<unsigned char>(input[at + size]))) size++;
                 if (size < 6 && at + size < input.size()) return { FAIL, start };
                 if (size < 6) break;
             } else if (escaped != parser.delimiter && (escaped == '"' || !is_escapable(escaped))) {
@@ -189,10 +196,14 @@ struct evaluator {
         return { MORE, at };
     }
 
-    outcome eval(const common_peg_ref_parser & parser, common_peg_parser_id, size_t start) { return run(arena.get_rule(parser.name), start); }
+    outcome eval(const common_peg_ref_parser & parser, common_peg_parser_id, size_t start) {
+        return run(arena.get_rule(parser.name), start);
+    }
 
     // schema, rule, tag, atomic, gbnf and ac only wrap a child
-    template <typename T> outcome eval(const T & parser, common_peg_parser_id, size_t start) { return run(parser.child, start); }
+    template <typename T> outcome eval(const T & parser, common_peg_parser_id, size_t start) {
+        return run(parser.child, start);
+    }
 };
 
 } // namespace
@@ -238,7 +249,8 @@ std::string free_text::take_string() {
             size = held_[at + 1] == 'u' ? 6 : 2;
             if (at + size > held_.size()) break;
             bool is_escape = size == 6 || is_escapable(held_[at + 1]);
-            for (size_t i = 2; i < size; i++) is_escape = is_escape && std::isxdigit(static_cast<unsigned char>(held_[at + i]));
+            for (size_t i = 2; i < size; i++) is_escape = is_escape
+                && std::isxdigit(static_cast<unsigned char>(held_[at + i]));
             is_open_ = is_escape;
         } else if (c & 0x80) {
             const auto one = common_parse_utf8_codepoint(held_, at);

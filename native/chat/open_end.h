@@ -1,4 +1,5 @@
-// Which part of a template's parser an answer stops in, so that what follows need not be parsed with everything before it.
+// Which part of a template's parser an answer stops in, so that what follows need not be parsed with everything before
+// it.
 #pragma once
 
 #include "peg-parser.h"
@@ -12,11 +13,13 @@
 struct open_end {
     common_peg_parse_result_type type = COMMON_PEG_PARSE_RESULT_FAIL;
     size_t end = 0;
-    int n_looks = 0;                                         // parsers that asked for text behind the end; 2: two or more
+    // parsers that asked for text behind the end; 2: two or more
+    int n_looks = 0;
     common_peg_parser_id last = COMMON_PEG_INVALID_PARSER_ID; // the one that did
     size_t last_start = 0;                                   // where it began
     size_t n_begun = 0;                                      // bytes at the end that are the beginning of a delimiter
-    bool is_clean = true;                                    // it consumed the text to its end, and holds no half delimiter or escape
+    // it consumed the text to its end, and holds no half delimiter or escape
+    bool is_clean = true;
 
     // No text that follows can change the failure.
     bool is_dead() const { return type == COMMON_PEG_PARSE_RESULT_FAIL && n_looks == 0; }
@@ -33,12 +36,14 @@ open_end find_open_end(const common_peg_arena & arena, std::string_view input, d
 class free_text {
   public:
     free_text() = default;
-    explicit free_text(const common_trie * delimiters) : delimiters_(delimiters), is_open_(true) {} // null: a JSON string
+    // null: a JSON string
+    explicit free_text(const common_trie * delimiters) : delimiters_(delimiters), is_open_(true) {}
 
     bool is_open() const { return is_open_; }
     bool is_string() const { return !delimiters_; }
 
-    // The part of `held + text` that surely belongs to the free text. Where that ends, is_open() is false, and the rest is not looked at.
+    // The part of `held + text` that surely belongs to the free text. Where that ends, is_open() is false, and the rest
+    // is not looked at.
     std::string take(std::string_view text);
 
   private:

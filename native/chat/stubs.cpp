@@ -1,5 +1,5 @@
-// The functions of libllama, ggml and common.cpp that llama.cpp's chat code calls, so that none of those has to be linked.
-// They must never meet the real ones: the shared object hides every symbol except uma_chat_*.
+// The functions of libllama, ggml and common.cpp that llama.cpp's chat code calls, so that none of those has to be
+// linked. They must never meet the real ones: the shared object hides every symbol except uma_chat_*.
 #include "common.h"
 #include "log.h"
 #include "model.h"
@@ -40,12 +40,17 @@ const char * llama_model_chat_template(const llama_model * model, const char * n
     const std::string & text = name ? model->tool_use_template : model->chat_template;
     return text.empty() ? nullptr : text.c_str();
 }
-const llama_vocab * llama_model_get_vocab(const llama_model * model) { return reinterpret_cast<const llama_vocab *>(model); }
+const llama_vocab * llama_model_get_vocab(const llama_model * model) {
+    return reinterpret_cast<const llama_vocab *>(model);
+}
 llama_token llama_vocab_bos(const llama_vocab * vocab) { return model_of(vocab)->bos.empty() ? LLAMA_TOKEN_NULL : BOS; }
 llama_token llama_vocab_eos(const llama_vocab * vocab) { return model_of(vocab)->eos.empty() ? LLAMA_TOKEN_NULL : EOS; }
 bool llama_vocab_get_add_bos(const llama_vocab * vocab) { return model_of(vocab)->add_bos; }
 bool llama_vocab_get_add_eos(const llama_vocab * vocab) { return model_of(vocab)->add_eos; }
-int32_t llama_chat_apply_template(const char *, const llama_chat_message *, size_t, bool, char *, int32_t) { return -1; } // jinja only
+// jinja only
+int32_t llama_chat_apply_template(const char *, const llama_chat_message *, size_t, bool, char *, int32_t) {
+    return -1;
+}
 }
 
 std::string common_token_to_piece(const llama_vocab * vocab, llama_token token, bool) {

@@ -16,8 +16,8 @@ void free_buffer(ggml_backend_buffer_t buffer) { std::free(buffer->context); }
 
 void * base(ggml_backend_buffer_t buffer) { return buffer->context; }
 
-// Rows as the file has them, of one matrix or of several experts' one after another: each matrix from a panel's border on, to one or to its end.
-// Threads may set different rows at the same time.
+// Rows as the file has them, of one matrix or of several experts' one after another: each matrix from a panel's border
+// on, to one or to its end. Threads may set different rows at the same time.
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     const uma_mm_table * table = uma_kernels()->mm;
     const uma_type type = uma_type_of(tensor->type);
@@ -25,7 +25,8 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
     const size_t row_bytes = tensor->nb[1];
     GGML_ASSERT(offset % row_bytes == 0 && size % row_bytes == 0);
     const char * from = static_cast<const char *>(data);
-    for (int64_t row = int64_t(offset / row_bytes), end = row + int64_t(size / row_bytes), n; row < end; row += n, from += size_t(n) * row_bytes) {
+    for (int64_t row = int64_t(offset / row_bytes), end = row + int64_t(size / row_bytes), n; row < end;
+        row += n, from += size_t(n) * row_bytes) {
         const int64_t matrix = row / n_out, first = row % n_out;
         n = std::min(end - row, n_out - first);
         GGML_ASSERT(first % table->panel == 0 && (n % table->panel == 0 || first + n == n_out));
@@ -36,11 +37,13 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
 
 void clear(ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context, value, buffer->size); }
 
-constexpr ggml_backend_buffer_i BUFFER = { free_buffer, base, nullptr, nullptr, set_tensor, nullptr, nullptr, nullptr, nullptr, clear, nullptr };
+constexpr ggml_backend_buffer_i BUFFER = {
+    free_buffer, base, nullptr, nullptr, set_tensor, nullptr, nullptr, nullptr, nullptr, clear, nullptr };
 
 const char * name(ggml_backend_buffer_type_t) { return "UMA"; }
 
-// In large pages where the system has them: every call reads all weights, more than the addresses of 4 KiB pages that a core remembers.
+// In large pages where the system has them: every call reads all weights, more than the addresses of 4 KiB pages that a
+// core remembers.
 ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     const size_t padded = (size + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
     void * memory = std::aligned_alloc(LARGE_PAGE, padded);
@@ -57,11 +60,13 @@ size_t allocated_bytes(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
 
 }  // namespace
 
-const ggml_backend_buffer_type_i uma_arranged_interface = { name, allocate, alignment, nullptr, allocated_bytes, nullptr };
+const ggml_backend_buffer_type_i uma_arranged_interface = {
+    name, allocate, alignment, nullptr, allocated_bytes, nullptr };
 
 size_t uma_arranged_bytes(const ggml_tensor * weights) {
     const uma_type type = uma_type_of(weights->type);
-    if (uma_kernels()->mm->min_rows > 1) return 0; // a single row would be slower than by ggml, or has not been measured
+    // a single row would be slower than by ggml, or has not been measured
+    if (uma_kernels()->mm->min_rows > 1) return 0;
     if (type == UMA_N_TYPES || weights->ne[3] != 1) return 0;
     return uma_kernels()->mm->arranged_bytes(type, weights->ne[1], weights->ne[0]) * size_t(weights->ne[2]);
 }

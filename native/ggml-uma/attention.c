@@ -36,12 +36,16 @@ static struct cut cut_of(const struct ggml_tensor * op, int n_threads) {
     return c;
 }
 
-// Partial results lie in slots of one task each: a slot per task, or per thread where a task's results are merged at once.
+// Partial results lie in slots of one task each: a slot per task, or per thread where a task's results are merged at
+// once.
 static size_t slot_queries(const struct cut * c) { return (size_t)c->rows * (size_t)c->group; }
-static size_t n_slots(const struct cut * c, int n_threads) { return c->parts > 1 ? (size_t)c->n_tasks : (size_t)n_threads; }
+static size_t n_slots(const struct cut * c, int n_threads) {
+    return c->parts > 1 ? (size_t)c->n_tasks : (size_t)n_threads;
+}
 
 static bool is_kv_ours(const struct ggml_tensor * t) {
-    const bool has_kernel = t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_BF16 || t->type == GGML_TYPE_Q8_0 || t->type == GGML_TYPE_Q4_0;
+    const bool has_kernel = t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_BF16 || t->type == GGML_TYPE_Q8_0
+        || t->type == GGML_TYPE_Q4_0;
     return has_kernel && t->ne[0] <= 256 && uma_is_plain(t);
 }
 
@@ -50,7 +54,8 @@ bool uma_attention_is_ours(const struct ggml_tensor * op) {
     const struct ggml_tensor * k = op->src[1];
     const struct ggml_tensor * v = op->src[2];
     const struct ggml_tensor * mask = op->src[3];
-    if (q->type != GGML_TYPE_F32 || k->type != v->type || !is_kv_ours(k) || !is_kv_ours(v) || !uma_is_plain(q)) return false;
+    if (q->type != GGML_TYPE_F32 || k->type != v->type || !is_kv_ours(k) || !is_kv_ours(v) || !uma_is_plain(q))
+        return false;
     if (q->ne[2] % k->ne[2] != 0 || q->ne[2] / k->ne[2] > MAX_GROUP || k->ne[2] != v->ne[2]) return false;
     if (k->ne[3] != q->ne[3] || v->ne[3] != q->ne[3] || k->ne[1] == 0) return false;
     return !mask || (mask->type == GGML_TYPE_F16 && mask->ne[2] == 1 && uma_is_plain(mask));
@@ -109,7 +114,8 @@ static const char * at(const struct ggml_tensor * t, int64_t i1, int64_t i2, int
     return (const char *)t->data + (size_t)i1 * t->nb[1] + (size_t)i2 * t->nb[2] + (size_t)i3 * t->nb[3];
 }
 
-static struct uma_attn attn_of(const struct ggml_tensor * op, const struct cut * c, const struct place * p, const float * slopes) {
+static struct uma_attn attn_of(const struct ggml_tensor * op, const struct cut * c, const struct place * p,
+    const float * slopes) {
     const struct ggml_tensor * q = op->src[0];
     const struct ggml_tensor * k = op->src[1];
     const struct ggml_tensor * v = op->src[2];
@@ -118,11 +124,13 @@ static struct uma_attn attn_of(const struct ggml_tensor * op, const struct cut *
     return (struct uma_attn){
         .kv_type = uma_type_of(k->type), .dim_k = (int)k->ne[0], .dim_v = (int)v->ne[0],
         .n_rows = (int)MIN((int64_t)c->rows, c->n_rows - p->row), .n_group = c->group,
-        .q = (const float *)(const void *)at(q, p->row, p->head * c->group, p->stream), .q_row = q->nb[1], .q_head = q->nb[2],
+        .q = (const float *)(const void *)at(q, p->row, p->head * c->group, p->stream), .q_row = q->nb[1],
+            .q_head = q->nb[2],
         .k = { at(k, 0, p->head, p->stream), k->nb[1], 0, NULL },
         .v = { at(v, 0, p->head, p->stream), v->nb[1], 0, NULL },
         .cell_begin = p->part * c->part_cells, .cell_end = MIN((p->part + 1) * c->part_cells, c->n_cells),
-        .mask = mask ? (const uint16_t *)(const void *)at(mask, p->row, 0, p->stream % mask->ne[3]) : NULL, .mask_row = mask ? mask->nb[1] : 0,
+        .mask = mask ? (const uint16_t *)(const void *)at(mask, p->row, 0, p->stream % mask->ne[3]) : NULL,
+            .mask_row = mask ? mask->nb[1] : 0,
         .scale = params[0], .softcap = params[2], .slopes = slopes,
     };
 }
@@ -140,17 +148,20 @@ struct slots {
 };
 
 // Query i of the block of rows that starts at `p`, whose parts are in consecutive slots from `slot`.
-static void merge_query(const struct ggml_tensor * op, const struct cut * c, const struct place * p, const struct slots * s, size_t slot, int i) {
+static void merge_query(const struct ggml_tensor * op, const struct cut * c, const struct place * p,
+    const struct slots * s, size_t slot, int i) {
     const struct ggml_tensor * sinks = op->src[4];
     const size_t query = query_index(c, p, i), n_heads = (size_t)c->n_kv_heads * (size_t)c->group;
     const size_t first = slot * slot_queries(c) + (size_t)i, stride = slot_queries(c);
     const float * sink = sinks ? (const float *)sinks->data + query % n_heads : NULL;
     float * y = (float *)(void *)((char *)op->data + query * op->nb[1]);
-    uma_attn_merge(s->parts + first, stride * sizeof(struct uma_attn_part), s->out + first * c->dim, stride * c->dim * sizeof(float), c->parts,
+    uma_attn_merge(s->parts + first, stride * sizeof(struct uma_attn_part), s->out + first * c->dim,
+        stride * c->dim * sizeof(float), c->parts,
                    (int)op->src[2]->ne[0], sink, y);
 }
 
-static void run_task(const struct ggml_tensor * op, const struct cut * c, const struct slots * s, int64_t task, int ith) {
+static void run_task(const struct ggml_tensor * op, const struct cut * c, const struct slots * s, int64_t task,
+    int ith) {
     const struct place p = place_of(c, task);
     float slopes[MAX_GROUP];
     slopes_of(op, p.head * c->group, c->group, slopes);
@@ -175,10 +186,13 @@ void uma_attention_compute(const struct ggml_compute_params * params, struct ggm
     const struct cut c = cut_of(op, params->nth);
     const struct layout l = layout_of(op, &c, params->nth);
     char * work = uma_align(params->wdata);
-    const struct slots s = { (struct uma_attn_part *)(void *)(work + l.parts), (float *)(void *)(work + l.out), work + (size_t)params->ith * l.scratch };
+    const struct slots s = {
+        (struct uma_attn_part *)(void *)(work + l.parts), (float *)(void *)(work + l.out),
+            work + (size_t)params->ith * l.scratch };
     if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
     ggml_barrier(params->threadpool);
-    for (int64_t t = params->ith; t < c.n_tasks; t = ggml_threadpool_chunk_add(params->threadpool, 1)) run_task(op, &c, &s, t, params->ith);
+    for (int64_t t = params->ith; t < c.n_tasks; t = ggml_threadpool_chunk_add(params->threadpool, 1))
+        run_task(op, &c, &s, t, params->ith);
     if (c.parts == 1) return;
     ggml_barrier(params->threadpool);
     merge_all(op, &c, &s, params->ith, params->nth);

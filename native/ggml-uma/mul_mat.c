@@ -1,7 +1,9 @@
-// MUL_MAT of f32 activations by one weight matrix: activations are packed by all threads, then each takes runs of weight rows.
+// MUL_MAT of f32 activations by one weight matrix: activations are packed by all threads, then each takes runs of
+// weight rows.
 #include "op.h"
 
-enum { RUNS_PER_THREAD = 8 }; // finer than one run a thread, so that a thread that lost its core does not hold up the others
+// finer than one run a thread, so that a thread that lost its core does not hold up the others
+enum { RUNS_PER_THREAD = 8 };
 
 static int64_t n_rows_of(const struct ggml_tensor * op) { return op->ne[1] * op->ne[2] * op->ne[3]; }
 
@@ -34,7 +36,8 @@ void uma_mul_mat_compute(const struct ggml_compute_params * params, struct ggml_
         .y = (float *)op->data, .y_stride = op->nb[1],
         .acts = work, .is_arranged = uma_is_arranged(w),
     };
-    char * scratch = work + uma_pad(table->acts_bytes(mm.type, mm.n_in, mm.n_rows)) + (size_t)params->ith * uma_pad(table->scratch_bytes(mm.n_rows));
+    char * scratch = work + uma_pad(table->acts_bytes(mm.type, mm.n_in, mm.n_rows))
+        + (size_t)params->ith * uma_pad(table->scratch_bytes(mm.n_rows));
     if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
     table->pack(&mm, params->ith, params->nth);
     ggml_barrier(params->threadpool);

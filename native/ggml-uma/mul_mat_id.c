@@ -1,9 +1,11 @@
-// MUL_MAT_ID (mixture of experts): the rows of each expert are gathered by index, so that its weights are read once for all of them.
+// MUL_MAT_ID (mixture of experts): the rows of each expert are gathered by index, so that its weights are read once for
+// all of them.
 #include "op.h"
 
 enum { RUNS_PER_THREAD = 8 };
 
-// The work buffer: who has which rows, then the packed activations of one expert after the other, then one scratch per thread.
+// The work buffer: who has which rows, then the packed activations of one expert after the other, then one scratch per
+// thread.
 struct experts {
     int32_t n_active;
     int32_t * id;    // [n_active] expert
@@ -18,7 +20,8 @@ bool uma_mul_mat_id_is_ours(const struct ggml_tensor * op) {
     const struct ggml_tensor * w = op->src[0];
     const struct ggml_tensor * x = op->src[1];
     const struct ggml_tensor * ids = op->src[2];
-    if (uma_type_of(w->type) == UMA_N_TYPES || x->type != GGML_TYPE_F32 || op->type != GGML_TYPE_F32 || ids->type != GGML_TYPE_I32) return false;
+    if (uma_type_of(w->type) == UMA_N_TYPES || x->type != GGML_TYPE_F32 || op->type != GGML_TYPE_F32
+        || ids->type != GGML_TYPE_I32) return false;
     return w->ne[3] == 1 && uma_can_read(w, ids->ne[1]) && ggml_is_contiguous(x) && ggml_is_contiguous(op);
 }
 
@@ -33,7 +36,9 @@ static size_t acts_bytes(const struct ggml_tensor * op) {
     return uma_pad(rows) + 64 * (size_t)op->src[0]->ne[2];
 }
 
-static size_t scratch_bytes(const struct ggml_tensor * op) { return uma_pad(uma_kernels()->mm->scratch_bytes(n_rows_of(op))); }
+static size_t scratch_bytes(const struct ggml_tensor * op) {
+    return uma_pad(uma_kernels()->mm->scratch_bytes(n_rows_of(op)));
+}
 
 size_t uma_mul_mat_id_work_size(int n_threads, const struct ggml_tensor * op) {
     return 64 + lists_bytes(op) + acts_bytes(op) + (size_t)n_threads * scratch_bytes(op);
@@ -52,7 +57,8 @@ static struct experts experts_at(const struct ggml_compute_params * params, cons
 }
 
 static int32_t expert_of(const struct ggml_tensor * ids, int64_t token, int64_t slot) {
-    return *(const int32_t *)(const void *)((const char *)ids->data + (size_t)token * ids->nb[1] + (size_t)slot * ids->nb[0]);
+    return *(const int32_t *)(const void *)((const char *)ids->data + (size_t)token * ids->nb[1]
+        + (size_t)slot * ids->nb[0]);
 }
 
 // Sort the rows by expert. One thread.

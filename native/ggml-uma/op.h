@@ -44,11 +44,14 @@ static inline bool uma_is_plain(const struct ggml_tensor * t) {
 bool uma_is_arranged(const struct ggml_tensor * t);
 
 // Products read weights of this type as the file has them; the others have to be arranged.
-static inline bool uma_reads_plain(enum uma_type type) { return type <= UMA_Q6_K || type == UMA_BF16 || type == UMA_F32; }
+static inline bool uma_reads_plain(enum uma_type type) {
+    return type <= UMA_Q6_K || type == UMA_BF16 || type == UMA_F32;
+}
 
 // Whether our product can read these weights of one of our types; plain ones from `min_rows` rows on.
 static inline bool uma_can_read(const struct ggml_tensor * w, int64_t n_rows) {
-    return uma_is_arranged(w) || (uma_reads_plain(uma_type_of(w->type)) && n_rows >= uma_kernels()->mm->min_rows && uma_is_plain(w));
+    return uma_is_arranged(w)
+        || (uma_reads_plain(uma_type_of(w->type)) && n_rows >= uma_kernels()->mm->min_rows && uma_is_plain(w));
 }
 
 static inline char * uma_align(void * p) { return (char *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }

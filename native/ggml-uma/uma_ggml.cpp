@@ -1,4 +1,5 @@
-// Our operations as an extra buffer type, which holds arranged weights where somebody asks for them (arranged.cpp). The only C++ here: ggml's CPU backend asks through these two classes.
+// Our operations as an extra buffer type, which holds arranged weights where somebody asks for them (arranged.cpp). The
+// only C++ here: ggml's CPU backend asks through these two classes.
 #include "uma_ggml.h"
 
 #include "arranged.h"
@@ -87,18 +88,23 @@ int uma_ggml_register(void) {
 
 bool uma_is_arranged(const ggml_tensor * t) { return t->buffer && t->buffer->buft == &buffer_type; }
 
-size_t uma_ggml_arranged_bytes(const ggml_tensor * weights) { return buffer_type.context ? uma_arranged_bytes(weights) : 0; }
+size_t uma_ggml_arranged_bytes(const ggml_tensor * weights) {
+    return buffer_type.context ? uma_arranged_bytes(weights) : 0;
+}
 
 ggml_backend_buffer_type * uma_ggml_arranged_type(void) { return &buffer_type; }
 
 void uma_ggml_enable(uint32_t ops) { enabled = ops; }
 
 int uma_ggml_multiplies(const ggml_tensor * weights) {
-    const bool is_on = buffer_type.context && (enabled.load() >> UMA_GGML_MUL_MAT & 1) && (enabled.load() >> UMA_GGML_MUL_MAT_ID & 1);
+    const bool is_on = buffer_type.context && (enabled.load() >> UMA_GGML_MUL_MAT & 1)
+        && (enabled.load() >> UMA_GGML_MUL_MAT_ID & 1);
     return is_on && uma_type_of(weights->type) != UMA_N_TYPES && uma_can_read(weights, 1);
 }
 
-int uma_ggml_wants_plain_weights(void) { return (enabled.load() >> UMA_GGML_MUL_MAT & 1) && uma_kernels()->mm->beats_repacked; }
+int uma_ggml_wants_plain_weights(void) {
+    return (enabled.load() >> UMA_GGML_MUL_MAT & 1) && uma_kernels()->mm->beats_repacked;
+}
 
 uint64_t uma_ggml_count(enum uma_ggml_op op) { return counts[op].load(std::memory_order_relaxed); }
 

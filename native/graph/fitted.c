@@ -1,5 +1,5 @@
-// A graph laid out for its longest batch, made one of a shorter batch: what depends on the rows is linear in them, and each tensor
-// only takes less of its place.
+// A graph laid out for its longest batch, made one of a shorter batch: what depends on the rows is linear in them, and
+// each tensor only takes less of its place.
 #include "graph/uma_graph.h"
 
 #include "ggml.h"

@@ -73,7 +73,8 @@ void uma_forward_fetch(uma_forward * f) {
     f->has_logits = 1;
 }
 
-// Each output's best token, and its logit into its place among `logits`: bytes instead of megabytes, which somebody would have to read.
+// Each output's best token, and its logit into its place among `logits`: bytes instead of megabytes, which somebody
+// would have to read.
 static void fetch_best(uma_forward * f) {
     const int32_t n_out = (int32_t) f->best->ne[0];
     ggml_backend_tensor_get_async(f->backend, f->best, f->best_id, 0, ggml_nbytes(f->best));
@@ -87,7 +88,8 @@ static void fetch_best(uma_forward * f) {
     }
 }
 
-// A graph that is computed again is the same one: ggml's CUDA backend, which records graphs, then need not compare it node by node.
+// A graph that is computed again is the same one: ggml's CUDA backend, which records graphs, then need not compare it
+// node by node.
 static void name_graph(struct ggml_cgraph * graph) {
     static _Atomic uint64_t n_named = 0; // a model that is loaded computes beside the one that serves
     if (!graph->uid) {

@@ -1,12 +1,14 @@
-// Attention by ggml's own operation: the span of cells that a batch reads, and the mask that says which of them each row sees.
+// Attention by ggml's own operation: the span of cells that a batch reads, and the mask that says which of them each
+// row sees.
 #include "graph/uma_graph.h"
 
 #include "ggml-impl.h"
 
 #include <string.h>
 
-// ggml's CUDA kernels want the cells in steps of 256. A step of few rows whose span has grown could not be begun ahead, and its token comes half
-// a step late (and where steps are recorded, they are recorded anew): larger steps make that rare, and read some cells that no row sees.
+// ggml's CUDA kernels want the cells in steps of 256. A step of few rows whose span has grown could not be begun ahead,
+// and its token comes half a step late (and where steps are recorded, they are recorded anew): larger steps make that
+// rare, and read some cells that no row sees.
 enum { PAGE = 64, STEP = 256, FEW_ROWS = 16, STEP_OF_FEW = 1024 };
 
 static const uint16_t UNSEEN = 0xFC00; // -inf as f16; 0 is seen
@@ -16,7 +18,9 @@ typedef struct table {
     int32_t n_pages_seq;
 } table;
 
-static const int32_t * pages_of(const table * t, int32_t seq_id) { return t->pages + (int64_t) seq_id * t->n_pages_seq; }
+static const int32_t * pages_of(const table * t, int32_t seq_id) {
+    return t->pages + (int64_t) seq_id * t->n_pages_seq;
+}
 
 void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq, int64_t n_pool, int64_t * span) {
     const table t = { pages, n_pages_seq };
@@ -59,7 +63,8 @@ void uma_mask_fit(uma_forward * f, int64_t first, int64_t n_cells) {
 }
 
 // Positions begin..end of a sequence, seen or unseen.
-static void paint(const uma_mask * m, uint16_t * row, const int32_t * pages, int64_t begin, int64_t end, uint16_t value) {
+static void paint(const uma_mask * m, uint16_t * row, const int32_t * pages, int64_t begin, int64_t end,
+    uint16_t value) {
     while (begin < end) {
         const int64_t next = begin / PAGE * PAGE + PAGE, stop = next < end ? next : end;
         uint16_t * cells = row + pages[begin / PAGE] * (int64_t) PAGE - m->first;
@@ -70,7 +75,9 @@ static void paint(const uma_mask * m, uint16_t * row, const int32_t * pages, int
     }
 }
 
-static int64_t first_seen(int64_t pos, int32_t n_window) { return n_window && pos >= n_window ? pos + 1 - n_window : 0; }
+static int64_t first_seen(int64_t pos, int32_t n_window) {
+    return n_window && pos >= n_window ? pos + 1 - n_window : 0;
+}
 
 static void fill(const uma_mask * m, uint16_t * mask, int32_t n_window, const uma_rows * rows, const table * t) {
     for (int32_t i = 0; i < rows->n; i++) {

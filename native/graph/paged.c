@@ -1,6 +1,8 @@
-// Attention over paged KV, as a custom operation of ggml's graph: each page of 64 cells is read once per KV head for all rows that see it.
+// Attention over paged KV, as a custom operation of ggml's graph: each page of 64 cells is read once per KV head for
+// all rows that see it.
 //
-// A row that several spans contribute to is merged by the thread that finishes the last of them, so no barrier is needed.
+// A row that several spans contribute to is merged by the thread that finishes the last of them, so no barrier is
+// needed.
 #include "paged.h"
 
 #include <math.h>
@@ -15,8 +17,10 @@ static char * scratch_of(const uma_paged * p, int ith) { return p->scratch + (si
 
 // The two slots of a thread: the results of a part, and the sums of several.
 static slot own_slot(const uma_paged * p, int ith, int which) {
-    const size_t parts = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)), out = uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
-    char * at = scratch_of(p, ith) + uma_pad64(uma_kernels()->attn->scratch_bytes(p->shape.dim_k, p->shape.dim_v)) + (size_t) which * (parts + out);
+    const size_t parts = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)),
+        out = uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
+    char * at = scratch_of(p, ith) + uma_pad64(uma_kernels()->attn->scratch_bytes(p->shape.dim_k, p->shape.dim_v))
+        + (size_t) which * (parts + out);
     return (slot) { (struct uma_attn_part *) (void *) at, (float *) (void *) (at + parts) };
 }
 
@@ -27,7 +31,8 @@ static slot slot_at(const uma_paged * p, int64_t row_slot, int32_t head) {
 }
 
 static float * result_of(const struct ggml_tensor * dst, const uma_paged * p, int32_t row, int32_t head, int32_t g) {
-    return (float *) (void *) ((char *) dst->data + (size_t) row * dst->nb[1]) + ((size_t) head * (size_t) p->group + (size_t) g) * (size_t) p->shape.dim_v;
+    return (float *) (void *) ((char *) dst->data + (size_t) row * dst->nb[1])
+        + ((size_t) head * (size_t) p->group + (size_t) g) * (size_t) p->shape.dim_v;
 }
 
 static enum uma_type kv_type_of(enum ggml_type type) {
@@ -40,27 +45,33 @@ static enum uma_type kv_type_of(enum ggml_type type) {
 }
 
 // The cells begin..end of a span, into a slot.
-static void compute_part(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int64_t begin, int64_t end, int32_t head, slot to, int ith) {
+static void compute_part(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int64_t begin,
+    int64_t end, int32_t head, slot to, int ith) {
     const struct ggml_tensor * q = dst->src[0];
     const size_t k_cell = (size_t) p->shape.k_bytes, v_cell = (size_t) p->shape.v_bytes;
     const size_t in_page = (size_t) (head / p->shape.n_share) * UMA_PAGE_CELLS;
     const struct uma_attn attn = {
         .kv_type = kv_type_of(dst->src[1]->type), .dim_k = p->shape.dim_k, .dim_v = p->shape.dim_v,
         .n_rows = s->n_rows, .n_group = p->group,
-        .q = (const float *) (const void *) ((const char *) q->data + (size_t) s->first_row * q->nb[2] + (size_t) head * (size_t) p->group * q->nb[1]),
+        .q = (const float *) (const void *) ((const char *) q->data + (size_t) s->first_row * q->nb[2]
+            + (size_t) head * (size_t) p->group * q->nb[1]),
         .q_row = q->nb[2], .q_head = q->nb[1],
         .k = { (const char *) dst->src[1]->data + in_page * k_cell, k_cell, p->shape.page_bytes, s->pages },
         .v = { (const char *) dst->src[2]->data + in_page * v_cell, v_cell, p->shape.page_bytes, s->pages },
-        .cell_begin = begin, .cell_end = end, .fetch_end = s->end, .row_cells = p->cells + s->first_row, .row_begin = p->shape.window ? p->begin + s->first_row : NULL,
+        .cell_begin = begin, .cell_end = end, .fetch_end = s->end, .row_cells = p->cells + s->first_row,
+            .row_begin = p->shape.window ? p->begin + s->first_row : NULL,
         .scale = p->shape.scale, .softcap = p->shape.softcap,
     };
     uma_kernels()->attn->run(&attn, to.parts, to.out, p->dim * sizeof(float), scratch_of(p, ith));
 }
 
-static int64_t part_end(const uma_page_span * s, int64_t cell) { return uma_part_end(cell) < s->end ? uma_part_end(cell) : s->end; }
+static int64_t part_end(const uma_page_span * s, int64_t cell) {
+    return uma_part_end(cell) < s->end ? uma_part_end(cell) : s->end;
+}
 
 // All parts of a span, added up: the slot of the sums.
-static slot compute_span(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, int ith) {
+static slot compute_span(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head,
+    int ith) {
     const slot part = own_slot(p, ith, 0), sum = own_slot(p, ith, 1);
     int64_t end = part_end(s, s->begin);
     compute_part(dst, p, s, s->begin, end, head, sum, ith);
@@ -68,7 +79,8 @@ static slot compute_span(const struct ggml_tensor * dst, const uma_paged * p, co
         end = part_end(s, begin);
         compute_part(dst, p, s, begin, end, head, part, ith);
         for (int32_t i = 0; i < s->n_rows * p->group; i++) {
-            uma_attn_fold(sum.parts + i, sum.out + (size_t) i * p->dim, part.parts + i, part.out + (size_t) i * p->dim, p->shape.dim_v);
+            uma_attn_fold(sum.parts + i, sum.out + (size_t) i * p->dim, part.parts + i, part.out + (size_t) i * p->dim,
+                p->shape.dim_v);
         }
     }
     return sum;
@@ -89,7 +101,8 @@ static const float * sink_of(const struct ggml_tensor * dst, const uma_paged * p
     return dst->src[3] ? (const float *) dst->src[3]->data + head * p->group + g : NULL;
 }
 
-static void write_alone(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head, slot own) {
+static void write_alone(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head,
+    slot own) {
     for (int32_t i = 0; i < s->n_rows * p->group; i++) {
         const int32_t g = i % p->group;
         float * y = result_of(dst, p, s->first_row + i / p->group, head, g);

@@ -1,7 +1,8 @@
 // Paged attention: what planning (paged_plan.c) and computing (paged.c) share.
 //
-// A plan of one batch serves every layer: spans (some rows x a range of cells), each computed per KV head by whichever thread is free. Rows
-// of one prompt share their spans; so do rows of different sequences whose first pages are the same ones.
+// A plan of one batch serves every layer: spans (some rows x a range of cells), each computed per KV head by whichever
+// thread is free. Rows of one prompt share their spans; so do rows of different sequences whose first pages are the
+// same ones.
 #pragma once
 
 #include "graph/uma_graph.h"
@@ -10,14 +11,16 @@
 
 #include <stdatomic.h>
 
-// Where the part ends in which a cell is. Borders are further apart the deeper they are: a row has few parts, and a deep one enough to share out.
+// Where the part ends in which a cell is. Borders are further apart the deeper they are: a row has few parts, and a
+// deep one enough to share out.
 int64_t uma_part_end(int64_t cell);
 
 typedef struct uma_page_span {
     int32_t first_row, n_rows;
     int64_t begin, end;      // cells
     const int32_t * pages;
-    int64_t slot;            // row slots before this span's, which is one part; -1: its rows have no other span, and it may be many parts
+    // row slots before this span's, which is one part; -1: its rows have no other span, and it may be many parts
+    int64_t slot;
 } uma_page_span;
 
 struct uma_paged {
@@ -38,7 +41,8 @@ struct uma_paged {
     int64_t   n_slots, slots_capacity, parts_capacity;
     struct uma_attn_part * parts;           // (slots, KV head, query head of its group)
     float   * out;                          // as parts, each `dim` floats
-    atomic_int * n_missing;                 // (n_rows, KV head) parts that are not computed yet; whoever brings it to 0 restores it
+    // (n_rows, KV head) parts that are not computed yet; whoever brings it to 0 restores it
+    atomic_int * n_missing;
     atomic_int   next;                      // the next task; the last thread to look at it restores it
     // one per thread
     char    * scratch;

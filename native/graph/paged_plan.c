@@ -1,7 +1,9 @@
-// Plans attention over paged KV: which rows read which cells together, in how many tasks, and where the parts' results go.
+// Plans attention over paged KV: which rows read which cells together, in how many tasks, and where the parts' results
+// go.
 //
-// Cells are cut into parts at the same borders for every row (uma_part_end), and a row's parts are added up in their order. So a row's
-// result has the same bits whatever else is in the batch, however the prompt was cut, and whoever shares its beginning.
+// Cells are cut into parts at the same borders for every row (uma_part_end), and a row's parts are added up in their
+// order. So a row's result has the same bits whatever else is in the batch, however the prompt was cut, and whoever
+// shares its beginning.
 #include "paged.h"
 
 #include <stdlib.h>
@@ -24,7 +26,9 @@ uma_paged * uma_paged_new(const uma_paged_shape * shape, int32_t n_rows_max) {
     p->rows_most  = UMA_ATTN_MAX_Q / p->group;
     p->dim        = ((size_t) shape->dim_v + 15) / 16 * 16;
     const size_t kernel = uma_pad64(uma_kernels()->attn->scratch_bytes(shape->dim_k, shape->dim_v));
-    const size_t slot   = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)) + uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
+    const size_t slot   =
+        uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part))
+            + uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
     p->scratch_bytes = kernel + 2 * slot; // a part's results, and their sum
     p->begin      = calloc((size_t) n_rows_max, sizeof(*p->begin));
     p->cells      = calloc((size_t) n_rows_max, sizeof(*p->cells));
@@ -91,7 +95,8 @@ static bool add_spans(uma_paged * p, uma_page_span s, int64_t most) {
 
 static int64_t whole_pages(int64_t n_cells) { return n_cells / UMA_PAGE_CELLS; }
 
-// The first cell of the first page that rows from `row` on see any of: rows of a sequence are in the order of their positions.
+// The first cell of the first page that rows from `row` on see any of: rows of a sequence are in the order of their
+// positions.
 static int64_t first_cell(const uma_paged * p, int32_t row) { return whole_pages(p->begin[row]) * UMA_PAGE_CELLS; }
 
 static int64_t common_pages(const int32_t * a, const int32_t * b, int64_t most) {
@@ -108,7 +113,9 @@ typedef struct table {
     int32_t n_pages_seq;
 } table;
 
-static const int32_t * pages_of(const table * t, int32_t row) { return t->pages + (size_t) t->seq_id[row] * (size_t) t->n_pages_seq; }
+static const int32_t * pages_of(const table * t, int32_t row) {
+    return t->pages + (size_t) t->seq_id[row] * (size_t) t->n_pages_seq;
+}
 
 // How many rows from `row` on belong to one sequence.
 static int32_t run_of(const uma_paged * p, const table * t, int32_t row) {
@@ -134,7 +141,8 @@ static int32_t sharers_of(const uma_paged * p, const table * t, int32_t row, int
     *n_shared = last_border(whole_pages(p->cells[row]));
     while (n < p->rows_most && row + n < p->n_rows && p->begin[row + n] == 0 && run_of(p, t, row + n) == 1) {
         const int64_t own = whole_pages(p->cells[row + n]), most = *n_shared / UMA_PAGE_CELLS;
-        const int64_t common = last_border(common_pages(pages_of(t, row), pages_of(t, row + n), own < most ? own : most));
+        const int64_t common =
+            last_border(common_pages(pages_of(t, row), pages_of(t, row + n), own < most ? own : most));
         if (common < MIN_SHARED_CELLS || common * n < *n_shared * (n - 1)) {
             break;
         }
@@ -159,7 +167,8 @@ static bool plan_run(uma_paged * p, const table * t, int32_t row, int32_t n, int
     bool is_ok = true;
     for (int32_t i = row; i < row + n && is_ok; i += p->rows_most) {
         const int32_t rows = row + n - i < p->rows_most ? row + n - i : p->rows_most;
-        is_ok = add_spans(p, (uma_page_span) { i, rows, first_cell(p, i), p->cells[i + rows - 1], pages_of(t, i), 0 }, most);
+        is_ok = add_spans(p, (uma_page_span) { i, rows, first_cell(p, i), p->cells[i + rows - 1], pages_of(t, i), 0 },
+            most);
     }
     return is_ok;
 }
@@ -217,7 +226,8 @@ static bool lay_out_slots(uma_paged * p) {
     }
     if (p->n_slots > p->slots_capacity) {
         const size_t n = (size_t) p->n_slots * (size_t) p->shape.n_head;
-        if (!reserve((void **) &p->parts, n * sizeof(*p->parts)) || !reserve((void **) &p->out, n * p->dim * sizeof(float))) {
+        if (!reserve((void **) &p->parts, n * sizeof(*p->parts))
+            || !reserve((void **) &p->out, n * p->dim * sizeof(float))) {
             return false;
         }
         p->slots_capacity = p->n_slots;

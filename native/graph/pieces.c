@@ -22,7 +22,8 @@ static double work_of(const struct ggml_tensor * t, enum uma_kind kind, double a
         case UMA_MATMUL:
         case UMA_EXPERTS:   return (double) ggml_nelements(t) * t->src[0]->ne[0];
         case UMA_GEMV:      return (double) ggml_nbytes(t->src[0]);
-        case UMA_ATTENTION: return t->op == GGML_OP_CUSTOM ? attention_work : (double) ggml_nelements(t->src[0]) * t->src[1]->ne[1] * 2;
+        case UMA_ATTENTION: return t->op == GGML_OP_CUSTOM ? attention_work : (double) ggml_nelements(t->src[0])
+            * t->src[1]->ne[1] * 2;
         default:            return (double) ggml_nelements(t);
     }
 }
@@ -44,8 +45,9 @@ static double median(const double * x, int64_t n) {
     return n < 3 || x[2] < low ? low : x[2] > high ? high : x[2];
 }
 
-// Spread a piece's error over the kinds it was predicted from, by their shares. It is the median of the last errors: one piece that was
-// preempted may take ten times its time. Slowly, because what a unit of work costs depends on the size of the chunk too.
+// Spread a piece's error over the kinds it was predicted from, by their shares. It is the median of the last errors:
+// one piece that was preempted may take ten times its time. Slowly, because what a unit of work costs depends on the
+// size of the chunk too.
 static void learn(uma_pieces * p, int64_t elapsed_ns) {
     const double predicted = sum(p->piece);
     if (predicted <= 0) {

@@ -1,6 +1,7 @@
 // Where to cut a graph that is computed in pieces, learnt from what earlier pieces took.
 //
-// What a piece costs is learnt by kind of operation (nanoseconds per unit of work), so nothing is assumed about an architecture.
+// What a piece costs is learnt by kind of operation (nanoseconds per unit of work), so nothing is assumed about an
+// architecture.
 #pragma once
 
 #include "ggml.h"
@@ -10,7 +11,8 @@
 
 enum uma_kind { UMA_MATMUL, UMA_GEMV, UMA_EXPERTS, UMA_ATTENTION, UMA_OTHER, UMA_N_KINDS };
 
-enum { UMA_N_RECENT = 3 }; // pieces of a kind whose median error counts: of 1, 3, 5 and 7 best in the worst run of tests/native/check_pieces.c
+// pieces of a kind whose median error counts: of 1, 3, 5 and 7 best in the worst run of tests/native/check_pieces.c
+enum { UMA_N_RECENT = 3 };
 
 typedef struct uma_pieces {
     double  ns_per_work[UMA_N_KINDS];
@@ -18,8 +20,10 @@ typedef struct uma_pieces {
     int64_t n_seen[UMA_N_KINDS];
     double  piece[UMA_N_KINDS]; // predicted ns by kind since the last cut
     double  heaviest;           // predicted ns of the heaviest single node of this chunk
-    double  head_bytes;         // of the largest matrix that few rows were multiplied with: the output's, read at the end of a prompt
-    double  done_ns, total_ns;  // predicted work of this chunk; total is the previous chunk's, scaled, where the nodes to come are not known
+    // of the largest matrix that few rows were multiplied with: the output's, read at the end of a prompt
+    double  head_bytes;
+    // predicted work of this chunk; total is the previous chunk's, scaled, where the nodes to come are not known
+    double  done_ns, total_ns;
     double  last_total_ns;
     int32_t last_n;
 } uma_pieces;

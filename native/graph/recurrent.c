@@ -1,7 +1,9 @@
-// Layers with a state of fixed size per sequence: a short convolution over the last rows, and a linear recurrence. Operations of a ggml graph.
+// Layers with a state of fixed size per sequence: a short convolution over the last rows, and a linear recurrence.
+// Operations of a ggml graph.
 //
-// A batch's rows come in stretches: consecutive rows of one sequence, the state before the first and a place for the state after the
-// last. A row is computed by itself, in the order of its sequence, so its bits do not depend on what else is in the batch.
+// A batch's rows come in stretches: consecutive rows of one sequence, the state before the first and a place for the
+// state after the last. A row is computed by itself, in the order of its sequence, so its bits do not depend on what
+// else is in the batch.
 #include "graph/uma_graph.h"
 
 #include "ggml-impl.h"
@@ -24,10 +26,12 @@ static const float * row_at(const struct ggml_tensor * t, int32_t head, int32_t 
 
 // Element (head, row) of a tensor (heads, rows).
 static float scalar_at(const struct ggml_tensor * t, int32_t head, int32_t row) {
-    return *(const float *) (const void *) ((const char *) t->data + (size_t) head * t->nb[0] + (size_t) row * t->nb[1]);
+    return *(const float *) (const void *) ((const char *) t->data + (size_t) head * t->nb[0]
+        + (size_t) row * t->nb[1]);
 }
 
-// The channels first .. first + n of all stretches. `taps`: (n_taps + 1, CHANNELS), the weights of the oldest row first.
+// The channels first .. first + n of all stretches. `taps`: (n_taps + 1, CHANNELS), the weights of the oldest row
+// first.
 static void convolve(struct ggml_tensor * dst, const uma_recurrence * r, int32_t first, int32_t n, const float * taps) {
     const struct ggml_tensor * x = dst->src[0];
     static const float zeros[CHANNELS];
@@ -37,17 +41,21 @@ static void convolve(struct ggml_tensor * dst, const uma_recurrence * r, int32_t
         for (int32_t i = 0; i < stretch->n_rows + r->n_taps; i++) {
             // Row i - n_taps of the stretch; before its first one those that the state holds.
             const int32_t row = i - r->n_taps;
-            const float * in = row >= 0 ? (const float *) (const void *) ((const char *) x->data + (size_t) (stretch->first_row + row) * x->nb[1]) + first
+            const float * in = row >= 0
+                ? (const float *) (const void *) ((const char *) x->data
+                    + (size_t) (stretch->first_row + row) * x->nb[1]) + first
                 : stretch->from ? stretch->from + r->at + (int64_t) i * r->n_channels + first : zeros;
             if (i >= stretch->n_rows) { // one of the last: the state after the stretch
-                memcpy(stretch->to + r->at + (int64_t) (i - stretch->n_rows) * r->n_channels + first, in, (size_t) n * sizeof(float));
+                memcpy(stretch->to + r->at + (int64_t) (i - stretch->n_rows) * r->n_channels + first, in,
+                    (size_t) n * sizeof(float));
             }
             if (i < r->n_taps) {
                 seen[i] = in;
                 continue;
             }
             seen[r->n_taps] = in;
-            float * out = (float *) (void *) ((char *) dst->data + (size_t) (stretch->first_row + row) * dst->nb[1]) + first;
+            float * out = (float *) (void *) ((char *) dst->data + (size_t) (stretch->first_row + row) * dst->nb[1])
+                + first;
             for (int32_t c = 0; c < n; c++) {
                 float sum = 0;
                 for (int32_t t = 0; t <= r->n_taps; t++) {
@@ -64,7 +72,8 @@ void uma_convolution(struct ggml_tensor * dst, int ith, int nth, void * recurren
     const uma_recurrence * r = recurrence;
     const float * weights = dst->src[1]->data;
     const int32_t n_blocks = (r->n_channels + CHANNELS - 1) / CHANNELS;
-    for (int32_t block = (int32_t) ((int64_t) n_blocks * ith / nth); block < (int32_t) ((int64_t) n_blocks * (ith + 1) / nth); block++) {
+    for (int32_t block = (int32_t) ((int64_t) n_blocks * ith / nth);
+        block < (int32_t) ((int64_t) n_blocks * (ith + 1) / nth); block++) {
         const int32_t first = block * CHANNELS, n = r->n_channels - first < CHANNELS ? r->n_channels - first : CHANNELS;
         float taps[(TAPS + 1) * CHANNELS];
         for (int32_t c = 0; c < n; c++) {
@@ -94,8 +103,8 @@ typedef struct step { // one row of one head
     float decay, beta;
 } step;
 
-// One column of a head's state: S <- decay S + k u. What the row adds is u = v, or with the delta rule what of v the state did not give
-// for k. Returns the state's answer to q.
+// One column of a head's state: S <- decay S + k u. What the row adds is u = v, or with the delta rule what of v the
+// state did not give for k. Returns the state's answer to q.
 static inline float advance(float * column, const uma_recurrence * r, const step * t, float v) {
     const int32_t n = r->dim_k / LANES;
     lanes * s = (lanes *) (void *) column;
@@ -134,7 +143,8 @@ static void recur(struct ggml_tensor * dst, const uma_recurrence * r, int32_t he
                 row_at(dst->src[0], group, row), row_at(dst->src[1], group, row), row_at(dst->src[2], head, row),
                 scalar_at(dst->src[3], head, row), r->is_delta ? scalar_at(dst->src[4], head, row) : 0,
             };
-            float * out = (float *) (void *) ((char *) dst->data + (size_t) head * dst->nb[1] + (size_t) row * dst->nb[2]) + first;
+            float * out = (float *) (void *) ((char *) dst->data + (size_t) head * dst->nb[1]
+                + (size_t) row * dst->nb[2]) + first;
             for (int32_t j = 0; j < n; j++) {
                 out[j] = advance(state + (int64_t) j * r->dim_k, r, &t, t.v[first + j]);
             }

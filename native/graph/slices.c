@@ -1,4 +1,5 @@
-// A graph computed in pieces: nothing lives on a stack between two of them, so any other graph may be computed meanwhile.
+// A graph computed in pieces: nothing lives on a stack between two of them, so any other graph may be computed
+// meanwhile.
 #include "pieces.h"
 #include "graph/uma_graph.h"
 
@@ -28,9 +29,13 @@ uma_slices * uma_slices_new(const volatile int32_t * bell) {
 void uma_slices_free(uma_slices * s) { free(s); }
 
 // K and V are written into memory that no node computes; groups of experts are masked in what a node computed.
-static bool writes_kv(const struct ggml_tensor * t) { return t->op == GGML_OP_SET_ROWS && t->view_src->op == GGML_OP_NONE; }
+static bool writes_kv(const struct ggml_tensor * t) {
+    return t->op == GGML_OP_SET_ROWS && t->view_src->op == GGML_OP_NONE;
+}
 
-static double recurrent_work(const struct ggml_tensor * t) { return t->op == GGML_OP_CUSTOM ? uma_recurrent_work(t) : -1; }
+static double recurrent_work(const struct ggml_tensor * t) {
+    return t->op == GGML_OP_CUSTOM ? uma_recurrent_work(t) : -1;
+}
 
 // Nodes up to the last that writes K or V, or a state: whoever wants no logits needs no more.
 static int32_t n_writing(const struct ggml_cgraph * graph) {

@@ -17,7 +17,8 @@
 typedef struct uma_paged uma_paged; // the plan of one batch; a graph that computes or is paused has one of its own
 typedef struct uma_paged_shape {
     int32_t n_head, n_head_kv, n_threads;
-    int32_t n_share;         // so many of n_head_kv read the same stored head: more query heads than the kernel takes at once
+    // so many of n_head_kv read the same stored head: more query heads than the kernel takes at once
+    int32_t n_share;
     int32_t dim_k, dim_v;    // of a head
     int64_t k_bytes, v_bytes; // of one head and position
     int64_t page_bytes;      // from one page to the next
@@ -31,8 +32,8 @@ double      uma_paged_work(const uma_paged * p);                    // multiply-
 // Row i sees positions 0..pos[i] of its sequence, or the last of them where there is a window. The sequence's page j is
 // pages[seq_id[i] * n_pages_seq + j]; pages must live until computed.
 bool        uma_paged_plan(uma_paged * p, const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq);
-// ggml_custom_op_t. src: q f32 (dim_k, n_head, rows); K and V of head 0, page 0; perhaps a sink f32 (n_head), a score without a value.
-// dst: f32 (dim_v * n_head, rows). userdata: uma_paged *
+// ggml_custom_op_t. src: q f32 (dim_k, n_head, rows); K and V of head 0, page 0; perhaps a sink f32 (n_head), a score
+// without a value. dst: f32 (dim_v * n_head, rows). userdata: uma_paged *
 void        uma_paged_attention(struct ggml_tensor * dst, int ith, int nth, void * paged);
 
 // -- recurrent.c: layers with a state of fixed size per sequence, as operations of a ggml graph
@@ -47,8 +48,8 @@ typedef struct uma_stretches { // all rows of a batch; those of a sequence in th
     int32_t       n;
 } uma_stretches;
 
-// One layer's part of a state: n_taps rows of n_channels, the oldest first, and then n_head matrices of dim_v columns, each dim_k
-// floats that lie together.
+// One layer's part of a state: n_taps rows of n_channels, the oldest first, and then n_head matrices of dim_v columns,
+// each dim_k floats that lie together.
 typedef struct uma_recurrence {
     const uma_stretches * plan;
     int64_t at;              // floats before it
@@ -59,14 +60,15 @@ typedef struct uma_recurrence {
     float   scale;           // of results
 } uma_recurrence;
 
-// What ggml_custom_4d takes, with userdata uma_recurrence *. By these: an address that Python takes itself is not the function's own, by
-// which a graph's nodes are told apart.
+// What ggml_custom_4d takes, with userdata uma_recurrence *. By these: an address that Python takes itself is not the
+// function's own, by which a graph's nodes are told apart.
 ggml_custom_op_t uma_convolution_op(void);
 ggml_custom_op_t uma_recur_op(void);
-// src: x f32 (n_channels, rows), weights f32 (n_taps + 1, n_channels), the oldest row's first. dst: f32 (n_channels, rows)
+// src: x f32 (n_channels, rows), weights f32 (n_taps + 1, n_channels), the oldest row's first. dst: f32 (n_channels,
+// rows)
 void        uma_convolution(struct ggml_tensor * dst, int ith, int nth, void * recurrence);
-// src, all f32: q and k (dim_k, n_head_k, rows), v (dim_v, n_head, rows), decay (n_head, rows), with the delta rule beta (n_head, rows).
-// dst: f32 (dim_v, n_head, rows)
+// src, all f32: q and k (dim_k, n_head_k, rows), v (dim_v, n_head, rows), decay (n_head, rows), with the delta rule
+// beta (n_head, rows). dst: f32 (dim_v, n_head, rows)
 void        uma_recur(struct ggml_tensor * dst, int ith, int nth, void * recurrence);
 
 // -- masked.c: attention by ggml's own operation over a span of cells, each row's own ones told by a mask
@@ -81,8 +83,8 @@ typedef struct uma_mask {
     struct ggml_tensor * inputs[2];  // the graph's masks, full and window; NULL where there is none
 } uma_mask;
 
-// The cells (first, how many) among which is all that the rows see, in steps of 256, for few rows of 1024, up to the last of `n_pool`.
-// Rows of a sequence are in the order of their positions.
+// The cells (first, how many) among which is all that the rows see, in steps of 256, for few rows of 1024, up to the
+// last of `n_pool`. Rows of a sequence are in the order of their positions.
 void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq, int64_t n_pool, int64_t * span);
 void uma_mask_fill(const uma_mask * m, const uma_rows * rows, const int32_t * pages, int32_t n_pages_seq);
 
@@ -114,8 +116,10 @@ typedef struct uma_forward {
     int32_t * out_id;        // (outputs) rows that want logits; NULL: all
     float   * logits;        // (outputs, n_vocab)
     int32_t   n_vocab;
-    int32_t   n_hidden;      // not 0: outputs are hidden states of so many floats, in place of logits; nothing is sampled
-    // A device with memory of its own: the pointers above are to host memory, which is copied. Else the graph's own memory is theirs.
+    // not 0: outputs are hidden states of so many floats, in place of logits; nothing is sampled
+    int32_t   n_hidden;
+    // A device with memory of its own: the pointers above are to host memory, which is copied. Else the graph's own
+    // memory is theirs.
     const uma_input * inputs;
     int32_t   n_inputs;
     struct ggml_tensor * result; // the logits over there; NULL: none, or here
@@ -128,23 +132,28 @@ typedef struct uma_forward {
 void uma_mask_fit(uma_forward * f, int64_t first, int64_t n_cells);
 
 bool    uma_forward_fill(uma_forward * f, const uma_rows * rows);   // false: no memory
-void    uma_forward_fetch(uma_forward * f);                         // after the graph was computed: its logits, where they are elsewhere
+// after the graph was computed: its logits, where they are elsewhere
+void    uma_forward_fetch(uma_forward * f);
 enum uma_forward_status { UMA_FORWARD_BAD_TOKEN = 2 };
-int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);       // fills, computes, samples; 0, a ggml_status (1: aborted), or the above
+// fills, computes, samples; 0, a ggml_status (1: aborted), or the above
+int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);
 llama_token uma_forward_draw(uma_forward * f, int32_t row, uma_sampler * sampler); // a row's of the last call
 void    uma_forward_settle(uma_ahead * ahead);                      // wait for what was begun, and forget it
 
 // -- fitted.c: a graph laid out for its longest batch, made one of a shorter batch
 typedef struct uma_fitting uma_fitting;
-// Both contexts hold a graph built in the same way, the second one's batch longer by a row; only the first is kept. NULL: no memory, or not alike.
+// Both contexts hold a graph built in the same way, the second one's batch longer by a row; only the first is kept.
+// NULL: no memory, or not alike.
 uma_fitting * uma_fitting_new(struct ggml_context * graph, struct ggml_context * longer);
-void          uma_fitting_fit(const uma_fitting * f, int32_t n_less); // rows less than it was laid out for; masks lose their span (uma_mask_fit)
+// rows less than it was laid out for; masks lose their span (uma_mask_fit)
+void          uma_fitting_fit(const uma_fitting * f, int32_t n_less);
 void          uma_fitting_free(uma_fitting * f);
 
 // -- slices.c: a graph computed in pieces, the caller's other work in between
 typedef struct uma_slices uma_slices;
 uma_slices * uma_slices_new(const volatile int32_t * bell);
-void         uma_slices_start(uma_slices * s, uma_forward * f, int32_t n, bool has_output); // a filled one, of n tokens; false: for their K and V alone
+// a filled one, of n tokens; false: for their K and V alone
+void         uma_slices_start(uma_slices * s, uma_forward * f, int32_t n, bool has_output);
 void         uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out);
 void         uma_slices_free(uma_slices * s);
 

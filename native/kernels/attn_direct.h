@@ -1,4 +1,5 @@
-// Attention of few queries over rows that are converted on their way into the products: for instruction sets with 32 registers.
+// Attention of few queries over rows that are converted on their way into the products: for instruction sets with 32
+// registers.
 //
 // Each block of queries converts the tile again, which costs less than to store it as f32 and read it back.
 #ifndef UMA_ATTN_DIRECT_H
@@ -14,14 +15,17 @@ static inline bool is_direct_attn(int dim, int n_queries) {
 
 #if V_DIRECT_QUERIES > 0
 
-// Scores of NA queries and n cells, a multiple of DIRECT_CELLS. Cells beyond the rows that there are get any row's scores: the mask drops them.
-V_INLINE void direct_scores(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s, int dim, struct ahead * next,
+// Scores of NA queries and n cells, a multiple of DIRECT_CELLS. Cells beyond the rows that there are get any row's
+// scores: the mask drops them.
+V_INLINE void direct_scores(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s,
+    int dim, struct ahead * next,
                             const enum uma_type type, const int NA) {
     const int n_fetch = (CELLS / DIRECT_CELLS + CELLS - 1) / (CELLS / DIRECT_CELLS);
     for (int c = 0; c < CELLS; c += DIRECT_CELLS) {
         const uint8_t * rows[DIRECT_CELLS];
         vf sum[V_DIRECT_QUERIES][DIRECT_CELLS];
-        V_UNROLL for (int l = 0; l < DIRECT_CELLS; l++) rows[l] = k + (size_t)(c + l < n_rows ? c + l : n_rows - 1) * stride;
+        V_UNROLL for (int l = 0; l < DIRECT_CELLS; l++) rows[l] = k + (size_t)(c + l < n_rows ? c + l : n_rows - 1)
+            * stride;
         V_UNROLL for (int i = 0; i < NA; i++) {
             V_UNROLL for (int l = 0; l < DIRECT_CELLS; l++) sum[i][l] = vf_set1(0);
         }
@@ -38,7 +42,8 @@ V_INLINE void direct_scores(const float * const * q, const uint8_t * k, size_t s
 }
 
 // o[i] += p[i] * v over n rows, for NA queries.
-V_INLINE void direct_values(const float * const * p, const uint8_t * v, size_t stride, int n, float * const * o, int dim, struct ahead * next,
+V_INLINE void direct_values(const float * const * p, const uint8_t * v, size_t stride, int n, float * const * o,
+    int dim, struct ahead * next,
                             const enum uma_type type, const int NA) {
     const int n_passes = dim / (DIRECT_COLS * V_LANES); // fetching is spread over all of them
     for (int d = 0, pass = 0; d < dim; d += DIRECT_COLS * V_LANES, pass++) {
@@ -73,18 +78,22 @@ static inline int next_block(int n) {
 
 #define BLOCKS(CALL) CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6) CALL(7)
 
-typedef void scores_fn(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s, int dim, struct ahead * next, int n);
-typedef void values_fn(const float * const * p, const uint8_t * v, size_t stride, int n, float * const * o, int dim, struct ahead * next, int n_queries);
+typedef void scores_fn(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s,
+    int dim, struct ahead * next, int n);
+typedef void values_fn(const float * const * p, const uint8_t * v, size_t stride, int n, float * const * o, int dim,
+    struct ahead * next, int n_queries);
 
 // One block of n queries, of each KV type.
 #define OF_TYPE(name, TYPE)                                                                                                                  \
-    static void name##_scores(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s, int dim,             \
-                              struct ahead * next, int n) {                                                                                  \
-        switch (n) { BLOCKS(SCORES_##TYPE) }                                                                                                 \
-    }                                                                                                                                        \
-    static void name##_values(const float * const * p, const uint8_t * v, size_t stride, int n, float * const * o, int dim,                  \
-                              struct ahead * next, int n_queries) {                                                                          \
-        switch (n_queries) { BLOCKS(VALUES_##TYPE) }                                                                                         \
+    static void name##_scores(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s, \
+        int dim,                                                                                                       \
+                              struct ahead * next, int n) {                                                            \
+        switch (n) { BLOCKS(SCORES_##TYPE) }                                                                           \
+    }                                                                                                                  \
+    static void name##_values(const float * const * p, const uint8_t * v, size_t stride, int n, float * const * o,     \
+        int dim,                                                                                                       \
+                              struct ahead * next, int n_queries) {                                                    \
+        switch (n_queries) { BLOCKS(VALUES_##TYPE) }                                                                   \
     }
 #define SCORES_OF(NA, TYPE) case NA: direct_scores(q, k, stride, n_rows, s, dim, next, TYPE, NA); break;
 #define VALUES_OF(NA, TYPE) case NA: direct_values(p, v, stride, n, o, dim, next, TYPE, NA); break;
@@ -102,14 +111,17 @@ OF_TYPE(q8_0, Q8_0)
 OF_TYPE(q4_0, Q4_0)
 
 static inline scores_fn * scores_of(enum uma_type type) {
-    return type == UMA_BF16 ? bf16_scores : type == UMA_Q8_0 ? q8_0_scores : type == UMA_Q4_0 ? q4_0_scores : f16_scores;
+    return type == UMA_BF16 ? bf16_scores : type == UMA_Q8_0 ? q8_0_scores : type == UMA_Q4_0 ? q4_0_scores
+        : f16_scores;
 }
 
 static inline values_fn * values_of(enum uma_type type) {
-    return type == UMA_BF16 ? bf16_values : type == UMA_Q8_0 ? q8_0_values : type == UMA_Q4_0 ? q4_0_values : f16_values;
+    return type == UMA_BF16 ? bf16_values : type == UMA_Q8_0 ? q8_0_values : type == UMA_Q4_0 ? q4_0_values
+        : f16_values;
 }
 
-static void scores_directly(const struct uma_attn * at, const struct attn_work * w, int64_t cell, int n_cells, const int * queries, int n, struct ahead * next) {
+static void scores_directly(const struct uma_attn * at, const struct attn_work * w, int64_t cell, int n_cells,
+    const int * queries, int n, struct ahead * next) {
     const uint8_t * k = cell_at(&at->k, cell);
     const float * q[MAX_Q];
     float * s[MAX_Q];
@@ -123,7 +135,8 @@ static void scores_directly(const struct uma_attn * at, const struct attn_work *
     }
 }
 
-static void values_directly(const struct uma_attn * at, int64_t cell, int n_cells, const float * const * p, float * const * o, int n, struct ahead * next) {
+static void values_directly(const struct uma_attn * at, int64_t cell, int n_cells, const float * const * p,
+    float * const * o, int n, struct ahead * next) {
     const uint8_t * v = cell_at(&at->v, cell);
     for (int i = 0, size; i < n; i += size) {
         size = next_block(n - i);
@@ -133,11 +146,13 @@ static void values_directly(const struct uma_attn * at, int64_t cell, int n_cell
 
 #else
 
-static void scores_directly(const struct uma_attn * at, const struct attn_work * w, int64_t cell, int n_cells, const int * queries, int n, struct ahead * next) {
+static void scores_directly(const struct uma_attn * at, const struct attn_work * w, int64_t cell, int n_cells,
+    const int * queries, int n, struct ahead * next) {
     (void)at, (void)w, (void)cell, (void)n_cells, (void)queries, (void)n, (void)next;
 }
 
-static void values_directly(const struct uma_attn * at, int64_t cell, int n_cells, const float * const * p, float * const * o, int n, struct ahead * next) {
+static void values_directly(const struct uma_attn * at, int64_t cell, int n_cells, const float * const * p,
+    float * const * o, int n, struct ahead * next) {
     (void)at, (void)cell, (void)n_cells, (void)p, (void)o, (void)n, (void)next;
 }
 

@@ -25,7 +25,8 @@ V_INLINE vf vf_tanh(vf x) {
 }
 
 // c[i][0 .. NV * V_LANES) += sum over k of a[i][k] * b[k][..], for NA rows.
-V_INLINE void block_product(const float * const * a, const float * b, size_t b_row, float * const * c, size_t c_at, int n_k, const int NA, const int NV) {
+V_INLINE void block_product(const float * const * a, const float * b, size_t b_row, float * const * c, size_t c_at,
+    int n_k, const int NA, const int NV) {
     vf sum[4][V_BLOCK_COLS];
     for (int i = 0; i < NA; i++) {
         for (int v = 0; v < NV; v++) sum[i][v] = vf_load(c[i] + c_at + (size_t)(v * V_LANES));
@@ -43,7 +44,8 @@ V_INLINE void block_product(const float * const * a, const float * b, size_t b_r
     }
 }
 
-V_INLINE void block_product_cols(const float * const * a, const float * b, size_t b_row, float * const * c, int n_k, int n_cols, const int NA) {
+V_INLINE void block_product_cols(const float * const * a, const float * b, size_t b_row, float * const * c, int n_k,
+    int n_cols, const int NA) {
     int v = 0;
     for (; v + V_BLOCK_COLS * V_LANES <= n_cols; v += V_BLOCK_COLS * V_LANES) {
         block_product(a, b + v, b_row, c, (size_t)v, n_k, NA, V_BLOCK_COLS);
@@ -52,7 +54,8 @@ V_INLINE void block_product_cols(const float * const * a, const float * b, size_
 }
 
 // c[i] += a[i] * b for n rows; n_cols a multiple of V_LANES.
-static void rows_product(const float * const * a, int n, const float * b, size_t b_row, float * const * c, int n_k, int n_cols) {
+static void rows_product(const float * const * a, int n, const float * b, size_t b_row, float * const * c, int n_k,
+    int n_cols) {
     for (; n >= 4; n -= 4, a += 4, c += 4) block_product_cols(a, b, b_row, c, n_k, n_cols, 4);
     switch (n) {
         case 1: block_product_cols(a, b, b_row, c, n_k, n_cols, 1); break;

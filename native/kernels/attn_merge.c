@@ -1,10 +1,12 @@
-// Merging partial attention results by their log-sum-exp, one after another: the result depends on the parts and their order alone.
+// Merging partial attention results by their log-sum-exp, one after another: the result depends on the parts and their
+// order alone.
 #include "kernels.h"
 
 #include <math.h>
 #include <string.h>
 
-void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_part * part, const float * out, int dim_v) {
+void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_part * part, const float * out,
+    int dim_v) {
     if (!(part->sum > 0)) return;
     if (!(sum->sum > 0)) {
         *sum = *part;
@@ -26,11 +28,13 @@ void uma_attn_finish(const struct uma_attn_part * sum, const float * out, int di
     for (int d = 0; d < dim_v; d++) y[d] = out[d] * scale;
 }
 
-void uma_attn_merge(const struct uma_attn_part * parts, size_t part_stride, const float * out, size_t out_stride, int n_parts, int dim_v,
+void uma_attn_merge(const struct uma_attn_part * parts, size_t part_stride, const float * out, size_t out_stride,
+    int n_parts, int dim_v,
                     const float * sink, float * y) {
     struct uma_attn_part sum = { -INFINITY, 0 };
     for (int i = 0; i < n_parts; i++) {
-        const struct uma_attn_part * part = (const struct uma_attn_part *)(const void *)((const char *)parts + (size_t)i * part_stride);
+        const struct uma_attn_part * part =
+            (const struct uma_attn_part *)(const void *)((const char *)parts + (size_t)i * part_stride);
         uma_attn_fold(&sum, y, part, (const float *)(const void *)((const char *)out + (size_t)i * out_stride), dim_v);
     }
     uma_attn_finish(&sum, y, dim_v, sink, y);

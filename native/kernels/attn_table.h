@@ -21,7 +21,8 @@ static struct attn_work attn_work_at(const struct uma_attn * at, float * p) {
 static void load_queries(const struct uma_attn * at, const struct attn_work * w) {
     const float scale = at->softcap != 0 ? at->scale / at->softcap : at->scale;
     for (int i = 0; i < at->n_rows * at->n_group; i++) {
-        const float * q = (const float *)(const void *)((const char *)at->q + (size_t)(i / at->n_group) * at->q_row + (size_t)(i % at->n_group) * at->q_head);
+        const float * q = (const float *)(const void *)((const char *)at->q + (size_t)(i / at->n_group) * at->q_row
+            + (size_t)(i % at->n_group) * at->q_head);
         float * out = w->q + (size_t)i * w->dk;
         for (int d = 0; d < at->dim_k; d++) out[d] = q[d] * scale;
         for (size_t d = (size_t)at->dim_k; d < w->dk; d++) out[d] = 0;
@@ -38,7 +39,8 @@ static int visible_queries(const struct uma_attn * at, int64_t cell, int n, floa
     return count;
 }
 
-static void attn_tile(const struct uma_attn * at, const struct attn_work * w, int64_t cell, struct uma_attn_part * parts, float * out, size_t out_stride) {
+static void attn_tile(const struct uma_attn * at, const struct attn_work * w, int64_t cell,
+    struct uma_attn_part * parts, float * out, size_t out_stride) {
     const int n = at->cell_end - cell < CELLS ? (int)(at->cell_end - cell) : CELLS;
     float * masks = w->scores + MAX_Q * CELLS;
     int queries[MAX_Q];
@@ -47,7 +49,8 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     const int64_t fetch_end = at->fetch_end ? at->fetch_end : at->cell_end;
     struct ahead next = ahead_of(&at->k, at->kv_type, cell + CELLS, fetch_end, at->dim_k);
     const bool is_direct_k = is_direct_attn(at->dim_k, n_q), is_direct_v = is_direct_attn(at->dim_v, n_q);
-    const bool is_v_in_k = at->v.base == at->k.base && !is_direct_k; // V is the beginning of K, which is converted already
+    // V is the beginning of K, which is converted already
+    const bool is_v_in_k = at->v.base == at->k.base && !is_direct_k;
     if (!is_direct_k) load_cells(&at->k, at->kv_type, cell, n, at->dim_k, w->kv);
     if (is_direct_k) {
         scores_directly(at, w, cell, n, queries, n_q, &next);
@@ -79,14 +82,16 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     rows_product(p, n_live, w->kv, is_v_in_k ? w->dk : w->dv, o, n, (int)w->dv);
 }
 
-static void attn_run(const struct uma_attn * at, struct uma_attn_part * parts, float * out, size_t out_stride, void * scratch) {
+static void attn_run(const struct uma_attn * at, struct uma_attn_part * parts, float * out, size_t out_stride,
+    void * scratch) {
     const struct attn_work w = attn_work_at(at, scratch);
     for (int i = 0; i < at->n_rows * at->n_group; i++) {
         parts[i] = (struct uma_attn_part){ -INFINITY, 0 };
         memset((char *)out + (size_t)i * out_stride, 0, w.dv * 4);
     }
     load_queries(at, &w);
-    for (int64_t cell = at->cell_begin; cell < at->cell_end; cell += CELLS) attn_tile(at, &w, cell, parts, out, out_stride);
+    for (int64_t cell = at->cell_begin; cell < at->cell_end; cell += CELLS)
+        attn_tile(at, &w, cell, parts, out, out_stride);
 }
 
 #define ATTN_TABLE { attn_scratch_bytes, attn_run }

@@ -1,4 +1,5 @@
-// One tile of attention: 64 cells of K and V, read once and converted to f32, for all queries of the KV head that see any of them.
+// One tile of attention: 64 cells of K and V, read once and converted to f32, for all queries of the KV head that see
+// any of them.
 #ifndef UMA_ATTN_TILE_H
 #define UMA_ATTN_TILE_H
 
@@ -40,7 +41,8 @@ V_INLINE vf load_elements(const uint8_t * row, const enum uma_type type, int i) 
         }
         case UMA_Q4_0: {
             const uint8_t * block = row + i / 32 * Q4_0_BYTES;
-            const vi both = vi_load_u8(block + Q4_0_QS + i % 16), bits = i % 32 < 16 ? vi_and(both, vi_set1(15)) : vi_srl(both, 4);
+            const vi both = vi_load_u8(block + Q4_0_QS + i % 16),
+                bits = i % 32 < 16 ? vi_and(both, vi_set1(15)) : vi_srl(both, 4);
             return vf_mul(vf_bcast_f16(block), vf_from_vi(vi_add(bits, vi_set1(-8))));
         }
         default: return vf_load_f16(row + 2 * i);
@@ -51,11 +53,13 @@ V_INLINE vf load_elements(const uint8_t * row, const enum uma_type type, int i) 
 V_INLINE void load_row(const uint8_t * p, const enum uma_type type, float * out, const int dim, const int padded) {
     int i = 0;
     for (; i + V_LANES <= dim; i += V_LANES) vf_store(out + i, load_elements(p, type, i));
-    for (; i < dim; i++) out[i] = type == UMA_BF16 ? uma_bf16_to_f32(uma_u16(p + 2 * i)) : uma_f16_to_f32(uma_u16(p + 2 * i));
+    for (; i < dim; i++) out[i] =
+        type == UMA_BF16 ? uma_bf16_to_f32(uma_u16(p + 2 * i)) : uma_f16_to_f32(uma_u16(p + 2 * i));
     for (; i < padded; i++) out[i] = 0;
 }
 
-V_INLINE void load_rows(const uint8_t * row, size_t stride, int n, const enum uma_type type, float * out, const int dim) {
+V_INLINE void load_rows(const uint8_t * row, size_t stride, int n, const enum uma_type type, float * out,
+    const int dim) {
     const int padded = (int)pad_dim(dim);
     for (int c = 0; c < n; c++, row += stride, out += padded) load_row(row, type, out, dim, padded);
 }
@@ -76,8 +80,8 @@ static void load_cells(const struct uma_kv * kv, enum uma_type type, int64_t cel
     if (n < CELLS) memset(out + (size_t)n * pad_dim(dim), 0, (size_t)(CELLS - n) * pad_dim(dim) * 4);
 }
 
-// The rows of the next tile, fetched a few at a time between computations: they are short and far apart, which hardware prefetchers do not
-// follow, and asked for all at once they would fill the queue of misses.
+// The rows of the next tile, fetched a few at a time between computations: they are short and far apart, which hardware
+// prefetchers do not follow, and asked for all at once they would fill the queue of misses.
 struct ahead {
     const uint8_t * row;
     size_t stride;
@@ -117,14 +121,16 @@ static void scores_by_dots(const struct attn_work * w, const int * queries, int 
             for (int l = 0; l < V_LANES; l++) sum[l] = vf_set1(0);
             for (size_t d = 0; d < w->dk; d += V_LANES) {
                 const vf x = vf_load(q + d);
-                for (int l = 0; l < V_LANES; l++) sum[l] = vf_fma(vf_load(w->kv + (size_t)(c + l) * w->dk + d), x, sum[l]);
+                for (int l = 0; l < V_LANES; l++)
+                    sum[l] = vf_fma(vf_load(w->kv + (size_t)(c + l) * w->dk + d), x, sum[l]);
             }
             vf_store(w->scores + (size_t)queries[i] * CELLS + (size_t)c, vf_sums(sum));
         }
     }
 }
 
-// The lane that is i-th in the order in which `vf_sums` pairs them: bit b of i stands for the lanes that it adds in step b.
+// The lane that is i-th in the order in which `vf_sums` pairs them: bit b of i stands for the lanes that it adds in
+// step b.
 V_INLINE size_t lane_of(int i) {
     static const int STRIDES[] = V_SUM_STRIDES;
     size_t lane = 0;
@@ -132,18 +138,21 @@ V_INLINE size_t lane_of(int i) {
     return lane;
 }
 
-// Scores of NA queries and V_BLOCK_COLS * V_LANES cells, K being transposed. Each is the sum that `vf_sums` makes of a row of K: lane by lane
-// over the columns, then the lanes in pairs, in that order. So a score has the same bits however many queries share the tile.
+// Scores of NA queries and V_BLOCK_COLS * V_LANES cells, K being transposed. Each is the sum that `vf_sums` makes of a
+// row of K: lane by lane over the columns, then the lanes in pairs, in that order. So a score has the same bits however
+// many queries share the tile.
 V_INLINE void lane_scores(const float * const * q, const float * kt, float * const * s, size_t dk, const int NA) {
     vf waiting[4][2][V_BLOCK_COLS];
     V_UNROLL for (int i = 0; i < V_LANES; i += 2) {
         const float * at[2] = { kt + lane_of(i) * CELLS, kt + lane_of(i + 1) * CELLS };
         vf sum[2][2][V_BLOCK_COLS];
-        V_UNROLL for (int a = 0; a < 2 * NA * V_BLOCK_COLS; a++) sum[a / (NA * V_BLOCK_COLS)][a / V_BLOCK_COLS % NA][a % V_BLOCK_COLS] = vf_set1(0);
+        V_UNROLL for (int a = 0; a < 2 * NA * V_BLOCK_COLS; a++)
+            sum[a / (NA * V_BLOCK_COLS)][a / V_BLOCK_COLS % NA][a % V_BLOCK_COLS] = vf_set1(0);
         for (size_t d = 0; d < dk; d += V_LANES) {
             V_UNROLL for (int l = 0; l < 2; l++) {
                 vf x[V_BLOCK_COLS];
-                V_UNROLL for (int v = 0; v < V_BLOCK_COLS; v++) x[v] = vf_load(at[l] + d * CELLS + (size_t)(v * V_LANES));
+                V_UNROLL for (int v = 0; v < V_BLOCK_COLS; v++)
+                    x[v] = vf_load(at[l] + d * CELLS + (size_t)(v * V_LANES));
                 V_UNROLL for (int a = 0; a < NA; a++) {
                     const vf y = vf_bcast(q[a] + d + lane_of(i + l));
                     V_UNROLL for (int v = 0; v < V_BLOCK_COLS; v++) sum[l][a][v] = vf_fma(x[v], y, sum[l][a][v]);
@@ -154,7 +163,8 @@ V_INLINE void lane_scores(const float * const * q, const float * kt, float * con
             V_UNROLL for (int v = 0; v < V_BLOCK_COLS; v++) {
                 vf y = vf_add(sum[0][a][v], sum[1][a][v]);
                 int b = 1;
-                for (; i >> b & 1; b++) y = vf_add(waiting[b][a][v], y); // the lanes that it goes with are there: as in a binary counter
+                // the lanes that it goes with are there: as in a binary counter
+                for (; i >> b & 1; b++) y = vf_add(waiting[b][a][v], y);
                 if (1 << b == V_LANES) vf_store(s[a] + v * V_LANES, y);
                 else waiting[b][a][v] = y;
             }
@@ -214,7 +224,8 @@ static bool row_mask(const struct uma_attn * at, int row, int64_t cell, int n, f
 }
 
 // Scores to weights exp(score - max) in place, with the running maximum and sum of this query. False: nothing visible.
-static bool softmax_row(float * s, const float * mask, float slope, float softcap, struct uma_attn_part * part, float * out, size_t dv) {
+static bool softmax_row(float * s, const float * mask, float slope, float softcap, struct uma_attn_part * part,
+    float * out, size_t dv) {
     vf best = vf_set1(-INFINITY);
     for (int c = 0; c < CELLS; c += V_LANES) {
         vf v = vf_load(s + c);

@@ -11,16 +11,25 @@
 
 enum {
     Q8_0_BYTES = 34, Q8_0_QS = 2,                                            // f16 d; 32 x s8
-    Q4_0_BYTES = 18, Q4_0_QS = 2,                                            // f16 d; 16 bytes: element i low, i + 16 high; offset 8
+    // f16 d; 16 bytes: element i low, i + 16 high; offset 8
+    Q4_0_BYTES = 18, Q4_0_QS = 2,
     Q4_1_BYTES = 20, Q4_1_QS = 4,                                            // f16 d, f16 m (added); 16 bytes as Q4_0
-    Q5_0_BYTES = 22, Q5_0_QH = 2, Q5_0_QS = 6,                               // f16 d; bit i of 32: fifth bit of element i; 16 bytes; offset 16
-    Q5_1_BYTES = 24, Q5_1_QH = 4, Q5_1_QS = 8,                               // f16 d, f16 m (added); fifth bits; 16 bytes
-    Q4_K_BYTES = 144, Q4_K_DMIN = 2, Q4_K_SCALES = 4, Q4_K_QS = 16,          // f16 d, f16 dmin; 12 bytes of 6-bit scales and mins; 128 bytes
-    Q5_K_BYTES = 176, Q5_K_QH = 16, Q5_K_QS = 48,                            // as Q4_K, with 32 bytes: bit s of byte i is for column 32 s + i
-    Q6_K_BYTES = 210, Q6_K_QH = 128, Q6_K_SCALES = 192, Q6_K_D = 208,        // ql[128], qh[64], 16 x s8 scales, f16 d; offset 32
-    IQ4_NL_BYTES = 18, IQ4_NL_QS = 2,                                        // f16 d; 16 bytes of places in UMA_IQ4_VALUES, as Q4_0
-    IQ4_XS_BYTES = 136, IQ4_XS_HIGH = 2, IQ4_XS_LOW = 4, IQ4_XS_QS = 8,      // f16 d; 8 scales in 6 bits, offset 32; 8 x 16 bytes as IQ4_NL
-    MXFP4_BYTES = 17, MXFP4_QS = 1,                                          // E8M0 scale; 16 bytes of places in UMA_FP4_VALUES, as Q4_0
+    // f16 d; bit i of 32: fifth bit of element i; 16 bytes; offset 16
+    Q5_0_BYTES = 22, Q5_0_QH = 2, Q5_0_QS = 6,
+    // f16 d, f16 m (added); fifth bits; 16 bytes
+    Q5_1_BYTES = 24, Q5_1_QH = 4, Q5_1_QS = 8,
+    // f16 d, f16 dmin; 12 bytes of 6-bit scales and mins; 128 bytes
+    Q4_K_BYTES = 144, Q4_K_DMIN = 2, Q4_K_SCALES = 4, Q4_K_QS = 16,
+    // as Q4_K, with 32 bytes: bit s of byte i is for column 32 s + i
+    Q5_K_BYTES = 176, Q5_K_QH = 16, Q5_K_QS = 48,
+    // ql[128], qh[64], 16 x s8 scales, f16 d; offset 32
+    Q6_K_BYTES = 210, Q6_K_QH = 128, Q6_K_SCALES = 192, Q6_K_D = 208,
+    // f16 d; 16 bytes of places in UMA_IQ4_VALUES, as Q4_0
+    IQ4_NL_BYTES = 18, IQ4_NL_QS = 2,
+    // f16 d; 8 scales in 6 bits, offset 32; 8 x 16 bytes as IQ4_NL
+    IQ4_XS_BYTES = 136, IQ4_XS_HIGH = 2, IQ4_XS_LOW = 4, IQ4_XS_QS = 8,
+    // E8M0 scale; 16 bytes of places in UMA_FP4_VALUES, as Q4_0
+    MXFP4_BYTES = 17, MXFP4_QS = 1,
     Q8_K_WEIGHTS = 256,
 };
 

@@ -34,7 +34,8 @@ uint32_t uma_cpu_features(void) {
 static uint32_t l1d_of_leaf(unsigned leaf) {
     unsigned a, b, c, d;
     for (unsigned i = 0; __get_cpuid_count(leaf, i, &a, &b, &c, &d) && (a & 0x1f); i++) {
-        const unsigned kind = a & 0x1f, level = a >> 5 & 7, ways = (b >> 22) + 1, partitions = (b >> 12 & 0x3ff) + 1, line = (b & 0xfff) + 1;
+        const unsigned kind = a & 0x1f, level = a >> 5 & 7, ways = (b >> 22) + 1, partitions = (b >> 12 & 0x3ff) + 1,
+            line = (b & 0xfff) + 1;
         if (kind == 1 && level == 1) return ways * partitions * line * (c + 1);
     }
     return 0;
@@ -56,7 +57,8 @@ static int has(const char * name) {
 }
 
 uint32_t uma_cpu_features(void) {
-    return (has("hw.optional.arm.FEAT_DotProd") ? UMA_CPU_DOTPROD : 0) | (has("hw.optional.arm.FEAT_I8MM") ? UMA_CPU_I8MM : 0);
+    return (has("hw.optional.arm.FEAT_DotProd") ? UMA_CPU_DOTPROD : 0) | (has("hw.optional.arm.FEAT_I8MM")
+        ? UMA_CPU_I8MM : 0);
 }
 
 #elif defined(__aarch64__) && defined(__linux__)

@@ -1,8 +1,10 @@
-// CPU kernels for small batches: matrix products that read each weight once, attention that reads K and V once per KV head.
+// CPU kernels for small batches: matrix products that read each weight once, attention that reads K and V once per KV
+// head.
 //
-// Plain C, no allocation, no threads: the caller owns every buffer, runs its own team of threads and puts a barrier where a comment says so.
-// `uma_kernels()` picks the widest instruction set that this processor has; all tables compute the same values up to rounding of f32 sums.
-// Weights and KV rows are in ggml's block formats (ggml-common.h), little endian.
+// Plain C, no allocation, no threads: the caller owns every buffer, runs its own team of threads and puts a barrier
+// where a comment says so. `uma_kernels()` picks the widest instruction set that this processor has; all tables compute
+// the same values up to rounding of f32 sums. Weights and KV rows are in ggml's block formats (ggml-common.h), little
+// endian.
 #ifndef UMA_KERNELS_H
 #define UMA_KERNELS_H
 
@@ -23,7 +25,8 @@ enum uma_type {
 // y[n_rows][n_out] = x[n_rows][n_in] * w[n_out][n_in]^T. Strides in bytes.
 struct uma_mm {
     enum uma_type type;
-    int64_t n_out, n_in, n_rows; // n_in: a multiple of the type's block (32, or 256 for K-quants and IQ4_XS; any for F16, BF16 and F32)
+    // n_in: a multiple of the type's block (32, or 256 for K-quants and IQ4_XS; any for F16, BF16 and F32)
+    int64_t n_out, n_in, n_rows;
     const void * w;
     size_t w_stride;
     const float * x;
@@ -36,7 +39,8 @@ struct uma_mm {
     int is_arranged; // w is what `arrange` made of the weights; w_stride is not used
 };
 
-enum { UMA_ARRANGED_VERSION = 1 }; // of what `arrange` makes, which is kept in files: the same for the same table and version
+// of what `arrange` makes, which is kept in files: the same for the same table and version
+enum { UMA_ARRANGED_VERSION = 1 };
 
 enum { UMA_PAGE_CELLS = 64 }; // cells in one page of paged KV, and in one tile of every attention loop
 
@@ -76,7 +80,8 @@ struct uma_attn_part {
 struct uma_mm_table {
     int panel;    // split n_out between threads at multiples of it
     int min_rows; // fewer rows are computed no faster here than by ggml's own dot products
-    int beats_repacked; // faster on weights as they lie in the file than ggml's kernels on its rearranged copies of them
+    // faster on weights as they lie in the file than ggml's kernels on its rearranged copies of them
+    int beats_repacked;
     size_t (*acts_bytes)(enum uma_type type, int64_t n_in, int64_t n_rows);
     size_t (*scratch_bytes)(int64_t n_rows); // per thread
     // Quantise and lay out this thread's share of x into acts. Barrier after it.
@@ -91,8 +96,10 @@ struct uma_mm_table {
 
 struct uma_attn_table {
     size_t (*scratch_bytes)(int dim_k, int dim_v); // per thread
-    // Attend to cells cell_begin..cell_end-1. parts and out (dim_v floats, not yet divided by the sum) are per query: index r * n_group + g.
-    void (*run)(const struct uma_attn * attn, struct uma_attn_part * parts, float * out, size_t out_stride, void * scratch);
+    // Attend to cells cell_begin..cell_end-1. parts and out (dim_v floats, not yet divided by the sum) are per query:
+    // index r * n_group + g.
+    void (*run)(const struct uma_attn * attn, struct uma_attn_part * parts, float * out, size_t out_stride,
+        void * scratch);
 };
 
 struct uma_kernels {
@@ -104,21 +111,25 @@ struct uma_kernels {
 // The best table for this processor, or the one that was asked for. Never NULL. Thread-safe.
 const struct uma_kernels * uma_kernels(void);
 
-// Ask for a table by its name, NULL for the best; -1: this processor or this build does not have it. Before weights are arranged: tables
-// differ in the order that they want.
+// Ask for a table by its name, NULL for the best; -1: this processor or this build does not have it. Before weights are
+// arranged: tables differ in the order that they want.
 int uma_kernels_use(const char * name);
 
 // The table of that name if this build has it and this processor can run it, else NULL.
 const struct uma_kernels * uma_kernels_named(const char * name);
 
-// Add a part to the sum of those before it: to `sum`, and to its vector y[dim_v]. An empty sum is { -INFINITY, 0 }; its vector is not read.
-void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_part * part, const float * out, int dim_v);
+// Add a part to the sum of those before it: to `sum`, and to its vector y[dim_v]. An empty sum is { -INFINITY, 0 }; its
+// vector is not read.
+void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_part * part, const float * out,
+    int dim_v);
 // Divide the vector of a sum by it: y[dim_v], which may be `out`. For `sink` see below.
 void uma_attn_finish(const struct uma_attn_part * sum, const float * out, int dim_v, const float * sink, float * y);
 
-// Merge `n_parts` partial results of one query and divide by the sum: y[dim_v]. Part i's vector is at (char *)out + i * out_stride.
-// sink: a score that takes part in the sum without a value (attention sinks); NULL: none. No visible cell: zeros.
-void uma_attn_merge(const struct uma_attn_part * parts, size_t part_stride, const float * out, size_t out_stride, int n_parts, int dim_v,
+// Merge `n_parts` partial results of one query and divide by the sum: y[dim_v]. Part i's vector is at (char *)out + i *
+// out_stride. sink: a score that takes part in the sum without a value (attention sinks); NULL: none. No visible cell:
+// zeros.
+void uma_attn_merge(const struct uma_attn_part * parts, size_t part_stride, const float * out, size_t out_stride,
+    int n_parts, int dim_v,
                     const float * sink, float * y);
 
 #ifdef __cplusplus

@@ -1,7 +1,8 @@
-// Activations of a product by quantised weights, laid out in tiles of a few rows: s8 as ggml's Q8_0 or Q8_K would have them.
+// Activations of a product by quantised weights, laid out in tiles of a few rows: s8 as ggml's Q8_0 or Q8_K would have
+// them.
 //
-// A tile of r rows: q [n_in / ACT_GROUP][r][ACT_GROUP] s8, then per group of `sub` columns d [r] f32 and c [r] (s32: what the product starts
-// from; f32 for types with a minimum: d times the sum of q). Tiles follow each other.
+// A tile of r rows: q [n_in / ACT_GROUP][r][ACT_GROUP] s8, then per group of `sub` columns d [r] f32 and c [r] (s32:
+// what the product starts from; f32 for types with a minimum: d times the sum of q). Tiles follow each other.
 #ifndef UMA_MM_ACTS_H
 #define UMA_MM_ACTS_H
 
@@ -28,7 +29,9 @@ static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
 // Panels multiplied at once: two where a tile of rows leaves registers for them.
 static inline int panels_at_once(int64_t n_rows) { return n_rows > V_TILE_ROWS ? V_QUANT_PANELS : 1; }
 
-static inline int most_tile_rows(int64_t n_rows) { return panels_at_once(n_rows) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS; }
+static inline int most_tile_rows(int64_t n_rows) {
+    return panels_at_once(n_rows) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS;
+}
 
 static inline int64_t n_tiles(const struct uma_mm * mm) {
     const int rows = most_tile_rows(mm->n_rows);
@@ -106,10 +109,12 @@ static inline int32_t sum_s8(const int8_t * q, int n) {
 }
 
 // Lay out n quantised columns from column `col` of row r of a tile.
-static inline void put_acts(const struct part * t, int r, int64_t col, const int8_t * q, int n, float d, enum uma_type type) {
+static inline void put_acts(const struct part * t, int r, int64_t col, const int8_t * q, int n, float d,
+    enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
     const int32_t offset = info.is_signed ? V_S8_BIAS : info.offset;
-    for (int j = 0; j < n / ACT_GROUP; j++) memcpy(t->q + ((col / ACT_GROUP + j) * t->n_rows + r) * ACT_GROUP, q + ACT_GROUP * j, ACT_GROUP);
+    for (int j = 0; j < n / ACT_GROUP; j++)
+        memcpy(t->q + ((col / ACT_GROUP + j) * t->n_rows + r) * ACT_GROUP, q + ACT_GROUP * j, ACT_GROUP);
     for (int s = 0; s < n / info.sub; s++) {
         float * dc = t->dc + (col / info.sub + s) * 2 * t->n_rows + r;
         const int32_t sum = sum_s8(q + s * info.sub, info.sub);

@@ -1,13 +1,16 @@
-// Weights arranged when a model is loaded: what a product reads lies in the order in which it is read, so that no call transposes anything.
+// Weights arranged when a model is loaded: what a product reads lies in the order in which it is read, so that no call
+// transposes anything.
 //
-// Panel after panel of V_LANES weight rows, the last one padded with zeros. A panel is its scales, padded to 64 bytes, and then its weights.
-// Scales, per block of the file's format: [halves][lane] f16, then [bytes][lane]. Weights are in vectors [lane][4]: byte b of lane l is
-// column 4 g + b of row l, where g is the vector's group. Per 32 columns (groups 0 to 7):
+// Panel after panel of V_LANES weight rows, the last one padded with zeros. A panel is its scales, padded to 64 bytes,
+// and then its weights. Scales, per block of the file's format: [halves][lane] f16, then [bytes][lane]. Weights are in
+// vectors [lane][4]: byte b of lane l is column 4 g + b of row l, where g is the vector's group. Per 32 columns (groups
+// 0 to 7):
 //   8 bits: 8 vectors, one for each group.
 //   4 bits: 4 vectors; vector k has group k in its low and group k + 4 in its high nibbles.
 //   5 bits: those 4, then one with the fifth bits: bit g is for group g.
-//   6 bits, per 16 columns (groups 0 to 3): 2 vectors with groups k and k + 2, then one with the high pairs: bits 2 g and 2 g + 1 for group g.
-// A change of any of this raises UMA_ARRANGED_VERSION: files of arranged weights are kept between starts.
+// 6 bits, per 16 columns (groups 0 to 3): 2 vectors with groups k and k + 2, then one with the high pairs: bits 2 g and
+// 2 g + 1 for group g. A change of any of this raises UMA_ARRANGED_VERSION: files of arranged weights are kept between
+// starts.
 #ifndef UMA_MM_ARRANGED_H
 #define UMA_MM_ARRANGED_H
 
@@ -15,13 +18,14 @@
 #include "mm_formats.h"
 #include "mm_panel.h"
 
-// How far ahead weights are fetched: memory's latency at the speed of one core, and little enough to be in time after a pause.
-// Weights that are multiplied where they lie drive no unpacked panel out of the first-level cache; yet what two panels fetch ahead must leave
-// room there for activations. In 48 KiB it does: a step of two rows takes 1.07 of one, from the second level 1.10. In 32 KiB it does not: three
-// rows take 1.03 to 1.24, from the second level 1.00 to 1.03.
+// How far ahead weights are fetched: memory's latency at the speed of one core, and little enough to be in time after a
+// pause. Weights that are multiplied where they lie drive no unpacked panel out of the first-level cache; yet what two
+// panels fetch ahead must leave room there for activations. In 48 KiB it does: a step of two rows takes 1.07 of one,
+// from the second level 1.10. In 32 KiB it does not: three rows take 1.03 to 1.24, from the second level 1.00 to 1.03.
 enum { AHEAD_MOST = 8192, NEAR_MOST = 6144, NEAR_CACHE = 48 << 10 };
 
-static inline size_t arranged_run(enum uma_type type) { return (size_t)uma_type_info(type).bits * 4 * V_LANES; } // bytes of 32 columns
+// bytes of 32 columns
+static inline size_t arranged_run(enum uma_type type) { return (size_t)uma_type_info(type).bits * 4 * V_LANES; }
 
 static inline size_t block_scales_bytes(enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
@@ -77,11 +81,13 @@ static void put_32(int bits, const uint8_t * v, int lane, uint8_t * to) {
 static void put_16_of_6_bits(const uint8_t * v, int lane, uint8_t * to) {
     uint8_t bytes[12];
     for (int i = 0; i < 8; i++) bytes[i] = (uint8_t)((v[i] & 15) | (v[i + 8] & 15) << 4);
-    for (int b = 0; b < 4; b++) bytes[8 + b] = (uint8_t)(v[b] >> 4 | v[4 + b] >> 4 << 2 | v[8 + b] >> 4 << 4 | v[12 + b] >> 4 << 6);
+    for (int b = 0; b < 4; b++)
+        bytes[8 + b] = (uint8_t)(v[b] >> 4 | v[4 + b] >> 4 << 2 | v[8 + b] >> 4 << 4 | v[12 + b] >> 4 << 6);
     put_lane(bytes, 3, lane, to);
 }
 
-static void mm_arrange(enum uma_type type, int64_t n_out, int64_t n_in, const void * weights, size_t stride, void * arranged) {
+static void mm_arrange(enum uma_type type, int64_t n_out, int64_t n_in, const void * weights, size_t stride,
+    void * arranged) {
     const struct uma_type_info info = uma_type_info(type);
     const size_t panel = arranged_panel(type, n_in), run = arranged_run(type);
     for (int64_t out = 0; out < n_out; out++) {
@@ -118,7 +124,8 @@ static void start_arranged(const struct uma_mm * mm, int64_t out, int n, struct 
     const int is_near = mm->type == UMA_Q8_0 && uma_cpu_l1d_bytes() >= NEAR_CACHE;
     const size_t panel = arranged_panel(mm->type, mm->n_in), most = is_near ? NEAR_MOST : AHEAD_MOST;
     for (int i = 0; i < n; i++) {
-        p[i].ahead = (uintptr_t)arranged_at(mm, out + i * V_LANES) + (size_t)(n - 1) * panel + (panel < most ? panel : most);
+        p[i].ahead = (uintptr_t)arranged_at(mm, out + i * V_LANES) + (size_t)(n - 1)
+            * panel + (panel < most ? panel : most);
         p[i].is_near = is_near;
     }
 }
@@ -128,7 +135,8 @@ static inline void scale_bytes(float * out, vf d, const uint8_t * bytes, int n) 
     for (int i = 0; i < n; i++, bytes += V_LANES, out += V_LANES) vf_store(out, vf_mul(d, vf_load_s8(bytes)));
 }
 
-// The scales of one block, as the product wants them: per sub-block, f32. (E8M0 is halved, since the values of MXFP4 are doubled.)
+// The scales of one block, as the product wants them: per sub-block, f32. (E8M0 is halved, since the values of MXFP4
+// are doubled.)
 V_INLINE void open_scales(const enum uma_type type, const uint8_t * w, float * scale, float * min) {
     const uint8_t * second = w + 2 * V_LANES, * bytes = w + 2 * uma_type_info(type).n_halves * V_LANES;
     switch (type) {
@@ -148,7 +156,8 @@ V_INLINE void open_scales(const enum uma_type type, const uint8_t * w, float * s
 
 V_INLINE void open_all_scales(const enum uma_type type, const uint8_t * w, int64_t n_blocks, struct panel * p) {
     const int per_block = uma_type_info(type).block / uma_type_info(type).sub * V_LANES;
-    for (int64_t b = 0; b < n_blocks; b++, w += block_scales_bytes(type)) open_scales(type, w, p->scale + b * per_block, p->min + b * per_block);
+    for (int64_t b = 0; b < n_blocks; b++, w += block_scales_bytes(type))
+        open_scales(type, w, p->scale + b * per_block, p->min + b * per_block);
 }
 
 // Groups 0 to 7 of 32 columns as bytes: what `kind_of_bytes` multiplies.
@@ -179,11 +188,13 @@ static inline vi table_of(enum uma_type type) {
 }
 
 // Columns col..col+n-1 of the panel that starts at weight row `out`: multiplied where they lie, or unpacked to bytes.
-static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, bool is_in_place, struct panel * p) {
+static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, bool is_in_place,
+    struct panel * p) {
     const enum uma_type type = mm->type;
     const struct uma_type_info info = uma_type_info(type);
     const uint8_t * scales = arranged_at(mm, out) + (size_t)(col / info.block) * block_scales_bytes(type);
-    const uint8_t * q = arranged_at(mm, out) + arranged_scales(type, mm->n_in) + (size_t)(col / 32) * arranged_run(type);
+    const uint8_t * q = arranged_at(mm, out) + arranged_scales(type, mm->n_in) + (size_t)(col / 32)
+        * arranged_run(type);
     const int64_t n_blocks = n / info.block;
     switch (type) { // a loop for each, so that none chooses per block
         case UMA_Q4_K:

@@ -1,10 +1,12 @@
-// Products of f32 rows by f16, bf16 and f32 weights: dot products along the weight rows, each summed in the same order for any number of rows.
+// Products of f32 rows by f16, bf16 and f32 weights: dot products along the weight rows, each summed in the same order
+// for any number of rows.
 #ifndef UMA_MM_DIRECT_H
 #define UMA_MM_DIRECT_H
 
 #include "mm_acts.h"
 
-// Weight rows and rows of x at once; weight rows that all rows of x pass over before the next ones (they stay in the second-level cache).
+// Weight rows and rows of x at once; weight rows that all rows of x pass over before the next ones (they stay in the
+// second-level cache).
 enum { DIRECT_OUTS = 4, DIRECT_ROWS = V_DIRECT_ROWS, DIRECT_RUN = 32 };
 
 V_INLINE vf direct_load(const uint8_t * p, const enum uma_type type) {
@@ -20,7 +22,8 @@ static inline float direct_one(const uint8_t * p, enum uma_type type) {
 }
 
 // out[i][r] of 4 weight rows and NX rows over n columns. Fetches the next 4 weight rows, which are one run of bytes.
-V_INLINE void direct_dots(const uint8_t * w, size_t w_stride, const float * const * x, int64_t n, float out[DIRECT_OUTS][DIRECT_ROWS], const int NX,
+V_INLINE void direct_dots(const uint8_t * w, size_t w_stride, const float * const * x, int64_t n,
+    float out[DIRECT_OUTS][DIRECT_ROWS], const int NX,
                           const enum uma_type type) {
     const size_t size = type == UMA_F32 ? 4 : 2;
     vf sum[DIRECT_OUTS][DIRECT_ROWS];
@@ -28,7 +31,8 @@ V_INLINE void direct_dots(const uint8_t * w, size_t w_stride, const float * cons
     for (int i = 0; i < DIRECT_OUTS * DIRECT_ROWS; i++) sum[i / DIRECT_ROWS][i % DIRECT_ROWS] = vf_set1(0);
     int64_t c = 0;
     for (; c + V_LANES <= n; c += V_LANES) {
-        for (size_t b = 0; b < V_LANES * size * DIRECT_OUTS; b += 64, ahead += 64) __builtin_prefetch((const void *)ahead, 0, 2);
+        for (size_t b = 0; b < V_LANES * size * DIRECT_OUTS; b += 64, ahead += 64)
+            __builtin_prefetch((const void *)ahead, 0, 2);
         V_UNROLL for (int i = 0; i < DIRECT_OUTS; i++) {
             const vf a = direct_load(w + (size_t)i * w_stride + size * (size_t)c, type);
             V_UNROLL for (int r = 0; r < NX; r++) sum[i][r] = vf_fma(a, vf_load(x[r] + c), sum[i][r]);
@@ -37,12 +41,14 @@ V_INLINE void direct_dots(const uint8_t * w, size_t w_stride, const float * cons
     for (int i = 0; i < DIRECT_OUTS; i++) {
         for (int r = 0; r < NX; r++) {
             out[i][r] = vf_sum(sum[i][r]);
-            for (int64_t j = c; j < n; j++) out[i][r] += direct_one(w + (size_t)i * w_stride + size * (size_t)j, type) * x[r][j];
+            for (int64_t j = c; j < n; j++) out[i][r] += direct_one(w + (size_t)i * w_stride + size * (size_t)j, type)
+                * x[r][j];
         }
     }
 }
 
-V_INLINE void direct_block(const uint8_t * w, size_t w_stride, const float * const * x, int64_t n, float out[DIRECT_OUTS][DIRECT_ROWS], int nx,
+V_INLINE void direct_block(const uint8_t * w, size_t w_stride, const float * const * x, int64_t n,
+    float out[DIRECT_OUTS][DIRECT_ROWS], int nx,
                            const enum uma_type type) {
     switch (nx) {
         case 1: direct_dots(w, w_stride, x, n, out, 1, type); break;
@@ -56,7 +62,8 @@ V_INLINE void direct_block(const uint8_t * w, size_t w_stride, const float * con
     }
 }
 
-static void direct_of_type(const uint8_t * w, size_t w_stride, const float * const * x, int64_t n, float out[DIRECT_OUTS][DIRECT_ROWS], int nx, enum uma_type type) {
+static void direct_of_type(const uint8_t * w, size_t w_stride, const float * const * x, int64_t n,
+    float out[DIRECT_OUTS][DIRECT_ROWS], int nx, enum uma_type type) {
     switch (type) {
         case UMA_F32: direct_block(w, w_stride, x, n, out, nx, UMA_F32); break;
         case UMA_BF16: direct_block(w, w_stride, x, n, out, nx, UMA_BF16); break;
@@ -70,10 +77,12 @@ static void direct_run(const struct uma_mm * mm, int64_t row, int nx, int64_t ou
     for (int r = 0; r < DIRECT_ROWS; r++) x[r] = x_row(mm, row + (r < nx ? r : 0));
     for (int64_t o = out_begin; o < out_end; o += DIRECT_OUTS) {
         const int n = out_end - o < DIRECT_OUTS ? (int)(out_end - o) : DIRECT_OUTS;
-        const size_t stride = n == DIRECT_OUTS ? mm->w_stride : 0; // the last few rows one by one, as four times the same
+        // the last few rows one by one, as four times the same
+        const size_t stride = n == DIRECT_OUTS ? mm->w_stride : 0;
         for (int i = 0; i < n; i += stride ? DIRECT_OUTS : 1) {
             float out[DIRECT_OUTS][DIRECT_ROWS];
-            direct_of_type((const uint8_t *)mm->w + (size_t)(o + i) * mm->w_stride, stride, x, mm->n_in, out, nx, mm->type);
+            direct_of_type((const uint8_t *)mm->w + (size_t)(o + i) * mm->w_stride, stride, x, mm->n_in, out, nx,
+                mm->type);
             for (int r = 0; r < nx; r++) {
                 const int64_t to = mm->y_index ? mm->y_index[row + r] : row + r;
                 float * y = (float *)(void *)((char *)mm->y + (size_t)to * mm->y_stride) + o + i;

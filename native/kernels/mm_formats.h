@@ -1,4 +1,5 @@
-// Reads one block of the file's format into plain numbers: what arranging starts from. Source: ggml-quants.c, dequantize_row_*.
+// Reads one block of the file's format into plain numbers: what arranging starts from. Source: ggml-quants.c,
+// dequantize_row_*.
 //
 // Plain C over one row; it runs once per weight, when a model is loaded.
 #ifndef UMA_MM_FORMATS_H
@@ -6,7 +7,8 @@
 
 #include "blocks.h"
 
-// The scales of one block. A weight is scale * value, or scale * value - min, where uma_type_info says how many there are of each.
+// The scales of one block. A weight is scale * value, or scale * value - min, where uma_type_info says how many there
+// are of each.
 struct block_scales {
     uint16_t halves[2]; // f16: d; then dmin, or m where the format adds it
     uint8_t bytes[16];  // 6-bit scales and then as many mins; s8 scales; the exponent of MXFP4
@@ -57,7 +59,8 @@ static inline void read_iq4_xs_scales(const uint8_t * w, struct block_scales * s
     }
 }
 
-// One block at w: its scales, and out[block] as the file has them: s8 for Q8_0, places in a table for the formats that have one, else unsigned.
+// One block at w: its scales, and out[block] as the file has them: s8 for Q8_0, places in a table for the formats that
+// have one, else unsigned.
 static inline void read_block(enum uma_type type, const uint8_t * w, struct block_scales * s, uint8_t * out) {
     memcpy(s->halves, w, 2 * sizeof s->halves[0]); // most formats begin with them
     switch (type) {

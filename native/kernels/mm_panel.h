@@ -1,7 +1,7 @@
 // Unpacks a panel: V_LANES weight rows, a chunk of their columns, transposed so that one vector lane is one weight row.
 //
-// q: [columns / 4][lane][4] bytes; scale (and min): [columns / sub][lane] f32. Every quantised format ends here, so one product loop serves all.
-// f16 and bf16 weights become q: [columns][lane] f32.
+// q: [columns / 4][lane][4] bytes; scale (and min): [columns / sub][lane] f32. Every quantised format ends here, so one
+// product loop serves all. f16 and bf16 weights become q: [columns][lane] f32.
 #ifndef UMA_MM_PANEL_H
 #define UMA_MM_PANEL_H
 
@@ -17,9 +17,9 @@ struct panel {
     int is_near;     // into the first-level cache
 };
 
-// Fetch the next `bytes` ahead. Reading 16 rows side by side defeats the hardware's prefetchers; the panel after this one is one run of bytes.
-// Mostly into the second-level cache: in the first one a panel would drive out the unpacked one before it is used (2.2 times slower where that
-// has 32 KiB).
+// Fetch the next `bytes` ahead. Reading 16 rows side by side defeats the hardware's prefetchers; the panel after this
+// one is one run of bytes. Mostly into the second-level cache: in the first one a panel would drive out the unpacked
+// one before it is used (2.2 times slower where that has 32 KiB).
 static inline void fetch_ahead(struct panel * p, int bytes) {
     const uintptr_t end = p->ahead + (uintptr_t)bytes;
     if (p->is_near) {
@@ -93,18 +93,24 @@ static inline void unpack_q4_0(struct panel * p, const uint8_t * w, size_t strid
     }
 }
 
-static inline void put_scaled(float * out, int64_t at, vi six_bits, vf d) { vf_store(out + at * V_LANES, vf_mul(d, vf_from_vi(six_bits))); }
+static inline void put_scaled(float * out, int64_t at, vi six_bits, vf d) {
+    vf_store(out + at * V_LANES, vf_mul(d, vf_from_vi(six_bits)));
+}
 
-// The 12 bytes hold, as three words a, b, c: scale j and min j in 6 bits of byte j of a and b for j < 4; beyond, 4 bits in c and 2 in a, b.
+// The 12 bytes hold, as three words a, b, c: scale j and min j in 6 bits of byte j of a and b for j < 4; beyond, 4 bits
+// in c and 2 in a, b.
 static inline void unpack_q4_k_scales(struct panel * p, int64_t at, const uint8_t * w, size_t stride) {
-    const vi a = vi_rows4(w + Q4_K_SCALES, stride), b = vi_rows4(w + Q4_K_SCALES + 4, stride), c = vi_rows4(w + Q4_K_SCALES + 8, stride);
+    const vi a = vi_rows4(w + Q4_K_SCALES, stride), b = vi_rows4(w + Q4_K_SCALES + 4, stride),
+        c = vi_rows4(w + Q4_K_SCALES + 8, stride);
     const vf d = vf_rows_f16(w, stride), dmin = vf_rows_f16(w + Q4_K_DMIN, stride);
     const vi six = vi_set1(0x3f), four = vi_set1(0x0f), two = vi_set1(0x30);
 #define SUB(j)                                                                                                                      \
-    put_scaled(p->scale, at + j, vi_and(vi_srl(a, 8 * j), six), d);                                                                 \
-    put_scaled(p->min, at + j, vi_and(vi_srl(b, 8 * j), six), dmin);                                                                \
-    put_scaled(p->scale, at + 4 + j, vi_or(vi_and(vi_srl(c, 8 * j), four), vi_and(vi_srl(vi_srl(a, 8 * j), 2), two)), d);           \
-    put_scaled(p->min, at + 4 + j, vi_or(vi_and(vi_srl(vi_srl(c, 8 * j), 4), four), vi_and(vi_srl(vi_srl(b, 8 * j), 2), two)), dmin)
+    put_scaled(p->scale, at + j, vi_and(vi_srl(a, 8 * j), six), d);                                                    \
+    put_scaled(p->min, at + j, vi_and(vi_srl(b, 8 * j), six), dmin);                                                   \
+    put_scaled(p->scale, at + 4 + j, vi_or(vi_and(vi_srl(c, 8 * j), four), vi_and(vi_srl(vi_srl(a, 8 * j), 2), two)),  \
+        d);                                                                                                            \
+    put_scaled(p->min, at + 4 + j,
+        vi_or(vi_and(vi_srl(vi_srl(c, 8 * j), 4), four), vi_and(vi_srl(vi_srl(b, 8 * j), 2), two)), dmin)
     SUB(0);
     SUB(1);
     SUB(2);

@@ -27,7 +27,9 @@ static struct scratch scratch_at(void * at) {
     uint8_t * p = at;
     struct scratch s;
     for (int i = 0; i < V_PANELS; i++, p += PANEL_BYTES) {
-        s.panels[i] = (struct panel){ .q = p, .unpacked = p, .scale = (float *)(void *)(p + Q_BYTES), .min = (float *)(void *)(p + Q_BYTES + SCALE_BYTES) };
+        s.panels[i] = (struct panel){
+            .q = p, .unpacked = p, .scale = (float *)(void *)(p + Q_BYTES),
+                .min = (float *)(void *)(p + Q_BYTES + SCALE_BYTES) };
     }
     s.copy = p;
     s.acc = (float *)(void *)(p + COPY_BYTES);
@@ -42,7 +44,8 @@ static const uint8_t * copy_rows(const uint8_t * w, size_t stride, int lanes, si
 }
 
 // Columns col..col+n-1 of the panel that starts at weight row `out`.
-static void unpack_panel(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, struct panel * p, uint8_t * copy) {
+static void unpack_panel(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, struct panel * p,
+    uint8_t * copy) {
     if (mm->is_arranged) {
         open_arranged(mm, out, col, n, is_in_place(mm), p);
         return;
@@ -50,7 +53,8 @@ static void unpack_panel(const struct uma_mm * mm, int64_t out, int64_t col, int
     const struct uma_type_info info = uma_type_info(mm->type);
     const int lanes = mm->n_out - out < V_LANES ? (int)(mm->n_out - out) : V_LANES;
     const size_t bytes = (size_t)(n / info.block * info.block_bytes);
-    const uint8_t * w = (const uint8_t *)mm->w + (size_t)out * mm->w_stride + (size_t)(col / info.block * info.block_bytes);
+    const uint8_t * w = (const uint8_t *)mm->w + (size_t)out * mm->w_stride
+        + (size_t)(col / info.block * info.block_bytes);
     if (lanes < V_LANES) w = copy_rows(w, mm->w_stride, lanes, bytes, copy);
     unpack(mm->type, p, w, lanes < V_LANES ? bytes : mm->w_stride, n);
 }
@@ -68,7 +72,8 @@ static void start_fetching(const struct uma_mm * mm, int64_t out, int n_panels, 
         start_arranged(mm, out, n_panels, p);
         return;
     }
-    for (int i = 0; i < n_panels; i++) p[i].ahead = (uintptr_t)mm->w + (size_t)(out + (n_panels + i) * V_LANES) * mm->w_stride;
+    for (int i = 0; i < n_panels; i++) p[i].ahead = (uintptr_t)mm->w + (size_t)(out + (n_panels + i) * V_LANES)
+        * mm->w_stride;
 }
 
 // y for the n weight rows (at most V_LANES a panel) from `out`.

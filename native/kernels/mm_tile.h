@@ -6,8 +6,10 @@
 #include "mm_panel.h"
 
 // How a type's products are summed: sub-blocks of 32 or 16 columns in s32 and then scaled. S8, U6: bytes, arranged or
-// unpacked (U4: all below 16); N: arranged weights multiplied where they lie, of so many bits, or (NT) 4 bits through a table.
-enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_U4, KIND_U4_MIN, KIND_N4, KIND_N4_MIN, KIND_N5, KIND_N5_MIN, KIND_N6, KIND_NT, N_KINDS };
+// unpacked (U4: all below 16); N: arranged weights multiplied where they lie, of so many bits, or (NT) 4 bits through a
+// table.
+enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_U4, KIND_U4_MIN, KIND_N4, KIND_N4_MIN, KIND_N5,
+    KIND_N5_MIN, KIND_N6, KIND_NT, N_KINDS };
 
 // Of unpacked weights.
 static inline enum kind kind_of_bytes(enum uma_type type) {
@@ -28,8 +30,8 @@ static inline enum kind kind_in_place(enum uma_type type) {
     }
 }
 
-// Panels of bits are multiplied where they lie by one tile of rows: the work of parting them is then done once, and nothing is stored. (smmla
-// wants bytes.)
+// Panels of bits are multiplied where they lie by one tile of rows: the work of parting them is then done once, and
+// nothing is stored. (smmla wants bytes.)
 #ifdef V_HAS_I8MM
 enum { MULTIPLIES_BITS = 0 };
 #else
@@ -42,8 +44,8 @@ static inline bool is_in_place(const struct uma_mm * mm) {
 }
 
 #ifdef V_HAS_PAIRS
-// Without VNNI a product of bytes gives sums of pairs in s16. Where weights are small, several groups fit before the sums have to be widened:
-// 15 * 127 * 2 eight times, 31 * 127 * 2 four times, 63 * 127 * 2 twice.
+// Without VNNI a product of bytes gives sums of pairs in s16. Where weights are small, several groups fit before the
+// sums have to be widened: 15 * 127 * 2 eight times, 31 * 127 * 2 four times, 63 * 127 * 2 twice.
 V_INLINE int groups_in_pairs(const enum kind kind) {
     switch (kind) {
         case KIND_U4:
@@ -67,7 +69,8 @@ static inline vi vi_widen_pairs(vi acc, vi pairs) { return (void)pairs, acc; }
 #include "mm_dots_i8mm.h"
 #else
 // dot[panel][row] += the products over `sub` columns, from byte `at` of each panel, and of a tile of R rows.
-V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const struct panel * p, int64_t at, const int8_t * q, const int sub, const int R, const int NP,
+V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const struct panel * p, int64_t at, const int8_t * q,
+    const int sub, const int R, const int NP,
                        const enum kind kind) {
     const int n_groups = groups_in_pairs(kind);
     if (n_groups) {
@@ -93,7 +96,8 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const struct panel * p, in
         V_UNROLL for (int i = 0; i < NP; i++) w[i] = vi_load(p[i].q + at);
         V_UNROLL for (int r = 0; r < R; r++) {
             const vi x = vi_bcast(q + 4 * r);
-            V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = kind == KIND_S8 ? vi_dot_s8(dot[i][r], w[i], x) : vi_dot_u6(dot[i][r], w[i], x);
+            V_UNROLL for (int i = 0; i < NP; i++)
+                dot[i][r] = kind == KIND_S8 ? vi_dot_s8(dot[i][r], w[i], x) : vi_dot_u6(dot[i][r], w[i], x);
         }
     }
 }
@@ -117,7 +121,8 @@ V_INLINE void widen_rows(vi dot[V_TILE_ROWS], const vi pairs[V_TILE_ROWS], const
 }
 
 // The same as sub_dots, of one panel of arranged weights of 4 to 6 bits.
-V_INLINE void bit_dots(vi dot[V_TILE_ROWS], const struct panel * p, const uint8_t * w, const int8_t * q, const int R, const enum kind kind) {
+V_INLINE void bit_dots(vi dot[V_TILE_ROWS], const struct panel * p, const uint8_t * w, const int8_t * q, const int R,
+    const enum kind kind) {
     const bool has_pairs = groups_in_pairs(kind) != 0;
     vi pairs[V_TILE_ROWS];
     vi * to = has_pairs ? pairs : dot;
@@ -161,10 +166,12 @@ static inline int bits_of(const enum kind kind) {
 }
 
 // sum[panel][row] += the scaled products of n quantised columns.
-V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const struct part * x, int64_t n, const int R, const int NP,
+V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const struct part * x, int64_t n, const int R,
+    const int NP,
                          const enum kind kind) {
     const int sub = kind == KIND_U6_SUB16 || kind == KIND_N6 ? 16 : 32;
-    const bool has_min = kind == KIND_U6_MIN || kind == KIND_U4_MIN || kind == KIND_N4_MIN || kind == KIND_N5_MIN, is_signed = kind == KIND_S8 || kind == KIND_NT;
+    const bool has_min = kind == KIND_U6_MIN || kind == KIND_U4_MIN || kind == KIND_N4_MIN || kind == KIND_N5_MIN,
+        is_signed = kind == KIND_S8 || kind == KIND_NT;
     const int bits = bits_of(kind), run = bits * sub / 8 * V_LANES; // bytes of a sub-block of one panel
     const int8_t * q = x->q;
     const float * dc = x->dc;
@@ -182,7 +189,8 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
         else bit_dots(dot[0], p, p->q + s * run, q, R, kind);
         V_UNROLL for (int i = 0; i < NP; i++) {
             const vf scale = vf_load(p[i].scale + s * V_LANES);
-            V_UNROLL for (int r = 0; r < R; r++) sum[i][r] = vf_fma(vf_mul(vf_from_vi(dot[i][r]), scale), vf_bcast(dc + r), sum[i][r]);
+            V_UNROLL for (int r = 0; r < R; r++)
+                sum[i][r] = vf_fma(vf_mul(vf_from_vi(dot[i][r]), scale), vf_bcast(dc + r), sum[i][r]);
             if (!has_min) continue;
             const vf min = vf_load(p[i].min + s * V_LANES);
             V_UNROLL for (int r = 0; r < R; r++) sum[i][r] = vf_fnma(min, vf_bcast(dc + R + r), sum[i][r]);
@@ -192,7 +200,8 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
 
 // sum[panel][row] += the products of n f32 columns.
 // acc[row][V_PANELS * V_LANES] += the product of NP panels and R rows over n columns.
-V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc, int64_t n, const int R, const int NP, const enum kind kind) {
+V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc, int64_t n, const int R, const int NP,
+    const enum kind kind) {
     vf sum[V_PANELS][V_TILE_ROWS];
     V_UNROLL for (int r = 0; r < R; r++) {
         V_UNROLL for (int i = 0; i < NP; i++) sum[i][r] = vf_load(acc + (r * V_PANELS + i) * V_LANES);
@@ -208,7 +217,8 @@ V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc,
     case R:                                                                                            \
         if (R <= (NP == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS)) tile_product(p, x, acc, n, R, NP, kind); \
         break;
-V_INLINE void any_tile(struct panel * p, const struct part * x, float * acc, int64_t n, const int NP, const enum kind kind) {
+V_INLINE void any_tile(struct panel * p, const struct part * x, float * acc, int64_t n, const int NP,
+    const enum kind kind) {
     switch (x->n_rows) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4)
 #if V_TILE_ROWS == 8
@@ -221,7 +231,9 @@ V_INLINE void any_tile(struct panel * p, const struct part * x, float * acc, int
 typedef void tile_fn(struct panel * p, const struct part * x, float * acc, int64_t n);
 
 #define TILE(name, NP, kind)                                                                                 \
-    static void name(struct panel * p, const struct part * x, float * acc, int64_t n) { any_tile(p, x, acc, n, NP, kind); }
+    static void name(struct panel * p, const struct part * x, float * acc, int64_t n) {
+        any_tile(p, x, acc, n, NP, kind);
+    }
 TILE(one_s8, 1, KIND_S8)
 TILE(one_u6, 1, KIND_U6)
 TILE(one_u6_sub16, 1, KIND_U6_SUB16)

@@ -1,4 +1,5 @@
-// Vector primitives: AVX2 with FMA and F16C; with AVX-VNNI where V_HAS_VNNI is defined first. vec_portable.h says what each one does.
+// Vector primitives: AVX2 with FMA and F16C; with AVX-VNNI where V_HAS_VNNI is defined first. vec_portable.h says what
+// each one does.
 #ifndef UMA_VEC_H
 #define UMA_VEC_H
 
@@ -42,7 +43,9 @@ static inline vf vf_round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEARES
 static inline vf vf_from_vi(vi a) { return _mm256_cvtepi32_ps(a); }
 static inline vi vi_from_vf(vf a) { return _mm256_cvtps_epi32(a); }
 static inline vf vf_from_bits(vi a) { return _mm256_castsi256_ps(a); }
-static inline vf vf_keep_from(vf y, vf x, float limit) { return _mm256_and_ps(y, _mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GE_OQ)); }
+static inline vf vf_keep_from(vf y, vf x, float limit) {
+    return _mm256_and_ps(y, _mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GE_OQ));
+}
 
 static inline float vf_sum(vf a) {
     __m128 v = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -75,14 +78,17 @@ static inline vf vf_load_f16(const void * p) { return _mm256_cvtph_ps(_mm_loadu_
 static inline vf vf_bcast_f16(const void * p) { return _mm256_set1_ps(_cvtsh_ss(uma_u16(p))); }
 static inline vf vf_load_s8(const void * p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p))); }
 static inline vi vi_load_u8(const void * p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
-static inline vf vf_load_bf16(const void * p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16)); }
+static inline vf vf_load_bf16(const void * p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
 static inline vi vi_lookup(vi table, vi at) { return _mm256_shuffle_epi8(table, at); }
 
 static inline void vi_rows16(vi out[4], const uint8_t * p, size_t stride) {
     vi r[4];
     for (int i = 0; i < 4; i++) {
         const uint8_t * row = p + (size_t)i * stride;
-        const __m128i low = _mm_loadu_si128((const void *)row), high = _mm_loadu_si128((const void *)(row + 4 * stride));
+        const __m128i low = _mm_loadu_si128((const void *)row),
+            high = _mm_loadu_si128((const void *)(row + 4 * stride));
         r[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
     }
     const vi a = _mm256_unpacklo_epi32(r[0], r[1]), b = _mm256_unpackhi_epi32(r[0], r[1]);
@@ -99,7 +105,9 @@ static inline __m128i rows4_half(const uint8_t * p, size_t stride) {
     v = _mm_insert_epi32(v, (int)uma_u32(p + 2 * stride), 2);
     return _mm_insert_epi32(v, (int)uma_u32(p + 3 * stride), 3);
 }
-static inline vi vi_rows4(const uint8_t * p, size_t stride) { return _mm256_set_m128i(rows4_half(p + 4 * stride, stride), rows4_half(p, stride)); }
+static inline vi vi_rows4(const uint8_t * p, size_t stride) {
+    return _mm256_set_m128i(rows4_half(p + 4 * stride, stride), rows4_half(p, stride));
+}
 
 static inline vf vf_rows_f16(const uint8_t * p, size_t stride) {
     __m128i v = _mm_cvtsi32_si128(uma_u16(p));
@@ -127,14 +135,19 @@ static inline vi vi_pairs_u6(vi acc, vi w, vi x) {
     __asm__("" : "+x"(acc)); // see vi_dot_u6
     return acc;
 }
-static inline vi vi_widen_pairs(vi acc, vi pairs) { return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
+static inline vi vi_widen_pairs(vi acc, vi pairs) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
 // The pair sums of maddubs fit 16 bits: 2 * 63 * 127 here, 2 * 128 * 127 below.
 static inline vi vi_dot_u6(vi acc, vi w, vi x) {
     acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
-    __asm__("" : "+x"(acc)); // or gcc adds the products of a sub-block in pairs first, and 16 registers do not hold them
+    // or gcc adds the products of a sub-block in pairs first, and 16 registers do not hold them
+    __asm__("" : "+x"(acc));
     return acc;
 }
-static inline vi vi_dot_s8(vi acc, vi w, vi x) { return vi_dot_u6(acc, _mm256_sign_epi8(w, w), _mm256_sign_epi8(x, w)); }
+static inline vi vi_dot_s8(vi acc, vi w, vi x) {
+    return vi_dot_u6(acc, _mm256_sign_epi8(w, w), _mm256_sign_epi8(x, w));
+}
 #endif
 
 #endif

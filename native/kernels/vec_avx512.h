@@ -1,4 +1,5 @@
-// Vector primitives: AVX-512 F/BW/DQ/VL; with VNNI where V_HAS_VNNI is defined first. vec_portable.h says what each one does.
+// Vector primitives: AVX-512 F/BW/DQ/VL; with VNNI where V_HAS_VNNI is defined first. vec_portable.h says what each one
+// does.
 #ifndef UMA_VEC_H
 #define UMA_VEC_H
 
@@ -39,16 +40,21 @@ static inline vf vf_from_vi(vi a) { return _mm512_cvtepi32_ps(a); }
 static inline vi vi_from_vf(vf a) { return _mm512_cvtps_epi32(a); }
 static inline vf vf_from_bits(vi a) { return _mm512_castsi512_ps(a); }
 static inline vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-static inline vf vf_keep_from(vf y, vf x, float limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GE_OQ), y); }
+static inline vf vf_keep_from(vf y, vf x, float limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GE_OQ), y);
+}
 
 static inline vf vf_sums(const vf v[16]) {
     vf a[8], b[4], c[2];
-    for (int i = 0; i < 8; i++) a[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 8; i++)
+        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
     for (int i = 0; i < 4; i++) {
         const __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
         b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
     }
-    for (int i = 0; i < 2; i++) c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x44), _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xee));
+    for (int i = 0; i < 2; i++)
+        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x44),
+            _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xee));
     return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
 }
 
@@ -78,7 +84,9 @@ static inline vf vf_load_f16(const void * p) { return _mm512_cvtph_ps(_mm256_loa
 static inline vf vf_bcast_f16(const void * p) { return _mm512_set1_ps(_cvtsh_ss(uma_u16(p))); }
 static inline vf vf_load_s8(const void * p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p))); }
 static inline vi vi_load_u8(const void * p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(p)); }
-static inline vf vf_load_bf16(const void * p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
+static inline vf vf_load_bf16(const void * p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
 static inline vi vi_lookup(vi table, vi at) { return _mm512_shuffle_epi8(table, at); }
 
 static inline void vi_rows16(vi out[4], const uint8_t * p, size_t stride) {
@@ -140,7 +148,9 @@ static inline vi vi_dot_u6(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc,
 #define V_HAS_PAIRS
 static inline vi vi_bias_s8(vi w) { return w; }
 static inline vi vi_pairs_u6(vi acc, vi w, vi x) { return _mm512_add_epi16(acc, _mm512_maddubs_epi16(w, x)); }
-static inline vi vi_widen_pairs(vi acc, vi pairs) { return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))); }
+static inline vi vi_widen_pairs(vi acc, vi pairs) {
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
 static inline vi vi_dot_u6(vi acc, vi w, vi x) {
     return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1)));
 }

@@ -1,8 +1,10 @@
-// Vector primitives: AArch64 NEON; V_HAS_DOTPROD and V_HAS_I8MM, defined first, add those extensions. vec_portable.h says what each one does.
+// Vector primitives: AArch64 NEON; V_HAS_DOTPROD and V_HAS_I8MM, defined first, add those extensions. vec_portable.h
+// says what each one does.
 #ifndef UMA_VEC_H
 #define UMA_VEC_H
 
-// Before version 16, clang has these intrinsics only where the command line enables them: their tables are then plain NEON.
+// Before version 16, clang has these intrinsics only where the command line enables them: their tables are then plain
+// NEON.
 #if defined(__clang__) && __clang_major__ < 16
 #if !defined(__ARM_FEATURE_MATMUL_INT8) || !defined(__ARM_FEATURE_DOTPROD)
 #undef V_HAS_I8MM
@@ -65,7 +67,9 @@ static inline vi vi_bcast(const void * p) { return vdupq_n_s32((int32_t)uma_u32(
 static inline vi vi_add(vi a, vi b) { return vaddq_s32(a, b); }
 static inline vi vi_and(vi a, vi b) { return vandq_s32(a, b); }
 static inline vi vi_or(vi a, vi b) { return vorrq_s32(a, b); }
-static inline vi vi_srl(vi a, int n) { return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-n))); }
+static inline vi vi_srl(vi a, int n) {
+    return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-n)));
+}
 static inline vi vi_sll(vi a, int n) { return vshlq_s32(a, vdupq_n_s32(n)); }
 static inline vi vi_sra(vi a, int n) { return vshlq_s32(a, vdupq_n_s32(-n)); }
 
@@ -74,7 +78,9 @@ static inline vf vf_bcast_f16(const void * p) { return vcvt_f32_f16(vreinterpret
 static inline vf vf_load_s8(const void * p) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(uma_u32(p)))))));
 }
-static inline vf vf_load_bf16(const void * p) { return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16)); }
+static inline vf vf_load_bf16(const void * p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+}
 static inline vi vi_load_u8(const void * p) {
     return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(uma_u32(p)))))));
 }
@@ -107,7 +113,8 @@ static inline vi vi_dot_s8(vi acc, vi w, vi x) {
 #if defined(V_HAS_DOTPROD) || defined(V_HAS_I8MM)
     return vdotq_s32(acc, a, b);
 #else
-    const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b))), high = vpaddlq_s16(vmull_high_s8(a, b));
+    const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b))),
+        high = vpaddlq_s16(vmull_high_s8(a, b));
     return vaddq_s32(acc, vpaddq_s32(low, high));
 #endif
 }

@@ -1,4 +1,5 @@
-// Vector primitives in plain C: what every vec_*.h provides, and what each one means. vf: V_LANES f32; vi: V_LANES s32, or four times as many bytes.
+// Vector primitives in plain C: what every vec_*.h provides, and what each one means. vf: V_LANES f32; vi: V_LANES s32,
+// or four times as many bytes.
 #ifndef UMA_VEC_H
 #define UMA_VEC_H
 
@@ -37,15 +38,20 @@ static inline vf vf_max(vf a, vf b) { V_EACH a.f[l] = a.f[l] > b.f[l] ? a.f[l] :
 static inline vf vf_min(vf a, vf b) { V_EACH a.f[l] = a.f[l] < b.f[l] ? a.f[l] : b.f[l]; return a; }
 static inline vf vf_fma(vf a, vf b, vf c) { V_EACH a.f[l] = a.f[l] * b.f[l] + c.f[l]; return a; }  // a b + c
 static inline vf vf_fnma(vf a, vf b, vf c) { V_EACH a.f[l] = c.f[l] - a.f[l] * b.f[l]; return a; } // c - a b
-static inline vf vf_round(vf a) { V_EACH a.f[l] = rintf(a.f[l]); return a; }                       // to nearest, ties to even
+// to nearest, ties to even
+static inline vf vf_round(vf a) { V_EACH a.f[l] = rintf(a.f[l]); return a; }
 static inline vf vf_from_vi(vi a) { vf r; V_EACH r.f[l] = (float)a.i[l]; return r; }
 static inline vi vi_from_vf(vf a) { vi r; V_EACH r.i[l] = (int32_t)rintf(a.f[l]); return r; }
 static inline vf vf_from_bits(vi a) { vf r; memcpy(&r, &a, sizeof r); return r; }
-static inline vf vf_keep_from(vf y, vf x, float limit) { V_EACH y.f[l] = x.f[l] >= limit ? y.f[l] : 0; return y; } // y where x >= limit, else 0
+// y where x >= limit, else 0
+static inline vf vf_keep_from(vf y, vf x, float limit) { V_EACH y.f[l] = x.f[l] >= limit ? y.f[l] : 0; return y; }
 static inline float vf_sum(vf a) { float r = 0; V_EACH r += a.f[l]; return r; }
 static inline float vf_max_lane(vf a) { float r = a.f[0]; V_EACH r = a.f[l] > r ? a.f[l] : r; return r; }
-static inline float vf_tree(const float * f) { return ((f[0] + f[1]) + (f[2] + f[3])) + ((f[4] + f[5]) + (f[6] + f[7])); }
-static inline vf vf_sums(const vf v[V_LANES]) { vf r; V_EACH r.f[l] = vf_tree(v[l].f); return r; } // lane l: the sum of v[l]
+static inline float vf_tree(const float * f) {
+    return ((f[0] + f[1]) + (f[2] + f[3])) + ((f[4] + f[5]) + (f[6] + f[7]));
+}
+// lane l: the sum of v[l]
+static inline vf vf_sums(const vf v[V_LANES]) { vf r; V_EACH r.f[l] = vf_tree(v[l].f); return r; }
 
 static inline vi vi_load(const void * p) { vi r; memcpy(&r, p, sizeof r); return r; }
 static inline void vi_store(void * p, vi a) { memcpy(p, &a, sizeof a); }
@@ -58,19 +64,31 @@ static inline vi vi_srl(vi a, int n) { V_EACH a.u[l] >>= n; return a; }
 static inline vi vi_sll(vi a, int n) { V_EACH a.u[l] <<= n; return a; }
 static inline vi vi_sra(vi a, int n) { V_EACH a.i[l] >>= n; return a; } // keeps the sign
 
-static inline vf vf_load_f16(const void * p) { vf r; V_EACH r.f[l] = uma_f16_to_f32(uma_u16((const uint8_t *)p + 2 * l)); return r; }
+static inline vf vf_load_f16(const void * p) {
+    vf r; V_EACH r.f[l] = uma_f16_to_f32(uma_u16((const uint8_t *)p + 2 * l)); return r;
+}
 static inline vf vf_bcast_f16(const void * p) { return vf_set1(uma_f16_to_f32(uma_u16(p))); }
 static inline vf vf_load_s8(const void * p) { vf r; V_EACH r.f[l] = ((const int8_t *)p)[l]; return r; }
-static inline vf vf_load_bf16(const void * p) { vf r; V_EACH r.f[l] = uma_bf16_to_f32(uma_u16((const uint8_t *)p + 2 * l)); return r; }
-static inline vi vi_load_u8(const void * p) { vi r; V_EACH r.i[l] = ((const uint8_t *)p)[l]; return r; } // one byte a lane
-static inline vi vi_lookup(vi table, vi at) { vi r; for (int b = 0; b < V_LANES * 4; b++) r.b[b] = table.b[at.b[b]]; return r; } // bytes below 16
+static inline vf vf_load_bf16(const void * p) {
+    vf r; V_EACH r.f[l] = uma_bf16_to_f32(uma_u16((const uint8_t *)p + 2 * l)); return r;
+}
+// one byte a lane
+static inline vi vi_load_u8(const void * p) { vi r; V_EACH r.i[l] = ((const uint8_t *)p)[l]; return r; }
+// bytes below 16
+static inline vi vi_lookup(vi table, vi at) {
+    vi r; for (int b = 0; b < V_LANES * 4; b++) r.b[b] = table.b[at.b[b]]; return r;
+}
 
 // 16 bytes of each of V_LANES rows, transposed: lane l of out[j] is bytes 4j..4j+3 of row l.
 static inline void vi_rows16(vi out[4], const uint8_t * p, size_t stride) {
     for (int j = 0; j < 4; j++) V_EACH out[j].u[l] = uma_u32(p + (size_t)l * stride + 4 * j);
 }
-static inline vi vi_rows4(const uint8_t * p, size_t stride) { vi r; V_EACH r.u[l] = uma_u32(p + (size_t)l * stride); return r; }
-static inline vf vf_rows_f16(const uint8_t * p, size_t stride) { vf r; V_EACH r.f[l] = uma_f16_to_f32(uma_u16(p + (size_t)l * stride)); return r; }
+static inline vi vi_rows4(const uint8_t * p, size_t stride) {
+    vi r; V_EACH r.u[l] = uma_u32(p + (size_t)l * stride); return r;
+}
+static inline vf vf_rows_f16(const uint8_t * p, size_t stride) {
+    vf r; V_EACH r.f[l] = uma_f16_to_f32(uma_u16(p + (size_t)l * stride)); return r;
+}
 
 // Signed weights are stored plus V_S8_BIAS, for processors whose dot product takes unsigned weights only.
 #define V_S8_BIAS 0
@@ -81,6 +99,7 @@ static inline vi vi_dot_s8(vi acc, vi w, vi x) {
     return acc;
 }
 static inline vi vi_dot_u6(vi acc, vi w, vi x) { return vi_dot_s8(acc, w, x); }
-// Where V_HAS_PAIRS is defined: acc + the sums of pairs of such products, in twice as many s16 lanes; and acc + the sums of two of those.
+// Where V_HAS_PAIRS is defined: acc + the sums of pairs of such products, in twice as many s16 lanes; and acc + the
+// sums of two of those.
 
 #endif

@@ -1,4 +1,5 @@
-// The decode call after this one, begun before anybody asks for it: a device need not wait while Python handles the tokens.
+// The decode call after this one, begun before anybody asks for it: a device need not wait while Python handles the
+// tokens.
 #include "llama/uma_llama.h"
 
 #include <stdlib.h>
@@ -17,7 +18,8 @@ uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * bell) {
     }
     memset(want, 1, n);
     a->bell = bell;
-    a->rows = (uma_rows) { .wake_fd = -1, .token = numbers, .pos = numbers + n, .seq_id = numbers + 2 * n, .want = want };
+    a->rows = (uma_rows) {
+        .wake_fd = -1, .token = numbers, .pos = numbers + n, .seq_id = numbers + 2 * n, .want = want };
     return a;
 }
 
@@ -32,7 +34,8 @@ void uma_ahead_free(uma_ahead * a) {
 bool uma_ahead_is(const uma_ahead * a, const void * of, const uma_rows * rows) {
     const size_t n_bytes = (size_t) rows->n * sizeof(int32_t);
     return a && a->rows.n == rows->n && a->of == of && !memcmp(a->rows.token, rows->token, n_bytes) &&
-        !memcmp(a->rows.pos, rows->pos, n_bytes) && !memcmp(a->rows.seq_id, rows->seq_id, n_bytes) && !memcmp(a->rows.want, rows->want, (size_t) rows->n);
+        !memcmp(a->rows.pos, rows->pos, n_bytes) && !memcmp(a->rows.seq_id, rows->seq_id, n_bytes)
+            && !memcmp(a->rows.want, rows->want, (size_t) rows->n);
 }
 
 bool uma_ahead_next(uma_ahead * a, const uma_rows * rows) {

@@ -31,7 +31,8 @@ uma_fiber * uma_fiber_new(void (*function)(void *), void * argument) {
         return NULL;
     }
     const size_t guard = (size_t) sysconf(_SC_PAGESIZE);
-    f->stack = mmap(NULL, STACK_BYTES + guard, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    f->stack = mmap(NULL, STACK_BYTES + guard, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+        0);
     if (f->stack == MAP_FAILED) {
         free(f);
         return NULL;

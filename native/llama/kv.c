@@ -89,7 +89,8 @@ static place place_of(const uma_span * span, const uma_gate * shape, int32_t i, 
 }
 
 // Moves slices from *cursor on. They are numbered through all tensors; *cursor is the next one to move.
-static int32_t move_slices(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor, int64_t until_ns) {
+static int32_t move_slices(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor,
+    int64_t until_ns) {
     const uma_gate * shape = from->gate ? from->gate : to->gate;
     struct ggml_backend * copier = from->gate && to->gate ? to->gate->copier : NULL;
     const int32_t n_tensors = 2 * shape->n_layer;
@@ -119,7 +120,8 @@ static int32_t move_slices(const uma_span * from, const uma_span * to, int32_t p
     return 1;
 }
 
-int32_t uma_kv_move(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor, int64_t until_ns) {
+int32_t uma_kv_move(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor,
+    int64_t until_ns) {
     const int32_t is_all = move_slices(from, to, p0, p1, cursor, until_ns);
     if (to->gate && to->gate->copier) {
         ggml_backend_synchronize(to->gate->copier);
@@ -129,7 +131,9 @@ int32_t uma_kv_move(const uma_span * from, const uma_span * to, int32_t p0, int3
 
 void uma_kv_open_copier(uma_gate * gate) {
     ggml_backend_buffer_t buffer = gate->n_layer > 0 ? gate->k[0]->buffer : NULL;
-    ggml_backend_dev_t device = buffer && !ggml_backend_buffer_is_host(buffer) ? ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)) : NULL;
+    ggml_backend_dev_t device = buffer
+        && !ggml_backend_buffer_is_host(buffer) ? ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer))
+            : NULL;
     gate->copier = device ? ggml_backend_dev_init(device, NULL) : NULL;
 }
 

@@ -147,7 +147,8 @@ void uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, ll
     begin(p, n);
 }
 
-void uma_prefill_start_rows(uma_prefill * p, const llama_token * token, const llama_pos * pos, const llama_seq_id * seq_id, int32_t n) {
+void uma_prefill_start_rows(uma_prefill * p, const llama_token * token, const llama_pos * pos,
+    const llama_seq_id * seq_id, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
         p->token[i] = token[i];
         p->pos[i]   = pos[i];

@@ -3,7 +3,8 @@
 
 #include <unistd.h>
 
-// To wake a thread costs the waker tens of microseconds; one that needs the GIL would then wait for it, and be woken again.
+// To wake a thread costs the waker tens of microseconds; one that needs the GIL would then wait for it, and be woken
+// again.
 void uma_wake(int32_t fd) {
     static const uint64_t one = 1; // what eventfd(2) wants; a socket takes it as well
     if (fd >= 0 && write(fd, &one, sizeof(one)) < 0) {
@@ -32,7 +33,8 @@ typedef struct context_logits {
 
 // Once for all rows, which lie in batch order: every call of the getters synchronises with the device.
 static context_logits logits_of(struct llama_context * ctx) {
-    return (context_logits) { llama_get_logits(ctx), llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))) };
+    return (context_logits) {
+        llama_get_logits(ctx), llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))) };
 }
 
 static llama_token draw(void * from, int32_t row, uma_sampler * sampler) {

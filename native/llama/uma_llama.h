@@ -14,8 +14,8 @@
 
 // -- tick.c: one decode call and one token per wanted row, in one release of the GIL
 // Nothing is begun ahead here: a llama_context with an eval callback returns when all is computed.
-// What a row wants. A draft's row, behind the row of the token before it, gets a token only if that row's was drawn as the draft
-// says: samplers see what they would see without drafts.
+// What a row wants. A draft's row, behind the row of the token before it, gets a token only if that row's was drawn as
+// the draft says: samplers see what they would see without drafts.
 enum {
     UMA_WANT_TOKEN   = 1,
     UMA_WANT_LOGITS  = 2, // its token is drawn by a call of its own, before the next batch
@@ -40,7 +40,8 @@ typedef struct uma_rows {
 } uma_rows;
 
 int32_t     uma_decode(struct llama_context * ctx, uma_rows * rows); // llama_decode's return code
-llama_token uma_decode_draw(struct llama_context * ctx, int32_t row, struct uma_sampler * sampler); // a row's of the last call
+// a row's of the last call
+llama_token uma_decode_draw(struct llama_context * ctx, int32_t row, struct uma_sampler * sampler);
 void        uma_wake(int32_t fd);            // an eventfd or a socket that does not block; -1: nothing happens
 
 // -- ahead.c: a decode call that was begun before anybody asked for it
@@ -53,7 +54,8 @@ struct uma_ahead {
 uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * bell); // of up to so many rows; NULL: no memory
 void        uma_ahead_free(uma_ahead * a);
 bool        uma_ahead_is(const uma_ahead * a, const void * of, const uma_rows * rows); // whether these rows were begun
-bool        uma_ahead_next(uma_ahead * a, const uma_rows * rows);     // take the rows that follow; false: none shall be begun
+// take the rows that follow; false: none shall be begun
+bool        uma_ahead_next(uma_ahead * a, const uma_rows * rows);
 
 // -- gate.c: the eval callback of a decode context: finds the KV tensors, marks cells without computing
 typedef struct uma_gate {
@@ -63,8 +65,9 @@ typedef struct uma_gate {
     struct ggml_backend * copier; // a stream of the device that holds K and V; NULL: host memory. The engine's
     struct ggml_tensor * k[512];
     struct ggml_tensor * v[512];
-    // Not NULL: the rows of llama.cpp's `result_norm` (the last hidden states of the tokens that want an output) are copied to it, and
-    // what follows, the product with the vocabulary, is left out. Room for hidden_max floats; n_hidden: copied since it was set to 0.
+    // Not NULL: the rows of llama.cpp's `result_norm` (the last hidden states of the tokens that want an output) are
+    // copied to it, and what follows, the product with the vocabulary, is left out. Room for hidden_max floats;
+    // n_hidden: copied since it was set to 0.
     float * hidden;
     int64_t hidden_max, n_hidden;
 } uma_gate;
@@ -73,7 +76,8 @@ bool    uma_gate_cb(struct ggml_tensor * t, bool ask, void * gate); // a ggml_ba
 // Append n cells to the sequence as if n tokens had been decoded; their K and V are undefined until copied in.
 int32_t uma_kv_mark(struct llama_context * ctx, uma_gate * gate, llama_seq_id seq_id, llama_pos pos0, int32_t n);
 
-// -- kv.c: K and V rows moved directly, in slices. Stream mode only: cell == position, row = stream * n_cells + position.
+// -- kv.c: K and V rows moved directly, in slices. Stream mode only: cell == position, row = stream * n_cells +
+// position.
 typedef struct uma_span {
     const uma_gate * gate;   // NULL: host bytes
     int32_t          stream;  // host bytes: the first position that they hold
@@ -83,10 +87,13 @@ typedef struct uma_span {
 
 int64_t uma_kv_bytes(const uma_gate * gate, int32_t n);             // of n positions, all layers, K and V
 // Move positions p0..p1 in slices from *cursor on until the clock passes until_ns (at least one). 1: all is moved.
-int32_t uma_kv_move(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor, int64_t until_ns);
-// Where K and V are on a device: queue copies within it instead of waiting for each. The caller frees gate->copier, and may share it.
+int32_t uma_kv_move(const uma_span * from, const uma_span * to, int32_t p0, int32_t p1, int32_t * cursor,
+    int64_t until_ns);
+// Where K and V are on a device: queue copies within it instead of waiting for each. The caller frees gate->copier, and
+// may share it.
 void    uma_kv_open_copier(uma_gate * gate);
-void    uma_kv_release_pages(const uma_gate * gate);                // give zeroed, untouched cache pages back to the system
+// give zeroed, untouched cache pages back to the system
+void    uma_kv_release_pages(const uma_gate * gate);
 
 // -- prefill.c: llama_decode of one prompt chunk that pauses between pieces of its graph
 typedef struct uma_prefill uma_prefill;
@@ -106,9 +113,11 @@ void          uma_prefill_bind(uma_prefill * p, struct llama_context * ctx, cons
 // Of which tokens outputs are wanted: 0 none, 1 the last, 2 all, 3 the first.
 void          uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, llama_pos pos0, int32_t want);
 // Several sequences' tokens at once, with outputs of all: whole inputs of an encoder.
-void          uma_prefill_start_rows(uma_prefill * p, const llama_token * token, const llama_pos * pos, const llama_seq_id * seq_id, int32_t n);
+void          uma_prefill_start_rows(uma_prefill * p, const llama_token * token, const llama_pos * pos,
+    const llama_seq_id * seq_id, int32_t n);
 void          uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out);
-void          uma_prefill_cancel(uma_prefill * p);                  // leave the paused chunk; its cells are the caller's to remove
+// leave the paused chunk; its cells are the caller's to remove
+void          uma_prefill_cancel(uma_prefill * p);
 void          uma_prefill_free(uma_prefill * p);
 
 /* cdef end */

@@ -1,5 +1,5 @@
-// What this processor, and the system under us, can run, by the names that /proc/cpuinfo has for it. A library of its own,
-// compiled for any processor of the architecture: it is asked before anything else is loaded.
+// What this processor, and the system under us, can run, by the names that /proc/cpuinfo has for it. A library of its
+// own, compiled for any processor of the architecture: it is asked before anything else is loaded.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -8,7 +8,8 @@
 #include <cpuid.h>
 
 enum { A, B, C, D };
-enum { NO_STATE = 0, YMM = 0x06, ZMM = 0xe6, TILES = 0x60000 }; // registers that the system has to save and restore (XCR0)
+// registers that the system has to save and restore (XCR0)
+enum { NO_STATE = 0, YMM = 0x06, ZMM = 0xe6, TILES = 0x60000 };
 
 static const struct {
     const char * name;
@@ -66,7 +67,9 @@ static uint64_t saved_state(void) {
 
 static int has(size_t i, uint64_t state) {
     unsigned words[4], most;
-    if (FEATURES[i].subleaf > 0 && (!__get_cpuid_count(FEATURES[i].leaf, 0, &most, &words[B], &words[C], &words[D]) || most < FEATURES[i].subleaf)) {
+    if (FEATURES[i].subleaf > 0
+        && (!__get_cpuid_count(FEATURES[i].leaf, 0, &most, &words[B], &words[C], &words[D])
+            || most < FEATURES[i].subleaf)) {
         return 0;
     }
     if (!__get_cpuid_count(FEATURES[i].leaf, FEATURES[i].subleaf, &words[A], &words[B], &words[C], &words[D])) {
@@ -83,8 +86,10 @@ static const struct {
     unsigned long vector; // AT_HWCAP or AT_HWCAP2
     unsigned      bit;
 } FEATURES[] = {
-    { "atomics", AT_HWCAP, 8 },  { "asimdhp", AT_HWCAP, 10 }, { "asimdrdm", AT_HWCAP, 12 }, { "asimddp", AT_HWCAP, 20 }, { "sve", AT_HWCAP, 22 },
-    { "asimdfhm", AT_HWCAP, 23 }, { "sve2", AT_HWCAP2, 1 },    { "svei8mm", AT_HWCAP2, 9 },  { "i8mm", AT_HWCAP2, 13 },   { "bf16", AT_HWCAP2, 14 },
+    { "atomics", AT_HWCAP, 8 },
+        { "asimdhp", AT_HWCAP, 10 }, { "asimdrdm", AT_HWCAP, 12 }, { "asimddp", AT_HWCAP, 20 }, { "sve", AT_HWCAP, 22 },
+    { "asimdfhm", AT_HWCAP, 23 }, { "sve2", AT_HWCAP2, 1 },    { "svei8mm", AT_HWCAP2, 9 },  { "i8mm", AT_HWCAP2, 13 },
+        { "bf16", AT_HWCAP2, 14 },
     { "sme", AT_HWCAP2, 23 },
 };
 

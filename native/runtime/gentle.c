@@ -1,7 +1,8 @@
 // Makes a process that has one thread work in short turns: a timer's signal handler sleeps, whatever the process is at.
 //
-// A scheduler lets a thread run for milliseconds before another one gets its processor back, whatever their priorities. A decode
-// step of a small model takes one, and waits for the slowest of its threads: beside a process that yields of itself it hardly notices.
+// A scheduler lets a thread run for milliseconds before another one gets its processor back, whatever their priorities.
+// A decode step of a small model takes one, and waits for the slowest of its threads: beside a process that yields of
+// itself it hardly notices.
 #include "runtime/uma_runtime.h"
 
 #include <errno.h>

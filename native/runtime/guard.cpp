@@ -1,5 +1,5 @@
-// See guard.h. An assertion becomes an exception only on the thread that is inside a guarded call, so that it unwinds C++ frames
-// of the libraries and C frames with unwind tables (on by default for x86-64 and AArch64), never Python's.
+// See guard.h. An assertion becomes an exception only on the thread that is inside a guarded call, so that it unwinds
+// C++ frames of the libraries and C frames with unwind tables (on by default for x86-64 and AArch64), never Python's.
 #define UMA_GUARD_ITSELF
 #include "guard.h"
 
@@ -17,7 +17,8 @@ extern "C" {
 
 namespace {
 
-constexpr size_t RESERVE_BYTES = 16 << 20; // more than a decode call's scratch, less than anybody misses; address space until it is used
+// more than a decode call's scratch, less than anybody misses; address space until it is used
+constexpr size_t RESERVE_BYTES = 16 << 20;
 
 std::atomic<void *> reserve{ nullptr };
 

@@ -13,19 +13,23 @@
 int64_t uma_now_ns(void);
 
 // -- gentle.c: a process of one thread that yields of itself
-void uma_gentle_begin(const uint8_t * wanted, int64_t run_ns, int64_t pause_ns); // from now on in turns, while *wanted is not 0
+// from now on in turns, while *wanted is not 0
+void uma_gentle_begin(const uint8_t * wanted, int64_t run_ns, int64_t pause_ns);
 void uma_gentle_end(void);                                                       // it has nothing to do: no timer runs
 
 // -- log.c: llama.cpp's log lines, kept in a ring until Python drains them
-void    uma_log_install(int32_t min_level);                        // a ggml_log_level; lines below it are dropped at once
+// a ggml_log_level; lines below it are dropped at once
+void    uma_log_install(int32_t min_level);
 int32_t uma_log_take(char * line, int32_t capacity, int32_t * level); // bytes of the oldest line, 0: none left
 int64_t uma_log_lost(void);                                        // lines overwritten before they were taken
 
 // -- guard.cpp: calls that fail where llama.cpp throws, or asserts (guard.h says which)
 enum { UMA_BROKEN = -1000 }; // in place of a return code: something was thrown in the middle of a computation
-bool         uma_guard_reserve(void);                              // set memory aside for calls that must not fail; false: there is none
+// set memory aside for calls that must not fail; false: there is none
+bool         uma_guard_reserve(void);
 void         uma_guard_install(void);                              // once, before anything is loaded
-bool         uma_guard_is_short(void);                             // whether the last one of this thread that loads failed for want of memory
+// whether the last one of this thread that loads failed for want of memory
+bool         uma_guard_is_short(void);
 const char * uma_guard_message(void);                              // what was thrown past llama.cpp in it; "": nothing
 
 // -- threads.c: tried out, with stacks of the usual size
@@ -35,17 +39,24 @@ bool         uma_threads_fit(int32_t n);                           // whether so
 bool uma_abort_cb(void * flag);                                    // flag: int32_t *, nonzero aborts
 
 // -- accel.c: our kernels inside ggml's CPU backend (native/ggml-uma), for every model and context of the process
-int32_t      uma_accel_use(const char * isa); // of our kernels, NULL: the best; before the first model is loaded. -1: not on this processor
-int32_t      uma_accel_register(void);      // before the first model is loaded; -1: nothing faster than ggml's for this processor
-void         uma_accel_enable(uint32_t ops); // bit set: 1 matmul, 2 experts' matmul, 4 attention; 0 none. Not while a graph computes
+// of our kernels, NULL: the best; before the first model is loaded. -1: not on this processor
+int32_t      uma_accel_use(const char * isa);
+// before the first model is loaded; -1: nothing faster than ggml's for this processor
+int32_t      uma_accel_register(void);
+// bit set: 1 matmul, 2 experts' matmul, 4 attention; 0 none. Not while a graph computes
+void         uma_accel_enable(uint32_t ops);
 int64_t      uma_accel_count(void);         // operations computed so far
 const char * uma_accel_isa(void);           // instruction set in use
-// Weights laid out for our products: the bytes that a matrix then takes (0: it stays as the file has it), and the buffer type that arranges them.
+// Weights laid out for our products: the bytes that a matrix then takes (0: it stays as the file has it), and the
+// buffer type that arranges them.
 size_t       uma_accel_arranged_bytes(const struct ggml_tensor * weights);
-int32_t      uma_accel_arranged_version(void); // of the layout; arranged bytes are the same for the same uma_accel_isa and version
+// of the layout; arranged bytes are the same for the same uma_accel_isa and version
+int32_t      uma_accel_arranged_version(void);
 ggml_backend_buffer_type_t uma_accel_arranged_type(void);
-bool         uma_accel_multiplies(const struct ggml_tensor * weights); // products with these weights are ours, for any number of rows
-int32_t      uma_accel_wants_plain_weights(void); // nonzero: faster on weights as the file has them than ggml on rearranged copies
+// products with these weights are ours, for any number of rows
+bool         uma_accel_multiplies(const struct ggml_tensor * weights);
+// nonzero: faster on weights as the file has them than ggml on rearranged copies
+int32_t      uma_accel_wants_plain_weights(void);
 
 /* cdef end */
 

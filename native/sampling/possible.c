@@ -29,7 +29,9 @@ static void possible_apply(struct llama_sampler * s, llama_token_data_array * c)
 }
 
 static const char * possible_name(const struct llama_sampler * s) { (void) s; return "uma-possible"; }
-static struct llama_sampler * possible_clone(const struct llama_sampler * s) { return uma_sampler_possible(within_of(s)); }
+static struct llama_sampler * possible_clone(const struct llama_sampler * s) {
+    return uma_sampler_possible(within_of(s));
+}
 
 static struct llama_sampler_i POSSIBLE = { .name = possible_name, .apply = possible_apply, .clone = possible_clone };
 

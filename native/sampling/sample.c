@@ -1,4 +1,5 @@
-// One token from one row of logits. A row of 152k is read once; what looks closer does so only in the blocks that can matter.
+// One token from one row of logits. A row of 152k is read once; what looks closer does so only in the blocks that can
+// matter.
 #include "sample.h"
 
 #include <float.h>
@@ -35,7 +36,8 @@ static bool reserve(int32_t n_vocab) {
     free(scratch.candidates);
     const size_t n = (size_t) n_vocab, n_blocks = n / BLOCK + 1, n_words = n_blocks * BLOCK / WORD;
     scratch.n_vocab    = 0;
-    const size_t n_bytes = 2 * n * sizeof(llama_token_data) + 2 * (n + n_blocks) * sizeof(float) + n_words * sizeof(uint32_t);
+    const size_t n_bytes = 2 * n * sizeof(llama_token_data) + 2 * (n + n_blocks)
+        * sizeof(float) + n_words * sizeof(uint32_t);
     scratch.candidates = malloc(n_bytes);
     if (!has_key || pthread_setspecific(freed_at_exit, scratch.candidates) != 0) {
         free(scratch.candidates);

@@ -1,4 +1,5 @@
-// Top-p over a whole vocabulary: llama.cpp sorts all candidates first, 9 to 22 ms a row at 152k; here only those near the cut are sorted.
+// Top-p over a whole vocabulary: llama.cpp sorts all candidates first, 9 to 22 ms a row at 152k; here only those near
+// the cut are sorted.
 #include "sampling/uma_sampling.h"
 
 #include <math.h>

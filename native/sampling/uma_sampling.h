@@ -32,8 +32,9 @@ typedef struct uma_sampler {
     int32_t  n_edits;
     int32_t  raises;         // nonzero: some edit does
     const llama_logit_bias * edits;
-    // Tokens that may come now, a bit each, lowest first in each word; NULL: all. It is looked at when a token is drawn: only
-    // if that one is refused the row is masked and drawn from again. `masks_first`: before, for chains that learn from draws.
+    // Tokens that may come now, a bit each, lowest first in each word; NULL: all. It is looked at when a token is
+    // drawn: only if that one is refused the row is masked and drawn from again. `masks_first`: before, for chains that
+    // learn from draws.
     const uint32_t * mask;
     int32_t  masks_first;
     int32_t  forced;         // this token comes next, whatever the row says: nothing is drawn; -1: one is drawn
@@ -47,7 +48,8 @@ typedef struct uma_sampler {
 llama_token uma_sample(float * logits, int32_t n_vocab, uma_sampler * sampler);
 bool uma_sampler_accept(uma_sampler * sampler, llama_token token); // one that it did not draw; false: no memory
 bool uma_sampler_accept_all(uma_sampler * sampler, const llama_token * tokens, int32_t n);
-// Tokens were taken back: penalties and DRY count these n and no others. Random numbers that were drawn stay drawn. False: no memory.
+// Tokens were taken back: penalties and DRY count these n and no others. Random numbers that were drawn stay drawn.
+// False: no memory.
 bool uma_sampler_recount(uma_sampler * sampler, const llama_token * tokens, int32_t n);
 // Whether it takes the row's best token where `uma_allows` that, and needs nothing else of the row.
 bool uma_takes_best(const uma_sampler * sampler);

@@ -148,7 +148,8 @@ static bool extend(uma_suffix * s, llama_token token) {
             if (link == NONE) {
                 return false;
             }
-            for (int32_t i; at != NONE && (i = find(s, at, token)) != NONE && s->edges[i].to == to; at = s->states[at].link) {
+            for (int32_t i; at != NONE && (i = find(s, at, token)) != NONE && s->edges[i].to == to;
+                at = s->states[at].link) {
                 s->edges[i].to = link;
             }
         }
@@ -212,7 +213,8 @@ int32_t uma_suffix_follow(const uma_suffix * s, uma_suffix_cursor * at, llama_to
 }
 
 int64_t uma_suffix_bytes(const uma_suffix * s) {
-    return (int64_t) sizeof(*s) + s->most_text * (int64_t) sizeof(llama_token) + s->most_states * (int64_t) sizeof(state)
+    return (int64_t) sizeof(*s) + s->most_text * (int64_t) sizeof(llama_token) + s->most_states * (int64_t)
+        sizeof(state)
         + s->most_edges * (int64_t) sizeof(edge) + s->n_table * (int64_t) sizeof(int32_t);
 }
 

@@ -89,7 +89,9 @@ def line(path: str, rng: random.Random, tally: Tally) -> None:
 
 
 def slow(path: str, rng: random.Random, tally: Tally) -> None:
-    """Reads in small bites with pauses; the end comes all the same, or the daemon's patience ends (4 KiB of ours are unread)."""
+    """Reads in small bites with pauses; the end comes all the same, or the daemon's patience ends (4 KiB of ours are
+    unread).
+    """
     with _connected(path) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         _send(sock, {**request(rng, 1), "max_tokens": 400})

@@ -48,7 +48,10 @@ def run(n_reloads: int, say: Say) -> dict[str, Any]:
 
 
 def _reloads_under_load(daemon: Daemon, n_reloads: int, tally: Tally, say: Say) -> tuple[list[Taken], list[float]]:
-    """The streams that were taken meanwhile, and how long each reload took, ms. Ends on the model that it began with."""
+    """The streams that were taken meanwhile, and how long each reload took, ms.
+
+    Ends on the model that it began with.
+    """
     load = Load(daemon.path, N_STREAMS, N_TOKENS, tally)
     load.start()
     times_ms = [_reload(daemon, load, n, say) for n in range(n_reloads)]
@@ -74,7 +77,9 @@ def _reload(daemon: Daemon, load: Load, n: int, say: Say) -> float:
 
 
 def _size_after_load(daemon: Daemon, tally: Tally) -> tuple[float, int]:
-    """Memory and descriptors at rest, after the same work on the same model: an engine that has not computed yet is smaller."""
+    """Memory and descriptors at rest, after the same work on the same model: an engine that has not computed yet is
+    smaller.
+    """
     load = Load(daemon.path, N_STREAMS, N_TOKENS, tally)
     load.start()
     time.sleep(WARM_UP_S)

@@ -52,7 +52,10 @@ def _reloads(r: Mapping[str, Any]) -> list[Row]:
     streams = f"{r['n_streams']} streams, {r['n_across']} of them across a reload"
     young, before, after = r["rss_mb"]
     growth = after / before - 1
-    seen = f"{before:.0f} MiB → {after:.0f} MiB ({growth:+.1%}); {young:.0f} MiB before the {r['n_warm_up']} reloads of warm-up"
+    seen = (
+        f"{before:.0f} MiB → {after:.0f} MiB ({growth:+.1%}); {young:.0f} MiB before the {r['n_warm_up']} reloads "
+        "of warm-up"
+    )
     wrong = f"{r['n_wrong_model']} streams with one, {r['n_unjudged']} not judged"
     return [
         Row(
@@ -91,7 +94,10 @@ def _restarts(r: Mapping[str, Any]) -> list[Row]:
 
 
 def _faults(r: Mapping[str, Any]) -> list[Row]:
-    what = "failing and hanging decode calls, storms of full ones, allocation failures, slow and full disks, EMFILE, ENOBUFS, dying clients"
+    what = (
+        "failing and hanging decode calls, storms of full ones, allocation failures, slow and full disks, EMFILE, "
+        "ENOBUFS, dying clients"
+    )
     return [
         Row(
             f"injected faults ({what}): no hang, no leak, coded errors, other streams byte for byte the same",
@@ -190,11 +196,12 @@ _TITLES = {
 }
 
 
-_RELOADS = """A reload took {p50:.0f} ms (median), {max:.0f} ms at most. Every second one changed the model (dense ↔ mixture of experts).
-Each stream's tokens were rated afterwards by both models, fed with the stream's own text: a token that lies more than a
-near tie below a model's choice is not of that model.
+_RELOADS = """A reload took {p50:.0f} ms (median), {max:.0f} ms at most. Every second one changed the model
+(dense ↔ mixture of experts). Each stream's tokens were rated afterwards by both models, fed with the stream's own text: a token that lies
+more than a near tie below a model's choice is not of that model.
 """
-_TESTS = """These need levers inside the process; the tests of `tests/daemon` pull them, on the simulated engine and on the real one:
+_TESTS = """These need levers inside the process; the tests of `tests/daemon` pull them, on the simulated engine and on
+the real one:
 
 """
 _POINTS = """

@@ -1,4 +1,6 @@
-"""The short trials: drain under a storm, death and restart, status during long calls, a thousand of everything, idleness."""
+"""The short trials: drain under a storm, death and restart, status during long calls, a thousand of everything,
+idleness.
+"""
 
 from __future__ import annotations
 

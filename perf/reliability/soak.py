@@ -1,4 +1,6 @@
-"""The soak: random clients and an operator who reloads, drains and cancels at random; at quiet points everything must be back to zero."""
+"""The soak: random clients and an operator who reloads, drains and cancels at random; at quiet points everything
+must be back to zero.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +177,9 @@ class Soak:
 
 
 def halves(points: Sequence[Mapping[str, float]], name: str) -> list[float]:
-    """Medians of a figure over the first half of the points, without the first one (caches are still empty there), and the second."""
+    """Medians of a figure over the first half of the points, without the first one (caches are still empty there),
+    and the second.
+    """
     half = len(points) // 2
     return [median([p[name] for p in points[1:half]]), median([p[name] for p in points[half:]])]
 

@@ -14,7 +14,10 @@ _CHAT = Chat(32, 320)  # prompt and answer, tokens
 
 @dataclass(frozen=True, slots=True)
 class Burdens:
-    """A phase for each: the burden comes while the chat streams. Prompts exceed the context: they are read, and refused."""
+    """A phase for each: the burden comes while the chat streams.
+
+    Prompts exceed the context: they are read, and refused.
+    """
 
     name: ClassVar[str] = "burdens"
     title: ClassVar[str] = "a chat beside one large request, or a reload"

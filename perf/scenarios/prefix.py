@@ -1,4 +1,7 @@
-"""Prompts that begin like earlier ones: an agent's turns, branches, chats that take turns on few sequences. Caches on, everywhere."""
+"""Prompts that begin like earlier ones: an agent's turns, branches, chats that take turns on few sequences.
+
+Caches on, everywhere.
+"""
 
 from __future__ import annotations
 
@@ -208,7 +211,9 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """A chat streams while two documents of 100 MB each (0.5B shape) push each other out of one sequence and come back."""
+    """A chat streams while two documents of 100 MB each (0.5B shape) push each other out of one sequence and come
+    back.
+    """
 
     name: ClassVar[str] = "snapshots"
     title: ClassVar[str] = "a chat beside 100 MB snapshots"

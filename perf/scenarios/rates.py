@@ -1,4 +1,7 @@
-"""What a server reaches with one type of weights: one stream's pace, the rates of several, the speed of prompts. Nothing is mixed."""
+"""What a server reaches with one type of weights: one stream's pace, the rates of several, the speed of prompts.
+
+Nothing is mixed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""An option that changes nothing is a promise that nothing keeps, and a range of it that changes nothing is half of one.
+"""An option that changes nothing is a promise that nothing keeps, and a range of it that changes nothing is half of
+one.
 
-Each option of the policy is tried at several values all over its range: between two neighbours, some plan must differ. Each choice of an
-engine option must reach the engine as something else. What can only be seen from outside is set by a test of behaviour.
+Each option of the policy is tried at several values all over its range: between two neighbours, some plan must differ.
+Each choice of an engine option must reach the engine as something else. What can only be seen from outside is set by a
+test of behaviour.
 """
 
 from __future__ import annotations
@@ -231,10 +233,13 @@ def other_value(opt: Option) -> Any:
 
 TAKEN: dict[Callable[[Config], object], set[str]] = {
     limits_of: {
-        "limits.max_sessions", "limits.max_tokens", "limits.default_max_tokens", "limits.queue_interactive", "limits.queue_background",
-        "limits.request_timeout_ms", "limits.overflow", "scheduler.auto_lane_tokens", "scheduler.slo_ttft_ms", "scheduler.slo_tbt_ms",
+        "limits.max_sessions", "limits.max_tokens", "limits.default_max_tokens", "limits.queue_interactive",
+        "limits.queue_background",
+        "limits.request_timeout_ms", "limits.overflow", "scheduler.auto_lane_tokens", "scheduler.slo_ttft_ms",
+        "scheduler.slo_tbt_ms",
     },
-    cache_of: {"cache.prefix", "cache.ram_mb", "cache.disk_dir", "cache.disk_mb", "cache.share_across_uids", "cache.park_idle_ms"},
+    cache_of: {"cache.prefix", "cache.ram_mb", "cache.disk_dir", "cache.disk_mb", "cache.share_across_uids",
+    "cache.park_idle_ms"},
 }  # fmt: skip
 
 

@@ -22,7 +22,9 @@ def product_text() -> str:
 
 
 def reading(section: str, name: str) -> re.Pattern[str]:
-    """Match `config.limits.max_tokens`, `limits.max_tokens`, `options.n_ctx`; the policy reads `config.tick_budget_ns`."""
+    """Match `config.limits.max_tokens`, `limits.max_tokens`, `options.n_ctx`; the policy reads
+    `config.tick_budget_ns`.
+    """
     if section == "scheduler":
         return re.compile(rf"\b(?:config\.{name.removesuffix('_ms')}(?:_ns|_ms)?|\w*scheduler\.{name})\b")
     return re.compile(rf"\b\w*(?:options|{section})\.{name}\b")

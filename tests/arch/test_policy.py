@@ -10,7 +10,10 @@ import pytest
 
 POLICY = Path(__file__).resolve().parents[2] / "uma_core" / "policy"
 STAGES = [*(POLICY / "stages").glob("[a-z]*.py"), POLICY / "tbt" / "share.py"]
-RETIRED = r"\b(talkers?|workers?|rid(e|es|ers?|ing)|knobs?|talk_ns|carry|guard_memory|gap_limits|n_prefill_lanes|inter.?token)\b"
+RETIRED = (
+    r"\b(talkers?|workers?|rid(e|es|ers?|ing)|knobs?|talk_ns|carry|guard_memory|gap_limits|n_prefill_lanes"
+    r"|inter.?token)\b"
+)
 
 
 def imported(path: Path) -> set[str]:

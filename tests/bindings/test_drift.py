@@ -1,4 +1,6 @@
-"""Corrupted copies of the real cdef, compiled against the real headers and libraries: each must be caught before it can do harm."""
+"""Corrupted copies of the real cdef, compiled against the real headers and libraries: each must be caught before it
+can do harm.
+"""
 
 from __future__ import annotations
 

@@ -91,7 +91,10 @@ def test_a_repeated_typedef_is_kept_once() -> None:
 
 
 def test_the_same_headers_give_the_same_bytes_in_another_process(native: Native, cdef: generate.Cdef) -> None:
-    code = "from bindings import generate; from native.build import prepare; print(generate.generate_for(prepare(), False).digest)"
+    code = (
+        "from bindings import generate; from native.build import prepare; print(generate.generate_for(prepare(), "
+        "False).digest)"
+    )
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.stdout.strip().splitlines()[-1] == cdef.digest, done.stderr

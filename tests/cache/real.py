@@ -1,4 +1,6 @@
-"""Random conversations over the real engine: the logits that follow a restored beginning against those of a full read."""
+"""Random conversations over the real engine: the logits that follow a restored beginning against those of a full
+read.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Lane, Peer, Phase, Request
 
 N_SEQ, N_CTX_SEQ = 3, 1024
-# Of the logits' standard deviation. Other batch shapes take other kernels: `RealWorld.noise` measures how far that alone
-# moves them, and docs/MEMORY.md tells what 1,200 conversations gave. In a mixture of experts that noise can make a
-# token choose another expert, which moves its logits by about 1: then a full read in another batch shape has to agree.
+# Of the logits' standard deviation. Other batch shapes take other kernels: `RealWorld.noise` measures how far that
+# alone moves them, and docs/MEMORY.md tells what 1,200 conversations gave. In a mixture of experts that noise can make
+# a token choose another expert, which moves its logits by about 1: then a full read in another batch shape has to
+# agree.
 TOLERANCE = 0.15
 # A wrong token far back moves the logits no further than that, so the cells themselves are compared: the first layer's
 # K and V depend on nothing but the token and its position. Of a row's largest value; another token's is off by about 1.
@@ -87,7 +90,8 @@ class Tally:
             )
         )
         return (
-            f"{self.n_conversations} conversations, {self.n_turns} turns, {self.n_branches} branches, {self.n_cancelled} cancelled, "
+            f"{self.n_conversations} conversations, {self.n_turns} turns, {self.n_branches} branches, "
+            f"{self.n_cancelled} cancelled, "
             f"{self.n_parked} parked, {self.n_evictions} evictions, {self.n_restarts} restarts; "
             f"{self.n_cached} of {self.n_prompt} prompt tokens cached; "
             f"worst deviation (99th percentile): {worst}; {self.n_second} explained by a second batch shape"
@@ -207,9 +211,11 @@ class RealWorld:
         return ended
 
     def deviation(self, tokens: list[int], logits: np.ndarray, n_cached: int = 0) -> tuple[float, bool]:
-        """Of the logits after the tokens from those of a full read, in standard deviations; and whether that took a second one.
+        """Of the logits after the tokens from those of a full read, in standard deviations; and whether that took a
+        second one.
 
-        Beyond the tolerance, reads in other batch shapes are tried: with the tail that the cached one had, or step by step.
+        Beyond the tolerance, reads in other batch shapes are tried: with the tail that the cached one had, or step by
+        step.
         """
         last = len(tokens) - 1
         shapes = [(last, 0), (last, 1), (n_cached or last, 0), (max(0, last - STEPS), STEPS + 1)]
@@ -234,12 +240,16 @@ class RealWorld:
         return float((np.abs(full - cells).max(axis=2) / np.abs(full).max(axis=2)).max())
 
     def noise(self, tokens: list[int], cut: int) -> float:
-        """What two full reads in different batch shapes differ by: in the second, some tokens after `cut` are read one by one."""
+        """What two full reads in different batch shapes differ by: in the second, some tokens after `cut` are read
+        one by one.
+        """
         full, other = self._full(tokens, len(tokens) - 1, 0), self._full(tokens, cut, min(STEPS, len(tokens) - 1 - cut))
         return float(np.abs(full - other).max() / full.std())
 
     def _full(self, tokens: list[int], cut: int, n_steps: int) -> np.ndarray:
-        """(n_vocab,) The logits after a read in parts, none of them cached; `n_steps` tokens after `cut` are read one by one."""
+        """(n_vocab,) The logits after a read in parts, none of them cached; `n_steps` tokens after `cut` are read
+        one by one.
+        """
         plain = self.plain
         plain.kv_truncate(0, 0)
         read(plain, 0, np.array(tokens[:cut], np.int32), False)
@@ -334,9 +344,11 @@ class RealCrowd:
             tally.n_second += is_second
 
     def live(self, n_conversations: int) -> Tally:
-        """So many conversations, of any number of turns each, and more until a third as many cached beginnings were compared.
+        """So many conversations, of any number of turns each, and more until a third as many cached beginnings were
+        compared.
 
-        What arrives while what is read depends on the machine's speed, so how often one request finds another's beginning does too.
+        What arrives while what is read depends on the machine's speed, so how often one request finds another's
+        beginning does too.
         """
         rng, world, tally = self.rng, self.world, self.tally
         while (

@@ -1,4 +1,6 @@
-"""Conversations with recurrent models over the real engine: what follows a restored beginning has the bits of a full read."""
+"""Conversations with recurrent models over the real engine: what follows a restored beginning has the bits of a full
+read.
+"""
 
 from __future__ import annotations
 

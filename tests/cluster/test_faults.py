@@ -1,4 +1,5 @@
-"""Several daemons behind one cluster, without Ray: what happens to requests when one of them is killed, drained or cut off.
+"""Several daemons behind one cluster, without Ray: what happens to requests when one of them is killed, drained or cut
+off.
 
 Every request is accounted for: it has exactly one end, and what was sent of it is exactly what it should be.
 """
@@ -27,7 +28,9 @@ LANE = ("--parallel", "8", "--n-ctx", "16384")
 
 
 def is_same(text: str, expected: str) -> bool:
-    """The simulated model writes bytes that are no text: after one, an answer that was continued may go on otherwise."""
+    """The simulated model writes bytes that are no text: after one, an answer that was continued may go on
+    otherwise.
+    """
     n = expected.find("\ufffd")
     return text == expected if n < 0 else text[:n] == expected[:n]
 

@@ -25,8 +25,8 @@ TOKENS = "0123456789"
 
 
 class Scripted:
-    """A transport. Each request that arrives anywhere does the next act: `whole`, `refuse`, `gone` (not loaded any more), or how
-    many tokens it sends before its daemon is lost.
+    """A transport. Each request that arrives anywhere does the next act: `whole`, `refuse`, `gone` (not loaded any
+    more), or how many tokens it sends before its daemon is lost.
     """
 
     def __init__(self, n_units: int, *acts: str | int, pause_s: float = 0.0) -> None:

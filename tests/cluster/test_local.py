@@ -1,4 +1,6 @@
-"""One daemon of this machine as a node keeps it: started, adopted, watched, started again, stopped, and never left behind."""
+"""One daemon of this machine as a node keeps it: started, adopted, watched, started again, stopped, and never left
+behind.
+"""
 
 from __future__ import annotations
 

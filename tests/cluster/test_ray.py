@@ -1,4 +1,5 @@
-"""The whole thing: three nodes by Ray's own cluster utility, the gateway as Serve's ingress, daemons on the simulated engine.
+"""The whole thing: three nodes by Ray's own cluster utility, the gateway as Serve's ingress, daemons on the simulated
+engine.
 
 One cluster for all tests of the file, which run in this order: the last ones take nodes away.
 """

@@ -35,7 +35,8 @@ def test_a_name_is_all_that_a_model_needs() -> None:
 def test_a_file_is_read_and_the_command_line_goes_before_it(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(
-        "models: [{name: a, daemon: --n-ctx 4096, idle_s: 5}, {name: b, daemon: [--parallel, 2], replicas: 0}]\nport: 1\n"
+        "models: [{name: a, daemon: --n-ctx 4096, idle_s: 5}, {name: b, daemon: [--parallel, 2], replicas: 0}]\nport: "
+        "1\n"
     )
     settings = load(str(path), port=2, nodes=None)
     assert [model.daemon for model in settings.models] == [("--n-ctx", "4096"), ("--parallel", "2")]

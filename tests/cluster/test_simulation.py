@@ -39,7 +39,9 @@ def test_where_nothing_is_shared_nobody_waits_longer_than_with_the_least_loaded(
 
 
 def test_one_popular_beginning_does_not_pile_up() -> None:
-    """All agents are of one kind, so every prompt begins alike; the daemon that has it first is not the one that gets them all."""
+    """All agents are of one kind, so every prompt begins alike; the daemon that has it first is not the one that
+    gets them all.
+    """
     outcome = agent("prefix-aware", Setup(n_nodes=16), n_kinds=1)
     assert outcome.most_on_one < 3
     assert outcome.cached_share > 0.75

@@ -218,7 +218,8 @@ def test_lists_and_maps_as_text():
     assert "key=value" in refusal(flags={"access.lane_ceiling": "1000"})
 
 
-@pytest.mark.parametrize(("environ", "level"), [({"UMA_DEBUG": "1"}, "debug"), ({"UMA_DEBUG": "0"}, "info"), ({"UMA_DEBUG": ""}, "info"),
+@pytest.mark.parametrize(("environ", "level"),
+[({"UMA_DEBUG": "1"}, "debug"), ({"UMA_DEBUG": "0"}, "info"), ({"UMA_DEBUG": ""}, "info"),
                                                ({"UMA_DEBUG": "1", "UMA_LOG_LEVEL": "WARN"}, "warning")])  # fmt: skip
 def test_debug_variable(environ, level):
     config, sources = build(environ=environ)
@@ -338,7 +339,8 @@ def test_metrics_may_be_read_at_addresses_of_this_machine_alone(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["0.0.0.0:9464", ":9464", "9464", "[::]:9464", "example.org:80", "10.0.0.1:80", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536",
+    "text", ["0.0.0.0:9464", ":9464", "9464", "[::]:9464", "example.org:80", "10.0.0.1:80", "127.0.0.1", "127.0.0.1:",
+    "127.0.0.1:65536",
              "127.0.0.1:-1", "127.0.0.1:\u0665"])  # fmt: skip
 def test_metrics_are_not_offered_to_other_machines(text):
     assert "metrics.listen" in refusal(flags={"metrics.listen": text})

@@ -28,7 +28,10 @@ def allowed(matcher: Matcher, n_vocab: int) -> np.ndarray:
 def write(
     text: Text, matcher: Matcher, weights: np.ndarray, seed: int, n_most: int = N_TOKENS_MOST, watch: Any = None
 ) -> tuple[bytes, str]:
-    """Draw tokens by weight among the allowed ones; the answer, and how it ended: stop or length. `watch` has to allow them as well."""
+    """Draw tokens by weight among the allowed ones; the answer, and how it ended: stop or length.
+
+    `watch` has to allow them as well.
+    """
     rng, out = np.random.default_rng(seed), bytearray()
     for _ in range(n_most):
         ids = allowed(matcher, text.n_vocab)
@@ -81,7 +84,10 @@ def answer(compiler: Compiler, text: Text, constraint: Constraint, seed: int = 0
 
 
 def check_valid(value: Any, schema: Any) -> None:
-    """Raises: jsonschema.ValidationError. Multiples are decimal ones: a float's remainder is not what JSON Schema means."""
+    """Raises: jsonschema.ValidationError.
+
+    Multiples are decimal ones: a float's remainder is not what JSON Schema means.
+    """
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     kind = jsonschema.validators.extend(kind, {"multipleOf": _multiple_of})
     kind(schema).validate(value)

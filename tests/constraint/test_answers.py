@@ -16,7 +16,8 @@ from uma_core.errors import ErrorCode, UmaError
 
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 N_EACH = 18 if IS_FULL else 1  # answers per schema, adversary and vocabulary: 187 schemas x 3 x 18 = 10,098
-# Python's `re`, which the validator takes, knows no \p and no \c, and its classes are Unicode's: there only the syntax is checked.
+# Python's `re`, which the validator takes, knows no \p and no \c, and its classes are Unicode's: there only the syntax
+# is checked.
 BEYOND_RE = re.compile(r"\\[pPcWDsS]")
 
 

@@ -1,4 +1,6 @@
-"""What an accepted schema asks for never exceeds the library's bounds half-way through an answer: it is refused before, by keyword."""
+"""What an accepted schema asks for never exceeds the library's bounds half-way through an answer: it is refused
+before, by keyword.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,15 @@ CASES = {  # what grows with n, the most that has to be accepted, what has to be
     "behind a reference": (lambda n: {"$defs": {"x": optional(0, n)}, "$ref": "#/$defs/x"}, 470, 520, "$ref"),
     "some are required": (lambda n: optional(0, n, required=[f"p{i}" for i in range(0, n, 4)]), 1000, 0, ""),
     "branches": (lambda n: {"anyOf": [optional(i * 100, i * 100 + n) for i in range(4)]}, 115, 130, "anyOf"),
-    "objects": (lambda n: {"anyOf": [of({f"k{i}": {}}, required=[f"k{i}"], additionalProperties=False) for i in range(n)]}, 1100, 0, ""),
+    "objects": (lambda n: {"anyOf": [of({f"k{i}": {}}, required=[f"k{i}"],
+    additionalProperties=False) for i in range(n)]}, 1100, 0, ""),
     "constants": (lambda n: {"anyOf": [{"const": f"value {i}"} for i in range(n)]}, 5000, 0, ""),
     "enum": (lambda n: {"enum": [{"a": i} for i in range(n)]}, 1900, 2100, "enum"),
     "merged": (lambda n: {"allOf": [optional(0, n), optional(n, 2 * n)]}, 235, 260, "allOf"),
     "longest": (lambda n: {"type": "string", "maxLength": n}, 9_900, 10_100, "maxLength"),
     "shortest": (lambda n: {"type": "string", "minLength": n}, 9_900, 10_100, "minLength"),
-    "several": (lambda n: of({f"p{i}": {"type": "string", "maxLength": n + i} for i in range(10)}), 950, 1_050, "maxLength"),
+    "several": (lambda n: of({f"p{i}": {"type": "string", "maxLength": n + i} for i in range(10)}), 950, 1_050,
+    "maxLength"),
     "alike": (lambda n: of({f"p{i}": {"type": "string", "maxLength": n} for i in range(10)}), 9_900, 0, ""),
     "pattern": (lambda n: {"type": "string", "pattern": f"^(.{{0,100}}x){{0,{n}}}$"}, 90, 110, "pattern"),
 }  # fmt: skip

@@ -1,4 +1,6 @@
-"""Schemas and grammars that want to hang or to crash somebody: each is refused with a code, or harmless, in a process of its own."""
+"""Schemas and grammars that want to hang or to crash somebody: each is refused with a code, or harmless, in a
+process of its own.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,14 @@ thread.start()
 thread.join()
 """
 LARK_CHAIN = "'\\n'.join(['start: r0', *[f'r{i}: r{i + 1}' for i in range(9000)], 'r9000: \"a\"'])"
-GBNF_CHAIN = "'\\n'.join(['root ::= r0', *[f'r{i} ::= r{i + 1}' + chr(34) + 'a' + chr(34) for i in range(3000)], 'r3000 ::= \"x\"'])"
-REFS = "{'$ref': '#/$defs/a0', '$defs': {**{f'a{i}': {'items': {'$ref': f'#/$defs/a{i + 1}'}} for i in range(2900)}, 'a2900': {}}}"
+GBNF_CHAIN = (
+    "'\\n'.join(['root ::= r0', *[f'r{i} ::= r{i + 1}' + chr(34) + 'a' + chr(34) for i in range(3000)], "
+    "'r3000 ::= \"x\"'])"
+)
+REFS = (
+    "{'$ref': '#/$defs/a0', '$defs': {**{f'a{i}': {'items': {'$ref': f'#/$defs/a{i + 1}'}} for i in range(2900)}, "
+    "'a2900': {}}}"
+)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,8 @@ REFS = "{'$ref': '#/$defs/a0', '$defs': {**{f'a{i}': {'items': {'$ref': f'#/$def
         "'json_schema', {'type': 'integer', 'multipleOf': 999983}",
         "'json_schema', {'type': 'string', 'pattern': '(' * 50000 + 'a' + ')' * 50000}",
         "'json_schema', {'type': 'string', 'pattern': '^((a?){30}){30}b$'}",
-        "'json_schema', {'allOf': [{'anyOf': [{'properties': {f'k{i}_{j}': {}}, 'type': 'object'} for j in range(10)]} for i in range(8)]}",
+        "'json_schema', {'allOf': [{'anyOf': [{'properties': {f'k{i}_{j}': {}}, 'type': 'object'} for j in "
+        "range(10)]} for i in range(8)]}",
         "'json_schema', {'type': 'object', 'properties': {f'p{i}': {} for i in range(1000)}}",
         "'json_schema', {'type': 'array', 'minItems': 10**9, 'items': {'type': 'string', 'maxLength': 10**9}}",
         "'json_schema', __import__('functools').reduce(lambda inner, _: {'items': inner}, range(900), {})",

@@ -1,6 +1,8 @@
-"""Constrained answers whose tokens real models choose, at temperature 1, through the whole executor with many streams at once.
+"""Constrained answers whose tokens real models choose, at temperature 1, through the whole executor with many streams
+at once.
 
-The other half of the evidence, adversaries in place of a model, is in test_answers. `make fuzz` writes 10,098 answers here.
+The other half of the evidence, adversaries in place of a model, is in test_answers. `make fuzz` writes 10,098 answers
+here.
 """
 
 from __future__ import annotations

@@ -40,7 +40,10 @@ def test_the_prompt_may_stand_alone(serve, ctl):
 
 def test_options_become_request_fields_and_absent_ones_are_left_to_the_daemon(serve, cli):
     server = serve(hello)
-    given = "--max-tokens 7 --temp 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --seed 3 --repeat-penalty 1.1 --priority background --timeout 2.5"
+    given = (
+        "--max-tokens 7 --temp 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --seed 3 --repeat-penalty 1.1 --priority "
+        "background --timeout 2.5"
+    )
     assert cli("--prompt", "p", *given.split(), "--stop", "END", "--stop", "\n\n").returncode == 0
     assert cli("--prompt", "q").returncode == 0
     first, second = server.received

@@ -1,6 +1,7 @@
 """Daemons by the hundred: each is a fork of one process that has imported everything, so that a start costs no import.
 
-What happens after the fork is the product's own code, from the command line on; the exit status, or the signal, is the daemon's own.
+What happens after the fork is the product's own code, from the command line on; the exit status, or the signal, is the
+daemon's own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ ANSWERED = {"stop", "length"}
 
 
 class Outcome(NamedTuple):
-    """What became of one daemon. `status` is as subprocess has it: negative for a signal; None where it hung, and was killed."""
+    """What became of one daemon.
+
+    `status` is as subprocess has it: negative for a signal; None where it hung, and was killed.
+    """
 
     status: int | None
     where: str  # it ended, or hung: at the start, in its answers, at the stop
@@ -66,7 +70,10 @@ class Nursery:
         assert self._read(LONGEST_S) == {"ready": True}
 
     def run(self, model: Path, flags: Mapping[str, object], data_bytes: int = 0) -> Outcome:
-        """Start a daemon, let it answer a few requests once it is ready, stop it. `data_bytes`: its limit of private memory, 0: none."""
+        """Start a daemon, let it answer a few requests once it is ready, stop it.
+
+        `data_bytes`: its limit of private memory, 0: none.
+        """
         self._stop_what_runs()
         self._pid = self._fork(
             ["daemon", "--socket", self._socket, "--model", str(model), *as_arguments(flags)], data_bytes
@@ -190,7 +197,10 @@ def prompt(n: int, stride: int) -> list[int]:
 
 
 def fork_on_request() -> None:
-    """Fork a daemon for every line on stdin, tell its pid, wait for its end, tell its status. Ends with stdin, and ends what still runs."""
+    """Fork a daemon for every line on stdin, tell its pid, wait for its end, tell its status.
+
+    Ends with stdin, and ends what still runs.
+    """
     import uma_core.engine.graph.engine
     import uma_core.engine.llama.engine
     import uma_core.engine.select.compare

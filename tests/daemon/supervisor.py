@@ -59,7 +59,8 @@ class Supervisor:
         self._socket.close()
 
 
-# A process cannot know its own LISTEN_PID before it exists: the shell of systemd's exec is played by a few lines of Python.
+# A process cannot know its own LISTEN_PID before it exists: the shell of systemd's exec is played by a few lines of
+# Python.
 EXEC_WITH_SOCKETS = """
 import os, sys
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")

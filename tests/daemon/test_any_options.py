@@ -1,4 +1,6 @@
-"""Every value that an engine option's range allows works, or is refused with a code before anything is served: never a signal, never a hang."""
+"""Every value that an engine option's range allows works, or is refused with a code before anything is served: never
+a signal, never a hang.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,8 @@ def adapters(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 def draw(rng: random.Random, options: list[Option], lora: list[str]) -> dict[str, object]:
-    """Values for some of the options, odd ones and the ends of ranges more often than others. What costs much is drawn less often.
+    """Values for some of the options, odd ones and the ends of ranges more often than others. What costs much is drawn
+    less often.
 
     `lora`: adapters, the model's own first.
     """

@@ -10,7 +10,8 @@ from tests.daemon.supervisor import Supervisor
 from tests.daemon.support import DRAFT, TINY
 
 MEASURED = re.compile(
-    r"engine auto took (\w+): the graph engine has [\d.]+ times llama.cpp's speed \(.*128 tokens of a prompt\)(, seen beside other work)?"
+    r"engine auto took (\w+): the graph engine has"
+    r" [\d.]+ times llama.cpp's speed \(.*128 tokens of a prompt\)(, seen beside other work)?"
 )
 COMPARED = "the engines were compared"
 

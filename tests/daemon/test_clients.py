@@ -121,7 +121,9 @@ def test_a_reader_that_reads_nothing_does_not_keep_the_sequences(serve_model, en
 
 @pytest.mark.parametrize(("end", "reason"), [("cancel", "cancelled"), ("deadline", "timeout"), ("drain", "draining")])
 def test_a_request_that_ends_while_it_is_held_ends_once(serve, end, reason):
-    """Its reader lags behind, the end comes from elsewhere: one final event, after all text so far, and the connection lives."""
+    """Its reader lags behind, the end comes from elsewhere: one final event, after all text so far, and the
+    connection lives.
+    """
     daemon = serve("--tx-soft-bytes", "4096", "--tx-hard-bytes", "65536")
     with daemon.connect() as slow:
         slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

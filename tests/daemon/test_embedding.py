@@ -235,7 +235,8 @@ def test_the_worked_example_of_the_protocol(bert: DaemonProcess, ranker: DaemonP
 
 
 VALUES: dict[str, list[Any]] = {
-    "input": ["", "the", "the " * 500, [], [""], ["the", "cat"], ["x"] * 5000, [1, 2, 3], [[1], [2, 3]], [[]], [-1], [1 << 31], [[1 << 30]], [1.5],
+    "input": ["", "the", "the " * 500, [], [""], ["the", "cat"], ["x"] * 5000, [1, 2, 3], [[1], [2, 3]], [[]], [-1],
+    [1 << 31], [[1 << 30]], [1.5],
               [None], {}, 7, True, None, [["the"]], ["a\u0000"], "\U0001f600" * 50, [[5] * 96], [[5] * 97]],
     "pooling": ["none", "mean", "cls", "last", "rank", "max", 5, None],
     "normalize": [True, False, 0, "yes", None],

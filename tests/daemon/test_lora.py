@@ -128,7 +128,8 @@ def test_a_reload_takes_adapters_in_or_keeps_what_there_is(
         )
         assert say(wire, lora=[{"id": "tone"}]) == tone
         config.write_text(
-            f"engine:\n  lora:\n    tone: {adapters['topic']}\n    topic: {adapters['tone']}\n  lora_scale: {{topic: 1}}\n"
+            f"engine:\n  lora:\n    tone: {adapters['topic']}\n    topic: {adapters['tone']}\n  lora_scale: {{topic: "
+            "1}\n"
         )
         assert daemon.ask("reload")["event"] == "reply"
         assert say(wire, lora=[{"id": "tone"}]) != tone, "the same id, and another file: nothing of the cache is used"

@@ -1,4 +1,6 @@
-"""A process whose memory is limited (ulimit -d) refuses to load with a code, or serves; a running one loses snapshots, not requests."""
+"""A process whose memory is limited (ulimit -d) refuses to load with a code, or serves; a running one loses
+snapshots, not requests.
+"""
 
 from __future__ import annotations
 

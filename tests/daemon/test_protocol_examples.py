@@ -52,7 +52,9 @@ EXAMPLES = {
 
 
 def write_fim(path: Path) -> Path:
-    """The small model with tokens for filling in: three entries more in its file's head, and one to keep its data aligned."""
+    """The small model with tokens for filling in: three entries more in its file's head, and one to keep its data
+    aligned.
+    """
     data, aligned = DRAFT.read_bytes(), 32
     entries = [(f"tokenizer.ggml.{name}_token_id", token) for name, token in FIM_TOKENS.items()]
     size = sum(16 + len(key) for key, _ in entries)

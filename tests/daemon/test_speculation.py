@@ -13,7 +13,10 @@ from tests.daemon.support import DRAFT, MOE, SMALL, DaemonProcess, eventually, t
 
 Serve = Callable[..., DaemonProcess]
 
-COPY = "The shell reads commands and runs them. The kernel has many tasks. The shell reads commands and runs them. The kernel has"
+COPY = (
+    "The shell reads commands and runs them. The kernel has many tasks. The shell reads commands and runs them. "
+    "The kernel has"
+)
 SCHEMA = {
     "json_schema": {
         "type": "object",

@@ -1,4 +1,7 @@
-"""Small random embedding models and rerankers, with the metadata and tensor names of real ones. None can be had here."""
+"""Small random embedding models and rerankers, with the metadata and tensor names of real ones.
+
+None can be had here.
+"""
 
 from __future__ import annotations
 

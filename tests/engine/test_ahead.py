@@ -1,4 +1,6 @@
-"""A call that is begun ahead changes nothing but when it is computed: any history gives the tokens of an engine that never does so."""
+"""A call that is begun ahead changes nothing but when it is computed: any history gives the tokens of an engine that
+never does so.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A build for another processor is refused with a code before its libraries are loaded; a portable one has a backend for each."""
+"""A build for another processor is refused with a code before its libraries are loaded; a portable one has a backend
+for each.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ def test_the_processor_is_asked_and_runs_this_build() -> None:
 
 @on_x86
 def test_on_a_processor_of_2008() -> None:
-    """A build for this machine's processor says that it is none; a portable one serves. (numpy's OpenBLAS does not know what qemu is.)"""
+    """A build for this machine's processor says that it is none; a portable one serves.
+
+    (numpy's OpenBLAS does not know what qemu is.)
+    """
     (qemu,) = need("qemu-x86_64")
     code = (
         "from uma_core.engine.select.open import estimate_engine\n"

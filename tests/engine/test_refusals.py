@@ -1,4 +1,6 @@
-"""What every engine counts when it has no cells for what it is asked: the daemon's alert, the soak and the bench read that."""
+"""What every engine counts when it has no cells for what it is asked: the daemon's alert, the soak and the bench
+read that.
+"""
 
 from __future__ import annotations
 

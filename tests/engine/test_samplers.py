@@ -1,4 +1,6 @@
-"""Every sampler of llama.cpp: the tokens of its own chain over all candidates, and the distribution of its definition."""
+"""Every sampler of llama.cpp: the tokens of its own chain over all candidates, and the distribution of its
+definition.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ CHAINS = {
     "xtc": replace(NEW, xtc_probability=0.7, xtc_threshold=0.05),
     "xtc deep": replace(NEW, xtc_probability=1.0, xtc_threshold=1e-6),
     "xtc all": replace(NEW, xtc_probability=0.5, xtc_threshold=0.0),
-    "xtc before top-k": replace(NEW, xtc_probability=0.9, xtc_threshold=0.02, top_k=3, samplers=("xtc", "top_k", "temperature")),
+    "xtc before top-k": replace(NEW, xtc_probability=0.9, xtc_threshold=0.02, top_k=3,
+    samplers=("xtc", "top_k", "temperature")),
     "dynatemp": replace(NEW, dynatemp_range=0.8, dynatemp_exponent=1.3),
     "dynatemp and top-k": replace(NEW, dynatemp_range=0.8, top_k=12),
     "dynatemp and min-p": replace(NEW, dynatemp_range=0.8, min_p=1e-20),
@@ -53,16 +56,20 @@ CHAINS = {
     "mirostat 2": replace(NEW, mirostat=2, mirostat_tau=3.0, mirostat_eta=0.3),
     "mirostat hot": replace(NEW, temperature=5.0, mirostat=2),
     "adaptive": replace(NEW, adaptive_target=0.3, samplers=("adaptive_p",)),
-    "adaptive after min-p": replace(NEW, adaptive_target=0.5, adaptive_decay=0.5, min_p=0.02, samplers=("min_p", "temperature", "adaptive_p")),
+    "adaptive after min-p": replace(NEW, adaptive_target=0.5, adaptive_decay=0.5, min_p=0.02,
+    samplers=("min_p", "temperature", "adaptive_p")),
     "adaptive off": replace(NEW, samplers=("temperature", "adaptive_p")),
     "infill": replace(NEW, top_k=20, top_p=0.9, samplers=("top_k", "top_p", "infill")),
-    "temperature first": replace(NEW, temperature=1.8, top_p=0.7, min_p=0.01, samplers=("temperature", "min_p", "top_p")),
+    "temperature first": replace(NEW, temperature=1.8, top_p=0.7, min_p=0.01,
+    samplers=("temperature", "min_p", "top_p")),
     "no temperature": replace(NEW, temperature=5.0, top_k=20, samplers=("top_k",)),
-    "reversed": replace(NEW, top_k=30, top_p=0.9, typical_p=0.9, min_p=0.01, samplers=tuple(reversed(NEW.samplers)), repeat_penalty=1.2),
+    "reversed": replace(NEW, top_k=30, top_p=0.9, typical_p=0.9, min_p=0.01, samplers=tuple(reversed(NEW.samplers)),
+    repeat_penalty=1.2),
     "bias": replace(NEW, logit_bias=((7, 3.0), (9, -math.inf), (11, -2.0)), top_k=10),
     "bias from far below": replace(NEW, logit_bias=((5, 12.0),), top_k=2),
     "everything": SamplingParams(
-        temperature=1.1, top_k=60, top_p=0.97, min_p=0.001, typical_p=0.95, top_n_sigma=3.0, repeat_penalty=1.1, frequency_penalty=0.1,
+        temperature=1.1, top_k=60, top_p=0.97, min_p=0.001, typical_p=0.95, top_n_sigma=3.0, repeat_penalty=1.1,
+        frequency_penalty=0.1,
         dry_multiplier=0.5, xtc_probability=0.3, xtc_threshold=0.1, dynatemp_range=0.4, logit_bias=((3, 1.5),),
     ),
 }  # fmt: skip
@@ -292,12 +299,15 @@ DISTRIBUTIONS = {
     "typical": case(lambda x, p: typical(softmax(x), 0.6), typical_p=0.6),
     "sigma": case(lambda x, p: sigma(x, 1.0), top_n_sigma=1.0),
     "xtc": case(lambda x, p: xtc(softmax(x), 0.6, 0.05), xtc_probability=0.6, xtc_threshold=0.05),
-    "penalties": case(lambda x, p: softmax(penalised(x, p)), repeat_penalty=1.5, frequency_penalty=0.2, presence_penalty=0.3),
-    "penalties that raise": case(lambda x, p: softmax(penalised(x, p)), repeat_penalty=0.8, frequency_penalty=-0.3, repeat_last_n=4),
+    "penalties": case(lambda x, p: softmax(penalised(x, p)), repeat_penalty=1.5, frequency_penalty=0.2,
+    presence_penalty=0.3),
+    "penalties that raise": case(lambda x, p: softmax(penalised(x, p)), repeat_penalty=0.8, frequency_penalty=-0.3,
+    repeat_last_n=4),
     "dry": case(lambda x, p: softmax(dry(x, p)), dry_multiplier=0.9, dry_allowed_length=1, dry_sequence_breakers=()),
     "dynatemp": case(dynamic, temperature=1.2, dynatemp_range=0.7, dynatemp_exponent=1.5),
     "bias": case(
-        lambda x, p: only(softmax(x + 3.0 * (np.arange(64) == 30)), np.arange(64) != 1), logit_bias=((30, 3.0), (1, -math.inf))
+        lambda x, p: only(softmax(x + 3.0 * (np.arange(64) == 30)), np.arange(64) != 1), logit_bias=((30, 3.0),
+        (1, -math.inf))
     ),
     "adaptive": case(lambda x, p: adapted(x, 0.2), adaptive_target=0.2, samplers=("adaptive_p",)),
     "mirostat 2": case(lambda x, p: mirostat_2(x, 1.5), mirostat=2, mirostat_tau=1.5),

@@ -1,4 +1,6 @@
-"""Real engines give the same tokens with drafts and without: random requests that are cancelled, share prompts, and are preempted."""
+"""Real engines give the same tokens with drafts and without: random requests that are cancelled, share prompts, and
+are preempted.
+"""
 
 from __future__ import annotations
 

@@ -138,7 +138,8 @@ def test_random_mixtures(seed: int) -> None:
     """Arrivals, cancels and parking at any moment: whoever ends has the text of their set, or a beginning of it."""
     draw = random.Random(seed)
     rig = Rig(
-        FakeModel(n_seq_max=draw.choice([1, 2, 4]), is_unified=draw.random() < 0.5, n_prefill_lanes=draw.choice([0, 1, 2]), adapters=LOADED,
+        FakeModel(n_seq_max=draw.choice([1, 2, 4]), is_unified=draw.random() < 0.5,
+        n_prefill_lanes=draw.choice([0, 1, 2]), adapters=LOADED,
                   can_mix_adapters=draw.random() < 0.3), Limits(max_sessions=100), cost=CPU_SHAPE,
     )  # fmt: skip
     rig.executor.set_cache(CACHE if draw.random() < 0.7 else CacheSettings(is_on=False))

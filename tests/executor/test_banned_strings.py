@@ -1,4 +1,6 @@
-"""Banned strings through whole lives of requests over the FakeEngine, whose next token is a hash of all that its KV holds."""
+"""Banned strings through whole lives of requests over the FakeEngine, whose next token is a hash of all that its KV
+holds.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def text_of(*args: Any, **fields: Any) -> str:
 
 
 def check_each_choice(tokens: list[int], banned: tuple[str, ...]) -> None:
-    """Wherever the answer leaves what the engine likes best after the tokens so far, that would have begun a banned string."""
+    """Wherever the answer leaves what the engine likes best after the tokens so far, that would have begun a banned
+    string.
+    """
     before = [BOS, *b"hello"]
     for at, token in enumerate(tokens):
         best = text_of(tokens=[*before, *tokens[:at]], n=4)
@@ -128,7 +132,9 @@ def test_a_stop_text_before_a_banned_one_ends_the_answer_and_one_after_it_is_loo
 
 
 def test_penalties_count_what_stays() -> None:
-    """A token that was taken back is as likely as before: the engine's own choice, which the penalty would have changed."""
+    """A token that was taken back is as likely as before: the engine's own choice, which the penalty would have
+    changed.
+    """
     free = text_of()
     rig = Rig()
     rig.submit(

@@ -1,4 +1,6 @@
-"""What a prefill run does in which order; transfers get the time that a plan gives them, and what a chunk that ended left of its own."""
+"""What a prefill run does in which order; transfers get the time that a plan gives them, and what a chunk that ended
+left of its own.
+"""
 
 from __future__ import annotations
 

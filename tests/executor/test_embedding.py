@@ -106,7 +106,9 @@ def test_a_stream_beside_them_says_what_it_says_alone(n_lanes: int, ride_rows: t
 
 @pytest.mark.parametrize("n_lanes", [0, 2])
 def test_no_gap_of_a_stream_holds_more_of_a_batch_than_of_a_prompt(n_lanes: int) -> None:
-    """The guard treats an input as it treats a prompt: the longest gap beside one is not longer than beside the other."""
+    """The guard treats an input as it treats a prompt: the longest gap beside one is not longer than beside the
+    other.
+    """
 
     def longest(kind: str) -> int:
         rig = Rig(FakeModel(n_prefill_lanes=n_lanes), cost=CPU_SHAPE)

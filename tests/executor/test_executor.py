@@ -136,7 +136,9 @@ def test_session_cap_and_duplicate_ids() -> None:
 
 
 def test_whoever_fills_all_places_does_not_keep_the_others_out() -> None:
-    """A process, and an account that a gateway asks for, each have a place of their own beyond the cap; but not a second one."""
+    """A process, and an account that a gateway asks for, each have a place of their own beyond the cap; but not a
+    second one.
+    """
     rig = Rig(limits=Limits(max_sessions=16))
     for i in range(20):
         rig.submit(f"hog{i}", conn_id=i, max_tokens=500)

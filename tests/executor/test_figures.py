@@ -1,4 +1,6 @@
-"""What the executor measures of itself: memory traffic, idle time, copies, the way of a token to the I/O thread; and the guard's state."""
+"""What the executor measures of itself: memory traffic, idle time, copies, the way of a token to the I/O thread; and
+the guard's state.
+"""
 
 from __future__ import annotations
 

@@ -106,7 +106,9 @@ def test_a_gap_is_judged_by_what_was_promised() -> None:
 @pytest.mark.parametrize("overhead", [1, 20])
 @pytest.mark.parametrize("n_chats", [1, 2, 3, 4])
 def test_nothing_is_missed_while_only_chats_run(n_chats: int, overhead: int) -> None:
-    """A second row may take longer than a second call, calls are noisy, and the host takes its time: all of that a chat has anyway."""
+    """A second row may take longer than a second call, calls are noisy, and the host takes its time: all of that a
+    chat has anyway.
+    """
     random = Random(n_chats)
     rig = Rig(
         config=SchedulerConfig(guard_floor_ns=0),

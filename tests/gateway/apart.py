@@ -1,4 +1,6 @@
-"""Packages that cannot be installed beside the suite's own, in a folder of the build cache; programs of theirs run with it in front."""
+"""Packages that cannot be installed beside the suite's own, in a folder of the build cache; programs of theirs run
+with it in front.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from native import cache
 
 
 def site(requirement: str) -> Path:
-    """The folder of a pinned package and all that it needs. Blocks: seconds, at the first call on a machine. Raises: CalledProcessError."""
+    """The folder of a pinned package and all that it needs.
+
+    Blocks: seconds, at the first call on a machine. Raises: CalledProcessError.
+    """
     facts: dict[str, object] = {"requirement": requirement, "python": sys.version, "machine": platform.machine()}
 
     def produce(entry: Path) -> None:

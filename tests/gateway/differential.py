@@ -1,8 +1,10 @@
-"""Compares the gateway with llama-server, field by field: same model, same requests. `make differential` runs this file.
+"""Compares the gateway with llama-server, field by field: same model, same requests. `make differential` runs this
+file.
 
-It builds llama-server from the pinned source (perf/peer_build.py), records its replies in tests/data/llama-server.json, and says what
-differs from the gateway. The suite compares the gateway with the recorded replies. Every difference stands in docs/GATEWAY.md with its
-reason: the tables there are what the comparison reads, so that a new difference, and one that is gone, fail.
+It builds llama-server from the pinned source (perf/peer_build.py), records its replies in tests/data/llama-server.json,
+and says what differs from the gateway. The suite compares the gateway with the recorded replies. Every difference
+stands in docs/GATEWAY.md with its reason: the tables there are what the comparison reads, so that a new difference, and
+one that is gone, fail.
 """
 
 from __future__ import annotations
@@ -279,7 +281,10 @@ def compare(ours: dict[str, Json], theirs: dict[str, Json]) -> tuple[list[Differ
 
 
 def record() -> dict[str, Json]:
-    """Start the pinned llama-server on the embedded model and keep what it replies. Blocks: minutes where it is built first."""
+    """Start the pinned llama-server on the embedded model and keep what it replies.
+
+    Blocks: minutes where it is built first.
+    """
     from perf.peer_build import SERVER, peer_dir
 
     with socket.socket() as probe:

@@ -1,4 +1,7 @@
-"""Makes the pictures of the pages in docs/: `python -m tests.gateway.pictures MODEL`, with a model that chats. Chromium and Pillow are needed."""
+"""Makes the pictures of the pages in docs/: `python -m tests.gateway.pictures MODEL`, with a model that chats.
+
+Chromium and Pillow are needed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A gateway in a process of its own before a real daemon, and plain HTTP clients of it. No wall-clock time is asserted."""
+"""A gateway in a process of its own before a real daemon, and plain HTTP clients of it.
+
+No wall-clock time is asserted.
+"""
 
 from __future__ import annotations
 

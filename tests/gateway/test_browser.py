@@ -1,4 +1,7 @@
-"""The pages in a real browser: Chromium, without its sandbox, which a container seldom allows. Nothing is fetched from elsewhere."""
+"""The pages in a real browser: Chromium, without its sandbox, which a container seldom allows.
+
+Nothing is fetched from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -328,7 +331,8 @@ def test_a_restart_of_the_daemon_is_seen_live(serve: Any, before: Any, tabs: Tab
 
 CONTRAST = """() => {
   const light = (rgb) => {
-    const [r, g, b] = rgb.match(/[\\d.]+/g).map(Number).map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    const [r, g, b] = rgb.match(/[\\d.]+/g).map(Number).map((c) => c / 255)
+      .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const behind = (node) => {
@@ -378,8 +382,10 @@ def test_a_phone_shows_all_without_scrolling_sideways(
         wait_for_text(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     outside = page.evaluate(
-        "width => [...document.querySelectorAll('button, a, textarea')].filter((n) => n.checkVisibility() && !n.closest('.scroll'))"
-        ".map((n) => [n.textContent, n.getBoundingClientRect()]).filter(([, r]) => r.left < 0 || r.right > width).map(([name]) => name)",
+        "width => [...document.querySelectorAll('button, a, textarea')].filter((n) => n.checkVisibility() && "
+        "!n.closest('.scroll'))"
+        ".map((n) => [n.textContent, n.getBoundingClientRect()]).filter(([, r]) => r.left < 0 || r.right > "
+        "width).map(([name]) => name)",
         width,
     )
     assert outside == []

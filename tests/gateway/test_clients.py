@@ -1,6 +1,8 @@
-"""Clients that many programs are built on, unmodified: each chats, streams, calls tools, fills a form, raises, and is cancelled.
+"""Clients that many programs are built on, unmodified: each chats, streams, calls tools, fills a form, raises, and is
+cancelled.
 
-The model was trained to call tools and to write JSON where it is there; what these tests ask for is enforced for any model.
+The model was trained to call tools and to write JSON where it is there; what these tests ask for is enforced for any
+model.
 """
 
 from __future__ import annotations

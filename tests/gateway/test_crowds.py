@@ -1,4 +1,7 @@
-"""Many streams at once, many that end early, and what is left when the gateway or the daemon goes in their midst. `make fuzz`: 1,000 that end early."""
+"""Many streams at once, many that end early, and what is left when the gateway or the daemon goes in their midst.
+
+`make fuzz`: 1,000 that end early.
+"""
 
 from __future__ import annotations
 

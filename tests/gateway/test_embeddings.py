@@ -149,7 +149,8 @@ def test_reranking_in_the_form_of_text_embeddings_inference(rank_gateway: Gatewa
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        ({"documents": ["a"]}, 400), ({"query": "a"}, 400), ({"query": "a", "documents": []}, 400), ({"query": "a", "documents": [5]}, 400),
+        ({"documents": ["a"]}, 400), ({"query": "a"}, 400), ({"query": "a", "documents": []}, 400),
+        ({"query": "a", "documents": [5]}, 400),
         ({"query": "a", "documents": ["b"], "top_n": 0}, 400), ({"query": 5, "documents": ["b"]}, 400),
     ],
 )  # fmt: skip

@@ -1,4 +1,6 @@
-"""The first examples of README.md and docs/GATEWAY.md, run as they stand there: only the port and the folders are others."""
+"""The first examples of README.md and docs/GATEWAY.md, run as they stand there: only the port and the folders are
+others.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def test_the_commands_give_an_answer(page: str, folder: Path) -> None:
     environ |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     process = subprocess.Popen(
         ["bash", "-m", "-c", script + HELD],
-        cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
     )  # fmt: skip
     try:
         out, err = process.communicate(timeout=WAIT_S)

@@ -1,4 +1,7 @@
-"""Whatever bytes and whatever JSON come, the gateway answers or hangs up, stays alive, and leaves the daemon idle. `make fuzz`: 10^5 requests."""
+"""Whatever bytes and whatever JSON come, the gateway answers or hangs up, stays alive, and leaves the daemon idle.
+
+`make fuzz`: 10^5 requests.
+"""
 
 from __future__ import annotations
 

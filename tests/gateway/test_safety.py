@@ -1,4 +1,6 @@
-"""What the gateway does to requests that should not be: foreign pages, wrong keys, endless heads and bodies, smuggling, readers that do not read."""
+"""What the gateway does to requests that should not be: foreign pages, wrong keys, endless heads and bodies,
+smuggling, readers that do not read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tools, forms and thinking through OpenAI's client, on a small model that was trained to behave, and on one that was not."""
+"""Tools, forms and thinking through OpenAI's client, on a small model that was trained to behave, and on one that
+was not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What tests/gateway/test_instructor.py has instructor do. Not a test: instructor needs another jiter than the current openai."""
+"""What tests/gateway/test_instructor.py has instructor do.
+
+Not a test: instructor needs another jiter than the current openai.
+"""
 
 from __future__ import annotations
 

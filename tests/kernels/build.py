@@ -50,7 +50,10 @@ def host() -> Compilers:
 
 
 def arm() -> Compilers:
-    """This machine where it is an AArch64 one, else a cross compiler with qemu. Skips the test where these are absent."""
+    """This machine where it is an AArch64 one, else a cross compiler with qemu.
+
+    Skips the test where these are absent.
+    """
     if platform.machine() in ("aarch64", "arm64"):
         return host()
     cc, qemu = need("aarch64-linux-gnu-gcc", "qemu-aarch64")

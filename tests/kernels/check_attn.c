@@ -21,7 +21,8 @@ struct store {
 static int is_float(enum uma_type type) { return type == UMA_F16 || type == UMA_BF16; }
 
 static uint8_t * cell_bytes(const struct store * s, int64_t cell) {
-    const size_t page = s->pages ? (size_t)s->pages[cell / 64] * s->kv.page_stride : (size_t)(cell / 64) * 64 * s->kv.cell_stride;
+    const size_t page = s->pages ? (size_t)s->pages[cell / 64] * s->kv.page_stride : (size_t)(cell / 64)
+        * 64 * s->kv.cell_stride;
     return s->bytes + page + (size_t)(cell % 64) * s->kv.cell_stride;
 }
 
@@ -67,7 +68,8 @@ static struct store new_store(const struct shape * s, int dim) {
     if (s->is_paged) {
         st.kv.page_stride = 64 * st.kv.cell_stride;
         st.pages = new_bytes((size_t)n_pages * 4);
-        for (int64_t i = 0; i < n_pages; i++) st.pages[i] = (int32_t)((i * 7 + 3) % (n_pages * 8 + 1)); // scattered, distinct
+        // scattered, distinct
+        for (int64_t i = 0; i < n_pages; i++) st.pages[i] = (int32_t)((i * 7 + 3) % (n_pages * 8 + 1));
         st.bytes = new_bytes((size_t)(n_pages * 8 + 1) * st.kv.page_stride);
     } else {
         st.bytes = new_bytes(st.kv.cell_stride * (size_t)(s->n_cells - 1) + row);
@@ -83,7 +85,8 @@ static struct store new_store(const struct shape * s, int dim) {
 static struct store new_beginning(const struct store * k, const struct shape * s) {
     struct store st = { .kv = k->kv };
     st.values = new_bytes((size_t)s->n_cells * (size_t)s->dim_v * 8);
-    for (int64_t c = 0; c < s->n_cells; c++) memcpy(st.values + c * s->dim_v, k->values + c * s->dim_k, (size_t)s->dim_v * 8);
+    for (int64_t c = 0; c < s->n_cells; c++)
+        memcpy(st.values + c * s->dim_v, k->values + c * s->dim_k, (size_t)s->dim_v * 8);
     return st;
 }
 
@@ -115,14 +118,17 @@ static struct inputs new_inputs(const struct shape * s) {
         in.begins[r] = rand_below((int)s->n_cells + 1);
         const int kind = rand_below(4); // nothing, a window, a random sample, everything with values
         for (int64_t c = 0; c < s->n_cells; c++) {
-            const int is_visible = kind == 1 ? c >= s->n_cells / 3 && c < s->n_cells / 2 + 1 : kind == 2 ? rand_below(3) == 0 : kind == 3;
+            const int is_visible = kind == 1 ? c >= s->n_cells / 3
+                && c < s->n_cells / 2 + 1 : kind == 2 ? rand_below(3) == 0 : kind == 3;
             in.mask[r * s->n_cells + c] = is_visible ? f16_bits(kind == 3 ? -rand_float() * rand_float() : 0) : 0xfc00;
         }
     }
     return in;
 }
 
-static void free_inputs(struct inputs * in) { free(in->q), free(in->slopes), free(in->mask), free(in->limits), free(in->begins); }
+static void free_inputs(struct inputs * in) {
+    free(in->q), free(in->slopes), free(in->mask), free(in->limits), free(in->begins);
+}
 
 static double score(const struct shape * s, const struct inputs * in, const struct store * k, int q, int64_t c) {
     const int row = q / s->n_group;
@@ -137,13 +143,16 @@ static double score(const struct shape * s, const struct inputs * in, const stru
     return dot + f16_value(m) * (s->has_slopes ? (double)in->slopes[q % s->n_group] : 1.0);
 }
 
-static double size_of_terms(const struct shape * s, const struct inputs * in, const struct store * k, int q, int64_t c) {
+static double size_of_terms(const struct shape * s, const struct inputs * in, const struct store * k, int q,
+    int64_t c) {
     double size = 0;
-    for (int d = 0; d < s->dim_k; d++) size += fabs(0.125 * (double)in->q[q * s->dim_k + d] * k->values[c * s->dim_k + d]);
+    for (int d = 0; d < s->dim_k; d++)
+        size += fabs(0.125 * (double)in->q[q * s->dim_k + d] * k->values[c * s->dim_k + d]);
     return size;
 }
 
-static void judge_query(const struct shape * s, const struct inputs * in, const struct store * k, const struct store * v, int q, const float * y, struct tally * t) {
+static void judge_query(const struct shape * s, const struct inputs * in, const struct store * k,
+    const struct store * v, int q, const float * y, struct tally * t) {
     double max = s->has_sink ? (double)in->sink : -INFINITY, sum = 0, terms = 0;
     double * p = new_bytes((size_t)s->n_cells * 8);
     for (int64_t c = 0; c < s->n_cells; c++) {
@@ -165,7 +174,8 @@ static void judge_query(const struct shape * s, const struct inputs * in, const 
     free(p);
 }
 
-static void run_parts(const struct uma_kernels * k, const struct shape * s, struct uma_attn at, const float * sink, float * y) {
+static void run_parts(const struct uma_kernels * k, const struct shape * s, struct uma_attn at, const float * sink,
+    float * y) {
     const int n_q = s->n_rows * s->n_group;
     const size_t stride = ((size_t)s->dim_v + 15) / 16 * 16 * 4;
     struct uma_attn_part * parts = new_bytes((size_t)(n_q * s->n_parts) * sizeof *parts);
@@ -179,7 +189,8 @@ static void run_parts(const struct uma_kernels * k, const struct shape * s, stru
         k->attn->run(&at, parts + i * n_q, (float *)((char *)out + (size_t)(i * n_q) * stride), stride, scratch);
     }
     for (int q = 0; q < n_q; q++) {
-        uma_attn_merge(parts + q, (size_t)n_q * sizeof *parts, (const float *)((const char *)out + (size_t)q * stride), (size_t)n_q * stride, s->n_parts,
+        uma_attn_merge(parts + q, (size_t)n_q * sizeof *parts, (const float *)((const char *)out + (size_t)q * stride),
+            (size_t)n_q * stride, s->n_parts,
                        s->dim_v, sink, y + q * s->dim_v);
     }
     free(parts), free(out), free(scratch);
@@ -193,8 +204,10 @@ static void one_case(const struct uma_kernels * k, const struct shape * s, struc
     const struct uma_attn at = {
         .kv_type = s->type, .dim_k = s->dim_k, .dim_v = s->dim_v, .n_rows = s->n_rows, .n_group = s->n_group, .q = in.q,
         .q_row = (size_t)(s->n_group * s->dim_k) * 4, .q_head = (size_t)s->dim_k * 4, .k = keys.kv, .v = values.kv,
-        .mask = s->has_mask ? in.mask : NULL, .mask_row = (size_t)s->n_cells * 2, .row_cells = s->has_limits ? in.limits : NULL,
-        .row_begin = s->has_begins ? in.begins : NULL, .scale = 0.125f, .softcap = s->softcap, .slopes = s->has_slopes ? in.slopes : NULL,
+        .mask = s->has_mask ? in.mask : NULL, .mask_row = (size_t)s->n_cells * 2,
+            .row_cells = s->has_limits ? in.limits : NULL,
+        .row_begin = s->has_begins ? in.begins : NULL, .scale = 0.125f, .softcap = s->softcap,
+            .slopes = s->has_slopes ? in.slopes : NULL,
     };
     run_parts(k, s, at, s->has_sink ? &in.sink : NULL, y);
     for (int q = 0; q < n_q; q++) judge_query(s, &in, &keys, &values, q, y + q * s->dim_v, t);
@@ -233,15 +246,19 @@ static void check_company(const struct uma_kernels * k, const struct shape * s, 
 }
 
 void check_attn(const struct uma_kernels * k, struct tally * t) {
-    static const int DIMS[] = { 64, 128, 256, 96, 192, 512, 80, 72, 112, 5 }; // the first six: multiples of 32, as quantised types need
+    // the first six: multiples of 32, as quantised types need
+    static const int DIMS[] = { 64, 128, 256, 96, 192, 512, 80, 72, 112, 5 };
     static const int64_t CELLS[] = { 1, 17, 63, 64, 65, 128, 200, 333 };
     static const int ROWS[] = { 1, 1, 2, 3, 5, 9 }, GROUPS[] = { 1, 2, 3, 4, 7 };
     static const enum uma_type TYPES[] = { UMA_F16, UMA_Q8_0, UMA_BF16, UMA_Q4_0 };
     for (int i = 0; i < 200; i++) {
         const enum uma_type type = TYPES[i % 4];
-        struct shape s = { .type = type, .dim_k = DIMS[i / 4 % (is_float(type) ? 10 : 6)], .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],
-                           .n_cells = CELLS[rand_below(8)], .is_paged = rand_below(2), .has_mask = rand_below(2), .has_limits = rand_below(3) == 0,
-                           .has_begins = rand_below(3) == 0, .has_sink = rand_below(4) == 0, .n_parts = 1 + rand_below(3), .softcap = rand_below(4) == 0 ? 5.0f : 0,
+        struct shape s = { .type = type, .dim_k = DIMS[i / 4 % (is_float(type) ? 10 : 6)],
+            .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],
+                           .n_cells = CELLS[rand_below(8)], .is_paged = rand_below(2), .has_mask = rand_below(2),
+                               .has_limits = rand_below(3) == 0,
+                           .has_begins = rand_below(3) == 0, .has_sink = rand_below(4) == 0,
+                               .n_parts = 1 + rand_below(3), .softcap = rand_below(4) == 0 ? 5.0f : 0,
                            .has_slopes = rand_below(4) == 0 };
         s.dim_v = rand_below(4) == 0 ? (is_float(type) ? 40 : 32) : s.dim_k;
         if (s.n_rows * s.n_group > UMA_ATTN_MAX_Q) s.n_rows = 1;
@@ -251,7 +268,9 @@ void check_attn(const struct uma_kernels * k, struct tally * t) {
     }
     for (int i = 0; i < 16; i++) { // V is the beginning of K
         const int group = i / 4 % 2 ? 16 : 4;
-        const struct shape s = { .type = TYPES[i % 4], .dim_k = 576, .dim_v = 512, .n_rows = 4, .n_group = group, .n_cells = CELLS[i % 8], .is_paged = i / 8, .n_parts = 2, .is_v_in_k = 1 };
+        const struct shape s = {
+            .type = TYPES[i % 4], .dim_k = 576, .dim_v = 512, .n_rows = 4, .n_group = group, .n_cells = CELLS[i % 8],
+                .is_paged = i / 8, .n_parts = 2, .is_v_in_k = 1 };
         one_case(k, &s, t);
         check_company(k, &s, t);
     }

@@ -1,6 +1,7 @@
 // llama_decode with ggml's own kernels, and the same with ours, on one model: check_llama MODEL [N_PERPLEXITY_TOKENS]
-// Prints one line per scenario: name, rms of the logits, rows; then our difference to ggml and that between two of ggml's own ways, each as rms
-// and as the widest gap, by the second, between two tokens that each prefers in the same row. Last, what was computed here, and both perplexities.
+// Prints one line per scenario: name, rms of the logits, rows; then our difference to ggml and that between two of
+// ggml's own ways, each as rms and as the widest gap, by the second, between two tokens that each prefers in the same
+// row. Last, what was computed here, and both perplexities.
 #include "ggml-uma/uma_ggml.h"
 #include "llama.h"
 
@@ -38,7 +39,8 @@ static void open_context(struct llama_model * model, enum ggml_type kv_type, boo
     if (!ctx) exit(2);
 }
 
-// Decode n tokens of each of the sequences first..last-1 from position pos; logits of every token go to `out` if it is given.
+// Decode n tokens of each of the sequences first..last-1 from position pos; logits of every token go to `out` if it is
+// given.
 static void decode(const llama_token * tokens, int first, int last, int pos, int n, float * out) {
     struct llama_batch b = llama_batch_init((last - first) * n, 0, 1);
     for (int s = first; s < last; s++) {
@@ -51,7 +53,8 @@ static void decode(const llama_token * tokens, int first, int last, int pos, int
         }
     }
     if (llama_decode(ctx, b)) exit(3);
-    for (int i = 0; out && i < b.n_tokens; i++) memcpy(out + (size_t)i * (size_t)n_vocab, llama_get_logits_ith(ctx, i), (size_t)n_vocab * 4);
+    for (int i = 0; out && i < b.n_tokens; i++)
+        memcpy(out + (size_t)i * (size_t)n_vocab, llama_get_logits_ith(ctx, i), (size_t)n_vocab * 4);
     llama_batch_free(b);
 }
 
@@ -76,7 +79,8 @@ static double rms(const float * a, const float * b, size_t n) {
 
 static double widest_gap(const float * a, const float * b, size_t rows) {
     double widest = 0;
-    for (size_t r = 0; r < rows; r++, a += n_vocab, b += n_vocab) widest = fmax(widest, (double)(b[best(b)] - b[best(a)]));
+    for (size_t r = 0; r < rows; r++, a += n_vocab, b += n_vocab)
+        widest = fmax(widest, (double)(b[best(b)] - b[best(a)]));
     return widest;
 }
 
@@ -87,27 +91,32 @@ static void scenario(const char * name, const llama_token * tokens, int depth, i
     uma_ggml_enable(0);
     forget(0);
     for (int s = 0; s < N_SEQ; s++) {
-        for (int p = 0; p < depth; p += MAX_BATCH) decode(tokens, s, s + 1, p, depth - p < MAX_BATCH ? depth - p : MAX_BATCH, NULL);
+        for (int p = 0; p < depth; p += MAX_BATCH)
+            decode(tokens, s, s + 1, p, depth - p < MAX_BATCH ? depth - p : MAX_BATCH, NULL);
     }
     decode(tokens, 0, n_seq, depth, n, whole);
     forget(depth);
     for (int s = 0; s < n_seq; s++) {
-        for (int i = 0; i < n; i++) decode(tokens, s, s + 1, depth + i, 1, steps + (size_t)(s * n + i) * (size_t)n_vocab);
+        for (int i = 0; i < n; i++)
+            decode(tokens, s, s + 1, depth + i, 1, steps + (size_t)(s * n + i) * (size_t)n_vocab);
     }
     forget(depth);
     uma_ggml_enable(ALL_OPS);
     decode(tokens, 0, n_seq, depth, n, ours);
-    printf("scenario %s %g %zu %g %g %g %g\n", name, rms(whole, NULL, size), rows, rms(ours, whole, size), widest_gap(ours, whole, rows),
+    printf("scenario %s %g %zu %g %g %g %g\n", name, rms(whole, NULL, size), rows, rms(ours, whole, size),
+        widest_gap(ours, whole, rows),
            rms(steps, whole, size), widest_gap(steps, whole, rows));
     free(whole), free(steps), free(ours);
 }
 
 static void scenarios(struct llama_model * model, const llama_token * tokens, enum ggml_type kv_type, bool is_unified) {
-    static const int SHAPES[][3] = { { 0, 1, 1 }, { 600, 1, 1 }, { 600, 4, 1 }, { 100, 1, 5 }, { 70, 4, 9 }, { 200, 1, 65 } };
+    static const int SHAPES[][3] = { { 0, 1, 1 }, { 600, 1, 1 }, { 600, 4, 1 }, { 100, 1, 5 }, { 70, 4, 9 }, {
+        200, 1, 65 } };
     open_context(model, kv_type, is_unified);
     for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++) {
         char name[64];
-        snprintf(name, sizeof name, "%s-%s-%d-%dx%d", ggml_type_name(kv_type), is_unified ? "unified" : "streams", SHAPES[i][0], SHAPES[i][1], SHAPES[i][2]);
+        snprintf(name, sizeof name, "%s-%s-%d-%dx%d", ggml_type_name(kv_type), is_unified ? "unified" : "streams",
+            SHAPES[i][0], SHAPES[i][1], SHAPES[i][2]);
         scenario(name, tokens, SHAPES[i][0], SHAPES[i][1], SHAPES[i][2]);
     }
     llama_free(ctx);
@@ -141,14 +150,16 @@ static double perplexity(const llama_token * text, int n, uint32_t ops) {
         forget(0);
         for (int p = 0; p < N_CTX; p += 128) {
             decode(text + start, 0, 1, p, 128, rows);
-            for (int i = 0; i < 128 && p + i + 1 < N_CTX; i++, count++) sum += surprise(rows + (size_t)i * (size_t)n_vocab, text[start + p + i + 1]);
+            for (int i = 0; i < 128 && p + i + 1 < N_CTX; i++, count++)
+                sum += surprise(rows + (size_t)i * (size_t)n_vocab, text[start + p + i + 1]);
         }
     }
     free(rows);
     return exp(sum / count);
 }
 
-// The model's own text, drawn at temperature 1 in windows: its perplexity is what the model's entropy says, and any damage raises it.
+// The model's own text, drawn at temperature 1 in windows: its perplexity is what the model's entropy says, and any
+// damage raises it.
 static llama_token * own_text(int n) {
     llama_token * text = malloc((size_t)n * sizeof *text);
     float * row = malloc((size_t)n_vocab * 4);

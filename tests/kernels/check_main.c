@@ -24,12 +24,14 @@ uint16_t f16_bits(float f) {
 }
 
 static int report(const char * what, const struct tally * t) {
-    printf("%-10s %6ld cases %8ld values %ld bad, worst error %.3f of the tolerance\n", what, t->n_cases, t->n_values, t->n_bad, t->worst);
+    printf("%-10s %6ld cases %8ld values %ld bad, worst error %.3f of the tolerance\n", what, t->n_cases, t->n_values,
+        t->n_bad, t->worst);
     return t->n_bad == 0 && t->n_cases > 0 && t->n_values > 0;
 }
 
 int main(int argc, char ** argv) {
-    static const char * const NAMES[] = { "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable" };
+    static const char * const NAMES[] = {
+        "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable" };
     if (argc == 2 && strcmp(argv[1], "--list") == 0) {
         for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
             if (uma_kernels_named(NAMES[i])) puts(NAMES[i]);

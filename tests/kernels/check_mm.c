@@ -11,9 +11,12 @@ static const int IQ4[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25
 static const double FP4[16] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6 };
 
 static const struct format FORMATS[] = {
-    { UMA_Q8_0, 32, 34, 32, 1 },   { UMA_Q4_0, 32, 18, 32, 1 },   { UMA_Q4_K, 256, 144, 256, 1 },   { UMA_Q6_K, 256, 210, 256, 1 },
-    { UMA_Q4_1, 32, 20, 32, 0 },   { UMA_Q5_0, 32, 22, 32, 0 },   { UMA_Q5_1, 32, 24, 32, 0 },      { UMA_Q5_K, 256, 176, 256, 0 },
-    { UMA_IQ4_NL, 32, 18, 32, 0 }, { UMA_MXFP4, 32, 17, 32, 0 },  { UMA_IQ4_XS, 256, 136, 256, 0 }, { UMA_F16, 1, 2, 1, 1 },
+    { UMA_Q8_0, 32, 34, 32, 1 },   { UMA_Q4_0, 32, 18, 32, 1 },   { UMA_Q4_K, 256, 144, 256, 1 },
+        { UMA_Q6_K, 256, 210, 256, 1 },
+    { UMA_Q4_1, 32, 20, 32, 0 },   { UMA_Q5_0, 32, 22, 32, 0 },   { UMA_Q5_1, 32, 24, 32, 0 },
+        { UMA_Q5_K, 256, 176, 256, 0 },
+    { UMA_IQ4_NL, 32, 18, 32, 0 }, { UMA_MXFP4, 32, 17, 32, 0 },
+        { UMA_IQ4_XS, 256, 136, 256, 0 }, { UMA_F16, 1, 2, 1, 1 },
     { UMA_BF16, 1, 2, 1, 1 },      { UMA_F32, 1, 4, 1, 1 },
 };
 
@@ -39,7 +42,8 @@ static void random_block(const struct format * f, uint8_t * p) {
             break;
         }
         case UMA_Q6_K: put_f16(p + 208, d); break;
-        case UMA_BF16: put_f16(p, 0), p[1] = (uint8_t)(0x3c + rand_below(4) + 128 * rand_below(2)), p[0] = (uint8_t)rand_u32(); break;
+        case UMA_BF16: put_f16(p, 0), p[1] = (uint8_t)(0x3c + rand_below(4) + 128 * rand_below(2)),
+            p[0] = (uint8_t)rand_u32(); break;
         case UMA_MXFP4: p[0] = (uint8_t)(110 + rand_below(20)); break;
         case UMA_Q4_1:
         case UMA_Q5_1:
@@ -103,12 +107,14 @@ static double weight(const struct format * f, const uint8_t * row, int64_t i) {
         case UMA_IQ4_NL: return get_f16(p) * IQ4[nibble_of(p + 2, j)];
         case UMA_IQ4_XS: return iq4_xs_weight(p, j);
         case UMA_MXFP4: return ldexp(FP4[nibble_of(p + 1, j)], p[0] - 127);
-        case UMA_BF16: return ldexp(1.0 + (p[0] & 127) / 128.0, (p[1] & 127) * 2 + (p[0] >> 7) - 127) * (p[1] >> 7 ? -1 : 1);
+        case UMA_BF16: return ldexp(1.0 + (p[0] & 127) / 128.0, (p[1] & 127) * 2 + (p[0] >> 7) - 127)
+            * (p[1] >> 7 ? -1 : 1);
         default: return get_f16(p);
     }
 }
 
-// The activations as the format's dot product sees them: Q8_0 blocks with an f16 scale, Q8_K blocks with an f32 scale, or as they are.
+// The activations as the format's dot product sees them: Q8_0 blocks with an f16 scale, Q8_K blocks with an f32 scale,
+// or as they are.
 static void quantised_row(const struct format * f, const float * x, int64_t n, double * out) {
     for (int64_t b = 0; b < n; b += f->act_block) {
         float max = 0, top = 0;
@@ -116,15 +122,19 @@ static void quantised_row(const struct format * f, const float * x, int64_t n, d
             if (fabsf(x[b + j]) > max) max = fabsf(x[b + j]), top = x[b + j];
         }
         const float inverse = max == 0 ? 0 : f->act_block == 32 ? 127.0f / max : -127.0f / top;
-        const double d = max == 0 ? 0 : f->act_block == 32 ? f16_value(f16_bits(max / 127.0f)) : (double)(1.0f / inverse);
-        for (int j = 0; j < f->act_block; j++) out[b + j] = f->act_block == 1 ? (double)x[b + j] : d * rint((double)(x[b + j] * inverse));
+        const double d = max == 0 ? 0 : f->act_block == 32 ? f16_value(f16_bits(max / 127.0f))
+            : (double)(1.0f / inverse);
+        for (int j = 0; j < f->act_block; j++)
+            out[b + j] = f->act_block == 1 ? (double)x[b + j] : d * rint((double)(x[b + j] * inverse));
     }
 }
 
-static void judge_all(const struct format * f, const struct uma_mm * mm, int64_t y_rows, const double * x, struct tally * t) {
+static void judge_all(const struct format * f, const struct uma_mm * mm, int64_t y_rows, const double * x,
+    struct tally * t) {
     for (int64_t r = 0; r < mm->n_rows; r++) {
         const double * row = x + (mm->x_index ? mm->x_index[r] : r) * mm->n_in;
-        const float * y = (const float *)((const char *)mm->y + (size_t)(mm->y_index ? mm->y_index[r] : r) * mm->y_stride);
+        const float * y = (const float *)((const char *)mm->y
+            + (size_t)(mm->y_index ? mm->y_index[r] : r) * mm->y_stride);
         for (int64_t o = 0; o < mm->n_out; o++) {
             double sum = 0, size = 0;
             for (int64_t i = 0; i < mm->n_in; i++) {
@@ -169,7 +179,8 @@ static void check_alone(const struct uma_kernels * k, const struct uma_mm * mm, 
 }
 
 // The same product once more, on arranged weights where the table arranges this type.
-static void check_arranged(const struct uma_kernels * k, const struct format * f, const struct uma_mm * mm, size_t y_bytes, const double * x, struct tally * t) {
+static void check_arranged(const struct uma_kernels * k, const struct format * f, const struct uma_mm * mm,
+    size_t y_bytes, const double * x, struct tally * t) {
     const size_t bytes = k->mm->arranged_bytes(f->type, mm->n_out, mm->n_in);
     if (bytes == 0) return;
     void * arranged = new_aligned(bytes);
@@ -184,7 +195,8 @@ static void check_arranged(const struct uma_kernels * k, const struct format * f
     free(arranged);
 }
 
-static void one_case(const struct uma_kernels * k, const struct format * f, int64_t n_out, int64_t n_in, int64_t n_rows, int has_index, struct tally * t) {
+static void one_case(const struct uma_kernels * k, const struct format * f, int64_t n_out, int64_t n_in, int64_t n_rows,
+    int has_index, struct tally * t) {
     const size_t row_bytes = (size_t)(n_in / f->block * f->bytes), w_stride = row_bytes + (size_t)(rand_below(2) * 6);
     const int64_t n_held = has_index ? n_rows * 2 : n_rows, y_stride = n_out + rand_below(3);
     // sources and results are permuted: row r comes from 2r mod 2n+..., all distinct for results
@@ -194,13 +206,16 @@ static void one_case(const struct uma_kernels * k, const struct format * f, int6
     double * quantised = new_bytes((size_t)(n_held * n_in) * 8);
     int32_t * index = new_bytes((size_t)n_rows * 8);
     for (int64_t o = 0; o < n_out; o++) {
-        for (int64_t b = 0; b < n_in / f->block; b++) random_block(f, w + (size_t)o * w_stride + (size_t)(b * f->bytes));
+        for (int64_t b = 0; b < n_in / f->block; b++)
+            random_block(f, w + (size_t)o * w_stride + (size_t)(b * f->bytes));
     }
     for (int64_t i = 0; i < n_held * n_in; i++) x[i] = rand_below(50) == 0 ? 30 * rand_float() : rand_float();
     memset(x, 0, (size_t)(n_in < 64 ? n_in : 64) * 4);
     for (int64_t r = 0; r < n_held; r++) quantised_row(f, x + r * n_in, n_in, quantised + r * n_in);
-    for (int64_t r = 0; r < n_rows; r++) index[r] = (int32_t)(2 * n_rows - 1 - 2 * r), index[n_rows + r] = (int32_t)rand_below((int)n_held);
-    struct uma_mm mm = { .type = f->type, .n_out = n_out, .n_in = n_in, .n_rows = n_rows, .w = w, .w_stride = w_stride, .x = x,
+    for (int64_t r = 0; r < n_rows; r++) index[r] = (int32_t)(2 * n_rows - 1 - 2 * r),
+        index[n_rows + r] = (int32_t)rand_below((int)n_held);
+    struct uma_mm mm = { .type = f->type, .n_out = n_out, .n_in = n_in, .n_rows = n_rows, .w = w, .w_stride = w_stride,
+        .x = x,
                          .x_stride = (size_t)n_in * 4, .y = y, .y_stride = (size_t)y_stride * 4,
                          .y_index = has_index ? index : NULL, .x_index = has_index ? index + n_rows : NULL };
     mm.acts = new_aligned(k->mm->acts_bytes(f->type, n_in, n_rows));
@@ -224,7 +239,8 @@ void check_mm(const struct uma_kernels * k, struct tally * t) {
         for (size_t r = 0; r < sizeof ROWS / sizeof *ROWS; r++) {
             for (size_t o = 0; o < sizeof OUTS / sizeof *OUTS; o++) {
                 if (!format->is_plain && rand_below(3)) continue; // they share most of their code
-                const int64_t blocks = INS[rand_below(format->block == 256 ? 4 : 7)] * (format->block == 1 ? 1 + rand_below(40) : 1);
+                const int64_t blocks =
+                    INS[rand_below(format->block == 256 ? 4 : 7)] * (format->block == 1 ? 1 + rand_below(40) : 1);
                 one_case(k, format, OUTS[o], blocks * format->block, ROWS[r], rand_below(3) == 0, t);
             }
         }

@@ -1,4 +1,6 @@
-"""Every kernel table of this processor, and the NEON ones under emulation, against f64 arithmetic: odd sizes, exact buffers, sanitizers."""
+"""Every kernel table of this processor, and the NEON ones under emulation, against f64 arithmetic: odd sizes, exact
+buffers, sanitizers.
+"""
 
 from __future__ import annotations
 

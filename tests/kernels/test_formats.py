@@ -1,4 +1,6 @@
-"""The matrix products against the gguf package: its dequantisation is not ours, so a shared misreading of a format shows."""
+"""The matrix products against the gguf package: its dequantisation is not ours, so a shared misreading of a format
+shows.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,10 @@ class Product(ctypes.Structure):
     """struct uma_mm"""
 
     _fields_ = [
-        ("type", ctypes.c_int), ("n_out", INT64), ("n_in", INT64), ("n_rows", INT64), ("w", POINTER), ("w_stride", SIZE), ("x", POINTER),
-        ("x_stride", SIZE), ("y", POINTER), ("y_stride", SIZE), ("y_index", POINTER), ("x_index", POINTER), ("acts", POINTER),
+        ("type", ctypes.c_int), ("n_out", INT64), ("n_in", INT64), ("n_rows", INT64), ("w", POINTER), ("w_stride",
+        SIZE), ("x", POINTER),
+        ("x_stride", SIZE), ("y", POINTER), ("y_stride", SIZE), ("y_index", POINTER), ("x_index", POINTER), ("acts",
+        POINTER),
         ("is_arranged", ctypes.c_int),
     ]  # fmt: skip
 
@@ -129,7 +133,8 @@ def product(table: Table, name: str, weights: np.ndarray, x: np.ndarray, is_arra
     y = np.full((len(x), n_out), np.nan, np.float32)
     acts, scratch = aligned(table.acts_bytes(code, n_in, len(x)) or 1), aligned(table.scratch_bytes(len(x)))
     call = Product(
-        code, n_out, n_in, len(x), read.ctypes.data, weights.strides[0], x.ctypes.data, x.strides[0], y.ctypes.data, y.strides[0],
+        code, n_out, n_in, len(x), read.ctypes.data, weights.strides[0], x.ctypes.data, x.strides[0], y.ctypes.data,
+        y.strides[0],
         None, None, acts.ctypes.data, is_arranged,
     )  # fmt: skip
     table.pack(ctypes.byref(call), 0, 1)
@@ -156,7 +161,8 @@ def test_products_agree_with_the_gguf_packages_reading_of_the_format(table, name
         assert (error <= 1e-6 * (np.abs(acts) @ np.abs(exact_weights).T) + 1e-30).all()
 
 
-# instruction set -> what `arrange` makes of the weights below, in this version of the layout. (NEON's tables arrange nothing in the daemon.)
+# instruction set -> what `arrange` makes of the weights below, in this version of the layout. (NEON's tables arrange
+# nothing in the daemon.)
 VERSION = 1
 ARRANGED = {
     "avx512vnni": "64bbd44e68e29fd1",
@@ -169,7 +175,9 @@ ARRANGED = {
 
 @pytest.mark.parametrize("isa", ARRANGED)
 def test_another_layout_has_another_version(library: ctypes.CDLL, isa: str) -> None:
-    """Files of arranged weights outlive the daemon that kept them: a new layout under an old version would be read as the old one."""
+    """Files of arranged weights outlive the daemon that kept them: a new layout under an old version would be read
+    as the old one.
+    """
     kernels = library.uma_kernels_named(isa.encode())
     if not kernels:
         return

@@ -1,4 +1,7 @@
-"""`UMA_ISA`: our kernels as on a processor that has less. Each in a process of its own, for the choice is the process's."""
+"""`UMA_ISA`: our kernels as on a processor that has less.
+
+Each in a process of its own, for the choice is the process's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""llama_decode with our operations in ggml's CPU backend, beside ggml's own: same graphs, same threads, same weights in place."""
+"""llama_decode with our operations in ggml's CPU backend, beside ggml's own: same graphs, same threads, same weights
+in place.
+"""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from uma_core.metrics.core import Kind
 from uma_core.metrics.export import DERIVED, PREFIX, to_json, to_prometheus
 
 DOCUMENTED = """
-tokens_generated_total batch_calls_total last_batch_size batch_size_last decode_ms_last decode_ms_ewma decode_ms_avg active_sessions
-sessions tokens_total avg_batch p50_ms p95_ms model tokens_per_tick served_decoders parked_sessions bmt_estimate_last bmt_budget
+tokens_generated_total batch_calls_total last_batch_size batch_size_last decode_ms_last decode_ms_ewma decode_ms_avg
+active_sessions sessions tokens_total avg_batch p50_ms p95_ms model tokens_per_tick served_decoders
+parked_sessions bmt_estimate_last bmt_budget
 prefill_guard_active ticks_over_budget sampling_ms_last time_logits_to_first_chunk overlap_active worst_pause_ms ttf5_ms
 slo_violations prediction_error preemptions_total plan_violations_total kv_cells_used kv_cells_reserved kv_cells_total
 errors_total requests_total rx_bytes_total tx_bytes_total slow_clients_total alloc_warnings_total

@@ -1,5 +1,6 @@
-// What pieces of a graph are predicted to take, on a machine that is disturbed: pieces of known cost, measured with noise and with
-// preemptions. Prints the share of undisturbed pieces whose prediction is within a quarter of what they took, after so many pieces.
+// What pieces of a graph are predicted to take, on a machine that is disturbed: pieces of known cost, measured with
+// noise and with preemptions. Prints the share of undisturbed pieces whose prediction is within a quarter of what they
+// took, after so many pieces.
 #include "pieces.h"
 
 #include <math.h>
@@ -23,7 +24,8 @@ static struct ggml_tensor weight, other, nodes[3];
 static void make_nodes(void) {
     weight = (struct ggml_tensor) { .type = GGML_TYPE_F32, .ne = { 1024, 2048, 1, 1 } };
     other  = (struct ggml_tensor) { .type = GGML_TYPE_F32, .ne = { 1024, 128, 1, 1 } };
-    nodes[0] = (struct ggml_tensor) { .op = GGML_OP_MUL_MAT, .type = GGML_TYPE_F32, .ne = { 2048, 128, 1, 1 }, .src = { &weight, &other } };
+    nodes[0] = (struct ggml_tensor) {
+        .op = GGML_OP_MUL_MAT, .type = GGML_TYPE_F32, .ne = { 2048, 128, 1, 1 }, .src = { &weight, &other } };
     nodes[1] = (struct ggml_tensor) { .op = GGML_OP_CUSTOM, .type = GGML_TYPE_F32, .ne = { 1024, 128, 1, 1 } };
     nodes[2] = (struct ggml_tensor) { .op = GGML_OP_MUL, .type = GGML_TYPE_F32, .ne = { 1024, 128, 1, 1 } };
 }

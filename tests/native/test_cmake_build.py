@@ -136,7 +136,8 @@ def fake_cmake(folder: Path, script: str) -> Toolchain:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "cmake.py"
     path.write_text(
-        f"#!{sys.executable}\nimport sys\nopen({str(folder / 'calls')!r}, 'a').write(repr(sys.argv[1:]) + '\\n')\n{script}\n"
+        f"#!{sys.executable}\nimport sys\nopen({str(folder / 'calls')!r}, 'a').write(repr(sys.argv[1:]) + "
+        f"'\\n')\n{script}\n"
     )
     path.chmod(0o755)
     return Toolchain(["cc"], ["c++"], str(path), "Ninja", "ninja", {"EXTRA": "1"}, "cc 1")

@@ -20,7 +20,10 @@ CASE = ("storm",), ("cpu-llama",), ("calm",)
 @pytest.mark.parametrize("name", [name for name, mechanism in ablation.MECHANISMS.items() if mechanism.is_simulated])
 def test_without_any_of_them_everybody_is_served(name: str) -> None:
     """In a process of its own: the mechanism is gone for good there. What it replaces has to be there."""
-    code = f"from perf.ablation import switch_off; from perf.simulated import survey; switch_off({name!r}); survey(*{CASE!r}, n_seeds=1)"
+    code = (
+        f"from perf.ablation import switch_off; from perf.simulated import survey; switch_off({name!r}); "
+        f"survey(*{CASE!r}, n_seeds=1)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 

@@ -88,7 +88,8 @@ def test_the_command_writes_them_from_stored_results(tmp_path: Path) -> None:
 
 def test_what_the_daemon_measures_of_itself_becomes_figures() -> None:
     counters = {
-        "tick_overhead_ms.sum": 1.0, "tick_overhead_ms.count": 10.0, "tick_ms.sum": 100.0, "engine_ms_total": 90.0, "serving_ms_total": 100.0,
+        "tick_overhead_ms.sum": 1.0, "tick_overhead_ms.count": 10.0, "tick_ms.sum": 100.0, "engine_ms_total": 90.0,
+        "serving_ms_total": 100.0,
         "kv_bytes_total": 1000.0, "kv_copied_bytes_total": 250.0, "bmt_moved_bytes_total": 1.8e9,
     }  # fmt: skip
     figures = phase_figures(PhaseLog(0, (), counters=counters))

@@ -1,4 +1,6 @@
-"""Our daemon measured through its gateway: what is asked, that it is the same work, and what the gateway itself costs."""
+"""Our daemon measured through its gateway: what is asked, that it is the same work, and what the gateway itself
+costs.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from uma_core.policy.plan import check_plan
 from uma_core.types import Lane, Phase
 
 FULL_HOUSE = (
-    talking(0), talking(1, Lane.BACKGROUND), reading(2), reading(3, Lane.BACKGROUND), waiting(4), waiting(5, Lane.BACKGROUND),
+    talking(0), talking(1, Lane.BACKGROUND), reading(2), reading(3, Lane.BACKGROUND), waiting(4), waiting(5,
+    Lane.BACKGROUND),
 )  # fmt: skip
 
 

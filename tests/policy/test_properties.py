@@ -39,12 +39,15 @@ def views(draw, sid: int, seq_id: int, n_ubatch: int) -> SessionView:
     ages = [draw(st.sampled_from([0, MS, 100 * MS, 2 * S, 20 * S])) for _ in range(3)]
     return waiting(
         sid, draw(st.sampled_from(Lane)), seq_id=seq_id, phase=phase, n_prompt=n_prompt, n_past=n_past, n_max=n_max,
-        client=draw(st.integers(0, 3)), n_generated=5 if phase is Phase.DECODE else 0, n_cells=n_prompt + n_max if seq_id >= 0 else 0,
+        client=draw(st.integers(0, 3)), n_generated=5 if phase is Phase.DECODE else 0,
+        n_cells=n_prompt + n_max if seq_id >= 0 else 0,
         n_chunk=n_chunk, chunk_fraction=draw(st.floats(0, 0.99)) if n_chunk else 0.0,
         is_transferring=is_moving, is_ready=not is_moving and draw(st.integers(0, 9)) > 0,
-        t_queued_ns=NOW - max(ages), t_progress_ns=NOW - ages[0], t_last_ns=NOW - ages[1] if phase is Phase.DECODE else 0,
+        t_queued_ns=NOW - max(ages), t_progress_ns=NOW - ages[0],
+        t_last_ns=NOW - ages[1] if phase is Phase.DECODE else 0,
         t_first_ns=NOW - max(ages[1], ages[2]) if phase is Phase.DECODE else 0,
-        slo_ttft_ns=draw(st.sampled_from([0, 0, 50 * MS, S])), slo_tbt_ns=draw(st.sampled_from([0, 0, 10 * MS, 80 * MS])),
+        slo_ttft_ns=draw(st.sampled_from([0, 0, 50 * MS, S])),
+        slo_tbt_ns=draw(st.sampled_from([0, 0, 10 * MS, 80 * MS])),
         cached_hint=draw(st.sampled_from([0, 0, n_prompt // 2])), restore_ns=draw(st.sampled_from([0, MS])),
         adapters=draw(st.sampled_from(ADAPTERS)),
     )  # fmt: skip
@@ -63,14 +66,16 @@ def states(draw) -> SchedulerState:
         sessions = [v._replace(n_chunk=0, chunk_fraction=0.0) for v in sessions]
     is_mixing = draw(st.booleans())
     knobs = SchedulerConfig(
-        stages=draw(st.sampled_from([DEFAULT_STAGES, DEFAULT_STAGES, tuple(s for s in DEFAULT_STAGES if s != "latency_guard")])),
+        stages=draw(st.sampled_from([DEFAULT_STAGES, DEFAULT_STAGES,
+        tuple(s for s in DEFAULT_STAGES if s != "latency_guard")])),
         guard_floor_ns=draw(st.sampled_from([0, 30 * MS])), bmt_budget=draw(st.sampled_from([0.0, -1.0, 8.0])),
         max_background_decoders=draw(st.sampled_from([0, 1])),
     )  # fmt: skip
     credit, debt = draw(st.sampled_from([0.0, 0.5, 1.0])), draw(st.sampled_from([-MS, 0, MS]))
     memory = guarded(n_long=credit, error=draw(st.floats(0.0, 0.25)), debt_ns=debt)
     return state_of(
-        *sessions, cost=MIXING if is_mixing else draw(st.sampled_from([CPU, GPU, guess(DEVICE)])), mixed_rows=MIX_ROWS if is_mixing else (), config=knobs,
+        *sessions, cost=MIXING if is_mixing else draw(st.sampled_from([CPU, GPU, guess(DEVICE)])),
+        mixed_rows=MIX_ROWS if is_mixing else (), config=knobs,
         free_seqs=tuple(sorted(seqs[n_resident:])),
         n_seq_max=n_seq_max, n_ubatch=n_ubatch, n_batch=draw(st.sampled_from([16, 2048])), n_prefill_slots=lanes,
         is_unified=draw(st.booleans()), can_mix_rows=draw(st.booleans()), one_set_per_call=draw(st.booleans()),
@@ -164,7 +169,9 @@ def test_a_recorded_state_gives_the_same_plan_again(state):
 @given(states())
 @settings(max_examples=200, deadline=None)
 def test_something_is_done_whenever_something_can_be(state):
-    """No state with ready work is answered by an empty plan, unless a chat is protected from that work or its prefill slots are busy."""
+    """No state with ready work is answered by an empty plan, unless a chat is protected from that work or its
+    prefill slots are busy.
+    """
     index = begin_together(indexed(state)).index_
     if index.interactive or index.arriving or not (index.background or index.prompts):
         return

@@ -93,7 +93,9 @@ class TestStorm:
 @NOISE
 @pytest.mark.parametrize("overrated", [0.7, 1.4, 2.0])
 def test_prompts_are_read_as_fast_however_the_engine_rates_its_progress(device, noise, overrated):
-    """A chunk was thought to take twice what it took: pieces then seemed not to fit, and prompts were read half as fast or worse."""
+    """A chunk was thought to take twice what it took: pieces then seemed not to fit, and prompts were read half as
+    fast or worse.
+    """
 
     def n_read(rating: float) -> int:
         """Prompt tokens that were read beside one chat."""

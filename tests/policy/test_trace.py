@@ -18,7 +18,9 @@ from uma_core.types import Lane
 
 
 def recorded(cost=CPU_SHAPE, **knobs) -> list[trace.Tick]:
-    """A busy second: a chat, background prompts and streams, two clients; noise, so that corrections and margins move."""
+    """A busy second: a chat, background prompts and streams, two clients; noise, so that corrections and margins
+    move.
+    """
     sim = Sim(cost, config=SchedulerConfig(**knobs), keep_states=True, noise=0.03)
     sim.submit(Job(32, 40))
     for i in range(3):

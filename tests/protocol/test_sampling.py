@@ -24,10 +24,13 @@ def test_without_fields_nothing_is_on():
 
 def test_every_field_arrives_under_its_name():
     fields = {
-        "temperature": 0.5, "dynatemp_range": 0.25, "dynatemp_exponent": 2.0, "top_k": 7, "top_p": 0.5, "min_p": 0.125, "typical_p": 0.75,
+        "temperature": 0.5, "dynatemp_range": 0.25, "dynatemp_exponent": 2.0, "top_k": 7, "top_p": 0.5, "min_p": 0.125,
+        "typical_p": 0.75,
         "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.25, "repeat_penalty": 1.5, "repeat_last_n": -1,
-        "frequency_penalty": -0.5, "presence_penalty": 0.5, "dry_multiplier": 1.0, "dry_base": 1.5, "dry_allowed_length": 3,
-        "dry_penalty_last_n": 99, "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5, "adaptive_decay": 0.5, "seed": 3, "min_tokens": 4,
+        "frequency_penalty": -0.5, "presence_penalty": 0.5, "dry_multiplier": 1.0, "dry_base": 1.5,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 99, "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.5, "adaptive_decay": 0.5,
+        "seed": 3, "min_tokens": 4,
     }  # fmt: skip
     asked = {**fields, "dry_sequence_breakers": ["a"], "samplers": ["top_p", "temperature"], "stop_token_ids": [5, 6]}
     arrived = params(**asked, logit_bias=[[5, 1], ["no", False]])

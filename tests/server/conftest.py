@@ -32,7 +32,8 @@ class FakeText:
     """One token per byte; the template marks roles with <role>."""
 
     template: str | None = (
-        "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+        "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt "
+        "%}<a>{% endif %}"
     )
 
     def __init__(self) -> None:

@@ -2,11 +2,12 @@
 
     hash(i) = BLAKE2b-64(key, hash(i - 1) + tokens 64·i … 64·i + 63 as little-endian int32);  hash(-1) = 8 zero bytes
 
-A hash stands for its page and for all pages before it: whoever finds the hash of a prompt's page i in a digest knows that
-pages 0 to i are there. The key is the asker's secret, one per cluster. Without it a hash can neither be compared with guessed
-text nor with another cluster's hashes.
+A hash stands for its page and for all pages before it: whoever finds the hash of a prompt's page i in a digest knows
+that pages 0 to i are there. The key is the asker's secret, one per cluster. Without it a hash can neither be compared
+with guessed text nor with another cluster's hashes.
 
-Rules: `held` reads the trees on the compute thread and copies no tokens; hashing happens elsewhere, and only of nodes that are new.
+Rules: `held` reads the trees on the compute thread and copies no tokens; hashing happens elsewhere, and only of nodes
+that are new.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class Part(NamedTuple):
 
 
 def held(cache: PrefixCache, uid: int) -> list[Part]:
-    """What requests of this user that do not choose LoRA adapters could begin with, parents first. On the compute thread."""
+    """What requests of this user that do not choose LoRA adapters could begin with, parents first.
+
+    On the compute thread.
+    """
     tree = cache.tree_of_user(uid)
     parts: list[Part] = []
     stack: list[tuple[Node, int]] = [(child, -1) for child in tree.root.children.values()] if tree is not None else []
@@ -83,7 +87,10 @@ class Digester:
     """Hashes for one asker, and what changed since it asked last. Its own lock; any thread."""
 
     def __init__(self, key: bytes, n_most: int, generation: int) -> None:
-        """`generation`: of the empty digest. No other digester may have begun with it, else differences would be given for another one's."""
+        """`generation`: of the empty digest.
+
+        No other digester may have begun with it, else differences would be given for another one's.
+        """
         self._key = key
         self._n_most = n_most
         self._generation = generation
@@ -150,7 +157,10 @@ class Digesters:
     """The digesters of a daemon, by who asks. The longest unused goes."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
-        """`now_ms`: what generations begin at. A digest changes less than a thousand times a second, so no number is given twice."""
+        """`now_ms`: what generations begin at.
+
+        A digest changes less than a thousand times a second, so no number is given twice.
+        """
         self._now_ms = now_ms
         self._all: OrderedDict[tuple[int, bytes, int], Digester] = OrderedDict()
         self._lock = threading.Lock()

@@ -1,9 +1,10 @@
 """The disk tier: one file per segment in a directory, written and read by one thread of its own.
 
 Rules: the compute thread asks and polls, and never waits for the disk. A file that is damaged, cut short or of another
-version is ignored and removed; files of other models stay until room is needed. What another user could have written, and
-what is no regular file, is left alone and not read. No file goes without a line in the log and a count. Whatever the disk
-does, service goes on: a failure is warned of once per cause (CACHE_IO), and after a failed write none is tried for a while.
+version is ignored and removed; files of other models stay until room is needed. What another user could have written,
+and what is no regular file, is left alone and not read. No file goes without a line in the log and a count. Whatever
+the disk does, service goes on: a failure is warned of once per cause (CACHE_IO), and after a failed write none is tried
+for a while.
 """
 
 from __future__ import annotations
@@ -246,7 +247,9 @@ class DiskTier:
         return head
 
     def _remove_stale(self, entry: os.DirEntry[str]) -> None:
-        """A write that did not finish; but a young one may be going on, in another daemon or in the tier that this one replaces."""
+        """A write that did not finish; but a young one may be going on, in another daemon or in the tier that this
+        one replaces.
+        """
         with contextlib.suppress(OSError):
             if time.time() - entry.stat().st_mtime > STALE_S:
                 self._remove(entry.name, "unfinished")

@@ -57,7 +57,9 @@ class Finder:
         return -1, 0
 
     def route(self, path: list[Node], n: int, at: int, seq_id: int) -> list[Piece]:
-        """How sequence `seq_id`, which holds `at` tokens of the walk, can get more of it: without gaps, nearest tier first."""
+        """How sequence `seq_id`, which holds `at` tokens of the walk, can get more of it: without gaps, nearest tier
+        first.
+        """
         pieces: list[Piece] = []
         if not self.can_move:
             return pieces

@@ -1,4 +1,6 @@
-"""What the cache does when nothing else is to be done: residents that nobody used for long leave, and the end of the daemon."""
+"""What the cache does when nothing else is to be done: residents that nobody used for long leave, and the end of the
+daemon.
+"""
 
 from __future__ import annotations
 

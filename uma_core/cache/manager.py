@@ -2,9 +2,10 @@
 
 Rules: owned by the compute thread. A sequence keeps its cells after its request ended, until it is needed; then what
 no tier holds yet is saved, in slices, as part of the newcomer's own transfer. The last prompt token is always computed.
-A tenant (peer uid) has a tree of its own, so neither bytes nor timing of another tenant's prompts show. So has each set of
-LoRA adapters: what one of them computed is of no use to another.
-A request with `cache_prompt: false` has one that ends with it: it can be parked, and shares nothing but among its own answers.
+A tenant (peer uid) has a tree of its own, so neither bytes nor timing of another tenant's prompts show. So has each set
+of LoRA adapters: what one of them computed is of no use to another.
+A request with `cache_prompt: false` has one that ends with it: it can be parked, and shares nothing but among its own
+answers.
 """
 
 from __future__ import annotations
@@ -147,7 +148,10 @@ class PrefixCache:
         return True
 
     def losses(self, free_seqs: list[int], now_ns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(tokens held, ns that doing without them would cost) by free sequence. What is idle for long counts for less."""
+        """(tokens held, ns that doing without them would cost) by free sequence.
+
+        What is idle for long counts for less.
+        """
         half_life = max(1, self.settings.park_idle_ns)
         held, loss = [], []
         for seq_id in free_seqs:
@@ -167,7 +171,10 @@ class PrefixCache:
     # a session gets its sequence, or more of its prompt
 
     def begin(self, session: Session, want_restore: bool) -> None:
-        """Make the session's sequence its own, with as much of its prompt as can be had. Sets its transfer where that takes time."""
+        """Make the session's sequence its own, with as much of its prompt as can be had.
+
+        Sets its transfer where that takes time.
+        """
         self.on_begin()
         holding = self.holdings[session.seq_id]
         tree = self._tree_of(session)
@@ -227,8 +234,9 @@ class PrefixCache:
     def save(self, holding: Holding, start: int, is_last: bool = False) -> Legs:
         """Snapshots of the content beyond `start` that only this sequence has, and before them of what they continue.
 
-        A file is of no use without those of its beginning. Others may hold that now, but none of them may ever write it: where files
-        are written, it is written with the first one that needs it. `is_last`: the daemon ends, and with it what others hold.
+        A file is of no use without those of its beginning. Others may hold that now, but none of them may ever write
+        it: where files are written, it is written with the first one that needs it. `is_last`: the daemon ends, and
+        with it what others hold.
         """
         tree, end = holding.tree, holding.end
         assert tree is not None and end is not None
@@ -268,7 +276,9 @@ class PrefixCache:
         return holding.n
 
     def _keep_states(self, session: Session, seq_id: int) -> None:
-        """Others will begin with the same instructions, the next turn with the same messages; a prompt's last token is always computed."""
+        """Others will begin with the same instructions, the next turn with the same messages; a prompt's last token
+        is always computed.
+        """
         if self.finder.has_states:
             ends = session.message_ends
             self.engine.keep_states(seq_id, [*ends[:1], *ends[-1:], session.n_prompt - 1])
@@ -385,7 +395,9 @@ class PrefixCache:
         self.engine.kv_truncate(holding.seq_id, 0)
 
     def linger(self, session: Session, seq_id: int, transfer: Transfer) -> None:
-        """Like `release`, for a session that ended before its last chunk's KV arrived: `on_free` is called when it has."""
+        """Like `release`, for a session that ended before its last chunk's KV arrived: `on_free` is called when it
+        has.
+        """
         self._lingering[seq_id] = session, transfer
 
     @property
@@ -436,7 +448,10 @@ class PrefixCache:
         self.meters.bytes[DISK].set(self.store.disk_bytes)
 
     def drop_idle(self, holding: Holding, n: int = 0) -> bool:
-        """Cut a sequence that nobody uses back. False: somebody does, or a parked session would have to read it again."""
+        """Cut a sequence that nobody uses back.
+
+        False: somebody does, or a parked session would have to read it again.
+        """
         end = holding.end
         if holding.owner or holding.is_claimed or holding.readers or end is None:
             return False

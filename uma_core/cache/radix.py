@@ -66,7 +66,10 @@ class Node:
 
 
 class Tree:
-    """One tenant's beginnings as one set of adapters computed them. `version` changes whenever another answer may be found."""
+    """One tenant's beginnings as one set of adapters computed them.
+
+    `version` changes whenever another answer may be found.
+    """
 
     def __init__(self, tenant: int, variant: str = "") -> None:
         """`variant` names the LoRA adapters, by what is in their files, and their scales; "": none."""

@@ -40,7 +40,10 @@ class RamTier:
         return True
 
     def shrink(self, n_bytes: int) -> int:
-        """Drop segments of so many bytes, the least useful first, as far as there are any. Returns how many bytes went."""
+        """Drop segments of so many bytes, the least useful first, as far as there are any.
+
+        Returns how many bytes went.
+        """
         before, budget = self.n_bytes, self.budget
         self.budget = max(0, before - n_bytes)
         self.make_room(0)

@@ -18,7 +18,9 @@ def drop_idle(cache: PrefixCache) -> int:
 
 
 def forget(cache: PrefixCache) -> None:
-    """The engine has retired and the cache is closed: let go of its bytes now, not when a garbage collection finds them."""
+    """The engine has retired and the cache is closed: let go of its bytes now, not when a garbage collection finds
+    them.
+    """
     for tree in cache.trees.values():
         for node in tree.nodes():
             if node.seg is not None:

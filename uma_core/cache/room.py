@@ -1,4 +1,6 @@
-"""Room in one pool of cells: idle sequences are emptied until what only they hold fits beside what running ones may ever need."""
+"""Room in one pool of cells: idle sequences are emptied until what only they hold fits beside what running ones may
+ever need.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from uma_core.engine.api import NO_PAGES, Engine
 
 
 def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) -> None:
-    """Idle sequences may hold no more than `n_free` cells beside the pages `running`: the oldest whose end frees something go first."""
+    """Idle sequences may hold no more than `n_free` cells beside the pages `running`: the oldest whose end frees
+    something go first.
+    """
     idle = sorted((h for h in cache.holdings if h.n and not h.owner and not h.is_claimed), key=lambda h: h.t_used)
     n_held = n_cells(cache.engine, idle, running)
     while idle and n_held > n_free:

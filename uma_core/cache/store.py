@@ -139,7 +139,9 @@ class Store:
                 self.ram.unreserve(tree.tenant, n_bytes)
 
     def _can_pass(self, tree: Tree, node: Node, n_bytes: int, is_last: bool) -> bool:
-        """A node's bytes may go to disk without a place in RAM: nobody wrote them yet, and few others wait to be written."""
+        """A node's bytes may go to disk without a place in RAM: nobody wrote them yet, and few others wait to be
+        written.
+        """
         if (
             self.disk is None
             or tree.tenant < FIRST_TENANT
@@ -285,7 +287,10 @@ class Store:
                 self.disk.remove(each.name, "cleared")
 
     def _take_file(self, each: Found) -> Segment | None:
-        """A file is taken in without its beginning too: it is of use again when somebody has read that. None: others have all of it."""
+        """A file is taken in without its beginning too: it is of use again when somebody has read that.
+
+        None: others have all of it.
+        """
         head = each.head
         assert head is not None
         if each.name in self.files:
@@ -313,7 +318,9 @@ class Store:
         return len(segs)
 
     def clear_all(self, trees: list[Tree]) -> int:
-        """Like `clear`, and the files of a directory that is still being looked through go as soon as they are known."""
+        """Like `clear`, and the files of a directory that is still being looked through go as soon as they are
+        known.
+        """
         self._is_found_unwanted = self._is_indexing
         return self.clear(trees)
 

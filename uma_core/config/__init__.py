@@ -1,1 +1,3 @@
-"""Options: declared in `options`, merged from flags, variables, files and presets, checked before anything is loaded."""
+"""Options: declared in `options`, merged from flags, variables, files and presets, checked before anything is
+loaded.
+"""

@@ -38,7 +38,10 @@ class Change(NamedTuple):
 
 
 def load(inputs: Inputs) -> tuple[Config, Sources]:
-    """Build the configuration. Blocks: reads the file. Raises CONFIG_INVALID, with every problem in `detail.problems`."""
+    """Build the configuration.
+
+    Blocks: reads the file. Raises CONFIG_INVALID, with every problem in `detail.problems`.
+    """
     return merge(SCHEMA, inputs)
 
 

@@ -1,4 +1,5 @@
-"""Merge flag > variable > file > preset > default into a program's configuration, and remember where each value came from.
+"""Merge flag > variable > file > preset > default into a program's configuration, and remember where each value came
+from.
 
 Rules: the only place that reads configuration files and variables; nothing is silent: an unknown key, a wrong
 type or an unfit value is CONFIG_INVALID and names the key and its source. Knows no particular option.
@@ -81,7 +82,10 @@ class _Given(NamedTuple):
 
 
 def merge(schema: Schema[C], inputs: Inputs) -> tuple[C, Sources]:
-    """Build the configuration. Blocks: reads the file. Raises CONFIG_INVALID, with every problem in `detail.problems`."""
+    """Build the configuration.
+
+    Blocks: reads the file. Raises CONFIG_INVALID, with every problem in `detail.problems`.
+    """
     problems: list[str] = []
     values: dict[str, Any] = {}
     origins = {opt.key: "default" for opt in schema.options}
@@ -116,7 +120,9 @@ def _build(schema: Schema[C], values: Mapping[str, Any], origins: dict[str, str]
 
 
 def _lower_defaults(schema: Schema[C], config: C, origins: dict[str, str]) -> C:
-    """Lower defaults, and what a preset says, to the caps that the user chose: who sets n_batch need not set n_ubatch too."""
+    """Lower defaults, and what a preset says, to the caps that the user chose: who sets n_batch need not set
+    n_ubatch too.
+    """
     for opt, value in schema.items(config):
         cap = opt.extra.get("cap", "")
         if (

@@ -1,4 +1,5 @@
-"""Every option, declared once: flags, variables, YAML keys, checks, docs/CONFIG.md and `--print-config` follow from here.
+"""Every option, declared once: flags, variables, YAML keys, checks, docs/CONFIG.md and `--print-config` follow from
+here.
 
 Rules: values only; nothing here reads a file, a variable or a flag (config_load.py does). Times are `_ms` here
 and nowhere else: `Scheduler.to_scheduler_config` is the one conversion for the policy, `ns()` for everybody else.
@@ -34,7 +35,9 @@ def ns(ms: float) -> int:
 
 
 def loopback(text: str) -> tuple[str, int] | None:
-    """(host, port) of `127.0.0.1:9464`, `[::1]:9464` or `localhost:9464`; None where it is not a loopback address with a port."""
+    """(host, port) of `127.0.0.1:9464`, `[::1]:9464` or `localhost:9464`; None where it is not a loopback address
+    with a port.
+    """
     host, _, port = text.strip().rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
     try:
@@ -63,7 +66,8 @@ class EngineOptions:
     )
     engine: str = option(
         "auto",
-        "which engine computes: llama.cpp's, our ggml-graph one, or a simulated one; auto takes the faster that supports the model",
+        "which engine computes: llama.cpp's, our ggml-graph one, or a simulated one; auto takes the faster that "
+        "supports the model",
         choices=("auto", "llama", "graph", "fake"),
     )
     n_ctx: int = option(
@@ -75,7 +79,8 @@ class EngineOptions:
     )
     encoder_ctx: int = option(
         0,
-        "most tokens of an input to an encoder or reranker; 0: as trained, as far as 1 GiB goes (llama.cpp takes 4 bytes x vocabulary a token)",
+        "most tokens of an input to an encoder or reranker; 0: as trained, as far as 1 GiB goes (llama.cpp takes 4 "
+        "bytes x vocabulary a token)",
         unit="tokens",
         min=0,
         max=1 << 20,
@@ -117,14 +122,16 @@ class EngineOptions:
     )
     isa: str = option(
         "auto",
-        "instruction set of our CPU kernels; auto: the best of the processor. Another one shows what a processor with less would do; ggml's own"
+        "instruction set of our CPU kernels; auto: the best of the processor. Another one shows what a processor with "
+        "less would do; ggml's own"
         " operations follow in a portable build, else they keep what they were built for",
         choices=("auto", "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable"),
         reload="restart",
     )
     deterministic: bool = option(
         False,
-        "serve only where an answer never depends, to the last bit, on what else is computed: the graph engine on a CPU with our kernels."
+        "serve only where an answer never depends, to the last bit, on what else is computed: the graph engine on a "
+        "CPU with our kernels."
         " Else the daemon does not start; `status` tells whether it is so without this",
     )
     moe_top_k: int = option(
@@ -132,11 +139,13 @@ class EngineOptions:
     )
     lora: Mapping[str, str] = option(
         {},
-        "LoRA adapters (GGUF) that are loaded with the model, as id=path; requests name them by id. The flag may be repeated",
+        "LoRA adapters (GGUF) that are loaded with the model, as id=path; requests name them by id. The flag may be "
+        "repeated",
         flag="--lora",
     )
     lora_scale: Mapping[str, float] = option(
-        {}, "the scale that an adapter has in requests without `lora`, as id=scale; without an entry such requests do not use it",
+        {}, "the scale that an adapter has in requests without `lora`, as id=scale; without an entry such requests do "
+            "not use it",
         flag="--lora-scale", values=float, min=-1000, max=1000,
     )  # fmt: skip
     load_mode: str = option(
@@ -145,12 +154,14 @@ class EngineOptions:
     )  # fmt: skip
     repack_cache: bool = option(
         False,
-        "keep the weights that the graph engine repacks for its products in a file below the user's cache, so that the next start only reads"
+        "keep the weights that the graph engine repacks for its products in a file below the user's cache, so that "
+        "the next start only reads"
         " them; the file is as large as these weights",
     )
     repack_cache_mb: int = option(
         32_768,
-        "most bytes of all models' files of repacked weights; the least recently used go first, and weights of more are not kept",
+        "most bytes of all models' files of repacked weights; the least recently used go first, and weights of more "
+        "are not kept",
         unit="MiB",
         min=0,
         max=1 << 30,
@@ -188,7 +199,8 @@ class EngineOptions:
     )
     calibrate: str = option(
         "auto",
-        "measure the cost model, and compare the engines, at start: auto reuses what is stored for the same model, device and options",
+        "measure the cost model, and compare the engines, at start: auto reuses what is stored for the same model, "
+        "device and options",
         choices=("auto", "off", "force"),
     )
     hang_timeout_ms: float = option(
@@ -240,13 +252,15 @@ class IpcOptions:
     )
     max_connections: int = option(
         256,
-        "open connections; more are refused with a coded error, but for one more in eight from processes that have none",
+        "open connections; more are refused with a coded error, but for one more in eight from processes that have "
+        "none",
         min=1,
         max=65_535,
     )
     max_frame_bytes: int = option(
         1 << 20,
-        "largest frame or line; checked before the body is buffered. A larger limit could not tell a frame's header from text",
+        "largest frame or line; checked before the body is buffered. A larger limit could not tell a frame's header "
+        "from text",
         unit="bytes",
         min=1024,
         max=FRAME_CAP_LIMIT,
@@ -281,13 +295,15 @@ class IpcOptions:
     )
     read_apart: bool = option(
         True,
-        "requests of more than 16 KiB are read in a process of their own (30 to 70 MiB), which delays no stream; off: in the daemon",
+        "requests of more than 16 KiB are read in a process of their own (30 to 70 MiB), which delays no stream; off: "
+        "in the daemon",
         reload="restart",
     )
     echo: bool = option(False, "text lines: stream the prompt back first")
     stop_at_eof: bool = option(
         False,
-        "end, as after SIGTERM, when standard input closes: the daemon does not outlive the program that started it and holds the pipe",
+        "end, as after SIGTERM, when standard input closes: the daemon does not outlive the program that started it "
+        "and holds the pipe",
         reload="restart",
     )
 
@@ -308,7 +324,8 @@ class LimitOptions:
     )
     trusted_prompt_bytes: int = option(
         8 << 20,
-        "largest prompt of a request with an `account`, which only trusted peers may name, and largest text that they may have tokenized",
+        "largest prompt of a request with an `account`, which only trusted peers may name, and largest text that they "
+        "may have tokenized",
         unit="bytes",
         min=1,
         max=1 << 30,
@@ -406,7 +423,8 @@ class SchedulerOptions:
     )
     interactive_share: float = option(
         _SCHEDULER.interactive_share,
-        "share of the time that an interactive prompt gets beside background streams, where reading it can be paused; they decode in the rest",
+        "share of the time that an interactive prompt gets beside background streams, where reading it can be paused; "
+        "they decode in the rest",
         min=0.05,
         max=0.99,
     )
@@ -534,7 +552,8 @@ class MetricsOptions:
     )
     listen: str = option(
         "",
-        "address of this machine alone, such as 127.0.0.1:9464, where Prometheus reads `/metrics` over HTTP; empty: none",
+        "address of this machine alone, such as 127.0.0.1:9464, where Prometheus reads `/metrics` over HTTP; empty: "
+        "none",
         flag="--metrics-listen",
         reload="restart",
     )
@@ -559,7 +578,8 @@ class LogOptions:
     prompts: bool = option(False, "write prompt text into the log", flag="--log-prompts")
     trace: str = option(
         "",
-        "file that each plan is written to, with the state that it came from: `python -m uma_core.trace replay FILE`; empty: none",
+        "file that each plan is written to, with the state that it came from: `python -m uma_core.trace replay FILE`; "
+        "empty: none",
         flag="--log-trace",
     )
     trace_mb: int = option(
@@ -579,15 +599,18 @@ class SpeculationOptions:
     RELOAD: ClassVar = "live"
     mode: str = option(
         "off",
-        "of requests that say nothing and predict nothing. lookup: draft what the text, or an earlier answer to the same account, repeats; "
-        "draft: what the draft model says; auto: both, where a token does not depend on which others are computed with it",
+        "of requests that say nothing and predict nothing. lookup: draft what the text, or an earlier answer to the "
+        "same account, repeats; "
+        "draft: what the draft model says; auto: both, where a token does not depend on which others are computed "
+        "with it",
         flag="--speculate",
         env="UMA_SPECULATE",
         choices=("auto", "lookup", "draft", "off"),
     )
     draft_model: str = option(
         "",
-        "GGUF of a small model with the same vocabulary, which drafts for one or two streams that repeat nothing; empty: none",
+        "GGUF of a small model with the same vocabulary, which drafts for one or two streams that repeat nothing; "
+        "empty: none",
         reload="engine",
     )
     max_draft_tokens: int = option(8, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)

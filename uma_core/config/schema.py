@@ -31,7 +31,8 @@ class Extra(TypedDict, total=False):
     min: float
     max: float
     choices: tuple[str, ...]  # of a text, of a list's items, or of a map's values
-    reload: str  # "live": between two ticks; "engine": by loading a new engine; "restart": not at all; default: the section's RELOAD
+    # "live": between two ticks; "engine": by loading a new engine; "restart": not at all; default: the section's RELOAD
+    reload: str
     words: Mapping[str, Any]  # texts that stand for a value: {"auto": -1}
     cap: str  # key of the option that this one must not exceed; a default is lowered to it
     env_switch: tuple[str, str]  # (variable, value): a true variable means that value, unless `env` is set

@@ -1,9 +1,11 @@
-"""What a schema takes of llguidance's bounds, found before anything is compiled: an answer must not fail half-way because of them.
+"""What a schema takes of llguidance's bounds, found before anything is compiled: an answer must not fail half-way
+because of them.
 
-Measured on llguidance 1.9 (messages of its parser with the bounds set low). A row of its parser, which is what may come at one place
-of an answer, has 4 items for each property that may be left out there, 8 for an object that may have others, 6 for an array, one for an
-object or array of `enum`, and those of all branches. A string whose characters are counted takes 9 lexer states a character, a counted part of a
-pattern 1 where it is ASCII and 9 where it may be anything. Pure.
+Measured on llguidance 1.9 (messages of its parser with the bounds set low). A row of its parser, which is what may come
+at one place of an answer, has 4 items for each property that may be left out there, 8 for an object that may have
+others, 6 for an array, one for an object or array of `enum`, and those of all branches. A string whose characters are
+counted takes 9 lexer states a character, a counted part of a pattern 1 where it is ASCII and 9 where it may be
+anything. Pure.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ def _items(schema: Any, resolve: Resolve, above: frozenset[int]) -> int:
 
 
 def _most_optional(schema: dict[str, Any]) -> int:
-    """Properties that may be left out, between two that may not: each of them may come next. They come in the schema's order."""
+    """Properties that may be left out, between two that may not: each of them may come next.
+
+    They come in the schema's order.
+    """
     longest = n = 0
     required = set(schema.get("required", ()))
     for name in schema.get("properties", ()):

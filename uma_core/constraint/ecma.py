@@ -1,5 +1,6 @@
-"""JSON Schema's regular expressions are ECMA-262's; llguidance reads Rust's. Where both have a construct that means two things,
-it is written in the way that both understand, or refused. What Rust does not have, llguidance refuses itself. Pure.
+"""JSON Schema's regular expressions are ECMA-262's; llguidance reads Rust's. Where both have a construct that means two
+things, it is written in the way that both understand, or refused. What Rust does not have, llguidance refuses itself.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """llama.cpp's grammar notation (GBNF), read as llama.cpp reads it (llama-grammar.cpp of the pinned source). Pure.
 
-`lexemes` writes it in llguidance's Lark. llguidance's own converter makes a lexeme of every literal and character, and takes
-the longest one: `[a-z]+ "end"` then refuses "tent", and llama.cpp's example of arithmetic never ends.
+`lexemes` writes it in llguidance's Lark. llguidance's own converter makes a lexeme of every literal and character, and
+takes the longest one: `[a-z]+ "end"` then refuses "tent", and llama.cpp's example of arithmetic never ends.
 """
 
 from __future__ import annotations

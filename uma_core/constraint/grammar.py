@@ -17,19 +17,20 @@ from uma_core.types import Constraint, TokenId
 
 N_BYTES_MOST = 256 << 10  # of a schema or grammar; a 50-property schema has 4 KiB
 N_REGEX_BYTES_MOST = 16 << 10  # compiling one takes up to its length's square: 0.7 s
-# llguidance goes from definition to definition by recursion: a chain of 4,000 overflows a stack of 8 MiB, which would end the daemon.
+# llguidance goes from definition to definition by recursion: a chain of 4,000 overflows a stack of 8 MiB, which would
+# end the daemon.
 N_DEFINITIONS_MOST = 1_000
 N_REFS_IN_LARK_MOST = 200  # in `%json`, which is not checked as schemas are
-# Between two tokens JSON allows any white space, of which a small model does not find the end: here one blank, or a new line
-# with an indentation, as people and programs write it.
+# Between two tokens JSON allows any white space, of which a small model does not find the end: here one blank, or a new
+# line with an indentation, as people and programs write it.
 WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
 _DEFINITION = re.compile(rb"[\w-]\s*(?:\[[^\]]*\]\s*)?:")  # or what looks like one
 _PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # what llguidance's regular expressions want escaped
 
 # Bounds of one grammar. A step is the mask of one token, on the compute thread: llguidance gives 14,000 lexer units and
-# 20,000 items a millisecond, so that no mask takes longer than about 4 ms, of which ordinary ones (to 1.3 ms at 152k tokens,
-# a string with a length limit) stay well clear. A lexer state has 0.1 to 0.5 KB. What a schema may take of items and states is
-# checked before it is compiled (bounds.py), with a margin.
+# 20,000 items a millisecond, so that no mask takes longer than about 4 ms, of which ordinary ones (to 1.3 ms at 152k
+# tokens, a string with a length limit) stay well clear. A lexer state has 0.1 to 0.5 KB. What a schema may take of
+# items and states is checked before it is compiled (bounds.py), with a margin.
 LIMITS = {
     "max_items_in_row": 2_400,
     "initial_lexer_fuel": 1_000_000,
@@ -100,7 +101,10 @@ def refused(constraint: Constraint, reason: str) -> UmaError:
 
 
 class Grammar:
-    """Owns an LlgMatcher at its beginning, which is only copied from. Copies share what its lexer has learnt, under a lock."""
+    """Owns an LlgMatcher at its beginning, which is only copied from.
+
+    Copies share what its lexer has learnt, under a lock.
+    """
 
     def __init__(self, vocabulary: Vocabulary, constraint: Constraint) -> None:
         """Blocks: for 0.3 to 3 ms, up to about a second for the largest. Raises: CONSTRAINT_REFUSED."""
@@ -136,7 +140,9 @@ class Grammar:
             )
 
     def forced_by(self, matcher: Any) -> list[TokenId]:
-        """The next tokens of a matcher that leaves no choice, as the model's tokeniser writes that text; [] where it leaves one."""
+        """The next tokens of a matcher that leaves no choice, as the model's tokeniser writes that text; [] where it
+        leaves one.
+        """
         if not self.vocabulary.is_exact:
             return []
         n = self._lib.llg_matcher_compute_ff_tokens(matcher, self._out, N_FORCED_MOST)
@@ -167,7 +173,9 @@ def _explained(constraint: Constraint, reason: str) -> UmaError:
 
 
 def _keyword_in(reason: str, value: Any) -> str:
-    """The keyword that llguidance's message is about: one that the schema has and the message names, or whose value it quotes."""
+    """The keyword that llguidance's message is about: one that the schema has and the message names, or whose value
+    it quotes.
+    """
     todo = [value]
     while todo:
         item = todo.pop()

@@ -1,10 +1,10 @@
 """A grammar over characters, as rules over lexemes in llguidance's Lark.
 
 llguidance's lexer takes what comes for one lexeme for as long as some expected lexeme goes on. So
-- whatever of a grammar is regular becomes one lexeme, in which the characters alone decide. Rules that recur at their ends only are
-  regular too (automata written as rules, such as "anything but this text"): Arden's lemma;
-- where rules nest, as in JSON, a lexeme that could go on with what may follow it, or that another one could outrun, is taken
-  apart: into its parts, and at last into characters, which no lexer can read in two ways. Pure.
+- whatever of a grammar is regular becomes one lexeme, in which the characters alone decide. Rules that recur at their
+  ends only are regular too (automata written as rules, such as "anything but this text"): Arden's lemma;
+- where rules nest, as in JSON, a lexeme that could go on with what may follow it, or that another one could outrun, is
+  taken apart: into its parts, and at last into characters, which no lexer can read in two ways. Pure.
 """
 
 from __future__ import annotations
@@ -347,7 +347,9 @@ def _flat(node: Sequence) -> list[Node]:
 
 
 def _has_parts(node: Node) -> bool:
-    """Whether to take it apart is worth it: a run of nearly any characters would cost a mask of a large vocabulary milliseconds."""
+    """Whether to take it apart is worth it: a run of nearly any characters would cost a mask of a large vocabulary
+    milliseconds.
+    """
     if isinstance(node, Repeat):
         return not _is_wide(node.item)
     return not isinstance(node, Chars) and not (isinstance(node, Text) and len(node.value) == 1)
@@ -468,7 +470,10 @@ class _Clashes:
                 after = names | after if is_empty else names
 
     def _compare(self, one: str, other: str, found: set[tuple[str, str]]) -> int:
-        """Whether `other` goes on where `one` is complete and something else may follow it. Returns the states looked at."""
+        """Whether `other` goes on where `one` is complete and something else may follow it.
+
+        Returns the states looked at.
+        """
         follow = self._characters_after(one)
         first = self._automata.start(one), self._automata.start(other)
         todo, seen = [first], {first}

@@ -1,7 +1,7 @@
 """llguidance's C interface, which the shared object of its Python package exports.
 
-Why not the package's Python classes: `LLTokenizer` keeps the GIL for 0.2 to 0.4 s at 152k tokens, and every stream of the
-daemon would pause for as long. Functions called through cffi release it.
+Why not the package's Python classes: `LLTokenizer` keeps the GIL for 0.2 to 0.4 s at 152k tokens, and every stream of
+the daemon would pause for as long. Functions called through cffi release it.
 Sources: parser/llguidance.h of the version in VERSION; its structs are the reason why other versions are refused.
 """
 
@@ -58,7 +58,8 @@ typedef struct LlgTokenizerInitV2 {
 const char * llg_get_version(void);
 LlgTokenizer * llg_new_tokenizer_v2(const LlgTokenizerInitV2 * init, char * error, size_t n_error);
 void    llg_free_tokenizer(LlgTokenizer * tokenizer);
-size_t  llg_tokenize_bytes(const LlgTokenizer * tokenizer, const uint8_t * bytes, size_t n, uint32_t * out, size_t n_out);
+size_t  llg_tokenize_bytes(const LlgTokenizer * tokenizer, const uint8_t * bytes, size_t n, uint32_t * out,
+                           size_t n_out);
 LlgMatcher * llg_new_matcher(const LlgConstraintInit * init, const char * kind, const char * source);
 LlgMatcher * llg_clone_matcher(const LlgMatcher * matcher);
 void    llg_free_matcher(LlgMatcher * matcher);

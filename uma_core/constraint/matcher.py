@@ -19,10 +19,10 @@ from uma_core.types import TokenId
 class Matcher:
     """Made on the intake's threads, used on the compute thread.
 
-    `mask`: (n_vocab / 32,) uint32, a bit for each token that may come next, lowest first; changed in place by `accept`. None
-    while everything may come: a trigger is awaited.
-    `forced`: the next tokens, where the grammar leaves no choice; the mask is not kept up to date while there are any. Whoever
-    can use several at once (as a draft that needs no check) finds them all here.
+    `mask`: (n_vocab / 32,) uint32, a bit for each token that may come next, lowest first; changed in place by `accept`.
+    None while everything may come: a trigger is awaited.
+    `forced`: the next tokens, where the grammar leaves no choice; the mask is not kept up to date while there are any.
+    Whoever can use several at once (as a draft that needs no check) finds them all here.
     `is_done`: the answer is complete, and nothing may follow.
     """
 
@@ -60,7 +60,10 @@ class Matcher:
         self.forced.extend(self._grammar.forced)
 
     def accept(self, token: TokenId) -> None:
-        """Go on by one token that is no end-of-generation token. Raises: CONSTRAINT_FAILED; then only `close` may follow."""
+        """Go on by one token that is no end-of-generation token.
+
+        Raises: CONSTRAINT_FAILED; then only `close` may follow.
+        """
         begun_ns = time.monotonic_ns()
         if self._scanner is None:
             self._go_on(token)

@@ -1,8 +1,9 @@
 """Regular expressions that are looked for in text while it comes, byte by byte, in time that grows with the text alone.
 
-Why not `re`: it would have to begin anew at every token, and a client's pattern can make it run for ever. Here all ways to
-match go on side by side (R. Cox, "Regular Expression Matching: the Virtual Machine Approach", 2009). The dialect is the
-part of ECMA-262 that chat templates' triggers use: no back references, no look-behind, of look-aheads only `(?!...)`. Pure.
+Why not `re`: it would have to begin anew at every token, and a client's pattern can make it run for ever. Here all ways
+to match go on side by side (R. Cox, "Regular Expression Matching: the Virtual Machine Approach", 2009). The dialect is
+the part of ECMA-262 that chat templates' triggers use: no back references, no look-behind, of look-aheads only
+`(?!...)`. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class PatternError(ValueError):
 
 
 class Step(NamedTuple):
-    """`byte`: one of `among`, then `next`. `split`: `next` and `also`. `unless`: `next`, as long as what is at `also` does not match."""
+    """`byte`: one of `among`, then `next`.
+
+    `split`: `next` and `also`. `unless`: `next`, as long as what is at `also` does not match.
+    """
 
     kind: str  # byte, split, group, start, end, unless, match
     next: int = 0

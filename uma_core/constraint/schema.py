@@ -1,7 +1,7 @@
 """What a JSON Schema asks for, checked before anything is compiled: all that cannot be enforced is refused by name.
 
-Rules: draft 2020-12, or the older one that `$schema` names; an unknown keyword may be a misspelt one, so it is refused as
-well, unless it begins with `x-`. Pure: JSON values in, JSON values out.
+Rules: draft 2020-12, or the older one that `$schema` names; an unknown keyword may be a misspelt one, so it is refused
+as well, unless it begins with `x-`. Pure: JSON values in, JSON values out.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def pointer(path: Path) -> str:
 
 
 def checked(schema: Any) -> Any:
-    """The schema as llguidance reads it best. Raises: CONSTRAINT_REFUSED, with `detail.keyword` where one is at fault."""
+    """The schema as llguidance reads it best.
+
+    Raises: CONSTRAINT_REFUSED, with `detail.keyword` where one is at fault.
+    """
     measure(schema)
     if isinstance(schema, bool):
         if not schema:
@@ -155,7 +158,10 @@ class _Checker:
             n_items = bounds.n_items(schema, self._target)
             if n_items > bounds.N_ITEMS_MOST:
                 keyword = next(k for k in ("anyOf", "oneOf", "allOf", "properties", "enum", "$ref") if k in schema)
-                message = f"`{keyword}`: too much may come at one place of the answer, most likely too many optional properties"
+                message = (
+                    f"`{keyword}`: too much may come at one place of the answer, most likely too many optional "
+                    "properties"
+                )
                 raise refused(f"{message} (about 480 can be)", keyword, path)
             counted[tuple(schema.get(k) for k in ("minLength", "maxLength", "pattern"))] = bounds.n_states(schema)
             if sum(counted.values()) > bounds.N_STATES_MOST:
@@ -207,7 +213,9 @@ class _Checker:
             raise refused("`enum` must be an array that is not empty", keyword, place.path)
 
     def _check_least(self, place: _Place, value: Any) -> None:
-        """Names that no `properties` has may come twice, and then count once: more than one of them cannot be promised."""
+        """Names that no `properties` has may come twice, and then count once: more than one of them cannot be
+        promised.
+        """
         if not _is_count(value):
             raise refused("`minProperties` must be a whole number from 0 on", "minProperties", place.path)
         required = place.schema.get("required")

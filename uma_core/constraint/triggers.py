@@ -1,4 +1,7 @@
-"""When a lazy constraint begins: a scan of the answer's text for the first trigger, of which only a tail is kept. Pure."""
+"""When a lazy constraint begins: a scan of the answer's text for the first trigger, of which only a tail is kept.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ class Scanner:
         return Scanner(self._rules, self._spell, self._encode)
 
     def push(self, token: TokenId) -> list[TokenId] | None:
-        """None: nothing yet. Else what of the answer so far is the grammar's: a token of which it is a part is encoded anew."""
+        """None: nothing yet.
+
+        Else what of the answer so far is the grammar's: a token of which it is a part is encoded anew.
+        """
         text = self._spell(token)
         begin, self._end = self._end, self._end + len(text)
         self._remember(token, text)

@@ -32,7 +32,10 @@ class Vocabulary:
     """Owns an LlgTokenizer. Every matcher made with it keeps it alive, but none of them the model."""
 
     def __init__(self, text: Text) -> None:
-        """Blocks for as long as the head says, without the GIL for most of it. Raises: CONSTRAINTS_UNAVAILABLE, INTERNAL."""
+        """Blocks for as long as the head says, without the GIL for most of it.
+
+        Raises: CONSTRAINTS_UNAVAILABLE, INTERNAL.
+        """
         lib = load()
         self._text = weakref.ref(text)
         self.n_vocab = text.n_vocab
@@ -69,7 +72,8 @@ class Vocabulary:
         return all(bytes([byte]) in self._by_bytes for byte in range(0xF5))
 
     def tokens_of(self, data: bytes) -> list[TokenId]:
-        """Tokens that are exactly these bytes: as the model's own tokeniser has them, where its tokens are no other text.
+        """Tokens that are exactly these bytes: as the model's own tokeniser has them, where its tokens are no other
+        text.
 
         Raises: CONSTRAINT_FAILED where some byte has no token.
         """

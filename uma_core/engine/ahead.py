@@ -12,7 +12,10 @@ class Ahead:
     """Owns the C side's note of it. `handle`: a uma_ahead *, NULL where nothing is ever begun."""
 
     def __init__(self, n_most: int, bell: Any) -> None:
-        """Of up to `n_most` rows; 0: never. `bell`: an int32_t * that says when something has happened. Raises: INSUFFICIENT_MEMORY."""
+        """Of up to `n_most` rows; 0: never.
+
+        `bell`: an int32_t * that says when something has happened. Raises: INSUFFICIENT_MEMORY.
+        """
         self.handle = lib.uma_ahead_new(n_most, bell) if n_most else ffi.NULL
         if n_most and not self.handle:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a batch")

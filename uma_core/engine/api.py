@@ -1,7 +1,8 @@
 """The Engine contract: everything the executor may ask of a model, and nothing about how it is done.
 
 Rules: one thread (the compute thread) calls everything except `tokenize`, `piece`, `prepare`, `ring`, `abort`,
-`pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines never choose; they do or refuse.
+`pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines never choose; they do
+or refuse.
 
 KV model: the engine holds `n_seq_max` sequences. A sequence holds positions 0..n-1 (`kv_len`).
 A prompt is read either by `decode` (one call, cannot be interrupted) or, where
@@ -46,7 +47,9 @@ class DecodeOutcome(NamedTuple):
     tokens: Sequence[TokenId]
     call_ns: int  # decode call until the logits are readable
     sample_ns: int  # sampling of all rows
-    begun_ns: int = 0  # when it was, on the monotonic clock: before it was asked for, if the batch before it went on; 0: when it was asked for
+    # when it was, on the monotonic clock: before it was asked for, if the batch before it went on; 0: when it was asked
+    # for
+    begun_ns: int = 0
 
 
 class PrefillStatus(IntEnum):
@@ -81,7 +84,9 @@ class EmbeddingInfo(NamedTuple):
     poolings: tuple[str, ...]  # that can be had
     n_input: int  # most tokens of one input
     n_rows: int = 0  # most tokens of a chunk of which all hidden states can be had
-    is_whole: bool = False  # inputs are computed whole, several in one call, and pooled by the model (`encode_*`); else chunk by chunk (`prefill_*`)
+    # inputs are computed whole, several in one call, and pooled by the model (`encode_*`); else chunk by chunk
+    # (`prefill_*`)
+    is_whole: bool = False
     n_inputs: int = 1  # most of one call, where they are computed whole
     n_scores: int = 1  # of pooling "rank"
 
@@ -103,11 +108,11 @@ class Capabilities:
     can_copy_prefix: bool  # copy_prefix works for part of a sequence
     can_slice_transfers: bool  # Transfer.step honours until_ns (else one step does all)
     can_abort: bool  # abort() reaches a running decode call
-    can_mix_rows: bool = False  # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
+    # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
+    can_mix_rows: bool = False
     n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: no drafts can be verified
-    ride_rows: tuple[
-        int, ...
-    ] = ()  # sizes of a decode call, ascending, in which a prompt's tokens may ride beside other sequences' rows at little cost
+    # sizes of a decode call, ascending, in which a prompt's tokens stand beside other sequences' rows at little cost
+    ride_rows: tuple[int, ...] = ()
     can_mix_adapters: bool = (
         True  # rows of a decode call may have different LoRA adapters; else all of them have the same
     )
@@ -231,7 +236,9 @@ class Sampler(Protocol):
         """
 
     def allow_end(self, is_allowed: bool = True) -> None:
-        """`min_tokens` are there, or no longer: end-of-generation tokens and those of `stop_token_ids` may come, or not."""
+        """`min_tokens` are there, or no longer: end-of-generation tokens and those of `stop_token_ids` may come, or
+        not.
+        """
 
     def ban(self, tokens: Sequence[TokenId]) -> None:
         """Never draw these, instead of those of the last call."""
@@ -288,14 +295,16 @@ class Batch:
         self.want_logits = np.zeros(capacity, np.int8)
         self.n = 0
         self.n_rows = 0
-        self.goes_on = False  # the next call is for the same rows, each one token on, unless something happens: it may be begun at once
+        # the next call is for the same rows, each one token on, unless something happens: it may be begun at once
+        self.goes_on = False
         self.want_hidden = (
             False  # instead of logits, of the same rows: no token is sampled, `Engine.hidden` has them afterwards
         )
         self.wake_fd = (
             -1
         )  # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing
-        # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the caches
+        # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the
+        # caches
         self._cells = self.tokens.data, self.pos.data, self.seq_id.data, self.want_logits.data
 
     def clear(self) -> None:
@@ -359,7 +368,9 @@ class Engine(Protocol):
     def n_vocab(self) -> int: ...
 
     def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
-        """The token's bytes (possibly half a character); of control tokens b"", or their text with `unparse_special`."""
+        """The token's bytes (possibly half a character); of control tokens b"", or their text with
+        `unparse_special`.
+        """
 
     def is_eog(self, token: TokenId) -> bool: ...
     def is_control(self, token: TokenId) -> bool:
@@ -376,7 +387,10 @@ class Engine(Protocol):
 
     # decode
     def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
-        """Compute the sequence with these of `info.adapters` from now on; () with none. It is empty, or what it holds was computed so."""
+        """Compute the sequence with these of `info.adapters` from now on; () with none.
+
+        It is empty, or what it holds was computed so.
+        """
 
     def sampler(self, params: SamplingParams, seed: int) -> Sampler:
         """`params.logit_bias` holds tokens of the vocabulary, no texts."""
@@ -387,33 +401,43 @@ class Engine(Protocol):
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         """One decode call, then one token per row with logits, in batch order. None samples greedily.
 
-        Rows of one sequence must be consecutive and continue at kv_len. Without `can_mix_adapters` all sequences have the same
-        adapters, else BAD_BATCH. A sequence of samplers that was passed before
+        Rows of one sequence must be consecutive and continue at kv_len. Without `can_mix_adapters` all sequences have
+        the same adapters, else BAD_BATCH. A sequence of samplers that was passed before
         still holds the same ones. Blocks; releases the GIL.
 
-        A draft's row (WANT_IF_HELD) is drawn from only where the token before it was drawn as drafted, so a sampler sees
-        what it would see without drafts. The KV of all rows is computed: `kv_truncate` takes back what was drafted wrongly.
+        A draft's row (WANT_IF_HELD) is drawn from only where the token before it was drawn as drafted, so a sampler
+        sees what it would see without drafts. The KV of all rows is computed: `kv_truncate` takes back what was drafted
+        wrongly.
         """
 
     def draw(self, row: int, sampler: Sampler | None) -> TokenId:
-        """The token of the last decode's row-th row, which wanted WANT_LOGITS. Each row at most once, before the next decode."""
+        """The token of the last decode's row-th row, which wanted WANT_LOGITS.
+
+        Each row at most once, before the next decode.
+        """
 
     def settle(self) -> None:
-        """Take back what `decode` began for a batch that goes on. Other methods here do so where it matters to them; `decode` itself
-        goes on with it if that is what it is asked for.
+        """Take back what `decode` began for a batch that goes on. Other methods here do so where it matters to them;
+        `decode` itself goes on with it if that is what it is asked for.
         """
 
     def logits(self, row: int) -> np.ndarray:
-        """(n_vocab,) float32 view of the last decode's row-th logits, borrowed until the next decode. None of a batch that goes on."""
+        """(n_vocab,) float32 view of the last decode's row-th logits, borrowed until the next decode.
+
+        None of a batch that goes on.
+        """
 
     def hidden(self) -> np.ndarray:
-        """(rows, n_embd) float32: the last hidden states that a decoded batch with `want_hidden` wanted, in batch order."""
+        """(rows, n_embd) float32: the last hidden states that a decoded batch with `want_hidden` wanted, in batch
+        order.
+        """
 
     # resumable prefill; a sequence has at most one chunk in progress
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         """Begin one chunk (<= n_ubatch tokens) after the sequence's last position. False: all lanes are taken.
 
-        `hidden`: the chunk's last hidden states are wanted, of these rows, and no logits; ALL only up to `EmbeddingInfo.n_rows` tokens.
+        `hidden`: the chunk's last hidden states are wanted, of these rows, and no logits; ALL only up to
+        `EmbeddingInfo.n_rows` tokens.
 
         Raises: KV_FULL, INSUFFICIENT_MEMORY, DECODE_FAILED where no chunk can be read any more; BAD_BATCH: our bug.
         """
@@ -435,7 +459,10 @@ class Engine(Protocol):
 
     # where inputs are computed whole (EmbeddingInfo.is_whole); in between `prefill_run`, and at the end `prefill_close`
     def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
-        """Begin one call for these inputs. False: another one is under way. Raises: INSUFFICIENT_MEMORY, DECODE_FAILED."""
+        """Begin one call for these inputs.
+
+        False: another one is under way. Raises: INSUFFICIENT_MEMORY, DECODE_FAILED.
+        """
 
     def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
         """After DONE, for each input: (1, n) float32, or with pooling "none" a row for each token. The caller's own."""
@@ -467,7 +494,10 @@ class Engine(Protocol):
         """The sequence's states after so many positions are worth keeping, when they are computed; others no longer."""
 
     def state_bytes(self, seq_id: SeqId, n: int) -> int:
-        """What `export_state` of positions up to n adds to theirs. Only a blob with a `resumable` end can be gone on with."""
+        """What `export_state` of positions up to n adds to theirs.
+
+        Only a blob with a `resumable` end can be gone on with.
+        """
 
     def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
         """Append positions start..n of `src`, which may keep decoding, to `dst`, which holds `start` positions."""
@@ -478,7 +508,8 @@ class Engine(Protocol):
     def import_state(
         self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
     ) -> Transfer:
-        """Append positions start..n of an exported blob to the sequence, which holds `start`. The blob begins at position `origin`.
+        """Append positions start..n of an exported blob to the sequence, which holds `start`. The blob begins at
+        position `origin`.
 
         Raises: STATE_RESTORE_FAILED.
         """

@@ -19,7 +19,8 @@ MAP_FROM_BYTES = 1 << 20  # below, a mapping would cost more than it is worth, a
 
 
 def new_blob(n_bytes: int) -> memoryview:
-    """Room for `n_bytes`, freed with its last view. Large ones are zero, without being touched; small ones hold anything.
+    """Room for `n_bytes`, freed with its last view. Large ones are zero, without being touched; small ones hold
+    anything.
 
     Raises: INSUFFICIENT_MEMORY.
     """

@@ -30,7 +30,10 @@ NO_WAY_BACK = (
 
 
 def open_draft(engine: EngineOptions, path: str) -> Engine:
-    """Load the draft model for the engine that these options open. Blocks. Raises as `check_draft` and `open_engine` do."""
+    """Load the draft model for the engine that these options open.
+
+    Blocks. Raises as `check_draft` and `open_engine` do.
+    """
     check_draft(engine, path)
     draft = open_engine(_options(engine, path))
     if not draft.info.capabilities.can_rollback or not draft.info.can_generate:
@@ -52,7 +55,10 @@ def estimate_with_draft(engine: EngineOptions, path: str) -> MemoryUse:
 
 
 def check_draft(engine: EngineOptions, path: str) -> None:
-    """Compare the headers of both models. Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a model that cannot draft for the other."""
+    """Compare the headers of both models.
+
+    Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a model that cannot draft for the other.
+    """
     if engine.engine == "fake":
         return
     if importlib.import_module("uma_core.engine.llama.encoder").is_encoder(path):

@@ -1,4 +1,6 @@
-"""What a GGUF says of itself, through gguf.h: metadata, and where each tensor lies in the file, or in which of several files."""
+"""What a GGUF says of itself, through gguf.h: metadata, and where each tensor lies in the file, or in which of
+several files.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def check_file(path: str) -> None:
 
 
 def refusal(path: str, mark: int) -> UmaError:
-    """Why llama.cpp did not load the file, in its own words since the log line `mark`: for want of memory, or because of the file."""
+    """Why llama.cpp did not load the file, in its own words since the log line `mark`: for want of memory, or
+    because of the file.
+    """
     error = ErrorCode.INSUFFICIENT_MEMORY if lib.uma_guard_is_short() else ErrorCode.MODEL_LOAD_FAILED
     return UmaError(error, f"{path}: {words_of_failure(mark)}", path=path)
 

@@ -1,8 +1,9 @@
 """LoRA adapters of a model: their files are read and checked here, before an engine loads them.
 
 A file holds pairs of low-rank matrices: with A (n_in, rank) and B (rank, n_out), a product W x becomes
-W x + scale * alpha / rank * B (A x) (Hu et al., arXiv:2106.09685). For the token embedding A has a row of rank numbers for each token.
-llama.cpp looks at less: what passes its check and does not fit would end the process while a graph is built.
+W x + scale * alpha / rank * B (A x) (Hu et al., arXiv:2106.09685). For the token embedding A has a row of rank numbers
+for each token. llama.cpp looks at less: what passes its check and does not fit would end the process while a graph is
+built.
 """
 
 from __future__ import annotations
@@ -159,7 +160,10 @@ def open_adapters(options: EngineOptions, model: Header) -> list[AdapterFile]:
 
 
 def check_adapters(options: EngineOptions, path: str) -> int:
-    """Bytes of the adapters for the model at `path`. Blocks: reads headers. Raises: ADAPTER_LOAD_FAILED, MODEL_LOAD_FAILED."""
+    """Bytes of the adapters for the model at `path`.
+
+    Blocks: reads headers. Raises: ADAPTER_LOAD_FAILED, MODEL_LOAD_FAILED.
+    """
     if not options.lora:
         return 0
     model = Header(path)

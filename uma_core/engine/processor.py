@@ -1,7 +1,9 @@
-"""Before the libraries are loaded: whether this processor runs them, and which build of ggml's CPU backend is the best for it.
+"""Before the libraries are loaded: whether this processor runs them, and which build of ggml's CPU backend is the best
+for it.
 
-Rules: nothing of llama.cpp is loaded here. A portable build has that backend several times, each under the same name in a folder of
-its own: the one that is loaded first serves everybody who asks for the name (ld.so(8): a library is known by its DT_SONAME).
+Rules: nothing of llama.cpp is loaded here. A portable build has that backend several times, each under the same name in
+a folder of its own: the one that is loaded first serves everybody who asks for the name (ld.so(8): a library is known
+by its DT_SONAME).
 """
 
 from __future__ import annotations
@@ -68,10 +70,15 @@ def check(record: dict[str, Any], has: frozenset[str]) -> None:
     missing = [name for name in record.get("needs", ()) if name not in has]
     if has and missing:
         how = "for the processor of another machine" if record.get("is_native_cpu") else "for newer processors"
-        text = f"UMA Serve was built {how}: this one lacks {', '.join(missing)}; install it again here, or build it with UMA_BUILD=portable"
+        text = (
+            f"UMA Serve was built {how}: this one lacks {', '.join(missing)}; install it again here, or build it "
+            "with UMA_BUILD=portable"
+        )
         raise UmaError(ErrorCode.WRONG_PROCESSOR, text, missing=missing)
 
 
 def best(record: dict[str, Any], has: frozenset[str]) -> str:
-    """The first variant of the record, which has the best first, that this processor runs; "" for the one beside the other libraries."""
+    """The first variant of the record, which has the best first, that this processor runs; "" for the one beside the
+    other libraries.
+    """
     return next((name for name, needs in record.get("variants", ()) if has.issuperset(needs)), "")

@@ -1,6 +1,8 @@
-"""How often an engine found no KV cells for what it was asked: admission reserves them, so each time is a fault of ours.
+"""How often an engine found no KV cells for what it was asked: admission reserves them, so each time is a fault of
+ours.
 
-Rules: counted where the engine refuses, whether that is llama.cpp's memory or our pages; of the process, like its metrics.
+Rules: counted where the engine refuses, whether that is llama.cpp's memory or our pages; of the process, like its
+metrics.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Proves at import that the compiled bindings, the headers they came from and the loaded llama.cpp library are one build.
+"""Proves at import that the compiled bindings, the headers they came from and the loaded llama.cpp library are one
+build.
 
-Why: cffi checks a struct only when it is first used, and nothing checks the library; both would otherwise show as a crash or
-as silently exchanged fields.
+Why: cffi checks a struct only when it is first used, and nothing checks the library; both would otherwise show as a
+crash or as silently exchanged fields.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _STRINGS = (
 
 
 def check_bindings(ffi: Any, lib: Any) -> None:
-    """Lay out every struct, read every enum, compare the library's versions with the baked ones. Takes a few milliseconds.
+    """Lay out every struct, read every enum, compare the library's versions with the baked ones. Takes a few
+    milliseconds.
 
     Raises: BINDINGS_MISMATCH.
     """
@@ -32,7 +34,9 @@ def check_bindings(ffi: Any, lib: Any) -> None:
 
 
 def built_with(ffi: Any, lib: Any, name: str) -> str:
-    """One of the strings baked in at build: llama_version, ggml_version, ggml_commit, backend, headers, structs, enums."""
+    """One of the strings baked in at build: llama_version, ggml_version, ggml_commit, backend, headers, structs,
+    enums.
+    """
     return str(ffi.string(getattr(lib, f"uma_built_{name}")), "utf-8")
 
 

@@ -1,4 +1,7 @@
-"""A model's text side without its weights, for a process that computes nothing. It reads text as the engines of the model do."""
+"""A model's text side without its weights, for a process that computes nothing.
+
+It reads text as the engines of the model do.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""What calls cost, noted while there is no time and booked later: between two decode calls every cache miss is somebody's pause.
+"""What calls cost, noted while there is no time and booked later: between two decode calls every cache miss is
+somebody's pause.
 
-Rules: compute thread only. Metrics, client shares and the cost model learn of a call when `Accounting.settle` is called.
+Rules: compute thread only. Metrics, client shares and the cost model learn of a call when `Accounting.settle` is
+called.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ FORGET_NS = 1_000_000
 CLIENTS_MOST = 512
 
 
-# One decode call: sessions, rows, KV cells of its decode rows, rows that were a prompt's and cells before them, ns since the return of the
-# call before it (0: none was directly before it), outcome. A plain tuple: it is made between two calls.
+# One decode call: sessions, rows, KV cells of its decode rows, rows that were a prompt's and cells before them, ns
+# since the return of the call before it (0: none was directly before it), outcome. A plain tuple: it is made between
+# two calls.
 Note = tuple[Sequence[Session], int, int, int, int, int, DecodeOutcome]
 
 
@@ -42,7 +45,9 @@ class Accounting:
         self._charge([session], report.elapsed_ns)
 
     def settle(self, cost: CostModel) -> tuple[CallReport, ...]:
-        """Book all notes; returns what was reported since the last time, as the cost model that planned it predicted it."""
+        """Book all notes; returns what was reported since the last time, as the cost model that planned it predicted
+        it.
+        """
         notes, self.notes = self.notes, []
         reports = [self._book(note, cost) for note in notes] + self._reports
         self._reports = []

@@ -174,7 +174,10 @@ class AdmissionControl:
         return session
 
     def _embedding(self, command: Submit, tokens: np.ndarray, info: EngineInfo) -> Session:
-        """A session that computes one input after the other, and no answer. Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE."""
+        """A session that computes one input after the other, and no answer.
+
+        Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE.
+        """
         request = command.request
         assert request.embed is not None
         if info.embedding is None:

@@ -1,7 +1,7 @@
 """Banned strings: what completes one is taken back, KV too, and another token is drawn at the place where it began.
 
-The text that may become one is held back (`session.answer`), so that no reader sees what is taken back. The last token that stays
-is computed again, as a row like any other: its logits are gone, and so is the KV of all that followed it.
+The text that may become one is held back (`session.answer`), so that no reader sees what is taken back. The last token
+that stays is computed again, as a row like any other: its logits are gone, and so is the KV of all that followed it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,10 @@ VERSION = 10  # of what is measured; stored results of another version are measu
 
 
 def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> CostModel:
-    """A cost model: stored, measured now, or guessed. `mode` is engine.calibrate (auto, off, force), or "stored": never measure."""
+    """A cost model: stored, measured now, or guessed.
+
+    `mode` is engine.calibrate (auto, off, force), or "stored": never measure.
+    """
     if mode == "off":
         return guess(device)
     path = measured.folder() / f"{_key(engine)}.json"
@@ -58,7 +61,8 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
         _save(path, model)
     else:
         log.warning(
-            "calibration was disturbed by other work on this machine; it is used now, corrected as calls are seen, and not stored"
+            "calibration was disturbed by other work on this machine; it is used now, corrected as calls are seen, "
+            "and not stored"
         )
     return model
 

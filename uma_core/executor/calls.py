@@ -85,7 +85,9 @@ class Calls:
             self._last = items
 
     def again(self, items: Items, goes_on: bool) -> None:
-        """`decode` for the same items, each one token on: what the last call left in the batch is moved on where it can be."""
+        """`decode` for the same items, each one token on: what the last call left in the batch is moved on where it
+        can be.
+        """
         if items is not self._last:
             self.decode(items, goes_on)
             return
@@ -158,7 +160,10 @@ class Calls:
         return session.sampler if session.scoring is None else session.scoring.rows(session.n_prompt - 1, 1)[0]
 
     def _compute(self, sessions: Sequence[Session], n_prompt: int, n_read: int) -> DecodeOutcome:
-        """The engine's call for what is in the batch, and a note of what it took. `n_prompt` rows are prompts', after `n_read` cells."""
+        """The engine's call for what is in the batch, and a note of what it took.
+
+        `n_prompt` rows are prompts', after `n_read` cells.
+        """
         self._batch.wake_fd = self.wake_fd()
         self._t_logits_ns = 0
         t0 = self._clock.now_ns()
@@ -208,7 +213,10 @@ class Calls:
     def _verify(
         self, rows: list[Session], tokens: Sequence[TokenId], n_rows: dict[int, int], known: set[int], now: int
     ) -> None:
-        """Hand out what was drawn, of drafts as far as they hold. `n_rows`: of sessions with drafts, how many they have."""
+        """Hand out what was drawn, of drafts as far as they hold.
+
+        `n_rows`: of sessions with drafts, how many they have.
+        """
         row = 0
         while row < len(rows):
             session = rows[row]
@@ -220,7 +228,9 @@ class Calls:
             row += n or 1
 
     def _accept(self, session: Session, tokens: Sequence[TokenId], first_row: int, now: int) -> None:
-        """`tokens`: drawn for the session's own row and for its drafts', NOT_DRAWN from where one was refuted or is to be drawn here."""
+        """`tokens`: drawn for the session's own row and for its drafts', NOT_DRAWN from where one was refuted or is
+        to be drawn here.
+        """
         drafts = session.draft.tokens[: len(tokens) - 1]
         n_accepted, session.n_drafted = 0, session.n_drafted + len(drafts)
         for i, token in enumerate(tokens):
@@ -312,7 +322,10 @@ class Calls:
             self._output.fail(session, UmaError(ErrorCode.DECODE_FAILED, "reading the prompt failed"), now)
 
     def _open_chunk(self, item: PlanItem, session: Session) -> int:
-        """Tokens of the chunk, or of the whole inputs, that were begun; 0: all lanes are taken. Of inputs no more is read than to their ends."""
+        """Tokens of the chunk, or of the whole inputs, that were begun; 0: all lanes are taken.
+
+        Of inputs no more is read than to their ends.
+        """
         engine, embedding, seq_id = self._engine, session.embedding, session.seq_id
         if embedding is None:
             tokens = session.token_at(session.n_past, session.n_past + item.n_tokens)
@@ -414,7 +427,9 @@ class Calls:
         self._meters.kv_bytes.add(n_tokens * self._engine.info.kv_bytes_per_cell)
 
     def deliver_first(self, session: Session) -> None:
-        """Hand out the first token that its prompt's end left: a reader's first gap begins when the second one is about to follow."""
+        """Hand out the first token that its prompt's end left: a reader's first gap begins when the second one is
+        about to follow.
+        """
         token, session.first_token = session.first_token, None
         if token is not None:
             self._output.deliver(session, token, self._clock.now_ns())
@@ -422,7 +437,9 @@ class Calls:
     # transfers
 
     def transfers(self, sessions: Sequence[Session], budget_ns: int) -> None:
-        """Move KV for the planned time and what a chunk that ended left of its own, oldest session first; at least one slice."""
+        """Move KV for the planned time and what a chunk that ended left of its own, oldest session first; at least
+        one slice.
+        """
         self.announce()
         until = max(self._clock.now_ns() + budget_ns, self._t_run_end_ns)
         self._t_run_end_ns = 0

@@ -1,8 +1,8 @@
 """Constrained answers on the compute thread: every token is told to its grammar, which says what may come next.
 
-A token's step through its grammar takes 2 to 30 us, rarely more than 1 ms. It is done between two decode calls: the threads
-of a CPU backend wait for each other spinning, and one more busy thread slows them tenfold. A grammar whose steps take
-longer than a share of a tick makes its own session skip ticks for it, where others would wait.
+A token's step through its grammar takes 2 to 30 us, rarely more than 1 ms. It is done between two decode calls: the
+threads of a CPU backend wait for each other spinning, and one more busy thread slows them tenfold. A grammar whose
+steps take longer than a share of a tick makes its own session skip ticks for it, where others would wait.
 """
 
 from __future__ import annotations

@@ -227,7 +227,10 @@ class Executor:
         return True
 
     def _goes_on(self, n_repeats: int) -> bool:
-        """Whether the next call is the same one token on. The plan after the last repeat most likely has it too, unless somebody is left out."""
+        """Whether the next call is the same one token on.
+
+        The plan after the last repeat most likely has it too, unless somebody is left out.
+        """
         if len(self._groups) != 1 or not (n_repeats or len(self._groups[0]) == len(self.table)):
             return False
         return not any(session.is_at_its_last for _, session in self._groups[0])
@@ -407,13 +410,19 @@ class Executor:
         return self.housekeeper.idle()
 
     def relieve(self) -> int:
-        """Memory is short: snapshots first; where there are none, what idle sequences hold. Returns the bytes given up."""
+        """Memory is short: snapshots first; where there are none, what idle sequences hold.
+
+        Returns the bytes given up.
+        """
         n_bytes = trim_snapshots(self.cache) or drop_idle(self.cache)
         self.engine.trim()
         return n_bytes
 
     def close(self, timeout_s: float) -> None:
-        """Every session has ended, and the engine is about to. Keeps what shall survive; blocks for `timeout_s` at most."""
+        """Every session has ended, and the engine is about to.
+
+        Keeps what shall survive; blocks for `timeout_s` at most.
+        """
         self.housekeeper.close(timeout_s)
         forget(self.cache)
 
@@ -450,7 +459,9 @@ class Executor:
         return self.calls.accounting.client_ns
 
     def guard_state(self) -> str:
-        """off, idle (nobody interactive streams), open (what waits fits), active (holds prompts or background streams back)."""
+        """off, idle (nobody interactive streams), open (what waits fits), active (holds prompts or background
+        streams back).
+        """
         if "latency_guard" not in self.config.stages:
             return "off"
         guard = self.last_plan.guard

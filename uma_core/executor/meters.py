@@ -54,7 +54,8 @@ class Meters:
         self.forced = registry.counter(m.TOKENS_FORCED)
         self.stretch = registry.histogram(m.GAP_STRETCH)
         self._gaps: list[tuple[Session, int, int]] = []  # not booked yet: gap, and what was promised when it ended
-        self.tbt_limit_ns = 0  # of an interactive gap that ends now, where the request has no target of its own; 0: nothing was promised
+        # of an interactive gap that ends now, where the request has no target of its own; 0: nothing was promised
+        self.tbt_limit_ns = 0
         self.overhead_ns = OVERHEAD_NS  # typical time from a decode call's return to the next one
         self._n_overheads = 0
         self.worst_pause = {lane: registry.histogram(m.WORST_PAUSE, lane=name) for lane, name in lanes.items()}
@@ -117,7 +118,10 @@ class Meters:
             self.over_budget.add()
 
     def on_token(self, session: Session, last_ns: int, now_ns: int) -> None:
-        """After `session` counted the token; `last_ns` is the one before it, 0 for the first. Gaps are booked by `settle`."""
+        """After `session` counted the token; `last_ns` is the one before it, 0 for the first.
+
+        Gaps are booked by `settle`.
+        """
         if last_ns:
             self._gaps.append((session, now_ns - last_ns, self.tbt_limit_ns))
             if len(session.generated) == 5:

@@ -95,7 +95,9 @@ class Output:
             self._steer(session, now_ns)
 
     def _steer(self, session: Session, now_ns: int) -> None:
-        """Tell the sampler the next token where there is no choice: the end of a thought that is over its budget comes before a grammar."""
+        """Tell the sampler the next token where there is no choice: the end of a thought that is over its budget
+        comes before a grammar.
+        """
         sampler, thinking, matcher = session.sampler, session.thinking, session.matcher
         if sampler is None:
             return

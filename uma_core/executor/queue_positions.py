@@ -95,8 +95,8 @@ def standings(state: SchedulerState, plan: Plan, mean_answer: float) -> dict[int
 def expected_waits(
     state: SchedulerState, running: list[SessionView], queue: list[SessionView], mean_answer: float
 ) -> list[tuple[int, int]]:
-    """When each of the queue, in order, should get a sequence, and after them whoever came next: ns from now, and the sid of
-    the request whose end frees it (0: a free one).
+    """When each of the queue, in order, should get a sequence, and after them whoever came next: ns from now, and the
+    sid of the request whose end frees it (0: a free one).
     """
     n_kv = sum(view.n_past for view in running)
     pace_ns = state.cost.rows_ns(max(1, len(running)), n_kv)

@@ -1,7 +1,8 @@
 """What running sequences hold together where one pool of cells is in pages: reserved for each of them, in memory once.
 
-Rules: only whole pages of positions that a session has computed count, for nobody writes into them again; the page that it
-writes next may have to be copied. A session that goes on past the context's end will read it anew: all of its reservation counts.
+Rules: only whole pages of positions that a session has computed count, for nobody writes into them again; the page that
+it writes next may have to be copied. A session that goes on past the context's end will read it anew: all of its
+reservation counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Log probabilities of prompts: their tokens go through the decode calls one by one, or several where that costs nobody anything."""
+"""Log probabilities of prompts: their tokens go through the decode calls one by one, or several where that costs
+nobody anything.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ class Scores:
         self._post = post
 
     def begin(self, session: Session) -> None:
-        """Before the session has a sequence. Of several answers to a request one does this; should it end early, the next one goes on."""
+        """Before the session has a sequence.
+
+        Of several answers to a request one does this; should it end early, the next one goes on.
+        """
         n_top = session.request.prompt_logprobs
         if n_top is None or (session.group is not None and session.group.has_scores):
             return
@@ -37,8 +42,8 @@ class Scores:
     def n_more(self, session: Session, n_tokens: int, n_outputs: int) -> int:
         """Rows of the prompt that may come on top of a call of `n_tokens` tokens, `n_outputs` of which want logits.
 
-        Alone in the daemon, as many as a call can give logits for; beside others, what fills the call to a size that the engine
-        calls cheap (`ride_rows`).
+        Alone in the daemon, as many as a call can give logits for; beside others, what fills the call to a size that
+        the engine calls cheap (`ride_rows`).
         """
         assert session.scoring is not None
         info = self._engine.info

@@ -29,7 +29,10 @@ class Slots:
         cache.on_free = table.give_back
 
     def park(self, plan: Plan) -> None:
-        """Free the sequences of these sessions. Nothing is copied before the sequence is needed; a paused chunk is given up."""
+        """Free the sequences of these sessions.
+
+        Nothing is copied before the sequence is needed; a paused chunk is given up.
+        """
         for sid in plan.park:
             session = self._table.get(sid)
             if session.seq_id < 0 or session.transfer is not None:
@@ -49,7 +52,9 @@ class Slots:
             self._meters.preemptions.add()
 
     def take(self, plan: Plan) -> None:
-        """Admitted sessions take their sequences over; prompts between two chunks get what others have read meanwhile."""
+        """Admitted sessions take their sequences over; prompts between two chunks get what others have read
+        meanwhile.
+        """
         restored = set(plan.restore)
         for admission in plan.admit:
             self._cache.begin(self._table.get(admission.sid), admission.sid in restored)
@@ -62,7 +67,9 @@ class Slots:
             self._make_cells()
 
     def _make_cells(self) -> None:
-        """Idle sequences leave what running ones may need; what a newcomer's sequence held before counts until it is saved."""
+        """Idle sequences leave what running ones may need; what a newcomer's sequence held before counts until it is
+        saved.
+        """
         table, holdings = self._table, self._cache.holdings
         there = residency(self._engine, table)
         taken = [(session, holdings[session.seq_id]) for session in table if session.seq_id >= 0]
@@ -79,7 +86,10 @@ class Slots:
                 self._shift(session)
 
     def rewind(self, session: Session, n: int) -> None:
-        """Take back the last n generated tokens of a running session, and the KV behind them. The last one that stays is computed again."""
+        """Take back the last n generated tokens of a running session, and the KV behind them.
+
+        The last one that stays is computed again.
+        """
         n_kept = session.n_past - n
         session.n_seen = max(session.n_seen, session.n_past)
         session.take_back(n)

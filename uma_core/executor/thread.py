@@ -50,7 +50,10 @@ class ComputeThread:
         self.current = executor
 
     def dismiss(self) -> None:
-        """Take no new requests until the next `install`; engines without sessions retire at once. On the compute thread."""
+        """Take no new requests until the next `install`; engines without sessions retire at once.
+
+        On the compute thread.
+        """
         self.current = None
         self._retire()
 
@@ -127,7 +130,10 @@ class ComputeThread:
             executor.close(CLOSE_S)
 
     def _announce(self) -> None:
-        """Wake the I/O thread if events wait. Where the GIL is about to come free: earlier, both would contend for it."""
+        """Wake the I/O thread if events wait.
+
+        Where the GIL is about to come free: earlier, both would contend for it.
+        """
         if self.events:
             self._wake_io()
             self._note_announced()
@@ -137,7 +143,10 @@ class ComputeThread:
             executor.calls.on_announced()
 
     def _fd_to_wake(self) -> int:
-        """What the engine shall write to as it is entered. Nothing is lost if it does not: events that stay are announced again."""
+        """What the engine shall write to as it is entered.
+
+        Nothing is lost if it does not: events that stay are announced again.
+        """
         if not self.events:
             return -1
         self._note_announced()

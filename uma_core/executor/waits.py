@@ -1,4 +1,6 @@
-"""How long a request that came now would wait until its own prompt is read: what a router of several daemons goes by."""
+"""How long a request that came now would wait until its own prompt is read: what a router of several daemons goes
+by.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,10 @@ class Metric:
 
 
 def log_buckets(low: float, high: float, per_decade: int = 24) -> tuple[float, ...]:
-    """Return bounds in equal ratios. With 24 a decade, neighbours differ by 10 %, so a bucket's geometric middle is within 5 %."""
+    """Return bounds in equal ratios.
+
+    With 24 a decade, neighbours differ by 10 %, so a bucket's geometric middle is within 5 %.
+    """
     bounds = [low]
     while bounds[-1] < high * 0.999:
         bounds.append(low * 10 ** (len(bounds) / per_decade))
@@ -197,7 +200,9 @@ class Registry:
         return series
 
     def on_collect(self, update: Callable[[], None]) -> None:
-        """Call `update` before each snapshot, in the reader's thread: for gauges that are cheaper to ask than to keep."""
+        """Call `update` before each snapshot, in the reader's thread: for gauges that are cheaper to ask than to
+        keep.
+        """
         self._collectors.append(update)
 
     def rotate(self, now_ns: int) -> None:

@@ -12,11 +12,14 @@ from uma_core.policy.index import index_of
 from uma_core.policy.plan import PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 
-HEADROOM = 0.7  # of an everyday gap, for which a new chunk's pieces are chosen: rooms may shrink before its end; 1.0 reads 9 % less
+# of an everyday gap, for which a new chunk's pieces are chosen: rooms may shrink before its end; 1.0 reads 9 % less
+HEADROOM = 0.7
 
 
 class Room(NamedTuple):
-    """Time of a stream's gap that other work may have, in ns: of an everyday gap, of a long one, and how many are long."""
+    """Time of a stream's gap that other work may have, in ns: of an everyday gap, of a long one, and how many are
+    long.
+    """
 
     everyday_ns: int
     long_ns: int
@@ -24,8 +27,9 @@ class Room(NamedTuple):
 
 
 def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room | None) -> tuple[PlanItem, int]:
-    """The prefill item with the chunk that suits the room (None: nobody's gap is in question), and the least time that it takes:
-    its first piece, its call, or what it adds to a call. That may exceed the room: then it is the smallest there is.
+    """The prefill item with the chunk that suits the room (None: nobody's gap is in question), and the least time that
+    it takes: its first piece, its call, or what it adds to a call. That may exceed the room: then it is the smallest
+    there is.
     """
     cost, limit = state.cost, chunk_limit(state)
     if item.mode is PrefillMode.OWN_CALL:
@@ -48,11 +52,11 @@ def chunk_limit(state: SchedulerState) -> int:
 
 
 def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple[int, int] | None:
-    """Most tokens of this prompt that the streams' own call may hold in `limit_ns` more, and what they add. None: none, or a chunk
-    would read more in that time. (Decodes and prompts in one batch: Sarathi-Serve, OSDI 2024.)
+    """Most tokens of this prompt that the streams' own call may hold in `limit_ns` more, and what they add. None: none,
+    or a chunk would read more in that time. (Decodes and prompts in one batch: Sarathi-Serve, OSDI 2024.)
 
-    Only where calibration measured such calls, and no chunk is in progress. The last token of a new prompt stays: it is a row of the
-    next step, with those that wait for their next token.
+    Only where calibration measured such calls, and no chunk is in progress. The last token of a new prompt stays: it is
+    a row of the next step, with those that wait for their next token.
     """
     index, cost = index_of(state), state.cost
     n_streams = len(index.interactive)
@@ -102,8 +106,8 @@ def _efficient(cost: CostModel, view: SessionView, limit: int) -> int:
 
 
 def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) -> int:
-    """The size that gets most tokens through the gaps. Only whole pieces fit, so that a larger, more efficient chunk may
-    progress slower than a small one.
+    """The size that gets most tokens through the gaps. Only whole pieces fit, so that a larger, more efficient chunk
+    may progress slower than a small one.
     """
     sizes, everyday_ns = _candidates(cost, view.n_left, limit), int(HEADROOM * room.everyday_ns)
     best, best_rate = 0, 0.0

@@ -1,12 +1,14 @@
 """When a prompt's first token is due, and what follows from that. The rules are stated here and nowhere else.
 
-A first token is due `slo.target_ttft_ms` after its request was queued. Where nobody said, it is due after twice the time that its
-prompt takes alone; a short prompt may take longer, for nobody notices some steps of a stream.
+A first token is due `slo.target_ttft_ms` after its request was queued. Where nobody said, it is due after twice the
+time that its prompt takes alone; a short prompt may take longer, for nobody notices some steps of a stream.
 
-1. Beside streams, a prompt that everyday gaps will not get there in time has long gaps: few long gaps and many short ones keep the
+1. Beside streams, a prompt that everyday gaps will not get there in time has long gaps: few long gaps and many short
+ones keep the
    streams' p95, where as many gaps of middling length would not.
-2. Once overdue, chats are in each other's way: the gap grows on with the time waited, in units of that target, up to OVERDUE rounds.
-3. While nobody streams, chats whose prompts are read wait for the next chat's prompt, if that can be read before they are due: a
+2. Once overdue, chats are in each other's way: the gap grows on with the time waited, in units of that target, up to
+OVERDUE rounds. 3. While nobody streams, chats whose prompts are read wait for the next chat's prompt, if that can be
+read before they are due: a
    stream that has begun would have to bear it in its gaps, and it would have to wait for gaps.
 """
 
@@ -26,7 +28,9 @@ STEPS_TOGETHER = (
     60  # ... and more where it waits to begin together with others: beginning early would delay them by more
 )
 SHORT = 8.0  # ... but at most so many times its own prefill time
-OVERDUE = 3.0  # longest gap, in rounds of the streams, for prompts that are overdue: with 4 a crowd pauses 6 % longer, with 2 its slowest
+# longest gap, in rounds of the streams, for prompts that are overdue: with 4 a crowd pauses 6 % longer, with 2 its
+# slowest
+OVERDUE = 3.0
 # first token comes 3 % later
 
 
@@ -55,8 +59,8 @@ def next_limit_ns(
 ) -> int:
     """Limit of the next gap while this prompt waits for its first token (rules 1 and 2).
 
-    `gaps`: the streams' round, and the limits of an everyday and of a long gap. `usual`: what the prompt gets of an everyday gap, and
-    the time in chunks that this replaces.
+    `gaps`: the streams' round, and the limits of an everyday and of a long gap. `usual`: what the prompt gets of an
+    everyday gap, and the time in chunks that this replaces.
     """
     round_ns, everyday_ns, long_ns = gaps
     target = target_ns(state, view, step_ns)

@@ -1,7 +1,7 @@
 """The sessions of a state, sorted once per tick: what every stage would otherwise search for itself.
 
-Rules: derived from the state alone, and only sorts. `IndexedState` keeps the index, so that all stages share one pass; a plain
-`SchedulerState` works everywhere and is sorted on demand.
+Rules: derived from the state alone, and only sorts. `IndexedState` keeps the index, so that all stages share one pass;
+a plain `SchedulerState` works everywhere and is sorted on demand.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who goes first: one ordering for admission and for prompts; turns; starvation.
 
-Order: lane, then clients that have had less than their share, then (of those who wait) clients that hold fewer sequences, then
-least remaining work, with aging. A client that asks one thing after the other has no account while it asks nothing, so its virtual
-time tells nothing: by what it holds it comes before another client's whole queue.
+Order: lane, then clients that have had less than their share, then (of those who wait) clients that hold fewer
+sequences, then least remaining work, with aging. A client that asks one thing after the other has no account while it
+asks nothing, so its virtual time tells nothing: by what it holds it comes before another client's whole queue.
 Aging makes two promises. A background session that saw no progress for `aging_ns` ranks as interactive.
 And work shrinks by AGE_RATE of the time waited, so that nobody is overtaken by requests that arrive later
 than work / AGE_RATE after it.
@@ -23,7 +23,10 @@ Key = Callable[[SessionView], tuple[int, int, int, float, int]]
 
 
 def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
-    """Sort key of waiting sessions and prompts. `charged`: measured ns by client (`Plan.charged`); empty while one is alone."""
+    """Sort key of waiting sessions and prompts.
+
+    `charged`: measured ns by client (`Plan.charged`); empty while one is alone.
+    """
     now, aging, token_ns = state.now_ns, state.config.aging_ns, state.cost.token_ns
     share_of = fair_share(charged)
     held: dict[int, int] = {}
@@ -49,7 +52,10 @@ def fair_share(charged: Mapping[int, int]) -> Callable[[SessionView], int]:
 
 
 def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:
-    """Round robin by session number, beginning after `cursor`. (Times of last tokens tie within a call: no order to rotate by.)"""
+    """Round robin by session number, beginning after `cursor`.
+
+    (Times of last tokens tie within a call: no order to rotate by.)
+    """
     return sorted(views, key=lambda v: (v.sid <= cursor, v.sid))
 
 
@@ -60,5 +66,7 @@ def is_starved(state: SchedulerState, view: SessionView, times: int = 1) -> bool
 
 
 def n_rounds_without(state: SchedulerState, since_ns: int, forced_tick: int) -> int:
-    """Rounds of the streams since a background stream's last token, and since any of them was forced: the fewer of both."""
+    """Rounds of the streams since a background stream's last token, and since any of them was forced: the fewer of
+    both.
+    """
     return int(min((state.now_ns - since_ns) // max(1, index_of(state).round_ns), state.tick - forced_tick))

@@ -1,8 +1,8 @@
 """The policy as a pipeline: named stages, each a pure function of (state, plan), run in order.
 
-Rules: `learn` takes in what the last tick measured, for all stages before any of them runs. `run` may add, shrink, reorder or
-drop items, sets budgets, and says so in `plan.notes`. `seal` looks at the finished plan. A stage remembers things in its own
-field of `plan.memory`, and tells others through the plan. A stage that is left out changes nothing.
+Rules: `learn` takes in what the last tick measured, for all stages before any of them runs. `run` may add, shrink,
+reorder or drop items, sets budgets, and says so in `plan.notes`. `seal` looks at the finished plan. A stage remembers
+things in its own field of `plan.memory`, and tells others through the plan. A stage that is left out changes nothing.
 """
 
 from __future__ import annotations
@@ -79,9 +79,11 @@ class Pipeline(NamedTuple):
 
 
 def compose(names: Iterable[str], extra: dict[str, StageSpec] | None = None) -> Pipeline:
-    """Build a policy from stage names. `extra` adds stages that are not in the registry. Names of retired stages do nothing.
+    """Build a policy from stage names. `extra` adds stages that are not in the registry. Names of retired stages do
+    nothing.
 
-    Raises ValueError for an unknown name, one that is listed twice, and stages that are not in the order of DEFAULT_STAGES.
+    Raises ValueError for an unknown name, one that is listed twice, and stages that are not in the order of
+    DEFAULT_STAGES.
     """
     known = {**REGISTRY, **(extra or {})}
     listed = tuple(name for name in names if name not in RETIRED_STAGES)

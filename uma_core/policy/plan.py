@@ -1,7 +1,7 @@
 """The Plan: what one tick does. Frozen output of the policy, checked before it is executed.
 
-A tick = admissions, then decode calls (items with the same `call` share one), then at most one run of a resumable prefill, then
-transfers for what time is left.
+A tick = admissions, then decode calls (items with the same `call` share one), then at most one run of a resumable
+prefill, then transfers for what time is left.
 """
 
 from __future__ import annotations

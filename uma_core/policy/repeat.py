@@ -1,8 +1,9 @@
-"""For how many further ticks a finished plan may be carried out again without planning: while streams go on, the next one would be the same.
+"""For how many further ticks a finished plan may be carried out again without planning: while streams go on, the next
+one would be the same.
 
-Rules: pure. Planning takes 0.1 ms at 16 sequences, which is 2.5 % of a GPU's step, and it keeps the engine from computing ahead. Whatever
-may change the plan ends the repeats: an arrival, an end or a change of phase (the executor sees those), and here the dates of
-background streams that the guard holds back.
+Rules: pure. Planning takes 0.1 ms at 16 sequences, which is 2.5 % of a GPU's step, and it keeps the engine from
+computing ahead. Whatever may change the plan ends the repeats: an arrival, an end or a change of phase (the executor
+sees those), and here the dates of background streams that the guard holds back.
 """
 
 from __future__ import annotations

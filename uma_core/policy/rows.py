@@ -10,7 +10,9 @@ from uma_core.types import Phase
 
 
 def is_shared(both_ns: int, apart_ns: int) -> bool:
-    """Whether interactive and background rows share a call: only if that saves 3 %, for it delays the interactive token."""
+    """Whether interactive and background rows share a call: only if that saves 3 %, for it delays the interactive
+    token.
+    """
     return both_ns < (1.0 - SPLIT_GAIN) * apart_ns
 
 

@@ -1,7 +1,7 @@
 """What the policy sees: an immutable snapshot, cheap to take, replayable for ever.
 
-Views hold counts and timestamps, never token lists. Time arrives as `now_ns`; what stages remember travels in `plan.memory` and
-comes back with the next state.
+Views hold counts and timestamps, never token lists. Time arrives as `now_ns`; what stages remember travels in
+`plan.memory` and comes back with the next state.
 """
 
 from __future__ import annotations

@@ -272,7 +272,10 @@ class Connection:
     # events in, bytes out
 
     def send(self, event: Event | Rejected) -> bytes:
-        """Encode an event. Final ones free the id. Raises: LookupError, and TypeError or ValueError for a reply JSON cannot say."""
+        """Encode an event.
+
+        Final ones free the id. Raises: LookupError, and TypeError or ValueError for a reply JSON cannot say.
+        """
         if type(event) is Token:
             flight = self.in_flight[event.id]
             if flight.style is Style.JSON:

@@ -91,7 +91,8 @@ _ID = Field("id", Kind.ID, "of the request, as it was given; null where none is 
 _LOGPROBS = Field(
     "logprobs",
     Kind.LIST,
-    "with `logprobs`, of each token of the text: `id`, `bytes`, `logprob` (natural logarithm), `top`: the likeliest in its place",
+    "with `logprobs`, of each token of the text: `id`, `bytes`, `logprob` (natural logarithm), `top`: the likeliest "
+    "in its place",
 )
 
 
@@ -124,7 +125,8 @@ class EventSpec(NamedTuple):
 EVENTS = (
     EventSpec(
         "queued",
-        "Where a request with `queue_updates` stands: once when it is accepted, then whenever its position changes or the wait grows.",
+        "Where a request with `queue_updates` stands: once when it is accepted, then whenever its position changes or "
+        "the wait grows.",
         (
             _ID,
             Field("position", Kind.INTEGER, "requests that go before it; 0: none, it runs next or runs already"),
@@ -133,11 +135,13 @@ EVENTS = (
     ),
     EventSpec(
         "prompt",
-        "With `prompt_logprobs`: of the next tokens of the prompt, in their order, as they are found. Before any text, whether it streams or not.",
+        "With `prompt_logprobs`: of the next tokens of the prompt, in their order, as they are found. Before any "
+        "text, whether it streams or not.",
         (
             _ID,
             _LOGPROBS._replace(
-                help="of each token: `id`, `bytes`, `logprob` (null for the first one, before which nothing came), `top`"
+                help="of each token: `id`, `bytes`, `logprob` (null for the first one, before which nothing came), "
+                "`top`"
             ),
         ),
     ),
@@ -159,7 +163,8 @@ EVENTS = (
     ),
     EventSpec(
         "eos",
-        "The end of an accepted request. Exactly one for each. With several answers it speaks of all of them: the reason is that of "
+        "The end of an accepted request. Exactly one for each. With several answers it speaks of all of them: the "
+        "reason is that of "
         "the one that went worst, `usage` their sum.",
         (
             _ID,

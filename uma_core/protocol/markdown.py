@@ -14,7 +14,9 @@ def ops_markdown() -> str:
     parts = []
     for op in OPS.values():
         parts.append(
-            f"### `{op.name}`\n\n{op.help}{' Owner, root and administrators (`access.admin_uids`) only.' if op.is_admin else ''}\n"
+            "### "
+            f"`{op.name}`\n\n{op.help}"
+            f"{' Owner, root and administrators (`access.admin_uids`) only.' if op.is_admin else ''}\n"
         )
         parts.append(fields_table((ID_FIELD, *op.fields)))
         if op.reply:

@@ -1,7 +1,7 @@
 """Requests: from the bytes of one JSON object to a checked `Message`.
 
-Rules: an unknown or a wrong field is BAD_REQUEST that names it; names that begin with `x_` are the client's own and are ignored;
-nothing here raises anything but UmaError.
+Rules: an unknown or a wrong field is BAD_REQUEST that names it; names that begin with `x_` are the client's own and are
+ignored; nothing here raises anything but UmaError.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ NS_PER_MS = 1_000_000
 
 
 class Source(NamedTuple):
-    """What a large request consists of, as it came: whoever needs its text reads it again, where that keeps nobody waiting."""
+    """What a large request consists of, as it came: whoever needs its text reads it again, where that keeps nobody
+    waiting.
+    """
 
     payload: bytes  # its JSON, or with `is_text` the prompt
     is_text: bool

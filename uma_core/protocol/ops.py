@@ -181,7 +181,8 @@ _GENERATE = (
     Field(
         "speculate",
         Kind.STRING,
-        "draft tokens, verified several at a time: `lookup` drafts what the text repeats, `draft` what the draft model says; absent: configured",
+        "draft tokens, verified several at a time: `lookup` drafts what the text repeats, `draft` what the draft "
+        "model says; absent: configured",
         None,
         choices=("auto", "lookup", "draft", "off"),
     ),
@@ -248,7 +249,8 @@ _OPS = (
     ),
     Op(
         "prefix_hashes",
-        "Tell the hashes of what generate would read, one per whole page of 64 tokens, as `digest` tells them. The same fields as there.",
+        "Tell the hashes of what generate would read, one per whole page of 64 tokens, as `digest` tells them. The "
+        "same fields as there.",
         (*_INPUTS, _KEY),
         (
             Field("n_tokens", Kind.INTEGER, ""),
@@ -259,7 +261,8 @@ _OPS = (
     ),
     Op(
         "apply_template",
-        "Put a chat through the model's own template. As a `prompt` of generate, the result gives the tokens that the messages give.",
+        "Put a chat through the model's own template. As a `prompt` of generate, the result gives the tokens that the "
+        "messages give.",
         (
             Field("messages", Kind.MESSAGES, "", is_required=True),
             Field("add_generation_prompt", Kind.BOOLEAN, "end with what begins an answer", True),
@@ -290,7 +293,8 @@ _OPS = (
     ),
     Op(
         "digest",
-        "Tell which beginnings are cached and how long a request would wait, for routers. Trusted peers only (`access.trusted_uids`).",
+        "Tell which beginnings are cached and how long a request would wait, for routers. Trusted peers only "
+        "(`access.trusted_uids`).",
         (
             _KEY,
             Field(
@@ -331,7 +335,8 @@ _OPS = (
             Field(
                 "model",
                 Kind.OBJECT,
-                "name, path, fingerprint, arch, description, n_params, n_bytes, n_ctx_train, n_vocab, n_embd, vocab_type",
+                "name, path, fingerprint, arch, description, n_params, n_bytes, n_ctx_train, n_vocab, n_embd, "
+                "vocab_type",
             ),
             Field("n_ctx_seq", Kind.INTEGER, "tokens that one request can hold, prompt and answer together"),
             Field("n_seq_max", Kind.INTEGER, "requests that can be answered at once"),
@@ -351,7 +356,8 @@ _OPS = (
             Field(
                 "capabilities",
                 Kind.OBJECT,
-                "operations, generate (its fields), completion, chat, infill, embeddings, pooling (of embed by itself), poolings, rerank, "
+                "operations, generate (its fields), completion, chat, infill, embeddings, pooling (of embed by "
+                "itself), poolings, rerank, "
                 "constraints (the kinds)",
             ),
             Field(

@@ -1,7 +1,7 @@
 """An embed or rerank request in progress: which input is next, and what has come of those before.
 
-Rules: owned by the compute thread. Inputs are computed in order: where the engine cuts them into chunks one by one, and what the
-pooling needs of each chunk is kept here; where it computes them whole, as many in a call as fit.
+Rules: owned by the compute thread. Inputs are computed in order: where the engine cuts them into chunks one by one, and
+what the pooling needs of each chunk is kept here; where it computes them whole, as many in a call as fit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Embedding:
     """`vectors`: what came of the first inputs."""
 
     def __init__(self, wanted: Embed, tokens: np.ndarray, ends: Sequence[int], info: EmbeddingInfo) -> None:
-        """`tokens`: of all inputs in a row, (n,) int32; `ends`: where each input ends. Thousands of inputs cost no tick its time.
+        """`tokens`: of all inputs in a row, (n,) int32; `ends`: where each input ends. Thousands of inputs cost no tick
+        its time.
 
         Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE.
         """
@@ -166,7 +167,9 @@ class Embedding:
     # whole inputs
 
     def call(self, n_most: int, n_batch: int) -> list[np.ndarray]:
-        """The next inputs: at least one, and others while they have at most `n_most` tokens together, never more than `n_batch`."""
+        """The next inputs: at least one, and others while they have at most `n_most` tokens together, never more
+        than `n_batch`.
+        """
         chosen: list[np.ndarray] = []
         n = 0
         for index in range(len(self.vectors), min(self.n_inputs, len(self.vectors) + self.info.n_inputs)):

@@ -121,7 +121,10 @@ class End(NamedTuple):
 
 
 class Final(NamedTuple):
-    """The one final event of an accepted request. `text` is everything generated (stream: false) or "" (stream: true)."""
+    """The one final event of an accepted request.
+
+    `text` is everything generated (stream: false) or "" (stream: true).
+    """
 
     conn_id: int
     request_id: str

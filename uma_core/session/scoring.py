@@ -1,7 +1,7 @@
 """A prompt whose tokens' log probabilities are wanted: it is read as an answer is given, with every next token known.
 
-Each row's logits are needed whole, so that its tokens are rows of decode calls, as a stream's are, and cost others what a stream costs.
-For the policy the prompt ends with the token that is computed next.
+Each row's logits are needed whole, so that its tokens are rows of decode calls, as a stream's are, and cost others what
+a stream costs. For the policy the prompt ends with the token that is computed next.
 """
 
 from __future__ import annotations

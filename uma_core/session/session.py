@@ -209,7 +209,9 @@ class Session:
 
     @property
     def draws_one_by_one(self) -> bool:
-        """Every token decides how the next one is drawn, by more than its sampler knows: drafts' tokens are drawn by calls of their own."""
+        """Every token decides how the next one is drawn, by more than its sampler knows: drafts' tokens are drawn by
+        calls of their own.
+        """
         return self.matcher is not None or self.answer is not None or self.thinking is not None
 
     @property
@@ -261,7 +263,9 @@ class Session:
         self.reread(tokens[:-1] if self.generated else tokens)
 
     def fold(self) -> None:
-        """Make all positions that the next token needs part of the prompt, so that they can be restored or read again."""
+        """Make all positions that the next token needs part of the prompt, so that they can be restored or read
+        again.
+        """
         if self.generated:
             self.reread(self.content(self.n_prompt + len(self.generated) - 1 - self.n_folded))
 

@@ -51,7 +51,10 @@ class TextStream:
 
 
 def first_of(text: str, strings: tuple[str, ...]) -> tuple[int, str]:
-    """Where the first of these strings begins, and which; (-1, "") where none does. At one place the first listed counts."""
+    """Where the first of these strings begins, and which; (-1, "") where none does.
+
+    At one place the first listed counts.
+    """
     found = [(at, i) for i, s in enumerate(strings) if (at := text.find(s)) >= 0]
     if not found:
         return -1, ""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# What sessions begin with and how fast they learn was chosen by `python -m perf drafts`, which replays recorded texts (docs/SPECULATION.md).
+# What sessions begin with and how fast they learn was chosen by `python -m perf drafts`, which replays recorded texts
+# (docs/SPECULATION.md).
 PRIOR = (0.0, 0.15, 0.4, 0.6, 0.8, 0.9, 0.95, 0.97)  # parts of the tokens that held, by the bit length of the match
 MODEL_PRIOR = (0.5,) * len(
     PRIOR

@@ -13,7 +13,8 @@ import numpy as np
 from uma_core.speculation.suffix import N_FEED, SuffixText
 from uma_core.types import TokenId
 
-N_ACCOUNTS = 64  # the ones that ended an answer last: with the default of 32,768 tokens each, of 130 bytes, they hold 272 MB at most
+# the ones that ended an answer last: with the default of 32,768 tokens each, of 130 bytes, they hold 272 MB at most
+N_ACCOUNTS = 64
 
 
 class _Account:
@@ -33,7 +34,10 @@ class History:
         self._waiting: deque[tuple[SuffixText, np.ndarray]] = deque()  # what is not taken in yet
 
     def add(self, client: int, answer: Sequence[TokenId]) -> None:
-        """An answer has ended. The first part of it is there at once; `feed` takes in what a tick should not wait for."""
+        """An answer has ended.
+
+        The first part of it is there at once; `feed` takes in what a tick should not wait for.
+        """
         if not self._n_tokens or not answer:
             return
         account = self._accounts.setdefault(client, _Account())

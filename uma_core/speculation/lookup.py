@@ -1,4 +1,6 @@
-"""Draft tokens that a text repeats: what followed the longest end of it that occurred before, in itself or in earlier answers."""
+"""Draft tokens that a text repeats: what followed the longest end of it that occurred before, in itself or in
+earlier answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Draft tokens of a small model: it reads what was said so far in a context of its own, and says what it would say next.
+"""Draft tokens of a small model: it reads what was said so far in a context of its own, and says what it would say
+next.
 
 Rules: the compute thread's. The policy says when, and for how long; drafting takes time from the streams' step.
 """

@@ -39,7 +39,10 @@ class Speculator:
         new_source: NewSource | None = None,
         model: DraftModel | None = None,
     ) -> None:
-        """`is_exact`: the engine computes the same logits for a row whatever other rows are computed with it. Owns `model`."""
+        """`is_exact`: the engine computes the same logits for a row whatever other rows are computed with it.
+
+        Owns `model`.
+        """
         self._settings = settings
         self._is_exact = is_exact
         self._history = History(settings.n_history)
@@ -71,7 +74,10 @@ class Speculator:
             self._live[session.sid] = session
 
     def propose(self) -> float:
-        """Look for drafts of the sessions that decode: how likely the likeliest first token is. Prompts that are being read are taken in."""
+        """Look for drafts of the sessions that decode: how likely the likeliest first token is.
+
+        Prompts that are being read are taken in.
+        """
         best = 0.0
         if not self._live:
             return best

@@ -1,4 +1,5 @@
-"""Texts in which the end of another text, or their own, is found again (native/speculation/suffix.c: a suffix automaton).
+"""Texts in which the end of another text, or their own, is found again (native/speculation/suffix.c: a suffix
+automaton).
 
 A token costs 0.1 to 0.3 us and 130 bytes, whatever the text's length.
 """
@@ -35,7 +36,9 @@ class SuffixText:
         self.n += len(tokens)
 
     def match(self) -> tuple[int, int]:
-        """The longest end of the text that occurred before: its length, and the position after its latest earlier place."""
+        """The longest end of the text that occurred before: its length, and the position after its latest earlier
+        place.
+        """
         position = lib.uma_suffix_match(self.handle, self._n_match)
         return self._n_match[0], position
 

@@ -115,7 +115,9 @@ class Chat:
             output.note(f"the answer is not complete: {render.summary(answer.usage, answer.timing, answer.reason)}")
 
     def _ask(self, asked: list[dict[str, str]]) -> Answer:
-        """One connection for each turn: a pause for thought outlasts the daemon's idle timeout, and even its restart."""
+        """One connection for each turn: a pause for thought outlasts the daemon's idle timeout, and even its
+        restart.
+        """
         head = [{"role": "system", "content": self.system}] if self.system else []
         request = {"messages": head + asked, **self.request}
         with self.target.connect() as client:

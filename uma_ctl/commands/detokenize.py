@@ -16,7 +16,9 @@ from uma_ctl.options import Target, read_prompt, with_target
 @click.argument("ids", nargs=-1)
 @click.option("--no-special", is_flag=True, help="Leave out the text of control tokens.")
 def command(target: Target, ids: tuple[str, ...], no_special: bool) -> None:
-    """Show the text of token IDS, or of those on standard input: numbers between spaces or commas, as `tokenize --ids` writes them."""
+    """Show the text of token IDS, or of those on standard input: numbers between spaces or commas, as `tokenize
+    --ids` writes them.
+    """
     words = [word for word in re.split(r"[\s,\[\]]+", " ".join(ids) or read_prompt(None)) if word]
     if not all(re.fullmatch("[0-9]{1,10}", word) for word in words):
         raise click.UsageError("token ids are numbers")

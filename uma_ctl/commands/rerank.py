@@ -31,7 +31,10 @@ from uma_ctl.texts import inputs_of
 def command(
     target: Target, query: str, documents: tuple[str, ...], files: tuple[TextIO, ...], lines: bool, **options: Any
 ) -> None:
-    """Score DOCUMENTS, files, or standard input for QUERY. Best first: score, number from 0, and the document's first line."""
+    """Score DOCUMENTS, files, or standard input for QUERY.
+
+    Best first: score, number from 0, and the document's first line.
+    """
     texts = inputs_of(documents, files, lines)
     with target.connect() as client:
         client.set_timeout(None)

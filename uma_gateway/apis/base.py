@@ -1,4 +1,7 @@
-"""What an API family is: a table of routes and the form of its errors. One file (or package) per family; apis/__init__.py lists them."""
+"""What an API family is: a table of routes and the form of its errors.
+
+One file (or package) per family; apis/__init__.py lists them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ class Access(Enum):
 
 
 class Route(NamedTuple):
-    """`path` in starlette's syntax; `is_work`: it is answered by the model, and counts against rates and what may be in flight."""
+    """`path` in starlette's syntax; `is_work`: it is answered by the model, and counts against rates and what may be
+    in flight.
+    """
 
     method: str
     path: str
@@ -29,7 +34,9 @@ class Route(NamedTuple):
 
 
 class Family(NamedTuple):
-    """`prefixes`: the paths whose errors are written in this family's form, where no route says so; the longest that fits decides."""
+    """`prefixes`: the paths whose errors are written in this family's form, where no route says so; the longest that
+    fits decides.
+    """
 
     name: str
     routes: tuple[Route, ...]

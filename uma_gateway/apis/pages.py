@@ -120,7 +120,10 @@ async def on_status(exchange: Exchange) -> None:
 
 
 async def on_events(exchange: Exchange) -> None:
-    """The overview, again and again, as server-sent events until the client goes. A daemon that is away is told, not an end."""
+    """The overview, again and again, as server-sent events until the client goes.
+
+    A daemon that is away is told, not an end.
+    """
     await exchange.while_connected(_events(exchange))
 
 

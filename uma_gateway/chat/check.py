@@ -1,7 +1,7 @@
 """Tries a template in a process of its own before it is used: some end the process, some never end.
 
-A template is a program that came with a model file. One that calls itself overflows the stack, one with range(1e9) computes
-for minutes. So it is loaded and rendered once where nothing can be lost, with limits on time and memory.
+A template is a program that came with a model file. One that calls itself overflows the stack, one with range(1e9)
+computes for minutes. So it is loaded and rendered once where nothing can be lost, with limits on time and memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _QUESTION = {"role": "user", "content": "Question."}
 
 
 def _requests(depth: int) -> list[dict[str, Any]]:
-    """What is asked of a template: a question, a conversation, a call of tools whose schema and arguments are that deep."""
+    """What is asked of a template: a question, a conversation, a call of tools whose schema and arguments are that
+    deep.
+    """
     schema: dict[str, Any] = {"type": "string"}
     arguments: Any = None
     for _ in range(depth // 2 - 5):  # two levels each, and those of the request around it
@@ -63,7 +65,8 @@ def _requests(depth: int) -> list[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=64)
 def check_template(request: bytes) -> int:
-    """Load and render the templates of a `uma_chat_templates_new` request elsewhere. Blocks for about 0.3 s, once for each request.
+    """Load and render the templates of a `uma_chat_templates_new` request elsewhere. Blocks for about 0.3 s, once for
+    each request.
 
     Returns how deep the JSON of its requests may be nested. Raises: ChatError where it crashes or does not end.
     What the template refuses is no fault: it may refuse these messages only.

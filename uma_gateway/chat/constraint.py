@@ -1,4 +1,5 @@
-"""What an answer must look like, as the wire's `constraint`: from a template's parser, tools and schemas to a Lark grammar.
+"""What an answer must look like, as the wire's `constraint`: from a template's parser, tools and schemas to a Lark
+grammar.
 
 Where the grammar cannot be built here, llama.cpp's GBNF goes to the daemon instead, which follows it less well.
 """
@@ -71,12 +72,16 @@ def _argument_rules(
 
 
 def constraint_of(applied: dict[str, Any], schemas: Schemas, must_call: bool = False) -> Constraint | None:
-    """The constraint of an `apply` that came with a grammar, None without one. `must_call`: nothing but thinking comes before a call."""
+    """The constraint of an `apply` that came with a grammar, None without one.
+
+    `must_call`: nothing but thinking comes before a call.
+    """
     if not applied["has_grammar"]:
         return None
     triggers = [_trigger(trigger) for trigger in applied["grammar_triggers"]] if applied["grammar_lazy"] else []
     words_only = all(trigger["type"] == "word" for trigger in triggers)
-    # a trigger's word may also stand inside the thinking, and other triggers look at the place: there, the whole answer is followed
+    # a trigger's word may also stand inside the thinking, and other triggers look at the place: there, the whole answer
+    # is followed
     follows_all = not applied["grammar_lazy"] or applied["supports_thinking"] or not words_only
     key = (applied["parser"], applied["generation_prompt"], schemas.key())
     lark = _calls_lark(*key) if must_call else ""
@@ -91,7 +96,9 @@ def constraint_of(applied: dict[str, Any], schemas: Schemas, must_call: bool = F
 
 
 def json_constraint(applied: dict[str, Any], schemas: Schemas) -> Constraint | None:
-    """The same for an answer that is JSON, where the template knows no such answer: the JSON takes the place of the text."""
+    """The same for an answer that is JSON, where the template knows no such answer: the JSON takes the place of the
+    text.
+    """
     lark = _json_lark(applied["parser"], applied["generation_prompt"], schemas.key())
     return {"lark": lark} if lark else None
 

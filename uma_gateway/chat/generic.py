@@ -1,6 +1,8 @@
-"""Tool calls for models whose template knows none: the tools are told in the system message, calls are JSON between two tags.
+"""Tool calls for models whose template knows none: the tools are told in the system message, calls are JSON between two
+tags.
 
-It is the form that most models have seen. The model's own template still makes the prompt; this one makes grammar and parser.
+It is the form that most models have seen. The model's own template still makes the prompt; this one makes grammar and
+parser.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ TEMPLATE = """\
             {%- if (loop.first and message.content) or not loop.first %}
                 {{- '\\n' }}
             {%- endif %}
-            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- else %}
@@ -74,7 +77,9 @@ def told(messages: list[dict[str, Any]], tools: list[dict[str, Any]], choice: st
 
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results become messages of the user, and two of these in a row are one: many templates want the roles to alternate."""
+    """Results become messages of the user, and two of these in a row are one: many templates want the roles to
+    alternate.
+    """
     joined: list[dict[str, Any]] = []
     for message in messages:
         last = joined[-1] if joined else {}
@@ -99,7 +104,8 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 def _written(function: dict[str, Any]) -> str:
     arguments = function.get("arguments", "{}")
     arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return f'{START}\n{{"name": {json.dumps(function.get("name", ""), ensure_ascii=False)}, "arguments": {arguments}}}\n{END}'
+    name = json.dumps(function.get("name", ""), ensure_ascii=False)
+    return f'{START}\n{{"name": {name}, "arguments": {arguments}}}\n{END}'
 
 
 def _text(message: dict[str, Any]) -> str:

@@ -1,9 +1,10 @@
 """Grammars as trees: what the model may write, read from a template's parser, and the operations on them.
 
-llama.cpp states what an answer looks like as a PEG parser and derives a GBNF from it. There, "any text until </think>" is a chain
-of rules that recurses at every character, and llguidance gives up after 2,000 of them. So the grammar is built from the parser
-itself, and `settle` turns "any text until a delimiter, then the rest" into "up to and including the delimiter, then what is left
-of the rest": one lexeme, and what a PEG parser does with the text. uma_gateway/chat/lark.py writes the result down.
+llama.cpp states what an answer looks like as a PEG parser and derives a GBNF from it. There, "any text until </think>"
+is a chain of rules that recurses at every character, and llguidance gives up after 2,000 of them. So the grammar is
+built from the parser itself, and `settle` turns "any text until a delimiter, then the rest" into "up to and including
+the delimiter, then what is left of the rest": one lexeme, and what a PEG parser does with the text.
+uma_gateway/chat/lark.py writes the result down.
 """
 
 from __future__ import annotations
@@ -142,7 +143,10 @@ class Repeat(Node):
 
 
 class Rule(Node):
-    """A node with a name, so that a grammar may contain itself. What is known of its body comes from an earlier reading."""
+    """A node with a name, so that a grammar may contain itself.
+
+    What is known of its body comes from an earlier reading.
+    """
 
     regular = False
 
@@ -307,7 +311,9 @@ class Grammar:
     # --- delimiters
 
     def settle(self, node: Node) -> Node:
-        """Replace "any text until a delimiter" by lexemes that end with the delimiter, wherever something follows it."""
+        """Replace "any text until a delimiter" by lexemes that end with the delimiter, wherever something follows
+        it.
+        """
         return self._settle(node, self.empty, self.empty)
 
     def _settle(self, node: Node, rest: Node, settled_rest: Node) -> Node:
@@ -389,8 +395,8 @@ def _is_open(node: Node) -> bool:
 class Reader:
     """Reads the PEG parser that `apply` gave, as llama.cpp saves it.
 
-    `schema_of(name)` gives the JSON schema for which a schema node of that name stands. `content`, where it is given, takes the
-    place of the answer's text. `one_call`: what repeats calls and nothing else has one. Raises: Unsettled.
+    `schema_of(name)` gives the JSON schema for which a schema node of that name stands. `content`, where it is given,
+    takes the place of the answer's text. `one_call`: what repeats calls and nothing else has one. Raises: Unsettled.
     """
 
     def __init__(
@@ -479,8 +485,8 @@ class Reader:
         raise Unsettled(f"a parser of an unknown kind, {kind}")
 
     def _is_call(self, index: int) -> bool:
-        """Whether a parser reads calls, and neither content nor thoughts. llama.cpp's parsers of calls that stand between tags of
-        their own take several of them, whatever `parallel_tool_calls` says.
+        """Whether a parser reads calls, and neither content nor thoughts. llama.cpp's parsers of calls that stand
+        between tags of their own take several of them, whatever `parallel_tool_calls` says.
         """
         tags: set[str] = set()
         seen: set[int] = set()
@@ -521,7 +527,9 @@ class Reader:
 
 
 def _fewer(delimiters: list[str]) -> tuple[str, ...]:
-    """The delimiters, or what groups of them begin with: one for each of 200 tools makes a grammar that llguidance refuses."""
+    """The delimiters, or what groups of them begin with: one for each of 200 tools makes a grammar that llguidance
+    refuses.
+    """
     if len(delimiters) <= MAX_DELIMITERS:
         return tuple(delimiters)
     groups: dict[str, list[str]] = {}

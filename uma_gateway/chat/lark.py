@@ -1,7 +1,8 @@
 """Writes a grammar down in llguidance's dialect of Lark.
 
-llguidance's lexer is greedy: it takes the longest text that a lexeme of those possible at a place matches, and never goes back.
-So a cut between two lexemes is made only where the first cannot go on with what the second begins with; else they become one.
+llguidance's lexer is greedy: it takes the longest text that a lexeme of those possible at a place matches, and never
+goes back. So a cut between two lexemes is made only where the first cannot go on with what the second begins with; else
+they become one.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class _Writer:
         return " ".join(self._item(part) for part in parts) or '""'
 
     def _alternatives(self, node: Choice) -> list[Parts]:
-        """The alternatives, cut; those that share a beginning as far as possible in one lexeme, so that none hides another."""
+        """The alternatives, cut; those that share a beginning as far as possible in one lexeme, so that none hides
+        another.
+        """
         cut = {item: self._cut(item) for item in node.items}
         rivals = {
             item
@@ -71,8 +74,10 @@ class _Writer:
         return [parts for item in node.items for parts in (self._uncut(item) if item in rivals else [cut[item]])]
 
     def _uncut(self, node: Node, n_inside: int = 0) -> list[Parts]:
-        """The alternatives of a node, each with its beginning in one lexeme: to the first part that is no regular expression, or the
-        first delimiter of an open text. `n_inside`: how often it was put into another part; loops have no end of that."""
+        """The alternatives of a node, each with its beginning in one lexeme: to the first part that is no regular
+        expression, or the first delimiter of an open text. `n_inside`: how often it was put into another part; loops
+        have no end of that.
+        """
         make = self._grammar
         items = list(node.items) if isinstance(node, Sequence) else [node]
         n = next(
@@ -133,7 +138,9 @@ class _Writer:
         return None
 
     def _with_end(self, item: Node, waiting: list[Node]) -> Node | None:
-        """`item` with what follows it inside, where its end cannot be cut from that; None where it can, or has no inside."""
+        """`item` with what follows it inside, where its end cannot be cut from that; None where it can, or has no
+        inside.
+        """
         make = self._grammar
         if not waiting or item.more.isdisjoint(first_of(waiting)):
             return None

@@ -1,7 +1,8 @@
 """The chat library through ctypes: JSON out, JSON back, errors as exceptions.
 
-Rules: only this file touches the shared object; it is loaded on first use, in the gateway's process, never beside the engine.
-Every call but one releases the interpreter lock. A template handle may be used by several threads, a parser handle by one at a time.
+Rules: only this file touches the shared object; it is loaded on first use, in the gateway's process, never beside the
+engine. Every call but one releases the interpreter lock. A template handle may be used by several threads, a parser
+handle by one at a time.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def passer() -> Callable[[ctypes.c_void_p, bytes, int], int]:
-    """`uma_chat_parser_pass`, which keeps the interpreter lock: it takes less time than giving the lock back and waiting for it."""
+    """`uma_chat_parser_pass`, which keeps the interpreter lock: it takes less time than giving the lock back and
+    waiting for it.
+    """
     load()
     function = ctypes.PyDLL(str(LIBRARY)).uma_chat_parser_pass
     function.restype, function.argtypes = ctypes.c_int, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]

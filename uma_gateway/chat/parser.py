@@ -59,8 +59,9 @@ def new_call_id() -> str:
 class Parser:
     """Reads one answer. Used by one thread at a time; a call takes well below a millisecond for most answers.
 
-    Text that can only be content, reasoning or the inside of an argument is given back at once, without another parse of the whole;
-    elsewhere the library parses again, as often as the answer's length allows. All calls together take time in proportion to it.
+    Text that can only be content, reasoning or the inside of an argument is given back at once, without another parse
+    of the whole; elsewhere the library parses again, as often as the answer's length allows. All calls together take
+    time in proportion to it.
     """
 
     def __init__(self, applied: Applied, new_id: Callable[[], str] = new_call_id) -> None:
@@ -96,7 +97,10 @@ class Parser:
         return Answer("".join(self._told["content"]), "".join(self._told["reasoning"]), calls)
 
     def feed(self, text: str, is_final: bool = False) -> list[Diff]:
-        """Add text; return what is new, often nothing. After the final call nothing may be fed. Raises: ChatError for our faults only."""
+        """Add text; return what is new, often nothing.
+
+        After the final call nothing may be fed. Raises: ChatError for our faults only.
+        """
         self._pieces.append(text)
         self._n_chars += len(text)
         if self._has_left_form:
@@ -114,7 +118,10 @@ class Parser:
         return diffs
 
     def _passed(self, text: str, handle: Handle) -> Diff | None:
-        """What is new, where the text only goes on in a part of the message that is open. None: the library has to look at it."""
+        """What is new, where the text only goes on in a part of the message that is open.
+
+        None: the library has to look at it.
+        """
         data = text.encode("utf-8", "replace")
         part = self._pass(handle.pointer, data, len(data))
         if not part:

@@ -1,7 +1,7 @@
 """JSON schemas: as the wire's constraint wants them, and what of them is not enforced.
 
-Constraints go to the daemon with the schema itself, and llguidance enforces it there. The chat library sees schemas only to learn
-how a template writes arguments; what it cannot read of them is left out for it.
+Constraints go to the daemon with the schema itself, and llguidance enforces it there. The chat library sees schemas
+only to learn how a template writes arguments; what it cannot read of them is left out for it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ Tool = dict[str, Any]
 
 _MAX_TOOLS = 1024
 _MOST_PROPERTIES = 200  # llama.cpp's own grammar of an object takes 12 ms with 200 optional ones, and 7 s with 1,000
-# Mistral's templates refuse other ids, and those of clients that change the model in the middle of a conversation are others
+# Mistral's templates refuse other ids, and those of clients that change the model in the middle of a conversation are
+# others
 _SHORT_IDS = re.compile(r"\|\s*length\s*!=\s*9|length\s*==\s*9")
 _SHORT_ID_ALPHABET = string.ascii_letters + string.digits
 _PROBE: list[Tool] = [
@@ -86,7 +87,8 @@ class _Choice:
 
 
 class Templates:
-    """The templates of one model. Making one tries the template in another process first: it blocks, a third of a second or more.
+    """The templates of one model. Making one tries the template in another process first: it blocks, a third of a
+    second or more.
 
     Raises: ChatError. May be used by several threads at once.
     """
@@ -144,8 +146,9 @@ class Templates:
         tool_choice: auto, none, required, or an object that names a function or several (`allowed_tools`).
         parallel_tool_calls: None: as the template allows. False: the answer calls one tool at most.
         json_schema: what an answer that is no call must be. grammar: a GBNF for the same; not with tools or a schema.
-        strict: refuse a `json_schema` of which a part would not be enforced. A tool's own `strict` does that for its arguments.
-        continue_final_message: go on with the last message, which is the assistant's; "reasoning_content" or "content" says with what.
+        strict: refuse a `json_schema` of which a part would not be enforced. A tool's own `strict` does that for its
+        arguments. continue_final_message: go on with the last message, which is the assistant's; "reasoning_content" or
+        "content" says with what.
         Raises: ChatError.
         """
         choice = _read_choice(tool_choice, tools)

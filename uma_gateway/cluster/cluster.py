@@ -1,7 +1,8 @@
 """The daemons of a cluster as one: the router with the digests that it lives by, and the requests that wait for it.
 
-Rules: one per gateway process, in its event loop. Whatever a transport does, a request that was submitted is given a daemon,
-or refused, or was withdrawn; and whoever reads from a daemon that is lost is told, at the latest after `lost_s`.
+Rules: one per gateway process, in its event loop. Whatever a transport does, a request that was submitted is given a
+daemon, or refused, or was withdrawn; and whoever reads from a daemon that is lost is told, at the latest after
+`lost_s`.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ class Cluster:
                 self._polls[name] = asyncio.get_running_loop().create_task(self._poll(unit))
 
     def _leave(self, name: str) -> None:
-        """The cluster does not have this daemon any more. Who still reads from it goes on: it is let finish, or its stream breaks."""
+        """The cluster does not have this daemon any more.
+
+        Who still reads from it goes on: it is let finish, or its stream breaks.
+        """
         self.units.pop(name, None)
         self.fingerprints.pop(name, None)
         self._by_model.clear()
@@ -158,13 +162,17 @@ class Cluster:
         return self._by_model.get(model, [])
 
     def nearest(self, units: list[Unit], n: int) -> list[Unit]:
-        """Open ones with little to do: the best of some that are drawn, since all who ask would meet at the very best."""
+        """Open ones with little to do: the best of some that are drawn, since all who ask would meet at the very
+        best.
+        """
         is_open = [unit for unit in units if self.router.is_open(unit.name)]
         drawn = random.sample(is_open, min(2 * n, len(is_open)))
         return sorted(drawn, key=lambda unit: self.router.n_requests(unit.name))[:n]
 
     def position(self, ask: Ask) -> int | None:
-        """How many requests of its lane go before it, as of a moment ago; None: it does not wait, or is not counted yet."""
+        """How many requests of its lane go before it, as of a moment ago; None: it does not wait, or is not counted
+        yet.
+        """
         t_until, places = self._positions.get(ask.group, (0.0, {}))
         now = time.monotonic()
         if now > t_until:

@@ -1,4 +1,7 @@
-"""`uma-gateway cluster …`: start, look at, drain and stop a cluster. Imported by the command line only when it is asked for."""
+"""`uma-gateway cluster …`: start, look at, drain and stop a cluster.
+
+Imported by the command line only when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def connect(address: str) -> None:
 
 
 def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
-    """Start the application, or bring a running one to these settings. In the foreground: until told to stop, and stop it then."""
+    """Start the application, or bring a running one to these settings.
+
+    In the foreground: until told to stop, and stop it then.
+    """
     connect(settings.address)
     n_nodes = _wanted(settings)
     config = gateway_config(settings)

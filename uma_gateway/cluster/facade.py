@@ -32,7 +32,10 @@ OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
 
 
 class ClusterDaemon(Daemon):
-    """All daemons of a model. What is about the cluster is asked of every daemon, and told as one answer; anything else of one."""
+    """All daemons of a model.
+
+    What is about the cluster is asked of every daemon, and told as one answer; anything else of one.
+    """
 
     def __init__(self, cluster: Cluster, model: str) -> None:
         super().__init__("")
@@ -64,7 +67,10 @@ class ClusterDaemon(Daemon):
         return sorted(turned, key=lambda unit: unit.name not in is_open)
 
     async def ask_all(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> list[tuple[Unit, Event]]:
-        """Ask every daemon of the cluster. Those that do not answer are left out. Raises: GatewayError where none answers, or all refuse."""
+        """Ask every daemon of the cluster.
+
+        Those that do not answer are left out. Raises: GatewayError where none answers, or all refuse.
+        """
         units = await self.cluster.heard(CALL_S)
         replies = await asyncio.gather(
             *(self.cluster.transport.call(unit, operation, timeout_s, fields) for unit in units), return_exceptions=True
@@ -95,7 +101,10 @@ class ClusterGateway(Gateway):
             gateway.state = self.state
 
     def serving(self, name: object) -> Gateway:
-        """One model answers to any name; of several, the one that is named, and the first where none is. Raises: GatewayError (404)."""
+        """One model answers to any name; of several, the one that is named, and the first where none is.
+
+        Raises: GatewayError (404).
+        """
         if len(self._by_model) == 1 or not name:
             return self
         gateway = self._by_model.get(str(name).removesuffix(":latest")) or next(

@@ -4,7 +4,8 @@
     something was, and `resume` is set   -> it continues there, after the text that was sent
     otherwise                            -> it ends with `replica_lost`, which says how far it came
 
-A refusal such as `overloaded` is taken once to another daemon, with the same deadline. Whatever happens there is exactly one end.
+A refusal such as `overloaded` is taken once to another daemon, with the same deadline. Whatever happens there is
+exactly one end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # until a client that waits is told so, and be
 GRACE_S = 5.0  # past its deadline, for the daemon's own word that it passed
 ELSEWHERE = frozenset(  # refusals that another daemon may not share
     {
-        ErrorCode.OVERLOADED, ErrorCode.TOO_MANY_SESSIONS, ErrorCode.DRAINING, ErrorCode.SHUTTING_DOWN, ErrorCode.MODEL_NOT_LOADED,
+        ErrorCode.OVERLOADED, ErrorCode.TOO_MANY_SESSIONS, ErrorCode.DRAINING, ErrorCode.SHUTTING_DOWN,
+        ErrorCode.MODEL_NOT_LOADED,
         ErrorCode.ENGINE_HUNG, ErrorCode.KV_FULL, ErrorCode.FORBIDDEN,
     }
 )  # fmt: skip
@@ -190,7 +192,10 @@ class RoutedLink:
             raise
 
     async def _sent_tokens(self) -> list[str | int]:
-        """The tokens that were sent, where their ids are known: an event of several names only the last one. Else the text."""
+        """The tokens that were sent, where their ids are known: an event of several names only the last one.
+
+        Else the text.
+        """
         for unit in self._cluster.nearest(await self._available(), 1):
             with contextlib.suppress(UnitLost, GatewayError):
                 reply = await self._cluster.transport.call(unit, "detokenize", HASHES_S, {"tokens": self._token_ids})
@@ -201,8 +206,8 @@ class RoutedLink:
     async def _hashes(
         self, fields: Mapping[str, Any], units: list[Unit], is_exact: bool = False
     ) -> tuple[tuple[int, ...], int]:
-        """The prompt's hashes from whichever daemon answers, and its tokens; without them it is routed by load alone. `is_exact`: the
-        tokens are counted even where no hash is needed.
+        """The prompt's hashes from whichever daemon answers, and its tokens; without them it is routed by load alone.
+        `is_exact`: the tokens are counted even where no hash is needed.
         """
         inputs = {
             name: fields[name]
@@ -374,7 +379,9 @@ class RoutedLink:
 
 
 def can_resume(fields: Mapping[str, Any]) -> bool:
-    """An answer can be continued from its text: one of one, streamed, whose form does not depend on what came before."""
+    """An answer can be continued from its text: one of one, streamed, whose form does not depend on what came
+    before.
+    """
     constraint = fields.get("constraint")
     if fields.get("n", 1) != 1 or fields.get("best_of") or fields.get("stream") is False or fields.get("echo"):
         return False
@@ -382,7 +389,9 @@ def can_resume(fields: Mapping[str, Any]) -> bool:
 
 
 def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_tokens: int) -> dict[str, Any]:
-    """The request that goes on after `text`, which is `tail` as parts of a prompt, and of which `n_tokens` were counted."""
+    """The request that goes on after `text`, which is `tail` as parts of a prompt, and of which `n_tokens` were
+    counted.
+    """
     prompt = fields["prompt"]
     parts = [prompt] if isinstance(prompt, str) else list(prompt)
     more = {**fields, "prompt": [*parts, *tail]}

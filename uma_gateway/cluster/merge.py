@@ -1,4 +1,6 @@
-"""Answers of several daemons as one: sums of what adds up, the worst of what does not, and every daemon's own figures beside them."""
+"""Answers of several daemons as one: sums of what adds up, the worst of what does not, and every daemon's own
+figures beside them.
+"""
 
 from __future__ import annotations
 

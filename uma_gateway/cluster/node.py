@@ -1,7 +1,7 @@
 """One node of a cluster: an actor that keeps this machine's daemons, and through which gateways reach them.
 
-It has one daemon per model, on a socket of its own; loads a model when it is asked to, and evicts the longest idle of those that
-need not stay where there is no room. Results are plain values: exceptions of ours do not travel well.
+It has one daemon per model, on a socket of its own; loads a model when it is asked to, and evicts the longest idle of
+those that need not stay where there is no room. Results are plain values: exceptions of ours do not travel well.
 
 Rules: knows Ray only by name (`rayless`, the tests', is the same class on its own).
 """

@@ -1,5 +1,5 @@
-"""What a cluster shows beside a single daemon's pages: `/cluster`, the nodes and models live, and what feeds it; draining one daemon;
-one trace of all of them.
+"""What a cluster shows beside a single daemon's pages: `/cluster`, the nodes and models live, and what feeds it;
+draining one daemon; one trace of all of them.
 """
 
 from __future__ import annotations

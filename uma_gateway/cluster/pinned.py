@@ -1,7 +1,8 @@
 """Ray Serve's part of routing: a call goes to the replica that its first argument names.
 
-Which replica that is was decided before, by router.py, for which Serve's own hooks come too late: it needs the hashes of a prompt, and
-keeps requests waiting. From here a gateway also learns which replicas there are, without a call to Serve's controller.
+Which replica that is was decided before, by router.py, for which Serve's own hooks come too late: it needs the hashes
+of a prompt, and keeps requests waiting. From here a gateway also learns which replicas there are, without a call to
+Serve's controller.
 """
 
 from __future__ import annotations

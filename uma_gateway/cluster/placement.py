@@ -9,8 +9,8 @@ Abouts = Mapping[str, Mapping[str, Any]]  # by node
 
 
 def place(model: str, nodes: Abouts) -> str | None:
-    """The node that should load a model which is nowhere yet: where most memory is free, or could be by evicting idle models; those that
-    refused it are left out. None: it is somewhere already, or there is no node.
+    """The node that should load a model which is nowhere yet: where most memory is free, or could be by evicting idle
+    models; those that refused it are left out. None: it is somewhere already, or there is no node.
     """
     if any(model in about["models"] for about in nodes.values()):
         return None

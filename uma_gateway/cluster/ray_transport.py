@@ -1,4 +1,6 @@
-"""The transport that Ray Serve is: calls and streams of a deployment's replicas, each pinned to the one that is meant."""
+"""The transport that Ray Serve is: calls and streams of a deployment's replicas, each pinned to the one that is
+meant.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class RayTransport:
     """Implements Transport."""
 
     def __init__(self, handle: Any, deployment: str, models: Mapping[str, int], load_s: float) -> None:
-        """`handle`: of the deployment of nodes. `models`: on how many nodes each one always is. `load_s`: a node gets so long to make
-        room for a model and to start its daemon.
+        """`handle`: of the deployment of nodes. `models`: on how many nodes each one always is. `load_s`: a node gets
+        so long to make room for a model and to start its daemon.
         """
         self._handle = handle
         self._deployment = deployment
@@ -129,8 +131,8 @@ class RayTransport:
 
 
 def _remote(handle: Any, *args: Any) -> Any:
-    """Call outside of Serve's context of the HTTP request that is answered here: calls of one context share its internal id, by which
-    Serve's router tells calls apart, and of several at once some would never be sent.
+    """Call outside of Serve's context of the HTTP request that is answered here: calls of one context share its
+    internal id, by which Serve's router tells calls apart, and of several at once some would never be sent.
     """
     return contextvars.Context().run(handle.remote, *args)
 

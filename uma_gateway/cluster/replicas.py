@@ -1,4 +1,7 @@
-"""Which replicas Ray Serve has told this process of. A module of its own: Serve sends the router's class by value, with copies of its globals."""
+"""Which replicas Ray Serve has told this process of.
+
+A module of its own: Serve sends the router's class by value, with copies of its globals.
+"""
 
 from __future__ import annotations
 

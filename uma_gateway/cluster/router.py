@@ -2,15 +2,15 @@
 
     score = cached share of the prompt − β · (load − mean load) / max(mean load, time to read the prompt)
 
-Load is the time that the request would wait there, in ms, as the daemon predicted it, and what was sent there since. So a request
-goes where its beginning is cached until waiting there costs more than reading it anew elsewhere; then another daemon
-reads it, has it from then on, and the load of a popular beginning spreads over as many daemons as it needs.
+Load is the time that the request would wait there, in ms, as the daemon predicted it, and what was sent there since. So
+a request goes where its beginning is cached until waiting there costs more than reading it anew elsewhere; then another
+daemon reads it, has it from then on, and the load of a popular beginning spreads over as many daemons as it needs.
 
-What finds no daemon with room waits here, one queue per lane, the account that was served least first: an account with a thousand
-requests fills no daemon's queue, and another one's next request waits for one place, not for a thousand.
+What finds no daemon with room waits here, one queue per lane, the account that was served least first: an account with
+a thousand requests fills no daemon's queue, and another one's next request waits for one place, not for a thousand.
 
-Rules: pure. No I/O, clock or randomness; `now_ns` is given, draws are of a counter. Everything that is known comes from digests
-and from what was routed: a router that starts anew is right again after one digest of each daemon.
+Rules: pure. No I/O, clock or randomness; `now_ns` is given, draws are of a counter. Everything that is known comes from
+digests and from what was routed: a router that starts anew is right again after one digest of each daemon.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Knobs:
         1_000_000_000  # older figures are not trusted to tell the least loaded: the better of two drawn is taken
     )
     lost_ns: int = 10_000_000_000  # who said nothing for so long gets nothing while others speak
-    slack: float = 1.0  # requests beyond its sequences that a daemon may have, as a multiple of these: its own scheduler has a choice
+    # requests beyond its sequences that a daemon may have, as a multiple of these: its own scheduler has a choice
+    slack: float = 1.0
     warm_slack: float = (
         4.0  # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
     )
@@ -204,7 +205,10 @@ class Router:
     # the daemons
 
     def add(self, node_id: str, group: str) -> list[str]:
-        """A daemon is there; it gets requests after its first digest. Those that it had under another model are given back as lost."""
+        """A daemon is there; it gets requests after its first digest.
+
+        Those that it had under another model are given back as lost.
+        """
         node = self._nodes.get(node_id)
         if node is not None and self._groups.get(group) is node.group:
             return []
@@ -280,7 +284,10 @@ class Router:
                     group.unhold(page, node)
 
     def check(self, now_ns: int) -> list[str]:
-        """Find daemons that say nothing any more: they get no requests until they speak. Which ones are new among them."""
+        """Find daemons that say nothing any more: they get no requests until they speak.
+
+        Which ones are new among them.
+        """
         self._t_checked_ns = now_ns
         found = []
         for node in self._nodes.values():
@@ -324,7 +331,10 @@ class Router:
         return Choice(best.id, min(best_cached, ask.n_tokens), best.loads[lane]) if best is not None else None
 
     def _candidates(self, ask: Ask, group: _Group, masks: tuple[int, int], now_ns: int) -> Iterator[tuple[int, int]]:
-        """(bit, tokens of the prompt that it has): daemons that have a part of it, and the least loaded. A page stands for all before it."""
+        """(bit, tokens of the prompt that it has): daemons that have a part of it, and the least loaded.
+
+        A page stands for all before it.
+        """
         usable, warm = masks
         left, n_warm = warm, ask.n_tokens // (2 * PAGE)
         for bit in self._coldest(group, usable, ask.lane, now_ns) if usable else ():
@@ -358,9 +368,11 @@ class Router:
             mask ^= low
 
     def _coldest(self, group: _Group, usable: int, lane: int, now_ns: int) -> tuple[int, ...]:
-        """Whom to try beside those that have the prompt: the least loaded by fresh figures, two that are drawn where they are stale.
+        """Whom to try beside those that have the prompt: the least loaded by fresh figures, two that are drawn where
+        they are stale.
 
-        All routers would send to the one that looked idle a second ago; of two drawn they take the better one, and spread.
+        All routers would send to the one that looked idle a second ago; of two drawn they take the better one, and
+        spread.
         """
         cold = group.cold[lane]
         if usable != group.usable[lane]:  # some daemons are to be avoided
@@ -442,7 +454,10 @@ class Router:
         return choice
 
     def ended(self, request_id: str, now_ns: int, has_read: bool = True) -> None:
-        """It is not with its daemon any more, or waits no more. `has_read`: its prompt was read, and is there for a while."""
+        """It is not with its daemon any more, or waits no more.
+
+        `has_read`: its prompt was read, and is there for a while.
+        """
         sent = self._sent.pop(request_id, None)
         if sent is None:
             for group in self._groups.values():
@@ -523,8 +538,8 @@ def _add_load(node: _Node, lane: int, ms: float) -> None:
 
 
 class FairQueue:
-    """Requests that wait, by start-time fair queueing (Goyal, Vin, Cheng 1996): the account that used least goes first, and within an
-    account the oldest. An account that was away begins at the present virtual time: nobody saves up.
+    """Requests that wait, by start-time fair queueing (Goyal, Vin, Cheng 1996): the account that used least goes first,
+    and within an account the oldest. An account that was away begins at the present virtual time: nobody saves up.
     """
 
     def __init__(self) -> None:

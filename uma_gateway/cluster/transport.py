@@ -27,12 +27,18 @@ class Transport(Protocol):
         """Which daemons there are."""
 
     def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
-        """Send a generate request and yield its events as they come, as JSON. Closing the iterator cancels it. Raises: UnitLost."""
+        """Send a generate request and yield its events as they come, as JSON.
+
+        Closing the iterator cancels it. Raises: UnitLost.
+        """
 
     async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         """Run an operation and give its reply. Raises: UnitLost, GatewayError."""
 
     async def load(self, model: str) -> None:
-        """Have a daemon of this model started where its memory fits best. Raises: GatewayError where it fits nowhere."""
+        """Have a daemon of this model started where its memory fits best.
+
+        Raises: GatewayError where it fits nowhere.
+        """
 
     async def close(self) -> None: ...

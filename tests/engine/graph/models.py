@@ -58,7 +58,9 @@ class Model:
     has_bias: bool = False
     has_qk_norm: bool = False
     has_post_norms: bool = False
-    q_norm: float = 1.0  # about which the weights of Q's norms lie: with scores that are not scaled, 1 makes attention a choice of one position
+    # about which the weights of Q's norms lie: with scores that are not scaled, 1 makes attention a choice of one
+    # position
+    q_norm: float = 1.0
     quant: str = "q8_0"
     n_layer: int = 2
     dim_v: int = 0  # of a head of V, where that is another
@@ -175,7 +177,8 @@ MODELS = {
 _GEMMA4 = Model(
     "gemma4", n_layer=6, kinds=((2, 32), (1, 64)), dim=64, q_norm=0.15, has_post_norms=True, has_qk_norm=True,
     meta={
-        **WINDOW, "attention.sliding_window_pattern": [True, False] * 3, "attention.key_length_swa": 32, "attention.value_length_swa": 32,
+        **WINDOW, "attention.sliding_window_pattern": [True, False] * 3, "attention.key_length_swa": 32,
+        "attention.value_length_swa": 32,
         "rope.freq_base_swa": 500.0, "rope.dimension_count_swa": 32, "embedding_length_per_layer_input": 0,
     },
     layer_tensors={"layer_output_scale.weight": (1,)}, tensors={"rope_freqs.weight": (32,)},
@@ -184,17 +187,22 @@ MODELS |= {
     "gemma4": replace(_GEMMA4, without=("blk.3.attn_v.weight",)),  # whose V is then K
     "gemma4-small": replace(
         _GEMMA4,
-        meta=_GEMMA4.meta | {"embedding_length_per_layer_input": 32, "attention.shared_kv_layers": 2, "final_logit_softcapping": 3.0},
-        layer_tensors={**_GEMMA4.layer_tensors, "inp_gate.weight": (32, 128), "proj.weight": (128, 32), "post_norm.weight": (128,)},
-        model_tensors={"per_layer_token_embd.weight": (N_VOCAB, 192), "per_layer_model_proj.weight": (192, 128), "per_layer_proj_norm.weight": (32,)},
+        meta=_GEMMA4.meta | {"embedding_length_per_layer_input": 32, "attention.shared_kv_layers": 2,
+        "final_logit_softcapping": 3.0},
+        layer_tensors={**_GEMMA4.layer_tensors, "inp_gate.weight": (32, 128), "proj.weight": (128, 32),
+        "post_norm.weight": (128,)},
+        model_tensors={"per_layer_token_embd.weight": (N_VOCAB, 192), "per_layer_model_proj.weight": (192, 128),
+        "per_layer_proj_norm.weight": (32,)},
         without=tuple(f"blk.{i}.attn_{name}.weight" for i in (4, 5) for name in ("k", "v", "k_norm")),
     ),
     "gemma4-experts": replace(
         _GEMMA4, n_expert=0,
         meta=_GEMMA4.meta | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96},
         layer_tensors={
-            **_GEMMA4.layer_tensors, "ffn_gate_inp.weight": (4, 128), "ffn_gate_inp.scale": (128,), "pre_ffw_norm_2.weight": (128,),
-            "post_ffw_norm_1.weight": (128,), "post_ffw_norm_2.weight": (128,), "ffn_gate_up_exps.weight": (4, 192, 128),
+            **_GEMMA4.layer_tensors, "ffn_gate_inp.weight": (4, 128), "ffn_gate_inp.scale": (128,),
+            "pre_ffw_norm_2.weight": (128,),
+            "post_ffw_norm_1.weight": (128,), "post_ffw_norm_2.weight": (128,), "ffn_gate_up_exps.weight": (4, 192,
+            128),
             "ffn_down_exps.weight": (4, 128, 96), "ffn_down_exps.scale": (4,),
         },
     ),
@@ -262,7 +270,8 @@ MODELS |= {
     "deepseek2-groups": replace(
         _MLA,
         quant="f16",
-        meta=_MLA.meta | YARN | {"rope.scaling.yarn_log_multiplier": 0.0707, "expert_group_count": 4, "expert_group_used_count": 2}
+        meta=_MLA.meta | YARN | {"rope.scaling.yarn_log_multiplier": 0.0707, "expert_group_count": 4,
+        "expert_group_used_count": 2}
     ),
     "deepseek2-lite": replace(
         _MLA,
@@ -278,21 +287,25 @@ MODELS |= {
         quant="f16",
         n_head=96,
         layer_tensors=_MLA.layer_tensors
-        | {"attn_q_b.weight": (96 * 64, 64), "attn_k_b.weight": (96, 64, 32), "attn_v_b.weight": (96, 32, 64), "attn_output.weight": (128, 96 * 32)},
+        | {"attn_q_b.weight": (96 * 64, 64), "attn_k_b.weight": (96, 64, 32), "attn_v_b.weight": (96, 32, 64),
+        "attn_output.weight": (128, 96 * 32)},
     ),
     "mistral4": replace(
         _MLA,
         arch="mistral4",
-        meta=_MLA.meta | YARN | {"rope.scaling.yarn_log_multiplier": 0.1, "attention.temperature_scale": 0.3, "attention.temperature_length": 24},
+        meta=_MLA.meta | YARN | {"rope.scaling.yarn_log_multiplier": 0.1, "attention.temperature_scale": 0.3,
+        "attention.temperature_length": 24},
     ),
-    "glm4moe": replace(_MIXED, has_bias=True, meta=_MIXTURE | {"rope.dimension_count": 16}, renamed={"ffn_norm.weight": "post_attention_norm.weight"}),
+    "glm4moe": replace(_MIXED, has_bias=True, meta=_MIXTURE | {"rope.dimension_count": 16},
+    renamed={"ffn_norm.weight": "post_attention_norm.weight"}),
     "glm4moe-drafting": replace(
         _MIXED,
         n_layer=4,
         has_qk_norm=True,
         meta=_MIXTURE | {"nextn_predict_layers": 1},
         renamed={"ffn_norm.weight": "post_attention_norm.weight"},
-        model_tensors=_DENSE | {"blk.3.nextn.eh_proj.weight": (128, 256), "blk.3.nextn.enorm.weight": (128,), "blk.3.nextn.hnorm.weight": (128,)},
+        model_tensors=_DENSE | {"blk.3.nextn.eh_proj.weight": (128, 256), "blk.3.nextn.enorm.weight": (128,),
+        "blk.3.nextn.hnorm.weight": (128,)},
     ),
     "minimax-m2": Model(
         "minimax-m2", n_expert=4, is_tied=False, meta={"expert_gating_func": 2, "rope.dimension_count": 16},
@@ -301,16 +314,20 @@ MODELS |= {
     "olmo2": Model("olmo2", is_tied=False, layer_tensors=_ROWS, **_POST_ONLY),
     "olmo2-windows": Model("olmo2", n_layer=5, is_tied=False, layer_tensors=_ROWS, meta=WINDOW | YARN, **_POST_ONLY),
     "exaone4": Model("exaone4", has_qk_norm=True, **_POST_ONLY),
-    "exaone4-windows": Model("exaone4", n_layer=64, n_embd=64, n_head=2, n_ff=64, has_qk_norm=True, meta=WINDOW, **_POST_ONLY),
+    "exaone4-windows": Model("exaone4", n_layer=64, n_embd=64, n_head=2, n_ff=64, has_qk_norm=True, meta=WINDOW,
+    **_POST_ONLY),
     "hunyuan-dense": Model("hunyuan-dense", has_qk_norm=True, meta={"rope.scaling.alpha": 3.0}),
     "command-r": Model("command-r", meta=_LAYER_NORM | {"logit_scale": 0.25}, without=("ffn_norm.weight",)),
-    "cohere2": Model("cohere2", n_layer=5, meta=_LAYER_NORM | WINDOW | {"logit_scale": 0.25}, without=("ffn_norm.weight",)),
+    "cohere2": Model("cohere2", n_layer=5, meta=_LAYER_NORM | WINDOW | {"logit_scale": 0.25},
+    without=("ffn_norm.weight",)),
     "starcoder2": Model(
-        "starcoder2", has_bias=True, meta=_LAYER_NORM, layer_tensors=_NORM_BIASES, model_tensors={"output_norm.bias": (128,)},
+        "starcoder2", has_bias=True, meta=_LAYER_NORM, layer_tensors=_NORM_BIASES,
+        model_tensors={"output_norm.bias": (128,)},
         without=("ffn_gate.weight",),
     ),
     "nemotron": Model(
-        "nemotron", is_tied=False, meta=_LAYER_NORM | {"rope.dimension_count": 16}, model_tensors={"output_norm.bias": (128,)},
+        "nemotron", is_tied=False, meta=_LAYER_NORM | {"rope.dimension_count": 16},
+        model_tensors={"output_norm.bias": (128,)},
         layer_tensors=dict.fromkeys(("attn_norm.bias", "ffn_norm.bias"), (128,)), without=("ffn_gate.weight",),
     ),
 }  # fmt: skip
@@ -318,18 +335,22 @@ MODELS |= {
 _QWEN35 = Model(
     "qwen35", n_layer=4, has_qk_norm=True, renamed={"ffn_norm.weight": "post_attention_norm.weight"},
     meta={
-        "rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0], "full_attention_interval": 4, "ssm.conv_kernel": 4,
+        "rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0], "full_attention_interval": 4,
+        "ssm.conv_kernel": 4,
         "ssm.inner_size": 128, "ssm.state_size": 32, "ssm.time_step_rank": 4, "ssm.group_count": 2,
     },
     layer_tensors={
-        "attn_q.weight": (256, 128), "attn_qkv.weight": (256, 128), "attn_gate.weight": (128, 128), "ssm_conv1d.weight": (256, 4),
-        "ssm_dt.bias": (4,), "ssm_a": (4,), "ssm_beta.weight": (4, 128), "ssm_alpha.weight": (4, 128), "ssm_norm.weight": (32,),
+        "attn_q.weight": (256, 128), "attn_qkv.weight": (256, 128), "attn_gate.weight": (128, 128),
+        "ssm_conv1d.weight": (256, 4),
+        "ssm_dt.bias": (4,), "ssm_a": (4,), "ssm_beta.weight": (4, 128), "ssm_alpha.weight": (4, 128),
+        "ssm_norm.weight": (32,),
         "ssm_out.weight": (128, 128),
     },
 )  # fmt: skip
 _OF_ATTENTION = tuple(f"attn_{name}.weight" for name in ("q", "k", "v", "output", "q_norm", "k_norm"))
 _OF_DELTA_NET = (
-    *(f"{name}.weight" for name in ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out")),
+    *(f"{name}.weight" for name in ("attn_qkv", "attn_gate", "ssm_conv1d", "ssm_beta", "ssm_alpha", "ssm_norm",
+    "ssm_out")),
     "ssm_dt.bias", "ssm_a",
 )  # fmt: skip
 
@@ -348,9 +369,11 @@ RECURRENT = {
     "qwen35-wide": _hybrid(  # heads as long as the real ones, one of keys for two of values
         replace(
             _QWEN35,
-            meta=_QWEN35.meta | {"ssm.state_size": 128, "ssm.inner_size": 256, "ssm.time_step_rank": 2, "ssm.group_count": 1},
+            meta=_QWEN35.meta | {"ssm.state_size": 128, "ssm.inner_size": 256, "ssm.time_step_rank": 2,
+            "ssm.group_count": 1},
             layer_tensors={
-                "attn_q.weight": (256, 128), "attn_qkv.weight": (512, 128), "attn_gate.weight": (256, 128), "ssm_conv1d.weight": (512, 4),
+                "attn_q.weight": (256, 128), "attn_qkv.weight": (512, 128), "attn_gate.weight": (256, 128),
+                "ssm_conv1d.weight": (512, 4),
                 "ssm_dt.bias": (2,), "ssm_a": (2,), "ssm_beta.weight": (2, 128), "ssm_alpha.weight": (2, 128),
                 "ssm_norm.weight": (128,), "ssm_out.weight": (128, 256),
             },
@@ -358,7 +381,8 @@ RECURRENT = {
         "rrra", _QWEN35_NAMES,
     ),
     "qwen35-last": _hybrid(
-        replace(_QWEN35, n_layer=3, is_tied=False, meta=_QWEN35.meta | {"full_attention_interval": 2}), "rar", _QWEN35_NAMES
+        replace(_QWEN35, n_layer=3, is_tied=False, meta=_QWEN35.meta | {"full_attention_interval": 2}), "rar",
+        _QWEN35_NAMES
     ),
     "qwen35-next": replace(
         _hybrid(
@@ -366,7 +390,8 @@ RECURRENT = {
             "raa", _QWEN35_NAMES,
         ),
         model_tensors={
-            "blk.2.nextn.eh_proj.weight": (128, 256), "blk.2.nextn.enorm.weight": (128,), "blk.2.nextn.hnorm.weight": (128,),
+            "blk.2.nextn.eh_proj.weight": (128, 256), "blk.2.nextn.enorm.weight": (128,),
+            "blk.2.nextn.hnorm.weight": (128,),
         },
     ),
     "qwen35moe": _hybrid(
@@ -384,20 +409,25 @@ RECURRENT = {
 _GRANITEHYBRID = Model(
     "granitehybrid", n_layer=4, kinds=((0, 32), (2, 32), (0, 32), (0, 32)),
     meta=GRANITE | {
-        "ssm.conv_kernel": 4, "ssm.inner_size": 256, "ssm.state_size": 32, "ssm.time_step_rank": 8, "ssm.group_count": 2,
+        "ssm.conv_kernel": 4, "ssm.inner_size": 256, "ssm.state_size": 32, "ssm.time_step_rank": 8,
+        "ssm.group_count": 2,
         "rope.scaling.finetuned": False,
     },
     layer_tensors={
-        "ssm_in.weight": (648, 128), "ssm_conv1d.weight": (384, 4), "ssm_conv1d.bias": (384,), "ssm_dt.bias": (8,), "ssm_a": (8, 1),
+        "ssm_in.weight": (648, 128), "ssm_conv1d.weight": (384, 4), "ssm_conv1d.bias": (384,), "ssm_dt.bias": (8,),
+        "ssm_a": (8, 1),
         "ssm_d": (8, 1), "ssm_norm.weight": (2, 128), "ssm_out.weight": (128, 256),
     },
 )  # fmt: skip
 _MAMBA_NAMES = {
-    "r": ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight"), "a": tuple(_GRANITEHYBRID.layer_tensors)
+    "r": ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight"),
+    "a": tuple(_GRANITEHYBRID.layer_tensors)
 }  # fmt: skip
 _LFM2 = Model(
-    "lfm2", n_layer=3, kinds=((0, 32), (2, 32), (0, 32)), has_qk_norm=True, meta={"shortconv.l_cache": 3}, without=("output_norm.weight",),
-    layer_tensors={"shortconv.conv.weight": (128, 3), "shortconv.in_proj.weight": (384, 128), "shortconv.out_proj.weight": (128, 128)},
+    "lfm2", n_layer=3, kinds=((0, 32), (2, 32), (0, 32)), has_qk_norm=True, meta={"shortconv.l_cache": 3},
+    without=("output_norm.weight",),
+    layer_tensors={"shortconv.conv.weight": (128, 3), "shortconv.in_proj.weight": (384, 128),
+    "shortconv.out_proj.weight": (128, 128)},
     model_tensors={"token_embd_norm.weight": (128,)},
 )  # fmt: skip
 _LFM2_NAMES = {"r": _OF_ATTENTION, "a": tuple(_LFM2.layer_tensors)}
@@ -410,9 +440,11 @@ RECURRENT |= {
     "granitehybrid": _hybrid(_GRANITEHYBRID, "rarr", _MAMBA_NAMES),
     "granitehybrid-experts": _hybrid(
         replace(
-            _GRANITEHYBRID, n_expert=4, meta=_GRANITEHYBRID.meta | {"expert_shared_feed_forward_length": 96, "rope.scaling.finetuned": True},
+            _GRANITEHYBRID, n_expert=4, meta=_GRANITEHYBRID.meta | {"expert_shared_feed_forward_length": 96,
+            "rope.scaling.finetuned": True},
             layer_tensors=_GRANITEHYBRID.layer_tensors | {
-                "ffn_gate_shexp.weight": (96, 128), "ffn_up_shexp.weight": (96, 128), "ffn_down_shexp.weight": (128, 96),
+                "ffn_gate_shexp.weight": (96, 128), "ffn_up_shexp.weight": (96, 128), "ffn_down_shexp.weight": (128,
+                96),
             },
         ),
         "rarr", _MAMBA_NAMES,
@@ -420,12 +452,14 @@ RECURRENT |= {
     "lfm2": _hybrid(_LFM2, "rar", _LFM2_NAMES),
     "lfm2moe": _hybrid(
         replace(
-            _LFM2, arch="lfm2moe", n_expert=4, meta=_LFM2.meta | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+            _LFM2, arch="lfm2moe", n_expert=4, meta=_LFM2.meta | {"leading_dense_block_count": 1,
+            "expert_gating_func": 2},
             layer_tensors=_LFM2.layer_tensors | _LFM2_DENSE | {"exp_probs_b.bias": (4,)},
         ),
         "dar",
         {
-            "d": (*_OF_ATTENTION, *_OF_EXPERTS), "a": (*_LFM2.layer_tensors, *_LFM2_DENSE), "r": (*_OF_ATTENTION, *_LFM2_DENSE),
+            "d": (*_OF_ATTENTION, *_OF_EXPERTS), "a": (*_LFM2.layer_tensors, *_LFM2_DENSE), "r": (*_OF_ATTENTION,
+            *_LFM2_DENSE),
         },
     ),
 }  # fmt: skip
@@ -549,7 +583,10 @@ def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], model: Model
 
 
 def quantised(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """The bytes of each row. Where the gguf package cannot quantise, llama.cpp's own code does (ggml_quantize_chunk)."""
+    """The bytes of each row.
+
+    Where the gguf package cannot quantise, llama.cpp's own code does (ggml_quantize_chunk).
+    """
     if kind not in _BY_LLAMA:
         return gguf.quants.quantize(data, kind)
     n_in = data.shape[-1]

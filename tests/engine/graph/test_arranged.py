@@ -20,7 +20,8 @@ from uma_core.engine.lib import lib
 from uma_core.engine.llama.engine import use_kernels
 
 PROMPT = np.arange(40, 80, dtype=np.int32)
-KERNEL_NOISE = 1e-4  # of the logits' standard deviation: sums in another order where a processor's table leaves single rows to ggml
+# of the logits' standard deviation: sums in another order where a processor's table leaves single rows to ggml
+KERNEL_NOISE = 1e-4
 
 
 @contextmanager

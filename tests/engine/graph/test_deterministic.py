@@ -1,4 +1,6 @@
-"""A row's logits have the same bits in any company: random schedules on one engine, against the same tokens read at once on another."""
+"""A row's logits have the same bits in any company: random schedules on one engine, against the same tokens read at
+once on another.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,9 @@ def test_laying_out_takes_no_memory() -> None:
 
 
 def test_a_snapshot_is_the_same_wherever_it_was_made() -> None:
-    """Positions in order, K and V of a layer each together: what a device wrote the CPU reads, and the other way round."""
+    """Positions in order, K and V of a layer each together: what a device wrote the CPU reads, and the other way
+    round.
+    """
     with closing(GraphEngine(DRAFT, SMALL)) as ours, closing(GraphEngine(DRAFT, SMALL, is_stock=True)) as stock:
         blobs, logits = [], []
         for engine in (ours, stock):

@@ -89,7 +89,9 @@ def test_an_abort_leaves_prompts_alone(engine: GraphEngine) -> None:
 
 
 def test_progress_does_not_follow_from_a_chunk_of_another_size(engine: GraphEngine) -> None:
-    """Eight tokens take nearly as long as 256 where a step's time is that of the weights: their time does not scale to 256."""
+    """Eight tokens take nearly as long as 256 where a step's time is that of the weights: their time does not scale
+    to 256.
+    """
     for n in (256, 8):
         read(engine, 0, tokens_of(engine, n), False)
         engine.kv_truncate(0, 0)

@@ -71,7 +71,9 @@ def test_other_kv_types_are_near_f16(name: str, kv_type: str, is_stock: bool, wr
 def test_with_either_kernels_and_kv_type(
     kv_type: str, is_ours: bool, pair: Pair, written: Callable[[Model], str]
 ) -> None:
-    """No closer than rounding allows: ggml's attention rounds its queries, and llama.cpp rotates what it stores as q8_0."""
+    """No closer than rounding allows: ggml's attention rounds its queries, and llama.cpp rotates what it stores as
+    q8_0.
+    """
     graph, llama = pair(written(MODELS["qwen3"]), replace(SMALL, kv_type=kv_type, cpu_kernels=is_ours))
     prompt = tokens_of(graph, 150)
     for engine in (graph, llama):

@@ -17,8 +17,8 @@ from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
 
-# Of the logits' standard deviation. tests/cache/real.py has 0.15 for other batch shapes; where experts are chosen by groups,
-# a near-tie moves more (0.162 was seen).
+# Of the logits' standard deviation. tests/cache/real.py has 0.15 for other batch shapes; where experts are chosen by
+# groups, a near-tie moves more (0.162 was seen).
 TOLERANCE = 0.25
 
 

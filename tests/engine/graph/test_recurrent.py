@@ -1,4 +1,6 @@
-"""Families with recurrent layers: states that follow their sequences through calls of any shape, and are never half written."""
+"""Families with recurrent layers: states that follow their sequences through calls of any shape, and are never half
+written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Repacked weights that are kept between starts: the next start reads them, and whatever may be wrong with the file costs a repack and no more."""
+"""Repacked weights that are kept between starts: the next start reads them, and whatever may be wrong with the file
+costs a repack and no more.
+"""
 
 from __future__ import annotations
 

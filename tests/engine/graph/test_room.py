@@ -1,4 +1,6 @@
-"""One pool of pages for all sequences: what running ones share is reserved once, and nobody runs out of what was reserved."""
+"""One pool of pages for all sequences: what running ones share is reserved once, and nobody runs out of what was
+reserved.
+"""
 
 from __future__ import annotations
 

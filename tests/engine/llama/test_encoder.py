@@ -174,7 +174,8 @@ def test_the_pooling_is_the_files_own(opened: Open) -> None:
         for name in ("bert", "bert-mean", "bert-silent", "bert-rank", "qwen3-embedding", "tiny")
     }
     assert {name: info.pooling for name, info in found.items() if info is not None} == {
-        "bert": "cls", "bert-mean": "mean", "bert-silent": "mean", "bert-rank": "rank", "qwen3-embedding": "last", "tiny": "last",
+        "bert": "cls", "bert-mean": "mean", "bert-silent": "mean", "bert-rank": "rank", "qwen3-embedding": "last",
+        "tiny": "last",
     }  # fmt: skip
     assert found["bert"] is not None and "rank" not in found["bert"].poolings
 

@@ -203,7 +203,9 @@ def test_fewer_experts_per_token_reach_the_model() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what is resident")
 def test_a_pretended_context_lies_in_real_memory() -> None:
-    """Cells that were never written read from one page that stays in the cache: what is timed over them would be too fast."""
+    """Cells that were never written read from one page that stays in the cache: what is timed over them would be too
+    fast.
+    """
     engine = LlamaEngine(DRAFT, dataclasses.replace(OPTIONS, n_ctx=32768, n_seq=2))
     before = resident_bytes()
     engine.pretend(1, 16000)

@@ -69,7 +69,8 @@ def test_status_names_an_architecture_that_llama_cpp_alone_serves(tmp_path: Path
     model = Model(
         "phi2", n_head_kv=4, has_bias=True, is_tied=False, meta={"attention.layer_norm_epsilon": 1e-5},
         layer_tensors={name: dims for name, dims in (norms | biases).items() if "output_norm" not in name},
-        model_tensors={"output_norm.bias": (128,), "output.bias": (320,)}, without=("ffn_gate.weight", "ffn_norm.weight"),
+        model_tensors={"output_norm.bias": (128,), "output.bias": (320,)}, without=("ffn_gate.weight",
+        "ffn_norm.weight"),
     )  # fmt: skip
     engine = open_engine(replace(AUTO, model=write(model, tmp_path / "phi2.gguf"), n_ctx=1024), trial=Trial())
     assert engine.info.engine == "llama"

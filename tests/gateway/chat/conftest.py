@@ -88,7 +88,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
 # describe no tools, or have no form of calls that llama.cpp finds: the generic form is used
 WITHOUT_CALLS = {
     "HuggingFaceTB-SmolLM3-3B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-    "deepseek-ai-DeepSeek-V3.1", "fireworks-ai-llama-3-firefunction-v2", "google-gemma-2-2b-it", "ibm-granite-granite-3.3-2B-Instruct",
+    "deepseek-ai-DeepSeek-V3.1", "fireworks-ai-llama-3-firefunction-v2", "google-gemma-2-2b-it",
+    "ibm-granite-granite-3.3-2B-Instruct",
     "llama-cpp-rwkv-world", "microsoft-Phi-3.5-mini-instruct",
 }  # fmt: skip
 
@@ -106,8 +107,10 @@ def apply(name: str, kind: str) -> Applied:
 
 # what ends a message, and belongs to no answer's text: the daemon stops there
 ENDS = (
-    "<|im_end|>", "<|eot_id|>", "</s>", "<｜end▁of▁sentence｜>", "<|role_end|>", "<|end_of_text|>", "<end_of_sentence>", "[e~[", "<|call|>",
-    "<|eot|>", "<sep>", "<turn|>", "<|tool_response>", "<seed:eos>", "<|eom_id|>", "</assistant>", "<｜hy_eos:opensource｜>", "<|end_of_msg|>",
+    "<|im_end|>", "<|eot_id|>", "</s>", "<｜end▁of▁sentence｜>", "<|role_end|>", "<|end_of_text|>", "<end_of_sentence>",
+    "[e~[", "<|call|>",
+    "<|eot|>", "<sep>", "<turn|>", "<|tool_response>", "<seed:eos>", "<|eom_id|>", "</assistant>",
+    "<｜hy_eos:opensource｜>", "<|end_of_msg|>",
     "<|end|>", "<|END_OF_TURN_TOKEN|>", "<SPECIAL_12>", "<|eom|>", "<|calls|>", "<|message_sep|>\n\n",
 )  # fmt: skip
 # the texts of these templates' own messages are no answers: they leave calls out, or change what was said before

@@ -13,7 +13,8 @@ GROWING = (
 NESTED = "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"
 # 40 calls of itself for each level of what it is given
 DEEP = (
-    "{%- macro f(v, n) -%}{%- if n > 0 -%}{{ f(v, n - 1) }}{%- elif v is mapping -%}{%- for k in v -%}{{ f(v[k], 40) }}{%- endfor -%}"
+    "{%- macro f(v, n) -%}{%- if n > 0 -%}{{ f(v, n - 1) }}{%- elif v is mapping -%}{%- for k in v -%}{{ f(v[k], 40) "
+    "}}{%- endfor -%}"
     "{%- endif -%}{%- endmacro -%}{% for t in tools %}{{ f(t, 1) }}{% endfor %}{{ messages[0].content }}"
 )
 

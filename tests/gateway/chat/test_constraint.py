@@ -173,7 +173,9 @@ def test_a_named_call_is_of_that_tool(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_arguments_keep_their_types(name: str) -> None:
-    """Some parsers know the names of arguments only, or take any text; none lets a number be an object where JSON is written."""
+    """Some parsers know the names of arguments only, or take any text; none lets a number be an object where JSON is
+    written.
+    """
     text = written(name, [("search", {"query": "a", "limit": 1})])
     assert "1" in text
     broken = Follower(apply(name, "required").constraint).take(text.replace('"limit": 1', '"limit": {}'))
@@ -237,7 +239,8 @@ def test_arguments_that_are_text_may_be_long(name: str) -> None:
 def test_a_json_answer_is_enforced(name: str) -> None:
     applied = apply(name, "json")
     starts = {
-        "meetkai-functionary-medium-v3.2": "all\n", "openai-gpt-oss-120b": "<|channel|>final<|message|>", "muse-glimmer": "<|message|>",
+        "meetkai-functionary-medium-v3.2": "all\n", "openai-gpt-oss-120b": "<|channel|>final<|message|>",
+        "muse-glimmer": "<|message|>",
         "Cohere2MoE": "<|START_TEXT|>",
     }  # fmt: skip
     fenced = {name for name in NAMES if any(part in name for part in FENCED)}
@@ -320,7 +323,8 @@ def test_references_in_arguments_lead_somewhere() -> None:
     }
     tools = [{"type": "function", "function": {"name": "go", "parameters": parameters}}]
     texts = {
-        "Qwen3-Coder": "<tool_call>\n<function=go>\n<parameter=place>\n{}\n</parameter>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+        "Qwen3-Coder": "<tool_call>\n<function=go>\n<parameter=place>\n{}\n</parameter>\n"
+        "<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
         "Qwen-Qwen2.5-7B-Instruct": '<tool_call>\n{{"name": "go", "arguments": {{"place": {}, "n": 1}}}}\n</tool_call>',
     }
     for name, text in texts.items():

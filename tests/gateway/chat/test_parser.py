@@ -52,33 +52,42 @@ KNOWN: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ),
     (
         "openai-gpt-oss-120b",
-        '<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json'
+        '<|channel|>analysis<|message|>Think.<|end|><|start|>assistant'
+        '<|channel|>commentary to=functions.get_weather <|constrain|>json'
         '<|message|>{"city":"Paris"}',
         "", "Think.", [("get_weather", {"city": "Paris"})],
     ),
-    ("meta-llama-Llama-3.1-8B-Instruct", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "", "", [("get_weather", {"city": "Paris"})]),
-    ("mistralai-Mistral-Nemo-Instruct-2407", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "123456789"}]', "", "",
+    ("meta-llama-Llama-3.1-8B-Instruct", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "", "",
+    [("get_weather", {"city": "Paris"})]),
+    ("mistralai-Mistral-Nemo-Instruct-2407",
+    '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "123456789"}]', "", "",
      [("get_weather", {"city": "Paris"})]),
     ("Mistral-Small-3.2-24B-Instruct-2506", '[TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Paris"}', "", "",
      [("get_weather", {"city": "Paris"})]),
-    ("mistralai-Ministral-3-14B-Reasoning-2512", '[THINK]Hm.[/THINK]Yes.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', "Yes.", "Hm.",
+    ("mistralai-Ministral-3-14B-Reasoning-2512", '[THINK]Hm.[/THINK]Yes.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}',
+    "Yes.", "Hm.",
      [("get_weather", {"city": "Paris"})]),
     (
         "Kimi-K2-Thinking",
-        '<think>Hm.</think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}'
+        '<think>Hm.</think><|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0'
+        '<|tool_call_argument_begin|>{"city": "Paris"}'
         "<|tool_call_end|><|tool_calls_section_end|>",
         "", "Hm.", [("get_weather", {"city": "Paris"})],
     ),
     ("deepseek-ai-DeepSeek-V3.2", "Hm.</think>It rains.", "It rains.", "Hm.", []),
-    ("google-gemma-4-31B-it", '<|tool_call>call:search{query:<|"|>a "b"<|"|>,limit:3}<tool_call|>', "", "", [("search", {"query": 'a "b"', "limit": 3})]),
-    ("LFM2-8B-A1B", '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>', "", "", [("get_weather", {"city": "Paris"})]),
+    ("google-gemma-4-31B-it", '<|tool_call>call:search{query:<|"|>a "b"<|"|>,limit:3}<tool_call|>', "", "",
+    [("search", {"query": 'a "b"', "limit": 3})]),
+    ("LFM2-8B-A1B", '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>', "", "",
+    [("get_weather", {"city": "Paris"})]),
     ("meetkai-functionary-medium-v3.2", "all\nLet me see.", "Let me see.", "", []),
     ("meetkai-functionary-medium-v3.2", 'get_weather\n{"city": "Paris"}', "", "", [("get_weather", {"city": "Paris"})]),
-    ("GLM-4.6", "\n<think>Hm.</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>\n", "", "Hm.",
+    ("GLM-4.6", "\n<think>Hm.</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
+     "<arg_value>Paris</arg_value>\n</tool_call>\n", "", "Hm.",
      [("get_weather", {"city": "Paris"})]),
     (
         "MiniMax-M2",
-        'Hm.\n</think>\n\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n</invoke>\n</minimax:tool_call>',
+        'Hm.\n</think>\n\n<minimax:tool_call>\n<invoke name="get_weather">\n'
+        '<parameter name="city">Paris</parameter>\n</invoke>\n</minimax:tool_call>',
         "", "Hm.", [("get_weather", {"city": "Paris"})],
     ),
     ("LFM2.5-8B-A1B", "[CALL]", "[CALL]", "", []),
@@ -261,8 +270,10 @@ def test_every_token_of_a_text_reaches_the_reader_at_once(name: str, kind: str) 
         ("Qwen-Qwen2.5-7B-Instruct", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "', 'a \\"b\\"\\n'),
         ("Qwen3-Coder", "<tool_call>\n<function=search>\n<parameter=query>\n", 'a "b" < c\n'),
         ("google-gemma-4-31B-it", '<|tool_call>call:search{query:<|"|>', 'a "b" < c\n'),
-        ("mistralai-Mistral-Nemo-Instruct-2407", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "', "a [b] \\u00e9"),
-        ("openai-gpt-oss-120b", "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\":\"", "a <b> "),
+        ("mistralai-Mistral-Nemo-Instruct-2407",
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "', "a [b] \\u00e9"),
+        ("openai-gpt-oss-120b", "<|channel|>commentary to=functions.get_weather "
+                                "<|constrain|>json<|message|>{\"city\":\"", "a <b> "),
     ],
 )  # fmt: skip
 def test_every_token_of_a_long_argument_reaches_the_reader_at_once(name: str, start: str, token: str) -> None:

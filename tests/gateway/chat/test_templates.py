@@ -28,7 +28,8 @@ from tests.gateway.chat.conftest import (
 from uma_gateway.chat import ChatCode, ChatError, Parser, Templates
 
 QUESTION = [{"role": "user", "content": "Hello"}]
-# what the Python jinja has not, or llama.cpp does better: a {% generation %} tag, variables of its own, a system role for all, the date
+# what the Python jinja has not, or llama.cpp does better: a {% generation %} tag, variables of its own, a system role
+# for all, the date
 NOT_COMPARABLE = re.compile(
     r"%-?\s*generation\b|functions\b.*undefined|System role not supported|strftime_now|26 Jul 2024", re.DOTALL
 )

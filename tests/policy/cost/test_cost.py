@@ -121,7 +121,9 @@ def test_a_guess_learns_within_a_few_calls():
 
 @pytest.mark.parametrize("error", [0.9, 1.1])
 def test_many_calls_booked_at_once_teach_what_they_teach_one_by_one(error):
-    """A plan is repeated many times before its calls are booked: all of them were predicted by the model of its beginning."""
+    """A plan is repeated many times before its calls are booked: all of them were predicted by the model of its
+    beginning.
+    """
     truth = int(CPU.decode_ns(4, 0) * error)
     at_once = observe(CPU, [report(Phase.DECODE, 4, CPU.decode_ns(4, 0), truth)] * 64)
     one_by_one = CPU
@@ -187,7 +189,9 @@ class TestChunksInRuns:
     """A chunk is read in many short runs, and an engine only estimates how far each of them came."""
 
     def read(self, model: CostModel, truth_ns: int, fractions: list[float]) -> CostModel:
-        """The model after one chunk of 64 tokens, read in runs of equal length after which the engine reported these fractions."""
+        """The model after one chunk of 64 tokens, read in runs of equal length after which the engine reported these
+        fractions.
+        """
         before = 0.0
         for fraction in fractions:
             whole = model.prefill_ns(64, 0)

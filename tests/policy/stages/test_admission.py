@@ -57,7 +57,9 @@ def test_clients_with_more_virtual_time_wait():
 
 
 def test_of_equal_clients_the_one_that_holds_less_comes_first_until_the_other_has_aged():
-    """A process that asks one thing at a time does not wait for another one's whole queue, however short its requests are."""
+    """A process that asks one thing at a time does not wait for another one's whole queue, however short its
+    requests are.
+    """
     held = [talking(1, client=1), talking(2, client=1)]
     queue = [waiting(sid, client=1, n_prompt=20, t_queued_ns=NOW - S) for sid in (3, 4)]
     charged = {1: 0, 2: 0}

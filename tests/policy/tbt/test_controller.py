@@ -16,7 +16,9 @@ COARSE = reading(1, BACK, n_prompt=3000, n_chunk=128, chunk_fraction=0.3)  # its
 
 
 def after(times, n_ticks=1, memory=None, **more):
-    """The memory after ticks beside a chat and a background prompt that took so many times what was planned for them."""
+    """The memory after ticks beside a chat and a background prompt that took so many times what was planned for
+    them.
+    """
     memory = memory or guarded()
     now, tick = NOW, 1000
     for factor in times:

@@ -74,7 +74,10 @@ def test_a_stale_socket_is_replaced(socket_path):
 
 
 def test_what_a_killed_daemon_leaves_is_replaced(socket_path):
-    program = f"from uma_core.server.io.listener import PATH_BYTES, bind_unix; b = bind_unix({socket_path!r}, 8); print(); input()"
+    program = (
+        f"from uma_core.server.io.listener import PATH_BYTES, bind_unix; b = bind_unix({socket_path!r}, 8); "
+        "print(); input()"
+    )
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
         killed.stdout.readline()
         assert refuse(socket_path) is ErrorCode.SOCKET_IN_USE

@@ -1,4 +1,6 @@
-"""Large requests are read in a process of their own: the same comes of them, and whatever happens to it costs one request."""
+"""Large requests are read in a process of their own: the same comes of them, and whatever happens to it costs one
+request.
+"""
 
 from __future__ import annotations
 

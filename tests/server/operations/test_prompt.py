@@ -47,7 +47,10 @@ def test_no_message_ends_where_pieces_do_not_add_up(fake_text):
 
 
 def test_templates_that_refuse_a_prefix_still_work(fake_text):
-    fake_text.template = "{% if messages | length == 1 %}{{ raise_exception('too short') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    fake_text.template = (
+        "{% if messages | length == 1 %}{{ raise_exception('too short') }}{% endif %}{% for m in "
+        "messages %}{{ m.content }}{% endfor %}"
+    )
     assert encode(fake_text, chat("ab", "cd")) == ([1, *b"abcd"], (5,))
 
 

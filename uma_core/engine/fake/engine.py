@@ -99,7 +99,8 @@ class FakeModel:
     can_rollback: bool = True
     ride_rows: tuple[int, ...] = ()
     eog_every: int = 0  # about one in so many tokens ends the text; 0: never
-    adapters: AdapterSet = ()  # LoRA adapters, each with texts of its own, and the scale that they have where a request does not say
+    # LoRA adapters, each with texts of its own, and the scale that they have where a request does not say
+    adapters: AdapterSet = ()
     can_mix_adapters: bool = True
 
 

@@ -16,7 +16,10 @@ N_VOCAB = 258
 MASK = (1 << 64) - 1
 START = 0x9E3779B97F4A7C15
 ALPHABET = b"etaoin shrdlu cmfwyp vbgkqjxz"
-TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt "
+    "%}<|assistant|>{% endif %}"
+)
 _SPECIAL = re.compile(r"(<bos>|<eog>)")
 
 

@@ -1,7 +1,7 @@
 """LoRA adapters in our own graph: beside a product with W, the rows' own scales times B (A x) are added to it.
 
-Rules: a graph holds the products of the adapters that some row of its batch has; a row without one of them has scale 0 there. So any
-rows share a call, whatever their sets, and a batch without adapters has the graph that it always had.
+Rules: a graph holds the products of the adapters that some row of its batch has; a row without one of them has scale 0
+there. So any rows share a call, whatever their sets, and a batch without adapters has the graph that it always had.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Adapters:
     """Owns the adapters' matrices on the device. `close` after the graphs over them are gone."""
 
     def __init__(self, model: Header, options: EngineOptions, device: Device, is_dry: bool) -> None:
-        """`is_dry`: nothing is read, for graphs that are only laid out. Raises: ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY."""
+        """`is_dry`: nothing is read, for graphs that are only laid out.
+
+        Raises: ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY.
+        """
         self._files: list[AdapterFile] = []
         self._buffers: list[Any] = []
         self._parts: dict[str, list[Part]] = {}  # by tensor name
@@ -74,7 +77,10 @@ class Adapters:
         return sum(len(self._files[which].pairs) for which in wanted) * NODES_PER_PAIR
 
     def check_used(self) -> None:
-        """After a whole graph was laid out. Raises: Unsupported where it has no product that an adapter wants to change."""
+        """After a whole graph was laid out.
+
+        Raises: Unsupported where it has no product that an adapter wants to change.
+        """
         unused = sorted(self._parts.keys() - self._used)
         if unused:
             raise Unsupported(f"a LoRA adapter's use of {unused[0]}")

@@ -1,7 +1,7 @@
 """KV on the CPU: one arena of pages, laid out for paged attention.
 
-A page's bytes lie together: (layer, K and V, KV head, position, row), so that copies and returns to the system are of whole pages. It is as
-long as whole rows of every length fit into, so that a row has one number, counted from any page.
+A page's bytes lie together: (layer, K and V, KV head, position, row), so that copies and returns to the system are of
+whole pages. It is as long as whole rows of every length fit into, so that a row has one number, counted from any page.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class Arena:
 
 
 def _memory(n_bytes: int) -> mmap.mmap:
-    """Private memory, zero until it is touched; in large pages of the system where it has them: a KV page is read in many places.
+    """Private memory, zero until it is touched; in large pages of the system where it has them: a KV page is read in
+    many places.
 
     Raises: INSUFFICIENT_MEMORY.
     """

@@ -1,4 +1,5 @@
-"""Matrices, and experts' matrices, laid out in the order in which our products read them, in large pages of memory of their own.
+"""Matrices, and experts' matrices, laid out in the order in which our products read them, in large pages of memory of
+their own.
 
 Rules: only a product may read an arranged matrix; rows of the embedding are looked up where the file has them.
 """
@@ -42,7 +43,10 @@ class Place(NamedTuple):
 
 
 class Arranged:
-    """Owns the memory of arranged tensors, which `set` fills. `close` only after every graph that reads them is gone."""
+    """Owns the memory of arranged tensors, which `set` fills.
+
+    `close` only after every graph that reads them is gone.
+    """
 
     def __init__(self, header: Header, names: list[str]) -> None:
         """Raises: INSUFFICIENT_MEMORY."""
@@ -62,7 +66,8 @@ class Arranged:
     def set(self, name: str, offset: int, data: memoryview) -> None:
         """Arrange rows of a tensor, as the file has them from byte `offset` of the tensor on.
 
-        They begin at a multiple of 64 rows of a matrix, and end there or at the end of one. Different threads may arrange different rows.
+        They begin at a multiple of 64 rows of a matrix, and end there or at the end of one. Different threads may
+        arrange different rows.
         """
         lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(data), offset, len(data))
 

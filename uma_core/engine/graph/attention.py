@@ -1,4 +1,6 @@
-"""How a graph stores K and V and attends to them: by pages (paged.py), or by a mask over a span of cells (masked.py)."""
+"""How a graph stores K and V and attends to them: by pages (paged.py), or by a mask over a span of cells
+(masked.py).
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,17 @@ class Attention(Protocol):
         """Of the batch in `rows`, a uma_rows *."""
 
     def room(self, span: Span, n: int) -> int:
-        """The longest span of a graph that is built for this one and n tokens: spans grow, and building takes as long as a step."""
+        """The longest span of a graph that is built for this one and n tokens: spans grow, and building takes as
+        long as a step.
+        """
 
     def largest(self) -> int:
         """The longest span of all."""
 
     def masks(self, b: Builder) -> tuple[Any, Any]:
-        """Inputs beside the builder's own: for layers that see everything, and for those with a window; None where there is none."""
+        """Inputs beside the builder's own: for layers that see everything, and for those with a window; None where
+        there is none.
+        """
 
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
         """The node that writes K (part 0) or V (part 1): (dim, heads, n)."""
@@ -62,6 +68,9 @@ class Attention(Protocol):
         """(dim_v * n_head, n). `sinks`: (n_head), scores without a value, or None."""
 
     def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> Any:
-        """Tell a uma_forward what attention needs, `masks` being addresses. Returns what must live as long as `native`."""
+        """Tell a uma_forward what attention needs, `masks` being addresses.
+
+        Returns what must live as long as `native`.
+        """
 
     def close(self) -> None: ...

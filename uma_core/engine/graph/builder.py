@@ -1,7 +1,7 @@
 """Nodes that the architecture families put together: norms, products, rotary positions, attention, feed-forward blocks.
 
-Rules: a builder makes one graph of one batch shape; every method appends nodes and returns the last. Tensors are ggml's,
-their shapes in ggml's order: (row length, rows, ...). They belong to the graph's context.
+Rules: a builder makes one graph of one batch shape; every method appends nodes and returns the last. Tensors are
+ggml's, their shapes in ggml's order: (row length, rows, ...). They belong to the graph's context.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class Builder:
         return [self.token, self.pos, self.out_id, *self.cells, *self.masks]
 
     def _rope_factors(self, is_long: bool) -> Any:
-        """What each frequency is divided by, or NULL. A LongRoPE model has two lists, one of them for contexts longer than the trained one."""
+        """What each frequency is divided by, or NULL.
+
+        A LongRoPE model has two lists, one of them for contexts longer than the trained one.
+        """
         names = {"rope_freqs.weight": True}
         if self.shape.scaling.is_long:
             names |= {"rope_factors_long.weight": is_long, "rope_factors_short.weight": not is_long}
@@ -113,7 +116,9 @@ class Builder:
         return lib.ggml_add(self.context, y, self.weights.vector(f"{name}.bias", x.ne[0]))
 
     def product(self, x: Any, name: str, n_out: int) -> Any:
-        """(n_out, rows), rows perhaps with others between them: a matrix product, with the bias that the file may have."""
+        """(n_out, rows), rows perhaps with others between them: a matrix product, with the bias that the file may
+        have.
+        """
         weight = self.weights.factor(f"{name}.weight", x.ne[0], n_out)
         bias = self.weights.vector(f"{name}.bias", n_out) if self.weights.find(f"{name}.bias") else None
         part = self.weights.part(name)
@@ -184,8 +189,8 @@ class Builder:
     def attention(self, q: Any, k: Any, v: Any, layer: int, sinks: Any = None) -> Any:
         """Write K and V to their cells, then attend: (dim_v * n_head, n). None where nobody needs the result.
 
-        K and V are not used where the layer reads an earlier one's, V not where it is the beginning of K. `sinks`: (n_head), scores that
-        take part without a value.
+        K and V are not used where the layer reads an earlier one's, V not where it is the beginning of K. `sinks`:
+        (n_head), scores that take part without a value.
         """
         own = self.layer(layer)
         if own.kv == layer:
@@ -228,7 +233,10 @@ class Builder:
         )
 
     def experts(self, x: Any, prefix: str, how: Experts = USUAL, scores: Any = None) -> Any:
-        """A mixture of gated experts. `scores`: (n_expert, n) of the experts, where they are not the router's product with x."""
+        """A mixture of gated experts.
+
+        `scores`: (n_expert, n) of the experts, where they are not the router's product with x.
+        """
         context, s, n = self.context, self.shape, x.ne[1]
         scores = self.product(x, f"{prefix}.ffn_gate_inp", s.n_expert) if scores is None else scores
         chosen, shares = self._choose(scores, prefix, how)
@@ -319,7 +327,10 @@ class Builder:
         return out if len(views) > 1 else lib.ggml_cont(context, out)
 
     def logits(self, x: Any, norm: str = "output_norm") -> Any:
-        """(n_vocab, n_out): the head, or the embedding where the model has none of its own. Of a graph without a head (n_embd, n_out)."""
+        """(n_vocab, n_out): the head, or the embedding where the model has none of its own.
+
+        Of a graph without a head (n_embd, n_out).
+        """
         x = self.norm(x, norm)
         if not self.has_head:
             return x

@@ -1,4 +1,6 @@
-"""One decode call: rows checked, pages made ready, the graph of their shape computed, tokens sampled in the same C call."""
+"""One decode call: rows checked, pages made ready, the graph of their shape computed, tokens sampled in the same C
+call.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,10 @@ class Decoder:
             self._views = (batch, views)
 
     def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Build the graphs of calls of so many rows, so many of which want logits, with the last call's room. Raises: INSUFFICIENT_MEMORY."""
+        """Build the graphs of calls of so many rows, so many of which want logits, with the last call's room.
+
+        Raises: INSUFFICIENT_MEMORY.
+        """
         assert self._last is not None
         for n, n_out in shapes:
             self.forwards.of(BatchShape(n, n_out, self._attention.room(self._last.span, n)))

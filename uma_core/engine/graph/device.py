@@ -51,14 +51,18 @@ class Device:
         return backend
 
     def buffer_over(self, base: Any, size: int, longest: int) -> Any:
-        """A buffer that is host memory from `base` on, whose longest tensor has so many bytes; the caller's to free. Raises: INSUFFICIENT_MEMORY."""
+        """A buffer that is host memory from `base` on, whose longest tensor has so many bytes; the caller's to free.
+
+        Raises: INSUFFICIENT_MEMORY.
+        """
         buffer = lib.ggml_backend_dev_buffer_from_host_ptr(self.handle, base, size, longest)
         if not buffer:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{self.description} cannot read the mapped file")
         return buffer
 
     def place(self, context: Any, is_dry: bool) -> Any:
-        """A buffer with memory for all tensors of `context`, the caller's to free; `is_dry`: an empty one, for graphs that are only laid out.
+        """A buffer with memory for all tensors of `context`, the caller's to free; `is_dry`: an empty one, for graphs
+        that are only laid out.
 
         Raises: INSUFFICIENT_MEMORY.
         """

@@ -1,7 +1,7 @@
 """GraphEngine: the Engine contract over our own graph. It wires weights, pages, decoder and lanes; nothing clever.
 
-All sequences' KV is in one arena of pages. A prompt's chunk is written into the sequence's own pages while it is computed;
-handing it over only makes it count. The vocabulary, the chat template and the samplers are llama.cpp's.
+All sequences' KV is in one arena of pages. A prompt's chunk is written into the sequence's own pages while it is
+computed; handing it over only makes it count. The vocabulary, the chat template and the samplers are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class GraphEngine:
     def __init__(
         self, path: str, options: EngineOptions, progress: Progress | None = None, is_stock: bool = False
     ) -> None:
-        """`is_stock`: on the CPU too compute as on a GPU, with ggml's own operations and memory apart from the host's."""
+        """`is_stock`: on the CPU too compute as on a GPU, with ggml's own operations and memory apart from the
+        host's.
+        """
         self._bell = ffi.new("int32_t *")
         self._abort_flag = ffi.new("int32_t *")
         self._loaded: Loaded | None = load(path, options, Wish(progress, is_stock))
@@ -114,7 +116,9 @@ class GraphEngine:
         return self._backends[-1]
 
     def _warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """First calls pay for page faults and thread start; pieces are predicted from measurements from the first prompt on."""
+        """First calls pay for page faults and thread start; pieces are predicted from measurements from the first
+        prompt on.
+        """
         batch = Batch(1)
         batch.add(0, 0, 0, True)
         self.decode(batch, [None])

@@ -1,4 +1,6 @@
-"""A graph laid out for the longest chunk, which serves shorter ones too: building one takes as long as a decode step on a GPU."""
+"""A graph laid out for the longest chunk, which serves shorter ones too: building one takes as long as a decode step
+on a GPU.
+"""
 
 from __future__ import annotations
 

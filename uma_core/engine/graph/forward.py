@@ -20,8 +20,8 @@ from uma_core.engine.graph.workspace import Workspace
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
-# A dense layer takes about 26 nodes and views, one of Gemma 4 with experts 60, one of DeepSeek with groups of experts 80; experts add as many
-# as are used.
+# A dense layer takes about 26 nodes and views, one of Gemma 4 with experts 60, one of DeepSeek with groups of experts
+# 80; experts add as many as are used.
 NODES_PER_LAYER = 96
 NODES_BESIDE = 64
 N_SMALL = 16  # batches of up to so many tokens keep graph and memory each, larger ones share one memory
@@ -47,7 +47,10 @@ class Network:
         return base + self.adapters.n_nodes(adapters)
 
     def build(self, context: Any, batch: BatchShape, attention: Attention) -> tuple[Builder, Any, Any]:
-        """Append a batch of this shape to a new graph. Returns the builder with its inputs, and the logits and best tokens, or None."""
+        """Append a batch of this shape to a new graph.
+
+        Returns the builder with its inputs, and the logits and best tokens, or None.
+        """
         graph = lib.ggml_new_graph_custom(context, self.n_nodes(batch.adapters), False)
         builder = Builder(context, graph, self.weights, self.shape, self.adapters)
         builder.start(Start(batch, attention, *self._ropes))
@@ -69,7 +72,10 @@ class Network:
         return best
 
     def new_context(self, adapters: tuple[int, ...] = ()) -> Any:
-        """A ggml_context that holds the nodes of a graph with these adapters, not their data. Raises: INSUFFICIENT_MEMORY."""
+        """A ggml_context that holds the nodes of a graph with these adapters, not their data.
+
+        Raises: INSUFFICIENT_MEMORY.
+        """
         n = self.n_nodes(adapters)
         size = n * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(n, False)
         context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": size, "no_alloc": True})[0])
@@ -134,7 +140,10 @@ class Forward:
             self.span = span
 
     def scale(self, scales: Sequence[dict[int, float]], counts: Sequence[int]) -> None:
-        """Before each computation of a graph with adapters: their scales in the next `counts[i]` rows. Not while it is computed."""
+        """Before each computation of a graph with adapters: their scales in the next `counts[i]` rows.
+
+        Not while it is computed.
+        """
         for which, factor, values in self._scales:
             values[: sum(counts)] = np.repeat([each.get(which, 0.0) * factor for each in scales], counts)
 

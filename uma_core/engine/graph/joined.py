@@ -1,4 +1,5 @@
-"""Matrices that the same input is multiplied with, laid out one after another: one product then makes all their outputs.
+"""Matrices that the same input is multiplied with, laid out one after another: one product then makes all their
+outputs.
 
 Rules: the file's own tensors become views of the whole, so that whoever asks for one alone gets it.
 """
@@ -69,7 +70,9 @@ def _layers(header: Header) -> set[str]:
 
 
 def _group(header: Header, layer: str, names: tuple[str, ...]) -> list[str]:
-    """The tensors' names without their suffix, where they can be joined: all there, of one type and input, with biases all or none."""
+    """The tensors' names without their suffix, where they can be joined: all there, of one type and input, with
+    biases all or none.
+    """
     group = [f"{layer}.{name}" for name in names]
     weights = [header.tensors.get(f"{name}.weight") for name in group]
     biases = [header.tensors.get(f"{name}.bias") for name in group]

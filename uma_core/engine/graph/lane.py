@@ -1,4 +1,6 @@
-"""A prompt's chunk in progress: its graph is computed in pieces (native/graph/slices.c), straight into the sequence's own pages."""
+"""A prompt's chunk in progress: its graph is computed in pieces (native/graph/slices.c), straight into the
+sequence's own pages.
+"""
 
 from __future__ import annotations
 

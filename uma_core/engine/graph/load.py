@@ -67,8 +67,8 @@ class Loaded:
     def promise_missing(self) -> str:
         """Why a row's result may depend on the others of its calls; "": it does not, to the last bit.
 
-        Attention cuts every row's cells at the same borders, our products sum in the same order for any number of rows, and all else is
-        done row by row. ggml's products and its attention take other ways for one row than for many.
+        Attention cuts every row's cells at the same borders, our products sum in the same order for any number of rows,
+        and all else is done row by row. ggml's products and its attention take other ways for one row than for many.
         """
         if self.device.is_stock or not self.kernels:
             return "products and attention of ours on a CPU"
@@ -192,7 +192,8 @@ def attention_over(pages: Pages, shape: Shape, n_rows: int, n_threads: int) -> A
 def is_arranging(header: Header, options: EngineOptions, kernels: str) -> bool:
     """Whether products get copies of the weights that are laid out for them.
 
-    Where our kernels are in use and nobody asked for the file's own; and where there is room, as copies do not come and go like a mapped file.
+    Where our kernels are in use and nobody asked for the file's own; and where there is room, as copies do not come and
+    go like a mapped file.
     """
     if options.load_mode != "auto" or not kernels:
         return False
@@ -214,7 +215,10 @@ def check(header: Header, options: EngineOptions) -> Shape:
 
 
 def page_counts(options: EngineOptions, shape: Shape) -> tuple[int, int, int]:
-    """Pages in all, sequences, positions per sequence. With one stream each, the pages suffice for all sequences at their longest."""
+    """Pages in all, sequences, positions per sequence.
+
+    With one stream each, the pages suffice for all sequences at their longest.
+    """
     n_ctx = options.n_ctx or shape.n_ctx_train * options.n_seq
     if is_unified(options):
         n_pages = -(-n_ctx // PAGE)
@@ -224,7 +228,9 @@ def page_counts(options: EngineOptions, shape: Shape) -> tuple[int, int, int]:
 
 
 def _check_complete(network: Network, pages: Pages, n_ubatch: int) -> None:
-    """Lay out a tick and a chunk: all tensors that they want are there in their shapes, the file has no others, the device has the operations."""
+    """Lay out a tick and a chunk: all tensors that they want are there in their shapes, the file has no others, the
+    device has the operations.
+    """
     attention = attention_over(pages, network.shape, 0, 1)
     for n in (2, n_ubatch):
         context = network.new_context(network.adapters.all)

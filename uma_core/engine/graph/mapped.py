@@ -1,4 +1,7 @@
-"""Weights for the CPU, or a device that reads its memory: where the file has them, mapped or read. Matrices may be arranged beside it."""
+"""Weights for the CPU, or a device that reads its memory: where the file has them, mapped or read.
+
+Matrices may be arranged beside it.
+"""
 
 from __future__ import annotations
 

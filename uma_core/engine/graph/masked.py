@@ -1,4 +1,5 @@
-"""Attention by ggml's own operation: over all cells from the first to the last page of a batch, a mask telling each row its own.
+"""Attention by ggml's own operation: over all cells from the first to the last page of a batch, a mask telling each row
+its own.
 
 Each cell is read once for all rows, also those that no row sees. A prefix that sequences share is in it once.
 """
@@ -66,7 +67,8 @@ class Masked:
         return lib.ggml_reshape_2d(context, out, own.n_embd_out, b.n)
 
     def _heads(self, b: Builder, cells: Any, n_head: int, dim: int) -> Any:
-        """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's (native/graph/masked.c).
+        """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's
+        (native/graph/masked.c).
 
         `dim` may be the beginning of what the cells hold of a head.
         """

@@ -15,7 +15,10 @@ from uma_core.engine.lib import ffi
 
 
 class Pages:
-    """Owns the store. `table[seq, i]` is the page of positions 64 i .. 64 i + 63; only the first `n_pages(seq)` entries count."""
+    """Owns the store.
+
+    `table[seq, i]` is the page of positions 64 i .. 64 i + 63; only the first `n_pages(seq)` entries count.
+    """
 
     def __init__(self, store: Store, counts: tuple[int, int, int], states: States | None = None) -> None:
         """`counts`: pages in all, sequences, positions per sequence. Owns `states` too: of recurrent layers."""
@@ -64,7 +67,10 @@ class Pages:
         )
 
     def reserve(self, seq: int, n: int, n_more: int) -> None:
-        """Make positions n .. n + n_more - 1 writable, where `has_room` said so. Blocks for the copy of one shared page at most."""
+        """Make positions n .. n + n_more - 1 writable, where `has_room` said so.
+
+        Blocks for the copy of one shared page at most.
+        """
         n_pages = self.n_pages(seq)
         self.n_held[seq] = max(self.n_held[seq], n + n_more)
         if n + n_more <= self._ready[seq]:

@@ -1,4 +1,6 @@
-"""Threads that load weights: they read and lay out pieces of files side by side, and yield to streams that are served meanwhile."""
+"""Threads that load weights: they read and lay out pieces of files side by side, and yield to streams that are
+served meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 NICE = 19  # a reload must not take a core from the streams; where nobody streams, it gets all of them
-N_PENDING = 8  # pieces per thread that are asked of the disk before they are read: 32 MiB of 2 MiB each for two threads keep a fast disk busy
+# pieces per thread that are asked of the disk before they are read: 32 MiB of 2 MiB each for two threads keep a fast
+# disk busy
+N_PENDING = 8
 
 
 def in_parallel(
@@ -22,7 +26,8 @@ def in_parallel(
 ) -> None:
     """Call `work` with each item on `n_threads` threads, and `done` with each result on this one, in order.
 
-    `items` is drawn from a little ahead of the work. The first exception, from any of them, ends it; what was begun is waited for.
+    `items` is drawn from a little ahead of the work. The first exception, from any of them, ends it; what was begun is
+    waited for.
     """
     pool = ThreadPoolExecutor(n_threads, "loader", _yield_to_streams)
     pending: deque[Future[Result]] = deque()
@@ -44,7 +49,10 @@ def _yield_to_streams() -> None:
 
 
 def will_need(fd: int, offset: int, n_bytes: int) -> None:
-    """Have the system read a part of a file ahead, where it can be asked to. The system's own read-ahead is too short for a fast disk."""
+    """Have the system read a part of a file ahead, where it can be asked to.
+
+    The system's own read-ahead is too short for a fast disk.
+    """
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):
             os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_WILLNEED)

@@ -1,4 +1,6 @@
-"""Recurrent layers as operations of a graph (native/graph/recurrent.c): a short convolution, and a linear recurrence."""
+"""Recurrent layers as operations of a graph (native/graph/recurrent.c): a short convolution, and a linear
+recurrence.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Recurrence:
-    """The plan of one graph that computes, or is paused: which rows go from which state to which. Part of its Attention."""
+    """The plan of one graph that computes, or is paused: which rows go from which state to which.
+
+    Part of its Attention.
+    """
 
     def __init__(self, shape: Shape, n_rows: int) -> None:
         """For batches of up to `n_rows` rows."""

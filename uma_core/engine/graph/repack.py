@@ -1,6 +1,8 @@
-"""Fills arranged matrices from the model's files. Threads read pieces and lay them out, so that loading goes at the disk's speed.
+"""Fills arranged matrices from the model's files. Threads read pieces and lay them out, so that loading goes at the
+disk's speed.
 
-A piece is read into a small buffer, not mapped: weights that are laid out are in memory once, and page faults cost more than a copy.
+A piece is read into a small buffer, not mapped: weights that are laid out are in memory once, and page faults cost more
+than a copy.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def pieces(place: TensorPlace) -> Iterator[Piece]:
 
 
 def repack(header: Header, arranged: Arranged, n_threads: int, done: Callable[[int], None]) -> None:
-    """Read and arrange every matrix of `arranged`. Blocks. `done` hears of bytes of the files that were read; it may raise.
+    """Read and arrange every matrix of `arranged`. Blocks. `done` hears of bytes of the files that were read; it may
+    raise.
 
     Raises: MODEL_LOAD_FAILED.
     """

@@ -1,11 +1,12 @@
-"""Repacked weights kept in a file, so that the next start with the same model reads them as they are (`engine.repack_cache`).
+"""Repacked weights kept in a file, so that the next start with the same model reads them as they are
+(`engine.repack_cache`).
 
-Rules: a file that is damaged, cut short or of another layout is never used, and is made anew; whatever the disk does, the load goes on.
-What another user could have written, and what is no regular file, is left alone and not read.
+Rules: a file that is damaged, cut short or of another layout is never used, and is made anew; whatever the disk does,
+the load goes on. What another user could have written, and what is no regular file, is left alone and not read.
 
-Layout of a file: magic (8), version (u32), bytes of the header (u32), sha256 of the header (32), header (JSON), zeros up to a multiple of
-4 KiB, the memory of the repacked weights. Integers are little-endian. The header says of which weights and for which kernels the file is,
-where each matrix lies, and the CRC-32 of each 8 MiB.
+Layout of a file: magic (8), version (u32), bytes of the header (u32), sha256 of the header (32), header (JSON), zeros
+up to a multiple of 4 KiB, the memory of the repacked weights. Integers are little-endian. The header says of which
+weights and for which kernels the file is, where each matrix lies, and the CRC-32 of each 8 MiB.
 """
 
 from __future__ import annotations
@@ -190,7 +191,10 @@ class RepackCache:
             return False
 
     def tidy(self, n_more: int = 0) -> None:
-        """Remove what no start can use any more, then the least recently used until `n_more` bytes fit into the bound. Raises: OSError."""
+        """Remove what no start can use any more, then the least recently used until `n_more` bytes fit into the bound.
+
+        Raises: OSError.
+        """
         kept: list[tuple[float, int, str]] = []
         with os.scandir(self.folder) as entries:
             for entry in entries:

@@ -193,10 +193,12 @@ class Meta:
 
 KNOWN = frozenset({
     "pooling_type",  # of embeddings: nothing of the graph depends on it
-    "context_length", "embedding_length", "block_count", "nextn_predict_layers", "feed_forward_length", "vocab_size", "attention.head_count",
+    "context_length", "embedding_length", "block_count", "nextn_predict_layers", "feed_forward_length", "vocab_size",
+    "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
-    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.finetuned", "expert_count", "expert_used_count",
+    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.finetuned", "expert_count",
+    "expert_used_count",
     "expert_feed_forward_length", "expert_weights_scale", "tensor_data_layout",
 })  # fmt: skip
 MAX_GROUP = 64  # query heads per KV head that the attention kernel takes at once
@@ -328,10 +330,11 @@ def _scaling(meta: Meta) -> tuple[Scaling, float]:
 
 
 def yarn_growth(factor: float, weight: float, own: float = 1.0) -> float:
-    """YaRN's growth of Q and K with the scaling factor. `weight`, and `own` where that is not 1, multiply its logarithm.
+    """YaRN's growth of Q and K with the scaling factor. `weight`, and `own` where that is not 1, multiply its
+    logarithm.
 
-    ggml's operation multiplies by 1 + 0.1 log(factor) where ext_factor is set; llama.cpp takes that out again. In f32, as there: the
-    last bit would be another one.
+    ggml's operation multiplies by 1 + 0.1 log(factor) where ext_factor is set; llama.cpp takes that out again. In f32,
+    as there: the last bit would be another one.
     """
     one, tenth = np.float32(1.0), np.float32(0.1)
     log = np.log(one / (one / np.float32(factor)))

@@ -1,8 +1,9 @@
 """States of recurrent layers: of fixed size, one for each sequence beside its pages, and some of earlier positions.
 
-Rules: a state is never written once it counts. A call reads the state before its rows and writes another one, which takes its place
-when the call has succeeded; so a call that fails, or a chunk that is given up, leaves what was there. Sequences that begin alike hold the
-same state, without a copy. A sequence can go back only to positions whose states are kept.
+Rules: a state is never written once it counts. A call reads the state before its rows and writes another one, which
+takes its place when the call has succeeded; so a call that fails, or a chunk that is given up, leaves what was there.
+Sequences that begin alike hold the same state, without a copy. A sequence can go back only to positions whose states
+are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ ALIGNMENT = 64
 
 
 class Next(NamedTuple):
-    """What a call makes of a sequence's state: states by number, which its maker holds until `States.adopt` or `States.drop`."""
+    """What a call makes of a sequence's state: states by number, which its maker holds until `States.adopt` or
+    `States.drop`.
+    """
 
     seq: int
     end: int
@@ -82,7 +85,9 @@ class States:
     # references
 
     def take(self) -> int:
-        """A state to be written; where none is free, that of the earlier position that was not used for longest goes."""
+        """A state to be written; where none is free, that of the earlier position that was not used for longest
+        goes.
+        """
         while not self._free:
             _, state = self._kept.popitem(last=False)
             self.give(state)
@@ -104,7 +109,10 @@ class States:
     # a call
 
     def plan(self, runs: Sequence[tuple[int, int, int]], source: int | None = None) -> tuple[list[Stretch], list[Next]]:
-        """Of rows of (sequence, first position, how many) each, one run after another. `source`: instead of the sequence's own state."""
+        """Of rows of (sequence, first position, how many) each, one run after another.
+
+        `source`: instead of the sequence's own state.
+        """
         stretches, nexts, row = [], [], 0
         for seq, pos, n in runs:
             before, end = self.of[seq] if source is None else source, pos + n

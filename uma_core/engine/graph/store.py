@@ -1,4 +1,7 @@
-"""What memory of KV pages does, wherever it is: arena.py on the CPU, cells.py on a device. How a position's K and V lie in it."""
+"""What memory of KV pages does, wherever it is: arena.py on the CPU, cells.py on a device.
+
+How a position's K and V lie in it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ class Part(NamedTuple):
 
 
 class Layout:
-    """K and V of the layers that write some, one after another; a snapshot of n positions has them so: (n, heads, bytes of a row) each."""
+    """K and V of the layers that write some, one after another; a snapshot of n positions has them so: (n, heads,
+    bytes of a row) each.
+    """
 
     def __init__(self, shape: Shape, kv_type: str) -> None:
         """Raises: Unsupported."""
@@ -64,7 +69,10 @@ class Layout:
 
 
 class Store(Protocol):
-    """Memory of pages by number. `cells` are uint8 arrays as `Layout.views` makes them; positions begin..end lie in one page."""
+    """Memory of pages by number.
+
+    `cells` are uint8 arrays as `Layout.views` makes them; positions begin..end lie in one page.
+    """
 
     layout: Layout
     n_bytes: int

@@ -6,24 +6,31 @@ from collections.abc import Iterator
 
 from uma_core.engine.graph.forward import N_SMALL
 
-VERIFY_ROWS = 8  # of a call with drafts: past four, a row costs 0.18 of a step, and logits of 152k tokens take 0.6 MB a row in each graph
+# of a call with drafts: past four, a row costs 0.18 of a step, and logits of 152k tokens take 0.6 MB a row in each
+# graph
+VERIFY_ROWS = 8
 RIDE_ROWS = (2, 3, 4, 5, 6, 8, 16)  # up to N_SMALL: each has a graph for every count of streams
 
 
 def ride_rows(is_cpu: bool, n_batch: int) -> tuple[int, ...]:
-    """Sizes of calls in which a prompt may ride. Our kernels read the weights once for so few rows. On a GPU chunks in gaps
-    read as much, and masks would make such graphs many.
+    """Sizes of calls in which a prompt may ride. Our kernels read the weights once for so few rows. On a GPU chunks in
+    gaps read as much, and masks would make such graphs many.
     """
     return tuple(n for n in RIDE_ROWS if n <= n_batch) if is_cpu else ()
 
 
 def verify_rows(is_cpu: bool, n_batch: int) -> int:
-    """Most rows of a call that holds drafts; 0: none does. On a GPU each span of cells would need graphs of its own for them."""
+    """Most rows of a call that holds drafts; 0: none does.
+
+    On a GPU each span of cells would need graphs of its own for them.
+    """
     return min(VERIFY_ROWS, n_batch) if is_cpu else 0
 
 
 def tick_shapes(n_seq: int, rides: tuple[int, ...], n_verify: int) -> Iterator[tuple[int, int]]:
-    """Rows of a call, and those of them that want logits: ticks of up to `n_seq` streams, alone, with drafts and with a prompt beside them."""
+    """Rows of a call, and those of them that want logits: ticks of up to `n_seq` streams, alone, with drafts and
+    with a prompt beside them.
+    """
     n_most = min(n_seq, N_SMALL)
     for n in range(n_most + 1, n_verify + 1):
         yield n, n

@@ -97,7 +97,9 @@ class WithState:
     def __init__(
         self, n_state: int, move: Callable[[int, int], None], positions: Steps, end: Callable[[], None]
     ) -> None:
-        """`move(b0, b1)` copies the state's bytes b0..b1 of `n_state`; `end` is called once, at the end or where it is given up."""
+        """`move(b0, b1)` copies the state's bytes b0..b1 of `n_state`; `end` is called once, at the end or where it
+        is given up.
+        """
         self.n_bytes = positions.n_bytes + n_state
         self._at, self._n_state = 0, n_state
         self._move = move
@@ -124,7 +126,10 @@ class WithState:
 
 
 class StateExport(WithState):
-    """A sequence's positions start..n, the state after them where it is kept, and a flag that says so. Owns the bytes."""
+    """A sequence's positions start..n, the state after them where it is kept, and a flag that says so.
+
+    Owns the bytes.
+    """
 
     def __init__(self, pages: Pages, seq: int, span: tuple[int, int], n_kv: int) -> None:
         states, (start, n) = pages.states, span
@@ -145,7 +150,9 @@ class StateExport(WithState):
 
 
 class StateImport(WithState):
-    """Positions of a blob, and the state behind them where `state` has it; without it the sequence cannot go on from there."""
+    """Positions of a blob, and the state behind them where `state` has it; without it the sequence cannot go on from
+    there.
+    """
 
     def __init__(self, states: States, seq: int, state: np.ndarray | None, positions: Steps) -> None:
         made = states.take() if state is not None else UNKNOWN
@@ -169,7 +176,9 @@ class StateImport(WithState):
 
 
 class SharedState(WithState):
-    """A copy of `n` positions; the state after them is held, as their sequence may go on meanwhile, and then both have it."""
+    """A copy of `n` positions; the state after them is held, as their sequence may go on meanwhile, and then both
+    have it.
+    """
 
     def __init__(self, states: States, what: tuple[int, int, int], n_kv: int, positions: Steps) -> None:
         """`what`: from which sequence to which, and how many positions."""

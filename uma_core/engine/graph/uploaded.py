@@ -20,7 +20,10 @@ class Uploaded(Weights):
     source = "copied"
 
     def __init__(self, header: Header, device: Device, progress: Progress | None, is_dry: bool) -> None:
-        """`is_dry`: nothing is read, for graphs that are only laid out. Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY."""
+        """`is_dry`: nothing is read, for graphs that are only laid out.
+
+        Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
+        """
         super().__init__(header)
         self.n_bytes = sum(place.n_bytes for place in header.tensors.values())
         check_whole(header)

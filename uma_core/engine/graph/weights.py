@@ -1,4 +1,7 @@
-"""The tensors of a GGUF by name, each checked for its shape when it is asked for. Where their data is, the subclasses say."""
+"""The tensors of a GGUF by name, each checked for its shape when it is asked for.
+
+Where their data is, the subclasses say.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """EncoderEngine: models that make vectors or scores and never text (BERT and its kin, rerankers), through llama.h.
 
-Inputs are computed whole, several in one call, and llama.cpp pools them. The call pauses between pieces of its graph like a
-prompt's chunk (native/llama/prefill.c), so cancels and commands never wait for its end; the next call does. There is no KV that outlives
-a call: sequences only tell the requests apart.
+Inputs are computed whole, several in one call, and llama.cpp pools them. The call pauses between pieces of its graph
+like a prompt's chunk (native/llama/prefill.c), so cancels and commands never wait for its end; the next call does.
+There is no KV that outlives a call: sequences only tell the requests apart.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ POOLING_TYPES = {name: f"LLAMA_POOLING_TYPE_{name.upper()}" for name in POOLINGS
 
 
 def is_encoder(path: str) -> bool:
-    """Whether the file's model sees what follows a token, or ranks: it cannot continue a text. Raises: MODEL_LOAD_FAILED."""
+    """Whether the file's model sees what follows a token, or ranks: it cannot continue a text.
+
+    Raises: MODEL_LOAD_FAILED.
+    """
     header = Header(path)
     try:
         meta = header.of_arch()

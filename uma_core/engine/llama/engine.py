@@ -433,7 +433,8 @@ def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
         return ()
     ours = f"our kernels use {kernels}" if kernels else "our kernels are off"
     return (
-        f"{ours}, as engine.isa asks; ggml's own operations use what they were built for ({text(lib.llama_print_system_info()).strip(' |')})",
+        f"{ours}, as engine.isa asks; ggml's own operations use what they were built for "
+        f"({text(lib.llama_print_system_info()).strip(' |')})",
     )
 
 

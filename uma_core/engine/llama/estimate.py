@@ -1,4 +1,5 @@
-"""What a model would take, before a byte of its weights is read: llama.cpp lays out model and contexts without allocating.
+"""What a model would take, before a byte of its weights is read: llama.cpp lays out model and contexts without
+allocating.
 
 Also the cheapest proof that a GGUF is whole: llama.cpp compares every tensor's place with the file's size.
 """
@@ -21,7 +22,8 @@ _COMPUTE_SIZE = re.compile(r"compute buffer size = +([\d.]+) MiB")
 
 
 def estimate(path: str, options: EngineOptions, is_encoding: bool = False) -> MemoryUse:
-    """Weights, KV and compute buffers of the model at `path` with these options. Blocks: reads the header and vocabulary.
+    """Weights, KV and compute buffers of the model at `path` with these options. Blocks: reads the header and
+    vocabulary.
 
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
     """

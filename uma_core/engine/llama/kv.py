@@ -17,7 +17,10 @@ UNHURRIED_NS = 20_000_000
 
 
 class Span:
-    """One end of a move: a stream of a cache, or host bytes that begin at position `stream`. Keeps what C points at alive."""
+    """One end of a move: a stream of a cache, or host bytes that begin at position `stream`.
+
+    Keeps what C points at alive.
+    """
 
     def __init__(self, gate: Any, stream: int, n_cells: int, host: Any = None) -> None:
         self.buffer = ffi.from_buffer("char *", host) if host is not None else ffi.NULL
@@ -38,7 +41,9 @@ class Cells(Protocol):
 
 
 class Move:
-    """A Transfer: marks cells in `into` (where its target's bookkeeping does not know them), then copies rows p0..p1."""
+    """A Transfer: marks cells in `into` (where its target's bookkeeping does not know them), then copies rows
+    p0..p1.
+    """
 
     def __init__(self, source: Span, target: Span, p0: int, p1: int, into: tuple[Cells, int] | None) -> None:
         shape = source.gate or target.gate

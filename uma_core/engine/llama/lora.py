@@ -21,7 +21,10 @@ ONE_SET = "requests with different LoRA adapters are computed in calls of their 
 
 
 class LlamaAdapters:
-    """The model owns what is loaded here and frees it. Load before contexts are made: their graphs have room for what is loaded then."""
+    """The model owns what is loaded here and frees it.
+
+    Load before contexts are made: their graphs have room for what is loaded then.
+    """
 
     def __init__(self, model: LlamaModel, options: EngineOptions) -> None:
         """Raises: ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY."""

@@ -184,7 +184,9 @@ class LlamaModel:
 
 
 def new_context(model: LlamaModel, params: Any, what: str) -> Any:
-    """Raises: INSUFFICIENT_MEMORY: what else llama.cpp may refuse was found when it laid out the same context without memory."""
+    """Raises: INSUFFICIENT_MEMORY: what else llama.cpp may refuse was found when it laid out the same context
+    without memory.
+    """
     mark = tap.pump()
     handle = lib.llama_init_from_model(model.handle, params)
     if not handle:

@@ -1,4 +1,5 @@
-"""Pages of empty KV go back to the system, and come again. Host memory on Linux only: elsewhere the system has no such request for it.
+"""Pages of empty KV go back to the system, and come again. Host memory on Linux only: elsewhere the system has no such
+request for it.
 
 Rules: ctypes for the operating system alone. Cells that nobody marked as used may read as zeros at any time.
 """
@@ -35,7 +36,9 @@ def release_stream(gate: Any, stream: int) -> int:
 
 
 def touch_stream(gate: Any, stream: int, n: int) -> None:
-    """Make the system give real memory to a stream's first n cells: untouched pages all read from one that is always in the cache."""
+    """Make the system give real memory to a stream's first n cells: untouched pages all read from one that is always
+    in the cache.
+    """
     for tensor in [*gate.k[0 : gate.n_layer], *gate.v[0 : gate.n_layer]]:
         if n and lib.ggml_backend_buffer_is_host(tensor.buffer):
             start = ffi.cast("char *", tensor.data) + stream * tensor.nb[2]

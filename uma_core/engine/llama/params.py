@@ -132,8 +132,8 @@ def lane_outputs(options: EngineOptions, n_vocab: int) -> int:
 def encoder_shape(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> tuple[int, int, int]:
     """Most tokens of an encoder's input, tokens of one call, and inputs of one call.
 
-    Unless `engine.encoder_ctx` says otherwise, an input is no longer than what llama.cpp's rows of logits, of which an encoder has none
-    but for which memory is taken, leave of ENCODER_BYTES.
+    Unless `engine.encoder_ctx` says otherwise, an input is no longer than what llama.cpp's rows of logits, of which an
+    encoder has none but for which memory is taken, leave of ENCODER_BYTES.
     """
     n_most = max(ENCODER_LEAST, ENCODER_BYTES // (4 * n_vocab))
     n_input = min(n_ctx_train, options.encoder_ctx or n_most)
@@ -180,7 +180,8 @@ def context_params(**values: Any) -> Any:
 
 
 def check_threads(n_threads: int) -> None:
-    """Before anything is computed: OpenMP ends the process where it cannot start its threads. Raises: INSUFFICIENT_MEMORY.
+    """Before anything is computed: OpenMP ends the process where it cannot start its threads. Raises:
+    INSUFFICIENT_MEMORY.
 
     Each thread that computes has a team of its own: the one that loads, and the one that serves.
     """

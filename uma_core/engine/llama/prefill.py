@@ -1,4 +1,6 @@
-"""Prefill lanes: contexts that read one prompt chunk each and pause between pieces of its graph (native/llama/prefill.c)."""
+"""Prefill lanes: contexts that read one prompt chunk each and pause between pieces of its graph
+(native/llama/prefill.c).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Samplers over llama.h's chains, one per session (native/sampling/sample.c), in the order and meaning of common/sampling.cpp.
+"""Samplers over llama.h's chains, one per session (native/sampling/sample.c), in the order and meaning of
+common/sampling.cpp.
 
 A chain over a vocabulary of 152k costs 0.1 to 20 ms a row, so the C side first leaves out candidates that it cannot
 use. `bounds` says which those are; where nothing is known of them, all are kept.
@@ -140,8 +141,9 @@ def has_xtc(params: SamplingParams) -> bool:
 def bounds(params: SamplingParams) -> tuple[int, float]:
     """What a chain can use of a row: how many of the best candidates (0: any number), and how far below the best.
 
-    Tokens that penalties may move come on top (native/sampling/sample.c). Left out together is what has 2e-9 of the probability;
-    samplers to which every candidate counts, however unlikely, get all, unless a cut that is exact comes before them.
+    Tokens that penalties may move come on top (native/sampling/sample.c). Left out together is what has 2e-9 of the
+    probability; samplers to which every candidate counts, however unlikely, get all, unless a cut that is exact comes
+    before them.
     """
     if params.takes_best:
         return 1, ALL

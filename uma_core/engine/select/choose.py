@@ -1,7 +1,7 @@
 """`--engine auto`: which engine computes a model, and why; where that is kept.
 
-Rules: the graph engine is taken only where it understands the whole model and was measured faster on this machine, with these
-options. Here nothing is measured (compare.py): what is not known yet is llama.cpp's, and due to be compared.
+Rules: the graph engine is taken only where it understands the whole model and was measured faster on this machine, with
+these options. Here nothing is measured (compare.py): what is not known yet is llama.cpp's, and due to be compared.
 """
 
 from __future__ import annotations

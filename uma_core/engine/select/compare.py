@@ -1,8 +1,9 @@
 """Times both engines on one model, for `--engine auto`, and says which one it shall be.
 
-Rules: an engine is loaded only where all of it fits into memory, both at once only where both do. Of each shape the fastest call
-counts, once some calls agree with it: other work makes calls slower, never faster. Where both engines are open their calls take turns;
-where other work keeps them from agreeing, calls next to each other are compared, and what follows holds for this start only.
+Rules: an engine is loaded only where all of it fits into memory, both at once only where both do. Of each shape the
+fastest call counts, once some calls agree with it: other work makes calls slower, never faster. Where both engines are
+open their calls take turns; where other work keeps them from agreeing, calls next to each other are compared, and what
+follows holds for this start only.
 """
 
 from __future__ import annotations
@@ -163,7 +164,8 @@ def shapes_of(n_ctx: int, n_seq: int, n_batch: int, is_unified: bool) -> list[Sh
 
 
 def measure(engines: Sequence[Engine], shapes: Sequence[Shape], trial: Trial) -> list[Times]:
-    """Time the shapes in order, the engines in turn; of one engine alone, end after a shape whose calls do not agree. Leaves every sequence empty.
+    """Time the shapes in order, the engines in turn; of one engine alone, end after a shape whose calls do not agree.
+    Leaves every sequence empty.
 
     Raises: DECODE_FAILED, SHUTTING_DOWN.
     """

@@ -92,7 +92,8 @@ def _compared(
 
 
 def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
-    """What `open_engine` would take, found without taking it; also tells files that cannot be loaded. Blocks: reads the header.
+    """What `open_engine` would take, found without taking it; also tells files that cannot be loaded. Blocks: reads the
+    header.
 
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
     """

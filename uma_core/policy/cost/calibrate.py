@@ -42,10 +42,10 @@ class Sample(NamedTuple):
 def calibration_shapes(device: DeviceView) -> list[Shape]:
     """List what to time, most telling first.
 
-    `decode`: one call of n_rows rows, each with n_kv cells, of as many sequences as there are. `prefill`: one chunk after n_kv cells; where prefill is
-    resumable it is cut as finely as the engine can, and its longest piece is a sample of kind `piece`. `transfer`: moving n_rows bytes.
-    `mixed`: one call of n_rows rows, one of them a stream's, the others a prompt's after n_kv cells.
-    Time each two or three times.
+    `decode`: one call of n_rows rows, each with n_kv cells, of as many sequences as there are. `prefill`: one chunk
+    after n_kv cells; where prefill is resumable it is cut as finely as the engine can, and its longest piece is a
+    sample of kind `piece`. `transfer`: moving n_rows bytes. `mixed`: one call of n_rows rows, one of them a stream's,
+    the others a prompt's after n_kv cells. Time each two or three times.
     """
     n_most = min(max(device.n_seq_max, device.n_verify_rows), device.n_batch)  # rows of a decode call, drafts included
     rows = [n for n in (1, 2, 4, 3, 8, 16, 6, 12, 9, 24, 32) if n <= n_most]
@@ -147,8 +147,8 @@ def _guess(step: float, token: float, cell: float) -> CostModel:
 
 
 def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, device: DeviceView | None) -> Curve:
-    """A cell costs at least its bytes at the rate at which a step read the weights: a short context's few percent drown in noise, and
-    cells that were never written are read from the cache.
+    """A cell costs at least its bytes at the rate at which a step read the weights: a short context's few percent drown
+    in noise, and cells that were never written are read from the cache.
     """
     curve = fit_curve(points, start.decode.slope[0], True)
     least = device.kv_bytes_per_cell * curve.base[0] / max(1, device.weight_bytes) if device else 0.0

@@ -1,7 +1,7 @@
 """The learner: what calls took corrects the cost model.
 
-Rules: pure. An error is clipped, so that one outlier moves a prediction by less than 4 %; a lasting change of speed is followed
-within some twenty calls. Regimes that were never seen follow their nearest neighbour.
+Rules: pure. An error is clipped, so that one outlier moves a prediction by less than 4 %; a lasting change of speed is
+followed within some twenty calls. Regimes that were never seen follow their nearest neighbour.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from uma_core.types import Phase
 
 GAIN = 0.15  # of a correction, per call: 20 calls follow a change of speed, and 3 % of noise stays below 1 %
 CLIP = 1.25  # most by which one call may claim to be slower or faster than predicted
-DEEP_CELLS = 8192  # cells whose reading is doubted as much as the step itself: their attention takes a quarter of it on the 2-core CPU
-FORGET = 0.05  # of what mixed rows were learnt to cost, per call without them: what was dear once is tried again after some 20 steps
-STEP_PART = 16  # an error counts for what mixed rows add, or for 1 / so much of the step where that is more: the rest is its own noise
+# cells whose reading is doubted as much as the step itself: their attention takes a quarter of it on the 2-core CPU
+DEEP_CELLS = 8192
+# of what mixed rows were learnt to cost, per call without them: what was dear once is tried again after some 20 steps
+FORGET = 0.05
+# an error counts for what mixed rows add, or for 1 / so much of the step where that is more: the rest is its own noise
+STEP_PART = 16
 
 
 def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
     """Reports that this model predicted, of which each teaches only what those before it left to learn.
 
-    A decode call's error is divided: the more cells it read, the more of it is the cells'. Otherwise a long context's own steps would
-    teach that every step is slow, and beside a chat it would seem to fit.
+    A decode call's error is divided: the more cells it read, the more of it is the cells'. Otherwise a long context's
+    own steps would teach that every step is slow, and beside a chat it would seem to fit.
     """
     seen = [r for r in reports if not r.is_full and max(r.predicted_ns, r.whole_ns) > 0 and r.elapsed_ns > 0]
     if not seen:
@@ -59,7 +62,9 @@ def _is_wild(model: CostModel, regime: int) -> bool:
 
 
 def _with_errors(model: CostModel, regime: int, error: float, n: int) -> CostModel:
-    """Move a regime towards what n calls measured: their median error, so that only one call alone needs the narrow clip."""
+    """Move a regime towards what n calls measured: their median error, so that only one call alone needs the narrow
+    clip.
+    """
     if _is_wild(model, regime):
         gain, error = 1.0 / (model.counts[regime] + 1), min(CLIP**10, max(CLIP**-10, error))
     else:
@@ -68,10 +73,11 @@ def _with_errors(model: CostModel, regime: int, error: float, n: int) -> CostMod
 
 
 def _with_chunk(model: CostModel, report: CallReport, factor: float) -> CostModel:
-    """Move the prefill regime by a chunk, or by one run of it, that was predicted while the regime's factor was `factor`.
+    """Move the prefill regime by a chunk, or by one run of it, that was predicted while the regime's factor was
+    `factor`.
 
-    A run's error counts as a part of the chunk's. Engines estimate how far a chunk has come: a run of it may seem to take twice its
-    share or none at all, but the shares of all runs add up to the chunk, and so do their errors.
+    A run's error counts as a part of the chunk's. Engines estimate how far a chunk has come: a run of it may seem to
+    take twice its share or none at all, but the shares of all runs add up to the chunk, and so do their errors.
     """
     since = model.factors[PREFILL] / factor
     predicted, whole = report.predicted_ns * since, (report.whole_ns or report.predicted_ns) * since
@@ -82,7 +88,9 @@ def _with_chunk(model: CostModel, report: CallReport, factor: float) -> CostMode
 
 
 def _cells_share(model: CostModel, report: CallReport) -> float:
-    """Part of a decode call's error that is its context's: in the ratio of the variances with which both are doubted."""
+    """Part of a decode call's error that is its context's: in the ratio of the variances with which both are
+    doubted.
+    """
     step_cells = DEEP_CELLS * model.lines[min(report.n_rows, len(model.lines) - 1)][0] / model.decode.base[0]
     return report.n_kv**2 / (report.n_kv**2 + step_cells**2)
 
@@ -106,8 +114,8 @@ def _with_mixed(model: CostModel, reports: list[CallReport], n_without: int) -> 
 
 
 def _corrected(model: CostModel, regime: int, factor: float, n: float) -> CostModel:
-    """With the regime's factor after `n` more calls. Regimes never seen follow their nearest seen neighbour; while all is a guess,
-    prefill follows decode.
+    """With the regime's factor after `n` more calls. Regimes never seen follow their nearest seen neighbour; while all
+    is a guess, prefill follows decode.
     """
     counts = (*model.counts[:regime], min(model.counts[regime] + n, 1_000_000), *model.counts[regime + 1 :])
     factors = list(model.factors)

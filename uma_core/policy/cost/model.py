@@ -1,8 +1,8 @@
 """The predictor: nanoseconds of everything that a tick can hold.
 
-Rules: a frozen value and pure functions. The tables come from calibration (calibrate.py); what is measured later corrects one
-factor per regime and what a cell of context adds to a decode call (learn.py). Nothing here knows a vendor: cliffs lie where they
-were measured.
+Rules: a frozen value and pure functions. The tables come from calibration (calibrate.py); what is measured later
+corrects one factor per regime and what a cell of context adds to a decode call (learn.py). Nothing here knows a vendor:
+cliffs lie where they were measured.
 """
 
 from __future__ import annotations
@@ -70,14 +70,18 @@ class CostModel(NamedTuple):
         return int((rows + context) * self.factors[MIXED])
 
     def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> tuple[int, int]:
-        """One call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`; of that, what these add."""
+        """One call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`; of
+        that, what these add.
+        """
         if not n_rows:
             return self.prefill_ns(n_prompt, n_past), 0
         added = self.mixed_ns(n_rows, n_prompt, n_past) if n_prompt else 0
         return self.decode_ns(n_rows, n_kv) + added, added
 
     def piece_ns(self, n_tokens: int, n_past: int) -> int:
-        """Shortest pause-to-pause time inside a chunk of this size: its heaviest node, or a layer's attention over the context."""
+        """Shortest pause-to-pause time inside a chunk of this size: its heaviest node, or a layer's attention over
+        the context.
+        """
         heaviest = self.piece.ns(n_tokens, 0)
         if n_past:
             heaviest = max(heaviest, (self.prefill.ns(n_tokens, n_past) - self.prefill.ns(n_tokens, 0)) / self.n_cuts)

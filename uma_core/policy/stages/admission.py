@@ -4,8 +4,8 @@ Rules: order of policy/order.py; a session is admitted only when a sequence is f
 use are there, so that nobody runs out later. Smaller requests may pass one that does not fit until that one
 has aged. No more background prompts hold sequences at once than there are prefill slots, or two: they are read
 one after the other anyway, and the rest of the sequences stays free for chats. When an interactive request finds no
-room, one background session at a time is parked. Before that, and for whoever waits, sessions are parked whose reader takes
-nothing: they cannot go on, and what they hold is the others' loss.
+room, one background session at a time is parked. Before that, and for whoever waits, sessions are parked whose reader
+takes nothing: they cannot go on, and what they hold is the others' loss.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import DeviceView, SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
-HELD_NS = 100_000_000  # a reader may fall behind for so long without losing its place: a process that lives reads on well before
+# a reader may fall behind for so long without losing its place: a process that lives reads on well before
+HELD_NS = 100_000_000
 STAY_NS = (
     500_000_000  # a parked session that came back keeps its sequence for so long; aging_ns where it must read all again
 )
@@ -91,7 +92,10 @@ def _admit(
 
 
 def _background_victim(state: SchedulerState, index: SessionIndex, blocked: SessionView) -> tuple[int, ...]:
-    """One background session to park. Whoever just came back stays for a while, so that sessions do not change places all the time."""
+    """One background session to park.
+
+    Whoever just came back stays for a while, so that sessions do not change places all the time.
+    """
     if any(v.lane is Lane.BACKGROUND for v in index.moving):
         return ()
     device = state.device

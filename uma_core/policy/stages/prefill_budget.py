@@ -1,9 +1,9 @@
 """Prefill budget: how much prompt a tick reads when no interactive stream limits it.
 
-Rules with resumable prefill: chunks are as large as pays, cut into pieces that a chat which arrives can wait for; the run is
-long, for a new request interrupts it at the next piece. Background streams decode in between: a background prompt and an interactive
-one leave them 1 - `interactive_share` of the time, the former after each tick budget at the latest, the latter skipping ticks until
-their share is due.
+Rules with resumable prefill: chunks are as large as pays, cut into pieces that a chat which arrives can wait for; the
+run is long, for a new request interrupts it at the next piece. Background streams decode in between: a background
+prompt and an interactive one leave them 1 - `interactive_share` of the time, the former after each tick budget at the
+latest, the latter skipping ticks until their share is due.
 Rules without it: one chunk per prompt and call, in order, while the adaptive token budget lasts.
 """
 
@@ -16,7 +16,8 @@ from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Lane, Phase
 
 IDLE_TICKS = 10  # length of a run with nobody decoding, in tick budgets: it is interrupted when somebody comes
-PIECE_NS = 8_000_000  # longest piece while no chat streams, half a step of the 2-core CPU: what a chat that arrives waits for ...
+# longest piece while no chat streams, half a step of the 2-core CPU: what a chat that arrives waits for ...
+PIECE_NS = 8_000_000
 SHORT_PROMPT = 32  # tokens; ... and at most a quarter of the time that reading its own short prompt takes
 CHUNK_TICKS = (
     4  # with one prefill slot, or none, a new chat waits for the chunk's end: its longest time in tick budgets

@@ -49,7 +49,10 @@ def _room(state: SchedulerState, plan: Plan) -> int:
 
 
 def _spare(plan: Plan) -> int:
-    """Time for a prompt's pieces beyond the one that makes progress. Nobody waits for its first token: such gaps are not ordinary."""
+    """Time for a prompt's pieces beyond the one that makes progress.
+
+    Nobody waits for its first token: such gaps are not ordinary.
+    """
     is_sliced = any(i.mode is PrefillMode.SLICED for i in plan.items)
     return max(0, plan.run_ns - plan.quantum_ns) if is_sliced and plan.guard is not None else 0
 
@@ -117,8 +120,8 @@ def _exchange(
 ) -> int:
     """Give drafts rows that were a prompt's, one for one: the call stays as long as it was. How many.
 
-    A row brings the prompt one token, or a stream as many as the draft's survival. Each counts as the time for which it would be
-    computed otherwise: a prompt's token in a chunk, a stream's in a step.
+    A row brings the prompt one token, or a stream as many as the draft's survival. Each counts as the time for which it
+    would be computed otherwise: a prompt's token in a chunk, a stream's in a step.
     """
     prompt = next(i for i in items if i.phase is Phase.PREFILL)
     is_ordinary = plan.guard is not None and plan.guard.kind in ORDINARY

@@ -2,14 +2,16 @@
 
 Two things are learned, and nothing else:
 
-- `error`, the 98th percentile of what a tick takes over what was planned for it, less 1. Every cause is in it: predictions, copies, Python, neighbours.
-- `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.04) of one, a long gap takes one, and it holds one at most:
-  with 4 % of long gaps a stream's p95 is an everyday gap.
+- `error`, the 98th percentile of what a tick takes over what was planned for it, less 1. Every cause is in it:
+  predictions, copies, Python, neighbours.
+- `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.04) of one, a long gap takes one, and it
+  holds one at most: with 4 % of long gaps a stream's p95 is an everyday gap.
 
     everyday room = everyday limit / (1 + error) - round      at least LEAST of what lies between the two
     long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round
 
-Example: round 16 ms, limits 19.2 and 32 ms, error 5 %. Everyday room: 19.2 / 1.05 - 16 = 2.3 ms. Long room: 32 - 4.8 - 16 = 11.2 ms.
+Example: round 16 ms, limits 19.2 and 32 ms, error 5 %. Everyday room: 19.2 / 1.05 - 16 = 2.3 ms. Long room: 32 - 4.8 -
+16 = 11.2 ms.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt.limits import TbtLimits
 from uma_core.types import Phase
 
-MISSES = 0.02  # share of gaps beyond (1 + error) x the plan: with 0.05 a storm's p95 grows by 1 %, with 0.01 a fifth less is read
+# share of gaps beyond (1 + error) x the plan: with 0.05 a storm's p95 grows by 1 %, with 0.01 a fifth less is read
+MISSES = 0.02
 STEP = 0.04  # how fast the error follows: a gap beyond it adds 0.039, one within takes 0.0008 off
 ERROR_MOST = 0.25  # a machine that busy is no excuse to stop: its chats pause anyway
-LEAST = 0.4  # of the everyday room stays for others on a noisy machine: with 0 nothing is read there at all (13 times slower)
-RESERVE = 0.3  # of a round, kept below the long limit: a disturbance of the machine comes on top of a gap that is long already
+# of the everyday room stays for others on a noisy machine: with 0 nothing is read there at all (13 times slower)
+LEAST = 0.4
+# of a round, kept below the long limit: a disturbance of the machine comes on top of a gap that is long already
+RESERVE = 0.3
 
 
 def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:

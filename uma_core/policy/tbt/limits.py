@@ -5,9 +5,10 @@
     |<---- round ---->|<---- room ---->|
     [ decode call(s)  |  other work    ]
 
-round: the predicted decode round of all interactive streams. step: the decode call of one of them alone. Both limits are multiples of
-the step, which is what a chat alone would see: `guard_cap` (1.2) and `pause_cap` (2.0) of them. Where many streams' own round leaves
-little below that, the limits grow with the round. A `target_tbt_ms` replaces the everyday limit of its stream.
+round: the predicted decode round of all interactive streams. step: the decode call of one of them alone. Both limits
+are multiples of the step, which is what a chat alone would see: `guard_cap` (1.2) and `pause_cap` (2.0) of them. Where
+many streams' own round leaves little below that, the limits grow with the round. A `target_tbt_ms` replaces the
+everyday limit of its stream.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
 def _limit(steps: float, rounds: float, step_ns: int, round_ns: int) -> int:
     """So many steps of one stream alone, at most as many rounds; or up to `rounds` of these, the longer a round is.
 
-    A round of 1.15 steps keeps the limit of 1.2 steps as it is: 1.1 of that round would stretch every gap beyond what each was promised.
+    A round of 1.15 steps keeps the limit of 1.2 steps as it is: 1.1 of that round would stretch every gap beyond what
+    each was promised.
     """
     distance = FAR * (steps - 1.0) * step_ns
     share = min(1.0, (round_ns - step_ns) / distance) if distance > 0 else 1.0
@@ -58,10 +60,12 @@ def _limit(steps: float, rounds: float, step_ns: int, round_ns: int) -> int:
 
 
 def seal(state: SchedulerState, plan: Plan) -> Plan:
-    """Write into the finished plan what its gap and its tick may take: metrics and status judge by that, with the guard switched off too.
+    """Write into the finished plan what its gap and its tick may take: metrics and status judge by that, with the guard
+    switched off too.
 
-    With a chat: its everyday limit, or what the guard let in beyond it. With background streams only: the tick budget, or what their
-    round and the planned run need. With nobody decoding nothing waits for the tick's end: a new request interrupts it.
+    With a chat: its everyday limit, or what the guard let in beyond it. With background streams only: the tick budget,
+    or what their round and the planned run need. With nobody decoding nothing waits for the tick's end: a new request
+    interrupts it.
     """
     index = index_of(state)
     if index.round_ns:

@@ -1,8 +1,9 @@
 """Who gets the room beside interactive streams: the stage `latency_guard`.
 
-Transfers come first, then prompts whose first token somebody awaits, then background streams and prompts, whoever had less time.
-Work that does not fit an everyday gap may have a long one while the bucket holds one. A prompt (or a background stream) without
-progress for `starvation_ticks` rounds is forced one piece (one row), four times as rarely where that exceeds a long gap too.
+Transfers come first, then prompts whose first token somebody awaits, then background streams and prompts, whoever had
+less time. Work that does not fit an everyday gap may have a long one while the bucket holds one. A prompt (or a
+background stream) without progress for `starvation_ticks` rounds is forced one piece (one row), four times as rarely
+where that exceeds a long gap too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from uma_core.policy.tbt.controller import learn, room_below, room_of, spend
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
 from uma_core.types import Lane, Phase
 
-RARELY = 4  # times `starvation_ticks`, for work that exceeds a long gap: a paste's coarse pieces double a chat's worst pause with 1
+# times `starvation_ticks`, for work that exceeds a long gap: a paste's coarse pieces double a chat's worst pause with 1
+RARELY = 4
 SLICE_NS = 100_000  # least time of a transfer that is under way: one slice of cells
 
 
@@ -119,8 +121,9 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
-    """For how many further rounds this finished plan's background streams, none of which fits, are held back without a new look:
-    until a long gap may be spent, or one of them starves. 0: the plan has something for them, or the guard was not asked.
+    """For how many further rounds this finished plan's background streams, none of which fits, are held back without a
+    new look: until a long gap may be spent, or one of them starves. 0: the plan has something for them, or the guard
+    was not asked.
     """
     if plan.guard is None or plan.guard.kind != Kind.NOTHING.name.lower():
         return 0
@@ -150,9 +153,11 @@ def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
 
 
 def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
-    """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, half of the room unless a chat waits for it.
+    """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, half of the room unless a chat
+    waits for it.
 
-    A chat that streams already and waits for its KV may have a long gap of the others: its own next token is late with every tick.
+    A chat that streams already and waits for its KV may have a long gap of the others: its own next token is late with
+    every tick.
     """
     if not index.moving:
         return 0, Kind.NOTHING
@@ -172,7 +177,10 @@ def _less(room: Room, ns: int) -> Room:
 
 
 def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
-    """As many background rows as the gap holds: all, else in turn. The one with the oldest token is forced at the starvation bound."""
+    """As many background rows as the gap holds: all, else in turn.
+
+    The one with the oldest token is forced at the starvation bound.
+    """
     limit = (gap.room.long_ns if gap.has_long else gap.room.everyday_ns) if may_run else -1
     chosen, oldest = wanted, min(wanted, key=lambda v: (v.t_last_ns, v.sid))
     why = ""
@@ -200,7 +208,9 @@ def _most(gap: Gap, ordered: list[SessionView], limit: int) -> list[SessionView]
 
 
 def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
-    """Whether a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as long."""
+    """Whether a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as
+    long.
+    """
     oldest = min(v.t_last_ns or v.t_progress_ns for v in wanted)
     return n_rounds_without(gap.state, oldest, gap.memory.forced_tick) >= gap.state.config.starvation_ticks * times
 

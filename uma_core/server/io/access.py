@@ -10,7 +10,10 @@ UNKNOWN = -1
 
 
 def may_connect(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
-    """Let in the owner, root, and who is allowed. Unknown peers passed the socket's file mode, which is then all there is."""
+    """Let in the owner, root, and who is allowed.
+
+    Unknown peers passed the socket's file mode, which is then all there is.
+    """
     return (
         peer.uid in (owner_uid, ROOT, UNKNOWN)
         or peer.uid in options.allow_uids

@@ -32,7 +32,10 @@ _NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 
 
 def bind_unix(path: str, backlog: int, wants_safe_folder: bool = True) -> BoundSocket:
-    """Bind a 0600 socket at `path`. Raises: SOCKET_IN_USE, CONFIG_INVALID, also for a path at which others could put another one."""
+    """Bind a 0600 socket at `path`.
+
+    Raises: SOCKET_IN_USE, CONFIG_INVALID, also for a path at which others could put another one.
+    """
     _check_length(path)
     reason = weakness(path, os.geteuid()) if wants_safe_folder else ""
     if reason:
@@ -50,10 +53,16 @@ def bind_unix(path: str, backlog: int, wants_safe_folder: bool = True) -> BoundS
 
 
 def _check_length(path: str) -> None:
-    """Before anything is made: the system's own refusal does not tell the limit. Source: sun_path in unix(7), <sys/un.h>."""
+    """Before anything is made: the system's own refusal does not tell the limit.
+
+    Source: sun_path in unix(7), <sys/un.h>.
+    """
     n_bytes = len(os.fsencode(path))
     if n_bytes > PATH_BYTES:
-        text = f"the socket's path has {n_bytes} bytes, the system allows {PATH_BYTES}: choose a shorter one (--socket, UMA_SOCK)"
+        text = (
+            f"the socket's path has {n_bytes} bytes, the system allows {PATH_BYTES}: choose a shorter one "
+            "(--socket, UMA_SOCK)"
+        )
         raise UmaError(ErrorCode.CONFIG_INVALID, text)
 
 
@@ -195,7 +204,8 @@ def _bind(path: str, backlog: int) -> socket.socket:
 class Listener:
     """Accepts. `on_accept` gets non-blocking sockets.
 
-    `on_shed` gets those for which there is no descriptor, and whether one could be kept all the same; True: it keeps this one.
+    `on_shed` gets those for which there is no descriptor, and whether one could be kept all the same; True: it keeps
+    this one.
     """
 
     def __init__(

@@ -83,7 +83,10 @@ EncodedAnswer = Callable[[bytes | UmaError], None]  # their JSON, without braces
 
 @dataclass
 class Services:
-    """What handlers ask of the daemon. Nothing here may wait for the compute thread, except `admin`, which answers later."""
+    """What handlers ask of the daemon.
+
+    Nothing here may wait for the compute thread, except `admin`, which answers later.
+    """
 
     config: Callable[[], Config]  # the one in force
     text: Callable[[], TextPort | None]  # of the model in force; None: no model

@@ -1,7 +1,8 @@
 """`GET /metrics` over HTTP, for Prometheus: an address of this machine alone, off unless `metrics.listen` names one.
 
-A TCP port does not say who connects, so every user of the machine may read here what everybody may know: figures, no texts.
-Runs on the I/O loop, answers one request for each connection, and keeps no more than `MOST_VISITORS`, the latest, for `VISIT_NS`.
+A TCP port does not say who connects, so every user of the machine may read here what everybody may know: figures, no
+texts. Runs on the I/O loop, answers one request for each connection, and keeps no more than `MOST_VISITORS`, the
+latest, for `VISIT_NS`.
 
 Source: RFC 9112 (HTTP/1.1 messages), Prometheus' text format 0.0.4.
 """

@@ -138,7 +138,8 @@ class Daemon:
             self.tracing.apply(config.log)
             self.gateway.apply(config.http)
             self._housekeep()
-            gc.freeze()  # what is imported stays: a full collection looks at the rest only, and takes 1 ms instead of 25
+            # what is imported stays: a full collection looks at the rest only, and takes 1 ms instead of 25
+            gc.freeze()
             preset = "" if config.engine.preset == presets.NONE else f", with the preset {config.engine.preset}"
             log.info("uma-core %s listens on %s%s", __version__, sockets[0].path or "a passed socket", preset)
             if not config.engine.model:

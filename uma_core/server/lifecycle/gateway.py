@@ -1,7 +1,8 @@
 """The HTTP gateway as a child of the daemon: started with it, started again when it ends, ended with it.
 
-Rules: on the I/O thread, which never waits for the child: a thread does. The child holds the reading end of a pipe whose
-other end only the daemon has, so that it ends when the daemon does, however that is. It logs to the daemon's stderr.
+Rules: on the I/O thread, which never waits for the child: a thread does. The child holds the reading end of a pipe
+whose other end only the daemon has, so that it ends when the daemon does, however that is. It logs to the daemon's
+stderr.
 """
 
 from __future__ import annotations

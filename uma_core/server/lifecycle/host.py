@@ -1,4 +1,5 @@
-"""The engines of the process: loads them beside running work, installs them between ticks, retires them, publishes views.
+"""The engines of the process: loads them beside running work, installs them between ticks, retires them, publishes
+views.
 
 Rules: the I/O thread owns this object. Loading and closing happen on threads of their own, installing on the
 compute thread; all report back through `Loop.call_soon`. An engine is closed when its last session has ended
@@ -125,8 +126,8 @@ class Host:
     def load(self, config: Config, done: Done, is_start: bool = False) -> None:
         """Open the engine of `config` and make it the current one; `done` is called on the I/O thread.
 
-        Running streams finish on the engine that they began on. Only at the daemon's start are engines compared: later that
-        would slow streams down, or keep those out who wait for the new model.
+        Running streams finish on the engine that they began on. Only at the daemon's start are engines compared: later
+        that would slow streams down, or keep those out who wait for the new model.
         """
 
         def build() -> tuple[Executor, bool]:
@@ -319,7 +320,8 @@ class Host:
         with self._closed:
             self._open.remove(engine)
             del engine
-            gc.collect()  # an executor's parts refer to each other: its vocabulary and buffers would stay for many reloads
+            # an executor's parts refer to each other: its vocabulary and buffers would stay for many reloads
+            gc.collect()
             budget.give_back()
             self._closed.notify_all()
         log.info("%s is closed", name)
@@ -414,7 +416,9 @@ def _engines(executor: Executor) -> list[Engine]:
 
 
 def _load_failure(error: Exception) -> UmaError:
-    """What an exception without a code says of a load: the system had no memory, or the model is not what was expected."""
+    """What an exception without a code says of a load: the system had no memory, or the model is not what was
+    expected.
+    """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text)

@@ -123,7 +123,10 @@ class Lifecycle:
         self.check()
 
     def check(self) -> None:
-        """Tell of a change since the last look: a hang begins and ends without anybody's doing. Call it now and then."""
+        """Tell of a change since the last look: a hang begins and ends without anybody's doing.
+
+        Call it now and then.
+        """
         state = self.state
         if state == self._told:
             return

@@ -16,7 +16,10 @@ VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class Notifier:
-    """Datagrams to $NOTIFY_SOCKET. `watchdog_ns`: how often the supervisor wants to hear that we live; 0: not at all."""
+    """Datagrams to $NOTIFY_SOCKET.
+
+    `watchdog_ns`: how often the supervisor wants to hear that we live; 0: not at all.
+    """
 
     def __init__(self, environ: MutableMapping[str, str], pid: int) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")

@@ -92,7 +92,9 @@ def _real_time() -> range:
 
 
 def _wake_on_signals(loop: Loop) -> None:
-    """Python runs handlers between two instructions: one that comes just before the loop sleeps would wait for it to wake."""
+    """Python runs handlers between two instructions: one that comes just before the loop sleeps would wait for it to
+    wake.
+    """
     here, there = socket.socketpair()
     for end in (here, there):
         end.setblocking(False)
@@ -106,8 +108,10 @@ def _wake_on_signals(loop: Loop) -> None:
 
 
 def _install_quit() -> None:
-    """Only Python writes the stacks of all threads safely: while others run, theirs change under a reader. C code writes the main thread's before
-    that, in case it runs no Python any more; after a fatal signal there is nothing to lose, and C code writes them all."""
+    """Only Python writes the stacks of all threads safely: while others run, theirs change under a reader. C code
+    writes the main thread's before that, in case it runs no Python any more; after a fatal signal there is nothing to
+    lose, and C code writes them all.
+    """
     signal.signal(signal.SIGQUIT, _quit)
     with _where_stderr_is_a_file():
         faulthandler.register(signal.SIGQUIT, file=sys.stderr, all_threads=False, chain=True)

@@ -1,5 +1,5 @@
-"""Standard input as a lifeline: the program that started the daemon holds the other end of a pipe, which closes however that
-program ends.
+"""Standard input as a lifeline: the program that started the daemon holds the other end of a pipe, which closes however
+that program ends.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ def _refusal(need: int, limit: int, what: str) -> UmaError:
 def start(thread: threading.Thread) -> None:
     """Start a thread. Raises: INSUFFICIENT_MEMORY.
 
-    Python waits forever for a thread that gets a stack and then has no memory to say that it runs: there must be room for more.
+    Python waits forever for a thread that gets a stack and then has no memory to say that it runs: there must be room
+    for more.
     """
     room = limit_room()
     try:

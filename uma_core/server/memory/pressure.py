@@ -1,7 +1,8 @@
 """Memory pressure, as the system tells of it: PSI on Linux, a dispatch source on macOS.
 
-Rules: a watcher calls `on_pressure` on the loop's thread and does nothing else; where the system offers nothing, nothing
-is watched and the log says so. What is done about it is `Relief`: cached KV first, then idle sequences, never streams.
+Rules: a watcher calls `on_pressure` on the loop's thread and does nothing else; where the system offers nothing,
+nothing is watched and the log says so. What is done about it is `Relief`: cached KV first, then idle sequences, never
+streams.
 """
 
 from __future__ import annotations
@@ -122,7 +123,10 @@ HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class DispatchSource:
-    """Source: dispatch_source_create(3), DISPATCH_SOURCE_TYPE_MEMORYPRESSURE. The handler runs on one of dispatch's threads."""
+    """Source: dispatch_source_create(3), DISPATCH_SOURCE_TYPE_MEMORYPRESSURE.
+
+    The handler runs on one of dispatch's threads.
+    """
 
     def __init__(self, loop: Loop, on_pressure: Signal, lib: Any) -> None:
         self._lib = lib

@@ -1,4 +1,7 @@
-"""Operations of the owner: drain, undrain, reload, cache, trace; and `digest`, of trusted peers. Answered when they are done."""
+"""Operations of the owner: drain, undrain, reload, cache, trace; and `digest`, of trusted peers.
+
+Answered when they are done.
+"""
 
 from __future__ import annotations
 

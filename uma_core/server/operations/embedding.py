@@ -19,7 +19,10 @@ SLICE = 2048  # numbers that become text in one go
 
 
 def input_tokens(text: Reading, wanted: Embed) -> tuple[np.ndarray, tuple[int, ...]]:
-    """All inputs' tokens in a row, int32, and where each input ends. Blocks: for as long as the tokeniser takes. Raises: BAD_REQUEST."""
+    """All inputs' tokens in a row, int32, and where each input ends.
+
+    Blocks: for as long as the tokeniser takes. Raises: BAD_REQUEST.
+    """
     inputs = _pairs(text, wanted) if wanted.op == "rerank" else [_tokens(text, item) for item in wanted.inputs]
     for i, tokens in enumerate(inputs):
         if not len(tokens):
@@ -34,7 +37,9 @@ def _tokens(text: Reading, item: str | tuple[TokenId, ...]) -> Sequence[TokenId]
 
 
 def _pairs(text: Reading, wanted: Embed) -> list[list[TokenId]]:
-    """Query and document of each, as llama-server puts them: by the model's own template, or between its special tokens."""
+    """Query and document of each, as llama-server puts them: by the model's own template, or between its special
+    tokens.
+    """
     facts = text.facts()
     if facts.rerank_template:
         prompts = (

@@ -66,7 +66,9 @@ def on_generate(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_embed(ctx: Context, client: Client, message: Message) -> None:
-    """Embed and rerank: like a generate request without an answer, but for the size of the reply, which is known beforehand."""
+    """Embed and rerank: like a generate request without an answer, but for the size of the reply, which is known
+    beforehand.
+    """
     closed = ctx.services.gate()
     if closed is not None:
         raise closed
@@ -128,7 +130,10 @@ def on_cancel(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_text(ctx: Context, client: Client, message: Message) -> None:
-    """Tokenize, detokenize, count, prefix_hashes, apply_template: the intake answers, in its turn. A drain does not refuse them."""
+    """Tokenize, detokenize, count, prefix_hashes, apply_template: the intake answers, in its turn.
+
+    A drain does not refuse them.
+    """
     config, args = ctx.services.config(), message.args
     op, source, cap_bytes = message.op.name, message.source, config.ipc.tx_hard_bytes
     n_bytes = source.n_bytes if source is not None else input_bytes(args)

@@ -1,10 +1,11 @@
 """A process of its own that reads large requests: their JSON, their template, their tokens.
 
-All of that keeps the interpreter's lock or a processor for up to seconds; streams would wait for either. In another process it costs
-them no lock, and where all processors are computing, its work comes in short turns (native/runtime/gentle.c). What goes wrong in there, a crash
-of a tokeniser or a template without end, ends one request.
+All of that keeps the interpreter's lock or a processor for up to seconds; streams would wait for either. In another
+process it costs them no lock, and where all processors are computing, its work comes in short turns
+(native/runtime/gentle.c). What goes wrong in there, a crash of a tokeniser or a template without end, ends one request.
 
-Protocol, over a socket pair: a header with kind and two lengths, then marshalled values, then bytes; the answers likewise.
+Protocol, over a socket pair: a header with kind and two lengths, then marshalled values, then bytes; the answers
+likewise.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ DIGEST, ENCODE, ANSWER, PREPARE = range(4)
 DONE, REFUSED, UNFIT, STRANGE = range(4)  # STRANGE: the model's file is not the one that was loaded
 ATTEMPTS = 2  # it may have ended before this request came
 ANSWER_S = 300.0  # a prompt of 64 MiB at a tenth of a processor
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from uma_core.server.operations.helper_child import main; main(*map(int, sys.argv[2:]))"
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from uma_core.server.operations.helper_child import "
+    "main; main(*map(int, sys.argv[2:]))"
+)
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}  # it computes nothing
 
 

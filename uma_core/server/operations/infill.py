@@ -1,4 +1,5 @@
-"""Prompts for models that fill in gaps: the layout of llama.cpp's server (tools/server/server-common.cpp, format_prompt_infill).
+"""Prompts for models that fill in gaps: the layout of llama.cpp's server (tools/server/server-common.cpp,
+format_prompt_infill).
 
 [FIM_REP]project [FIM_SEP]name0 text0 ... [FIM_SEP]name [FIM_PRE]prefix[FIM_SUF]suffix[FIM_MID], as in arXiv 2409.12186.
 """
@@ -22,7 +23,10 @@ def gap_tokens(text: TextPort, before: list[TokenId], after: list[TokenId]) -> l
 
 
 def infill_tokens(text: TextPort, infill: Infill, n_answer: int | None) -> list[TokenId]:
-    """A gap in a file of a project. What does not fit the context is left out, extra files first. Raises: UNSUPPORTED."""
+    """A gap in a file of a project.
+
+    What does not fit the context is left out, extra files first. Raises: UNSUPPORTED.
+    """
     before, after = (text.tokenize(part, False, False) for part in (infill.prefix, infill.suffix))
     extra = _extra(text, infill)
     n_ctx = text.info.n_ctx_seq

@@ -1,14 +1,14 @@
 """The intake: prompts are templated and tokenised here, off the I/O thread, before the compute side sees them.
 
-So is what operations such as `tokenize` want of the model's text side (`Task`), and the decoding of large requests (`Decoding`); all of
-them wait in the same queues. What is large is left to a `Reader`.
+So is what operations such as `tokenize` want of the model's text side (`Task`), and the decoding of large requests
+(`Decoding`); all of them wait in the same queues. What is large is left to a `Reader`.
 
 Short prompts go first, with aging: a prompt's turn is its arrival time plus its size at `AGING_BYTES_PER_S`, so the
 order never needs to be recomputed and a long paste waits a bounded time. One worker takes short prompts only, so
 that a long paste already under way does not delay them.
 
-Every job of a generate request ends in one of: Submit to the compute side, Refused, Final (cancelled), or nothing when its client is gone.
-Which one is decided under the lock, so a cancel either stops a job here or follows its Submit.
+Every job of a generate request ends in one of: Submit to the compute side, Refused, Final (cancelled), or nothing when
+its client is gone. Which one is decided under the lock, so a cancel either stops a job here or follows its Submit.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ class Intake:
         compile: Callable[[TextPort, Constraint], Matcher] | None = None,
         reader: Reader | None = None,
     ) -> None:
-        """`compile` makes the matcher of a constrained request; without it, there is none to be had. `reader` reads large ones."""
+        """`compile` makes the matcher of a constrained request; without it, there is none to be had.
+
+        `reader` reads large ones.
+        """
         self._text = text
         self._compile = compile
         self._reader = reader or Local()

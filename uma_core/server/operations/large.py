@@ -1,7 +1,9 @@
-"""Large requests. Decoding one, putting it through a template and making tokens of it take long and keep the interpreter.
+"""Large requests. Decoding one, putting it through a template and making tokens of it take long and keep the
+interpreter.
 
-Here is what has to be done with one, as functions of its bytes: `Helper` has them run in a process of their own, `Local` right here.
-Nothing is kept between two calls but the bytes that came, so whatever reads them can be ended and begun anew.
+Here is what has to be done with one, as functions of its bytes: `Helper` has them run in a process of their own,
+`Local` right here. Nothing is kept between two calls but the bytes that came, so whatever reads them can be ended and
+begun anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""From a request's prompt, tokens or messages to token ids. Runs on the intake's threads; holds no state but compiled templates."""
+"""From a request's prompt, tokens or messages to token ids.
+
+Runs on the intake's threads; holds no state but compiled templates.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,10 @@ def _message_ends(
 
 
 def apply_template(text: Reading, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-    """The text that a chat becomes: as a `prompt` it gives the tokens that the messages give. Raises: TEMPLATE_FAILED."""
+    """The text that a chat becomes: as a `prompt` it gives the tokens that the messages give.
+
+    Raises: TEMPLATE_FAILED.
+    """
     template = ChatTemplate.of(text)
     rendered = template.render(messages, add_generation_prompt)
     if template.bos and rendered.startswith(template.bos) and _adds_bos(text, template.bos):

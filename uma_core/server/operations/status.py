@@ -127,7 +127,9 @@ class Status:
         }
 
     def _residency(self) -> dict[str, Any]:
-        """How the weights are in memory by the system's word, and the variables that the backends found when they loaded."""
+        """How the weights are in memory by the system's word, and the variables that the backends found when they
+        loaded.
+        """
         view = self._host.view
         mapped = mapped_bytes(view.model["path"]) if view is not None else None
         environ = {name: value for name, value in sorted(os.environ.items()) if name.startswith("GGML_")}

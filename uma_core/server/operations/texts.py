@@ -1,7 +1,8 @@
-"""The operations on text alone: `tokenize`, `detokenize`, `count`, `prefix_hashes`, `apply_template`. They run on the intake's threads.
+"""The operations on text alone: `tokenize`, `detokenize`, `count`, `prefix_hashes`, `apply_template`. They run on the
+intake's threads.
 
-A reply may hold a token for each byte of a prompt. It is encoded here and in slices: one call of the JSON encoder keeps the
-interpreter to itself until it returns, and the compute thread would wait for it between two tokens of a stream.
+A reply may hold a token for each byte of a prompt. It is encoded here and in slices: one call of the JSON encoder keeps
+the interpreter to itself until it returns, and the compute thread would wait for it between two tokens of a stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Anthropic's endpoints: `/v1/messages` and `/v1/messages/count_tokens`. Source: Anthropic's API reference, version 2023-06-01."""
+"""Anthropic's endpoints: `/v1/messages` and `/v1/messages/count_tokens`.
+
+Source: Anthropic's API reference, version 2023-06-01.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What Anthropic's requests say, read into values of ours: blocks become messages as OpenAI has them.
 
-Rules: what would change the answer is refused, never dropped. Tools that Anthropic's own servers run are not offered to the model.
+Rules: what would change the answer is refused, never dropped. Tools that Anthropic's own servers run are not offered to
+the model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from uma_gateway.errors import invalid, unsupported
 from uma_gateway.fields import array, boolean, integer, table, text
 from uma_gateway.prompting import Chat
 
-# Claude Code begins its system prompt with a line that is another one in every request: no cached prompt would fit any more
+# Claude Code begins its system prompt with a line that is another one in every request: no cached prompt would fit any
+# more
 _BILLING = re.compile(r"\A(?:\s*x-anthropic-[a-z-]+:[^\n]*(?:\n|\Z))+")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -18,8 +18,10 @@ from uma_gateway.model import Model
 
 MOST_PROBS, MOST_PROMPTS = 20, 128
 SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range",
-    "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty", "dry_multiplier", "mirostat", "adaptive_target",
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
+    "dynatemp_range",
+    "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty", "dry_multiplier", "mirostat",
+    "adaptive_target",
     "ignore_eos", "post_sampling_probs",
 )  # fmt: skip
 
@@ -36,7 +38,9 @@ async def on_completion(exchange: Exchange) -> None:
 
 
 async def on_infill(exchange: Exchange) -> None:
-    """Fill in between `input_prefix` and `input_suffix`, with other files in `input_extra`; `prompt` follows the prefix."""
+    """Fill in between `input_prefix` and `input_suffix`, with other files in `input_extra`; `prompt` follows the
+    prefix.
+    """
     body = await exchange.json()
     prefix, suffix, prompt = (text(body, name) or "" for name in ("input_prefix", "input_suffix", "prompt"))
     if not prefix and not suffix and not prompt:
@@ -217,7 +221,10 @@ def _token(entry: Event, is_after: bool) -> dict[str, Any]:
 
 
 def selected(whole: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-    """The `response_fields` that were asked for, under the names that were asked for; a slash goes into an object. All where none were."""
+    """The `response_fields` that were asked for, under the names that were asked for; a slash goes into an object.
+
+    All where none were.
+    """
     if not wanted:
         return whole
     made: dict[str, Any] = {}

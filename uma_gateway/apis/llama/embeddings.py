@@ -1,4 +1,6 @@
-"""llama-server's `/embedding`, and reranking in Jina's form, or that of Text Embeddings Inference where `texts` are sent."""
+"""llama-server's `/embedding`, and reranking in Jina's form, or that of Text Embeddings Inference where `texts` are
+sent.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,10 @@ def usage(counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 def timings(eos: Event) -> dict[str, Any]:
-    """llama-server's figures: its clients show them. Rates are never null; the first token belongs to the prompt's time."""
+    """llama-server's figures: its clients show them.
+
+    Rates are never null; the first token belongs to the prompt's time.
+    """
     counts, timing = eos["usage"], eos["timing"]
     n_cached = counts["cached_tokens"]
     n_read, n_answer = counts["prompt_tokens"] - n_cached, counts["completion_tokens"]

@@ -34,7 +34,10 @@ def read_input(value: Any) -> list[Item]:
 
 
 def to_messages(items: list[Item]) -> list[Item]:
-    """Items as chat messages: what the assistant thought, said and called in a row is one message. Raises: GatewayError."""
+    """Items as chat messages: what the assistant thought, said and called in a row is one message.
+
+    Raises: GatewayError.
+    """
     messages: list[Item] = []
     for i, item in enumerate(items):
         path = f"input[{i}]"
@@ -109,7 +112,10 @@ def _text(item: Item, name: str, path: str) -> str:
 
 
 def read_tools(tools: list[Any]) -> list[Item]:
-    """Function tools in the chat API's form. Others run on OpenAI's servers, and clients send them by habit: they are left out."""
+    """Function tools in the chat API's form.
+
+    Others run on OpenAI's servers, and clients send them by habit: they are left out.
+    """
     made = []
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):

@@ -149,7 +149,10 @@ def _chosen_name(choice: Any, known: set[str]) -> str:
 
 
 def read_thinking(body: dict[str, Any], chat: Chat) -> None:
-    """Whether, and how long, the model may think: OpenAI's `reasoning_effort` and what templates call it. Raises: GatewayError."""
+    """Whether, and how long, the model may think: OpenAI's `reasoning_effort` and what templates call it.
+
+    Raises: GatewayError.
+    """
     chat.template_kwargs = dict(table(body, "chat_template_kwargs"))
     wish = chat.template_kwargs.get("enable_thinking")
     if wish is not None and not isinstance(wish, bool):

@@ -125,7 +125,10 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
 
 
 def _choice(choice: Any) -> Any:
-    """A choice of a tool that runs on OpenAI's servers cannot be honoured, and auto and the like pass. Raises: GatewayError."""
+    """A choice of a tool that runs on OpenAI's servers cannot be honoured, and auto and the like pass.
+
+    Raises: GatewayError.
+    """
     if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
         raise unsupported("`tool_choice` names a tool that is no function", "tool_choice")
     return choice

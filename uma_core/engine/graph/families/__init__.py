@@ -1,4 +1,7 @@
-"""Architecture families: how each puts its layers together. One file per family: `build`, and `RULES` where its metadata has more than most."""
+"""Architecture families: how each puts its layers together.
+
+One file per family: `build`, and `RULES` where its metadata has more than most.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Command R, R7B and A: layer norms; attention and feed-forward read the same norm of a layer's input, and both are added to it.
+"""Command R, R7B and A: layer norms; attention and feed-forward read the same norm of a layer's input, and both are
+added to it.
 
 Command R7B and A (cohere2) have windows in three of four layers; the fourth does not rotate.
 """

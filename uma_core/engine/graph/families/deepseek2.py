@@ -1,8 +1,10 @@
-"""DeepSeek 2 and 3, and others with their attention (MLA): a position stores one latent row, from which all heads get K and V.
+"""DeepSeek 2 and 3, and others with their attention (MLA): a position stores one latent row, from which all heads get K
+and V.
 
-K of a head is a product of the latent with a matrix of that head, and so is V. Both products are moved to the other side (absorbed): Q is
-multiplied with the head's matrix of K once per token, the result of attention with that of V. So attention reads the latent rows themselves,
-as one KV head for all query heads. A part of K, the same in every head, is rotated by its position and stored behind the latent.
+K of a head is a product of the latent with a matrix of that head, and so is V. Both products are moved to the other
+side (absorbed): Q is multiplied with the head's matrix of K once per token, the result of attention with that of V. So
+attention reads the latent rows themselves, as one KV head for all query heads. A part of K, the same in every head, is
+rotated by its position and stored behind the latent.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from uma_core.engine.lib import lib
 
 TEMPERATURE, TEMPERATURE_LENGTH = "attention.temperature_scale", "attention.temperature_length"
 KEYS = frozenset({
-    "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla", TEMPERATURE,
+    "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
+    TEMPERATURE,
     TEMPERATURE_LENGTH,
 })  # fmt: skip
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"

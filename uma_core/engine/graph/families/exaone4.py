@@ -1,4 +1,6 @@
-"""EXAONE 4: norms only after attention and feed-forward; the 32B has windows in three of four layers, the fourth does not rotate."""
+"""EXAONE 4: norms only after attention and feed-forward; the 32B has windows in three of four layers, the fourth
+does not rotate.
+"""
 
 from __future__ import annotations
 

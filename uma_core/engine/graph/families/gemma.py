@@ -1,4 +1,7 @@
-"""Gemma 1: Llama's attention, GeGLU, the embedding scaled by the square root of its length. The base of Gemma 2 to 4."""
+"""Gemma 1: Llama's attention, GeGLU, the embedding scaled by the square root of its length.
+
+The base of Gemma 2 to 4.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Gemma 2: Gemma's layers with norms after attention and feed-forward too; every other layer has a window, scores and logits soft caps."""
+"""Gemma 2: Gemma's layers with norms after attention and feed-forward too; every other layer has a window, scores
+and logits soft caps.
+"""
 
 from __future__ import annotations
 

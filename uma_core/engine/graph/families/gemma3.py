@@ -1,4 +1,6 @@
-"""Gemma 3: Gemma 2's layers without a cap on scores; each head of Q and K has an RMS norm; windowed layers have positions of their own."""
+"""Gemma 3: Gemma 2's layers without a cap on scores; each head of Q and K has an RMS norm; windowed layers have
+positions of their own.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Gemma 4: Gemma 3's layers; those that see everything have longer heads. The last layers read K and V of earlier ones.
 
-The small models give each layer an embedding of every token beside the usual one (Gemma 3n's per-layer embeddings); the mixture has
-experts beside the feed-forward block of every layer.
+The small models give each layer an embedding of every token beside the usual one (Gemma 3n's per-layer embeddings); the
+mixture has experts beside the feed-forward block of every layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from uma_core.engine.graph.shape import Layer, Meta, Rope, Rules, Shape, Unsuppo
 from uma_core.engine.lib import ffi, lib
 
 KEYS = frozenset({
-    "attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers", "embedding_length_per_layer_input",
+    "attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers",
+    "embedding_length_per_layer_input",
     "rope.dimension_count_swa",
 })  # fmt: skip
 

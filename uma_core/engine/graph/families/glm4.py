@@ -1,4 +1,6 @@
-"""GLM 4 (dense): Llama's layers with norms after attention and feed-forward too; gate and up are one matrix, part of a head is rotated."""
+"""GLM 4 (dense): Llama's layers with norms after attention and feed-forward too; gate and up are one matrix, part of
+a head is rotated.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""GLM 4.5 to 4.7: Llama's layers with biases; part of a head is rotated, the large model norms Q and K; dense layers first, then a mixture."""
+"""GLM 4.5 to 4.7: Llama's layers with biases; part of a head is rotated, the large model norms Q and K; dense layers
+first, then a mixture.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""gpt-oss: every other layer has a window, every head a sink; biases everywhere; experts with OpenAI's clamped SwiGLU."""
+"""gpt-oss: every other layer has a window, every head a sink; biases everywhere; experts with OpenAI's clamped
+SwiGLU.
+"""
 
 from __future__ import annotations
 

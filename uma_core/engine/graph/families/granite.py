@@ -1,4 +1,6 @@
-"""Granite 3 and 4 without recurrent layers, dense or with experts: Llama's layers; embedding, residuals, scores and logits have scales."""
+"""Granite 3 and 4 without recurrent layers, dense or with experts: Llama's layers; embedding, residuals, scores and
+logits have scales.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""LFM2: short convolutions between two gates, and full attention in some layers; lfm2moe has experts behind its first layers."""
+"""LFM2: short convolutions between two gates, and full attention in some layers; lfm2moe has experts behind its
+first layers.
+"""
 
 from __future__ import annotations
 

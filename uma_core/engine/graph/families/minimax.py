@@ -1,4 +1,6 @@
-"""MiniMax M2: Llama's layers with experts chosen by sigmoid and bias; norms of all heads of Q and K together, part of a head rotated."""
+"""MiniMax M2: Llama's layers with experts chosen by sigmoid and bias; norms of all heads of Q and K together, part
+of a head rotated.
+"""
 
 from __future__ import annotations
 

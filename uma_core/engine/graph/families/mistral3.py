@@ -1,4 +1,6 @@
-"""Mistral 3, Ministral 3, Devstral: Llama's layers with YaRN; Q grows with the logarithm of its position, in steps of the trained context."""
+"""Mistral 3, Ministral 3, Devstral: Llama's layers with YaRN; Q grows with the logarithm of its position, in steps
+of the trained context.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def build(b: Builder) -> Any:
 
 
 def growth_of_q(b: Builder, factor: float, n: int) -> Any:
-    """(1, 1, rows): 1 + factor * log(1 + position // n). Half a position more keeps the division's rounding away from whole numbers."""
+    """(1, 1, rows): 1 + factor * log(1 + position // n).
+
+    Half a position more keeps the division's rounding away from whole numbers.
+    """
     context = b.context
     step = lib.ggml_floor(
         context, lib.ggml_scale_bias(context, lib.ggml_cast(context, b.pos, lib.GGML_TYPE_F32), 1.0 / n, 0.5 / n)

@@ -1,4 +1,6 @@
-"""Mixtures whose metadata says how experts are chosen: dense layers first, then experts, beside one that every token uses."""
+"""Mixtures whose metadata says how experts are chosen: dense layers first, then experts, beside one that every token
+uses.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from uma_core.engine.graph.shape import Meta, Unsupported
 from uma_core.engine.lib import lib
 
 KEYS = frozenset({
-    "leading_dense_block_count", "expert_shared_count", "expert_gating_func", "expert_weights_norm", "expert_group_count",
+    "leading_dense_block_count", "expert_shared_count", "expert_gating_func", "expert_weights_norm",
+    "expert_group_count",
     "expert_group_used_count",
 })  # fmt: skip
 GATINGS = {1: "softmax", 2: "sigmoid", 3: "chosen"}  # llama.h: llama_expert_gating_func_type

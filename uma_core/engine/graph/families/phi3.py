@@ -1,4 +1,7 @@
-"""Phi 3 and 4: Llama's layers; Q, K and V are one matrix, gate and up another. Windows in the metadata are not used, as in llama.cpp."""
+"""Phi 3 and 4: Llama's layers; Q, K and V are one matrix, gate and up another.
+
+Windows in the metadata are not used, as in llama.cpp.
+"""
 
 from __future__ import annotations
 

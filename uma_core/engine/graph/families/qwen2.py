@@ -1,6 +1,7 @@
 """Qwen2 and 2.5: Llama's layers; Q, K and V have biases, which `Builder.product` adds where the file has them.
 
-qwen2moe (Qwen1.5): experts whose weights are not scaled to a sum, and one that every token uses, as much as a gate of its own says.
+qwen2moe (Qwen1.5): experts whose weights are not scaled to a sum, and one that every token uses, as much as a gate of
+its own says.
 """
 
 from __future__ import annotations

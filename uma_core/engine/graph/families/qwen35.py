@@ -1,7 +1,8 @@
-"""Qwen 3.5 and 3.6 (text), dense or with experts: gated delta nets, and full attention whose result has a gate in every fourth layer.
+"""Qwen 3.5 and 3.6 (text), dense or with experts: gated delta nets, and full attention whose result has a gate in every
+fourth layer.
 
-A delta net's state maps keys to values; each token replaces, as far as beta says, what the state gave for its key. The block for
-multi-token prediction that a file may hold is not used.
+A delta net's state maps keys to values; each token replaces, as far as beta says, what the state gave for its key. The
+block for multi-token prediction that a file may hold is not used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from uma_core.engine.graph.shape import Meta, Rules, Shape, State, Unsupported, 
 from uma_core.engine.lib import lib
 
 KEYS = frozenset({
-    "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count", "full_attention_interval",
+    "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count",
+    "full_attention_interval",
     "expert_shared_feed_forward_length",
 })  # fmt: skip
 LISTS = frozenset({"rope.dimension_sections", "attention.recurrent_layers", "expert_feed_forward_length"})
@@ -47,7 +49,9 @@ def _state(meta: Meta) -> State:
 
 
 def _check_sections(shape: Shape, meta: Meta) -> None:
-    """Text has one position for time, height and width; pairs of a head's elements that follow none of them would not be rotated."""
+    """Text has one position for time, height and width; pairs of a head's elements that follow none of them would
+    not be rotated.
+    """
     rope = next(layer.rope for layer in shape.layers if layer.rope)
     sections = meta.listed("rope.dimension_sections")
     if len(sections) < 3 or any(pair >= 3 * sections[pair % 3] for pair in range(rope.n // 2)):
