@@ -244,6 +244,7 @@ class Request:
     model: str = ""  # fingerprint of the model that the prompt is written for; "": whichever is served
     account: str = ""  # whom a gateway asks for; "": the peer itself
     queue_updates: bool = False  # tell where it stands in the queue
+    prompt_progress: bool = False  # tell how far its prompt is read
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
     lora: AdapterSet | None = None  # None: as configured

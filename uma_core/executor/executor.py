@@ -23,6 +23,7 @@ from uma_core.executor.answers import Group
 from uma_core.executor.calls import Calls
 from uma_core.executor.meters import Meters
 from uma_core.executor.output import Output
+from uma_core.executor.prompt_progress import PromptProgress
 from uma_core.executor.queue_positions import QueuePositions, Standing, standings
 from uma_core.executor.residency import Residency, residency
 from uma_core.executor.slots import Slots
@@ -75,12 +76,12 @@ class Executor:
         self.housekeeper = Housekeeper(self.cache)
         self.slots = Slots(engine, self.table, self.cache, self.meters)
         self.output.on_release, self.output.on_linger = self.cache.release, self.cache.linger
-        self.calls.on_read = self.cache.grew
+        self.prompt_progress = PromptProgress(self.events, clock)
+        self.calls.on_read = self._on_read
         self.slots.on_leave = self.calls.deliver_first
         self.output.banned_strings.on_rewind = self.slots.rewind
         self._speculator = speculator if engine.info.capabilities.n_verify_rows else None
-        if self._speculator is not None:
-            self.output.on_finished = self._speculator.end
+        self.output.on_finished = self._on_finished
         self.queue_positions = QueuePositions()
         self.admission = admission
         self.cost = cost
@@ -155,6 +156,15 @@ class Executor:
         except Exception as error:  # a session without the sampler it asked for would silently be greedy
             log.exception("sampler of request %s", session.id)
             self.output.fail(session, UmaError(ErrorCode.SAMPLER_FAILED, str(error)), self._clock.now_ns())
+
+    def _on_read(self, session: Session) -> None:
+        self.cache.grew(session)
+        self.prompt_progress.on_read(session)
+
+    def _on_finished(self, session: Session) -> None:
+        self.prompt_progress.on_end(session)
+        if self._speculator is not None:
+            self._speculator.end(session)
 
     def cancel(self, conn_id: int, request_id: str, which: int | None = None) -> bool:
         """One of a request's answers; None: all."""

@@ -20,6 +20,7 @@ from uma_core.protocol.events import (
     Eos,
     Error,
     Event,
+    Progress,
     Prompt,
     Queued,
     Reply,
@@ -29,6 +30,7 @@ from uma_core.protocol.events import (
     end_json,
     eos_json,
     error_json,
+    progress_json,
     prompt_json,
     queued_json,
     reply_json,
@@ -299,6 +301,10 @@ class Connection:
     def _send_queued(self, event: Queued) -> bytes:
         return self._pack(queued_json(self.in_flight[event.id].wire_id, event))
 
+    def _send_progress(self, event: Progress) -> bytes:
+        flight = self.in_flight[event.id]
+        return self._pack(progress_json(flight.wire_id, event)) if flight.style is Style.JSON else b""
+
     def _send_prompt(self, event: Prompt) -> bytes:
         flight = self.in_flight[event.id]
         return self._pack(prompt_json(flight.wire_id, event)) if flight.style is Style.JSON else b""
@@ -369,6 +375,7 @@ def _command_line(event: Reply) -> bytes:
 _SENDERS: dict[type, Callable[..., bytes]] = {
     Started: Connection._send_started,
     Queued: Connection._send_queued,
+    Progress: Connection._send_progress,
     Prompt: Connection._send_prompt,
     End: Connection._send_end,
     Eos: Connection._send_eos,

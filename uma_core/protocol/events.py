@@ -31,6 +31,16 @@ class Queued(NamedTuple):
     wait_ms: int
 
 
+class Progress(NamedTuple):
+    """How far the prompt of a request that asked for it is read."""
+
+    id: str
+    n_prompt: int
+    n_cached: int
+    n_read: int
+    read_ms: float
+
+
 class Prompt(NamedTuple):
     """Of the next tokens of the prompt."""
 
@@ -83,7 +93,7 @@ class Reply(NamedTuple):
     wire_id: WireId = None  # echoed with `id` "": cancel, whose id is the request's
 
 
-Event = Started | Queued | Prompt | Token | End | Eos | Error | Reply
+Event = Started | Queued | Progress | Prompt | Token | End | Eos | Error | Reply
 
 _ID = Field("id", Kind.ID, "of the request, as it was given; null where none is known")
 
@@ -131,6 +141,18 @@ EVENTS = (
             _ID,
             Field("position", Kind.INTEGER, "requests that go before it; 0: none, it runs next or runs already"),
             Field("wait_ms", Kind.INTEGER, "predicted time until its prompt is read; 0: it begins now"),
+        ),
+    ),
+    EventSpec(
+        "progress",
+        "How far the prompt of a request with `prompt_progress` is read: after its first piece, then up to ten times "
+        "a second, and at its end. Before any text, whether it streams or not.",
+        (
+            _ID,
+            Field("prompt_tokens", Kind.INTEGER, "of the prompt"),
+            Field("cached_tokens", Kind.INTEGER, "of these, restored instead of computed"),
+            Field("read_tokens", Kind.INTEGER, "of these, restored or computed by now"),
+            Field("read_ms", Kind.NUMBER, "since reading began"),
         ),
     ),
     EventSpec(
@@ -236,6 +258,19 @@ def _finite(value: float | None) -> float | None:
 
 def queued_json(wire_id: WireId, event: Queued) -> bytes:
     return to_json({"id": wire_id, "event": "queued", "position": event.position, "wait_ms": event.wait_ms})
+
+
+def progress_json(wire_id: WireId, event: Progress) -> bytes:
+    return to_json(
+        {
+            "id": wire_id,
+            "event": "progress",
+            "prompt_tokens": event.n_prompt,
+            "cached_tokens": event.n_cached,
+            "read_tokens": event.n_read,
+            "read_ms": event.read_ms,
+        }
+    )
 
 
 def eos_json(wire_id: WireId, event: Eos, has_text: bool) -> bytes:

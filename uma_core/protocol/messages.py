@@ -245,6 +245,7 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         model=args["model"] or "",
         account=args["account"] or "",
         queue_updates=args["queue_updates"],
+        prompt_progress=args["prompt_progress"],
         constraint=to_constraint(args["constraint"]),
         reasoning=_to_reasoning(args),
         lora=_to_lora(args["lora"]),

@@ -166,6 +166,7 @@ _GENERATE = (
         128,
     ),
     Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),
+    Field("prompt_progress", Kind.BOOLEAN, "send `progress` events", _REQUEST.prompt_progress),
     CONSTRAINT,
     Field("reasoning", Kind.OBJECT, "count what the answer thinks apart, and limit it", None, fields=_REASONING),
     Field(

@@ -78,6 +78,17 @@ class Queued(NamedTuple):
     wait_ns: int  # predicted
 
 
+class Progress(NamedTuple):
+    """How far a prompt is read, for a request with `prompt_progress`. Counts are tokens."""
+
+    conn_id: int
+    request_id: str
+    n_prompt: int
+    n_cached: int  # of these, restored instead of computed
+    n_read: int  # of these, restored or computed by now
+    read_ns: int  # since its sequence was assigned
+
+
 class Refused(NamedTuple):
     """Never accepted; this is the request's only event."""
 
@@ -141,4 +152,4 @@ class Final(NamedTuple):
     )
 
 
-Event = Accepted | Queued | Refused | Stale | Prompt | Token | End | Final
+Event = Accepted | Queued | Progress | Refused | Stale | Prompt | Token | End | Final

@@ -43,6 +43,7 @@ from uma_core.session.events import (
     Final,
     HangUp,
     Hold,
+    Progress,
     Prompt,
     Queued,
     Refused,
@@ -334,6 +335,11 @@ class IoApp:
         if self.ledger.is_running((event.conn_id, event.request_id)):
             client.send(wire.Queued(event.request_id, event.position, event.wait_ns // 1_000_000))
 
+    def _on_progress(self, client: Client, event: Progress) -> None:
+        if self.ledger.is_running((event.conn_id, event.request_id)):
+            read_ms = round(event.read_ns / 1e6, 3)
+            client.send(wire.Progress(event.request_id, event.n_prompt, event.n_cached, event.n_read, read_ms))
+
     def _on_refused(self, client: Client, event: Refused) -> None:
         if self.ledger.end((event.conn_id, event.request_id)):
             journal.refused(client, "generate", event.request_id, event.error)
@@ -398,6 +404,7 @@ _DELIVER: dict[type, Callable[..., None]] = {
     End: IoApp._on_end,
     Accepted: IoApp._on_accepted,
     Queued: IoApp._on_queued,
+    Progress: IoApp._on_progress,
     Refused: IoApp._on_refused,
     Final: IoApp._on_final,
     Stale: IoApp._on_stale,

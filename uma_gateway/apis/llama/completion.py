@@ -91,6 +91,9 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
     if n_probs:
         need(model, "logprobs", "n_probs")
         fields["logprobs"] = n_probs
+    if is_stream and boolean(body, "return_progress"):
+        need(model, "prompt_progress", "return_progress")
+        fields["prompt_progress"] = True
     form, grammar = body.get("json_schema"), text(body, "grammar")
     if form is not None or grammar:
         need(model, "constraint", "grammar" if grammar else "json_schema")
@@ -139,17 +142,11 @@ async def _stream(exchange: Exchange, generations: list[Generation], plans: list
             note_end(exchange, event)
             ended(event)
             return sse.data(selected(last_object(plans[index], event, "", index, has_new_line[index]), wanted))
+        if event["event"] == "progress":
+            return sse.data({**chunk_of(index, "", [], 0), "prompt_progress": chunks.prompt_progress(event)})
         n_tokens[index] += 1
         has_new_line[index] = has_new_line[index] or "\n" in event["text"]
-        chunk: dict[str, Any] = {
-            "index": index,
-            "content": event["text"],
-            "tokens": [event["token_id"]],
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": n_tokens[index],
-            "tokens_evaluated": 0,
-        }
+        chunk = chunk_of(index, event["text"], [event["token_id"]], n_tokens[index])
         if event.get("logprobs"):
             chunk["completion_probabilities"] = [probability(entry, plans[index]) for entry in event["logprobs"]]
         return sse.data(chunk)
@@ -161,6 +158,19 @@ async def _stream(exchange: Exchange, generations: list[Generation], plans: list
         await exchange.finish(sse.error_event(exchange.family.error(error)))
         return
     await exchange.finish()
+
+
+def chunk_of(index: int, content: str, tokens: list[int], n_tokens: int) -> dict[str, Any]:
+    """A piece of a stream that is not its last."""
+    return {
+        "index": index,
+        "content": content,
+        "tokens": tokens,
+        "stop": False,
+        "id_slot": -1,
+        "tokens_predicted": n_tokens,
+        "tokens_evaluated": 0,
+    }
 
 
 def last_object(plan: Plan, eos: Event, content: str, index: int, has_new_line: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from uma_gateway.asking import Ask, plan_chat
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import most_tokens
+from uma_gateway.fields import boolean, most_tokens, need
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Diff, Message, Parser, whole
@@ -30,7 +30,11 @@ async def on_chat(exchange: Exchange) -> None:
 async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
     async def plan_for(model: Model) -> Plan:
         max_tokens = most_tokens(body, LIMITS, model, exchange.gateway.config.answers)
-        return await plan_chat(exchange, model, ask, body, max_tokens)
+        plan = await plan_chat(exchange, model, ask, body, max_tokens)
+        if ask.is_stream and boolean(body, "return_progress"):
+            need(model, "prompt_progress", "return_progress")
+            plan.fields["prompt_progress"] = True
+        return plan
 
     async with begin(exchange, plan_for) as (plan, generation):
         shape = Shape.of(exchange, plan.model, "chatcmpl-", body)
@@ -130,6 +134,11 @@ class _Stream:
         kind, index = event["event"], event.get("index", 0)
         if kind == "token":
             self._on_text(index, event["text"], event.get("logprobs"), out)
+        elif kind == "progress":
+            if 0 not in self._begun:
+                self._begun.add(0)
+                out.append(self._chunk.role(0))
+            out.append(self._chunk.progress(event))
         elif kind == "end":
             self._on_end(index, ended(event), out)
         elif kind == "error":

@@ -47,6 +47,11 @@ class ChatChunks:
         """The first chunk of an answer."""
         return self._bytes([{"finish_reason": None, "index": index, "delta": {"role": "assistant", "content": None}}])
 
+    def progress(self, event: Event) -> bytes:
+        """How far the prompt is read (`return_progress`)."""
+        choice = {"finish_reason": None, "index": 0, "delta": {}}
+        return self._bytes([choice], prompt_progress=prompt_progress(event))
+
     def delta(self, index: int, delta: dict[str, Any], logprobs: list[Any] | None = None) -> bytes:
         choice: dict[str, Any] = {"finish_reason": None, "index": index, "delta": delta}
         if logprobs is not None:
@@ -103,6 +108,16 @@ def timings(eos: Event) -> dict[str, Any]:
         "predicted_per_token_ms": _rate(answer_ms, n_gaps),
         "predicted_per_second": _rate(n_gaps * 1e3, answer_ms),
         "queue_ms": timing.get("queue_ms", 0.0),
+    }
+
+
+def prompt_progress(event: Event) -> dict[str, Any]:
+    """llama-server's word on how far a prompt is read, from the daemon's `progress` event."""
+    return {
+        "total": event["prompt_tokens"],
+        "cache": event["cached_tokens"],
+        "processed": event["read_tokens"],
+        "time_ms": round(event["read_ms"]),
     }
 
 

@@ -1,0 +1,49 @@
+"""Tells requests that asked for it (`prompt_progress`) how far their prompts are read.
+
+Rules: on the compute thread; a prompt's end is always told, before the first token; in between at most one event per
+PERIOD_NS.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from uma_core.clock import Clock
+from uma_core.session.events import Event, Progress
+from uma_core.session.session import Session
+
+PERIOD_NS = 100_000_000  # a bar that moves ten times a second looks smooth; mixed batches read a few tokens every 10 ms
+
+
+class PromptProgress:
+    """Owned by the executor."""
+
+    def __init__(self, events: deque[Event], clock: Clock) -> None:
+        self._events = events
+        self._clock = clock
+        self._told_ns: dict[int, int] = {}  # when each prompt that is being read was last told of, by session number
+
+    def on_read(self, session: Session) -> None:
+        """More of the session's prompt is in its sequence."""
+        is_one_of_several = session.index > 0  # they share the prompt of the first
+        if not session.request.prompt_progress or is_one_of_several or session.generated:
+            return
+        now, is_whole = self._clock.now_ns(), session.n_past >= session.n_prompt
+        told_ns = self._told_ns.get(session.sid)
+        if not is_whole and told_ns is not None and now - told_ns < PERIOD_NS:
+            return
+        self._told_ns[session.sid] = now
+        self._events.append(
+            Progress(
+                session.conn_id,
+                session.id,
+                session.n_prompt,
+                session.n_cached,
+                session.n_past,
+                now - session.t_admitted_ns,
+            )
+        )
+
+    def on_end(self, session: Session) -> None:
+        """The session has ended, or is about to answer."""
+        self._told_ns.pop(session.sid, None)
