@@ -19,14 +19,17 @@ from perf.results import commit_id
 
 SOURCE = "llama.cpp.tar.xz"
 # what a machine with a usual scientific Python still lacks
-_PACKAGES = ("gguf", "cffi", "pycparser", "pcpp")
+_PACKAGES = ("gguf", "cffi", "pycparser", "pcpp", "llguidance>=1.9,<1.10")
+PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_31_x86_64")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("perf/out/gpu"))
     parser.add_argument("--python", default="3.12", help="the Python version over there")
-    parser.add_argument("--platform", default="manylinux2014_x86_64", help="its wheels' platform")
+    parser.add_argument(
+        "--platform", action="append", default=[], help=f"its wheels' platform; repeatable (default: {PLATFORMS})"
+    )
     parser.add_argument("--package", action="append", default=[], help="a further package to carry")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
@@ -45,7 +48,9 @@ def main() -> int:
         "--dest",
         str(folder / "wheels"),
     ]
-    command += ["--python-version", arguments.python, "--platform", arguments.platform, "--implementation", "cp"]
+    command += ["--python-version", arguments.python, "--implementation", "cp"]
+    for platform in arguments.platform or PLATFORMS:
+        command += ["--platform", platform]
     status = subprocess.run([*command, *_PACKAGES, *arguments.package]).returncode
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {total / 2**20:.1f} MiB")

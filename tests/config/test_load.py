@@ -1,6 +1,7 @@
 """Where values come from, and what happens to wrong ones."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from native import build as native_build
 from uma_core.config.load import Inputs, diff, load
 from uma_core.config.options import BY_KEY, OPTIONS, Config
 from uma_core.config.presets import PRESETS
@@ -235,6 +237,12 @@ def test_switches_from_variables(text, value):
 def test_unknown_variables_are_warned_about_and_foreign_ones_are_not():
     _, sources = build(environ={"UMA_N_CTXX": "1", "UMA_BACKEND": "cuda", "UMA_CONFIG": "x", "PATH": "/bin"})
     assert sources.warnings == ("the variable UMA_N_CTXX is not an option (did you mean 'UMA_N_CTX'?)",)
+
+
+def test_variables_of_the_build_are_not_warned_about():
+    """Whoever built with them has them set when the daemon starts."""
+    names = set(re.findall(r"UMA_[A-Z_]+", native_build.__doc__ or ""))
+    assert names and not build(environ=dict.fromkeys(names, "x"))[1].warnings
 
 
 def test_diff_lists_changes_and_how_they_take_effect():
