@@ -84,8 +84,8 @@ typedef void values_fn(const float * const * p, const uint8_t * v, size_t stride
     struct ahead * next, int n_queries);
 
 // One block of n queries, of each KV type.
-#define OF_TYPE(name, TYPE)                                                                                                                  \
-    static void name##_scores(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s, \
+#define OF_TYPE(name, TYPE)                                                                                            \
+    static void name##_scores(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s,\
         int dim,                                                                                                       \
                               struct ahead * next, int n) {                                                            \
         switch (n) { BLOCKS(SCORES_##TYPE) }                                                                           \

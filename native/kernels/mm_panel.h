@@ -104,12 +104,12 @@ static inline void unpack_q4_k_scales(struct panel * p, int64_t at, const uint8_
         c = vi_rows4(w + Q4_K_SCALES + 8, stride);
     const vf d = vf_rows_f16(w, stride), dmin = vf_rows_f16(w + Q4_K_DMIN, stride);
     const vi six = vi_set1(0x3f), four = vi_set1(0x0f), two = vi_set1(0x30);
-#define SUB(j)                                                                                                                      \
+#define SUB(j)                                                                                                         \
     put_scaled(p->scale, at + j, vi_and(vi_srl(a, 8 * j), six), d);                                                    \
     put_scaled(p->min, at + j, vi_and(vi_srl(b, 8 * j), six), dmin);                                                   \
     put_scaled(p->scale, at + 4 + j, vi_or(vi_and(vi_srl(c, 8 * j), four), vi_and(vi_srl(vi_srl(a, 8 * j), 2), two)),  \
         d);                                                                                                            \
-    put_scaled(p->min, at + 4 + j,
+    put_scaled(p->min, at + 4 + j,                                                                                     \
         vi_or(vi_and(vi_srl(vi_srl(c, 8 * j), 4), four), vi_and(vi_srl(vi_srl(b, 8 * j), 2), two)), dmin)
     SUB(0);
     SUB(1);

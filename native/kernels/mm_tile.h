@@ -231,9 +231,8 @@ V_INLINE void any_tile(struct panel * p, const struct part * x, float * acc, int
 typedef void tile_fn(struct panel * p, const struct part * x, float * acc, int64_t n);
 
 #define TILE(name, NP, kind)                                                                                 \
-    static void name(struct panel * p, const struct part * x, float * acc, int64_t n) {
-        any_tile(p, x, acc, n, NP, kind);
-    }
+    static void name(struct panel * p, const struct part * x, float * acc, int64_t n) {                                \
+        any_tile(p, x, acc, n, NP, kind); }
 TILE(one_s8, 1, KIND_S8)
 TILE(one_u6, 1, KIND_U6)
 TILE(one_u6_sub16, 1, KIND_U6_SUB16)

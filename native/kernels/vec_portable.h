@@ -17,7 +17,8 @@
 #define V_BEATS_REPACKED 0 // see kernels.h
 #define V_BLOCK_COLS 1 // vectors per row in a register block of f32 products
 #define V_DIRECT_ROWS 3 // rows that products with f16, bf16 and f32 weights take at once: 3 or 6
-#define V_SUM_STRIDES { 1, 2, 4 } // in which order vf_sums, and vf_store_sums4 where there is one, add lanes so far apart: first to last
+// in which order vf_sums, and vf_store_sums4 where there is one, add lanes so far apart: first to last
+#define V_SUM_STRIDES { 1, 2, 4 }
 #define V_DIRECT_QUERIES 0 // queries of a register block over f16 rows that are not stored as f32; 0: they are
 
 typedef struct { float f[V_LANES]; } vf;

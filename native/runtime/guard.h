@@ -45,7 +45,7 @@ extern "C" {
       (const struct llama_vocab * vocab, llama_token token, char * buffer, int32_t size, int32_t n_strip,              \
           bool special),                                                                                               \
       (vocab, token, buffer, size, n_strip, special), 0) \
-    F(const char *, llama_vocab_get_text, (const struct llama_vocab * vocab, llama_token token), (vocab, token),
+    F(const char *, llama_vocab_get_text, (const struct llama_vocab * vocab, llama_token token), (vocab, token),       \
         nullptr)
 
 // While a graph is computed an assertion still ends the process: other threads are in the middle of the same graph.
@@ -55,7 +55,7 @@ extern "C" {
     F(int32_t, llama_decode, (struct llama_context * context, struct llama_batch batch), (context, batch), UMA_BROKEN) \
     F(enum ggml_status, ggml_backend_graph_compute, (ggml_backend_t backend, struct ggml_cgraph * graph),              \
         (backend, graph), (enum ggml_status) UMA_BROKEN)                                                               \
-    F(enum ggml_status, ggml_backend_graph_compute_async, (ggml_backend_t backend, struct ggml_cgraph * graph),
+    F(enum ggml_status, ggml_backend_graph_compute_async, (ggml_backend_t backend, struct ggml_cgraph * graph),        \
         (backend, graph), (enum ggml_status) UMA_BROKEN)
 
 #define UMA_GUARDED_DECLARE(type, name, parameters, arguments, failed) type uma_guarded_##name parameters;

@@ -12,8 +12,7 @@ __all__ = ["SCHEMA", "Change", "Inputs", "Sources", "diff", "load"]
 
 # read elsewhere: by the native build (native/build.py lists these), the command line, clients
 BUILD_VARIABLES = frozenset(
-    "UMA_" + name
-    for name in ("BACKEND", "BUILD", "BUILD_CACHE", "CMAKE_ARGS", "JOBS", "LLAMA_DIR", "OPENMP", "SDIST")
+    "UMA_" + name for name in ("BACKEND", "BUILD", "BUILD_CACHE", "CMAKE_ARGS", "JOBS", "LLAMA_DIR", "OPENMP", "SDIST")
 )
 FOREIGN_VARIABLES = BUILD_VARIABLES | {"UMA_CONFIG", "UMA_TRUST_UIDS"}
 FOREIGN_PREFIX = "UMA_GATEWAY_"  # of the HTTP gateway's options

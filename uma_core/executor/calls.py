@@ -68,6 +68,7 @@ class Calls:
             -1
         )  # the same for decode calls: what the engine writes to when the GIL is free
         self.on_read: Callable[[Session], None] = lambda session: None  # more of a prompt is in the session's sequence
+        self.on_progress: Callable[[Session], None] = lambda session: None  # more of a prompt was computed
 
     # decode calls
 
@@ -203,6 +204,7 @@ class Calls:
                     session.become(Phase.DECODE)
                 if session.scoring is None:
                     self.on_read(session)
+                self.on_progress(session)
         if drafted:
             self._verify(rows, tokens, {session.sid: item.n_tokens for item, session in drafted}, known, now)
             return
@@ -409,6 +411,7 @@ class Calls:
         session.n_chunk, session.chunk_fraction = 0, 0.0
         session.progress(item.n_tokens, now)
         self._count_read(item.n_tokens)
+        self.on_progress(session)
         is_first = item.want_logits and not session.generated
         token = self._engine.prefill_sample(session.seq_id, self._sampler(session)) if is_first else -1
         session.transfer = self._engine.handover(session.seq_id)  # before its end: the cache wants the last chunk too

@@ -64,12 +64,15 @@ class Executor:
         registry: Registry,
         clock: Clock,
         speculator: Speculator | None = None,
+        events: deque[Event] | None = None,
     ) -> None:
-        """`speculator`: where draft tokens come from; None: nothing is drafted."""
+        """`speculator`: where draft tokens come from; None: nothing is drafted. `events`: where events go, in order;
+        None: into a deque of its own.
+        """
         self.engine = engine
         self.table = SessionTable(engine.info)
         self.meters = Meters(registry)
-        self.events: deque[Event] = deque()
+        self.events: deque[Event] = deque() if events is None else events
         self.output = Output(engine, self.table, self.meters, self.events)
         self.calls = Calls(engine, self.output, self.meters, clock)
         self.cache = PrefixCache(engine, cost, registry, clock)
@@ -77,7 +80,8 @@ class Executor:
         self.slots = Slots(engine, self.table, self.cache, self.meters)
         self.output.on_release, self.output.on_linger = self.cache.release, self.cache.linger
         self.prompt_progress = PromptProgress(self.events, clock)
-        self.calls.on_read = self._on_read
+        self.calls.on_read = self.cache.grew
+        self.calls.on_progress = self.prompt_progress.on_progress
         self.slots.on_leave = self.calls.deliver_first
         self.output.banned_strings.on_rewind = self.slots.rewind
         self._speculator = speculator if engine.info.capabilities.n_verify_rows else None
@@ -156,10 +160,6 @@ class Executor:
         except Exception as error:  # a session without the sampler it asked for would silently be greedy
             log.exception("sampler of request %s", session.id)
             self.output.fail(session, UmaError(ErrorCode.SAMPLER_FAILED, str(error)), self._clock.now_ns())
-
-    def _on_read(self, session: Session) -> None:
-        self.cache.grew(session)
-        self.prompt_progress.on_read(session)
 
     def _on_finished(self, session: Session) -> None:
         self.prompt_progress.on_end(session)

@@ -23,8 +23,8 @@ class PromptProgress:
         self._clock = clock
         self._told_ns: dict[int, int] = {}  # when each prompt that is being read was last told of, by session number
 
-    def on_read(self, session: Session) -> None:
-        """More of the session's prompt is in its sequence."""
+    def on_progress(self, session: Session) -> None:
+        """More of the session's prompt was computed."""
         is_one_of_several = session.index > 0  # they share the prompt of the first
         if not session.request.prompt_progress or is_one_of_several or session.generated:
             return
@@ -45,5 +45,5 @@ class PromptProgress:
         )
 
     def on_end(self, session: Session) -> None:
-        """The session has ended, or is about to answer."""
+        """The session has ended."""
         self._told_ns.pop(session.sid, None)

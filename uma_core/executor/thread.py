@@ -41,8 +41,8 @@ class ComputeThread:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def install(self, executor: Executor) -> None:
-        """Make it the current one. On the compute thread, or before `start`."""
-        executor.events = executor.output._events = self.events
+        """Make it the current one; its events go to `self.events`. On the compute thread, or before `start`."""
+        assert executor.events is self.events
         executor.calls.announce = self._announce
         executor.calls.wake_fd = self._fd_to_wake
         executor.cache.store.wake = self._signal.set

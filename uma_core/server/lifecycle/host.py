@@ -231,7 +231,9 @@ class Host:
             model = DraftModel(draft, engine.info.n_vocab, self._clock) if draft is not None else None
             speculator = Speculator(speculation_of(config), engine.info.is_deterministic, model=model)
             scheduler = config.scheduler.to_scheduler_config()
-            executor = Executor(engine, self.admission, scheduler, cost, self._registry, self._clock, speculator)
+            executor = Executor(
+                engine, self.admission, scheduler, cost, self._registry, self._clock, speculator, self._compute.events
+            )
             executor.set_cache(cache_of(config))
             return executor
         except BaseException:
