@@ -197,7 +197,8 @@ _TITLES = {
 
 
 _RELOADS = """A reload took {p50:.0f} ms (median), {max:.0f} ms at most. Every second one changed the model
-(dense ↔ mixture of experts). Each stream's tokens were rated afterwards by both models, fed with the stream's own text: a token that lies
+(dense ↔ mixture of experts). Each stream's tokens were rated afterwards by both models, fed with the stream's own
+text: a token that lies
 more than a near tie below a model's choice is not of that model.
 """
 _TESTS = """These need levers inside the process; the tests of `tests/daemon` pull them, on the simulated engine and on

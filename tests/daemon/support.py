@@ -146,6 +146,10 @@ class Stream(threading.Thread):
         return text_of(self.events)
 
 
+# no answer of the simulated engine ends before it is stopped or has its most tokens
+ENDLESS: dict[str, Any] = {"environ": {"TEST_LEVERS": json.dumps({"eog_every": 0})}}
+
+
 class DaemonProcess:
     """`uma-core daemon` with a socket in `folder`."""
 

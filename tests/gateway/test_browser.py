@@ -5,7 +5,6 @@ Nothing is fetched from elsewhere.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.daemon.support import WAIT_S, DaemonProcess, eventually, running
+from tests.daemon.support import ENDLESS, WAIT_S, DaemonProcess, eventually, running
 from tests.gateway.support import GatewayProcess, Raw, n_busy
 from tests.tools import need
 from uma_gateway.keys import entry, new_key
@@ -22,11 +21,6 @@ from uma_gateway.keys import entry, new_key
 PATHS = ("/", "/dashboard")
 COUNTED = re.compile(r"\d+ tokens?, \d+ a second")  # told when an answer has ended
 expect.set_options(timeout=WAIT_S * 1e3)
-
-
-ENDLESS: dict[str, Any] = {
-    "environ": {"TEST_LEVERS": json.dumps({"eog_every": 0})}
-}  # no answer ends before it was stopped
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.daemon.support import eventually
+from tests.daemon.support import ENDLESS, eventually
 from tests.gateway.support import Answer, Raw, n_busy
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -15,7 +15,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 @pytest.fixture
 def busy(serve, before):
     """A daemon with one sequence, which a stream has, and a gateway that pings every 50 ms."""
-    daemon = serve("--parallel", "1")
+    daemon = serve("--parallel", "1", **ENDLESS)
     gateway = before(daemon, "--ping-s", "0.05")
     daemon.pull(step_ms=25)
     with Raw(gateway.port) as raw:

@@ -49,7 +49,7 @@ class ChatChunks:
 
     def progress(self, event: Event) -> bytes:
         """How far the prompt is read (`return_progress`)."""
-        choice = {"finish_reason": None, "index": 0, "delta": {}}
+        choice: dict[str, Any] = {"finish_reason": None, "index": 0, "delta": {}}
         return self._bytes([choice], prompt_progress=prompt_progress(event))
 
     def delta(self, index: int, delta: dict[str, Any], logprobs: list[Any] | None = None) -> bytes:
