@@ -67,13 +67,27 @@ class Replayer:
     def numbers(self, workload: str) -> list[int]:
         return [i for i, (text, _, _) in enumerate(self._texts) if text.workload == workload]
 
-    def measure(self, case: Case, mode: str) -> dict[str, float]:
-        """Tokens a second of all streams, and the gaps between their steps and tokens.
+    def warm(self, case: Case, repeat: int) -> None:
+        """Have the case's prompts read, so that both modes find them in the cache. Raises: OSError."""
+        for i in range(case.n_streams):
+            for which in self._turns(case, i, repeat):
+                with self._send(id="w", tokens=self._texts[which][1], max_tokens=1, speculate=OFF) as sock:
+                    buffer = bytearray()
+                    while not any(event.get("event") in ("eos", "error") for event in _events(buffer)):
+                        data = sock.recv(1 << 16)
+                        if not data:
+                            raise OSError(f"{case.name}: the daemon hung up")
+                        buffer += data
+
+    def measure(self, case: Case, mode: str, repeat: int) -> dict[str, float]:
+        """Tokens a second of all streams, and the gaps between their steps and tokens. Each repeat has other texts.
 
         Raises: OSError where the daemon fails.
         """
-        streams = [list(self._turns(case, i)) for i in range(case.n_streams)]
+        streams = [list(self._turns(case, i, repeat)) for i in range(case.n_streams)]
         sockets: dict[socket.socket, tuple[int, bytearray]] = {}
+        asked: list[int] = [turns[0] for turns in streams]  # which text each stream is answered with
+        tokens: list[list[int]] = [[] for _ in streams]
         times: list[list[int]] = [[] for _ in streams]
         gaps: list[float] = []
         usage = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
@@ -81,7 +95,8 @@ class Replayer:
         spans: list[tuple[int, int, int]] = []  # first token, last token, tokens
         storms: list[socket.socket] = []
         for i, turns in enumerate(streams):
-            sockets[self._ask(turns.pop(0), mode)] = i, bytearray()
+            asked[i] = turns.pop(0)
+            sockets[self._ask(asked[i], mode)] = i, bytearray()
         while sockets:
             now = time.monotonic_ns()
             if now - begin > TIMEOUT_S * 1e9:
@@ -95,18 +110,20 @@ class Replayer:
                 for event in _events(buffer):
                     if event.get("event") == "token":
                         times[i].append(now)
+                        tokens[i].append(event["token_id"])
                     elif event.get("event") in ("eos", "error") or not data:
-                        if event.get("reason") != "length":
-                            raise OSError(f"{case.name}: {event}")
+                        if event.get("reason") != "length" or tokens[i] != self._texts[asked[i]][2][: len(tokens[i])]:
+                            raise OSError(f"{case.name}: not the recorded answer: {event}")
                         for name in usage:
                             usage[name] += event["usage"].get(name, 0)
                         spans.append((times[i][0], times[i][-1], len(times[i])))
                         gaps += [(b - a) / 1e6 for a, b in zip(times[i], times[i][1:], strict=False)]
-                        times[i] = []
+                        times[i], tokens[i] = [], []
                         del sockets[sock]
                         sock.close()
                         if streams[i]:
-                            sockets[self._ask(streams[i].pop(0), mode)] = i, bytearray()
+                            asked[i] = streams[i].pop(0)
+                            sockets[self._ask(asked[i], mode)] = i, bytearray()
         for sock in storms:
             sock.close()  # which cancels what is left of it
         steps = [gap for gap in gaps if gap * 1e6 > SAME_STEP_NS]
@@ -122,8 +139,8 @@ class Replayer:
             "drafted_per_token": drafted / max(1, sum(n for _, _, n in spans)),
         }
 
-    def _turns(self, case: Case, stream: int) -> Iterator[int]:
-        known = self.numbers(case.workload)
+    def _turns(self, case: Case, stream: int, repeat: int) -> Iterator[int]:
+        known, stream = self.numbers(case.workload), stream + repeat * case.n_streams
         if case.workload == "agent":
             step = N_TURNS // N_TURNS_EACH
             yield from (known[(stream + step * turn) % N_TURNS] for turn in range(N_TURNS_EACH))
@@ -145,7 +162,8 @@ class Replayer:
     def _send(self, **message: Any) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(self._path)
-        sock.sendall(frame({**message, "temperature": 0, "stream": True}))
+        # a request that draws has a sampler, by which the engine knows whose recorded answer is wanted
+        sock.sendall(frame({**message, "temperature": 1, "stream": True}))
         return sock
 
 
@@ -161,12 +179,11 @@ def _events(buffer: bytearray) -> Iterator[dict[str, Any]]:
 def compare(server: ReplayServer, cases: Sequence[Case], repeats: int) -> Iterator[tuple[Case, str, dict[str, float]]]:
     """Figures of every case with speculation and without, in turn, repeat by repeat; every other one in reverse."""
     replayer = Replayer(str(server.socket_path))
-    for case in cases:  # prompts are in the cache from here on, in both modes
-        replayer.measure(Case(case.workload, case.n_streams, False), OFF) if not case.has_storm else None
     for repeat in range(repeats):
         for case in cases:
+            replayer.warm(case, repeat)
             for mode in (OFF, ON) if repeat % 2 == 0 else (ON, OFF):
-                yield case, mode, replayer.measure(case, mode)
+                yield case, mode, replayer.measure(case, mode, repeat)
 
 
 def settings(model: Path, threads: int) -> Settings:

@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf import findings, report
-from perf.criteria import GATEWAY_CRITERIA, ON_HTTP, TICK_CRITERIA, Criterion, clean_rows, for_engine, judge_all, on_gpu
+from perf.criteria import (
+    GATEWAY_CRITERIA,
+    ON_HTTP,
+    TICK_CRITERIA,
+    Criterion,
+    clean_rows,
+    for_engine,
+    judge_all,
+    of_weights,
+    on_gpu,
+)
 from perf.peers import HTTP
 from perf.results import RESULTS, Results, merge
 from perf.scenarios import SCENARIOS
@@ -46,6 +56,8 @@ def criteria_of(results: Results) -> tuple[Criterion, ...]:
         return TICK_CRITERIA
     if set(results.cells) == {"gateway"}:
         return GATEWAY_CRITERIA
+    if set(results.cells) == {"rates"}:
+        return of_weights(results.settings["model"])
     engine = results.settings.get("engine", "auto")
     rows = ON_HTTP if any(label.startswith(HTTP) for row in results.cells.values() for label in row) else ()
     return on_gpu(engine) if results.settings.get("gpu_layers") else (*for_engine(engine), *rows)

@@ -63,7 +63,8 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
     """Write into the finished plan what its gap and its tick may take: metrics and status judge by that, with the guard
     switched off too.
 
-    With a chat: its everyday limit, or what the guard let in beyond it. With background streams only: the tick budget,
+    With a chat: its everyday limit, or what the guard let in beyond it, and the time of drafts that bring it more than
+    one token. With background streams only: the tick budget,
     or what their round and the planned run need. With nobody decoding nothing waits for the tick's end: a new request
     interrupts it.
     """
@@ -74,9 +75,8 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
         n_calls = len({item.call for item in plan.items if item.phase is Phase.DECODE})
         alone = limits.round_ns + n_calls * state.overhead_ns
         promised = max(state.config.guard_floor_ns, int(state.config.guard_cap * (1.0 + error) * alone))
-        return plan._replace(
-            tbt_limit_ns=promised, tick_limit_ns=max(limits.everyday_ns, limits.round_ns + plan.run_ns)
-        )
+        tick_ns = max(limits.everyday_ns, limits.round_ns + plan.run_ns)
+        return plan._replace(tbt_limit_ns=promised + plan.draft_ns, tick_limit_ns=tick_ns + plan.draft_ns)
     if not any(item.phase is Phase.DECODE for item in plan.items):
         return plan
     return plan._replace(tick_limit_ns=max(state.config.tick_budget_ns, rows_time(state, index.decodes) + plan.run_ns))
