@@ -64,10 +64,11 @@ def criteria_of(results: Results) -> tuple[Criterion, ...]:
 
 
 def run_name(results: Results) -> str:
-    """How the pages call a run: model, and what computed."""
+    """How the pages call a run: model (or what was measured without one), and what computed."""
     gpus = results.machine.get("gpu") if results.settings.get("gpu_layers") else None
     where = gpus[0] if gpus else results.machine.get("cpu", "unknown")
-    return f"{results.settings.get('model', '')} on {where}"
+    what = results.settings.get("model") or ", ".join(results.cells)
+    return f"{what} on {where}"
 
 
 def scorecard_page(runs: Sequence[Results]) -> str:
