@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -130,6 +131,7 @@ def down(address: str) -> None:
 
 def _cluster() -> Any:
     """Raises: CONFIG_INVALID without the extra."""
+    importlib.import_module("uma_gateway.cluster.token").use(os.environ, Path.home())
     try:
         return importlib.import_module("uma_gateway.cluster.command")
     except ModuleNotFoundError as error:
