@@ -269,6 +269,8 @@ def test_a_node_that_is_killed_takes_only_its_own_streams_along(serving: Serving
     serving.cluster.remove_node(serving.nodes.pop(), allow_graceful=False)
     joined(threads, answers)
     assert all(end == "length" and is_same(text, whole[number]) for number, (text, end, _) in answers.items())
+    counts = serving.ask("GET", "/uma/cluster").json["counts"]
+    assert counts["replayed"] + counts["resumed"] > 0, "which of the two depends on how far its streams were"
     serving.nodes.append(serving.cluster.add_node(num_cpus=1))
     serving.reach(3)
 
@@ -316,8 +318,6 @@ def test_a_node_that_leaves_loses_nothing(serving: Serving, whole: dict[int, str
 
 def test_nothing_is_left_over(serving: Serving) -> None:
     eventually(lambda: not any(row.get("requests", 0) for row in serving.rows()), "requests are left over")
-    counts = serving.ask("GET", "/uma/cluster").json["counts"]
-    assert counts["replayed"] > 0 and counts["resumed"] > 0
 
 
 @pytest.mark.fuzz

@@ -1,4 +1,8 @@
-"""Random mixtures of what an executor does, against the same tokens read at once by llama.cpp's engine."""
+"""Random mixtures of what an executor does, against the same tokens read at once by an engine of the same kind.
+
+llama.cpp's engine is no reference here: where two experts are nearly equal it may choose the other one, and which
+tokens meet such a router depends on time. test_families.py and test_against_llama.py compare with it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,10 @@ from tests.engine.graph.models import MODELS, RECURRENT, Model
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.llama.engine import LlamaEngine
 
-# Of the logits' standard deviation. tests/cache/real.py has 0.15 for other batch shapes; where experts are chosen by
-# groups, a near-tie moves more (0.162 was seen).
-TOLERANCE = 0.25
+# Of the logits' standard deviation, where ggml's kernels compute: batches of other shapes round otherwise (0.037 was
+# seen). Our kernels give the same bits.
+TOLERANCE = 0.15
 
 
 class World:
@@ -178,7 +181,7 @@ def test_so_it_does_with_states(name: str, seed: int, written: Callable[[Model],
 
 
 def check(path: str, seed: int, is_stock: bool, kind: type[World] = World) -> None:
-    world, plain = kind(path, seed, is_stock), LlamaEngine(path, OPTIONS)
+    world, plain = kind(path, seed, is_stock), GraphEngine(path, OPTIONS, is_stock=is_stock)
     try:
         for _ in range(3):
             world.live(25)
@@ -189,7 +192,8 @@ def check(path: str, seed: int, is_stock: bool, kind: type[World] = World) -> No
                     read(plain, 0, np.array(tokens, np.int32), False)
                     step(plain, [(0, 100)])
                     theirs = plain.logits(0)
-                    assert np.abs(world.engine.logits(0) - theirs).max() < TOLERANCE * theirs.std()
+                    ours = world.engine.logits(0)
+                    assert np.abs(ours - theirs).max() <= (TOLERANCE * theirs.std() if is_stock else 0)
                     tokens.append(100)
     finally:
         world.engine.close()
