@@ -4,6 +4,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 EXTRAS := top,http,cluster,perf,test,dev
+# Tests of code that starts no threads or processes which compete for cores: one process for each core runs them.
+PURE := $(addprefix tests/,arch bindings cluster/test_simulation.py config constraint executor gateway/chat metrics \
+	policy protocol session speculation)
 
 .PHONY: help venv build ext demo test test-deps portable check fuzz audit conversations differential perf gen size clean distclean
 
@@ -28,7 +31,10 @@ demo: $(READY) ## daemon on the embedded model, three clients at once, a chat ov
 	$(PY) -m uma_ctl.demo
 
 test: ext ## run the whole test suite
-	$(PY) -m pytest
+	status=0; \
+	$(PY) -m pytest -n auto --dist worksteal $(PURE) || status=1; \
+	$(PY) -m pytest $(addprefix --ignore=,$(PURE)) || status=1; \
+	exit $$status
 
 test-deps: $(READY) ## install what some tests run beside the product (Debian packages; as root, or with sudo)
 	$(PY) -m tests.tools install

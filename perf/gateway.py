@@ -1,5 +1,8 @@
 """What the HTTP gateway costs: its CPU time for a token, and how much later the first token comes than on the socket.
 
+A token's time is that of long streams less that of short ones, for a request has its own (`x*_request_us`, and its bar:
+the first token's delay); `x*_token_all_us` is the time of long streams by their tokens, requests included.
+
 The daemon behind it runs the simulated engine at a model's pace (perf/paced.py). One by one or in turn, never at once:
 the socket and the gateway are asked alternately.
 """
@@ -23,6 +26,7 @@ from perf.wire import chat_request
 
 COUNTS = (1, 4, 16)  # streams at once
 N_TOKENS = 390  # of each: as long as an answer is short, each token is an event of its own
+N_SHORT = 4  # tokens of a stream that is little more than its request
 N_ROUNDS = 3
 N_FIRST = 40  # short requests, of each kind
 N_CTX_SEQ = 2048
@@ -76,14 +80,25 @@ def measure(repeats: int, step_ms: float, folder: Path) -> Iterator[dict[str, fl
         for repeat in range(repeats):
             figures: dict[str, float] = {}
             for n in COUNTS:
-                before = server.gateway_cpu_ns()
+                short_ns = long_ns = 0
                 for turn in range(N_ROUNDS):
-                    _ask(chat, n, N_TOKENS, f"tokens {repeat}/{turn}")
-                figures[f"x{n}_token_us"] = (server.gateway_cpu_ns() - before) / 1e3 / (n * N_TOKENS * N_ROUNDS)
+                    short_ns += _spent_ns(server, chat, n, N_SHORT, f"short {repeat}/{turn}")
+                    long_ns += _spent_ns(server, chat, n, N_TOKENS, f"tokens {repeat}/{turn}")
+                n_streams = n * N_ROUNDS
+                figures[f"x{n}_token_us"] = (long_ns - short_ns) / 1e3 / (n_streams * (N_TOKENS - N_SHORT))
+                figures[f"x{n}_token_all_us"] = long_ns / 1e3 / (n_streams * N_TOKENS)
+                figures[f"x{n}_request_us"] = short_ns / 1e3 / n_streams
             pairs = [(_first_ms(chat, f"{repeat}/{i}"), _first_ms(socket, f"{repeat}/{i}")) for i in range(N_FIRST)]
             figures["first_ms"] = median([there for there, _ in pairs])
             figures["first_later_ms"] = median([there - here for there, here in pairs])
             yield figures
+
+
+def _spent_ns(server: PacedServer, endpoint: Endpoint, n_streams: int, n_tokens: int, seed: str) -> int:
+    """CPU time of the gateway for so many streams."""
+    before = server.gateway_cpu_ns()
+    _ask(endpoint, n_streams, n_tokens, seed)
+    return server.gateway_cpu_ns() - before
 
 
 def _first_ms(endpoint: Endpoint, seed: str) -> float:

@@ -56,6 +56,8 @@ NAMES: dict[str, str] = {
     "makespan_ms": "makespan, ms",
     "failed_n": "streams not completed",
     "token_us": "CPU time of the gateway for a token, µs",
+    "token_all_us": "the same with the requests' own time spread over their tokens, µs",
+    "request_us": "CPU time of the gateway for a request of 4 tokens, µs",
     "first_later_ms": "first token later than on the socket, ms",
     "first_ms": "first token through HTTP, ms",
     "server_cpu_cores": "server CPU, cores",

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from uma_gateway.daemon import Writer
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.jsons import parse_object
 
@@ -42,15 +43,6 @@ BUSY_RETRY_MS = 1000  # where the daemon did not say when to come back
 WRITER = "uma.writer"  # where the server puts a Writer into the scope, if it has one
 
 
-class Writer(Protocol):
-    """A way around ASGI's coroutine `send` for the pieces of a stream that has begun: most of what a gateway sends."""
-
-    @property
-    def can_write(self) -> bool: ...
-
-    def write(self, data: bytes) -> None: ...
-
-
 class ClientGone(Exception):
     """The client closed its connection: nobody waits for an answer."""
 
@@ -76,7 +68,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_body_read = False
-        self._writer: Writer | None = scope.get(WRITER)
+        self.writer: Writer | None = scope.get(WRITER)  # for pieces of a stream from outside a task
 
     # the request
 
@@ -190,16 +182,6 @@ class Exchange:
     async def write(self, data: bytes) -> None:
         """Send a piece of a stream. Waits while the client reads slowly."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    @property
-    def can_write_now(self) -> bool:
-        """Whether the client has room for a piece of a stream, and the server a way to write it from outside a task."""
-        return self._writer is not None and self._writer.can_write
-
-    def write_now(self, data: bytes) -> None:
-        """The same as `write`, without waiting. Only while `can_write_now`."""
-        assert self._writer is not None
-        self._writer.write(data)
 
     async def finish(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})

@@ -109,16 +109,8 @@ async def relay(
         return
     (generation,) = generations
 
-    def write_now(events: list[Event]) -> bool:
-        if not exchange.can_write_now:
-            return False
-        data = encode(0, events[0]) if len(events) == 1 else b"".join([encode(0, event) for event in events])
-        if data:
-            exchange.write_now(data)
-            generation.is_silent = False
-        return True
-
-    generation.divert(write_now)
+    if exchange.writer is not None:
+        generation.divert(encode, exchange.writer)
     async for events in _batches(exchange, generation, is_sse):
         data = b"".join([encode(0, event) for event in events])
         if data:

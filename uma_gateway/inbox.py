@@ -15,12 +15,8 @@ class Inbox:
     def __init__(self) -> None:
         self.payloads: deque[bytes] = deque()  # whoever appends here calls `wake` afterwards
         self.failure: GatewayError | None = None
+        self.is_awaited = False  # the reader waits, and nothing is there for it
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the reader waits, and nothing is there for it."""
-        return self._waiter is not None and not self._waiter.done() and not self.payloads
 
     def put(self, payloads: Iterable[bytes]) -> None:
         self.payloads.extend(payloads)
@@ -35,6 +31,7 @@ class Inbox:
     def wake(self) -> None:
         """Make a waiting `take` return what there is, which may be nothing."""
         waiter, self._waiter = self._waiter, None
+        self.is_awaited = False
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -44,7 +41,11 @@ class Inbox:
             if self.failure is not None:
                 raise self.failure
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            self.is_awaited = True
+            try:
+                await self._waiter
+            finally:
+                self.is_awaited = False
             if not self.payloads and self.failure is not None:
                 raise self.failure
         taken = list(self.payloads)

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-
-class Diff(NamedTuple):
-    """What a piece of text added to a message. A tool call begins with its name, and its arguments follow in pieces."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool: int = -1  # number of the tool call; -1: none
-    tool_id: str = ""
-    tool_name: str = ""
-    tool_arguments: str = ""
+from uma_gateway.chat.diff import Diff
 
 
 class Parser(Protocol):

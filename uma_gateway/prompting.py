@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from uma_gateway.chat.errors import ChatError
-from uma_gateway.chat.parser import Parser as LibraryParser
+from uma_gateway.chat.parser import Parser as ChatParser
 from uma_gateway.chat.templates import Applied, Templates
 from uma_gateway.errors import from_chat, invalid, unsupported
 from uma_gateway.fields import need
 from uma_gateway.model import Model
-from uma_gateway.parsing import Diff, Parser
+from uma_gateway.parsing import Parser
 
 
 @dataclass
@@ -100,26 +100,6 @@ def _thinking(model: Model, chat: Chat, applied: Applied) -> dict[str, Any]:
         return {}
     budget = {} if chat.reasoning_budget is None else {"budget_tokens": chat.reasoning_budget}
     return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **budget}}
-
-
-class ChatParser:
-    """The chat library's parser, in this package's terms."""
-
-    def __init__(self, applied: Applied) -> None:
-        self._parser = LibraryParser(applied)
-
-    def feed(self, text: str, is_final: bool = False) -> list[Diff]:
-        return [
-            Diff(
-                diff.content,
-                diff.reasoning,
-                -1 if diff.index is None else diff.index,
-                diff.id,
-                diff.name,
-                diff.arguments,
-            )
-            for diff in self._parser.feed(text, is_final)
-        ]
 
 
 def check_messages(messages: list[Any]) -> None:

@@ -14,11 +14,13 @@ import os
 import resource
 import signal
 import socket
+from email.utils import formatdate
+from types import FrameType
 from typing import Any, cast
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.app import App
@@ -42,23 +44,17 @@ TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: cl
 
 
 class ChunkWriter:
-    """exchange.Writer: writes a chunk as uvicorn's `send` does, without its coroutine."""
+    """daemon.Writer of a connection: writes a chunk as uvicorn's `send` does, without its coroutine.
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+    A stream has no content-length, so that uvicorn sends it in chunks.
+    """
 
-    @property
-    def can_write(self) -> bool:
-        cycle = self._cycle
-        return (
-            bool(cycle.chunked_encoding)
-            and not cycle.flow.write_paused
-            and not cycle.disconnected
-            and not cycle.response_complete
-        )
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.can_write = True
 
     def write(self, data: bytes) -> None:
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def protocol_class(config: Config) -> type[asyncio.Protocol]:
@@ -82,11 +78,13 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 transport.abort()
                 return
             super().connection_made(transport)
+            self._writer = ChunkWriter(transport)
             self._await_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timers()
             if self.flow is not None:  # else it was one too many
+                self._writer.can_write = False
                 super().connection_lost(exc)
 
         def _await_head(self) -> None:
@@ -126,9 +124,10 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > max_head_bytes:
                 raise ValueError("the head is too large")  # a head that came in one piece with its body
             self._is_in_head = False
+            self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             super().on_headers_complete()
             if self.cycle is not None and self.cycle.scope is self.scope:
-                cast("dict[str, Any]", self.scope)[WRITER] = ChunkWriter(self.cycle)
+                cast("dict[str, Any]", self.scope)[WRITER] = self._writer
 
         def on_message_complete(self) -> None:
             super().on_message_complete()
@@ -142,11 +141,13 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
 
         def pause_writing(self) -> None:
             super().pause_writing()
+            self._writer.can_write = False
             if self._write_timer is None:
                 self._write_timer = self.loop.call_later(limits.write_timeout_s, self._on_slow_reader)
 
         def resume_writing(self) -> None:
             super().resume_writing()
+            self._writer.can_write = True
             if self._write_timer is not None:
                 self._write_timer.cancel()
                 self._write_timer = None
@@ -165,6 +166,17 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)
         self._app = app
+        self._told_to_stop = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Sleep until told to stop. uvicorn's own loop wakes ten times a second to look, in the midst of somebody's
+        tokens.
+        """
+        await self._told_to_stop.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        asyncio.get_running_loop().call_soon_threadsafe(self._told_to_stop.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -200,6 +212,7 @@ class Server(uvicorn.Server):
     def _let_go(self, lifeline: int) -> None:
         asyncio.get_running_loop().remove_reader(lifeline)
         self.should_exit = True
+        self._told_to_stop.set()
 
 
 def make_room(limits: LimitOptions) -> None:

@@ -9,8 +9,8 @@ from tests.daemon.support import eventually
 from tests.gateway.support import GatewayProcess, Raw, n_busy
 from uma_gateway.apis.anthropic.messages import Shape, StreamWriter
 from uma_gateway.apis.anthropic.request import read_request
+from uma_gateway.chat.diff import Diff
 from uma_gateway.errors import GatewayError
-from uma_gateway.parsing import Diff
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {

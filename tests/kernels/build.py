@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +64,14 @@ def arm() -> Compilers:
 
 def objects(sources: Sequence[Path], compilers: Compilers, flags: Sequence[str]) -> list[Path]:
     identity = compilers.identity
-    found = []
-    for source in sources:
+
+    def compiled(source: Path) -> Path:
         compiler = compilers.cc if source.suffix == ".c" else compilers.cxx
         command = [*compiler, *STANDARD[source.suffix], *WARNINGS, "-fPIC", "-pthread", *flags]
-        found.append(compile_unit(Unit(source, command, include_flags()), identity, Progress()))
-    return found
+        return compile_unit(Unit(source, command, include_flags()), identity, Progress())
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compiled, sources))
 
 
 def link(command: Sequence[str], output: Path) -> Path:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     }
 
 
+def check_all(command: list[str], names: Collection[str]) -> None:
+    """As many at once as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reports = dict(zip(names, pool.map(lambda table: check(command, table), names), strict=True))
+    assert {table for table, report in reports.items() if report.count(" 0 bad") != 2} == set(), reports
+
+
 def check(command: list[str], table: str) -> str:
     done = subprocess.run([*command, table], capture_output=True, text=True, env=ENVIRONMENT, timeout=600)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
@@ -42,9 +51,7 @@ def tables(command: list[str]) -> list[str]:
 def test_every_table_of_this_processor_computes_what_the_formats_say(programs, build_name):
     found = tables(programs[build_name])
     assert found[-1] == "portable"
-    for table in found:
-        report = check(programs[build_name], table)
-        assert report.count(" 0 bad") == 2, f"{table}: {report}"
+    check_all(programs[build_name], found)
 
 
 def test_an_unknown_table_is_refused(programs):
@@ -55,8 +62,7 @@ def test_an_unknown_table_is_refused(programs):
 def test_neon_tables_compute_what_the_formats_say(tmp_path: Path):
     command = build.check_program(build.arm(), ["-O2"], tmp_path / "check")
     assert tables(command) == [*NEON, "portable"] or not build.arm().run
-    for table in set(NEON) & set(tables(command)):
-        assert check(command, table).count(" 0 bad") == 2, table
+    check_all(command, set(NEON) & set(tables(command)))
 
 
 def test_a_processor_without_the_extensions_gets_plain_neon(tmp_path: Path):

@@ -72,8 +72,9 @@ def test_what_it_costs_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name, value in (("COUNTS", (1, 2)), ("N_TOKENS", 20), ("N_ROUNDS", 1), ("N_FIRST", 2)):
         monkeypatch.setattr(gateway, name, value)
     (figures,) = gateway.measure(1, 0.1, tmp_path)
-    assert set(figures) == {"x1_token_us", "x2_token_us", "first_ms", "first_later_ms"}
-    assert figures["x1_token_us"] > 0 and figures["first_ms"] > 0
+    each = {f"x{n}_{name}" for n in (1, 2) for name in ("token_us", "token_all_us", "request_us")}
+    assert set(figures) == {*each, "first_ms", "first_later_ms"}
+    assert figures["x1_token_all_us"] > 0 and figures["x1_request_us"] > 0 and figures["first_ms"] > 0
 
 
 def test_it_is_held_against_the_socket_repeat_by_repeat() -> None:

@@ -42,6 +42,34 @@ class Output:
 
     def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
         """One sampled token: to the reader, and to the end of the session where it is the last."""
+        if session.is_plain and token >= 0:
+            self._deliver_plain(session, token, now_ns)
+        else:
+            self._deliver_watched(session, token, now_ns)
+
+    def _deliver_plain(self, session: Session, token: TokenId, now_ns: int) -> None:
+        """Nothing but text is wanted. It runs between two decode calls for every stream: `perf tick` shows its time."""
+        request, engine = session.request, self._engine
+        if not request.ignore_eos and engine.is_eog(token):
+            self.finish(session, FinishReason.STOP, now_ns)
+            return
+        last_ns = session.t_last_ns if session.t_first_ns else 0
+        session.add_token(token, now_ns)
+        self._meters.on_token(session, last_ns, now_ns)
+        stream = session.text
+        text = stream.push(engine.piece(token))
+        if text:
+            if request.stream:
+                self._events.append(Token(session.conn_id, session.id, text, token, None, session.index))
+            else:
+                session.parts.append(text)
+        if stream.stopped_by:
+            self.finish(session, FinishReason.STOP, now_ns, stop={"text": stream.stopped_by})
+        elif len(session.generated) >= session.n_max:
+            self.finish(session, FinishReason.LENGTH, now_ns)
+
+    def _deliver_watched(self, session: Session, token: TokenId, now_ns: int) -> None:
+        """A token that may mean more than its text: to a grammar, a stop list, a thought, a prompt that is scored."""
         if token < 0:
             is_banned = session.bans is not None and session.bans.is_set
             self.fail(
@@ -270,6 +298,7 @@ class Output:
         if request.best_of > request.n and params.logprobs is None:
             params = dataclasses.replace(params, logprobs=0)
         session.thinking = self._thinking(session)
+        session.is_plain = is_plain(session)
         is_limited = request.reasoning is not None and request.reasoning.budget_tokens is not None
         is_held_to = session.matcher is not None or is_limited or session.bans is not None
         if not params.needs_sampler and not self._engine.info.suppressed and not is_held_to:
@@ -290,3 +319,9 @@ class Output:
             return None
         tail = (self._engine.piece(int(token), True) for token in session.prompt[-PROMPT_TAIL:])
         return Thinking(wanted, b"".join(tail))
+
+
+def is_plain(session: Session) -> bool:
+    """Its tokens are text and nothing else, as long as it lives."""
+    watchers = session.answer, session.matcher, session.thinking, session.bans, session.request.prompt_logprobs
+    return watchers.count(None) == len(watchers) and not session.stop_tokens and not session.preserved_tokens

@@ -38,6 +38,15 @@ class FrameReader:
     def feed(self, data: bytes | bytearray) -> None:
         self._buffer += data
 
+    def whole(self, data: bytes) -> bytes | None:
+        """The payload, where `data` is one frame and nothing waits for it: most often so, and then nothing is copied
+        to and fro. None: `feed` it.
+        """
+        n = len(data) - HEADER.size
+        if self._buffer or not 0 < n <= self.cap_bytes or HEADER.unpack_from(data)[0] != n:
+            return None
+        return data[HEADER.size :]
+
     def next_payload(self) -> bytes | None:
         """Take the next payload out of the buffer; None while it is incomplete."""
         buffer = self._buffer

@@ -113,6 +113,7 @@ class Session:
         self.sampler: Sampler | None = None
         self.scoring: Scoring | None = None  # while the log probabilities of its prompt are found
         self.thinking: Thinking | None = None
+        self.is_plain = False  # nothing but the text of its tokens is wanted: Output.open_sampler
         self.was_forced = False  # the end of its thought
         self.is_forced = False  # the next token, which its sampler has been told
         self.matcher: Matcher | None = None  # what holds it to a grammar

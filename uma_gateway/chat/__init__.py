@@ -4,8 +4,9 @@
 llama.cpp's own chat code, in one shared object (native/chat).
 """
 
+from uma_gateway.chat.diff import Diff
 from uma_gateway.chat.errors import ChatCode, ChatError
-from uma_gateway.chat.parser import Answer, Diff, Parser, ToolCall
+from uma_gateway.chat.parser import Answer, Parser, ToolCall
 from uma_gateway.chat.templates import AnswerFormat, Applied, Templates, Thinking
 
 __all__ = [

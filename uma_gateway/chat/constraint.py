@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ from uma_gateway.chat.schema import Schema, constrained, part
 Constraint = dict[str, Any]
 
 _PLAIN_TEXT = "Hello, world."
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # of a tool: written in JSON as it is
+_N_IN_PATTERN = 500  # characters of names: the daemon takes patterns of 1,000
 _N_KEPT = 128  # grammars of the last requests: a client sends the same tools with every one of them
 
 
@@ -95,6 +98,44 @@ def constraint_of(applied: dict[str, Any], schemas: Schemas, must_call: bool = F
     return {"gbnf": applied["gbnf"](), "prefix": applied["generation_prompt"]}
 
 
+def unmarked_constraint(must_call: dict[str, Any], schemas: Schemas) -> Constraint | None:
+    """The constraint of calls that may come, where nothing but their own JSON tells them from an answer (Llama 3.x):
+    the grammar of a required call holds from `{"name": <a tool>, "parameters":` on.
+
+    `must_call`: an `apply` whose calls are required. None where its calls do not begin so.
+    """
+    lark, names = _unmarked_lark(must_call["parser"], must_call["generation_prompt"], schemas.key())
+    if not lark:
+        return None
+    return {"lark": lark, "triggers": [{"type": "pattern", "value": _call_begins(batch)} for batch in _batches(names)]}
+
+
+def _batches(names: tuple[str, ...]) -> Iterator[list[str]]:
+    """The names in parts of which each fits into a pattern."""
+    batch: list[str] = []
+    for name in names:
+        if batch and sum(map(len, batch)) + len(name) > _N_IN_PATTERN:
+            yield batch
+            batch = []
+        batch.append(name)
+    yield batch
+
+
+def _call_begins(names: list[str]) -> str:
+    """A pattern of what the grammar takes up to the arguments, with as much white space as it takes."""
+    space = r"(?: |\n{1,2}[ \t]{0,20})?"
+    words = [
+        space + space + r"\{",
+        rf'(?:"type"{space}:{space}"function"{space},{space})?"name"',
+        ":",
+        f'"(?:{"|".join(re.escape(name) for name in names)})"',
+        ",",
+        '"parameters"',
+        ":",
+    ]
+    return "^" + space.join(words)
+
+
 def json_constraint(applied: dict[str, Any], schemas: Schemas) -> Constraint | None:
     """The same for an answer that is JSON, where the template knows no such answer: the JSON takes the place of the
     text.
@@ -149,6 +190,23 @@ def _calls_lark(parser: str, generation_prompt: str, schemas: str) -> str:
         return "" if root.nullable else write_lark(grammar, grammar.settle(root))
     except (Unsettled, RecursionError):
         return ""
+
+
+@functools.lru_cache(maxsize=_N_KEPT)
+def _unmarked_lark(parser: str, generation_prompt: str, schemas: str) -> tuple[str, tuple[str, ...]]:
+    """The grammar of a call, and the tools whose calls begin as `_call_begins` has it; "" where none does."""
+    try:
+        grammar = Grammar()
+        root = _after(grammar, _reader(grammar, parser, _schemas(schemas), grammar.empty).root(), generation_prompt)
+        names = tuple(
+            name
+            for name in json.loads(schemas)[0]
+            if _PLAIN_NAME.fullmatch(name)
+            and grammar.after(root, f'{{"type": "function", "name": "{name}", "parameters": ')
+        )
+        return (write_lark(grammar, grammar.settle(root)), names) if names else ("", ())
+    except (Unsettled, RecursionError):
+        return "", ()
 
 
 @functools.lru_cache(maxsize=_N_KEPT)

@@ -8,24 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from uma_gateway.chat.diff import Diff
 from uma_gateway.chat.library import Handle, LibraryError, call, encode, load, passer
 from uma_gateway.chat.templates import Applied
 
 STREAM, FINAL, PARSE = range(3)  # how the library is fed
 IN_CONTENT, IN_REASONING, IN_ARGUMENTS = 1, 2, 3  # where uma_chat_parser_pass says that text goes
 N_STEPS = 64  # in which the end of what parses is looked for: 10 ms for 10 KB
-
-
-@dataclass(slots=True)
-class Diff:
-    """What is new. `index` tells which tool call id, name and arguments belong to; None: none."""
-
-    content: str = ""
-    reasoning: str = ""
-    index: int | None = None
-    id: str = ""  # with the first difference of a call
-    name: str = ""  # likewise
-    arguments: str = ""  # a piece of JSON text
 
 
 @dataclass
@@ -106,9 +95,14 @@ class Parser:
         if self._has_left_form:
             return self._rest(text)
         if not is_final and text and self._handle is not None:
-            diff = self._passed(text, self._handle)
-            if diff is not None:
-                return [diff]
+            data = text.encode("utf-8", "replace")
+            part = self._pass(self._handle.pointer, data, len(data))
+            if part:
+                self._n_read, self._n_begun, self._is_whole = self._n_chars, 0, False
+                if part == IN_CONTENT:
+                    self._told["content"].append(text)
+                    return [Diff(text)]
+                return [self._inside(part, text)]
         diffs = self._feed(text, FINAL if is_final else STREAM)
         if is_final or self._has_left_form:
             if not self._is_whole:
@@ -117,24 +111,13 @@ class Parser:
             self._handle, self._has_left_form = None, True
         return diffs
 
-    def _passed(self, text: str, handle: Handle) -> Diff | None:
-        """What is new, where the text only goes on in a part of the message that is open.
-
-        None: the library has to look at it.
-        """
-        data = text.encode("utf-8", "replace")
-        part = self._pass(handle.pointer, data, len(data))
-        if not part:
-            return None
-        self._n_read, self._n_begun, self._is_whole = self._n_chars, 0, False
+    def _inside(self, part: int, text: str) -> Diff:
+        """Text that goes on in a thought or in the arguments of the last call."""
         if part == IN_ARGUMENTS:
             self._calls[-1][2].append(text)
-            return Diff(index=len(self._calls) - 1, arguments=text)
-        if part == IN_REASONING:
-            self._told["reasoning"].append(text)
-            return Diff(reasoning=text)
-        self._told["content"].append(text)
-        return Diff(content=text)
+            return Diff(tool=len(self._calls) - 1, tool_arguments=text)
+        self._told["reasoning"].append(text)
+        return Diff(reasoning=text)
 
     def _rest(self, text: str) -> list[Diff]:
         """Give text as it is; white space behind calls only once something follows it."""
@@ -198,11 +181,11 @@ class Parser:
             self._told["reasoning"].append(diff.reasoning)
             return diff
         if index < len(self._calls):
-            diff = Diff(index=index, arguments=entry["arguments"])
+            diff = Diff(tool=index, tool_arguments=entry["arguments"])
         else:
-            diff = Diff(index=index, id=entry["id"] or self._new_id(), name=entry["name"], arguments=entry["arguments"])
-            self._calls.append((diff.id, diff.name, []))
-        self._calls[index][2].append(diff.arguments)
+            diff = Diff("", "", index, entry["id"] or self._new_id(), entry["name"], entry["arguments"])
+            self._calls.append((diff.tool_id, diff.tool_name, []))
+        self._calls[index][2].append(diff.tool_arguments)
         return diff
 
     def _remaining(self) -> list[Diff]:

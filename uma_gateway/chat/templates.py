@@ -12,7 +12,14 @@ from typing import Any, Literal
 
 from uma_gateway.chat import generic
 from uma_gateway.chat.check import check_template
-from uma_gateway.chat.constraint import Constraint, Schemas, constraint_of, either_constraint, json_constraint
+from uma_gateway.chat.constraint import (
+    Constraint,
+    Schemas,
+    constraint_of,
+    either_constraint,
+    json_constraint,
+    unmarked_constraint,
+)
 from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.library import Handle, LibraryError, call, encode
 from uma_gateway.chat.schema import (
@@ -299,6 +306,10 @@ class _Request:
         )
 
     def _tools_constraint(self, side: Templates, rendered: dict[str, Any], answer: dict[str, Any]) -> Constraint | None:
+        if self._schema is None and self._choice.mode == "auto" and not answer["has_grammar"]:
+            return unmarked_constraint(
+                self._fitted(self._with_tools(side, rendered, "required"), rendered), self._schemas
+            )
         if self._schema is None or self._choice.mode == "required":
             return constraint_of(self._fitted(answer, rendered), self._schemas, self._choice.mode == "required")
         must = self._with_tools(side, rendered, "required")

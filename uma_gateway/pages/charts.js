@@ -1,8 +1,11 @@
-// Charts drawn as SVG and changed in place: nothing is rebuilt that stays, so nothing flickers. Colours come from the style sheet.
+// Charts drawn as SVG and changed in place: nothing is rebuilt that stays, so nothing flickers. Colours come from the
+// style sheet.
 const SVG = "http://www.w3.org/2000/svg";
 
 export const number = (value, digits = 0) =>
-  value === undefined || value === null ? "–" : Number(value).toLocaleString(undefined, { maximumFractionDigits: digits });
+  value === undefined || value === null
+    ? "–"
+    : Number(value).toLocaleString(undefined, { maximumFractionDigits: digits });
 
 export function shape(tag, attributes = {}, parent = null) {
   const node = document.createElementNS(SVG, tag);
@@ -49,15 +52,23 @@ class TimeAxis {
   }
 }
 
-// Lines over the last seconds, with a labelled axis. `lines`: class of each line; a line of class "limit" is a level, dashed.
+// Lines over the last seconds, with a labelled axis. `lines`: class of each line; a line of class "limit" is a level,
+// dashed.
 export class LineChart {
   constructor(holder, lines) {
     this.svg = shape("svg", { class: "chart", role: "img" }, null);
     holder.append(this.svg);
     this.lines = lines;
     this.time = new TimeAxis(this.svg);
-    this.levels = [0, 0.5, 1].map((part) => [part, shape("line", { class: "grid" }, this.svg), shape("text", { class: "tick", "text-anchor": "end" }, this.svg)]);
-    this.paths = lines.map((name) => [shape("path", { class: `area ${name}` }, this.svg), shape("path", { class: `line ${name}` }, this.svg)]);
+    this.levels = [0, 0.5, 1].map((part) => [
+      part,
+      shape("line", { class: "grid" }, this.svg),
+      shape("text", { class: "tick", "text-anchor": "end" }, this.svg),
+    ]);
+    this.paths = lines.map((name) => [
+      shape("path", { class: `area ${name}` }, this.svg),
+      shape("path", { class: `line ${name}` }, this.svg),
+    ]);
     this.most = 0;
   }
 
@@ -68,7 +79,8 @@ export class LineChart {
     const [left, right, top, bottom] = [46, width - 6, 10, height - 20];
     const values = points.flatMap(([, ...rest]) => rest.filter((value) => value !== null));
     const needed = ceiling(Math.max(0, ...values));
-    if (needed > this.most || needed < this.most / 4) this.most = needed; // shrinks late: an axis that jumps is hard to read
+    // The axis shrinks late: one that jumps is hard to read.
+    if (needed > this.most || needed < this.most / 4) this.most = needed;
     const x = (at) => right - ((right - left) * (now - at)) / (seconds * 1000);
     const y = (value) => bottom - (bottom - top) * Math.min(1, value / this.most);
     this.time.place(seconds, left, right, top, bottom);
@@ -79,7 +91,9 @@ export class LineChart {
     }
     const visible = points.filter(([at]) => now - at <= seconds * 1000);
     this.paths.forEach(([area, line], index) => {
-      const parts = visible.filter((point) => point[index + 1] !== null).map((point) => `${x(point[0]).toFixed(1)},${y(point[index + 1]).toFixed(1)}`);
+      const parts = visible
+        .filter((point) => point[index + 1] !== null)
+        .map((point) => `${x(point[0]).toFixed(1)},${y(point[index + 1]).toFixed(1)}`);
       const path = parts.length ? `M${parts.join("L")}` : "";
       const [first, last] = [parts[0]?.split(",")[0], parts.at(-1)?.split(",")[0]];
       put(line, { d: path });
@@ -99,7 +113,11 @@ export class Timeline {
     holder.append(this.svg);
     this.time = new TimeAxis(this.svg);
     const defs = shape("defs", {}, this.svg);
-    const stripes = shape("pattern", { id: "stripes", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, defs);
+    const stripes = shape(
+      "pattern",
+      { id: "stripes", width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+      defs,
+    );
     shape("rect", { width: 6, height: 6, class: "reading" }, stripes);
     shape("rect", { width: 2.5, height: 6, class: "stripe" }, stripes);
     this.layer = shape("g", {}, this.svg);
@@ -118,7 +136,8 @@ export class Timeline {
     return bar;
   }
 
-  // `requests`: {key, label, title, isBackground, start, admitted, first, end}, times in ms; `admitted` and `first` may be null.
+  // `requests`: {key, label, title, isBackground, start, admitted, first, end}, times in ms; `admitted` and `first` may
+  // be null.
   draw(requests, now, seconds, label) {
     const width = this.svg.clientWidth;
     if (!width) return;
@@ -170,7 +189,10 @@ export class Timeline {
     const room = x(request.end) - begin;
     put(bar.label, { x: begin + 5, y: y + ROW / 2 + 4, visibility: room > 40 ? "visible" : "hidden" });
     const letters = Math.floor((room - 8) / 6.6);
-    say(bar.label, request.label.length > letters ? `${request.label.slice(0, Math.max(0, letters - 1))}…` : request.label);
+    say(
+      bar.label,
+      request.label.length > letters ? `${request.label.slice(0, Math.max(0, letters - 1))}…` : request.label,
+    );
     say(bar.title, request.title);
   }
 }

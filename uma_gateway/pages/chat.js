@@ -90,7 +90,10 @@ async function answer() {
   const reply = { role: "assistant", content: "", reasoning: "", isOpen: true };
   const system = element("system").value.trim();
   const body = {
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...messages.map(({ role, content }) => ({ role, content }))],
+    messages: [
+      ...(system ? [{ role: "system", content: system }] : []),
+      ...messages.map(({ role, content }) => ({ role, content })),
+    ],
     temperature: Number(element("temperature").value),
     max_tokens: Number(element("most").value) || undefined,
     chat_template_kwargs: { enable_thinking: element("thinking").checked },
@@ -124,7 +127,10 @@ async function answer() {
       if (event.choices?.[0]?.finish_reason === "length") reply.end = "The answer reached its limit of tokens.";
       if (event.timings) {
         const n = event.usage?.completion_tokens ?? event.timings.predicted_n;
-        outcome = [`${n} token${n === 1 ? "" : "s"}, ${Math.round(event.timings.predicted_per_second)} a second`, false];
+        outcome = [
+          `${n} token${n === 1 ? "" : "s"}, ${Math.round(event.timings.predicted_per_second)} a second`,
+          false,
+        ];
       }
     }
   } catch (error) {
@@ -206,6 +212,9 @@ for (const message of messages) {
 }
 setRunning(null);
 log.scrollTop = log.scrollHeight;
-ask("/v1/models").then((answer) => answer.json()).then(({ data }) => {
-  element("model").textContent = `${data[0].id}, ${data[0].context_length.toLocaleString()} tokens of context`;
-}).catch((error) => tell(error.message, true));
+ask("/v1/models")
+  .then((answer) => answer.json())
+  .then(({ data }) => {
+    element("model").textContent = `${data[0].id}, ${data[0].context_length.toLocaleString()} tokens of context`;
+  })
+  .catch((error) => tell(error.message, true));

@@ -3,11 +3,18 @@ import { ask, element, events } from "./common.js";
 
 const RETRY_MS = 2000;
 const WORDS = {
-  routed: "sent to a daemon", rerouted: "taken elsewhere after a refusal", replayed: "begun anew after a loss",
-  resumed: "continued after a loss", lost: "ended by a loss", refused: "refused",
+  routed: "sent to a daemon",
+  rerouted: "taken elsewhere after a refusal",
+  replayed: "begun anew after a loss",
+  resumed: "continued after a loss",
+  lost: "ended by a loss",
+  refused: "refused",
 };
 
-const number = (value, digits = 0) => (value === undefined || value === null ? "–" : Number(value).toLocaleString(undefined, { maximumFractionDigits: digits }));
+const number = (value, digits = 0) =>
+  value === undefined || value === null
+    ? "–"
+    : Number(value).toLocaleString(undefined, { maximumFractionDigits: digits });
 
 function table(head, rows) {
   const made = document.createElement("table");
@@ -20,7 +27,8 @@ function table(head, rows) {
 }
 
 function draw(now) {
-  const units = now.units, open = units.filter((unit) => unit.is_open);
+  const units = now.units,
+    open = units.filter((unit) => unit.is_open);
   const share = now.counts.prompt_tokens ? (100 * now.counts.cached_tokens) / now.counts.prompt_tokens : 0;
   const tiles = [
     [`${open.length} of ${units.length}`, "daemons take requests"],
@@ -29,17 +37,35 @@ function draw(now) {
     [now.waiting, "requests wait for one"],
     [`${number(share)} %`, "of prompts' tokens cached"],
   ];
-  element("tiles").replaceChildren(...tiles.map(([value, name]) => {
-    const tile = document.createElement("div");
-    tile.append(Object.assign(document.createElement("b"), { textContent: value }), Object.assign(document.createElement("span"), { textContent: name }));
-    return tile;
-  }));
+  element("tiles").replaceChildren(
+    ...tiles.map(([value, name]) => {
+      const tile = document.createElement("div");
+      tile.append(
+        Object.assign(document.createElement("b"), { textContent: value }),
+        Object.assign(document.createElement("span"), { textContent: name }),
+      );
+      return tile;
+    }),
+  );
   const rows = units.map((unit) => [
-    unit.node.slice(0, 12), unit.model, unit.is_open ? "open" : "closed", `${number(unit.requests)} / ${number(unit.sequences)}`,
-    number(unit.load_ms?.interactive), number(unit.load_ms?.background), number(unit.pages), number(unit.age_ms),
+    unit.node.slice(0, 12),
+    unit.model,
+    unit.is_open ? "open" : "closed",
+    `${number(unit.requests)} / ${number(unit.sequences)}`,
+    number(unit.load_ms?.interactive),
+    number(unit.load_ms?.background),
+    number(unit.pages),
+    number(unit.age_ms),
   ]);
-  element("units").replaceChildren(table(["node", "model", "", "requests / sequences", "wait, ms", "in the background", "pages known", "heard, ms ago"], rows));
-  element("counts").replaceChildren(table(Object.values(WORDS), [Object.keys(WORDS).map((name) => number(now.counts[name]))]));
+  element("units").replaceChildren(
+    table(
+      ["node", "model", "", "requests / sequences", "wait, ms", "in the background", "pages known", "heard, ms ago"],
+      rows,
+    ),
+  );
+  element("counts").replaceChildren(
+    table(Object.values(WORDS), [Object.keys(WORDS).map((name) => number(now.counts[name]))]),
+  );
   element("state").textContent = open.length ? "ready" : "no daemon takes requests";
 }
 

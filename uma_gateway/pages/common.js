@@ -26,7 +26,9 @@ export async function ask(path, options = {}) {
     try {
       const body = await answer.json();
       words = body.error?.message ?? body.error ?? words;
-    } catch { /* not JSON: the status is all there is */ }
+    } catch {
+      /* not JSON: the status is all there is */
+    }
     throw new Error(words);
   }
 }

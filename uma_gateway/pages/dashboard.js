@@ -29,12 +29,15 @@ const charts = {
 // ---- words
 
 const ms = (value, digits = 1) => (value === undefined || value === null ? "–" : `${number(value, digits)} ms`);
-const span = (value) => (value >= 9950 ? `${number(value / 1000)} s` : value >= 1000 ? `${number(value / 1000, 1)} s` : `${number(value)} ms`);
-const size = (bytes) => (bytes >= 1024 * MiB ? `${number(bytes / MiB / 1024, 1)} GiB` : `${number(bytes / MiB, bytes < 10 * MiB ? 1 : 0)} MiB`);
+const span = (value) =>
+  value >= 9950 ? `${number(value / 1000)} s` : value >= 1000 ? `${number(value / 1000, 1)} s` : `${number(value)} ms`;
+const size = (bytes) =>
+  bytes >= 1024 * MiB ? `${number(bytes / MiB / 1024, 1)} GiB` : `${number(bytes / MiB, bytes < 10 * MiB ? 1 : 0)} MiB`;
 const short = (id) => (id.length > 18 ? `${id.slice(0, 14)}…` : id);
 const who = (r) => r.account || (r.uid === undefined ? "" : `uid ${r.uid}, pid ${r.pid}`);
 const keyOf = (r) => `${r.conn}:${r.request_id}:${r.index}`;
-const sum = (value) => (value && typeof value === "object" ? Object.values(value).reduce((all, item) => all + item, 0) : value ?? 0);
+const sum = (value) =>
+  value && typeof value === "object" ? Object.values(value).reduce((all, item) => all + item, 0) : (value ?? 0);
 const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 
 // ---- tables that change in place: a row stays the same node as long as its key is there
@@ -49,7 +52,11 @@ class Table {
     title.textContent = caption;
     const head = this.table.createTHead().insertRow();
     for (const [name, kind] of columns) {
-      const cell = Object.assign(document.createElement("th"), { textContent: name, scope: "col", className: kind ?? "" });
+      const cell = Object.assign(document.createElement("th"), {
+        textContent: name,
+        scope: "col",
+        className: kind ?? "",
+      });
       head.append(cell);
     }
     this.columns = columns;
@@ -86,7 +93,11 @@ class Table {
     if (index === 0) node.scope = "row";
     node.className = this.columns[index][1] ?? "";
     if (cell?.button) {
-      const button = Object.assign(document.createElement("button"), { type: "button", textContent: cell.button, className: "small" });
+      const button = Object.assign(document.createElement("button"), {
+        type: "button",
+        textContent: cell.button,
+        className: "small",
+      });
       button.setAttribute("aria-label", cell.label);
       button.addEventListener("click", cell.press);
       node.append(button);
@@ -111,19 +122,45 @@ class Table {
 }
 
 const tables = {
-  waits: new Table(element("waits"), "Who waits for whom", [["Request"], ["Waits for"], ["Because", "wrap"], ["About", "n"]], "Nobody waits."),
+  waits: new Table(
+    element("waits"),
+    "Who waits for whom",
+    [["Request"], ["Waits for"], ["Because", "wrap"], ["About", "n"]],
+    "Nobody waits.",
+  ),
   cache: new Table(
     element("cache"),
     "Prefix cache by tier",
     [["Tier"], ["Held"], ["Hits", "n"], ["Tokens saved", "n"], ["Evicted", "n"], ["Restore, p50", "n"]],
     "The prefix cache is off.",
   ),
-  shares: new Table(element("shares"), "Shares of compute time", [["Key or client"], ["Answering", "n"], ["Waiting", "n"], ["Share"]], "Nobody has a request."),
-  notes: new Table(element("notes"), "Latest decisions", [["When"], ["What", "wrap"]], "None yet: nothing had to be decided."),
+  shares: new Table(
+    element("shares"),
+    "Shares of compute time",
+    [["Key or client"], ["Answering", "n"], ["Waiting", "n"], ["Share"]],
+    "Nobody has a request.",
+  ),
+  notes: new Table(
+    element("notes"),
+    "Latest decisions",
+    [["When"], ["What", "wrap"]],
+    "None yet: nothing had to be decided.",
+  ),
   requests: new Table(
     element("requests"),
     "Requests in flight",
-    [["Request"], ["Key or client"], ["Class"], ["Phase"], ["Prompt read"], ["Cached", "n"], ["Answered"], ["First token", "n"], ["Age", "n"], [""]],
+    [
+      ["Request"],
+      ["Key or client"],
+      ["Class"],
+      ["Phase"],
+      ["Prompt read"],
+      ["Cached", "n"],
+      ["Answered"],
+      ["First token", "n"],
+      ["Age", "n"],
+      [""],
+    ],
     "No request is in flight.",
   ),
 };
@@ -139,10 +176,27 @@ function tiles(now) {
   const kept = latency.within_limit;
   const shown = [
     ["Generated", number(generated), "tokens/s", `${number(read)} prompt tokens/s`],
-    ["In work", number(decode + prefill), "", parked ? `of ${number(now.engine?.n_seq_max)}; ${number(parked)} parked` : `of ${plural(now.engine?.n_seq_max, "sequence")}`],
+    [
+      "In work",
+      number(decode + prefill),
+      "",
+      parked
+        ? `of ${number(now.engine?.n_seq_max)}; ${number(parked)} parked`
+        : `of ${plural(now.engine?.n_seq_max, "sequence")}`,
+    ],
     ["Waiting", number(queued), "", queued ? `the oldest for ${span(oldest)}` : "nobody", queued ? "warn" : ""],
-    ["First token", latency.ttft_ms ? span(latency.ttft_ms.p50) : "–", "", latency.ttft_ms ? `p95 ${span(latency.ttft_ms.p95)}` : "none yet"],
-    ["Between tokens", latency.itl_ms ? number(latency.itl_ms.p95, 1) : "–", latency.itl_ms ? "ms p95" : "", `alone ${ms(latency.solo_itl_ms)}`],
+    [
+      "First token",
+      latency.ttft_ms ? span(latency.ttft_ms.p50) : "–",
+      "",
+      latency.ttft_ms ? `p95 ${span(latency.ttft_ms.p95)}` : "none yet",
+    ],
+    [
+      "Between tokens",
+      latency.itl_ms ? number(latency.itl_ms.p95, 1) : "–",
+      latency.itl_ms ? "ms p95" : "",
+      `alone ${ms(latency.solo_itl_ms)}`,
+    ],
     [
       "Pace kept",
       kept === undefined ? "–" : `${number(100 * kept, 1)}`,
@@ -158,7 +212,11 @@ function tiles(now) {
       tile = Object.assign(document.createElement("div"), { className: "tile" });
       const value = document.createElement("dd");
       value.append(document.createElement("b"), " ", document.createElement("small"));
-      tile.append(document.createElement("dt"), value, Object.assign(document.createElement("dd"), { className: "more" }));
+      tile.append(
+        document.createElement("dt"),
+        value,
+        Object.assign(document.createElement("dd"), { className: "more" }),
+      );
       holder.append(tile);
     }
     say(tile.children[0], name);
@@ -197,21 +255,49 @@ function remember(now) {
     const rate = (name) => Math.max(0, (sum(now.metrics[name]) - sum(last.metrics[name])) / seconds);
     rates.push([now.at, rate("tokens_generated_total"), rate("prefill_tokens_total")]);
   }
-  if (now.latency) gaps.push([now.at, now.latency.itl_ms?.p50 ?? null, now.latency.itl_ms?.p95 ?? null, now.latency.solo_itl_ms || null]);
+  if (now.latency)
+    gaps.push([
+      now.at,
+      now.latency.itl_ms?.p50 ?? null,
+      now.latency.itl_ms?.p95 ?? null,
+      now.latency.solo_itl_ms || null,
+    ]);
   for (const list of [rates, gaps]) while (list.length && list[0][0] < now.at - (SECONDS + 2) * 1000) list.shift();
-  for (const words of now.tick?.notes ?? []) notes.set(words.replace(/[\d.]+/g, "#"), { words: words.replaceAll("_", " "), at: now.at });
+  for (const words of now.tick?.notes ?? [])
+    notes.set(words.replace(/[\d.]+/g, "#"), { words: words.replaceAll("_", " "), at: now.at });
 }
 
 function drawCharts(now) {
   const live = now.requests?.length ?? 0;
   const seconds = SPANS.find((span) => now.at - startedAt <= span * 1000) ?? SECONDS;
-  charts.streams.draw([...requests.values()], now.at, seconds, `${plural(live, "request")} in flight, ${requests.size} in the last two minutes. The table of requests has the details.`);
+  charts.streams.draw(
+    [...requests.values()],
+    now.at,
+    seconds,
+    `${plural(live, "request")} in flight, ${requests.size} in the last two minutes. ` +
+      "The table of requests has the details.",
+  );
   element("streams-none").hidden = requests.size > 0;
   const [, generated = 0, read = 0] = rates.at(-1) ?? [];
-  charts.rate.draw(rates.map(([at, value]) => [at, value]), now.at, seconds, `Generated tokens a second over ${seconds} s, now ${number(generated)}`);
-  charts.read.draw(rates.map(([at, , value]) => [at, value]), now.at, seconds, `Prompt tokens read a second over ${seconds} s, now ${number(read)}`);
+  charts.rate.draw(
+    rates.map(([at, value]) => [at, value]),
+    now.at,
+    seconds,
+    `Generated tokens a second over ${seconds} s, now ${number(generated)}`,
+  );
+  charts.read.draw(
+    rates.map(([at, , value]) => [at, value]),
+    now.at,
+    seconds,
+    `Prompt tokens read a second over ${seconds} s, now ${number(read)}`,
+  );
   const { itl_ms: itl, solo_itl_ms: alone } = now.latency ?? {};
-  charts.gaps.draw(gaps, now.at, seconds, `Gaps between tokens in the last minute: median ${ms(itl?.p50)}, p95 ${ms(itl?.p95)}; a stream alone ${ms(alone)}`);
+  charts.gaps.draw(
+    gaps,
+    now.at,
+    seconds,
+    `Gaps between tokens in the last minute: median ${ms(itl?.p50)}, p95 ${ms(itl?.p95)}; a stream alone ${ms(alone)}`,
+  );
 }
 
 function drawWaits(now) {
@@ -224,11 +310,22 @@ function drawWaits(now) {
     const line = (whom, why, about = "") => rows.push([keyOf(r), [short(r.request_id), whom, why, about]]);
     if (r.is_held) line("its own reader", "it reads slowly");
     else if (r.phase === "queued" && r.queue_position !== undefined)
-      line(r.waits_for ? short(r.waits_for) : "its turn", r.waits_for ? `place ${r.queue_position + 1} in the queue; that sequence should be free first` : "it is the next", r.waits_for ? span(r.wait_ms) : "");
+      line(
+        r.waits_for ? short(r.waits_for) : "its turn",
+        r.waits_for
+          ? `place ${r.queue_position + 1} in the queue; that sequence should be free first`
+          : "it is the next",
+        r.waits_for ? span(r.wait_ms) : "",
+      );
     else if (r.phase === "queued") line("its prompt", "it is being taken in");
     else if (r.phase === "parked") line("room", "its KV cells were given to more urgent work");
-    else if (r.phase === "prefill" && guard?.holds_prompt && chats.length) line(named, `their tokens come first; ${number(r.prefilled_tokens)} of ${number(r.prompt_tokens)} prompt tokens are read`);
-    else if (r.phase === "decode" && r.lane === "background" && guard?.holds_rows && chats.length) line(named, "they are interactive and have less time between tokens");
+    else if (r.phase === "prefill" && guard?.holds_prompt && chats.length)
+      line(
+        named,
+        `their tokens come first; ${number(r.prefilled_tokens)} of ${number(r.prompt_tokens)} prompt tokens are read`,
+      );
+    else if (r.phase === "decode" && r.lane === "background" && guard?.holds_rows && chats.length)
+      line(named, "they are interactive and have less time between tokens");
   }
   tables.waits.update(rows);
 }
@@ -238,7 +335,9 @@ function drawKv(now) {
   const n = engine.n_seq_max ?? 0;
   const scale = engine.n_ctx_seq || kv.cells_total || 1;
   const held = now.cache?.resident?.sequences ?? {};
-  const owners = new Map((now.requests ?? []).filter((r) => typeof r.sequence === "number").map((r) => [r.sequence, r]));
+  const owners = new Map(
+    (now.requests ?? []).filter((r) => typeof r.sequence === "number").map((r) => [r.sequence, r]),
+  );
   const holder = element("kv");
   holder.style.setProperty("--row", `${Math.max(3, Math.min(16, Math.floor(170 / Math.max(1, n))))}px`);
   while (holder.children.length > n) holder.lastChild.remove();
@@ -247,43 +346,79 @@ function drawKv(now) {
     let row = holder.children[i];
     if (!row) {
       row = Object.assign(document.createElement("div"), { className: "seq" });
-      for (const name of ["used", "reserved", "cached"]) row.append(Object.assign(document.createElement("i"), { className: `k-${name}` }));
+      for (const name of ["used", "reserved", "cached"])
+        row.append(Object.assign(document.createElement("i"), { className: `k-${name}` }));
       row.append(document.createElement("span"));
       holder.append(row);
     }
     const owner = owners.get(i);
     const used = owner ? owner.prefilled_tokens + owner.completion_tokens : 0;
     const reserved = owner ? Math.max(0, owner.prompt_tokens + owner.max_tokens - used) : 0;
-    const cached = owner ? 0 : held[i] ?? 0;
+    const cached = owner ? 0 : (held[i] ?? 0);
     [used, reserved, cached].forEach((cells, part) => {
       const width = `${Math.min(100, (100 * cells) / scale).toFixed(2)}%`;
       if (row.children[part].style.width !== width) row.children[part].style.width = width;
     });
     say(row.lastChild, n > 10 ? "" : owner ? short(owner.request_id) : cached ? `${number(cached)} cached` : "");
-    words.push(`sequence ${i}: ${owner ? `${owner.request_id}, ${used} used, ${reserved} reserved` : cached ? `${cached} cached` : "free"}`);
+    words.push(
+      `sequence ${i}: ` +
+        (owner ? `${owner.request_id}, ${used} used, ${reserved} reserved` : cached ? `${cached} cached` : "free"),
+    );
   }
-  holder.setAttribute("aria-label", words.length > 16 ? `${owners.size} of ${n} sequences are in use` : words.join("; ") || "no sequences");
-  say(element("kv-sums"), `${number(kv.cells_total)} cells: ${number(kv.used)} used, ${number(kv.reserved)} reserved, ${number(kv.cached)} cached, ${number(kv.shared)} shared`);
+  holder.setAttribute(
+    "aria-label",
+    words.length > 16 ? `${owners.size} of ${n} sequences are in use` : words.join("; ") || "no sequences",
+  );
+  say(
+    element("kv-sums"),
+    `${number(kv.cells_total)} cells: ${number(kv.used)} used, ${number(kv.reserved)} reserved, ` +
+      `${number(kv.cached)} cached, ${number(kv.shared)} shared`,
+  );
 }
 
-const TIERS = [["resident", "Sequences"], ["ram", "RAM"], ["disk", "Disk"]];
+const TIERS = [
+  ["resident", "Sequences"],
+  ["ram", "RAM"],
+  ["disk", "Disk"],
+];
 
 function drawCache(now) {
   const { metrics = {}, cache } = now;
   const hits = metrics.cache_hits_total;
-  tables.cache.update(!hits || cache?.is_on === false ? [] : TIERS.map(([tier, name]) => {
-    const bytes = metrics.cache_bytes?.[tier] ?? 0;
-    const budget = tier === "resident" ? now.memory?.kv : cache?.[tier]?.budget;
-    const restore = metrics.cache_restore_ms?.[tier];
-    const held = budget ? `${size(bytes)} of ${size(budget)}` : tier === "disk" && cache && !budget ? "off" : size(bytes);
-    return [tier, [
-      name, { text: held, share: budget ? bytes / budget : 0 }, number(hits[tier]), number(metrics.cache_tokens_saved_total?.[tier]),
-      number(metrics.cache_evictions_total?.[tier]), restore?.count ? span(restore.p50) : "–",
-    ]];
-  }));
+  tables.cache.update(
+    !hits || cache?.is_on === false
+      ? []
+      : TIERS.map(([tier, name]) => {
+          const bytes = metrics.cache_bytes?.[tier] ?? 0;
+          const budget = tier === "resident" ? now.memory?.kv : cache?.[tier]?.budget;
+          const restore = metrics.cache_restore_ms?.[tier];
+          const held = budget
+            ? `${size(bytes)} of ${size(budget)}`
+            : tier === "disk" && cache && !budget
+              ? "off"
+              : size(bytes);
+          return [
+            tier,
+            [
+              name,
+              { text: held, share: budget ? bytes / budget : 0 },
+              number(hits[tier]),
+              number(metrics.cache_tokens_saved_total?.[tier]),
+              number(metrics.cache_evictions_total?.[tier]),
+              restore?.count ? span(restore.p50) : "–",
+            ],
+          ];
+        }),
+  );
   const [found, missed] = [sum(hits), metrics.cache_misses_total ?? 0];
   const looked = found + missed;
-  say(element("cache-sums"), looked ? `${number((100 * found) / looked)} % of ${plural(looked, "prompt")} began with something cached; ${number(sum(metrics.cache_tokens_saved_total))} prompt tokens were not computed again.` : "No prompt was looked up yet.");
+  say(
+    element("cache-sums"),
+    looked
+      ? `${number((100 * found) / looked)} % of ${plural(looked, "prompt")} began with something cached; ` +
+        `${number(sum(metrics.cache_tokens_saved_total))} prompt tokens were not computed again.`
+      : "No prompt was looked up yet.",
+  );
 }
 
 const GUARD = {
@@ -296,18 +431,27 @@ const GUARD = {
 function drawGuard(now) {
   const guard = now.tick?.guard;
   const detail = now.tick?.guard_detail;
-  say(element("guard"), `${GUARD[guard] ?? "–"} The last tick took ${ms(now.tick?.ms_last, 2)}${now.tick?.budget_ms ? ` of at most ${ms(now.tick.budget_ms, 2)}` : ""}.`);
+  say(
+    element("guard"),
+    `${GUARD[guard] ?? "–"} The last tick took ${ms(now.tick?.ms_last, 2)}` +
+      (now.tick?.budget_ms ? ` of at most ${ms(now.tick.budget_ms, 2)}.` : "."),
+  );
   element("guard").className = `lead ${guard === "active" ? "warn" : ""}`;
   const gap = element("gap");
   gap.hidden = element("gap-legend").hidden = !detail || guard === "idle";
-  if (!gap.children.length) for (const name of ["k-used", "k-cached", "k-free"]) gap.append(Object.assign(document.createElement("i"), { className: name }));
+  if (!gap.children.length)
+    for (const name of ["k-used", "k-cached", "k-free"])
+      gap.append(Object.assign(document.createElement("i"), { className: name }));
   if (detail) {
     const whole = Math.max(detail.pause_ms, detail.cap_ms, detail.solo_ms) || 1;
     const room = Math.max(0, Math.min(detail.room_ms, detail.cap_ms - detail.solo_ms));
     [detail.solo_ms, room, whole - detail.solo_ms - room].forEach((part, i) => {
       gap.children[i].style.width = `${((100 * Math.max(0, part)) / whole).toFixed(1)}%`;
     });
-    const words = `A decode round of the interactive streams takes ${ms(detail.solo_ms, 2)}; a gap may be ${ms(detail.cap_ms, 2)}, a long one ${ms(detail.pause_ms, 2)}. Room for other work: ${ms(detail.room_ms, 2)}; credit for long gaps: ${number(detail.credit, 1)}.`;
+    const words =
+      `A decode round of the interactive streams takes ${ms(detail.solo_ms, 2)}; a gap may be ` +
+      `${ms(detail.cap_ms, 2)}, a long one ${ms(detail.pause_ms, 2)}. Room for other work: ` +
+      `${ms(detail.room_ms, 2)}; credit for long gaps: ${number(detail.credit, 1)}.`;
     gap.setAttribute("aria-label", words);
     say(element("gap-words"), gap.hidden ? "" : words);
   } else say(element("gap-words"), "");
@@ -315,41 +459,86 @@ function drawGuard(now) {
   notes.clear();
   for (const [key, note] of latest) notes.set(key, note);
   const rows = [...latest].sort((a, b) => (a[0] < b[0] ? -1 : 1)); // each keeps its place
-  tables.notes.update(rows.map(([key, { words, at }]) => [key, [now.at - at < 1000 ? "now" : `${number((now.at - at) / 1000)} s ago`, words]]));
+  tables.notes.update(
+    rows.map(([key, { words, at }]) => [
+      key,
+      [now.at - at < 1000 ? "now" : `${number((now.at - at) / 1000)} s ago`, words],
+    ]),
+  );
 }
 
 function drawShares(now) {
-  tables.shares.update((now.clients ?? []).map((c) => {
-    const name = c.account ?? `uid ${c.uid}, pid ${c.pid}`;
-    return [name, [name, number(c.active), number(c.queued), { text: `${number(100 * c.share)} %`, share: c.share }]];
-  }));
+  tables.shares.update(
+    (now.clients ?? []).map((c) => {
+      const name = c.account ?? `uid ${c.uid}, pid ${c.pid}`;
+      return [name, [name, number(c.active), number(c.queued), { text: `${number(100 * c.share)} %`, share: c.share }]];
+    }),
+  );
 }
 
 function drawRequests(now) {
   const progress = (done, all) => ({ text: `${number(done)} of ${number(all)}`, share: all ? done / all : 0 });
-  tables.requests.update((now.requests ?? []).map((r) => [keyOf(r), [
-    r.request_id, who(r), r.lane, r.phase + (r.is_held ? ", slow reader" : ""), progress(r.prefilled_tokens, r.prompt_tokens), number(r.cached_tokens),
-    progress(r.completion_tokens, r.max_tokens), r.ttft_ms === null ? "–" : span(r.ttft_ms), span(r.age_ms),
-    { button: "Cancel", label: `Cancel ${r.request_id}`, press: () => act("/uma/cancel", { request_id: r.request_id, conn: r.conn }, `Cancelled ${r.request_id}.`) },
-  ]]));
+  tables.requests.update(
+    (now.requests ?? []).map((r) => [
+      keyOf(r),
+      [
+        r.request_id,
+        who(r),
+        r.lane,
+        r.phase + (r.is_held ? ", slow reader" : ""),
+        progress(r.prefilled_tokens, r.prompt_tokens),
+        number(r.cached_tokens),
+        progress(r.completion_tokens, r.max_tokens),
+        r.ttft_ms === null ? "–" : span(r.ttft_ms),
+        span(r.age_ms),
+        {
+          button: "Cancel",
+          label: `Cancel ${r.request_id}`,
+          press: () => act("/uma/cancel", { request_id: r.request_id, conn: r.conn }, `Cancelled ${r.request_id}.`),
+        },
+      ],
+    ]),
+  );
 }
 
 function drawState(now) {
   const left = now.drain?.remaining;
-  const words = { draining: left ? `draining, ${plural(left, "request")} left` : "drained", starting: now.load_share ? `loading, ${number(100 * now.load_share)} %` : "loading" };
+  const words = {
+    draining: left ? `draining, ${plural(left, "request")} left` : "drained",
+    starting: now.load_share ? `loading, ${number(100 * now.load_share)} %` : "loading",
+  };
   const state = element("state");
   say(state, words[now.state] ?? (now.reason ? `${now.state}: ${now.reason}` : now.state));
-  state.className = `pill ${now.state === "ready" ? "good" : now.state === "draining" || now.state === "starting" ? "warn" : "bad"}`;
+  const grade = now.state === "ready" ? "good" : ["draining", "starting"].includes(now.state) ? "warn" : "bad";
+  state.className = `pill ${grade}`;
   element("board").classList.toggle("stale", now.state === "unreachable");
   const drain = element("drain");
   drain.disabled = now.state !== "ready" && now.state !== "draining";
   if (!drain.dataset.armed) say(drain, now.state === "draining" ? "Undrain" : "Drain");
   if (!now.model) return;
   const { engine = {} } = now;
-  say(element("model"), [now.model.name, now.backend, engine.engine, plural(engine.threads, "thread"), `${engine.kv_type} KV`, `${number(engine.n_ctx_seq)} tokens of context`, `up ${uptime(now.uptime_s)}`].join(" · "));
+  say(
+    element("model"),
+    [
+      now.model.name,
+      now.backend,
+      engine.engine,
+      plural(engine.threads, "thread"),
+      `${engine.kv_type} KV`,
+      `${number(engine.n_ctx_seq)} tokens of context`,
+      `up ${uptime(now.uptime_s)}`,
+    ].join(" · "),
+  );
 }
 
-const uptime = (s) => (s < 120 ? `${number(s)} s` : s < 7200 ? `${number(s / 60)} min` : s < 172800 ? `${number(s / 3600)} h` : `${number(s / 86400)} days`);
+const uptime = (s) =>
+  s < 120
+    ? `${number(s)} s`
+    : s < 7200
+      ? `${number(s / 60)} min`
+      : s < 172800
+        ? `${number(s / 3600)} h`
+        : `${number(s / 86400)} days`;
 
 function draw(now) {
   drawState(now);
@@ -414,7 +603,10 @@ async function run() {
       }
       throw new Error("the gateway ended the stream");
     } catch (error) {
-      drawState({ state: "unreachable", reason: seenAt ? `${error.message}; last seen ${number((Date.now() - seenAt) / 1000)} s ago` : error.message });
+      drawState({
+        state: "unreachable",
+        reason: seenAt ? `${error.message}; last seen ${number((Date.now() - seenAt) / 1000)} s ago` : error.message,
+      });
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }

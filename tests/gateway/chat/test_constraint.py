@@ -24,13 +24,14 @@ from tests.gateway.chat.conftest import (
     written,
 )
 from tests.gateway.chat.test_parser import KNOWN
+from uma_core.constraint.pattern import Pattern
 from uma_gateway.chat import Applied, ChatError, constraint
 from uma_gateway.chat.generic import END, START
 
 WITH_CONSTRAINT = [kind for kind in REQUESTS if kind not in ("plain", "none")]
 UNMARKED = [
-    name for name in NAMES if "Llama-3." in name
-]  # a call begins like any JSON: only required ones are enforced
+    name for name in NAMES if name.startswith("meta-llama-Llama-3.")
+]  # a call begins like any JSON, and its name tells what it is
 WRITES = [name for name in NAMES if name not in (*UNWRITTEN, *WITHOUT_CALLS)]
 # llama.cpp's parsers of these take no second call in the form in which the template writes it
 ONE_CALL = {"MiniMax-M1", "MiniMax-M2", "meetkai-functionary-medium-v3.2", "upstage-Solar-Open-100B", *UNMARKED}
@@ -78,7 +79,7 @@ class Follower:
     def take(self, text: str) -> str:
         """Follow the text, from its first trigger on where there are some; return what is refused of it."""
         if self.triggers:
-            places = [text.find(trigger["value"]) for trigger in self.triggers if trigger["value"] in text]
+            places = begins(self.triggers, text)
             assert places, f"no trigger in {text!r}"
             text = text[min(places) :]
         data = text.encode()
@@ -91,6 +92,18 @@ class Follower:
         return bool(self.matcher.is_accepting())
 
 
+def begins(triggers: list[dict[str, str]], text: str) -> list[int]:
+    """Where the grammar begins, by each of the triggers that the text has."""
+    places = []
+    for trigger in triggers:
+        if trigger["type"] == "pattern":
+            match = Pattern(trigger["value"]).search().push(text.encode())
+            places += [match.begin] if match else []
+        elif trigger["value"] in text:
+            places.append(text.find(trigger["value"]))
+    return places
+
+
 def thought(applied: Applied, text: str = "Let me think.") -> str:
     return f"{text}{applied.thinking.end}" if applied.thinking and applied.thinking.is_open else ""
 
@@ -98,24 +111,17 @@ def thought(applied: Applied, text: str = "Let me think.") -> str:
 @pytest.mark.parametrize("kind", WITH_CONSTRAINT)
 def test_every_constraint_is_a_grammar_that_llguidance_takes(name: str, kind: str) -> None:
     wire = apply(name, kind).constraint
-    if wire is None:
-        assert name in UNMARKED and kind in ("tools", "parallel", "no-thinking")
-        return
+    assert wire is not None
     assert set(wire) <= {"lark", "triggers"}
     assert LLMatcher.validate_grammar(json.dumps({"grammars": [{"lark_grammar": wire["lark"]}]}), None) == ""
-    assert all(trigger["type"] == "word" and trigger["value"] for trigger in wire.get("triggers", []))
+    kind_of_trigger = "pattern" if name in UNMARKED else "word"
+    assert all(trigger["type"] == kind_of_trigger and trigger["value"] for trigger in wire.get("triggers", []))
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [(name, text) for name, text, _, _, _ in KNOWN if name not in (*UNMARKED, "LFM2.5-8B-A1B")]
-)
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, text, _, _, _ in KNOWN if name != "LFM2.5-8B-A1B"])
 def test_known_answers_are_allowed(name: str, text: str) -> None:
     applied = apply(name, "parallel")
-    if (
-        applied.constraint
-        and "triggers" in applied.constraint
-        and not any(trigger["value"] in text for trigger in applied.constraint["triggers"])
-    ):
+    if applied.constraint and "triggers" in applied.constraint and not begins(applied.constraint["triggers"], text):
         return
     follower = Follower(applied.constraint)
     assert follower.take(text.rstrip()) == "" and follower.can_end()
@@ -124,8 +130,6 @@ def test_known_answers_are_allowed(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("kind", ["tools", "required", "no-thinking"])
 def test_what_a_template_writes_is_allowed(name: str, kind: str) -> None:
-    if name in UNMARKED and kind != "required":
-        return
     applied = apply(name, kind)
     text = written(name)
     if kind == "no-thinking" and applied.thinking and not applied.thinking.is_open:
@@ -182,7 +186,32 @@ def test_arguments_keep_their_types(name: str) -> None:
     assert bool(broken) is ('"limit": 1' in text)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNMARKED])
+@pytest.mark.parametrize("name", UNMARKED)
+def test_an_unmarked_call_is_held_to_its_schema_and_other_json_is_free(name: str) -> None:
+    wire = apply(name, "tools").constraint
+    assert wire is not None
+    for free in (
+        JSON_ANSWER,
+        '{"name": "get_weather"}',
+        '{"name": "nobody", "parameters": {}}',
+        "Sure: " + written(name),
+    ):
+        assert begins(wire["triggers"], free) == [], free
+    for head in ('{"name": "search", "parameters": ', '\n{ "type":"function","name" : "search",\n"parameters":\n'):
+        right, wrong = Follower(wire), Follower(wire)
+        assert right.take(head + '{"query": "x", "limit": 1}}') == "" and right.can_end()
+        assert wrong.take(head + '{"query": "x", "limit": "one"}}') != ""
+
+
+def test_many_tools_fit_into_patterns_that_the_daemon_takes() -> None:
+    tools = [{"type": "function", "function": {"name": f"a_tool_of_some_length.{i}"}} for i in range(100)]
+    wire = templates(UNMARKED[0]).apply(MESSAGES, tools=tools).constraint
+    assert wire is not None and len(wire["triggers"]) > 1
+    for i in (0, 57, 99):
+        assert len(begins(wire["triggers"], f'{{"name": "a_tool_of_some_length.{i}", "parameters": {{}}}}')) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_free_text_stays_free(name: str) -> None:
     """Also where the whole answer is followed, and where text or thoughts only speak of calls."""
     applied = apply(name, "tools")

@@ -282,7 +282,7 @@ def test_every_token_of_a_long_argument_reaches_the_reader_at_once(name: str, st
     made.feed("First")
     n_parsed = made.n_parsed
     for _ in range(200):
-        assert "".join(diff.arguments for diff in made.feed(token))
+        assert "".join(diff.tool_arguments for diff in made.feed(token))
     assert made.n_parsed == n_parsed
     (argument,) = json.loads(made.answer.tool_calls[0].arguments + '"}').values()
     text = token if "<" in token and '"' in token else json.loads(f'"{token}"')  # as it is, or in JSON already
@@ -356,10 +356,10 @@ def test_streamed_calls_tell_name_and_id_once_and_arguments_in_pieces() -> None:
     made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), new_id=lambda: "call_1")
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
     diffs = [diff for character in text for diff in made.feed(character)] + made.feed("", is_final=True)
-    assert [(diff.index, diff.id, diff.name) for diff in diffs if diff.name or diff.id] == [
+    assert [(diff.tool, diff.tool_id, diff.tool_name) for diff in diffs if diff.tool_name or diff.tool_id] == [
         (0, "call_1", "get_weather")
     ]
-    assert len(diffs) > 5 and "".join(diff.arguments for diff in diffs) == '{"city": "Paris"}'
+    assert len(diffs) > 5 and "".join(diff.tool_arguments for diff in diffs) == '{"city": "Paris"}'
 
 
 def test_ids_that_the_model_gives_are_kept_and_others_are_new() -> None:

@@ -43,10 +43,7 @@ def code_of(error: pytest.ExceptionInfo[ChatError]) -> ChatCode:
 def test_every_bundled_template_serves_every_kind_of_request(name: str, kind: str) -> None:
     applied = apply(name, kind)
     assert "Paris" in applied.prompt
-    needs = kind not in ("plain", "none") and not ("Llama-3" in name and kind in ("tools", "parallel", "no-thinking"))
-    if (
-        needs and "Distill" not in name
-    ):  # Llama 3 marks the beginning of a call by nothing: without `required` none is enforced
+    if kind not in ("plain", "none") and "Distill" not in name:
         assert applied.constraint is not None
     if kind in ("tools", "required", "named", "json-and-tools"):
         assert "get_weather" in applied.prompt or (kind == "named" and name in WITHOUT_CALLS)

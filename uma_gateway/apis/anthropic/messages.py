@@ -10,13 +10,14 @@ import orjson
 from uma_gateway import sse
 from uma_gateway.apis.anthropic.request import read_request
 from uma_gateway.asking import plan_chat
+from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import integer, most_tokens, stop_texts, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
-from uma_gateway.parsing import Diff, Message, Parser, ToolCall, whole
+from uma_gateway.parsing import Message, Parser, ToolCall, whole
 from uma_gateway.prompting import render
 
 Block = dict[str, Any]

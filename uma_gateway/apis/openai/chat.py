@@ -7,13 +7,14 @@ from typing import Any
 from uma_gateway.apis.openai import chunks
 from uma_gateway.apis.openai.request import Shape, read_chat, response_format
 from uma_gateway.asking import Ask, plan_chat
+from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import boolean, most_tokens, need
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
-from uma_gateway.parsing import Diff, Message, Parser, whole
+from uma_gateway.parsing import Message, Parser, whole
 from uma_gateway.prompting import Prompt
 from uma_gateway.sse import DONE, error_event
 
@@ -130,8 +131,13 @@ class _Stream:
 
     def _encode(self, _: int, event: Event) -> bytes:
         """The chunks of an event. Raises: GatewayError."""
-        out: list[bytes] = []
         kind, index = event["event"], event.get("index", 0)
+        if kind == "token" and index in self._begun and "logprobs" not in event:  # most of them
+            diffs = self._parsers[index].feed(event["text"])
+            if len(diffs) == 1 and diffs[0].content and not diffs[0].reasoning and not self._held:
+                return self._chunk.content(index, diffs[0].content)
+            return b"".join([self._diff(index, diff) for diff in diffs])
+        out: list[bytes] = []
         if kind == "token":
             self._on_text(index, event["text"], event.get("logprobs"), out)
         elif kind == "progress":
@@ -159,15 +165,14 @@ class _Stream:
             out.append(self._chunk.role(index))
         if logprobs:
             self._held.setdefault(index, []).extend(logprobs)
-        for diff in self._parsers[index].feed(text, is_final):
-            if diff.tool >= 0:
-                self._messages[index].add(diff)
-            out.append(self._diff(index, diff))
+        out += [self._diff(index, diff) for diff in self._parsers[index].feed(text, is_final)]
 
     def _diff(self, index: int, diff: Diff) -> bytes:
-        held = self._held.pop(index, None)
-        if held is None and diff.content:
+        held = self._held.pop(index, None) if self._held else None
+        if held is None and diff.content and not diff.reasoning:
             return self._chunk.content(index, diff.content)
+        if diff.tool >= 0:
+            self._messages[index].add(diff)
         return self._chunk.delta(index, delta_object(diff), None if held is None else chunks.logprobs(held))
 
     def _on_end(self, index: int, end: Event, out: list[bytes]) -> None:

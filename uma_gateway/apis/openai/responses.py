@@ -12,13 +12,14 @@ from uma_gateway.apis.openai.items import Item
 from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, answer_form, read_tools
 from uma_gateway.apis.openai.store import Store, Stored
 from uma_gateway.asking import Ask, plan_chat
+from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, integer, most_tokens, table, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
-from uma_gateway.parsing import Diff, whole
+from uma_gateway.parsing import whole
 from uma_gateway.prompting import Chat, Prompt
 
 LOGPROBS_WANTED = "message.output_text.logprobs"
