@@ -13,10 +13,10 @@ from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt.share import n_rounds_held
 
-STEADY_NS = 250_000_000  # a plan holds for so long: metrics and corrections wait no longer for the next one
-STEADY_TICKS = (
-    63  # ... and for so many ticks: what the first ones teach shall count soon where a step is a fraction of a ms
-)
+STEADY_NS = 250_000_000  # a plan holds for so long ...
+# ... but for 15 ticks at least, so that planning is rare where a step takes long too (what is measured is booked
+# meanwhile), and for 63 at most: what the first ones teach shall count soon where a step is a fraction of a ms.
+STEADY_TICKS = (15, 63)
 
 
 def n_repeats(state: SchedulerState, plan: Plan) -> int:
@@ -26,5 +26,6 @@ def n_repeats(state: SchedulerState, plan: Plan) -> int:
     is_awaited = has_drafts or any((index.waiting, index.prompts, index.moving, plan.admit, plan.park))
     if not index.interactive or len(plan.items) != len(index.interactive) or is_awaited:
         return 0
-    n = min(STEADY_TICKS, STEADY_NS // index.round_ns)
+    least, most = STEADY_TICKS
+    n = min(most, max(least, STEADY_NS // index.round_ns))
     return min(n, n_rounds_held(state, plan)) if index.background else n
