@@ -63,20 +63,23 @@ class Matcher(Protocol):
         """Another answer to the same request, from the beginning."""
 
 
+# A token reads twenty of them with nothing in the processor's caches: as slots they lie side by side.
+ATTRIBUTES = (
+    "_view adapters answer asks_model bans cache_version cached_hint cached_own cached_seq chunk_fraction client "
+    "conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given "
+    "group id index is_forced is_plain is_shifting is_silent is_waiting lane logprob_sum logprobs looks_up "
+    "matcher message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped n_folded n_full "
+    "n_given n_head n_max n_past n_prompt n_rest n_seen n_unverified parked parts phase pid preserved_tokens "
+    "prompt reason request restore_ns sampler scoring seed seq_id sid speculates stop_tokens t_admitted_ns "
+    "t_back_ns t_first_ns t_held_ns t_last_ns t_progress_ns t_queued_ns t_received_ns text thinking transfer uid "
+    "was_forced"
+)
+
+
 class Session:
     """See the module head. Times are monotonic ns; counts are tokens."""
 
-    # A token reads twenty of them with nothing in the processor's caches: as slots they lie side by side.
-    __slots__ = (
-        "_view adapters answer asks_model bans cache_version cached_hint cached_own cached_seq chunk_fraction client "
-        "conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given "
-        "group id index is_forced is_plain is_shifting is_silent is_waiting lane logprob_sum logprobs looks_up "
-        "matcher message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped n_folded n_full "
-        "n_given n_head n_max n_past n_prompt n_rest n_seen n_unverified parked parts phase pid preserved_tokens "
-        "prompt reason request restore_ns sampler scoring seed seq_id sid speculates stop_tokens t_admitted_ns "
-        "t_back_ns t_first_ns t_held_ns t_last_ns t_progress_ns t_queued_ns t_received_ns text thinking transfer uid "
-        "was_forced"
-    ).split()  # noqa: SIM905 -- one to a line they would be longer than all that they say
+    __slots__ = ATTRIBUTES.split()
 
     def __init__(
         self, sid: int, conn_id: int, request: Request, tokens: Sequence[TokenId] | np.ndarray, grant: Grant
