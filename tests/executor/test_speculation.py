@@ -100,6 +100,20 @@ def test_accepted_drafts_save_steps() -> None:
     assert usage["accepted_prediction_tokens"] > 15 and usage["rejected_prediction_tokens"] == 0
 
 
+@pytest.mark.parametrize(("error", "is_ahead"), [(0.0, True), (1.0, False)])
+def test_the_policy_is_told_how_many_tokens_steps_bring_a_stream(error: float, is_ahead: bool) -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND}}
+    run(ask, None, known)
+    rig = Rig(MODEL, speculator=with_drafts(known, error=error))
+    rig.submit("a", **ask["a"])
+    paces = []
+    while not rig.finals("a"):
+        rig.tick()
+        paces += [session.view().pace for session in rig.executor.table]
+    assert (max(paces) > 1.5) is is_ahead
+
+
 def test_wrong_drafts_are_counted_and_change_nothing() -> None:
     known = Known()
     ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND}}

@@ -126,6 +126,9 @@ def test_a_step_may_take_as_many_limits_as_it_brings_tokens_and_no_pause() -> No
     calm = {"cost": dear, "memory": guarded(error=0.0, tick=999)}
     assert rows(planned(state(talking(0, survival=sure), **calm))) == {0: 7}
     assert not rows(planned(state(talking(0, survival=sure), talking(1), **calm))), "the other stream gets one token"
+    assert rows(planned(state(talking(0, survival=sure), talking(1, pace=1.8), **calm))), (
+        "it is ahead by its last steps"
+    )
     short = SchedulerConfig(pause_cap=1.8)
     assert 0 < rows(planned(state(talking(0, survival=sure), config=short, **calm)))[0] < 6
 

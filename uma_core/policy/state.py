@@ -54,6 +54,7 @@ class SessionView(NamedTuple):
     draft_rates: tuple[
         float, ...
     ] = ()  # the same of what the draft model would draft for the next step; (): it is not asked
+    pace: float = 1.0  # tokens that a step brings it, of late: more than one where drafts hold
 
     @property
     def n_left(self) -> int:

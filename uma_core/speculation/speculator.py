@@ -29,6 +29,9 @@ class DraftSource(Protocol):
 NewSource = Callable[[Session], DraftSource]
 
 
+PACE_PART = 1 / 8  # by which a stream's pace follows its last step: it forgets in some eight steps that drafts held
+
+
 class Speculator:
     """Keeps `session.draft` up to date. What was drafted and accepted is counted by the executor."""
 
@@ -98,6 +101,10 @@ class Speculator:
         return source
 
     def _update(self, session: Session) -> None:
+        n_new = len(session.generated) - session.n_paced
+        if n_new > 0:
+            session.pace += PACE_PART * (n_new - session.pace)
+        session.n_paced += n_new
         n_most = min(self._settings.n_most, session.n_draft_most)
         session.draft, session.draft_rates = NO_DRAFT, ()
         if session.scoring is None:

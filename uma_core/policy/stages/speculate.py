@@ -5,8 +5,8 @@ call of C ns, a draft of survival probability s has to cost less than s * C / T.
 streams. Beside interactive streams the step stays within their everyday limit, drafts and the draft model's own time
 included; a gap that is long already gets none. Of an everyday gap that reads a prompt in pieces, drafts may take what
 one piece leaves; of a prompt's rows in the streams' own call, half. Where nobody else has anything of the gap, the
-everyday limit is each token's: a step that is to bring every stream k tokens may take k times as long, up to a long
-gap's length.
+everyday limit is each token's: a step may take k times as long, up to a long gap's length, where it is to bring every
+stream k tokens, or where a stream's last steps brought so many: one that finds no draft for a moment holds up nobody.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def _allot(
         chosen.append(sid)
         tokens[sid] += survival
         more_ns = call_ns - alone_ns
-        if more_ns <= room.everyday_ns or room.solo_ns + more_ns <= min(tokens.values()) * room.limit_ns:
+        n_brought = min(max(n_tokens, views[sid].pace) for sid, n_tokens in tokens.items())
+        if more_ns <= room.everyday_ns or room.solo_ns + more_ns <= n_brought * room.limit_ns:
             n_kept, kept_ns = len(chosen), more_ns
     for sid in chosen[:n_kept]:
         n_drafts[sid] += 1
