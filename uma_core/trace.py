@@ -115,11 +115,11 @@ def pack_tick(tick: Tick, context: int) -> dict[str, Any]:
         "sessions": [pack(tuple(s)) for s in state.sessions],
         "device": {k: pack(getattr(state.device, k)) for k in CHANGING},
         "cost": {k: pack(getattr(state.cost, k)) for k in DRIFTING},
-        "reports": [pack(tuple(r)) for r in state.reports],
+        "reports": [pack(tuple(r)) for r in state.reports],  # since the plan before
         "memory": pack(state.memory),
         "overhead_ns": state.overhead_ns,
         "plan": pack_plan(tick.plan),
-        "result": [pack(tuple(r)) for r in tick.reports],
+        "result": [pack(tuple(r)) for r in tick.reports],  # of this tick
     }
 
 

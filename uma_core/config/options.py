@@ -389,7 +389,8 @@ class SchedulerOptions:
     )
     guard_cap: float = option(
         _SCHEDULER.guard_cap,
-        "an interactive gap stays within this multiple of the solo step",
+        "limit of an everyday gap of one stream, as a multiple of its step alone; with several streams it grows with "
+        "their round (docs/POLICY.md)",
         min=1,
         max=100,
         cap="scheduler.pause_cap",
@@ -397,13 +398,19 @@ class SchedulerOptions:
     guard_floor_ms: float = option(
         _SCHEDULER.guard_floor_ns / _NS_PER_MS, "gaps shorter than this are never guarded", unit="ms", min=0, max=10_000
     )
-    pause_cap: float = option(_SCHEDULER.pause_cap, "no gap longer than this multiple of the solo step", min=1, max=100)
+    pause_cap: float = option(
+        _SCHEDULER.pause_cap,
+        "limit of a long gap, likewise; overdue first tokens and forced work may exceed it",
+        min=1,
+        max=100,
+    )
     long_tick_share: float = option(
         _SCHEDULER.long_tick_share, "share of gaps that may exceed guard_cap (up to pause_cap)", min=0, max=1
     )
     starvation_ticks: int = option(
         _SCHEDULER.starvation_ticks,
-        "every admitted prompt gets a piece at least once in so many decode ticks",
+        "rounds of the streams, as predicted time, after which a prompt without progress is forced one piece; four "
+        "times as many where round and piece exceed the long limit",
         min=1,
         max=100_000,
     )
@@ -439,7 +446,8 @@ class SchedulerOptions:
     )
     aging_ms: float = option(
         _SCHEDULER.aging_ns / _NS_PER_MS,
-        "a background prompt that waited so long goes before fresh interactive ones",
+        "a background session without progress for so long is ordered as an interactive one; this changes the order, "
+        "not what the latency guard lets in",
         unit="ms",
         min=0,
         max=_DAYS,

@@ -29,15 +29,15 @@ class SchedulerConfig:
     tick_budget_ns: int = 50_000_000  # wanted length of a tick when nobody interactive waits
     start_target_tokens: int = 32  # first chunk of the adaptive token budget, where prefill is not resumable
     prefill_burst: int = 512  # most prompt tokens of one session in one tick
-    guard_cap: float = 1.2  # interactive gap <= cap x solo step ...
+    guard_cap: float = 1.2  # everyday gap of one stream <= cap x its step alone ...
     guard_floor_ns: int = 0  # ... or this, whichever is longer
-    pause_cap: float = 2.0  # no gap longer than this x solo step ...
+    pause_cap: float = 2.0  # the same of a long gap ...
     long_tick_share: float = 0.04  # ... and at most this share of gaps longer than guard_cap
-    starvation_ticks: int = 64  # every admitted prompt gets a piece at least once in so many decode ticks
+    starvation_ticks: int = 64  # rounds after which a prompt without progress is forced one piece
     slo_ttft_ns: int = 0  # default targets of requests that give none; 0: none
     slo_tbt_ns: int = 0
     interactive_share: float = 0.9  # of the time, for an interactive prompt beside background streams
     max_background_decoders: int = 0  # served per tick; 0: all
-    aging_ns: int = 10_000_000_000  # waiting so long raises a background prompt above fresh interactive ones
+    aging_ns: int = 10_000_000_000  # without progress for so long, background sessions are ordered as interactive ones
     bmt_budget: float = 0.0  # GB/s; 0: off; -1: the bandwidth that calibration measured
     moe_max_decoders: int = 2  # served background decoders per tick for MoE models

@@ -3,13 +3,11 @@
 A first token is due `slo.target_ttft_ms` after its request was queued. Where nobody said, it is due after twice the
 time that its prompt takes alone; a short prompt may take longer, for nobody notices some steps of a stream.
 
-1. Beside streams, a prompt that everyday gaps will not get there in time has long gaps: few long gaps and many short
-ones keep the
-   streams' p95, where as many gaps of middling length would not.
-2. Once overdue, chats are in each other's way: the gap grows on with the time waited, in units of that target, up to
-OVERDUE rounds. 3. While nobody streams, chats whose prompts are read wait for the next chat's prompt, if that can be
-read before they are due: a
-   stream that has begun would have to bear it in its gaps, and it would have to wait for gaps.
+1. Beside streams, a prompt that everyday gaps would bring too late has long gaps. Few long and many short gaps keep the
+   streams' p95; as many middling ones would not.
+2. Once it is overdue, the gap grows with the time waited, in units of that target, up to OVERDUE rounds.
+3. While nobody streams, a chat whose prompt is read waits for the next chat's prompt, if that can be read before both
+   are due. A stream that had begun would have to bear it in its gaps.
 """
 
 from __future__ import annotations
@@ -28,10 +26,9 @@ STEPS_TOGETHER = (
     60  # ... and more where it waits to begin together with others: beginning early would delay them by more
 )
 SHORT = 8.0  # ... but at most so many times its own prefill time
-# longest gap, in rounds of the streams, for prompts that are overdue: with 4 a crowd pauses 6 % longer, with 2 its
-# slowest
+# longest gap of overdue prompts, in rounds: with 4 a crowd pauses 6 % longer, with 2 its slowest first token comes 3 %
+# later
 OVERDUE = 3.0
-# first token comes 3 % later
 
 
 def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int = 0) -> int:

@@ -43,12 +43,12 @@ class Admission(NamedTuple):
 class TbtDecision(NamedTuple):
     """What the latency guard went by in a tick beside interactive streams. Nanoseconds, unless said otherwise."""
 
-    holds_prompt: bool  # a prompt could have been read, and was not
+    holds_prompt: bool  # the prompt that was chosen for this tick got nothing; others do not count
     holds_rows: bool  # background streams could have been served, and some were not
     kind: str  # why the gap holds more than the streams' own rows: nothing, normal, long, urgent, forced
-    solo_ns: int  # predicted decode round of the interactive streams alone
-    cap_ns: int  # limit of an everyday gap
-    pause_ns: int  # limit of a long gap
+    solo_ns: int  # predicted decode round of all interactive streams; not the solo step, which is of one stream
+    cap_ns: int  # everyday limit
+    pause_ns: int  # long limit
     room_ns: int  # time for other work in an everyday gap
     long_room_ns: int  # ... and in a long one
     need_ns: int  # shortest piece, chunk or row that was looked at; 0: nothing was
@@ -69,14 +69,12 @@ class Plan(NamedTuple):
     )
     memory: PolicyMemory = PolicyMemory()
     notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
-    restore: tuple[
-        int, ...
-    ] = ()  # sids whose prompt's beginning shall come from the cache; they have no item in this tick
+    # sids whose prompt's beginning shall come from the cache; they have no item in this tick
+    restore: tuple[int, ...] = ()
     charged: Mapping[int, int] = {}  # measured ns charged to each client; empty while one client is alone
     guard: TbtDecision | None = None  # None: no interactive stream, or no such stage
-    tbt_limit_ns: int = (
-        0  # limit of the gap that this tick fills, for interactive streams without a target of their own; 0: none
-    )
+    # what metrics judge this tick's gap by, where a stream has no target of its own; the guard does not use it; 0: none
+    tbt_limit_ns: int = 0
     tick_limit_ns: int = 0  # limit of this tick; 0: nothing waits for its end
     bmt_bytes: int = 0  # estimate of what the tick moves through memory; 0: no such stage
     bmt_budget: int = 0  # what it may move; 0: no budget

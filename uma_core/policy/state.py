@@ -48,12 +48,10 @@ class SessionView(NamedTuple):
     is_embedding: bool = (
         False  # its prompt has no answer: further inputs follow; never mixed, parked between two inputs only
     )
-    survival: tuple[
-        float, ...
-    ] = ()  # of its draft tokens: probability of each that it, and all before it, will be drawn
-    draft_rates: tuple[
-        float, ...
-    ] = ()  # the same of what the draft model would draft for the next step; (): it is not asked
+    # of its draft tokens: probability of each that it, and all before it, will be drawn
+    survival: tuple[float, ...] = ()
+    # the same of what the draft model would draft for the next step; (): it is not asked
+    draft_rates: tuple[float, ...] = ()
     pace: float = 1.0  # tokens that a step brings it, of late: more than one where drafts hold
 
     @property
@@ -122,7 +120,8 @@ class SchedulerState(NamedTuple):
     cost: CostModel
     reports: tuple[CallReport, ...]  # since the last plan: of one tick, or of all that repeated it
     memory: PolicyMemory  # what the stages remember
-    overhead_ns: int = 0  # typical time of the host between two decode calls, which is in every gap
+    # typical time of the host between two decode calls: in the plan's expected time, not subtracted from the room
+    overhead_ns: int = 0
 
 
 def by_adapters(device: DeviceView, views: list[SessionView]) -> list[list[SessionView]]:

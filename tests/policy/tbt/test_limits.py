@@ -88,3 +88,12 @@ class TestInThePlan:
         assert (plan.tbt_limit_ns, plan.tick_limit_ns) == (0, SchedulerConfig().tick_budget_ns)
         plan = self.plan(reading(0))
         assert (plan.tbt_limit_ns, plan.tick_limit_ns) == (0, 0)
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize("cost", [CPU, GPU])
+def test_a_greater_cap_never_gives_less(n, cost):
+    """A limit of several streams that grows with their round once fell from 1.2 to 1.3."""
+    at = [state_of(*map(talking, range(n)), cost=cost, config=SchedulerConfig(guard_cap=1 + i / 20)) for i in range(21)]
+    limits = [tbt_limits(state, index_of(state)).everyday_ns for state in at]
+    assert limits == sorted(limits) and limits[-1] > limits[0]

@@ -26,17 +26,19 @@ from uma_core.types import Phase
 MISSES = 0.02
 STEP = 0.04  # how fast the error follows: a gap beyond it adds 0.039, one within takes 0.0008 off
 ERROR_MOST = 0.25  # a machine that busy is no excuse to stop: its chats pause anyway
-# of the everyday room stays for others on a noisy machine: with 0 nothing is read there at all (13 times slower)
+# of the time between round and everyday limit is always others': an error of some per cent leaves nothing else, and on
+# the noisiest machine prompts were read 13 times slower without
 LEAST = 0.4
 # of a round, kept below the long limit: a disturbance of the machine comes on top of a gap that is long already
 RESERVE = 0.3
+LONG_GAP = 1.0  # credit that a long gap costs, and the most that is saved
 
 
 def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
     """Take in the ticks since the last plan. One plan that was carried out many times is judged by its calls."""
     n_ticks = state.tick - memory.tick
     if not memory.planned_ns or n_ticks < 1:
-        return memory._replace(n_long=min(1.0, memory.n_long + state.config.long_tick_share))
+        return memory._replace(n_long=min(LONG_GAP, memory.n_long + state.config.long_tick_share))
     if n_ticks == 1:
         ratios = [(state.now_ns - memory.t_plan_ns) / memory.planned_ns]
     else:
@@ -46,7 +48,7 @@ def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
     for ratio in ratios:
         error += STEP * (1.0 - MISSES) if ratio > 1.0 + error else -STEP * MISSES
         error = min(ERROR_MOST, max(0.0, error))
-    return memory._replace(error=error, n_long=min(1.0, memory.n_long + state.config.long_tick_share * n_ticks))
+    return memory._replace(error=error, n_long=min(LONG_GAP, memory.n_long + state.config.long_tick_share * n_ticks))
 
 
 def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
@@ -56,13 +58,13 @@ def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
 
 
 def room_below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
-    """Room of a gap that is longer than an everyday one."""
+    """Room below a limit beyond the everyday one: RESERVE of a round stays free."""
     return max(0, min(_below(limit_ns, limits, memory), int(limit_ns - (1.0 + RESERVE) * limits.round_ns)))
 
 
 def spend(memory: TbtMemory) -> TbtMemory:
     """A long gap was planned."""
-    return memory._replace(n_long=max(0.0, memory.n_long - 1.0))
+    return memory._replace(n_long=max(0.0, memory.n_long - LONG_GAP))
 
 
 def _below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:

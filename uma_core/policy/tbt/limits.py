@@ -1,4 +1,4 @@
-"""What each stream was promised: how long the gap between two of its tokens may be.
+"""How long the guard lets the gap between two tokens of a stream be. What metrics judge a gap by is in `seal`.
 
     |<-------------------------- long limit --------------------------->|
     |<-------- everyday limit -------->|
@@ -6,9 +6,9 @@
     [ decode call(s)  |  other work    ]
 
 round: the predicted decode round of all interactive streams. step: the decode call of one of them alone. Both limits
-are multiples of the step, which is what a chat alone would see: `guard_cap` (1.2) and `pause_cap` (2.0) of them. Where
-many streams' own round leaves little below that, the limits grow with the round. A `target_tbt_ms` replaces the
-everyday limit of its stream.
+are multiples of the step, which is what a chat alone would see: `guard_cap` (1.2) and `pause_cap` (2.0) of them. Two
+streams' own round may already leave little below that: then the limits grow with the round. A `target_tbt_ms` replaces
+the everyday limit of its stream.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState
 from uma_core.types import Phase
 
-EVERYDAY_ROUNDS = (
-    1.1  # of many streams, whose own round takes far longer than the limit of one: a tenth is left for others
-)
-LONG_ROUNDS = (
-    1.75  # likewise; three chats on the GPU read a paste 20 times slower without, and pause 0.25 rounds longer with 2.0
-)
-FAR = 2.0  # times the distance between one stream's step and its limit: where that "far" begins
+# Of streams whose round takes far longer than the limit of one, the limit is this part of what one stream's leaves for
+# others, in rounds: 1.1 rounds at a `guard_cap` of 1.2, so that a tenth is left ...
+EVERYDAY_PART = 0.5
+# ... and 1.75 at a `pause_cap` of 2.0: three chats on the GPU read a paste 20 times slower without, and pause 0.25
+# rounds longer with a part of 1.
+LONG_PART = 0.75
+# A round is far where it lies above the step by this many times what one stream's limit does. Not tuned.
+FAR = 2.0
 
 
 class TbtLimits(NamedTuple):
@@ -42,31 +43,32 @@ def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
     """Limits for the streams that decode now: the strictest stream's."""
     config, round_ns = state.config, index.round_ns
     step = max((state.cost.solo_step_ns(view.n_past) for view in index.streams), default=0)
-    plain = max(_limit(config.guard_cap, EVERYDAY_ROUNDS, step, round_ns), config.guard_floor_ns)
+    plain = max(_limit(config.guard_cap, EVERYDAY_PART, step, round_ns), config.guard_floor_ns)
     targets = [view.slo_tbt_ns or config.slo_tbt_ns for view in index.streams]
     everyday = min((max(target, round_ns) if target else plain for target in targets), default=0)
-    return TbtLimits(round_ns, everyday, max(everyday, _limit(config.pause_cap, LONG_ROUNDS, step, round_ns)), step)
+    return TbtLimits(round_ns, everyday, max(everyday, _limit(config.pause_cap, LONG_PART, step, round_ns)), step)
 
 
-def _limit(steps: float, rounds: float, step_ns: int, round_ns: int) -> int:
-    """So many steps of one stream alone, at most as many rounds; or up to `rounds` of these, the longer a round is.
+def _limit(steps: float, part: float, step_ns: int, round_ns: int) -> int:
+    """One stream's limit is `steps` steps. Several streams' round may leave nothing below that; then the limit is a
+    multiple of the round, which grows with the round, from 1 to 1 + part x (steps - 1). It is at most `steps` rounds,
+    and never less where `steps` is more.
 
     A round of 1.15 steps keeps the limit of 1.2 steps as it is: 1.1 of that round would stretch every gap beyond what
     each was promised.
     """
     distance = FAR * (steps - 1.0) * step_ns
     share = min(1.0, (round_ns - step_ns) / distance) if distance > 0 else 1.0
-    return int(min(steps * round_ns, max(steps * step_ns, (1.0 + (rounds - 1.0) * share) * round_ns)))
+    return int(min(steps * round_ns, max(steps * step_ns, (1.0 + part * (steps - 1.0) * share) * round_ns)))
 
 
 def seal(state: SchedulerState, plan: Plan) -> Plan:
     """Write into the finished plan what its gap and its tick may take: metrics and status judge by that, with the guard
     switched off too.
 
-    With a chat: its everyday limit, or what the guard let in beyond it, and the time of drafts that bring it more than
-    one token. With background streams only: the tick budget,
-    or what their round and the planned run need. With nobody decoding nothing waits for the tick's end: a new request
-    interrupts it.
+    With a chat: the everyday limit, or round and run where the guard let in more, plus the time of drafts. With
+    background streams only: the tick budget, or round and run. With nobody decoding: 0, for a new request ends the
+    tick.
     """
     index = index_of(state)
     if index.round_ns:

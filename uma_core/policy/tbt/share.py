@@ -3,7 +3,7 @@
 Transfers come first, then prompts whose first token somebody awaits, then background streams and prompts, whoever had
 less time. Work that does not fit an everyday gap may have a long one while the bucket holds one. A prompt (or a
 background stream) without progress for `starvation_ticks` rounds is forced one piece (one row), four times as rarely
-where that exceeds a long gap too.
+where round and piece exceed the long limit.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from uma_core.policy.order import in_turn, is_starved, n_rounds_without
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, TbtDecision
 from uma_core.policy.rows import decode_items, is_shared
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.policy.tbt.controller import learn, room_below, room_of, spend
+from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of, spend
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
 from uma_core.types import Lane, Phase
 
 # times `starvation_ticks`, for work that exceeds a long gap: a paste's coarse pieces double a chat's worst pause with 1
 RARELY = 4
-SLICE_NS = 100_000  # least time of a transfer that is under way: one slice of cells
+# least time for transfers in a tick that moves KV or reads a prompt, so that a chunk's KV can leave: a slice of cells
+SLICE_NS = 100_000
 
 
 class Kind(IntEnum):
@@ -34,7 +35,7 @@ class Kind(IntEnum):
     NOTHING = 0
     NORMAL = 1  # work that was predicted to fit the everyday limit
     LONG = 2  # work that was predicted to fit the long limit
-    URGENT = 3  # a prompt whose first token is nearly due
+    URGENT = 3  # a chat's prompt that everyday gaps would bring too late: it has long gaps without credit
     FORCED = 4  # the starvation bound
 
 
@@ -62,7 +63,7 @@ class Gap(NamedTuple):
 
     @property
     def has_long(self) -> bool:
-        return self.memory.n_long >= 1.0
+        return self.memory.n_long >= LONG_GAP
 
     def kind_of(self, ns: int, room: Room) -> Kind:
         """The gap that holds work of `ns`; NOTHING: none does."""
@@ -76,7 +77,10 @@ class Gap(NamedTuple):
         return f"{what} {ns / 1e6:.3f} ms > {name} {room_ns / 1e6:.3f}, credit {self.memory.n_long:.2f}"
 
     def patience(self, ns: int) -> int:
-        """Multiples of `starvation_ticks` after which work of `ns` is forced."""
+        """Multiples of `starvation_ticks` after which work of `ns` is forced.
+
+        What lies between a long gap's room and the long limit fits no long gap, and is forced like any other.
+        """
         return 1 if ns <= self.limits.long_ns - self.limits.round_ns else RARELY
 
     def extra_ns(self, rows: list[SessionView]) -> int:
@@ -131,7 +135,7 @@ def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
     waited = n_rounds_without(state, min(v.t_last_ns or v.t_progress_ns for v in index.background), memory.forced_tick)
     dates = [state.config.starvation_ticks * times - waited for times in (1, RARELY)]
     n = next((n for n in dates if n > 0), 1)
-    return min(n, int((1.0 - memory.n_long) / share) + 1 if share and memory.n_long < 1.0 else n) - 1
+    return min(n, int((LONG_GAP - memory.n_long) / share) + 1 if share and memory.n_long < LONG_GAP else n) - 1
 
 
 def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
@@ -310,7 +314,7 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     memory, state = gap.memory, gap.state
     extra_ns = gap.extra_ns(list(grant.rows)) if grant.rows else 0
     most = state.config.tick_budget_ns * 4
-    memory = spend(memory) if grant.kind >= Kind.LONG else memory
+    memory = spend(memory) if grant.kind >= Kind.LONG else memory  # urgent and forced gaps take credit too
     own_call = grant.need_ns if grant.prefill is not None and grant.prefill.mode is PrefillMode.OWN_CALL else 0
     forced = grant.need_ns if grant.min_pieces else 0
     return memory._replace(
