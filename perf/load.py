@@ -41,9 +41,8 @@ class Ask:
     is_interactive: bool = True  # a reader waits for its tokens: the CSV's column, and what is measured
     priority: str | None = None  # sent with the request; None: the server finds out
     app: str = ""  # asks of one app share a connection where the protocol can; "": one of its own
-    parts: tuple[
-        tuple[str, int], ...
-    ] = ()  # (name, tokens): the prompt's texts, equal ones by equal names; servers may use their caches
+    # (name, tokens): the prompt's texts, equal ones by equal names; servers may use their caches
+    parts: tuple[tuple[str, int], ...] = ()
     burden: str = ""  # of BURDENS: sent in place of a prompt; it is done when it is answered, be it by a refusal
     has_schema: bool = False  # held to a JSON Schema that does not let it end before its last token
 

@@ -238,9 +238,8 @@ class Request:
     ignore_eos: bool = False
     timeout_ns: int = 0  # 0: none
     overflow: str = ""  # "", "error", "truncate-middle", "shift"
-    preserved_tokens: tuple[
-        str | TokenId, ...
-    ] = ()  # control tokens that appear in the answer's text; ids once the vocabulary was asked
+    # control tokens that appear in the answer's text; ids once the vocabulary was asked
+    preserved_tokens: tuple[str | TokenId, ...] = ()
     model: str = ""  # fingerprint of the model that the prompt is written for; "": whichever is served
     account: str = ""  # whom a gateway asks for; "": the peer itself
     queue_updates: bool = False  # tell where it stands in the queue

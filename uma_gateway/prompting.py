@@ -34,9 +34,8 @@ class Chat:
     is_strict: bool = False  # a schema that cannot be enforced whole is refused
     grammar: str = ""  # GBNF
     add_generation_prompt: bool = True
-    continue_final_message: bool | str = (
-        False  # go on with the last message, or with a part of it: content, reasoning_content
-    )
+    # go on with the last message, or with a part of it: content, reasoning_content
+    continue_final_message: bool | str = False
     reasoning_format: str = "auto"
     enable_thinking: bool = True
     reasoning_budget: int | None = None  # tokens; None: any

@@ -15,9 +15,8 @@ import click
 class Turns:
     """How to share the machine."""
 
-    gate: str = (
-        ""  # a command that runs the command after it when its turn has come, such as `flock FILE`; empty: at once
-    )
+    # a command that runs the command after it when its turn has come, such as `flock FILE`; empty: at once
+    gate: str = ""
     segment_s: float = 0.0  # longest turn of work that can be cut; 0: all in one
     pause_s: float = 0.0  # between two segments
 

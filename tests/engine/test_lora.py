@@ -24,9 +24,8 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet
 
 SMALL = replace(OPTIONS, n_ctx=1024)
-TOLERANCE = (
-    0.03  # root mean square of the difference, in standard deviations of the logits: rounding between other kernels
-)
+# root mean square of the difference, in standard deviations of the logits: rounding between other kernels
+TOLERANCE = 0.03
 FAR = 0.3  # the same, of what an adapter does: at least
 ONE: AdapterSet = (("one", 1.0),)
 TWO: AdapterSet = (("two", 1.0),)

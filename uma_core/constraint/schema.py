@@ -18,9 +18,8 @@ from uma_core.errors import ErrorCode, UmaError
 N_DEEP_MOST = 64  # llguidance's JSON reader gives up at 128, and its grammar is as deep as the schema
 N_NODES_MOST = 12_000  # JSON values in a schema: compiling takes up to 0.1 ms for each
 N_NAMED_MOST = 1_000  # properties of one object: compiling takes their number's square (1,000: 60 ms)
-N_LEVELS_MOST = (
-    600  # of all subschemas that `$ref` leads to, together: llguidance follows them by recursion (4,000 overflow 8 MiB)
-)
+# of all subschemas that `$ref` leads to, together: llguidance follows them by recursion (4,000 overflow 8 MiB)
+N_LEVELS_MOST = 600
 N_PATTERN_NAMES_MOST = 100  # of `patternProperties`: each is compared with each
 N_PATTERN_MOST = 4_096  # characters
 N_MULTIPLE_MOST = 20_000  # digits of `multipleOf` as a whole number: an automaton of so many states, 0.3 s

@@ -113,9 +113,8 @@ class Capabilities:
     n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: no drafts can be verified
     # sizes of a decode call, ascending, in which a prompt's tokens stand beside other sequences' rows at little cost
     ride_rows: tuple[int, ...] = ()
-    can_mix_adapters: bool = (
-        True  # rows of a decode call may have different LoRA adapters; else all of them have the same
-    )
+    # rows of a decode call may have different LoRA adapters; else all of them have the same
+    can_mix_adapters: bool = True
     has_states: bool = False  # recurrent layers: sequences are cut, copied and gone on with only where `resumable` says
 
 
@@ -153,9 +152,8 @@ class EngineInfo:
     kv_type: str  # "f16", "bf16", "q8_0", "q4_0"
     kv_bytes_per_cell: int
     weight_bytes: int
-    kv_page: int = (
-        1  # cells that a sequence takes at a time; more than 1: whole pages can be several sequences' at once
-    )
+    # cells that a sequence takes at a time; more than 1: whole pages can be several sequences' at once
+    kv_page: int = 1
     n_expert: int = 0
     n_expert_used: int = 0
     expert_bytes: int = 0  # of weight_bytes: in expert tensors
@@ -167,9 +165,8 @@ class EngineInfo:
     kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
     is_deterministic: bool = False  # a row's logits have the same bits whatever else its calls compute
     adapters: tuple[Adapter, ...] = ()
-    weights_from: str = (
-        ""  # the graph engine's: "mapped", "read", "repacked", "repack cache" or "copied"; "": llama.cpp loads them
-    )
+    # the graph engine's: "mapped", "read", "repacked", "repack cache" or "copied"; "": llama.cpp loads them
+    weights_from: str = ""
     notes: tuple[str, ...] = ()  # why something is off, for `status`
 
     @property
@@ -197,9 +194,8 @@ class ModelFacts:
     description: str  # "llama 7B Q4_0"
     pooling: str = ""  # of an embedding model, as its file says: "mean", "cls", "last", "rank"; "": it says nothing
     add_sep: bool = False  # between a reranker's query and document
-    rerank_template: str = (
-        ""  # a reranker's prompt, with {query} and {document} in it; "": the two between special tokens
-    )
+    # a reranker's prompt, with {query} and {document} in it; "": the two between special tokens
+    rerank_template: str = ""
 
 
 class MemoryUse(NamedTuple):
@@ -297,9 +293,8 @@ class Batch:
         self.n_rows = 0
         # the next call is for the same rows, each one token on, unless something happens: it may be begun at once
         self.goes_on = False
-        self.want_hidden = (
-            False  # instead of logits, of the same rows: no token is sampled, `Engine.hidden` has them afterwards
-        )
+        # instead of logits, of the same rows: no token is sampled, `Engine.hidden` has them afterwards
+        self.want_hidden = False
         self.wake_fd = (
             -1
         )  # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing

@@ -18,9 +18,8 @@ from uma_core.models import default_model_path
 OPTION = "speculation.draft_model"
 N_SEQ = 2  # for which it drafts at a time, see policy/stages/speculate.py
 N_BATCH = 64  # of a prompt read at once: a stream waits for no more
-PADDING = (
-    128  # tokens by which vocabularies of one family differ in length, as llama.cpp allows (common/speculative.cpp)
-)
+# tokens by which vocabularies of one family differ in length, as llama.cpp allows (common/speculative.cpp)
+PADDING = 128
 SPECIAL = ("bos", "eos", "eot")
 NO_WAY_BACK = (
     ".ssm.",

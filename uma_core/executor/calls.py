@@ -50,9 +50,8 @@ class Calls:
         self.accounting = Accounting(meters)
         self.t_returned_ns = 0
         self.is_in_call = False  # other threads may look
-        self._t_logits_ns = (
-            0  # when the last decode call's logits could be read, until the I/O thread is told of what they gave
-        )
+        # when the last decode call's logits could be read, until the I/O thread is told of what they gave
+        self._t_logits_ns = 0
         self._batch = Batch(engine.info.n_batch)
         self._last: Items | None = None  # what the batch holds, one token each; its rows and what followed them:
         self._rows: list[Session] = []

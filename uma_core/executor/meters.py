@@ -8,9 +8,8 @@ from uma_core.session.session import Session
 from uma_core.types import FinishReason, Lane
 
 OVERHEAD_NS = 350_000.0  # of the host between two decode calls, until it is measured
-OVERHEAD_STEP = (
-    0.03  # part by which the typical overhead follows each one that is seen: a median, which stalls do not move
-)
+# part by which the typical overhead follows each one that is seen: a median, which stalls do not move
+OVERHEAD_STEP = 0.03
 FIRST_SECONDS_NS = 3_000_000_000  # "worst pause" is judged over a stream's first 3 s, as the product's targets are
 
 

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 STRETCH = 2.0  # beside streams a prompt may take so many times its own prefill time
 STEPS = 24  # ... a short one so many steps of one stream, 0.4 s on the 2-core CPU, ...
-STEPS_TOGETHER = (
-    60  # ... and more where it waits to begin together with others: beginning early would delay them by more
-)
+# ... and more where it waits to begin together with others: beginning early would delay them by more
+STEPS_TOGETHER = 60
 SHORT = 8.0  # ... but at most so many times its own prefill time
 # longest gap of overdue prompts, in rounds: with 4 a crowd pauses 6 % longer, with 2 its slowest first token comes 3 %
 # later

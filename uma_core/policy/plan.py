@@ -64,9 +64,8 @@ class Plan(NamedTuple):
     quantum_ns: int = 0  # wanted length of its pieces
     min_pieces: int = 0  # pieces it computes even if run_ns is too short (the starvation bound)
     transfer_ns: int = 0  # time for transfers
-    n_repeats: int = (
-        0  # further ticks that the same plan holds for, as long as no session comes, goes or changes its phase
-    )
+    # further ticks that the same plan holds for, as long as no session comes, goes or changes its phase
+    n_repeats: int = 0
     memory: PolicyMemory = PolicyMemory()
     notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
     # sids whose prompt's beginning shall come from the cache; they have no item in this tick

@@ -45,9 +45,8 @@ class SessionView(NamedTuple):
     t_back_ns: int = 0  # when it came back after parking; 0: it was never parked
     t_held_ns: int = 0  # since when its reader takes nothing and it is paused; 0: it is not
     adapters: AdapterSet = ()  # LoRA adapters that it is computed with
-    is_embedding: bool = (
-        False  # its prompt has no answer: further inputs follow; never mixed, parked between two inputs only
-    )
+    # its prompt has no answer: further inputs follow; never mixed, parked between two inputs only
+    is_embedding: bool = False
     # of its draft tokens: probability of each that it, and all before it, will be drawn
     survival: tuple[float, ...] = ()
     # the same of what the draft model would draft for the next step; (): it is not asked
@@ -81,9 +80,8 @@ class DeviceView(NamedTuple):
     free_seqs: tuple[int, ...]  # ascending
     n_cells_free: int  # not reserved, or reserved more than once: pages that running sequences share
     can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share one
-    mixed_rows: tuple[
-        int, ...
-    ] = ()  # sizes of a decode call, ascending, that may hold prompt tokens beside decode rows
+    # sizes of a decode call, ascending, that may hold prompt tokens beside decode rows
+    mixed_rows: tuple[int, ...] = ()
     n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: none can
     draft_token_ns: int = 0  # of one token of the draft model; 0: there is none
     seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
@@ -106,9 +104,8 @@ class CallReport(NamedTuple):
     mixed_ns: int = 0  # ... and of predicted_ns, what these add
     n_chunk: int = 0  # prefill run: tokens of the chunk of which it computed a part
     n_pieces: int = 0  # prefill run: pieces of the chunk that it computed
-    whole_ns: int = (
-        0  # prefill run: predicted time of the whole chunk; predicted_ns is the share that this run advanced
-    )
+    # prefill run: predicted time of the whole chunk; predicted_ns is the share that this run advanced
+    whole_ns: int = 0
 
 
 class SchedulerState(NamedTuple):

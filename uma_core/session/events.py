@@ -23,9 +23,8 @@ class Submit(NamedTuple):
     request: Request
     tokens: Sequence[TokenId] | np.ndarray
     t_received_ns: int  # when its frame was decoded
-    message_ends: tuple[
-        int, ...
-    ] = ()  # token counts after which a chat message ends: preferred snapshot points. Of embed and rerank: an input
+    # token counts after which a chat message ends: preferred snapshot points. Of embed and rerank: an input
+    message_ends: tuple[int, ...] = ()
     text: Any = None  # the engine whose vocabulary `tokens` is in: after a reload, another one answers Stale
     matcher: Any = None  # session.session.Matcher, for the same vocabulary; None: any answer may be given
     echo: str = ""  # what every answer begins with
@@ -147,9 +146,8 @@ class Final(NamedTuple):
     stop: dict[str, Any] | None = None  # the `text` or `token_id` of the request that ended it
     logprobs: tuple[TokenLogprob, ...] | None = None  # of all tokens; of a stream those that no Token event carried
     answers: tuple[Ended, ...] | None = None  # of a request with several that does not stream
-    embedding: Any = (
-        None  # session.embedding.Embedding with all its vectors, of an embed or rerank request that was carried out
-    )
+    # session.embedding.Embedding with all its vectors, of an embed or rerank request that was carried out
+    embedding: Any = None
 
 
 Event = Accepted | Queued | Progress | Refused | Stale | Prompt | Token | End | Final

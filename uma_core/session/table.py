@@ -38,9 +38,8 @@ class SessionTable:
     def __init__(self, info: EngineInfo) -> None:
         self.n_cells_total = info.n_ctx
         self.n_cells_reserved = 0
-        self.n_changes = (
-            0  # grows whenever a session comes, goes, moves or is held: what a repeated plan would not know
-        )
+        # grows whenever a session comes, goes, moves or is held: what a repeated plan would not know
+        self.n_changes = 0
         self.free_seqs = list(range(info.n_seq_max))
         self._by_sid: dict[int, Session] = {}
         self._by_key: dict[Key, list[Session]] = {}

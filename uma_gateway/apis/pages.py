@@ -18,9 +18,8 @@ from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange, Headers
 from uma_gateway.fields import boolean, integer, text
 
-EVERY_S = (
-    0.5  # between two events of the dashboard: what is shorter than this is drawn from the times that requests tell
-)
+# between two events of the dashboard: what is shorter than this is drawn from the times that requests tell
+EVERY_S = 0.5
 CACHE_EVERY = 10  # events between two looks at the cache's budgets: the daemon answers between two ticks, not at once
 FILES = {
     "index.html": b"text/html; charset=utf-8",

@@ -13,9 +13,8 @@ class ChatCode(str, Enum):
     TEMPLATE_FAILED = "template_failed"  # the model's template refuses these messages
     NO_TEMPLATE = "no_template"  # the model has no chat template
     TEMPLATE_UNSAFE = "template_unsafe"  # the template crashed, or ran out of time or memory, when it was tried
-    SCHEMA_UNSUPPORTED = (
-        "schema_unsupported"  # a schema that cannot be enforced, or only in part where all of it was asked for
-    )
+    # a schema that cannot be enforced, or only in part where all of it was asked for
+    SCHEMA_UNSUPPORTED = "schema_unsupported"
     UNAVAILABLE = "unavailable"  # the chat library is not built, or of another version
     INTERNAL = "internal"  # a fault of ours or of the library
 

@@ -40,19 +40,16 @@ class Knobs:
     """How it weighs."""
 
     beta: float = 1.0  # production-stack #1035 found 1 best for both kinds of load
-    stale_ns: int = (
-        1_000_000_000  # older figures are not trusted to tell the least loaded: the better of two drawn is taken
-    )
+    # older figures are not trusted to tell the least loaded: the better of two drawn is taken
+    stale_ns: int = 1_000_000_000
     lost_ns: int = 10_000_000_000  # who said nothing for so long gets nothing while others speak
     # requests beyond its sequences that a daemon may have, as a multiple of these: its own scheduler has a choice
     slack: float = 1.0
-    warm_slack: float = (
-        4.0  # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
-    )
+    # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
+    warm_slack: float = 4.0
     max_queued: int = 1024  # requests of one lane that wait here; more are refused
-    closed_ns: int = (
-        60_000_000_000  # requests wait so long for a daemon to come back when none takes any; then they are refused
-    )
+    # requests wait so long for a daemon to come back when none takes any; then they are refused
+    closed_ns: int = 60_000_000_000
 
 
 class Ask(NamedTuple):

@@ -16,9 +16,8 @@ PROMPTS = [
     "Error: cannot open display. This means that",
 ]
 N_GENERATED = 24
-AS_GOOD_AS_EQUAL = (
-    0.05  # of the logits' standard deviation, as test_llama.py has it between llama.cpp's kernels and ours
-)
+# of the logits' standard deviation, as test_llama.py has it between llama.cpp's kernels and ours
+AS_GOOD_AS_EQUAL = 0.05
 
 
 @pytest.mark.parametrize("path", [TARGET, DRAFT, MOE])

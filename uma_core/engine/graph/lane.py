@@ -41,9 +41,8 @@ class Lane:
         self._scales: dict[int, float] = {}  # of LoRA adapters
         self._hidden: Rows | None = None  # rows of the chunk whose hidden states are wanted
         self._n_rows = 0  # of that chunk
-        self._state: int | None = (
-            None  # after the chunks that are not handed over; None: there are none, or the model has no states
-        )
+        # after the chunks that are not handed over; None: there are none, or the model has no states
+        self._state: int | None = None
         self._next: Next | None = None  # of the chunk in progress
         self.drop()
 

@@ -37,9 +37,8 @@ class Scaling(NamedTuple):
     attn_factor: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    is_long: bool = (
-        False  # LongRoPE: frequency factors by the length of the context (tensors rope_factors_long and _short)
-    )
+    # LongRoPE: frequency factors by the length of the context (tensors rope_factors_long and _short)
+    is_long: bool = False
 
 
 class State(NamedTuple):

@@ -21,9 +21,8 @@ from uma_core.errors import ErrorCode, UmaError
 
 ZERO = -1  # in place of a number: all zeros, as before the first position
 UNKNOWN = -2  # not there: the sequence cannot go on from its end
-N_KEPT_SEQ = (
-    3  # states of earlier positions, per sequence: where the instructions end, the last message, and the prompt
-)
+# states of earlier positions, per sequence: where the instructions end, the last message, and the prompt
+N_KEPT_SEQ = 3
 ALIGNMENT = 64
 
 

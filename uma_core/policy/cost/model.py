@@ -36,9 +36,8 @@ class CostModel(NamedTuple):
     sweet_chunk: int  # the one with the best ns per token at no context
     lines: tuple[tuple[float, float, int], ...]  # lines[n]: base, slope and regime of a decode call of n rows
     cell_ns: float = 0.0  # correction of what a cell adds to a decode call
-    mixed: Curve | None = (
-        None  # a call of so many rows, all but one of them a prompt's; None: prompts have calls of their own
-    )
+    # a call of so many rows, all but one of them a prompt's; None: prompts have calls of their own
+    mixed: Curve | None = None
 
     def decode_ns(self, n_rows: int, n_kv: int) -> int:
         """One decode call of `n_rows` rows that read `n_kv` cells in all."""

@@ -20,9 +20,8 @@ from uma_core.types import Lane, Phase
 
 # a reader may fall behind for so long without losing its place: a process that lives reads on well before
 HELD_NS = 100_000_000
-STAY_NS = (
-    500_000_000  # a parked session that came back keeps its sequence for so long; aging_ns where it must read all again
-)
+# a parked session that came back keeps its sequence for so long; aging_ns where it must read all again
+STAY_NS = 500_000_000
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:

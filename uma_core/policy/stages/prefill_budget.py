@@ -19,9 +19,8 @@ IDLE_TICKS = 10  # length of a run with nobody decoding, in tick budgets: it is 
 # longest piece while no chat streams, half a step of the 2-core CPU: what a chat that arrives waits for ...
 PIECE_NS = 8_000_000
 SHORT_PROMPT = 32  # tokens; ... and at most a quarter of the time that reading its own short prompt takes
-CHUNK_TICKS = (
-    4  # with one prefill slot, or none, a new chat waits for the chunk's end: its longest time in tick budgets
-)
+# with one prefill slot, or none, a new chat waits for the chunk's end: its longest time in tick budgets
+CHUNK_TICKS = 4
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:

@@ -38,9 +38,8 @@ class Room(NamedTuple):
 
 UNLIMITED = Room(UNLIMITED_NS, UNLIMITED_NS, UNLIMITED_NS, 0)
 ORDINARY = ("nothing", "normal")  # gaps within the everyday limit; the others are long already
-N_DRAFTING = (
-    2  # streams for which a draft model runs: with more, their own rows fill the four that cost about as much as one
-)
+# streams for which a draft model runs: with more, their own rows fill the four that cost about as much as one
+N_DRAFTING = 2
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:

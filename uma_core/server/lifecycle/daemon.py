@@ -47,9 +47,8 @@ from uma_core.server.operations.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = (
-    0.0005  # the compute thread waits so long for the GIL when another thread is busy (Python's default: 5 ms)
-)
+# the compute thread waits so long for the GIL when another thread is busy (Python's default: 5 ms)
+SWITCH_INTERVAL_S = 0.0005
 STOP_TIMEOUT_S = 5.0
 
 

@@ -43,9 +43,8 @@ from uma_core.trace import Sink
 log = logging.getLogger(__name__)
 
 N_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-PUBLISH_NS = (
-    250_000_000  # between two views while work is done: a view costs hundreds of microseconds between two ticks
-)
+# between two views while work is done: a view costs hundreds of microseconds between two ticks
+PUBLISH_NS = 250_000_000
 CLOSE_POLL_S = 0.01
 UNLOAD_TIMEOUT_S = 60.0
 LOADING = "the model is loading"

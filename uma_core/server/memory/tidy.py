@@ -18,9 +18,8 @@ class Tidy:
 
     def __init__(self, registry: m.Registry, generation: Callable[[], int]) -> None:
         self._ticks = registry.counter(m.TICKS)
-        self._generation = (
-            generation  # a reload leaves memory behind too: what its disk tier still writes is freed after it
-        )
+        # a reload leaves memory behind too: what its disk tier still writes is freed after it
+        self._generation = generation
         self._seen = (0, 0)
         self._n_idle = IDLE_BEATS
 

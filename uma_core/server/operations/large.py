@@ -32,9 +32,8 @@ from uma_core.server.operations.prompt import Encoded, encode
 from uma_core.server.operations.sizes import INPUTS, input_bytes
 from uma_core.types import Request
 
-LARGE_BYTES = (
-    16_384  # of a request: fewer are decoded in half a millisecond, and made tokens in three, off the I/O thread
-)
+# of a request: fewer are decoded in half a millisecond, and made tokens in three, off the I/O thread
+LARGE_BYTES = 16_384
 
 
 class Digest(NamedTuple):

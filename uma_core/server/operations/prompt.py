@@ -28,9 +28,8 @@ ENDS_MAX_BYTES = 1 << 16
 
 class Encoded(NamedTuple):
     tokens: Sequence[TokenId] | np.ndarray  # an array where they are many
-    message_ends: tuple[
-        int, ...
-    ] = ()  # see session.events.Submit; of several inputs that become vectors, where each ends
+    # see session.events.Submit; of several inputs that become vectors, where each ends
+    message_ends: tuple[int, ...] = ()
 
 
 def encode(text: Reading, request: Request) -> Encoded:
