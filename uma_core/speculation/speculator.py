@@ -29,7 +29,9 @@ class DraftSource(Protocol):
 NewSource = Callable[[Session], DraftSource]
 
 
-PACE_PART = 1 / 8  # by which a stream's pace follows its last step: it forgets in some eight steps that drafts held
+PACE_PART = (
+    1 / 8
+)  # by which a stream's pace follows its last step: it forgets in some eight steps that drafts held; not tuned
 
 
 class Speculator:

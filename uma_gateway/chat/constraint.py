@@ -104,8 +104,9 @@ def unmarked_constraint(must_call: dict[str, Any], schemas: Schemas) -> Constrai
 
     `must_call`: an `apply` whose calls are required. None where its calls do not begin so.
     """
-    lark, names = _unmarked_lark(must_call["parser"], must_call["generation_prompt"], schemas.key())
-    if not lark:
+    key = must_call["parser"], must_call["generation_prompt"], schemas.key()
+    lark, names = _calls_lark(*key), _unmarked_names(*key)
+    if not lark or not names:
         return None
     return {"lark": lark, "triggers": [{"type": "pattern", "value": _call_begins(batch)} for batch in _batches(names)]}
 
@@ -186,27 +187,26 @@ def _calls_lark(parser: str, generation_prompt: str, schemas: str) -> str:
     """The same without content: a model that may say something first may do so until it runs out of tokens."""
     try:
         grammar = Grammar()
-        root = _after(grammar, _reader(grammar, parser, _schemas(schemas), grammar.empty).root(), generation_prompt)
+        root = _calls(grammar, parser, generation_prompt, schemas)
         return "" if root.nullable else write_lark(grammar, grammar.settle(root))
     except (Unsettled, RecursionError):
         return ""
 
 
 @functools.lru_cache(maxsize=_N_KEPT)
-def _unmarked_lark(parser: str, generation_prompt: str, schemas: str) -> tuple[str, tuple[str, ...]]:
-    """The grammar of a call, and the tools whose calls begin as `_call_begins` has it; "" where none does."""
+def _unmarked_names(parser: str, generation_prompt: str, schemas: str) -> tuple[str, ...]:
+    """The tools whose calls begin as `_call_begins` has it."""
     try:
         grammar = Grammar()
-        root = _after(grammar, _reader(grammar, parser, _schemas(schemas), grammar.empty).root(), generation_prompt)
-        names = tuple(
+        root = _calls(grammar, parser, generation_prompt, schemas)
+        return tuple(
             name
             for name in json.loads(schemas)[0]
             if _PLAIN_NAME.fullmatch(name)
             and grammar.after(root, f'{{"type": "function", "name": "{name}", "parameters": ')
         )
-        return (write_lark(grammar, grammar.settle(root)), names) if names else ("", ())
     except (Unsettled, RecursionError):
-        return "", ()
+        return ()
 
 
 @functools.lru_cache(maxsize=_N_KEPT)
@@ -243,6 +243,11 @@ def _either_lark(tools: str, tools_prompt: str, text: str, text_prompt: str, kno
 
 def _reader(grammar: Grammar, parser: str, schemas: Schemas, content: Node | None = None) -> Reader:
     return Reader(grammar, parser, schemas, content, schemas.one_call)
+
+
+def _calls(grammar: Grammar, parser: str, generation_prompt: str, schemas: str) -> Node:
+    """What follows the generation prompt, without content."""
+    return _after(grammar, _reader(grammar, parser, _schemas(schemas), grammar.empty).root(), generation_prompt)
 
 
 def _json_text(grammar: Grammar, schema_of: Schemas) -> Node:

@@ -132,7 +132,8 @@ class _Stream:
     def _encode(self, _: int, event: Event) -> bytes:
         """The chunks of an event. Raises: GatewayError."""
         kind, index = event["event"], event.get("index", 0)
-        if kind == "token" and index in self._begun and "logprobs" not in event:  # most of them
+        # Most events are plain text: their way is written out, for a call costs microseconds after a model's step.
+        if kind == "token" and index in self._begun and "logprobs" not in event:
             diffs = self._parsers[index].feed(event["text"])
             if len(diffs) == 1 and diffs[0].content and not diffs[0].reasoning and not self._held:
                 return self._chunk.content(index, diffs[0].content)
