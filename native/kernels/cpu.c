@@ -1,7 +1,5 @@
 #include "cpu.h"
 
-#include <stdatomic.h>
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 
@@ -28,22 +26,6 @@ uint32_t uma_cpu_features(void) {
     if (has_zmm && bit(c7, 11)) features |= UMA_CPU_AVX512_VNNI;
     if (has_ymm && bit(a71, 4)) features |= UMA_CPU_AVX_VNNI;
     return features;
-}
-
-// Leaf 4 of Intel's processors and 0x8000001d of AMD's list the caches in the same form.
-static uint32_t l1d_of_leaf(unsigned leaf) {
-    unsigned a, b, c, d;
-    for (unsigned i = 0; __get_cpuid_count(leaf, i, &a, &b, &c, &d) && (a & 0x1f); i++) {
-        const unsigned kind = a & 0x1f, level = a >> 5 & 7, ways = (b >> 22) + 1, partitions = (b >> 12 & 0x3ff) + 1,
-            line = (b & 0xfff) + 1;
-        if (kind == 1 && level == 1) return ways * partitions * line * (c + 1);
-    }
-    return 0;
-}
-
-static uint32_t l1d_bytes(void) {
-    const uint32_t bytes = l1d_of_leaf(4);
-    return bytes ? bytes : l1d_of_leaf(0x8000001d);
 }
 
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -74,14 +56,3 @@ uint32_t uma_cpu_features(void) {
 uint32_t uma_cpu_features(void) { return 0; }
 
 #endif
-
-#if !defined(__x86_64__)
-static uint32_t l1d_bytes(void) { return 0; }
-#endif
-
-uint32_t uma_cpu_l1d_bytes(void) {
-    static _Atomic uint32_t known = UINT32_MAX;
-    uint32_t bytes = atomic_load_explicit(&known, memory_order_relaxed);
-    if (bytes == UINT32_MAX) atomic_store_explicit(&known, bytes = l1d_bytes(), memory_order_relaxed);
-    return bytes;
-}

@@ -15,8 +15,4 @@ enum {
 
 uint32_t uma_cpu_features(void);
 
-// Bytes of a core's first-level data cache; 0: not known. Asked once (the question leaves a virtual machine).
-// Thread-safe.
-uint32_t uma_cpu_l1d_bytes(void);
-
 #endif

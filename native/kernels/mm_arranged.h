@@ -14,15 +14,11 @@
 #ifndef UMA_MM_ARRANGED_H
 #define UMA_MM_ARRANGED_H
 
-#include "cpu.h"
 #include "mm_formats.h"
 #include "mm_panel.h"
 
-// How far ahead weights are fetched: memory's latency at the speed of one core, and little enough to be in time after a
-// pause. Weights that are multiplied where they lie drive no unpacked panel out of the first-level cache; yet what two
-// panels fetch ahead must leave room there for activations. In 48 KiB it does: a step of two rows takes 1.07 of one,
-// from the second level 1.10. In 32 KiB it does not: three rows take 1.03 to 1.24, from the second level 1.00 to 1.03.
-enum { AHEAD_MOST = 8192, NEAR_MOST = 6144, NEAR_CACHE = 48 << 10 };
+// How far ahead weights are fetched: memory's latency at the speed of one core. 4 to 32 KiB take the same time.
+enum { AHEAD_MOST = 8192 };
 
 // bytes of 32 columns
 static inline size_t arranged_run(enum uma_type type) { return (size_t)uma_type_info(type).bits * 4 * V_LANES; }
@@ -121,13 +117,10 @@ static inline const uint8_t * arranged_at(const struct uma_mm * mm, int64_t out)
 
 // Of `n` panels multiplied at once each fetches its successor's part of the bytes that follow all of them.
 static void start_arranged(const struct uma_mm * mm, int64_t out, int n, struct panel * p) {
-    const int is_near = mm->type == UMA_Q8_0 && uma_cpu_l1d_bytes() >= NEAR_CACHE;
-    const size_t panel = arranged_panel(mm->type, mm->n_in), most = is_near ? NEAR_MOST : AHEAD_MOST;
-    for (int i = 0; i < n; i++) {
-        p[i].ahead = (uintptr_t)arranged_at(mm, out + i * V_LANES) + (size_t)(n - 1)
-            * panel + (panel < most ? panel : most);
-        p[i].is_near = is_near;
-    }
+    const size_t panel = arranged_panel(mm->type, mm->n_in);
+    for (int i = 0; i < n; i++)
+        p[i].ahead = (uintptr_t)arranged_at(mm, out + i * V_LANES) + (size_t)(n - 1) * panel
+            + (panel < AHEAD_MOST ? panel : AHEAD_MOST);
 }
 
 // n scales of one byte each, times one half: to [n][lane] f32.
