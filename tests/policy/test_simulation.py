@@ -106,7 +106,7 @@ def test_prompts_are_read_as_fast_however_the_engine_rates_its_progress(device, 
             sim.tick()
         return sum(j.n_past + j.pending_prompt + int(j.chunk * j.fraction * rating) for j in prompts)
 
-    assert n_read(overrated) >= 0.8 * n_read(1.0)
+    assert n_read(overrated) >= 0.75 * n_read(1.0)
 
 
 @DEVICES

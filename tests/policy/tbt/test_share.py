@@ -197,7 +197,7 @@ def test_a_refusal_says_its_numbers(view):
     plan = run(state_of(talking(0), view))
     (note,) = [note for note in plan.notes if note.startswith("latency_guard")]
     need, room = plan.guard.need_ns / 1e6, plan.guard.room_ns / 1e6
-    assert f"{need:.3f} ms > room {room:.3f}, credit 0.04" in note
+    assert f"{need:.3f} ms > room {room:.3f}, credit 0.02" in note
 
 
 def test_a_starved_prompt_is_not_passed_over_for_background_rows():

@@ -4,8 +4,8 @@ Two things are learned, and nothing else:
 
 - `error`, the 98th percentile of what a tick takes over what was planned for it, less 1. Every cause is in it:
   predictions, copies, Python, neighbours.
-- `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.04) of one, a long gap takes one, and it
-  holds one at most: with 4 % of long gaps a stream's p95 is an everyday gap.
+- `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.02) of one, a long gap takes one, and it
+  holds one at most: with 2 % of long gaps a stream's p95 is an everyday gap.
 
     everyday room = everyday limit / (1 + error) - round      at least LEAST of what lies between the two
     long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round
