@@ -32,9 +32,10 @@ class SchedulerConfig:
     guard_cap: float = 1.2  # everyday gap of one stream <= cap x its step alone ...
     guard_floor_ns: int = 0  # ... or this, whichever is longer
     pause_cap: float = 2.0  # the same of a long gap ...
-    # ... and at most this share of gaps longer than guard_cap. The 95th percentile leaves 0.05, of which a shared machine
-    # takes 0.02 to 0.03 itself. Beside background streams of a mixture of experts that percentile was 1.30, 1.67 and
-    # 1.28 steps with 0.04, 1.11, 1.19 and 1.06 with 0.02, at the same makespans (2 cores, AVX-512, in turn).
+    # ... and at most this share of gaps longer than guard_cap. The 95th percentile leaves 0.05, of which a shared
+    # machine takes 0.02 to 0.03 itself. Beside background streams of a mixture of experts that percentile was 1.34
+    # steps with 0.04, 1.28 with 0.02 (five repeats each; in turn 1.30, 1.67, 1.28 and 1.11, 1.19, 1.06), at the same
+    # makespans (2 cores, AVX-512).
     long_tick_share: float = 0.02
     starvation_ticks: int = 64  # rounds after which a prompt without progress is forced one piece
     slo_ttft_ns: int = 0  # default targets of requests that give none; 0: none

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from uma_core.engine.graph.forward import N_SMALL
 
-# of a call with drafts: up to eight, a row costs 0.06 of a step, beyond 0.1 to 0.16 (docs/ENGINE.md), and logits of 152k
-# tokens take 0.6 MB a row in each graph
+# of a call with drafts: up to eight, a row costs 0.06 of a step, beyond 0.1 to 0.16 (docs/ENGINE.md), and logits of
+# 152k tokens take 0.6 MB a row in each graph
 VERIFY_ROWS = 8
 RIDE_ROWS = (2, 3, 4, 5, 6, 8, 16)  # up to N_SMALL: each has a graph for every count of streams
 
