@@ -47,11 +47,6 @@ static inline struct part tile_at(const struct uma_mm * mm, int64_t t) {
     return (struct part){ row, rows, (int8_t *)at, (float *)(void *)(at + (size_t)rows * (size_t)mm->n_in) };
 }
 
-static inline int64_t tile_of_row(const struct uma_mm * mm, int64_t row) {
-    const int64_t n = n_tiles(mm), base = mm->n_rows / n, rest = mm->n_rows % n;
-    return row < rest * (base + 1) ? row / (base + 1) : rest + (row - rest * (base + 1)) / base;
-}
-
 static inline struct part from_column(struct part tile, int64_t col, enum uma_type type) {
     tile.q += col * tile.n_rows;
     tile.dc += col / uma_type_info(type).sub * 2 * tile.n_rows;

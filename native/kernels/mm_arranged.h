@@ -17,8 +17,8 @@
 #include "mm_formats.h"
 #include "mm_panel.h"
 
-// How far ahead weights are fetched: from memory (its latency at the speed of one core; 4 to 32 KiB take the same time),
-// and from the second-level cache (1 KiB takes 1.02 times as long, 4 KiB the same).
+// How far ahead weights are fetched: from memory (its latency at the speed of one core; 4 to 32 KiB take the same
+// time), and from the second-level cache (1 KiB takes 1.02 times as long, 4 KiB the same).
 enum { AHEAD_MOST = 8192, SOON = 2048 };
 
 // bytes of 32 columns
