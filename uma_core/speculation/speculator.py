@@ -29,9 +29,8 @@ class DraftSource(Protocol):
 NewSource = Callable[[Session], DraftSource]
 
 
-PACE_PART = (
-    1 / 8
-)  # by which a stream's pace follows its last step: it forgets in some eight steps that drafts held; not tuned
+# by which a stream's pace follows its last step: it forgets in some eight steps that drafts held; not tuned
+PACE_PART = 1 / 8
 
 
 class Speculator:

@@ -23,8 +23,9 @@ from uma_core.engine.graph.engine import GraphEngine
 # Of the logits' standard deviation, where ggml's kernels compute: batches of other shapes round otherwise (0.037 was
 # seen). Our kernels give the same bits.
 TOLERANCE = 0.15
-# Of the comparisons with ggml's kernels so many are within that. Where two experts are nearly equal, rounding chooses
-# (1.27 was seen, in 1 of 40 runs of one model), and a sequence that met it differs until it ends.
+# Of the comparisons of a mixture of experts with ggml's kernels so many are within that. Where two experts are nearly
+# equal, rounding chooses (1.27 was seen, in 1 of 40 runs of one model), and a sequence that met it differs until it
+# ends.
 MOST = 2 / 3
 
 
@@ -202,7 +203,7 @@ def check(path: str, seed: int, is_stock: bool, kind: type[World] = World) -> No
                     else:
                         assert np.array_equal(ours, theirs)
                     tokens.append(100)
-        assert sum(is_near) >= MOST * len(is_near)
+        assert sum(is_near) >= (MOST if plain.info.n_expert else 1) * len(is_near)
     finally:
         world.engine.close()
         plain.close()
