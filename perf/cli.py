@@ -25,6 +25,7 @@ from perf.criteria import (
     for_engine,
     judge_all,
     labels_for,
+    of_many_cores,
     of_weights,
 )
 from perf.gguf_file import ensure
@@ -381,15 +382,17 @@ def cluster(repeats: int) -> None:
 @click.option("--out", type=_FOLDER, default=_OUT / "quants", show_default=True, help="Folder for results, one each.")
 def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out: Path) -> None:
     """Measure our daemon beside llama-server for each type of weights: one, four and eight streams, and prompts
-    (about 3 minutes a SHAPE).
+    (about 3 minutes a SHAPE); with 8 threads or more, four and sixteen streams.
     """
+    scenario = "rates" if threads < 8 else "rates-16"
     unknown = [name for name in shapes if name not in RATES]
     if unknown:
         raise click.BadParameter(f"no bound for {', '.join(unknown)}; known are {', '.join(RATES)}")
     ours = OURS if engine == "auto" else f"{OURS}:engine={engine}"
     for shape in shapes or RATES:
-        plan = Plan((Job("rates", (ours, PEER), repeats),), shape, threads, out / shape)
-        criteria = tuple(replace(c, ours=ours) for c in of_weights(shape))
+        plan = Plan((Job(scenario, (ours, PEER), repeats),), shape, threads, out / shape)
+        bounds = of_weights(shape) if scenario == "rates" else of_many_cores()
+        criteria = tuple(replace(c, ours=ours) for c in bounds)
         _execute(plan, criteria, 1, {} if engine == "auto" else {"engine": engine})
 
 

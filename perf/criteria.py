@@ -163,6 +163,14 @@ def of_weights(shape: str) -> tuple[Criterion, ...]:
     )
 
 
+def of_many_cores() -> tuple[Criterion, ...]:
+    """What the `rates-16` scenario has to reach with any shape."""
+    return (
+        Criterion("rates-16", "four streams, tokens/s", "four_steady_tok_s", 2.0, Against.PEER, is_floor=True),
+        Criterion("rates-16", "sixteen streams, tokens/s", "sixteen_steady_tok_s", 2.0, Against.PEER, is_floor=True),
+    )
+
+
 # shape -> most of llama-server's time between tokens, least of its rates with 4 and 8 streams, least of its prompt
 # speed
 RATES: dict[str, tuple[float, float, float]] = {

@@ -94,7 +94,7 @@ class Reader:
         self._mode = mode
         n_ctx = mode.n_streams * -(-(LONGEST + n_new) // 256) * 256
         sizes = {"n_seq": mode.n_streams, "n_ctx": n_ctx, "n_batch": mode.n_batch, "n_ubatch": mode.n_batch}
-        sizes["prefill_lanes"] = int(mode.n_streams > 1)  # llama.cpp's engine copies KV only where it has lanes
+        sizes["prefill_lanes"] = int(mode.n_streams > 1)  # llama.cpp's engine copies KV only where it has prefill slots
         self.engine = open_engine(replace(mode.options, model=model, threads=threads, **sizes))  # type: ignore[arg-type]
         self._batch = Batch(mode.n_batch)
 

@@ -44,7 +44,7 @@ class Arrival(NamedTuple):
     pages: tuple[int, ...]
     n_tokens: int
     n_answer: int
-    lane: int = 0
+    priority: int = 0
     session: int = -1  # the next turn of a session comes when this one is answered
 
 
@@ -100,9 +100,9 @@ class _SimNode:
         free_ns = heapq.nsmallest(1, self.ends)[0] if self.n_active >= self.setup.n_seq else now_ns
         mean_ns = sum(end - now_ns for end in self.ends) / len(self.ends) if self.ends else 0.0
         n_before = 0
-        for lane in (0, 1):
-            n_before += len(self.waiting[lane])
-            unread_ns = sum(request.arrival.n_tokens for request in self.waiting[lane]) * self.setup.token_ms * 1e6
+        for priority in (0, 1):
+            n_before += len(self.waiting[priority])
+            unread_ns = sum(request.arrival.n_tokens for request in self.waiting[priority]) * self.setup.token_ms * 1e6
             seq_ns = max(0, free_ns - now_ns) + n_before * mean_ns / self.setup.n_seq
             waits.append(max(seq_ns, max(0, self.reads_until_ns - now_ns) + unread_ns) / 1e6)
         self.generation += 1
@@ -203,7 +203,7 @@ class Simulation:
         if self.policy == "least-loaded":  # as nginx's least_conn: whoever has the fewest requests now
             self._start(now, request, min(self.nodes, key=lambda node: node.n_requests))
             return
-        ask = Ask(request.id, arrival.account, arrival.lane, GROUP, arrival.pages, arrival.n_tokens)
+        ask = Ask(request.id, arrival.account, arrival.priority, GROUP, arrival.pages, arrival.n_tokens)
         t0 = time.thread_time()
         choice = self.router.offer(ask, now)
         self.outcome.choose_us.append((time.thread_time() - t0) * 1e6)
@@ -227,7 +227,7 @@ class Simulation:
     def _start(self, now: int, request: _SimRequest, node: _SimNode) -> None:
         request.node = node
         node.n_served += 1
-        node.waiting[request.arrival.lane].append(request)
+        node.waiting[request.arrival.priority].append(request)
         self._admit(now, node)
 
     def _admit(self, now: int, node: _SimNode) -> None:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from perf.simulator import CALM, EXACT, MS, NOISY, Job, Machine, S, Sim, percentile
 from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE, FakeCost
 from uma_core.engine.fake.engine import FakeModel
-from uma_core.types import Lane
+from uma_core.types import Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 MIX_ROWS = (2, 4, 8, 16)
 EARLY_NS = 3 * S  # the worst pause is promised for a stream's first seconds
 
@@ -126,9 +126,9 @@ def _crowd(sim: Sim, p: Profile) -> tuple[list[Job], list[Job]]:
     jobs = []
     for i in range(16):
         n_prompt, n_max = rng.randint(16, 700), rng.randint(4, 48)
-        lane = Lane(n_prompt > 512)
-        jobs.append(sim.submit(Job(n_prompt * p.scale, n_max * p.scale, lane, client=i % 5)))
-    chats = [job for job in jobs if job.lane is Lane.INTERACTIVE]
+        priority = Priority(n_prompt > 512)
+        jobs.append(sim.submit(Job(n_prompt * p.scale, n_max * p.scale, priority, client=i % 5)))
+    chats = [job for job in jobs if job.priority is Priority.INTERACTIVE]
     return chats, chats
 
 
@@ -166,7 +166,7 @@ def run(case: str, profile: Profile, machine: Machine, seed: int = 1) -> Run:
     jobs = list(sim.future)
     while not all(len(chat.times) >= chat.n_max for chat in chats) and (sim.jobs or sim.future):
         _step(sim)
-    n_background = sum(_work(job) for job in jobs if job.lane is BACK)
+    n_background = sum(_work(job) for job in jobs if job.priority is BACK)
     sim.run(2_000_000)
     return Run(chats, urgent, n_background, sim.clock.now_ns())
 

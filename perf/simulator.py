@@ -37,7 +37,7 @@ from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, check_plan
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
-from uma_core.types import AdapterSet, Lane, Phase
+from uma_core.types import AdapterSet, Phase, Priority
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -66,7 +66,7 @@ class Job:
 
     n_prompt: int
     n_max: int
-    lane: Lane = Lane.INTERACTIVE
+    priority: Priority = Priority.INTERACTIVE
     client: int = 1
     at_ns: int = 0
     then: Job | None = None  # submitted when this one is done
@@ -142,7 +142,7 @@ def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> D
     return DeviceView(
         n_batch=info.n_batch, n_ubatch=info.n_ubatch, n_seq_max=info.n_seq_max, n_ctx=info.n_ctx,
         n_ctx_seq=info.n_ctx_seq,
-        n_prefill_slots=info.capabilities.n_prefill_lanes, is_unified=info.is_unified,
+        n_prefill_slots=info.capabilities.n_prefill_slots, is_unified=info.is_unified,
         kv_bytes_per_cell=info.kv_bytes_per_cell,
         one_set_per_call=not info.capabilities.can_mix_adapters,
         can_mix_rows=info.capabilities.can_mix_rows, mixed_rows=info.capabilities.ride_rows,
@@ -227,7 +227,7 @@ class Sim:
     # one tick
     def view(self, j: Job) -> SessionView:
         return SessionView(
-            j.sid, j.seq, j.client, j.lane, j.phase, j.n_prompt, j.n_past, 0, len(j.times), j.n_max,
+            j.sid, j.seq, j.client, j.priority, j.phase, j.n_prompt, j.n_past, 0, len(j.times), j.n_max,
             j.n_prompt + j.n_max if j.seq >= 0 else 0,
             j.chunk, j.fraction, not (j.is_moving or j.is_held), j.is_moving, j.t_queued, j.times[0] if j.times else 0,
             j.times[-1] if j.times else 0, j.t_progress, j.slo_ttft_ns, j.slo_tbt_ns, 0, 0, adapters=j.adapters,
@@ -402,7 +402,7 @@ class Sim:
                     self.free.append(job.seq)
 
             self.transfers.append((move, landed))
-            if token is not None and job.lane is Lane.INTERACTIVE and job.n_max > 1:
+            if token is not None and job.priority is Priority.INTERACTIVE and job.n_max > 1:
                 job.phase, job.first_token = Phase.DECODE, token
             elif token is not None:
                 self._token(job, token)

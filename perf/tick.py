@@ -23,7 +23,7 @@ from uma_core.executor.executor import Executor, device_view
 from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
 from uma_core.session.events import Submit
-from uma_core.types import Lane, Peer, Phase, Request, SamplingParams
+from uma_core.types import Peer, Phase, Priority, Request, SamplingParams
 
 SAMPLED = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=1)
 
@@ -75,7 +75,9 @@ def _one(executor: Executor, kind: str, params: SamplingParams, count: int, n_ti
     clock = MonotonicClock()
     for i in range(count):
         text = prompt(f"{kind}/{count}/{i}", 16)
-        request = Request(f"{kind}{count}-{i}", prompt=text, max_tokens=512, sampling=params, lane=Lane.INTERACTIVE)
+        request = Request(
+            f"{kind}{count}-{i}", prompt=text, max_tokens=512, sampling=params, priority=Priority.INTERACTIVE
+        )
         tokens = executor.engine.tokenize(text, False, False)
         executor.submit(Submit(1, Peer(), request, tokens, clock.now_ns()))
     while any(session.phase is not Phase.DECODE for session in executor.table) or len(executor.table) < count:

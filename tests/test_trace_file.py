@@ -13,7 +13,7 @@ from tests.policy.build import state_of, talking
 from uma_core import trace
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.trace_file import CAPACITY, TraceFile
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 MIB = 1 << 20
 WAIT_S = 20.0
@@ -22,7 +22,7 @@ WAIT_S = 20.0
 def some_ticks() -> list[trace.Tick]:
     sim = Sim(CPU_SHAPE, keep_states=True)
     sim.submit(Job(32, 40))
-    sim.submit(Job(400, 20, Lane.BACKGROUND, 2, at_ns=100 * MS))
+    sim.submit(Job(400, 20, Priority.BACKGROUND, 2, at_ns=100 * MS))
     sim.run()
     assert sim.log is not None
     return [trace.Tick(state, plan, state.reports) for state, plan in sim.log]

@@ -87,7 +87,7 @@ class ErrorCode(Enum):
         True,
         False,
         2,
-        "the lane's queue is full; `detail.retry_after_ms` says when to come back",
+        "the queue of the request's priority is full; `detail.retry_after_ms` says when to come back",
     )
     TOO_MANY_SESSIONS = Spec(
         "E_LIMIT_004", "too_many_sessions", Side.SERVER, True, False, 2, "the session or connection cap is reached"

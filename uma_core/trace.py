@@ -23,7 +23,7 @@ from uma_core.policy.memory import Ledger, PolicyMemory, TbtMemory
 from uma_core.policy.pipeline import compose, explain
 from uma_core.policy.plan import Plan, PlanItem, TbtDecision
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 CARRIED: dict[str, type] = {cls.__name__: cls for cls in (Ledger, PolicyMemory, TbtDecision, TbtMemory)}
 DRIFTING = ("factors", "counts", "cell_ns")  # of the cost model: corrected every tick
@@ -143,7 +143,7 @@ def unpack_state(line: dict[str, Any], context: dict[str, Any]) -> SchedulerStat
 
 def _session(row: list[Any]) -> SessionView:
     view = SessionView(*unpack(row))
-    return view._replace(lane=Lane(view.lane), phase=Phase(view.phase))
+    return view._replace(priority=Priority(view.priority), phase=Phase(view.phase))
 
 
 def _report(row: list[Any]) -> CallReport:

@@ -13,7 +13,7 @@ AdapterSet = tuple[
 ]  # LoRA adapters that rows are computed with: id and scale, by id; none of scale 0
 
 
-class Lane(IntEnum):
+class Priority(IntEnum):
     """Quality-of-service class. Lower is more urgent."""
 
     INTERACTIVE = 0
@@ -23,7 +23,7 @@ class Lane(IntEnum):
 class Phase(IntEnum):
     """Where a session stands (docs/SCHEDULER.md draws the machine)."""
 
-    QUEUED = 0  # admitted to a lane's queue; no sequence yet
+    QUEUED = 0  # waits in the queue of its priority; no sequence yet
     PREFILL = 1  # owns a sequence; prompt tokens are left to compute
     DECODE = 2  # emits one token per decode call
     PARKED = 3  # its KV left the device; the sequence is free
@@ -232,7 +232,7 @@ class Request:
     echo: bool = False  # an answer begins with its prompt's text
     prompt_logprobs: int | None = None  # tell log probabilities of the prompt's tokens: of each and of so many others
     stream: bool = True
-    lane: Lane | None = None  # None: inferred
+    priority: Priority | None = None  # None: inferred
     slo: Slo = field(default_factory=Slo)
     cache_prompt: bool = True
     ignore_eos: bool = False

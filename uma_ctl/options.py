@@ -89,7 +89,7 @@ _GENERATION = (
         metavar="FILE",
         help="Not supported: the daemon reads text alone.",
     ),
-    click.option("--priority", type=click.Choice(["interactive", "background"]), help="Lane; inferred where absent."),
+    click.option("--priority", type=click.Choice(["interactive", "background"]), help="Inferred where absent."),
     click.option(
         "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the answer after so long."
     ),
@@ -102,7 +102,7 @@ _PROMPT = (
 
 
 def generation_options(command: F) -> F:
-    """Sampling, limits and lane of a request."""
+    """Sampling, limits and priority of a request."""
     for option in reversed(_GENERATION):
         command = option(command)
     return command

@@ -64,10 +64,10 @@ def joined(*parts: str) -> str:
 
 
 def status(fields: Fields, is_verbose: bool = False) -> str:
-    """The whole status in a screen: state, lanes, latency, tick, memory, reload; verbose: why the last tick was as
+    """The whole status in a screen: state, queues, latency, tick, memory, reload; verbose: why the last tick was as
     it was, too.
     """
-    blocks = [pairs(_identity(fields)), _lanes(fields), _latency(fields), pairs(_machine(fields)), _clients(fields)]
+    blocks = [pairs(_identity(fields)), _queues(fields), _latency(fields), pairs(_machine(fields)), _clients(fields)]
     if is_verbose:
         blocks.append(pairs(_decision(sub(fields, "tick"))))
     return "\n\n".join(block for block in blocks if block)
@@ -124,21 +124,21 @@ def _engine(engine: Fields) -> str:
         f"{units.text(engine.get('kv_mode'))} KV",
         units.text(engine.get("kv_type")),
         f"{units.count(engine.get('n_seq_max'))} sequences",
-        f"{units.count(engine.get('prefill_lanes'))} prefill lanes",
+        f"{units.count(engine.get('prefill_lanes'))} prefill slots",
         f"{units.text(engine.get('kernels'))} kernels",
     )
 
 
-def _lanes(fields: Fields) -> str:
+def _queues(fields: Fields) -> str:
     rows = [
         (
             units.text(name),
-            units.count(lane.get("queued")),
-            units.count(lane.get("active")),
-            units.ms(lane.get("oldest_wait_ms")),
+            units.count(priority.get("queued")),
+            units.count(priority.get("active")),
+            units.ms(priority.get("oldest_wait_ms")),
         )
-        for name, lane in sub(fields, "lanes").items()
-        if isinstance(lane, Mapping)
+        for name, priority in sub(fields, "lanes").items()
+        if isinstance(priority, Mapping)
     ]
     return table(("lane", "queued", "active", "oldest wait"), rows) if rows else ""
 
@@ -215,7 +215,7 @@ def _decision(tick: Fields) -> list[tuple[str, str]]:
         lines += [
             (
                 "... limits",
-                joined(*(f"{units.count(guard.get(f'{key}_ms'))} ms {key}" for key in ("solo", "cap", "pause"))),
+                joined(*(f"{units.count(guard.get(f'{key}_ms'))} ms {key}" for key in ("round", "everyday", "long"))),
             ),
             ("... room", joined(*(f"{units.count(guard.get(key))} ms {name}" for key, name in _ROOMS))),
             ("... gap holds", units.text(guard.get("kind"))),

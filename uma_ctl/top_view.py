@@ -40,12 +40,12 @@ def _head(board: Dashboard) -> RenderableType:
     state = units.text(status.get("state"))
     facts = f"  {units.text(model.get('name'))}  up {units.span(status.get('uptime_s'))}"
     title = Text.assemble((state, STATE_STYLE.get(state, "bold")), facts)
-    lanes = Text("   ".join(_lane(name, lane) for name, lane in render.sub(status, "lanes").items()))
-    return Panel(Group(title, lanes))
+    queues = Text("   ".join(_queue(name, queue) for name, queue in render.sub(status, "lanes").items()))
+    return Panel(Group(title, queues))
 
 
-def _lane(name: str, lane: object) -> str:
-    fields = lane if isinstance(lane, dict) else {}
+def _queue(name: str, queue: object) -> str:
+    fields = queue if isinstance(queue, dict) else {}
     counts = f"{units.count(fields.get('active'))} active, {units.count(fields.get('queued'))} queued"
     return f"{units.text(name)}: {counts}, oldest {units.ms(fields.get('oldest_wait_ms'))}"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import need, sampling_fields, text
-from uma_gateway.generate import Plan, lane_fields
+from uma_gateway.generate import Plan, priority_fields
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, render
 
@@ -35,7 +35,7 @@ async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, 
     fields = {
         **sampling_fields(body, model, exchange.gateway.config.answers),
         **prompt.fields,
-        **lane_fields(exchange, body),
+        **priority_fields(exchange, body),
         "max_tokens": max_tokens,
         "stream": ask.is_stream,
         "model": model.fingerprint,

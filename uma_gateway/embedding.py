@@ -11,14 +11,14 @@ from uma_gateway.daemon import Event
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import boolean, integer
-from uma_gateway.generate import lane_fields, note_end
+from uma_gateway.generate import note_end, priority_fields
 
 EUCLIDEAN, PLAIN = 2, -1  # of llama-server's `embd_normalize`
 
 
 async def ask(exchange: Exchange, operation: str, body: dict[str, Any], fields: Mapping[str, Any]) -> Event:
     """Ask the daemon on a connection of its own: a client that leaves cancels. Raises: GatewayError."""
-    who = {"account": exchange.caller.account, **lane_fields(exchange, body)}
+    who = {"account": exchange.caller.account, **priority_fields(exchange, body)}
     reply = await exchange.gateway.daemon.compute(operation, exchange.request_id, {**fields, **who})
     note_end(exchange, reply)
     return reply

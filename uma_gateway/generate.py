@@ -21,7 +21,7 @@ ENDS = ("eos", "error")  # the events after which nothing comes
 TRIES = 3  # at writing a prompt for the model that is served, while it is being replaced
 PING = b":\n\n"
 MERGED_WAITING = 64  # batches of several answers that wait for a slow reader
-LANES = ("interactive", "background")
+PRIORITIES = ("interactive", "background")
 _TIERS = {
     "priority": "interactive",
     "flex": "background",
@@ -205,14 +205,14 @@ def ended(eos: Event) -> Event:
     raise error
 
 
-def lane_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:
-    """The lane that a request asks for, by header or field, no more urgent than its key allows.
+def priority_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:
+    """The priority that a request asks for, by header or field, no more urgent than its key allows.
 
     Raises: GatewayError.
     """
     wish = exchange.header(b"x-priority").lower() or body.get("priority") or _TIERS.get(str(body.get("service_tier")))
-    if wish is not None and wish not in LANES:
-        raise invalid(f"the priority must be one of {', '.join(LANES)}", "priority")
+    if wish is not None and wish not in PRIORITIES:
+        raise invalid(f"the priority must be one of {', '.join(PRIORITIES)}", "priority")
     if exchange.caller.key.priority == "background":
         wish = "background"
     return {} if wish is None else {"priority": wish}

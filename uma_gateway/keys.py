@@ -4,7 +4,7 @@ The file is a list:
 
     - name: alice                      # the account: fair shares, `uma-ctl sessions`
       hash: sha256:9f86d081884c7d65…   # of the key; `uma-gateway key alice` makes both
-      priority: interactive            # the most urgent lane; background: never before interactive requests
+      priority: interactive            # the most urgent priority; background: never before interactive requests
       rate: 60                         # requests a minute; 0 or absent: no limit
       max_in_flight: 4                 # requests answered at once; 0 or absent: no limit
       admin: false                     # may drain and reload
@@ -27,7 +27,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.errors import GatewayError, Kind
 
 KEY_PREFIX = "uma-"
-LANES = ("interactive", "background")
+PRIORITIES = ("interactive", "background")
 MINUTE_S = 60.0
 LONGEST_NAME = 64
 _FIELDS = {"name", "hash", "priority", "rate", "max_in_flight", "admin"}
@@ -184,7 +184,7 @@ def _key(path: str, number: int, item: Any) -> Key:
     return Key(
         name,
         _digest(path, name, item.get("hash")),
-        _lane(path, name, item.get("priority", "interactive")),
+        _priority(path, name, item.get("priority", "interactive")),
         _number(path, name, "rate", item.get("rate", 0)),
         int(_number(path, name, "max_in_flight", item.get("max_in_flight", 0))),
         _flag(path, name, item.get("admin", False)),
@@ -202,9 +202,9 @@ def _digest(path: str, name: str, value: Any) -> bytes:
     return digest
 
 
-def _lane(path: str, name: str, value: Any) -> str:
-    if value not in LANES:
-        raise _bad(path, f"{name}: priority must be one of {', '.join(LANES)}")
+def _priority(path: str, name: str, value: Any) -> str:
+    if value not in PRIORITIES:
+        raise _bad(path, f"{name}: priority must be one of {', '.join(PRIORITIES)}")
     return str(value)
 
 

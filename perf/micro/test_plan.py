@@ -11,7 +11,7 @@ from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
 from uma_core.policy.state import DeviceView, SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 SECOND = 1_000_000_000
 N_SEQ = 16
@@ -49,7 +49,7 @@ def view(i: int) -> SessionView:
         sid=i + 1,
         seq_id=i if i < 14 else -1,
         client=i % 7,
-        lane=Lane(i % 2),
+        priority=Priority(i % 2),
         phase=phase,
         n_prompt=n_prompt,
         n_past=n_past,

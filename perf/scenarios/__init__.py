@@ -13,7 +13,7 @@ from perf.scenarios.ipc import Ipc
 from perf.scenarios.mixed import Mixed
 from perf.scenarios.paste import Paste
 from perf.scenarios.prefix import Agent, AgentRestart, Alternating, Fanout, RoundRobin, Snapshots
-from perf.scenarios.rates import Rates
+from perf.scenarios.rates import ManyRates, Rates
 from perf.scenarios.schemas import Schemas
 from perf.scenarios.solo import Solo
 from perf.scenarios.storms import Storm, TwoChats
@@ -41,6 +41,7 @@ _ALL: tuple[Scenario, ...] = (
     RoundRobin(),
     Snapshots(),
     Rates(),
+    ManyRates(),
     Schemas(),
     Burdens(),
     Idle(),

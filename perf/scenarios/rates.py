@@ -40,3 +40,27 @@ class Rates:
             "prompt_tok_s": ratio(prompt.n_prompt * 1000.0, prompt.ttft_ms),
             "failed_n": float(sum(log.n_failed for log in logs.values())),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ManyRates:
+    name: ClassVar[str] = "rates-16"
+    title: ClassVar[str] = "four and sixteen streams, each alone, for a machine of many cores"
+    n_prompt: int = 64  # of a stream
+    n_tokens: int = 128
+
+    def needs(self, sizing: Sizing) -> Needs:
+        return Needs(n_seq=16, n_ctx_seq=512 * sizing.scale)
+
+    def phases(self, sizing: Sizing) -> list[Phase]:
+        asks = tuple(Ask(f"stream{i}", self.n_prompt, self.n_tokens) for i in range(16))
+        sets = {"four": asks[:4], "sixteen": asks}
+        return [Phase(name, scaled(chosen, sizing.scale)) for name, chosen in sets.items()]
+
+    def measure(self, logs: Logs) -> Figures:
+        return {
+            **phase_figures(logs["sixteen"]),
+            "four_steady_tok_s": logs["four"].steady_tokens_per_s,
+            "sixteen_steady_tok_s": logs["sixteen"].steady_tokens_per_s,
+            "failed_n": float(sum(log.n_failed for log in logs.values())),
+        }

@@ -29,9 +29,9 @@ from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan
 from uma_core.server.lifecycle.host import cache_of, limits_of
-from uma_core.types import Lane
+from uma_core.types import Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 TESTS = Path(__file__).resolve().parents[1]
 
 

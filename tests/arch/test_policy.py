@@ -11,7 +11,7 @@ import pytest
 POLICY = Path(__file__).resolve().parents[2] / "uma_core" / "policy"
 STAGES = [*(POLICY / "stages").glob("[a-z]*.py"), POLICY / "tbt" / "share.py"]
 RETIRED = (
-    r"\b(talkers?|workers?|rid(e|es|ers?|ing)|knobs?|talk_ns|carry|guard_memory|gap_limits|n_prefill_lanes"
+    r"\b(talkers?|workers?|rid(e|es|ers?|ing)|knobs?|talk_ns|carry|guard_memory|gap_limits|n_prefill_slots"
     r"|inter.?token)\b"
 )
 

@@ -11,11 +11,11 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.engine.fake.engine import FakeModel
 
 SHAPES = {
-    "lanes": {},
-    "one lane": {"n_prefill_lanes": 1},
-    "chunks": {"n_prefill_lanes": 0},
-    "unified": {"n_prefill_lanes": 0, "is_unified": True},
-    "no rollback": {"n_prefill_lanes": 0, "can_rollback": False},
+    "prefill slots": {},
+    "one prefill slot": {"n_prefill_slots": 1},
+    "chunks": {"n_prefill_slots": 0},
+    "unified": {"n_prefill_slots": 0, "is_unified": True},
+    "no rollback": {"n_prefill_slots": 0, "can_rollback": False},
 }
 
 

@@ -24,7 +24,7 @@ from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import guess
 from uma_core.session.events import Final, Submit
-from uma_core.types import FinishReason, Lane, Peer, Phase, Request
+from uma_core.types import FinishReason, Peer, Phase, Priority, Request
 
 N_SEQ, N_CTX_SEQ = 3, 1024
 # Of the logits' standard deviation. Other batch shapes take other kernels: `RealWorld.noise` measures how far that
@@ -189,9 +189,9 @@ class RealWorld:
         self.engine.close()
         self.plain.close()
 
-    def submit(self, turn: Turn, n: int, lane: Lane | None) -> None:
+    def submit(self, turn: Turn, n: int, priority: Priority | None) -> None:
         self.turns[turn.request_id] = turn
-        request = Request(turn.request_id, tokens=tuple(turn.prompt), max_tokens=n, lane=lane, ignore_eos=True)
+        request = Request(turn.request_id, tokens=tuple(turn.prompt), max_tokens=n, priority=priority, ignore_eos=True)
         self.executor.submit(Submit(1, Peer(1, 1, 1), request, list(turn.prompt), 0, self.ends(turn.prompt)))
 
     def tick(self) -> None:
@@ -258,8 +258,8 @@ class RealWorld:
         if cut + n_steps == len(tokens):
             return plain.logits(0).copy()
         read(plain, 0, np.array(tokens[cut + n_steps :], np.int32))
-        lane = next(lane for lane in plain.lanes if lane.warm_seq == 0)
-        return lane.logits().copy()
+        slot = next(slot for slot in plain.prefill_slots if slot.warm_seq == 0)
+        return slot.logits().copy()
 
 
 def first_layer(engine: LlamaEngine, seq_id: int, n: int) -> np.ndarray:
@@ -316,7 +316,7 @@ class RealCrowd:
         self.n_asked += 1
         turn = Turn(f"r{self.n_asked}", prompt)
         self.running[turn.request_id] = chat
-        self.world.submit(turn, n, rng.choice([None, Lane.INTERACTIVE, Lane.BACKGROUND]))
+        self.world.submit(turn, n, rng.choice([None, Priority.INTERACTIVE, Priority.BACKGROUND]))
 
     def collect(self, turns: list[Turn]) -> None:
         for turn in turns:

@@ -7,7 +7,7 @@ import pytest
 from tests.cache.asking import text, until, world
 from tests.cache.world import answer, check_idle
 from uma_core.engine.api import DecodeStatus
-from uma_core.types import FinishReason, Lane
+from uma_core.types import FinishReason, Priority
 
 
 def test_a_snapshot_that_does_not_load_costs_time_only() -> None:
@@ -38,9 +38,9 @@ def test_content_of_a_failed_request_is_not_used() -> None:
 
 def test_a_source_that_fails_while_it_is_copied_is_done_without() -> None:
     w = world(n_seq_max=2, n_ctx=2 * 2048)
-    w.submit("a", text(900), max_tokens=500, lane=Lane.INTERACTIVE)
+    w.submit("a", text(900), max_tokens=500, priority=Priority.INTERACTIVE)
     until(w, lambda: len(w.texts.get("a", "")) > 3)
-    w.submit("b", text(900) + text(9, 1), max_tokens=8, lane=Lane.INTERACTIVE)
+    w.submit("b", text(900) + text(9, 1), max_tokens=8, priority=Priority.INTERACTIVE)
     until(w, lambda: any(h.readers for h in w.cache.holdings))
     w.faults.statuses.append(DecodeStatus.FATAL)
     w.run()
@@ -54,9 +54,9 @@ def test_cancelling_at_any_moment_of_a_restore(n_ticks: int) -> None:
     w = world(n_seq_max=2, n_ctx=2 * 2048)
     w.ask("a", text(900, 1))
     w.ask("b", text(900, 2))
-    w.submit("talk", text(30, 9), max_tokens=200, lane=Lane.INTERACTIVE)  # so that transfers come in slices
+    w.submit("talk", text(30, 9), max_tokens=200, priority=Priority.INTERACTIVE)  # so that transfers come in slices
     until(w, lambda: len(w.texts.get("talk", "")) > 2)
-    w.submit("c", text(900, 3), max_tokens=5, lane=Lane.INTERACTIVE)
+    w.submit("c", text(900, 3), max_tokens=5, priority=Priority.INTERACTIVE)
     for _ in range(n_ticks):
         w.tick()
         w.check()

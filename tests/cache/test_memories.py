@@ -21,7 +21,7 @@ from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import guess
 from uma_core.session.events import Final, Submit
-from uma_core.types import Lane, Peer, Request
+from uma_core.types import Peer, Priority, Request
 
 pytestmark = pytest.mark.model
 N_ANSWER = 8
@@ -53,8 +53,10 @@ class Bench:
 
         self.executor.output.deliver = listen  # type: ignore[method-assign]
 
-    def submit(self, name: str, prompt: list[int], n: int = N_ANSWER, lane: Lane = Lane.INTERACTIVE) -> None:
-        request = Request(name, tokens=tuple(prompt), max_tokens=n, lane=lane, ignore_eos=True)
+    def submit(
+        self, name: str, prompt: list[int], n: int = N_ANSWER, priority: Priority = Priority.INTERACTIVE
+    ) -> None:
+        request = Request(name, tokens=tuple(prompt), max_tokens=n, priority=priority, ignore_eos=True)
         self.executor.submit(Submit(1, Peer(1, 1, 1), request, list(prompt), 0))
 
     def run(self) -> None:
@@ -104,7 +106,7 @@ def text(n: int, seed: int) -> list[int]:
 
 def test_it_is_recognised(engine: LlamaEngine) -> None:
     can = engine.info.capabilities
-    assert (can.can_rollback, can.can_copy_prefix, can.n_prefill_lanes) == (False, False, 0)
+    assert (can.can_rollback, can.can_copy_prefix, can.n_prefill_slots) == (False, False, 0)
     assert len(engine.info.notes) == 1
 
 
@@ -133,8 +135,8 @@ def test_a_chat_goes_on_in_its_sequence_and_a_branch_is_read_anew(bench: Bench, 
 def test_chats_that_take_turns_and_parked_work_are_answered_alike(bench: Bench, expected: Bench) -> None:
     prompts = {f"chat{i}": text(90 + i, 10 + i) for i in range(4)}
     for each in (bench, expected):
-        each.submit("work", text(120, 20), 40, Lane.BACKGROUND)
-        each.submit("more", text(130, 21), 40, Lane.BACKGROUND)
+        each.submit("work", text(120, 20), 40, Priority.BACKGROUND)
+        each.submit("more", text(130, 21), 40, Priority.BACKGROUND)
         while len(each.answers.get("work", ())) < 5 and len(each.answers.get("more", ())) < 5:
             each.executor.tick()
         for name, prompt in prompts.items():

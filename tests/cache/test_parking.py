@@ -8,14 +8,14 @@ from tests.cache.asking import SHAPES, computed, text, until, world
 from tests.cache.world import CELL, World, answer, check_idle
 from uma_core.cache.settings import CacheSettings
 from uma_core.session.events import Hold
-from uma_core.types import FinishReason, Lane, Phase
+from uma_core.types import FinishReason, Phase, Priority
 
 
 def park_one(w: World) -> None:
     """A background stream in the only sequence, and a chat that needs it."""
-    w.submit("work", text(500), max_tokens=60, lane=Lane.BACKGROUND)
+    w.submit("work", text(500), max_tokens=60, priority=Priority.BACKGROUND)
     until(w, lambda: len(w.texts.get("work", "")) >= 10)
-    w.submit("chat", text(40, 1), max_tokens=10, lane=Lane.INTERACTIVE)
+    w.submit("chat", text(40, 1), max_tokens=10, priority=Priority.INTERACTIVE)
     until(w, lambda: any(s.phase is Phase.PARKED for s in w.executor.table))
 
 
@@ -35,9 +35,9 @@ def test_a_parked_stream_goes_on_without_reading_anything_again(is_on: bool) -> 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_parked_stream_without_room_for_its_kv_reads_it_again(shape: str) -> None:
     w = world(CacheSettings(is_on=True, ram_bytes=0), n_seq_max=1, n_ctx=2048, **SHAPES[shape])
-    w.submit("work", text(500), max_tokens=60, lane=Lane.BACKGROUND)
+    w.submit("work", text(500), max_tokens=60, priority=Priority.BACKGROUND)
     until(w, lambda: len(w.texts.get("work", "")) >= 10)
-    w.submit("chat", text(40, 1), max_tokens=10, lane=Lane.INTERACTIVE)
+    w.submit("chat", text(40, 1), max_tokens=10, priority=Priority.INTERACTIVE)
     w.run()
     assert w.texts["work"].encode() == bytes(answer(text(500), 60))
     assert w.texts["chat"].encode() == bytes(answer(text(40, 1), 10))
@@ -60,10 +60,10 @@ def test_parking_with_sampling_gives_the_same_text() -> None:
     texts = []
     for is_disturbed in (False, True):
         w = world(n_seq_max=1, n_ctx=2048)
-        w.submit("work", text(500), max_tokens=60, lane=Lane.BACKGROUND, sampling=hot)
+        w.submit("work", text(500), max_tokens=60, priority=Priority.BACKGROUND, sampling=hot)
         until(w, lambda w=w: len(w.texts.get("work", "")) >= 10)
         if is_disturbed:
-            w.submit("chat", text(40, 1), max_tokens=10, lane=Lane.INTERACTIVE)
+            w.submit("chat", text(40, 1), max_tokens=10, priority=Priority.INTERACTIVE)
         w.run()
         texts.append(w.texts["work"])
     assert texts[0] == texts[1]
@@ -71,7 +71,7 @@ def test_parking_with_sampling_gives_the_same_text() -> None:
 
 def test_a_held_reader_does_not_lose_its_place() -> None:
     w = world(n_seq_max=1, n_ctx=2048)
-    w.submit("a", text(100), max_tokens=30, lane=Lane.INTERACTIVE)
+    w.submit("a", text(100), max_tokens=30, priority=Priority.INTERACTIVE)
     until(w, lambda: len(w.texts.get("a", "")) > 3)
     w.executor.hold(1, True)
     for _ in range(20):
@@ -83,14 +83,16 @@ def test_a_held_reader_does_not_lose_its_place() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("lane", list(Lane))
-@pytest.mark.parametrize("waiter", list(Lane))
-def test_a_held_reader_gives_its_place_to_who_waits_and_gets_it_back(shape: str, lane: Lane, waiter: Lane) -> None:
+@pytest.mark.parametrize("priority", list(Priority))
+@pytest.mark.parametrize("waiter", list(Priority))
+def test_a_held_reader_gives_its_place_to_who_waits_and_gets_it_back(
+    shape: str, priority: Priority, waiter: Priority
+) -> None:
     w = world(n_seq_max=1, n_ctx=2048, **SHAPES[shape])
-    w.submit("a", text(100), max_tokens=60, lane=lane)
+    w.submit("a", text(100), max_tokens=60, priority=priority)
     until(w, lambda: len(w.texts.get("a", "")) > 3)
     w.executor.hold(1, True)
-    w.submit("b", text(50, 1), max_tokens=20, lane=waiter, conn=2)
+    w.submit("b", text(50, 1), max_tokens=20, priority=waiter, conn=2)
     until(w, lambda: "b" in w.finals)
     assert w.texts["b"].encode() == bytes(answer(text(50, 1), 20))
     assert "a" not in w.finals
@@ -101,18 +103,18 @@ def test_a_held_reader_gives_its_place_to_who_waits_and_gets_it_back(shape: str,
     check_idle(w)
 
 
-@pytest.mark.parametrize("lane", list(Lane))
-def test_held_readers_chunks_do_not_keep_the_lanes(lane: Lane) -> None:
-    """Both lanes are in the middle of a chunk when their reader stops; somebody else's prompt is read all the same."""
-    w = world(n_seq_max=3, n_prefill_lanes=2)
-    w.submit("c", text(20, 7), max_tokens=2000, lane=Lane.INTERACTIVE, conn=3)
+@pytest.mark.parametrize("priority", list(Priority))
+def test_held_readers_chunks_do_not_keep_the_prefill_slots(priority: Priority) -> None:
+    """Both prefill slots hold a chunk when their reader stops; somebody else's prompt is read all the same."""
+    w = world(n_seq_max=3, n_prefill_slots=2)
+    w.submit("c", text(20, 7), max_tokens=2000, priority=Priority.INTERACTIVE, conn=3)
     until(w, lambda: len(w.texts.get("c", "")) > 3)
     for i in range(2):
-        w.submit(f"a{i}", text(1500, i), max_tokens=5, lane=Lane.INTERACTIVE if i else Lane.BACKGROUND)
+        w.submit(f"a{i}", text(1500, i), max_tokens=5, priority=Priority.INTERACTIVE if i else Priority.BACKGROUND)
         until(w, lambda i=i: any(s.id == f"a{i}" and s.n_chunk for s in w.executor.table))
     w.executor.hold(1, True)
     w.executor.cancel(3, "c")
-    w.submit("b", text(50, 3), max_tokens=5, lane=lane, conn=2)
+    w.submit("b", text(50, 3), max_tokens=5, priority=priority, conn=2)
     until(w, lambda: "b" in w.finals)
     assert w.texts["b"].encode() == bytes(answer(text(50, 3), 5))
     w.executor.hold(1, False)
@@ -123,7 +125,7 @@ def test_held_readers_chunks_do_not_keep_the_lanes(lane: Lane) -> None:
 
 def test_what_a_held_reader_asked_for_can_be_cancelled_while_it_is_parked() -> None:
     w = world(n_seq_max=1, n_ctx=2048)
-    w.submit("a", text(100), max_tokens=60, lane=Lane.INTERACTIVE)
+    w.submit("a", text(100), max_tokens=60, priority=Priority.INTERACTIVE)
     until(w, lambda: len(w.texts.get("a", "")) > 3)
     w.executor.hold(1, True)
     w.submit("b", text(50, 1), max_tokens=20, conn=2)
@@ -138,7 +140,7 @@ def test_what_a_held_reader_asked_for_can_be_cancelled_while_it_is_parked() -> N
 
 
 def test_one_pool_of_cells_is_never_overcommitted_by_what_is_kept() -> None:
-    w = world(n_seq_max=3, n_ctx=1024, is_unified=True, n_prefill_lanes=0)
+    w = world(n_seq_max=3, n_ctx=1024, is_unified=True, n_prefill_slots=0)
     for i in range(6):
         w.ask(f"r{i}", text(300, i), n=10)
         assert sum(w.engine.kv_len(s) for s in range(3)) <= 1024

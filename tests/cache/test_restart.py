@@ -18,7 +18,7 @@ from tests.cache.world import CELL, Crowd, World, answer, check_idle
 from uma_core.cache import disk as disk_module
 from uma_core.cache.admin import cache_admin
 from uma_core.cache.settings import CacheSettings
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 
 def settings(folder: Path, **fields: object) -> CacheSettings:
@@ -303,9 +303,9 @@ def test_swapped_files_of_two_tenants_give_neither_the_others_cells(tmp_path: Pa
 
 def test_requests_that_opt_out_are_not_written(tmp_path: Path) -> None:
     w = World(model(n_seq_max=1, n_ctx=2048), settings(tmp_path))
-    w.submit("work", text(500), max_tokens=60, lane=Lane.BACKGROUND, cache_prompt=False)
+    w.submit("work", text(500), max_tokens=60, priority=Priority.BACKGROUND, cache_prompt=False)
     until(w, lambda: len(w.texts.get("work", "")) >= 10)
-    w.submit("chat", text(40, 1), max_tokens=10, lane=Lane.INTERACTIVE, cache_prompt=False)
+    w.submit("chat", text(40, 1), max_tokens=10, priority=Priority.INTERACTIVE, cache_prompt=False)
     w.run()  # "work" was parked, in RAM alone
     assert w.texts["work"].encode() == bytes(answer(text(500), 60))
     w.restart()

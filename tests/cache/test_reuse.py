@@ -9,7 +9,7 @@ from tests.cache.asking import SHAPES, computed, text, until, world
 from tests.cache.world import CELL, answer, check_idle
 from uma_core.cache.settings import CacheSettings
 from uma_core.executor.admission import Limits
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s != "no rollback"])
@@ -48,11 +48,11 @@ def test_short_answers_leave_the_whole_prompt_behind(shape: str, n_tokens: int) 
 
 def test_branches_from_a_prompt_whose_answer_still_streams() -> None:
     w = world(n_seq_max=5, n_ctx=5 * 2048)
-    w.submit("parent", text(600), max_tokens=200, lane=Lane.INTERACTIVE)
+    w.submit("parent", text(600), max_tokens=200, priority=Priority.INTERACTIVE)
     until(w, lambda: len(w.texts.get("parent", "")) > 5)
     before = computed(w)
     for i in range(4):
-        w.submit(f"child{i}", text(600) + text(20, i + 1), max_tokens=10, lane=Lane.INTERACTIVE)
+        w.submit(f"child{i}", text(600) + text(20, i + 1), max_tokens=10, priority=Priority.INTERACTIVE)
     until(w, lambda: all(f"child{i}" in w.finals for i in range(4)))
     assert "parent" not in w.finals
     w.run()
@@ -67,7 +67,7 @@ def test_branches_from_a_prompt_whose_answer_still_streams() -> None:
 def test_prompts_that_arrive_together_share_what_the_first_one_reads() -> None:
     w = world(n_seq_max=4, n_ctx=4 * 2048)
     for i in range(4):
-        w.submit(f"r{i}", text(1000) + text(10, i + 1), max_tokens=4, lane=Lane.INTERACTIVE)
+        w.submit(f"r{i}", text(1000) + text(10, i + 1), max_tokens=4, priority=Priority.INTERACTIVE)
     w.run()
     for i in range(4):
         assert w.texts[f"r{i}"].encode() == bytes(answer(text(1000) + text(10, i + 1), 4))
@@ -126,8 +126,8 @@ def test_hits_take_the_sequence_that_holds_them_and_others_the_least_valuable() 
     w.ask("b", text(50, 2))
     w.ask("c", text(900, 3))
     where = {holding.n: holding.seq_id for holding in w.cache.holdings}
-    w.submit("a2", text(900, 1) + text(10, 4), max_tokens=5, lane=Lane.INTERACTIVE)
-    w.submit("new", text(100, 5), max_tokens=5, lane=Lane.INTERACTIVE)
+    w.submit("a2", text(900, 1) + text(10, 4), max_tokens=5, priority=Priority.INTERACTIVE)
+    w.submit("new", text(100, 5), max_tokens=5, priority=Priority.INTERACTIVE)
     w.tick()
     seqs = {s.id: s.seq_id for s in w.executor.table}
     assert seqs["new"] == where[57]
@@ -175,10 +175,10 @@ def test_a_cache_that_is_off_changes_nothing() -> None:
     check_idle(w)
 
 
-def test_the_lane_of_a_silent_request_follows_what_is_left_to_read() -> None:
+def test_the_priority_of_a_silent_request_follows_what_is_left_to_read() -> None:
     w = world(limits=Limits(auto_lane_tokens=100))
     w.ask("a", text(400), n=3)
     w.submit("b", text(400) + text(20, 1), max_tokens=3)
     w.submit("c", text(400, 5), max_tokens=3)
-    assert {s.id: s.lane for s in w.executor.table} == {"b": Lane.INTERACTIVE, "c": Lane.BACKGROUND}
+    assert {s.id: s.priority for s in w.executor.table} == {"b": Priority.INTERACTIVE, "c": Priority.BACKGROUND}
     w.run()

@@ -21,7 +21,7 @@ from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import guess
 from uma_core.session.events import Final, Refused, Submit, Token
-from uma_core.types import FinishReason, Lane, Peer, Phase, Request
+from uma_core.types import FinishReason, Peer, Phase, Priority, Request
 
 MS = 1_000_000
 COST = FakeCost(
@@ -248,7 +248,7 @@ class Crowd:
             chat.prompt,
             chat.uid,
             max_tokens=chat.n_max,
-            lane=rng.choice([None, Lane.INTERACTIVE, Lane.BACKGROUND]),
+            priority=rng.choice([None, Priority.INTERACTIVE, Priority.BACKGROUND]),
             cache_prompt=rng.random() < 0.95,
             stream=rng.random() < 0.8,
             message_ends=ends,

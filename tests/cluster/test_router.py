@@ -32,8 +32,8 @@ def digest(
     }
 
 
-def ask(name: str = "r", pages: tuple[int, ...] = PROMPT, account: str = "a", lane: int = 0, **fields: Any) -> Ask:
-    return Ask(name, account, lane, "m", pages, len(pages) * PAGE + 1, **fields)
+def ask(name: str = "r", pages: tuple[int, ...] = PROMPT, account: str = "a", priority: int = 0, **fields: Any) -> Ask:
+    return Ask(name, account, priority, "m", pages, len(pages) * PAGE + 1, **fields)
 
 
 def routers(*digests: dict[str, Any], knobs: Knobs | None = None, now: int = S) -> Router:
@@ -65,10 +65,10 @@ def test_without_anything_cached_the_least_loaded_gets_it() -> None:
     assert node_of(routers(digest(wait=50), digest(wait=5), digest(wait=70)), ask()) == "n1"
 
 
-def test_the_wait_of_a_requests_own_lane_counts() -> None:
+def test_the_wait_of_a_requests_own_priority_counts() -> None:
     waits = digest(wait=0, background=5000), digest(wait=100, background=100)
-    assert node_of(routers(*waits), ask(lane=0)) == "n0"
-    assert node_of(routers(*waits), ask(lane=1)) == "n1"
+    assert node_of(routers(*waits), ask(priority=0)) == "n0"
+    assert node_of(routers(*waits), ask(priority=1)) == "n1"
 
 
 def test_a_session_stays_where_it_began_before_any_digest_says_so() -> None:
@@ -279,7 +279,7 @@ def test_accounts_share_by_what_they_use_over_all_daemons() -> None:
 def test_background_work_waits_for_interactive_work_and_never_keeps_it_out() -> None:
     router = routers(digest(n_seq_max=2), knobs=Knobs(slack=0.0, warm_slack=0.0))
     for i in range(4):
-        router.offer(ask(f"b{i}", (), lane=1), S)
+        router.offer(ask(f"b{i}", (), priority=1), S)
     assert node_of(router, ask("i0", ())) == "n0"
     assert node_of(router, ask("i1", ())) == "n0"
     assert router.offer(ask("i2", ()), S) is None
@@ -320,20 +320,20 @@ def test_nothing_is_lost_or_answered_twice(script: list[tuple[str, int, int]]) -
         elif choice is None:
             waiting.add(request)
 
-    for what, which, lane in script:
+    for what, which, priority in script:
         now += S // 3
         name = f"n{which % 4}"
         if what == "offer":
             n += 1
-            note(f"r{n}", router.offer(ask(f"r{n}", PROMPT[: which + 1], f"a{lane}", lane % 2), now))
+            note(f"r{n}", router.offer(ask(f"r{n}", PROMPT[: which + 1], f"a{priority}", priority % 2), now))
         elif what in ("end", "lost") and placed:
             request = sorted(placed)[which % len(placed)]
             del placed[request]
             router.ended(request, now, what == "end")
         elif what == "hear" and name in nodes:
-            router.heard(name, digest(PROMPT[:which], n_seq_max=1 + lane, active=lane), now)
+            router.heard(name, digest(PROMPT[:which], n_seq_max=1 + priority, active=priority), now)
         elif what == "drain":
-            router.set_open(name, bool(lane % 2))
+            router.set_open(name, bool(priority % 2))
         elif what == "remove":
             nodes.discard(name)
             for request in router.remove(name):

@@ -9,7 +9,7 @@ from uma_core.config.options import BY_KEY, OPTIONS, Config, EngineOptions, Sche
 from uma_core.config.schema import BadValue, check, parse_text, write_value
 from uma_core.policy.config import SchedulerConfig
 from uma_core.protocol.lines import Mode, detect_mode
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 DOCUMENTED = {  # flag, variable, key: as the product documents write them
     ("--model", "UMA_MODEL", "model"),
@@ -118,8 +118,8 @@ def test_backend_settings_reach_the_variables_that_ggml_reads():
 
 def test_lane_ceiling_is_interactive_unless_set():
     access = dataclasses.replace(Config().access, lane_ceiling={1000: "background"})
-    assert access.ceiling(1000) is Lane.BACKGROUND
-    assert access.ceiling(1001) is Lane.INTERACTIVE
+    assert access.ceiling(1000) is Priority.BACKGROUND
+    assert access.ceiling(1001) is Priority.INTERACTIVE
 
 
 def test_a_config_cannot_be_changed():

@@ -167,7 +167,7 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
 
 
 def ask(path: str) -> tuple[str, ...]:
-    """Three requests at once, of different lengths and lanes; how each ended."""
+    """Three requests at once, of different lengths and priorities; how each ended."""
     with Wire(path) as wire:
         wire.sock.settimeout(LONGEST_S)
         room = int(wire.ask("status")["engine"]["n_ctx_seq"])

@@ -16,7 +16,7 @@ def tokens_of(engine: Engine, n: int, seed: int = 0) -> np.ndarray:
 
 def read(engine: Engine, seq_id: int, tokens: np.ndarray, want: bool = True) -> int:
     """Read a prompt in one way that the engine offers; the token that follows, or -1."""
-    if engine.info.capabilities.n_prefill_lanes:
+    if engine.info.capabilities.n_prefill_slots:
         return read_sliced(engine, seq_id, tokens, FOREVER, want)
     return read_plain(engine, seq_id, tokens)
 

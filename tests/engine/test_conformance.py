@@ -26,7 +26,7 @@ def test_positions_count_up_and_truncate(clean: Engine) -> None:
 def test_one_text_however_the_prompt_is_read(clean: Engine) -> None:
     prompt = tokens_of(clean, 600)
     texts = [generate(clean, 0, read_plain(clean, 0, prompt), N_GENERATED)]
-    if clean.info.capabilities.n_prefill_lanes:
+    if clean.info.capabilities.n_prefill_slots:
         texts.append(generate(clean, 1, read_sliced(clean, 1, prompt, FOREVER), N_GENERATED))
         texts.append(generate(clean, 2, read_sliced(clean, 2, prompt, 1), N_GENERATED))
     assert texts.count(texts[0]) == len(texts)
@@ -59,7 +59,7 @@ def test_two_chunks_in_progress(clean: Engine) -> None:
     clean.kv_truncate(0, 0)
     clean.kv_truncate(1, 0)
     assert clean.prefill_open(0, a, True) and clean.prefill_open(1, b, True)
-    assert not clean.prefill_open(2, b, True), "both lanes are taken"
+    assert not clean.prefill_open(2, b, True), "both prefill slots are taken"
     waiting = {0, 1}
     while waiting:
         for seq_id in sorted(waiting):

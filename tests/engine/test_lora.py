@@ -216,7 +216,7 @@ def test_a_sequence_takes_another_set_when_it_is_empty(
 def test_a_model_with_adapters_computes_requests_without_any_as_before(open_engine: Open, files: Any) -> None:
     engine = open_engine("draft")
     kind = type(engine)
-    options = replace(SMALL, prefill_lanes=2 if engine.info.capabilities.n_prefill_lanes else 0)
+    options = replace(SMALL, prefill_lanes=2 if engine.info.capabilities.n_prefill_slots else 0)
     more = {"is_stock": True} if "ggml's operations" in "".join(engine.info.notes) else {}
     plain = kind(files("draft")[0], options, **more)  # type: ignore[arg-type]
     prompt = tokens_of(engine, 60)

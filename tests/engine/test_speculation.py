@@ -28,7 +28,7 @@ from uma_core.session.events import Submit
 from uma_core.session.session import Session
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
-from uma_core.types import Constraint, FinishReason, Lane, Peer, Request, SamplingParams, TokenId
+from uma_core.types import Constraint, FinishReason, Peer, Priority, Request, SamplingParams, TokenId
 
 N_REQUESTS = 1000 if os.environ.get("UMA_FUZZ") == "full" else 60
 N_TOGETHER = 6  # of them at a time, on three sequences: chats preempt background requests
@@ -79,7 +79,7 @@ def random_ask(rng: random.Random, engine: Engine, shared: str) -> Ask:
         "max_tokens": rng.randint(1, 48),
         "sampling": rng.choice(SAMPLING),
         "stop": rng.choice(((), (), (" the",), ("and", "is a"))),
-        "lane": rng.choice(list(Lane)),
+        "priority": rng.choice(list(Priority)),
         "ignore_eos": rng.random() < 0.5,
         "n": rng.choice((1, 1, 1, 2)),
     }

@@ -10,7 +10,7 @@ from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.metrics import catalog as m
 from uma_core.policy.config import SchedulerConfig
 from uma_core.trace import Recorder
-from uma_core.types import FinishReason, Lane, Peer
+from uma_core.types import FinishReason, Peer, Priority
 
 N = 60
 MS, SAMPLE_NS = 1_000_000, 1000
@@ -18,7 +18,7 @@ MS, SAMPLE_NS = 1_000_000, 1000
 
 def streams(rig: Rig, n: int = 3) -> Rig:
     for i in range(n):
-        rig.submit(f"r{i}", f"prompt {i}", conn_id=i, peer=Peer(1, 1, i), max_tokens=N, lane=Lane.INTERACTIVE)
+        rig.submit(f"r{i}", f"prompt {i}", conn_id=i, peer=Peer(1, 1, i), max_tokens=N, priority=Priority.INTERACTIVE)
     return rig
 
 
@@ -68,7 +68,7 @@ def test_a_repeated_batch_goes_on_until_somebody_ends() -> None:
 
 def test_nothing_is_begun_for_a_plan_that_may_let_the_background_in() -> None:
     rig = Rig(config=SchedulerConfig(guard_cap=1.0, pause_cap=4.0, long_tick_share=0.1))
-    rig.submit("work", "background", conn_id=9, max_tokens=N, lane=Lane.BACKGROUND)
+    rig.submit("work", "background", conn_id=9, max_tokens=N, priority=Priority.BACKGROUND)
     for _ in range(8):
         rig.tick()
     streams(rig, 1)

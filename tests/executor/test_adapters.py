@@ -16,7 +16,7 @@ from uma_core.engine.fake.engine import FakeModel
 from uma_core.errors import ErrorCode
 from uma_core.executor.admission import Limits
 from uma_core.session.events import Final
-from uma_core.types import AdapterSet, FinishReason, Lane
+from uma_core.types import AdapterSet, FinishReason, Priority
 
 LOADED = (("tone", 0.0), ("topic", 0.0))
 SETS: tuple[AdapterSet, ...] = ((), (("tone", 1.0),), (("tone", 0.5),), (("tone", 1.0), ("topic", -2.0)))
@@ -46,13 +46,13 @@ def test_each_set_has_texts_of_its_own() -> None:
 
 @pytest.mark.parametrize("can_mix", [False, True])
 @pytest.mark.parametrize("is_unified", [False, True])
-@pytest.mark.parametrize("n_lanes", [0, 2])
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
 def test_a_mixture_in_flight_gives_everybody_the_text_of_their_set(
-    can_mix: bool, is_unified: bool, n_lanes: int
+    can_mix: bool, is_unified: bool, n_prefill_slots: int
 ) -> None:
-    rig = rig_of(can_mix, is_unified=is_unified, n_prefill_lanes=n_lanes)
+    rig = rig_of(can_mix, is_unified=is_unified, n_prefill_slots=n_prefill_slots)
     for i in range(16):
-        rig.submit(f"r{i}", PROMPT, conn_id=i, max_tokens=40, lane=Lane(i % 2), lora=SETS[i // 2 % 4])
+        rig.submit(f"r{i}", PROMPT, conn_id=i, max_tokens=40, priority=Priority(i % 2), lora=SETS[i // 2 % 4])
     rig.run()
     for i in range(16):
         assert rig.text(f"r{i}") == EXPECTED[SETS[i // 2 % 4]]
@@ -122,11 +122,11 @@ def test_files_of_one_set_are_never_another_sets(tmp_path: Path) -> None:
 def test_a_parked_session_comes_back_with_its_set() -> None:
     rig = rig_of(False, n_seq_max=2)
     for i in range(2):
-        rig.submit(f"b{i}", PROMPT, conn_id=i, max_tokens=40, lane=Lane.BACKGROUND, lora=SETS[i + 1])
+        rig.submit(f"b{i}", PROMPT, conn_id=i, max_tokens=40, priority=Priority.BACKGROUND, lora=SETS[i + 1])
     for _ in range(20):
         rig.tick()
     for i in range(4):
-        rig.submit(f"c{i}", PROMPT, conn_id=10 + i, max_tokens=40, lane=Lane.INTERACTIVE, lora=SETS[i])
+        rig.submit(f"c{i}", PROMPT, conn_id=10 + i, max_tokens=40, priority=Priority.INTERACTIVE, lora=SETS[i])
     rig.run()
     assert rig.executor.meters.preemptions.value > 0
     assert [rig.text(f"b{i}") for i in range(2)] == [EXPECTED[SETS[1]], EXPECTED[SETS[2]]]
@@ -139,14 +139,14 @@ def test_random_mixtures(seed: int) -> None:
     draw = random.Random(seed)
     rig = Rig(
         FakeModel(n_seq_max=draw.choice([1, 2, 4]), is_unified=draw.random() < 0.5,
-        n_prefill_lanes=draw.choice([0, 1, 2]), adapters=LOADED,
+        n_prefill_slots=draw.choice([0, 1, 2]), adapters=LOADED,
                   can_mix_adapters=draw.random() < 0.3), Limits(max_sessions=100), cost=CPU_SHAPE,
     )  # fmt: skip
     rig.executor.set_cache(CACHE if draw.random() < 0.7 else CacheSettings(is_on=False))
     sets: dict[str, AdapterSet] = {}
     for i in range(24):
         sets[f"r{i}"] = draw.choice(SETS)
-        more = {"cache_prompt": draw.random() < 0.8, "lane": draw.choice([None, *Lane]), "n": 1}
+        more = {"cache_prompt": draw.random() < 0.8, "priority": draw.choice([None, *Priority]), "n": 1}
         rig.submit(f"r{i}", PROMPT, conn_id=i, max_tokens=draw.randint(1, 40), lora=sets[f"r{i}"], **more)
         for _ in range(draw.randint(0, 12)):
             rig.tick()

@@ -15,7 +15,7 @@ from uma_core.engine.fake.engine import FakeModel
 from uma_core.errors import ErrorCode
 from uma_core.executor.admission import Limits
 from uma_core.session.events import Accepted, End, Token
-from uma_core.types import FinishReason, Lane, SamplingParams
+from uma_core.types import FinishReason, Priority, SamplingParams
 
 HOT = SamplingParams(temperature=1.0, seed=11)
 PROMPT = "a prompt that several answers share, " * 9
@@ -39,14 +39,14 @@ def alone(seed: int, n: int = 12, **fields: Any) -> str:
     return rig.text("one")
 
 
-@pytest.mark.parametrize("n_lanes", [0, 2])
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
 @pytest.mark.parametrize("is_unified", [False, True])
-@pytest.mark.parametrize("lane", list(Lane))
+@pytest.mark.parametrize("priority", list(Priority))
 def test_each_answer_is_that_of_its_own_seed_and_the_prompt_is_read_once(
-    n_lanes: int, is_unified: bool, lane: Lane
+    n_prefill_slots: int, is_unified: bool, priority: Priority
 ) -> None:
-    rig = Rig(FakeModel(n_prefill_lanes=n_lanes, is_unified=is_unified))
-    rig.submit("a", PROMPT, max_tokens=12, n=4, lane=lane, sampling=HOT)
+    rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots, is_unified=is_unified))
+    rig.submit("a", PROMPT, max_tokens=12, n=4, priority=priority, sampling=HOT)
     rig.run()
     assert texts(rig, 4) == [alone(11 + i) for i in range(4)]
     assert ends(rig) == dict.fromkeys(range(4), FinishReason.LENGTH)

@@ -17,14 +17,14 @@ from uma_core.errors import ErrorCode
 from uma_core.executor.admission import Limits
 from uma_core.metrics.catalog import new_registry
 from uma_core.session.events import Token
-from uma_core.types import Constraint, FinishReason, Lane, Reasoning, SamplingParams, Trigger
+from uma_core.types import Constraint, FinishReason, Priority, Reasoning, SamplingParams, Trigger
 
 N = 60
 MODELS = {
     "lanes": FakeModel(),
-    "chunks": FakeModel(n_prefill_lanes=0),
+    "chunks": FakeModel(n_prefill_slots=0),
     "no rollback": FakeModel(can_rollback=False),
-    "no rollback, chunks": FakeModel(can_rollback=False, n_prefill_lanes=0),
+    "no rollback, chunks": FakeModel(can_rollback=False, n_prefill_slots=0),
 }
 
 
@@ -57,12 +57,14 @@ def tokens_of(rig: Rig) -> list[int]:
     return [one.token_id for one in [*ones, *(rig.finals("a")[0].logprobs or ())]]
 
 
-@pytest.mark.parametrize("lane", [Lane.INTERACTIVE, Lane.BACKGROUND])
+@pytest.mark.parametrize("priority", [Priority.INTERACTIVE, Priority.BACKGROUND])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_a_banned_string_never_comes_and_all_else_is_what_the_model_likes_best(model: FakeModel, lane: Lane) -> None:
+def test_a_banned_string_never_comes_and_all_else_is_what_the_model_likes_best(
+    model: FakeModel, priority: Priority
+) -> None:
     free = text_of(model)
     for banned in ((free[10:14],), (free[:1],), (free[0:3], free[20:24]), (free[30],)):
-        rig = run(model, banned_strings=banned, lane=lane, sampling=SamplingParams(logprobs=0))
+        rig = run(model, banned_strings=banned, priority=priority, sampling=SamplingParams(logprobs=0))
         text = rig.text("a")
         assert len(text) == N and not any(b in text for b in banned)
         assert text.startswith(free[: min(free.index(b) for b in banned)]), "before it nothing changes"
@@ -86,8 +88,8 @@ def test_no_event_has_a_part_of_what_is_taken_back() -> None:
 def test_the_first_token_of_all_can_be_taken_back() -> None:
     free = text_of()
     for n in (1, 2, N):
-        for lane in Lane:
-            assert text_of(n=n, banned_strings=(free[0],), lane=lane)[0] != free[0]
+        for priority in Priority:
+            assert text_of(n=n, banned_strings=(free[0],), priority=priority)[0] != free[0]
 
 
 def test_whoever_streams_beside_it_notices_nothing() -> None:
@@ -236,11 +238,11 @@ def test_parking_and_a_shift_of_the_context_in_between() -> None:
     free = text_of(FakeModel(n_seq_max=1), n=150)
     banned = tuple(free[i : i + 2] for i in range(0, 40, 5))
     rig = Rig(FakeModel(n_seq_max=1, n_ctx=64))
-    rig.submit("long", max_tokens=150, overflow="shift", lane=Lane.BACKGROUND, banned_strings=banned)
+    rig.submit("long", max_tokens=150, overflow="shift", priority=Priority.BACKGROUND, banned_strings=banned)
     for i in range(12):
         for _ in range(11):
             rig.tick()
-        rig.submit(f"chat{i}", max_tokens=3, lane=Lane.INTERACTIVE)
+        rig.submit(f"chat{i}", max_tokens=3, priority=Priority.INTERACTIVE)
     rig.run()
     text = rig.text("long")
     assert len(text) == 150 and not any(b in text for b in banned)
@@ -253,7 +255,7 @@ def test_any_mixture_ends_once_and_clean(seed: int) -> None:
     rng = random.Random(seed)
     model = FakeModel(
         n_seq_max=rng.choice([1, 2, 4]),
-        n_prefill_lanes=rng.choice([0, 2]),
+        n_prefill_slots=rng.choice([0, 2]),
         can_rollback=rng.random() < 0.7,
         is_unified=rng.random() < 0.5,
         eog_every=rng.choice([0, 40]),
@@ -274,7 +276,8 @@ def test_any_mixture_ends_once_and_clean(seed: int) -> None:
             fields |= {"n": min(2, model.n_seq_max)}
         if rng.random() < 0.3:
             fields |= {"stop": (rng.choice(alphabet) + rng.choice(alphabet),)}
-        fields |= {"stream": rng.random() < 0.5, "lane": rng.choice(list(Lane)), "max_tokens": rng.randint(1, 50)}
+        fields |= {"stream": rng.random() < 0.5, "priority": rng.choice(list(Priority))}
+        fields |= {"max_tokens": rng.randint(1, 50)}
         rig.submit(name, f"prompt {i}" * rng.randint(1, 60), banned_strings=banned, **fields)
         for _ in range(rng.randint(0, 20)):
             rig.tick()

@@ -15,7 +15,7 @@ from uma_core.engine.fake.kv import SLICE_NS
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.session.events import Final
 from uma_core.session.session import Grant, Session
-from uma_core.types import FinishReason, Lane, Peer, Phase, Request
+from uma_core.types import FinishReason, Peer, Phase, Priority, Request
 
 MS = 1_000_000
 RUN_NS = 10 * MS
@@ -26,13 +26,13 @@ CHUNK_NS = 4 * MS
 class Prompt:
     """A session whose one chunk is read within RUN_NS and leaves `copy_ns` of copying behind."""
 
-    def __init__(self, copy_ns: float, lane: Lane = Lane.BACKGROUND, n_max: int = 5) -> None:
+    def __init__(self, copy_ns: float, priority: Priority = Priority.BACKGROUND, n_max: int = 5) -> None:
         self.rig = Rig()
         n_bytes = CHUNK * self.rig.engine.model.kv_bytes_per_cell
         cost = replace(INSTANT, prefill=((CHUNK, CHUNK_NS),), copy_ns_per_byte=copy_ns / n_bytes)
         self.rig.engine.cost = cost
         self.calls, self.clock = self.rig.executor.calls, self.rig.clock
-        self.session = Session(1, 1, Request("r"), list(range(1, CHUNK + 1)), Grant(lane, n_max, 0))
+        self.session = Session(1, 1, Request("r"), list(range(1, CHUNK + 1)), Grant(priority, n_max, 0))
         table = self.rig.executor.table
         table.add(self.session, Peer())
         table.admit(self.session, 0, 0)
@@ -112,11 +112,13 @@ def test_a_longer_budget_counts_instead(budget_ns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lane", "n_max", "is_held_back"),
-    [(Lane.INTERACTIVE, 5, True), (Lane.INTERACTIVE, 1, False), (Lane.BACKGROUND, 5, False)],
+    ("priority", "n_max", "is_held_back"),
+    [(Priority.INTERACTIVE, 5, True), (Priority.INTERACTIVE, 1, False), (Priority.BACKGROUND, 5, False)],
 )
-def test_a_chats_first_token_comes_when_the_second_can_follow(lane: Lane, n_max: int, is_held_back: bool) -> None:
-    prompt = Prompt(copy_ns=50 * MS, lane=lane, n_max=n_max)
+def test_a_chats_first_token_comes_when_the_second_can_follow(
+    priority: Priority, n_max: int, is_held_back: bool
+) -> None:
+    prompt = Prompt(copy_ns=50 * MS, priority=priority, n_max=n_max)
     prompt.read()
     assert bool(prompt.session.generated) is not is_held_back
     prompt.move(budget_ns=60 * MS)
@@ -127,7 +129,7 @@ def test_a_chats_first_token_comes_when_the_second_can_follow(lane: Lane, n_max:
 
 
 def test_what_ends_before_its_first_token_went_out_ends_once() -> None:
-    prompt = Prompt(copy_ns=50 * MS, lane=Lane.INTERACTIVE)
+    prompt = Prompt(copy_ns=50 * MS, priority=Priority.INTERACTIVE)
     prompt.read()
     prompt.rig.executor.output.finish(prompt.session, FinishReason.CANCELLED, prompt.clock.now_ns())
     assert [type(event) for event in prompt.rig.executor.events] == [Final]

@@ -13,7 +13,7 @@ from uma_core.engine.fake.engine import FakeModel
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.metrics.catalog import new_registry
 from uma_core.session.events import Token
-from uma_core.types import Constraint, FinishReason, Lane, Reasoning, SamplingParams, Trigger
+from uma_core.types import Constraint, FinishReason, Priority, Reasoning, SamplingParams, Trigger
 
 SCHEMA = {
     "type": "object",
@@ -38,9 +38,9 @@ def schema(value=SCHEMA, **fields) -> Constraint:
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), HOT], ids=["greedy", "hot"])
-@pytest.mark.parametrize("n_lanes", [0, 2])
-def test_an_answer_validates_and_ends_by_itself(compiler, sampling, n_lanes):
-    rig = Rig(FakeModel(n_prefill_lanes=n_lanes))
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
+def test_an_answer_validates_and_ends_by_itself(compiler, sampling, n_prefill_slots):
+    rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots))
     ask(rig, compiler, "a", schema(), sampling=sampling, max_tokens=300)
     rig.run()
     answer = json.loads(rig.text("a"))
@@ -126,13 +126,13 @@ def test_parking_and_a_shift_of_the_context_lose_nothing_of_it(compiler):
         Constraint("regex", "(ab){60,}!"),
         max_tokens=150,
         overflow="shift",
-        lane=Lane.BACKGROUND,
+        priority=Priority.BACKGROUND,
         ignore_eos=True,
     )
     for _ in range(20):
         rig.tick()
     for i in range(3):
-        rig.submit(f"chat{i}", max_tokens=3, lane=Lane.INTERACTIVE)
+        rig.submit(f"chat{i}", max_tokens=3, priority=Priority.INTERACTIVE)
     rig.run()
     text = rig.text("long")
     assert text.rstrip("!") == "ab" * (len(text) // 2) and len(text) > 64

@@ -10,7 +10,7 @@ import pytest
 from tests.executor.rig import Rig
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.session.events import Token
-from uma_core.types import FinishReason, Lane, Reasoning, SamplingParams, TokenLogprob
+from uma_core.types import FinishReason, Priority, Reasoning, SamplingParams, TokenLogprob
 
 SHORT = FakeModel(eog_every=3)  # answers end by themselves after a few tokens
 
@@ -60,11 +60,11 @@ def told(rig: Rig, request_id: str = "a") -> list[TokenLogprob]:
     return [one for event in [*events, final] for one in event.logprobs or ()]
 
 
-@pytest.mark.parametrize("lane", [Lane.INTERACTIVE, Lane.BACKGROUND])
-def test_every_token_comes_with_its_log_probability_once(lane: Lane) -> None:
+@pytest.mark.parametrize("priority", [Priority.INTERACTIVE, Priority.BACKGROUND])
+def test_every_token_comes_with_its_log_probability_once(priority: Priority) -> None:
     rig = Rig()
     for name, stream in (("a", True), ("b", False)):
-        rig.submit(name, max_tokens=20, lane=lane, stream=stream, sampling=SamplingParams(logprobs=2))
+        rig.submit(name, max_tokens=20, priority=priority, stream=stream, sampling=SamplingParams(logprobs=2))
     rig.run()
     for name in ("a", "b"):
         ones = told(rig, name)

@@ -19,7 +19,7 @@ from uma_core.errors import ErrorCode
 from uma_core.executor.admission import Limits
 from uma_core.session.embedding import normalized
 from uma_core.session.events import Submit, Token
-from uma_core.types import Embed, FinishReason, Lane, Peer, Request
+from uma_core.types import Embed, FinishReason, Peer, Priority, Request
 
 RNG = np.random.default_rng(5)
 
@@ -60,11 +60,11 @@ def vectors(rig: Rig, request_id: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
-@pytest.mark.parametrize("n_lanes", [0, 1, 2])
+@pytest.mark.parametrize("n_prefill_slots", [0, 1, 2])
 @pytest.mark.parametrize("is_unified", [False, True])
-def test_inputs_read_in_any_way_give_the_same_vectors(pooling: str, n_lanes: int, is_unified: bool) -> None:
+def test_inputs_read_in_any_way_give_the_same_vectors(pooling: str, n_prefill_slots: int, is_unified: bool) -> None:
     inputs = inputs_of(1, 700, 3, 64, 1500)
-    rig = Rig(FakeModel(n_prefill_lanes=n_lanes, is_unified=is_unified, n_ubatch=128))
+    rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots, is_unified=is_unified, n_ubatch=128))
     submit(rig, "e", inputs, pooling=pooling, normalize=False)
     rig.run()
     for found, tokens in zip(vectors(rig, "e"), inputs, strict=True):
@@ -87,10 +87,10 @@ def test_vectors_are_cut_and_then_normalized() -> None:
     assert abs(np.linalg.norm(vectors(rig, "cut")[0]) - 1) < 1e-6
 
 
-@pytest.mark.parametrize("n_lanes", [0, 2])
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
 @pytest.mark.parametrize("ride_rows", [(), (4, 8, 16)])
-def test_a_stream_beside_them_says_what_it_says_alone(n_lanes: int, ride_rows: tuple[int, ...]) -> None:
-    model = FakeModel(n_prefill_lanes=n_lanes, ride_rows=ride_rows)
+def test_a_stream_beside_them_says_what_it_says_alone(n_prefill_slots: int, ride_rows: tuple[int, ...]) -> None:
+    model = FakeModel(n_prefill_slots=n_prefill_slots, ride_rows=ride_rows)
     alone = Rig(model)
     alone.submit("chat", "hello there", max_tokens=60)
     alone.run()
@@ -104,21 +104,21 @@ def test_a_stream_beside_them_says_what_it_says_alone(n_lanes: int, ride_rows: t
     rig.check_all_free()
 
 
-@pytest.mark.parametrize("n_lanes", [0, 2])
-def test_no_gap_of_a_stream_holds_more_of_a_batch_than_of_a_prompt(n_lanes: int) -> None:
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
+def test_no_gap_of_a_stream_holds_more_of_a_batch_than_of_a_prompt(n_prefill_slots: int) -> None:
     """The guard treats an input as it treats a prompt: the longest gap beside one is not longer than beside the
     other.
     """
 
     def longest(kind: str) -> int:
-        rig = Rig(FakeModel(n_prefill_lanes=n_lanes), cost=CPU_SHAPE)
-        rig.submit("chat", "hello", max_tokens=150, lane=Lane.INTERACTIVE)
+        rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots), cost=CPU_SHAPE)
+        rig.submit("chat", "hello", max_tokens=150, priority=Priority.INTERACTIVE)
         for _ in range(10):
             rig.tick()
         if kind == "batch":
-            submit(rig, "other", inputs_of(*[300] * 40), lane=Lane.BACKGROUND)
+            submit(rig, "other", inputs_of(*[300] * 40), priority=Priority.BACKGROUND)
         elif kind == "prompt":
-            rig.submit("other", tokens=inputs_of(4000)[0].tolist(), lane=Lane.BACKGROUND, max_tokens=1)
+            rig.submit("other", tokens=inputs_of(4000)[0].tolist(), priority=Priority.BACKGROUND, max_tokens=1)
         times, n = [], 0
         for _ in range(20_000):
             rig.tick()
@@ -157,8 +157,8 @@ def test_one_short_input_is_interactive_and_many_are_not() -> None:
     submit(rig, "one", inputs_of(12))
     submit(rig, "many", inputs_of(12, 12))
     submit(rig, "long", inputs_of(900))
-    lanes = {session.id: session.lane for session in rig.executor.table}
-    assert lanes == {"one": Lane.INTERACTIVE, "many": Lane.BACKGROUND, "long": Lane.BACKGROUND}
+    priorities = {session.id: session.priority for session in rig.executor.table}
+    assert priorities == {"one": Priority.INTERACTIVE, "many": Priority.BACKGROUND, "long": Priority.BACKGROUND}
     rig.run()
     rig.check_one_final_each()
 
@@ -171,7 +171,7 @@ def test_chats_that_find_every_place_taken_get_one_between_two_inputs() -> None:
     for _ in range(3):
         rig.tick()
     for i in range(2):
-        rig.submit(f"chat{i}", "hello", max_tokens=400, lane=Lane.INTERACTIVE)
+        rig.submit(f"chat{i}", "hello", max_tokens=400, priority=Priority.INTERACTIVE)
     for _ in range(20_000):
         rig.tick()
         if all(rig.finals(f"chat{i}") for i in range(2)):
@@ -248,13 +248,13 @@ def test_a_full_queue_refuses_batches_as_it_refuses_prompts() -> None:
 @given(
     sizes=st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=6), min_size=1, max_size=5),
     cancels=st.dictionaries(st.integers(0, 4), st.integers(1, 30), max_size=3),
-    n_lanes=st.integers(0, 2),
+    n_prefill_slots=st.integers(0, 2),
     n_chats=st.integers(0, 3),
 )
 def test_every_request_ends_once_whatever_happens(
-    sizes: list[list[int]], cancels: dict[int, int], n_lanes: int, n_chats: int
+    sizes: list[list[int]], cancels: dict[int, int], n_prefill_slots: int, n_chats: int
 ) -> None:
-    rig = Rig(FakeModel(n_prefill_lanes=n_lanes, n_ubatch=64, n_seq_max=3), cost=CPU_SHAPE)
+    rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots, n_ubatch=64, n_seq_max=3), cost=CPU_SHAPE)
     for i, lengths in enumerate(sizes):
         submit(rig, f"e{i}", inputs_of(*lengths), conn_id=i)
     for i in range(n_chats):

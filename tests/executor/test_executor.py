@@ -12,7 +12,7 @@ from uma_core.executor.accounting import CLIENTS_MOST
 from uma_core.executor.admission import Limits
 from uma_core.session.events import Accepted, Token
 from uma_core.trace import Recorder
-from uma_core.types import FinishReason, Lane, Peer
+from uma_core.types import FinishReason, Peer, Priority
 
 
 def solo_text(prompt: str, n: int, model: FakeModel | None = None) -> str:
@@ -44,11 +44,11 @@ def test_streams_do_not_change_each_other() -> None:
     rig.check_all_free()
 
 
-@pytest.mark.parametrize("n_lanes", [0, 1, 2])
+@pytest.mark.parametrize("n_prefill_slots", [0, 1, 2])
 @pytest.mark.parametrize("is_unified", [False, True])
-def test_long_prompts_read_in_any_way_give_one_text(n_lanes: int, is_unified: bool) -> None:
+def test_long_prompts_read_in_any_way_give_one_text(n_prefill_slots: int, is_unified: bool) -> None:
     prompt = "a long prompt, " * 120
-    model = FakeModel(n_prefill_lanes=n_lanes, is_unified=is_unified)
+    model = FakeModel(n_prefill_slots=n_prefill_slots, is_unified=is_unified)
     assert solo_text(prompt, 5, model) == solo_text(prompt, 5)
 
 
@@ -160,13 +160,13 @@ def test_whoever_fills_all_places_does_not_keep_the_others_out() -> None:
     rig.check_all_free()
 
 
-def test_lane_follows_the_prompt_where_the_request_is_silent() -> None:
+def test_priority_follows_the_prompt_where_the_request_is_silent() -> None:
     rig = Rig(limits=Limits(auto_lane_tokens=50))
     rig.submit("short", "x" * 10)
     rig.submit("long", "x" * 100)
-    rig.submit("told", "x" * 100, lane=Lane.INTERACTIVE)
-    lanes = {s.id: s.lane for s in rig.executor.table}
-    assert lanes == {"short": Lane.INTERACTIVE, "long": Lane.BACKGROUND, "told": Lane.INTERACTIVE}
+    rig.submit("told", "x" * 100, priority=Priority.INTERACTIVE)
+    priorities = {s.id: s.priority for s in rig.executor.table}
+    assert priorities == {"short": Priority.INTERACTIVE, "long": Priority.BACKGROUND, "told": Priority.INTERACTIVE}
 
 
 def test_cancel_frees_cells_at_once() -> None:

@@ -15,10 +15,10 @@ from uma_core.executor import view
 from uma_core.executor.executor import device_view
 from uma_core.metrics.export import to_json
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
-from uma_core.types import Lane, Slo
+from uma_core.types import Priority, Slo
 
 LONG = "a long prompt, " * 120
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 
 
 def figures(rig: Rig) -> dict:
@@ -70,7 +70,7 @@ class TestMemoryTraffic:
 
     def test_a_prompt_counts_as_far_as_it_was_read(self) -> None:
         rig = measured(Rig(cost=CPU_SHAPE))
-        rig.submit("paste", LONG, lane=BACK, max_tokens=1)
+        rig.submit("paste", LONG, priority=BACK, max_tokens=1)
         rig.run()
         seen, info = figures(rig), rig.engine.info
         n_chunks = seen["prefill_tokens_total"] / 512
@@ -105,7 +105,7 @@ class TestCopies:
         assert figures(rig)["copy_free_ratio"] < 0.1, "the simulated engine copies each chunk"
 
     def test_what_is_read_in_place_is(self) -> None:
-        rig = Rig(FakeModel(n_prefill_lanes=0))
+        rig = Rig(FakeModel(n_prefill_slots=0))
         rig.submit("a", LONG, max_tokens=2)
         rig.run()
         assert figures(rig)["copy_free_ratio"] == 1.0
@@ -129,7 +129,7 @@ class TestWayOfATokenOut:
         rig.submit("chat", max_tokens=300)
         ticks(rig, 40)
         if has_prompt:
-            rig.submit("paste", LONG, lane=BACK, max_tokens=1)
+            rig.submit("paste", LONG, priority=BACK, max_tokens=1)
             rig.registry.gauge(m.LOGITS_TO_CHUNK).set(0)
         for _ in range(60):
             rig.executor.tick()
@@ -143,7 +143,7 @@ class TestGuardState:
         rig.submit("chat", max_tokens=2000)
         ticks(rig, 30)
         assert rig.executor.guard_state() == "open"
-        rig.submit("paste", LONG, lane=BACK, max_tokens=1)
+        rig.submit("paste", LONG, priority=BACK, max_tokens=1)
         seen = set()
         for _ in range(300):
             rig.tick()
@@ -161,7 +161,7 @@ class TestGuardState:
         rig = measured(Rig(cost=CPU_SHAPE))
         rig.submit("chat", max_tokens=2000, slo=Slo(0, STEP_NS))  # so fast that there is no everyday room
         ticks(rig, 30)
-        rig.submit("paste", LONG, lane=BACK, max_tokens=1)
+        rig.submit("paste", LONG, priority=BACK, max_tokens=1)
         ticks(rig, 3)
         held = pulled(rig, n_long=0.3, error=0.25)
         assert rig.executor.guard_state() == "active" and held["holds_prompt"]

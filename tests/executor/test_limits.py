@@ -12,7 +12,7 @@ from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.executor import view
 from uma_core.policy.config import SchedulerConfig
 from uma_core.server.operations.status import verdict
-from uma_core.types import Lane, Slo
+from uma_core.types import Priority, Slo
 
 LONG = "a long prompt, " * 120
 
@@ -21,9 +21,9 @@ def budget_ms(rig: Rig) -> float | None:
     return view.take(rig.executor, rig.clock.now_ns()).tick["budget_ms"]
 
 
-def stream(rig: Rig, lane: Lane) -> None:
+def stream(rig: Rig, priority: Priority) -> None:
     """One stream that decodes, for so long that its cost is known."""
-    rig.submit(lane.name, "hello", lane=lane, max_tokens=2000)
+    rig.submit(priority.name, "hello", priority=priority, max_tokens=2000)
     for _ in range(200):
         rig.tick()
 
@@ -38,13 +38,13 @@ def test_nobody_waits_for_the_end_of_a_tick_without_streams() -> None:
 
 def test_a_chat_limits_the_tick_to_its_gap() -> None:
     rig = Rig(config=SchedulerConfig(guard_floor_ns=0))
-    stream(rig, Lane.INTERACTIVE)
+    stream(rig, Priority.INTERACTIVE)
     n_past = next(iter(rig.executor.table)).n_past
     solo_ms = rig.executor.cost.solo_step_ns(n_past) / 1e6
     alone = budget_ms(rig)
     assert alone is not None
     assert solo_ms < alone < 1.3 * solo_ms
-    rig.submit("paste", LONG, lane=Lane.BACKGROUND, max_tokens=1)
+    rig.submit("paste", LONG, priority=Priority.BACKGROUND, max_tokens=1)
     for _ in range(50):
         rig.tick()
         now = budget_ms(rig)
@@ -53,13 +53,13 @@ def test_a_chat_limits_the_tick_to_its_gap() -> None:
 
 def test_background_streams_have_the_tick_budget() -> None:
     rig = Rig(config=SchedulerConfig(tick_budget_ns=700_000_000))
-    stream(rig, Lane.BACKGROUND)
+    stream(rig, Priority.BACKGROUND)
     assert budget_ms(rig) == 700.0
 
 
 def test_ticks_over_their_budget_are_counted() -> None:
     rig = Rig(config=SchedulerConfig(guard_floor_ns=0))
-    stream(rig, Lane.INTERACTIVE)
+    stream(rig, Priority.INTERACTIVE)
     count = rig.registry.counter(m.TICKS_OVER_BUDGET)
     before = count.value
     rig.engine.decode = slowed(rig, rig.engine.decode)  # type: ignore[method-assign]
@@ -94,7 +94,7 @@ def judged(rig: Rig, since: m.Distribution | None = None) -> str:
 
 def test_a_gap_is_judged_by_what_was_promised() -> None:
     rig = Rig(config=SchedulerConfig(guard_floor_ns=0))
-    stream(rig, Lane.INTERACTIVE)
+    stream(rig, Priority.INTERACTIVE)
     before = gaps_over(rig)
     rig.clock.advance(10**9)
     for _ in range(40):
@@ -116,7 +116,7 @@ def test_nothing_is_missed_while_only_chats_run(n_chats: int, overhead: int) -> 
         jitter=lambda ns: ns * (1.0 + abs(random.gauss(0.0, 0.12))),
     )
     for i in range(n_chats):
-        rig.submit(f"chat {i}", "hello", lane=Lane.INTERACTIVE, max_tokens=300)
+        rig.submit(f"chat {i}", "hello", priority=Priority.INTERACTIVE, max_tokens=300)
     known = None
     for i in range(320):
         rig.tick()
@@ -128,7 +128,7 @@ def test_nothing_is_missed_while_only_chats_run(n_chats: int, overhead: int) -> 
 def test_chats_that_somebody_elses_work_delays_are_told_so() -> None:
     rig = Rig(config=SchedulerConfig(guard_floor_ns=0), cost=CPU_SHAPE)
     for i in range(3):
-        rig.submit(f"chat {i}", "hello", lane=Lane.INTERACTIVE, max_tokens=300)
+        rig.submit(f"chat {i}", "hello", priority=Priority.INTERACTIVE, max_tokens=300)
     for i in range(280):
         rig.tick()
         if i % 10 == 0:
@@ -138,11 +138,11 @@ def test_chats_that_somebody_elses_work_delays_are_told_so() -> None:
 
 def test_a_stream_with_a_target_is_judged_by_its_target() -> None:
     rig = Rig(config=SchedulerConfig(guard_floor_ns=0), cost=CPU_SHAPE)
-    rig.submit("in a hurry", "hello", lane=Lane.INTERACTIVE, max_tokens=200, slo=Slo(0, 2 * STEP_NS))
+    rig.submit("in a hurry", "hello", priority=Priority.INTERACTIVE, max_tokens=200, slo=Slo(0, 2 * STEP_NS))
     rig.run()
     assert judged(rig) == "missed"
     rig = Rig(config=SchedulerConfig(guard_floor_ns=0), cost=CPU_SHAPE)
-    rig.submit("patient", "hello", lane=Lane.INTERACTIVE, max_tokens=200, slo=Slo(0, 500 * STEP_NS))
+    rig.submit("patient", "hello", priority=Priority.INTERACTIVE, max_tokens=200, slo=Slo(0, 500 * STEP_NS))
     for i in range(200):
         rig.tick()
         rig.clock.advance((i % 5) * 50 * STEP_NS)
@@ -151,5 +151,5 @@ def test_a_stream_with_a_target_is_judged_by_its_target() -> None:
 
 def test_background_gaps_are_nobodys_promise() -> None:
     rig = Rig()
-    stream(rig, Lane.BACKGROUND)
+    stream(rig, Priority.BACKGROUND)
     assert sum(rig.registry.histogram(m.GAP_STRETCH).counts) == 0

@@ -17,7 +17,7 @@ from uma_core.metrics import catalog as m
 from uma_core.metrics.catalog import new_registry
 from uma_core.policy.cost import Curve, guess
 from uma_core.trace import Recorder
-from uma_core.types import Lane, Peer, Phase
+from uma_core.types import Peer, Phase, Priority
 
 MIXES = FakeModel(is_unified=True, ride_rows=(2, 4, 8))
 PROMPT = "a prompt of a few dozen tokens, read while somebody else is being answered"
@@ -32,11 +32,11 @@ def rig_of(model: FakeModel) -> Rig:
     return rig
 
 
-def beside_a_chat(rig: Rig, lane: Lane, n_max: int = 9) -> Rig:
-    rig.submit("chat", "hello", conn_id=1, max_tokens=N, lane=Lane.INTERACTIVE)
+def beside_a_chat(rig: Rig, priority: Priority, n_max: int = 9) -> Rig:
+    rig.submit("chat", "hello", conn_id=1, max_tokens=N, priority=Priority.INTERACTIVE)
     for _ in range(5):
         rig.tick()
-    rig.submit("other", PROMPT, conn_id=2, peer=Peer(2, 2, 2), max_tokens=n_max, lane=lane)
+    rig.submit("other", PROMPT, conn_id=2, peer=Peer(2, 2, 2), max_tokens=n_max, priority=priority)
     return rig
 
 
@@ -51,12 +51,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield seqs
 
 
-@pytest.mark.parametrize("lane", Lane)
-def test_the_text_is_that_of_prompts_read_in_chunks(lane: Lane, opened: list[int]) -> None:
+@pytest.mark.parametrize("priority", Priority)
+def test_the_text_is_that_of_prompts_read_in_chunks(priority: Priority, opened: list[int]) -> None:
     texts, n_opened = [], []
     for model in (MIXES, FakeModel(is_unified=True)):
         opened.clear()
-        rig = beside_a_chat(rig_of(model), lane)
+        rig = beside_a_chat(rig_of(model), priority)
         rig.run()
         texts.append((rig.text("chat"), rig.text("other")))
         n_opened.append(len(opened))
@@ -67,7 +67,7 @@ def test_the_text_is_that_of_prompts_read_in_chunks(lane: Lane, opened: list[int
 
 
 def test_every_token_of_the_prompt_is_counted_once() -> None:
-    rig = beside_a_chat(rig_of(MIXES), Lane.INTERACTIVE)
+    rig = beside_a_chat(rig_of(MIXES), Priority.INTERACTIVE)
     rig.run()
     rig.tick()
     n_prompt = sum(final.usage["prompt_tokens"] for request in ("chat", "other") for final in rig.finals(request))
@@ -77,7 +77,7 @@ def test_every_token_of_the_prompt_is_counted_once() -> None:
 
 
 def test_what_is_reported_tells_mixed_rows_from_streams() -> None:
-    rig = beside_a_chat(rig_of(MIXES), Lane.BACKGROUND)
+    rig = beside_a_chat(rig_of(MIXES), Priority.BACKGROUND)
     recorder = Recorder()
     rig.executor.record(recorder)
     rig.run()
@@ -98,7 +98,7 @@ def test_a_call_with_mixed_rows_is_booked_as_it_was_predicted() -> None:
 
 
 def test_a_call_without_room_loses_nothing() -> None:
-    rig = beside_a_chat(rig_of(MIXES), Lane.BACKGROUND)
+    rig = beside_a_chat(rig_of(MIXES), Priority.BACKGROUND)
     seen = []
     decode = rig.engine.decode
 
@@ -115,5 +115,5 @@ def test_a_call_without_room_loses_nothing() -> None:
 
 
 def beside(rig: Rig) -> str:
-    beside_a_chat(rig, Lane.BACKGROUND).run()
+    beside_a_chat(rig, Priority.BACKGROUND).run()
     return rig.text("other")

@@ -13,7 +13,7 @@ from uma_core.engine.fake.engine import FakeModel
 from uma_core.errors import ErrorCode
 from uma_core.executor import overflow
 from uma_core.executor.admission import Limits
-from uma_core.types import FinishReason, Lane
+from uma_core.types import FinishReason, Priority
 
 N_CTX = 256
 
@@ -109,9 +109,9 @@ def shifted_answer(prompt: list[int], n: int, n_head: int, n_ctx: int = N_CTX) -
     "shape",
     [
         {},
-        {"n_prefill_lanes": 0},
-        {"n_prefill_lanes": 0, "is_unified": True},
-        {"n_prefill_lanes": 0, "can_rollback": False},
+        {"n_prefill_slots": 0},
+        {"n_prefill_slots": 0, "is_unified": True},
+        {"n_prefill_slots": 0, "can_rollback": False},
     ],
 )
 def test_generation_goes_on_past_the_end_of_the_context(shape: dict[str, object]) -> None:
@@ -139,14 +139,14 @@ def test_a_shift_reads_the_tail_alone() -> None:
 
 def test_shifting_beside_others_and_parked_in_between() -> None:
     w = world(n_seq_max=1, n_ctx=N_CTX)
-    w.submit("work", text(100), max_tokens=500, overflow="shift", lane=Lane.BACKGROUND)
+    w.submit("work", text(100), max_tokens=500, overflow="shift", priority=Priority.BACKGROUND)
     n = 0
     while "work" not in w.finals:
         w.tick()
         w.check()
         if len(w.texts.get("work", "")) > 60 * (n + 1):
             n += 1
-            w.submit(f"chat{n}", text(30, n + 1), max_tokens=5, lane=Lane.INTERACTIVE)
+            w.submit(f"chat{n}", text(30, n + 1), max_tokens=5, priority=Priority.INTERACTIVE)
     w.run()
     assert w.texts["work"].encode() == bytes(shifted_answer(text(100), 500, overflow.N_SINK))
     for i in range(1, n + 1):
@@ -156,14 +156,14 @@ def test_shifting_beside_others_and_parked_in_between() -> None:
 
 def test_a_copy_from_a_sequence_that_shifts_is_still_right() -> None:
     w = world(n_seq_max=3, n_ctx=3 * N_CTX)
-    w.submit("a", text(240), max_tokens=100, overflow="shift", lane=Lane.INTERACTIVE)
+    w.submit("a", text(240), max_tokens=100, overflow="shift", priority=Priority.INTERACTIVE)
     asked = 0
     while "a" not in w.finals:
         w.tick()
         w.check()
         if len(w.texts.get("a", "")) >= 12 + asked and asked < 12:  # around the moment of the shift
             asked += 1
-            w.submit(f"b{asked}", [*text(238), asked + 1], max_tokens=3, lane=Lane.INTERACTIVE)
+            w.submit(f"b{asked}", [*text(238), asked + 1], max_tokens=3, priority=Priority.INTERACTIVE)
     w.run()
     for i in range(1, asked + 1):
         assert w.texts[f"b{i}"].encode() == bytes(answer([*text(238), i + 1], 3))

@@ -18,9 +18,9 @@ def news(rig: Rig, request_id: str) -> list[Progress]:
     return [e for e in rig.seen if isinstance(e, Progress) and e.request_id == request_id]
 
 
-@pytest.mark.parametrize("n_lanes", [0, 2])
-def test_a_prompt_is_told_of_to_its_end_before_the_first_token(n_lanes):
-    rig = Rig(FakeModel(n_prefill_lanes=n_lanes))
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
+def test_a_prompt_is_told_of_to_its_end_before_the_first_token(n_prefill_slots):
+    rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots))
     rig.submit("a", LONG, max_tokens=3, prompt_progress=True)
     rig.run()
     told = news(rig, "a")

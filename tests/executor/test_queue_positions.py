@@ -6,7 +6,7 @@ from tests.executor.rig import Rig
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.executor import view
 from uma_core.session.events import Queued, Token
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 ONE = FakeModel(n_seq_max=1)
 
@@ -69,8 +69,8 @@ def test_an_interactive_request_is_told_that_it_goes_before_background_ones():
     rig = Rig(ONE)
     rig.submit("runs", max_tokens=800)
     for name in "ab":
-        rig.submit(name, max_tokens=800, lane=Lane.BACKGROUND, queue_updates=True)
-    rig.submit("chat", max_tokens=800, lane=Lane.INTERACTIVE, queue_updates=True)
+        rig.submit(name, max_tokens=800, priority=Priority.BACKGROUND, queue_updates=True)
+    rig.submit("chat", max_tokens=800, priority=Priority.INTERACTIVE, queue_updates=True)
     rig.tick()
     assert news(rig, "chat")[0][0] == 0
     assert [news(rig, name)[0][0] for name in "ab"] == [1, 2]

@@ -12,7 +12,7 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.engine.fake.text import BOS, START, advance, next_token, row_logits
 from uma_core.session.events import Prompt, Token
-from uma_core.types import FinishReason, Lane, SamplingParams, TokenLogprob
+from uma_core.types import FinishReason, Priority, SamplingParams, TokenLogprob
 
 TEXT = "the quick brown fox jumps over the lazy dog, " * 4
 TOKENS = [BOS, *TEXT.encode()]
@@ -42,15 +42,15 @@ def check(rig: Rig, tokens: list[int] = TOKENS, n_top: int = 2, request_id: str 
         assert [t for t, _, _ in one.top] == top
 
 
-@pytest.mark.parametrize("lane", [Lane.INTERACTIVE, Lane.BACKGROUND])
+@pytest.mark.parametrize("priority", [Priority.INTERACTIVE, Priority.BACKGROUND])
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("n_lanes", [0, 2])
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
 def test_each_token_of_a_prompt_has_what_its_row_gives_and_the_answer_is_the_same(
-    n_lanes: int, stream: bool, lane: Lane
+    n_prefill_slots: int, stream: bool, priority: Priority
 ) -> None:
-    plain, rig = Rig(FakeModel(n_prefill_lanes=n_lanes)), Rig(FakeModel(n_prefill_lanes=n_lanes))
+    plain, rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots)), Rig(FakeModel(n_prefill_slots=n_prefill_slots))
     for each, n_top in ((plain, None), (rig, 2)):
-        each.submit("a", TEXT, max_tokens=20, stream=stream, lane=lane, prompt_logprobs=n_top)
+        each.submit("a", TEXT, max_tokens=20, stream=stream, priority=priority, prompt_logprobs=n_top)
         each.run()
         each.check_all_free()
     check(rig)
@@ -90,7 +90,7 @@ def test_nothing_is_restored_and_others_may_begin_with_what_was_read() -> None:
 @pytest.mark.parametrize("ride_rows", [(), (8,), (8, 16, 32)])
 def test_beside_others_every_row_is_right_and_the_others_lose_no_step(ride_rows: tuple[int, ...]) -> None:
     def run(*names: str) -> Rig:
-        rig = Rig(FakeModel(n_prefill_lanes=0, is_unified=True, ride_rows=ride_rows))
+        rig = Rig(FakeModel(n_prefill_slots=0, is_unified=True, ride_rows=ride_rows))
         for name in names:
             fields = {"prompt_logprobs": 2} if name in "ab" else {}
             rig.submit(name, TEXT if name == "a" else f"prompt {name}" * 3, max_tokens=60, **fields)
@@ -105,7 +105,7 @@ def test_beside_others_every_row_is_right_and_the_others_lose_no_step(ride_rows:
 
 
 def test_alone_it_is_read_many_tokens_at_a_time_and_beside_others_one_a_step_where_more_cost_time() -> None:
-    alone, beside = Rig(FakeModel(n_prefill_lanes=0)), Rig(FakeModel(n_prefill_lanes=0))
+    alone, beside = Rig(FakeModel(n_prefill_slots=0)), Rig(FakeModel(n_prefill_slots=0))
     alone.submit("a", TEXT, max_tokens=1, prompt_logprobs=0)
     alone.run()
     beside.submit("chat", "hello", max_tokens=len(TOKENS) + 40)
@@ -134,7 +134,7 @@ def test_of_several_answers_one_tells_of_the_prompt() -> None:
 
 
 def test_another_answer_goes_on_where_the_first_was_cancelled() -> None:
-    rig = Rig(FakeModel(n_prefill_lanes=0))
+    rig = Rig(FakeModel(n_prefill_slots=0))
     rig.submit("chat", "hello", max_tokens=500)
     rig.submit("a", TEXT, max_tokens=10, n=2, prompt_logprobs=2)
     while len(told(rig)) < 64:
@@ -146,12 +146,12 @@ def test_another_answer_goes_on_where_the_first_was_cancelled() -> None:
 
 
 def test_parking_in_between_loses_and_repeats_nothing() -> None:
-    rig = Rig(FakeModel(n_seq_max=1, n_prefill_lanes=0))
-    rig.submit("a", TEXT, max_tokens=10, prompt_logprobs=2, lane=Lane.BACKGROUND)
+    rig = Rig(FakeModel(n_seq_max=1, n_prefill_slots=0))
+    rig.submit("a", TEXT, max_tokens=10, prompt_logprobs=2, priority=Priority.BACKGROUND)
     for i in range(3):
         for _ in range(9):
             rig.tick()
-        rig.submit(f"chat{i}", "hi", max_tokens=3, lane=Lane.INTERACTIVE)
+        rig.submit(f"chat{i}", "hi", max_tokens=3, priority=Priority.INTERACTIVE)
     rig.run()
     assert rig.executor.meters.preemptions.value
     check(rig)
@@ -159,7 +159,7 @@ def test_parking_in_between_loses_and_repeats_nothing() -> None:
 
 
 def test_a_row_that_is_not_finite_ends_it_with_a_code_once() -> None:
-    rig = Rig(FakeModel(n_prefill_lanes=0))
+    rig = Rig(FakeModel(n_prefill_slots=0))
     rig.submit("a", TEXT, max_tokens=10, prompt_logprobs=2)
     rig.tick()
     rig.faults.nan_rows = {3}
@@ -170,7 +170,7 @@ def test_a_row_that_is_not_finite_ends_it_with_a_code_once() -> None:
 
 
 def test_a_cancelled_one_leaves_no_trace() -> None:
-    rig = Rig(FakeModel(n_prefill_lanes=0))
+    rig = Rig(FakeModel(n_prefill_slots=0))
     rig.submit("chat", "hello", max_tokens=200)
     rig.submit("a", TEXT, max_tokens=10, prompt_logprobs=2)
     for _ in range(20):

@@ -21,7 +21,7 @@ from uma_core.session.session import Session
 from uma_core.speculation.model import DraftModel
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
-from uma_core.types import FinishReason, Lane, SamplingParams, TokenId
+from uma_core.types import FinishReason, Priority, SamplingParams, TokenId
 
 MODEL = FakeModel(n_seq_max=3, n_ctx=768, is_unified=True, eog_every=60)
 
@@ -91,7 +91,7 @@ def with_drafts(known: Known, seed: int = 1, error: float = 0.1) -> Speculator:
 
 def test_accepted_drafts_save_steps() -> None:
     known = Known()
-    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND}}
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND}}
     plain = run(ask, None, known)
     fast = run(ask, with_drafts(known, error=0.0), known)
     assert outcome(fast, "a") == outcome(plain, "a")
@@ -103,7 +103,7 @@ def test_accepted_drafts_save_steps() -> None:
 @pytest.mark.parametrize(("error", "is_ahead"), [(0.0, True), (1.0, False)])
 def test_the_policy_is_told_how_many_tokens_steps_bring_a_stream(error: float, is_ahead: bool) -> None:
     known = Known()
-    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND}}
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND}}
     run(ask, None, known)
     rig = Rig(MODEL, speculator=with_drafts(known, error=error))
     rig.submit("a", **ask["a"])
@@ -116,7 +116,7 @@ def test_the_policy_is_told_how_many_tokens_steps_bring_a_stream(error: float, i
 
 def test_wrong_drafts_are_counted_and_change_nothing() -> None:
     known = Known()
-    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND}}
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND}}
     plain = run(ask, None, known)
     fast = run(ask, with_drafts(known, error=1.0), known)
     assert outcome(fast, "a") == outcome(plain, "a")
@@ -126,7 +126,7 @@ def test_wrong_drafts_are_counted_and_change_nothing() -> None:
 
 def test_drafts_of_several_answers_are_counted_together() -> None:
     known = Known()
-    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND, "n": 2}}
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND, "n": 2}}
     run(ask, None, known)
     fast = run(ask, with_drafts(known, error=0.5), known)
     each = [event.answer.usage for event in fast.seen if isinstance(event, End)]
@@ -152,7 +152,7 @@ ASK = st.fixed_dictionaries(
         "max_tokens": st.integers(1, 90),
         "sampling": SAMPLING,
         "stop": st.sampled_from(((), ("e",), ("the", "a b"))),
-        "lane": st.sampled_from(tuple(Lane)),
+        "priority": st.sampled_from(tuple(Priority)),
         "n": st.sampled_from((1, 1, 1, 2)),
     }
 )
@@ -201,7 +201,7 @@ def draft_model() -> DraftModel:
 
 def test_a_draft_model_saves_steps_and_changes_nothing() -> None:
     known = Known()
-    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND, "speculate": "draft"}}
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND, "speculate": "draft"}}
     plain = run(ask, None, known)
     fast = run(ask, Speculator(Settings("off"), True, model=draft_model()), known)
     assert outcome(fast, "a") == outcome(plain, "a")
@@ -212,7 +212,7 @@ def test_a_draft_model_saves_steps_and_changes_nothing() -> None:
 
 def test_a_draft_model_is_not_asked_where_it_may_not_be() -> None:
     for mode in ("off", "lookup"):
-        ask = {"a": {"max_tokens": 50, "ignore_eos": True, "lane": Lane.BACKGROUND, "speculate": mode}}
+        ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND, "speculate": mode}}
         fast = run(ask, Speculator(Settings("auto"), True, model=draft_model()), Known())
         assert not fast.executor.meters.drafted["draft"].value
 
@@ -229,7 +229,7 @@ def test_answers_are_the_same_with_a_draft_model(asks: list[dict[str, Any]]) -> 
 
 def test_a_failing_draft_model_is_done_without() -> None:
     known = Known()
-    ask = {"a": {"max_tokens": 40, "ignore_eos": True, "lane": Lane.BACKGROUND, "speculate": "draft"}}
+    ask = {"a": {"max_tokens": 40, "ignore_eos": True, "priority": Priority.BACKGROUND, "speculate": "draft"}}
     plain = run(ask, None, known)
     model = draft_model()
     calls, real = [0], model.engine.decode

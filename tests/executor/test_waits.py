@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.executor.rig import Rig
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.executor.waits import predicted_waits_ms
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 
 def waits(rig: Rig) -> dict[str, float]:
@@ -26,10 +26,10 @@ def test_streams_beside_free_sequences_keep_nobody_waiting() -> None:
 
 def test_who_comes_waits_longer_the_more_there_are_before() -> None:
     rig, last = Rig(FakeModel(n_seq_max=1)), -1.0
-    rig.submit("runs", max_tokens=100, lane=Lane.INTERACTIVE)
+    rig.submit("runs", max_tokens=100, priority=Priority.INTERACTIVE)
     rig.tick()
     for i in range(4):
-        rig.submit(f"r{i}", max_tokens=100, lane=Lane.INTERACTIVE)
+        rig.submit(f"r{i}", max_tokens=100, priority=Priority.INTERACTIVE)
         now = waits(rig)["interactive"]
         assert now > last
         last = now
@@ -37,17 +37,17 @@ def test_who_comes_waits_longer_the_more_there_are_before() -> None:
 
 def test_background_work_that_waits_is_not_before_an_interactive_request() -> None:
     rig = Rig(FakeModel(n_seq_max=1))
-    rig.submit("runs", max_tokens=100, lane=Lane.INTERACTIVE)
+    rig.submit("runs", max_tokens=100, priority=Priority.INTERACTIVE)
     rig.tick()
     before = waits(rig)
     for i in range(3):
-        rig.submit(f"r{i}", max_tokens=500, lane=Lane.BACKGROUND)
+        rig.submit(f"r{i}", max_tokens=500, priority=Priority.BACKGROUND)
     after = waits(rig)
     assert after["interactive"] <= before["interactive"] and after["background"] > before["background"]
 
 
 def test_a_long_prompt_that_is_read_counts() -> None:
     rig = Rig(FakeModel(n_seq_max=4))
-    rig.submit("long", "a long prompt, " * 200, max_tokens=5, lane=Lane.INTERACTIVE)
+    rig.submit("long", "a long prompt, " * 200, max_tokens=5, priority=Priority.INTERACTIVE)
     rig.tick()
     assert waits(rig)["interactive"] > 0

@@ -62,10 +62,10 @@ class Load(threading.Thread):
                 "stream": True,
                 "ignore_eos": True,
             }
-            lane = "interactive" if is_chat else "background"
+            priority = "interactive" if is_chat else "background"
             headers = {
                 "authorization": f"Bearer {self._key}",
-                "x-priority": lane,
+                "x-priority": priority,
                 "x-request-id": f"{'chat' if is_chat else 'summary'}-{self._number}{n}",
             }
             with contextlib.suppress(OSError), Raw(self._gateway.port) as raw:

@@ -135,7 +135,7 @@ def test_only_known_keys_are_answered(keyed):
 def test_a_key_is_an_account_with_a_ceiling(keyed):
     daemon, gateway, keys, _ = keyed
     daemon.pull(step_ms=20)
-    lanes = {}
+    priorities = {}
     for name in ("alice", "bob"):
         with Raw(gateway.port) as raw:
             raw.send(
@@ -146,9 +146,9 @@ def test_a_key_is_an_account_with_a_ceiling(keyed):
             )
             raw.until(b"delta")
             (row,) = daemon.ask("sessions")["sessions"]
-            lanes[row["account"]] = row["lane"]
+            priorities[row["account"]] = row["lane"]
         eventually(lambda: n_busy(daemon) == 0)
-    assert lanes == {"alice": "interactive", "bob": "background"}
+    assert priorities == {"alice": "interactive", "bob": "background"}
 
 
 def test_a_key_s_requests_in_flight_are_limited(keyed):
@@ -193,7 +193,7 @@ def test_keys_are_read_again_at_a_hup_and_a_wrong_file_changes_nothing(keyed):
 
 def test_service_tiers_and_the_header_choose_the_lane(gateway, fake, levers):
     levers(step_ms=20)
-    for more, lane in (
+    for more, priority in (
         ({"headers": {"x-priority": "background"}}, "background"),
         ({"service_tier": "flex"}, "background"),
         ({"service_tier": "priority"}, "interactive"),
@@ -204,7 +204,7 @@ def test_service_tiers_and_the_header_choose_the_lane(gateway, fake, levers):
             raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True, **more}, headers)
             raw.until(b"delta")
             (row,) = fake.ask("sessions")["sessions"]
-            assert row["lane"] == lane, more
+            assert row["lane"] == priority, more
         eventually(lambda: n_busy(fake) == 0)
 
 

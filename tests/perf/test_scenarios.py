@@ -172,6 +172,16 @@ def test_rates_measure_a_prompt_one_stream_and_several() -> None:
     assert figures["failed_n"] == 0
 
 
+def test_many_streams_are_measured_beside_few() -> None:
+    scenario = SCENARIOS["rates-16"]
+    by_name = {phase.name: phase for phase in scenario.phases(Sizing())}
+    assert {name: len(phase.asks) for name, phase in by_name.items()} == {"four": 4, "sixteen": 16}
+    assert len(by_name["sixteen"].asks) == scenario.needs(Sizing()).n_seq
+    figures = scenario.measure({name: played(phase, 10) for name, phase in by_name.items()})
+    assert figures["four_steady_tok_s"] == pytest.approx(400, rel=0.05)
+    assert figures["sixteen_steady_tok_s"] == pytest.approx(1600, rel=0.05)
+
+
 def test_every_shape_with_bounds_exists() -> None:
     assert set(RATES) <= set(SHAPES)
     assert {c.figure for c in of_weights("1b-q4_k_m")} <= set(

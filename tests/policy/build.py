@@ -12,7 +12,7 @@ from uma_core.policy.cost import CostModel, Curve
 from uma_core.policy.memory import PolicyMemory, TbtMemory
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -39,25 +39,25 @@ MIXING = CPU._replace(
 )  # its step, and hardly more for eight rows
 
 _WAITING = SessionView(
-    sid=0, seq_id=-1, client=1, lane=Lane.INTERACTIVE, phase=Phase.QUEUED,
+    sid=0, seq_id=-1, client=1, priority=Priority.INTERACTIVE, phase=Phase.QUEUED,
     n_prompt=100, n_past=0, n_cached=0, n_generated=0, n_max=100, n_cells=0, n_chunk=0, chunk_fraction=0.0,
     is_ready=True, is_transferring=False, t_queued_ns=NOW, t_first_ns=0, t_last_ns=0, t_progress_ns=NOW,
     slo_ttft_ns=0, slo_tbt_ns=0, cached_hint=0, restore_ns=0,
 )  # fmt: skip
 
 
-def waiting(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView:
+def waiting(sid: int, priority: Priority = Priority.INTERACTIVE, **more: Any) -> SessionView:
     """A queued session."""
-    view = _WAITING._replace(sid=sid, lane=lane)._replace(**more)
+    view = _WAITING._replace(sid=sid, priority=priority)._replace(**more)
     return view if "t_progress_ns" in more else view._replace(t_progress_ns=view.t_queued_ns)
 
 
-def reading(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView:
+def reading(sid: int, priority: Priority = Priority.INTERACTIVE, **more: Any) -> SessionView:
     """A session in PREFILL; its sequence is its sid unless said otherwise."""
-    return waiting(sid, lane, **{"phase": Phase.PREFILL, "seq_id": sid, "n_cells": 200, **more})
+    return waiting(sid, priority, **{"phase": Phase.PREFILL, "seq_id": sid, "n_cells": 200, **more})
 
 
-def talking(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView:
+def talking(sid: int, priority: Priority = Priority.INTERACTIVE, **more: Any) -> SessionView:
     """A session in DECODE that got its last token one solo step ago."""
     known = {"phase": Phase.DECODE, "seq_id": sid, "n_past": 110, "n_generated": 10, "n_cells": 200}
     times = {
@@ -66,7 +66,7 @@ def talking(sid: int, lane: Lane = Lane.INTERACTIVE, **more: Any) -> SessionView
         "t_last_ns": NOW - 16 * MS,
         "t_progress_ns": NOW - 16 * MS,
     }
-    return waiting(sid, lane, **{**known, **times, **more})
+    return waiting(sid, priority, **{**known, **times, **more})
 
 
 def state_of(

@@ -12,9 +12,9 @@ from uma_core.policy.index import index_of, rows_time
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PlanItem, check_plan, decode_only
 from uma_core.policy.stages import decode_first
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 TONE, TOPIC = (("tone", 1.0),), (("topic", 0.5),)
 APART = FakeModel(n_ctx=65536, n_seq_max=8, kv_bytes_per_cell=131072, weight_bytes=8_500_000_000, is_unified=True,
                   adapters=(("tone", 0.0), ("topic", 0.0)),

@@ -17,9 +17,9 @@ from uma_core.policy.index import index_of
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import PrefillMode, check_plan
 from uma_core.policy.tbt.limits import tbt_limits
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 FOREVER = 2**60
 STAGES = ("decode_first", "prefill_order", "prefill_budget", "latency_guard")
 
@@ -94,8 +94,8 @@ class TestHowMany:
 
 class TestInAPlan:
     def test_a_prompt_is_read_in_the_streams_own_call_and_the_gap_stays_an_everyday_one(self):
-        for lane in Lane:
-            state = together(talking(0), reading(1, lane, n_prompt=1200))
+        for priority in Priority:
+            state = together(talking(0), reading(1, priority, n_prompt=1200))
             plan = run(state)
             item = prefill_item(plan)
             assert item.mode is PrefillMode.MIXED and item.call == plan.items[0].call and not item.want_logits

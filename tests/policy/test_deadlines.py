@@ -10,9 +10,9 @@ from uma_core.policy.deadlines import OVERDUE, SHORT, STEPS, STRETCH, left_to_re
 from uma_core.policy.index import index_of
 from uma_core.policy.pipeline import compose
 from uma_core.policy.tbt.limits import tbt_limits
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 OWN = CPU.prompt_ns(100, 0)
 SOLO = CPU.solo_step_ns(110)
 

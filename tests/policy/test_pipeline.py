@@ -11,11 +11,11 @@ from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.index import index_of, indexed
 from uma_core.policy.pipeline import REGISTRY, StageSpec, compose, explain
 from uma_core.policy.plan import check_plan
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 FULL_HOUSE = (
-    talking(0), talking(1, Lane.BACKGROUND), reading(2), reading(3, Lane.BACKGROUND), waiting(4), waiting(5,
-    Lane.BACKGROUND),
+    talking(0), talking(1, Priority.BACKGROUND), reading(2), reading(3, Priority.BACKGROUND), waiting(4), waiting(5,
+    Priority.BACKGROUND),
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PrefillMode, check_plan
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.limits import tbt_limits
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 ADAPTERS = ((), (), (("tone", 1.0),), (("tone", 0.5), ("topic", 1.0)))
 SLACK_NS = MS // 5  # the least slice of a transfer that is under way
@@ -38,7 +38,7 @@ def views(draw, sid: int, seq_id: int, n_ubatch: int) -> SessionView:
     )
     ages = [draw(st.sampled_from([0, MS, 100 * MS, 2 * S, 20 * S])) for _ in range(3)]
     return waiting(
-        sid, draw(st.sampled_from(Lane)), seq_id=seq_id, phase=phase, n_prompt=n_prompt, n_past=n_past, n_max=n_max,
+        sid, draw(st.sampled_from(Priority)), seq_id=seq_id, phase=phase, n_prompt=n_prompt, n_past=n_past, n_max=n_max,
         client=draw(st.integers(0, 3)), n_generated=5 if phase is Phase.DECODE else 0,
         n_cells=n_prompt + n_max if seq_id >= 0 else 0,
         n_chunk=n_chunk, chunk_fraction=draw(st.floats(0, 0.99)) if n_chunk else 0.0,
@@ -61,8 +61,8 @@ def states(draw) -> SchedulerState:
     n_resident = draw(st.integers(0, n_seq_max))
     sessions = [draw(views(i, seqs[i], n_ubatch)) for i in range(n_resident)]
     sessions += [draw(views(100 + i, -1, n_ubatch)) for i in range(draw(st.integers(0, 6)))]
-    lanes = draw(st.integers(0, 3))
-    if not lanes:
+    n_slots = draw(st.integers(0, 3))
+    if not n_slots:
         sessions = [v._replace(n_chunk=0, chunk_fraction=0.0) for v in sessions]
     is_mixing = draw(st.booleans())
     knobs = SchedulerConfig(
@@ -77,7 +77,7 @@ def states(draw) -> SchedulerState:
         *sessions, cost=MIXING if is_mixing else draw(st.sampled_from([CPU, GPU, guess(DEVICE)])),
         mixed_rows=MIX_ROWS if is_mixing else (), config=knobs,
         free_seqs=tuple(sorted(seqs[n_resident:])),
-        n_seq_max=n_seq_max, n_ubatch=n_ubatch, n_batch=draw(st.sampled_from([16, 2048])), n_prefill_slots=lanes,
+        n_seq_max=n_seq_max, n_ubatch=n_ubatch, n_batch=draw(st.sampled_from([16, 2048])), n_prefill_slots=n_slots,
         is_unified=draw(st.booleans()), can_mix_rows=draw(st.booleans()), one_set_per_call=draw(st.booleans()),
         n_cells_free=draw(st.sampled_from([0, 700, 32768])),
         n_expert=draw(st.sampled_from([0, 8])), n_expert_used=2, expert_bytes=300_000_000,

@@ -10,9 +10,9 @@ from tests.policy.build import CPU, NOW, guarded, reading, sids, state_of, talki
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.pipeline import compose
 from uma_core.policy.repeat import STEADY_NS, STEADY_TICKS
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 SOLO = CPU.solo_step_ns(110)
 POLICY = compose(DEFAULT_STAGES)
 ROOMY = SchedulerConfig(pause_cap=2.5)  # one more row takes a step: it fits a long gap, no everyday one

@@ -17,9 +17,9 @@ from perf.simulator import MS, Job, S, Sim, peer_makespan, percentile
 from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE, FakeCost
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
-from uma_core.types import Lane
+from uma_core.types import Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 
 
 class Device(NamedTuple):
@@ -73,7 +73,7 @@ class TestStorm:
 
     def test_prompts_make_progress_within_the_bound_while_the_chat_streams(self, device, noise):
         _, (chat,), prompts = self.run(device, noise)
-        bound = 64 * 1.25 * max(percentile(chat.gaps, 0.5), 1) * device.model.n_prefill_lanes
+        bound = 64 * 1.25 * max(percentile(chat.gaps, 0.5), 1) * device.model.n_prefill_slots
         for job in prompts:
             seen = [t for t in job.pieces if t < chat.times[-1]]
             assert all(b - a <= bound for a, b in itertools.pairwise(seen))
@@ -147,7 +147,7 @@ def test_an_agent_chain_beside_three_background_decoders(device):
     assert sim.clock.now_ns() <= 1.1 * (background_alone + chain_alone), (
         "they wait for the chain, and lose nothing else"
     )
-    background = [j for j in sim.done if j.lane is BACK]
+    background = [j for j in sim.done if j.priority is BACK]
     assert all(any(loaded[0].t_queued < t < loaded[-1].times[-1] for t in j.times) for j in background), (
         "they are slowed, not stopped"
     )
@@ -155,11 +155,11 @@ def test_an_agent_chain_beside_three_background_decoders(device):
 
 @DEVICES
 @pytest.mark.parametrize(
-    ("stages", "lane", "least"), [(DEFAULT_STAGES, Lane.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)]
+    ("stages", "lane", "least"), [(DEFAULT_STAGES, Priority.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)]
 )
-def test_four_streams_are_as_fast_as_on_the_plain_server(device, stages, lane, least):
+def test_four_streams_are_as_fast_as_on_the_plain_server(device, stages, priority, least):
     sim = Sim(device.cost, device.model, SchedulerConfig(stages=stages))
-    jobs = [sim.submit(Job(128 * device.scale, 96 * device.scale, lane)) for _ in range(4)]
+    jobs = [sim.submit(Job(128 * device.scale, 96 * device.scale, priority)) for _ in range(4)]
     sim.run()
     assert peer_makespan(device.cost, device.model, jobs)[0] >= least * sim.clock.now_ns()
 
@@ -182,7 +182,7 @@ def test_a_crowd_is_served_shortest_first(seed):
     jobs = []
     for _ in range(24):
         n_prompt, n_max = rng.randint(16, 700), rng.randint(4, 48)
-        jobs.append(sim.submit(Job(n_prompt, n_max, Lane(n_prompt > 512))))
+        jobs.append(sim.submit(Job(n_prompt, n_max, Priority(n_prompt > 512))))
     sim.run()
     makespan, ttfts = peer_makespan(CPU.cost, CPU.model, jobs)
     assert len(sim.done) == 24
@@ -203,7 +203,7 @@ def test_clients_share_the_device_whatever_they_ask_for(device):
 
 
 def test_without_resumable_prefill_a_chat_still_streams_and_prompts_still_end():
-    sim = Sim(GPU.cost, FakeModel(n_prefill_lanes=0, kv_bytes_per_cell=131072))
+    sim = Sim(GPU.cost, FakeModel(n_prefill_slots=0, kv_bytes_per_cell=131072))
     chat = sim.submit(Job(32, 300))
     prompts = [sim.submit(Job(600, 1, BACK, 2, at_ns=100 * MS * i)) for i in range(3)]
     sim.run()
@@ -221,7 +221,7 @@ def test_a_hundred_clients_on_sixteen_sequences_all_end():
             Job(
                 rng.randint(1, 900),
                 rng.randint(1, 60),
-                Lane(rng.random() < 0.5),
+                Priority(rng.random() < 0.5),
                 client=i % 7,
                 at_ns=rng.randint(0, 2 * S),
             )

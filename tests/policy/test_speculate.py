@@ -14,9 +14,9 @@ from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PrefillMode, TbtDecision, check_plan
 from uma_core.policy.stages import speculate
 from uma_core.policy.state import SchedulerState
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 POLICY = compose(DEFAULT_STAGES)
 # four rows cost hardly more than one, and each one after them 0.18 of a step
 FLAT = build(
@@ -139,10 +139,10 @@ def most_ns(at: SchedulerState, plan: Plan) -> int:
     by_sid = {v.sid: v for v in at.sessions}
     if guard is None or plan.run_ns or plan.transfer_ns or any(i.phase is not Phase.DECODE for i in plan.items):
         return 0
-    if any(by_sid[i.sid].lane is BACK for i in plan.items):
+    if any(by_sid[i.sid].priority is BACK for i in plan.items):
         return 0
     tokens = min(1.0 + sum(by_sid[i.sid].survival[: i.n_tokens - 1]) for i in plan.items)
-    return min(guard.pause_ns, int(tokens * guard.cap_ns))
+    return min(guard.long_ns, int(tokens * guard.everyday_ns))
 
 
 def test_gaps_stay_within_the_limits() -> None:
@@ -152,10 +152,10 @@ def test_gaps_stay_within_the_limits() -> None:
         for sid in range(rng.randint(1, 5)):
             survival = tuple(0.9 ** (i + 1) for i in range(rng.randrange(8)))
             rates = tuple(0.6 ** (i + 1) for i in range(rng.randrange(5)))
-            lane = BACK if rng.random() < 0.2 else Lane.INTERACTIVE
-            views.append(talking(sid, lane, survival=survival, draft_rates=rates))
+            priority = BACK if rng.random() < 0.2 else Priority.INTERACTIVE
+            views.append(talking(sid, priority, survival=survival, draft_rates=rates))
         if rng.random() < 0.6:
-            views.append(reading(9, rng.choice(list(Lane)), n_prompt=rng.randint(50, 900), n_past=0))
+            views.append(reading(9, rng.choice(list(Priority)), n_prompt=rng.randint(50, 900), n_past=0))
         at = state(
             *views,
             cost=rng.choice((FLAT, CPU)),
@@ -166,7 +166,7 @@ def test_gaps_stay_within_the_limits() -> None:
         plain = POLICY(at._replace(sessions=tuple(v._replace(survival=(), draft_rates=()) for v in at.sessions)))
         if plan.guard is None:
             continue
-        limit = plan.guard.cap_ns if plan.guard.kind in ("nothing", "normal") else 0
+        limit = plan.guard.everyday_ns if plan.guard.kind in ("nothing", "normal") else 0
         assert gap_ns(at, plan) <= max(limit, most_ns(at, plan), gap_ns(at, plain)) + MS // 100
 
 

@@ -14,7 +14,7 @@ from uma_core import trace
 from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.plan import Plan
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 
 def recorded(cost=CPU_SHAPE, **knobs) -> list[trace.Tick]:
@@ -24,7 +24,7 @@ def recorded(cost=CPU_SHAPE, **knobs) -> list[trace.Tick]:
     sim = Sim(cost, config=SchedulerConfig(**knobs), keep_states=True, noise=0.03)
     sim.submit(Job(32, 40))
     for i in range(3):
-        sim.submit(Job(400, 20, Lane.BACKGROUND, 2, at_ns=100 * MS * i))
+        sim.submit(Job(400, 20, Priority.BACKGROUND, 2, at_ns=100 * MS * i))
     sim.run()
     return [
         trace.Tick(state, plan, after[0].reports) for (state, plan), after in zip(sim.log, sim.log[1:], strict=False)
@@ -101,16 +101,16 @@ def test_the_time_line_is_chrome_json_with_ticks_calls_and_sessions():
 def test_the_time_line_explains_each_decision_beside_a_chat():
     """Limits, room, what was learnt and what was needed are in a tick's arguments; a refusal says its numbers."""
     sim = Sim(CPU_SHAPE, keep_states=True, noise=0.03)
-    sim.submit(Job(32, 60, Lane.BACKGROUND, 2))
+    sim.submit(Job(32, 60, Priority.BACKGROUND, 2))
     sim.submit(Job(32, 100, at_ns=400 * MS))
-    sim.submit(Job(900, 1, Lane.BACKGROUND, 2, at_ns=800 * MS))
+    sim.submit(Job(900, 1, Priority.BACKGROUND, 2, at_ns=800 * MS))
     sim.run()
     events = trace.chrome(trace.Tick(state, plan, state.reports) for state, plan in sim.log)["traceEvents"]
     ticks = [e["args"] for e in events if e["name"].startswith("tick ")]
     guards = [args["guard"] for args in ticks if "guard" in args]
     assert len(guards) > 20
     for guard in guards:
-        assert 0 < guard["solo_ms"] < guard["cap_ms"] < guard["pause_ms"]
+        assert 0 < guard["round_ms"] < guard["everyday_ms"] < guard["long_ms"]
         assert {"room_ms", "long_room_ms", "need_ms", "error", "credit"} <= guard.keys()
     held = [args for args in ticks if "guard" in args and args["guard"]["holds_rows"]]
     assert held, "background streams do not fit beside this chat"

@@ -11,7 +11,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol import messages
 from uma_core.protocol.fields import Field, Kind
 from uma_core.protocol.ops import OPS
-from uma_core.types import Lane, Request, SamplingParams, Slo
+from uma_core.types import Priority, Request, SamplingParams, Slo
 
 
 def decode(payload: bytes) -> messages.Message:
@@ -46,7 +46,7 @@ def test_every_field_arrives():
         sampling=SamplingParams(1.0, 2, 0.5, 0.1, 1.1, 8, 9),
         stop=("x",),
         stream=False,
-        lane=Lane.BACKGROUND,
+        priority=Priority.BACKGROUND,
         slo=Slo(1_500_000, 2_000_000),
         cache_prompt=False,
         ignore_eos=True,

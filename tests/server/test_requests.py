@@ -12,7 +12,7 @@ import pytest
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.metrics import catalog as metrics
 from uma_core.session.events import HangUp, Submit
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 
 def test_a_request_streams_and_ends(server, texts):
@@ -149,8 +149,8 @@ def test_configuration_fills_in_what_the_request_leaves_open(serve):
         client.send(id=2, prompt="a", timeout_ms=10, overflow="error")
         client.until_final(1, 2)
     first, second = (c.request for c in server.compute.seen if isinstance(c, Submit))
-    assert (first.lane, first.timeout_ns, first.overflow) == (Lane.BACKGROUND, 1_500_000_000, "shift")
-    assert (second.lane, second.timeout_ns, second.overflow) == (Lane.BACKGROUND, 10_000_000, "error")
+    assert (first.priority, first.timeout_ns, first.overflow) == (Priority.BACKGROUND, 1_500_000_000, "shift")
+    assert (second.priority, second.timeout_ns, second.overflow) == (Priority.BACKGROUND, 10_000_000, "error")
 
 
 # refusals

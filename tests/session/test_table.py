@@ -5,11 +5,11 @@ from __future__ import annotations
 from uma_core.engine.fake.engine import FakeEngine
 from uma_core.session.session import Grant, Session
 from uma_core.session.table import MAX_CLIENTS, SessionTable
-from uma_core.types import Lane, Peer, Request
+from uma_core.types import Peer, Priority, Request
 
 
 def add(table: SessionTable, sid: int, peer: Peer, account: str = "") -> Session:
-    session = Session(sid, 1, Request(str(sid), prompt="x", account=account), [1, 2], Grant(Lane.INTERACTIVE, 4, 0))
+    session = Session(sid, 1, Request(str(sid), prompt="x", account=account), [1, 2], Grant(Priority.INTERACTIVE, 4, 0))
     table.add(session, peer)
     return session
 

@@ -35,7 +35,7 @@ class Finder:
         self.cell_bytes = engine.info.kv_bytes_per_cell
         self._engine = engine
         self.disk_ns_per_byte = 1.0
-        self._has_lanes = can.n_prefill_lanes > 0
+        self._has_prefill_slots = can.n_prefill_slots > 0
         self._holdings = holdings
 
     def in_place(self, holding: Holding, tree: Tree, path: list[Node], n: int) -> int:
@@ -113,8 +113,8 @@ class Finder:
         n_disk = sum(p.end - p.start for p in pieces if p.tier == DISK)
         ns = cost.transfer_ns(n_moved * self.cell_bytes) + int(n_disk * self.cell_bytes * self.disk_ns_per_byte)
         return ns + (
-            cost.transfer_ns(n * self.cell_bytes) if self._has_lanes else 0
-        )  # a lane begins with a copy of its own
+            cost.transfer_ns(n * self.cell_bytes) if self._has_prefill_slots else 0
+        )  # a prefill slot begins with a copy of its own
 
 
 def _can_go_on(piece: Piece) -> bool:

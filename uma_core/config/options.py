@@ -19,14 +19,14 @@ from uma_core.config.schema import Option, option, options_of
 from uma_core.policy.config import SchedulerConfig
 from uma_core.protocol.framing import FRAME_CAP_LIMIT
 from uma_core.suggest import suggest
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEDULER = SchedulerConfig()  # the policy's own defaults: they have no second home here
 _NS_PER_MS = 1_000_000
 _DAYS = 1_000_000_000  # ms, 11 days: their ns are far from the ends of int64
 _MAX_ID = (1 << 32) - 2  # the last uid is "none" to the kernel
-_LANES = ("interactive", "background")
+_PRIORITIES = ("interactive", "background")
 
 
 def ns(ms: float) -> int:
@@ -347,10 +347,10 @@ class LimitOptions:
         cap="limits.max_tokens",
     )
     queue_interactive: int = option(
-        64, "requests waiting in the interactive lane; more are refused with `retry_after_ms`", min=0, max=100_000
+        64, "interactive requests that wait; more are refused with `retry_after_ms`", min=0, max=100_000
     )
     queue_background: int = option(
-        256, "requests waiting in the background lane; more are refused with `retry_after_ms`", min=0, max=100_000
+        256, "background requests that wait; more are refused with `retry_after_ms`", min=0, max=100_000
     )
     max_in_flight: int = option(16, "requests in flight on one connection", min=1, max=100_000)
     request_timeout_ms: float = option(
@@ -462,7 +462,7 @@ class SchedulerOptions:
     )
     auto_lane_tokens: int = option(
         512,
-        "a request without a priority whose prompt is longer starts in the background lane",
+        "a request without a priority whose prompt is longer is background",
         unit="tokens",
         min=0,
         max=1 << 24,
@@ -526,12 +526,12 @@ class AccessOptions:
         max=_MAX_ID,
     )
     lane_ceiling: Mapping[int, str] = option(
-        {}, "the most urgent lane of a user, as uid=lane", of=int, min=0, max=_MAX_ID, choices=_LANES
+        {}, "the most urgent priority of a user, as uid=priority", of=int, min=0, max=_MAX_ID, choices=_PRIORITIES
     )
 
-    def ceiling(self, uid: int) -> Lane:
-        """Return the most urgent lane that this user's requests may take."""
-        return Lane[self.lane_ceiling.get(uid, "interactive").upper()]
+    def ceiling(self, uid: int) -> Priority:
+        """Return the most urgent priority that this user's requests may take."""
+        return Priority[self.lane_ceiling.get(uid, "interactive").upper()]
 
 
 @dataclass(frozen=True)

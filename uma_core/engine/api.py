@@ -6,7 +6,7 @@ or refuse.
 
 KV model: the engine holds `n_seq_max` sequences. A sequence holds positions 0..n-1 (`kv_len`).
 A prompt is read either by `decode` (one call, cannot be interrupted) or, where
-`Capabilities.n_prefill_lanes` > 0, by `prefill_*`: one chunk whose computation can be paused between
+`Capabilities.n_prefill_slots` > 0, by `prefill_*`: one chunk whose computation can be paused between
 pieces of the graph, decode calls running in the pauses. Its KV becomes visible to `decode` by a
 `Transfer` (`handover`). Transfers are the one way in which KV moves, and they are done in slices.
 """
@@ -103,7 +103,7 @@ class PrefillOutcome(NamedTuple):
 class Capabilities:
     """What this engine on this model can do; the policy reads it through DeviceView."""
 
-    n_prefill_lanes: int  # chunks that can be in progress (paused) at once; 0: no resumable prefill
+    n_prefill_slots: int  # chunks that can be in progress (paused) at once; 0: no resumable prefill
     can_rollback: bool  # kv_truncate to any length works (not: SWA, recurrent)
     can_copy_prefix: bool  # copy_prefix works for part of a sequence
     can_slice_transfers: bool  # Transfer.step honours until_ns (else one step does all)
@@ -429,7 +429,7 @@ class Engine(Protocol):
 
     # resumable prefill; a sequence has at most one chunk in progress
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
-        """Begin one chunk (<= n_ubatch tokens) after the sequence's last position. False: all lanes are taken.
+        """Begin one chunk (<= n_ubatch tokens) after the sequence's last position. False: all prefill slots are taken.
 
         `hidden`: the chunk's last hidden states are wanted, of these rows, and no logits; ALL only up to
         `EmbeddingInfo.n_rows` tokens.
@@ -447,7 +447,7 @@ class Engine(Protocol):
         """After DONE with want_logits: the token that follows the chunk."""
 
     def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
-        """(n_vocab,) float32 view, borrowed until the lane computes again."""
+        """(n_vocab,) float32 view, borrowed until the slot computes again."""
 
     def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
         """(rows, n_embd) float32: what `hidden` wanted, after DONE. The caller's own."""
@@ -463,14 +463,14 @@ class Engine(Protocol):
         """After DONE, for each input: (1, n) float32, or with pooling "none" a row for each token. The caller's own."""
 
     def handover(self, seq_id: SeqId) -> Transfer:
-        """Make the computed chunks visible to `decode`. Frees the lane when it is done."""
+        """Make the computed chunks visible to `decode`. Frees the slot when it is done."""
 
     def prefill_close(self, seq_id: SeqId) -> None:
-        """Give up the lane: a chunk in progress and KV that was not handed over are dropped. Idempotent."""
+        """Give up the slot: a chunk in progress and KV that was not handed over are dropped. Idempotent."""
 
     # KV memory
     def kv_len(self, seq_id: SeqId) -> int:
-        """Positions that `decode` sees; a lane's KV counts once it is handed over."""
+        """Positions that `decode` sees; a slot's KV counts once it is handed over."""
 
     def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
         """(pages,) int32: numbers of the pages that hold the first n positions; empty where `kv_page` is 1.

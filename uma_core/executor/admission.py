@@ -1,4 +1,4 @@
-"""Who gets in: limits, lane inference, and the bounded queues. The one place that accepts or refuses a request."""
+"""Who gets in: limits, priority inference, and the bounded queues. The one place that accepts or refuses a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from uma_core.session.events import Accepted, Event, Refused, Submit
 from uma_core.session.session import Grant, Session
 from uma_core.session.table import SessionTable
 from uma_core.suggest import suggest
-from uma_core.types import AdapterSet, Lane, Request, Slo, n_extra
+from uma_core.types import AdapterSet, Priority, Request, Slo, n_extra
 
 RETRY_AFTER_MS_LEAST = 250
 
@@ -33,8 +33,8 @@ class Limits:
     max_sessions: int = 32
     max_tokens: int = 2048
     default_max_tokens: int = 512
-    queue: tuple[int, int] = (64, 64)  # by lane
-    auto_lane_tokens: int = 512  # a request without a priority whose prompt is longer starts in the background lane
+    queue: tuple[int, int] = (64, 64)  # by priority
+    auto_lane_tokens: int = 512  # a request without a priority whose prompt is longer is background
     timeout_ns: int = 0  # of requests that give none; 0: none
     slo_ttft_ns: int = 0  # targets of requests that give none; 0: none
     slo_tbt_ns: int = 0
@@ -73,7 +73,7 @@ class AdmissionControl:
 
     def _another(self, session: Session) -> Session:
         """For one more answer to the same request."""
-        grant = Grant(session.lane, session.n_max, self._clock.now_ns(), session.echo)
+        grant = Grant(session.priority, session.n_max, self._clock.now_ns(), session.echo)
         other = Session(next(self._sids), session.conn_id, session.request, session.prompt, grant)
         for name in (
             "n_cells",
@@ -119,10 +119,10 @@ class AdmissionControl:
         session.adapters = adapters
         session.n_cells = -(-session.n_cells // info.kv_page) * info.kv_page
         is_batch = session.embedding is not None and session.embedding.n_inputs > 1
-        if request.lane is None and (is_batch or session.n_prompt - n_cached(session) > limits.auto_lane_tokens):
-            session.lane = Lane.BACKGROUND
-        if table.n_queued[session.lane] >= limits.queue[session.lane]:
-            raise self._overloaded(session.lane, table)
+        if request.priority is None and (is_batch or session.n_prompt - n_cached(session) > limits.auto_lane_tokens):
+            session.priority = Priority.BACKGROUND
+        if table.n_queued[session.priority] >= limits.queue[session.priority]:
+            raise self._overloaded(session.priority, table)
         self._check_places(command, n_answers, table)
         table.add(session, command.peer)
         return session
@@ -160,8 +160,8 @@ class AdmissionControl:
         if len(tokens) > (n_most if how == overflow.TRUNCATE else n_ctx):
             tokens, ends = overflow.without_middle(tokens, ends, n_most)
         n_max = n_wanted if how == overflow.SHIFT else min(n_wanted, n_ctx - len(tokens) + 1)
-        lane = Lane.INTERACTIVE if request.lane is None else request.lane
-        grant = Grant(lane, n_max, self._clock.now_ns(), command.echo)
+        priority = Priority.INTERACTIVE if request.priority is None else request.priority
+        grant = Grant(priority, n_max, self._clock.now_ns(), command.echo)
         session = Session(next(self._sids), command.conn_id, self._completed(request), tokens, grant)
         session.n_cells = min(session.n_cells, n_ctx)
         session.n_dropped = len(command.tokens) - len(tokens)
@@ -183,13 +183,13 @@ class AdmissionControl:
         if info.embedding is None:
             raise UmaError(ErrorCode.UNSUPPORTED, "this engine makes no vectors")
         embedding = Embedding(request.embed, tokens, command.message_ends, info.embedding)
-        lane = Lane.INTERACTIVE if request.lane is None else request.lane
+        priority = Priority.INTERACTIVE if request.priority is None else request.priority
         session = Session(
             next(self._sids),
             command.conn_id,
             self._completed(request),
             embedding.current,
-            Grant(lane, 1, self._clock.now_ns()),
+            Grant(priority, 1, self._clock.now_ns()),
         )
         session.embedding = embedding
         session.n_given = embedding.n_tokens
@@ -204,12 +204,12 @@ class AdmissionControl:
         slo = Slo(request.slo.ttft_ns or limits.slo_ttft_ns, request.slo.tbt_ns or limits.slo_tbt_ns)
         return dataclasses.replace(request, slo=slo, timeout_ns=request.timeout_ns or limits.timeout_ns)
 
-    def _overloaded(self, lane: Lane, table: SessionTable) -> UmaError:
+    def _overloaded(self, priority: Priority, table: SessionTable) -> UmaError:
         return UmaError(
             ErrorCode.OVERLOADED,
-            f"{table.n_queued[lane]} requests wait in the {lane.name.lower()} lane",
-            lane=lane.name.lower(),
-            queue_position=table.n_queued[lane],
+            f"{table.n_queued[priority]} {priority.name.lower()} requests wait",
+            lane=priority.name.lower(),
+            queue_position=table.n_queued[priority],
             retry_after_ms=self._retry_after_ms(table),
         )
 

@@ -33,7 +33,7 @@ from uma_core.policy.state import CallReport
 from uma_core.session.embedding import Embedding
 from uma_core.session.scoring import Scoring
 from uma_core.session.session import Session
-from uma_core.types import FinishReason, Lane, Phase, TokenId
+from uma_core.types import FinishReason, Phase, Priority, TokenId
 
 N_FULL_MOST = 1000  # ticks that a session waits for cells that were reserved for it, before it fails
 NO_ROWS = np.zeros((0, 0), np.float32)
@@ -313,7 +313,7 @@ class Calls:
         )
         session.chunk_fraction = outcome.fraction
         session.touch()
-        if outcome.n_pieces:  # a lane that only fills must not hide that its prompt starves
+        if outcome.n_pieces:  # a prefill slot that only fills must not hide that its prompt starves
             session.progress(0, now)
         if outcome.status is PrefillStatus.DONE and session.embedding is not None:
             self._end_embedded(session, session.embedding, now)
@@ -323,7 +323,7 @@ class Calls:
             self._output.fail(session, UmaError(ErrorCode.DECODE_FAILED, "reading the prompt failed"), now)
 
     def _open_chunk(self, item: PlanItem, session: Session) -> int:
-        """Tokens of the chunk, or of the whole inputs, that were begun; 0: all lanes are taken.
+        """Tokens of the chunk, or of the whole inputs, that were begun; 0: all prefill slots are taken.
 
         Of inputs no more is read than to their ends.
         """
@@ -418,7 +418,7 @@ class Calls:
         session.touch()
         if session.can_decode:
             session.become(Phase.DECODE)
-        is_late = session.bans is not None or (session.lane is Lane.INTERACTIVE and session.n_max > 1)
+        is_late = session.bans is not None or (session.priority is Priority.INTERACTIVE and session.n_max > 1)
         if is_first and is_late:  # a token that may be taken back has to wait for its prompt's KV
             session.first_token = token
         elif is_first:

@@ -43,7 +43,7 @@ from uma_core.speculation.model import DraftModel
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
 from uma_core.trace import Sink
-from uma_core.types import FinishReason, Lane, Phase
+from uma_core.types import FinishReason, Phase, Priority
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Executor:
         if len(sessions) > 1:
             self._groups_waiting.append(Group(sessions))
         self.queue_positions.accepted(first)
-        self.meters.accepted[first.lane].add()
+        self.meters.accepted[first.priority].add()
         self.meters.prompt_tokens.add(first.n_prompt)
         for session in sessions:
             for recorder in self.recorders:
@@ -343,7 +343,7 @@ class Executor:
         for admission in plan.admit:
             session = self.table.get(admission.sid)
             self.table.admit(session, admission.seq_id, now)
-            self.meters.queue_wait[session.lane].observe(now - session.t_queued_ns)
+            self.meters.queue_wait[session.priority].observe(now - session.t_queued_ns)
 
     def _resolve(
         self, plan: Plan
@@ -475,7 +475,7 @@ class Executor:
         if "latency_guard" not in self.config.stages:
             return "off"
         guard = self.last_plan.guard
-        if guard is None or not any(s.phase is Phase.DECODE and s.lane is Lane.INTERACTIVE for s in self.table):
+        if guard is None or not any(s.phase is Phase.DECODE and s.priority is Priority.INTERACTIVE for s in self.table):
             return "idle"
         return "active" if guard.holds_prompt or guard.holds_rows else "open"
 
@@ -497,7 +497,7 @@ def device_view(engine: Engine) -> DeviceView:
         n_seq_max=info.n_seq_max,
         n_ctx=info.n_ctx,
         n_ctx_seq=info.n_ctx_seq,
-        n_prefill_slots=can.n_prefill_lanes,
+        n_prefill_slots=can.n_prefill_slots,
         is_unified=info.is_unified,
         kv_bytes_per_cell=info.kv_bytes_per_cell,
         weight_bytes=info.weight_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uma_core.metrics import catalog as m
 from uma_core.policy.plan import Plan
 from uma_core.session.session import Session
-from uma_core.types import FinishReason, Lane
+from uma_core.types import FinishReason, Priority
 
 OVERHEAD_NS = 350_000.0  # of the host between two decode calls, until it is measured
 # part by which the typical overhead follows each one that is seen: a median, which stalls do not move
@@ -15,7 +15,7 @@ FIRST_SECONDS_NS = 3_000_000_000  # "worst pause" is judged over a stream's firs
 
 class Meters:
     def __init__(self, registry: m.Registry) -> None:
-        lanes = {lane: lane.name.lower() for lane in Lane}
+        names = {priority: priority.name.lower() for priority in Priority}
         self.tokens = registry.counter(m.TOKENS_GENERATED)
         self.prefill_tokens = registry.counter(m.PREFILL_TOKENS)
         self.prompt_tokens = registry.counter(m.PROMPT_TOKENS)
@@ -41,12 +41,12 @@ class Meters:
         self.sampling = registry.gauge(m.SAMPLING_LAST)
         self.to_chunk = registry.gauge(m.LOGITS_TO_CHUNK)
         self.prediction = registry.histogram(m.PREDICTION_ERROR)
-        self.accepted = {lane: registry.counter(m.REQUESTS_ACCEPTED, lane=name) for lane, name in lanes.items()}
+        self.accepted = {priority: registry.counter(m.REQUESTS_ACCEPTED, lane=name) for priority, name in names.items()}
         self.ended = {reason: registry.counter(m.REQUESTS, reason=reason.value) for reason in FinishReason}
-        self.queue_wait = {lane: registry.histogram(m.QUEUE_WAIT, lane=name) for lane, name in lanes.items()}
-        self.ttft = {lane: registry.histogram(m.TTFT, lane=name) for lane, name in lanes.items()}
-        self.ttf5 = {lane: registry.histogram(m.TTF5, lane=name) for lane, name in lanes.items()}
-        self.inter_token = {lane: registry.histogram(m.INTER_TOKEN, lane=name) for lane, name in lanes.items()}
+        self.queue_wait = {priority: registry.histogram(m.QUEUE_WAIT, lane=name) for priority, name in names.items()}
+        self.ttft = {each: registry.histogram(m.TTFT, lane=name) for each, name in names.items()}
+        self.ttf5 = {each: registry.histogram(m.TTF5, lane=name) for each, name in names.items()}
+        self.inter_token = {priority: registry.histogram(m.INTER_TOKEN, lane=name) for priority, name in names.items()}
         self.step = registry.histogram(m.CONSTRAINT_STEP)
         self.steps_ns: list[int] = []  # of constrained tokens, not booked yet
         self.taken_back = registry.counter(m.TOKENS_TAKEN_BACK)
@@ -57,11 +57,11 @@ class Meters:
         self.tbt_limit_ns = 0
         self.overhead_ns = OVERHEAD_NS  # typical time from a decode call's return to the next one
         self._n_overheads = 0
-        self.worst_pause = {lane: registry.histogram(m.WORST_PAUSE, lane=name) for lane, name in lanes.items()}
+        self.worst_pause = {priority: registry.histogram(m.WORST_PAUSE, lane=name) for priority, name in names.items()}
         self.slo = {
-            (kind, lane): registry.counter(m.SLO_VIOLATIONS, kind=kind, lane=name)
+            (kind, priority): registry.counter(m.SLO_VIOLATIONS, kind=kind, lane=name)
             for kind in ("ttft", "tbt")
-            for lane, name in lanes.items()
+            for priority, name in names.items()
         }
         self.preemptions = registry.counter(m.PREEMPTIONS)
         self.violations = registry.counter(m.PLAN_VIOLATIONS)
@@ -124,14 +124,14 @@ class Meters:
         if last_ns:
             self._gaps.append((session, now_ns - last_ns, self.tbt_limit_ns))
             if len(session.generated) == 5:
-                self.ttf5[session.lane].observe(now_ns - session.t_received_ns)
+                self.ttf5[session.priority].observe(now_ns - session.t_received_ns)
         else:
-            lane = session.lane
+            priority = session.priority
             self.tokens.add()
             ttft = now_ns - session.t_received_ns
-            self.ttft[lane].observe(ttft)
+            self.ttft[priority].observe(ttft)
             if 0 < session.request.slo.ttft_ns < ttft:
-                self.slo["ttft", lane].add()
+                self.slo["ttft", priority].add()
 
     def settle(self) -> None:
         """Book the gaps between tokens."""
@@ -141,12 +141,12 @@ class Meters:
             self.step.observe(ns)
         self.tokens.add(len(gaps))
         for session, gap, limit in gaps:
-            lane, target = session.lane, session.request.slo.tbt_ns
-            self.inter_token[lane].observe(gap)
-            if limit and lane is Lane.INTERACTIVE:
+            priority, target = session.priority, session.request.slo.tbt_ns
+            self.inter_token[priority].observe(gap)
+            if limit and priority is Priority.INTERACTIVE:
                 self.stretch.observe(gap / (target or limit))
             if 0 < target < gap:
-                self.slo["tbt", lane].add()
+                self.slo["tbt", priority].add()
 
     def on_end(self, session: Session, reason: FinishReason) -> None:
         self.settle()
@@ -158,4 +158,4 @@ class Meters:
             if elapsed > FIRST_SECONDS_NS:
                 break
         if worst:
-            self.worst_pause[session.lane].observe(worst)
+            self.worst_pause[session.priority].observe(worst)

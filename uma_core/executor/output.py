@@ -222,7 +222,7 @@ class Output:
         error: UmaError | None = None,
         stop: dict[str, Any] | None = None,
     ) -> None:
-        """The session's one final event; its sequence, cells, lane and sampler are free afterwards."""
+        """The session's one final event; its sequence, cells, prefill slot and sampler are free afterwards."""
         if session.phase is Phase.DONE:
             return
         if session.echo and reason in GOOD_ENDS:

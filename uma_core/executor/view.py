@@ -14,7 +14,7 @@ from uma_core.executor.queue_positions import Standing
 from uma_core.executor.residency import residency
 from uma_core.policy.pipeline import guard_words
 from uma_core.session.session import Session
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 PREDICTION_HEADS = (
     "unused: llama.h of the pinned llama.cpp loads them, and does not give the hidden states that they read"
@@ -27,7 +27,7 @@ class ExecutorView(NamedTuple):
     at_ns: int
     engine: dict[str, Any]
     model: dict[str, Any]
-    lanes: dict[str, dict[str, Any]]
+    priorities: dict[str, dict[str, Any]]
     phases: dict[str, int]
     clients: list[dict[str, Any]]
     kv: dict[str, int]
@@ -53,7 +53,7 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
             "kv_mode": "unified" if info.is_unified else "stream",
             "kv_type": info.kv_type,
             "threads": info.n_threads,
-            "prefill_lanes": info.capabilities.n_prefill_lanes,
+            "prefill_lanes": info.capabilities.n_prefill_slots,
             "kernels": info.kernels,
             "deterministic": info.is_deterministic,
             "weights_from": info.weights_from,
@@ -66,7 +66,7 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
             "notes": list(info.notes),
         },
         model={"name": info.model_name, "path": info.model_path, "fingerprint": info.fingerprint, "arch": info.arch},
-        lanes={lane.name.lower(): _lane(sessions, lane, now_ns) for lane in Lane},
+        priorities={priority.name.lower(): _by_priority(sessions, priority, now_ns) for priority in Priority},
         phases={
             phase.name.lower(): sum(s.phase is phase for s in sessions) for phase in Phase if phase is not Phase.DONE
         },
@@ -89,8 +89,8 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
     )
 
 
-def _lane(sessions: list[Session], lane: Lane, now_ns: int) -> dict[str, Any]:
-    mine = [s for s in sessions if s.lane is lane]
+def _by_priority(sessions: list[Session], priority: Priority, now_ns: int) -> dict[str, Any]:
+    mine = [s for s in sessions if s.priority is priority]
     waits = [now_ns - s.t_queued_ns for s in mine if s.phase is Phase.QUEUED]
     return {
         "queued": len(waits),
@@ -178,7 +178,7 @@ def _row(s: Session, standing: Standing | None, ids: dict[int, str], now_ns: int
         "uid": s.uid,
         "pid": s.pid,
         "account": s.request.account,
-        "lane": s.lane.name.lower(),
+        "lane": s.priority.name.lower(),
         "phase": s.phase.name.lower(),
         "sequence": s.seq_id if s.seq_id >= 0 else None,
         "type": s.request.embed.op if s.request.embed is not None else "generate",

@@ -8,11 +8,11 @@ from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.queue_positions import expected_waits
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 
 def predicted_waits_ms(executor: Executor, now_ns: int) -> dict[str, float]:
-    """By lane. On the compute thread.
+    """By priority. On the compute thread.
 
     A newcomer waits for a sequence, and for the prompts that are read before its own: the longer of the two.
     """
@@ -22,12 +22,12 @@ def predicted_waits_ms(executor: Executor, now_ns: int) -> dict[str, float]:
     running = [view for view in state.sessions if view.seq_id >= 0]
     waiting = [view for view in state.sessions if view.seq_id < 0]
     waits = {}
-    for lane in Lane:
-        before = [view for view in waiting if view.lane <= lane]
-        reading = [view for view in running if view.phase is Phase.PREFILL and view.lane <= lane]
+    for priority in Priority:
+        before = [view for view in waiting if view.priority <= priority]
+        reading = [view for view in running if view.phase is Phase.PREFILL and view.priority <= priority]
         prompts_ns = sum(_unread_ns(state, view) for view in (*before, *reading))
         seq_ns = expected_waits(state, running, before, table.mean_answer)[-1][0]
-        waits[lane.name.lower()] = round(max(seq_ns, prompts_ns) / 1e6, 3)
+        waits[priority.name.lower()] = round(max(seq_ns, prompts_ns) / 1e6, 3)
     return waits
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from uma_core.errors import ErrorCode
 from uma_core.metrics.core import Counter, Distribution, Gauge, Histogram, Kind, Metric, Registry, Snapshot, log_buckets
-from uma_core.types import FinishReason, Lane, Phase
+from uma_core.types import FinishReason, Phase, Priority
 
 __all__ = ["METRICS", "Counter", "Distribution", "Gauge", "Histogram", "Metric", "Registry", "Snapshot", "new_registry"]
 
@@ -22,7 +22,7 @@ _RATIO = log_buckets(0.001, 10)
 _ROWS = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 _EXPORT_EVERY = 4  # 6 bounds a decade are enough outside
 
-_LANE = {"lane": tuple(lane.name.lower() for lane in Lane)}
+_LANE = {"lane": tuple(priority.name.lower() for priority in Priority)}
 _SLO = {"kind": ("ttft", "tbt"), **_LANE}
 _TIER = {"tier": ("resident", "ram", "disk")}
 _REMOVAL = {"cause": ("room", "cleared", "damaged", "redundant", "unfinished", "unusable")}
@@ -50,7 +50,7 @@ def _times(
 
 
 # requests and clients
-REQUESTS_ACCEPTED = _counter("requests_accepted_total", "requests that entered a lane's queue", labels=_LANE)
+REQUESTS_ACCEPTED = _counter("requests_accepted_total", "requests that entered a queue", labels=_LANE)
 REQUESTS = _counter(
     "requests_total", "requests that ended, by reason", labels={"reason": tuple(r.value for r in FinishReason)}
 )

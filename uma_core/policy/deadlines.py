@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from uma_core.policy.index import IndexedState, SessionIndex
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 if TYPE_CHECKING:
     from uma_core.policy.state import SchedulerState, SessionView
@@ -47,7 +47,7 @@ def left_to_read_ns(state: SchedulerState, view: SessionView) -> int:
 
 def is_first_awaited(view: SessionView) -> bool:
     """Somebody reads along, and has seen nothing yet."""
-    return view.lane is Lane.INTERACTIVE and not view.t_first_ns
+    return view.priority is Priority.INTERACTIVE and not view.t_first_ns
 
 
 def next_limit_ns(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState, SessionView, by_adapters
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 
 class SessionIndex(NamedTuple):
@@ -67,7 +67,7 @@ def _sorted(state: SchedulerState) -> SessionIndex:
     held: list[SessionView] = []
     clients = set()
     n_slots = n_slots_background = n_prompts_background = 0
-    queued, parked, low = Phase.QUEUED, Phase.PARKED, Lane.BACKGROUND
+    queued, parked, low = Phase.QUEUED, Phase.PARKED, Priority.BACKGROUND
     for s in state.sessions:
         phase = s.phase
         clients.add(s.client)
@@ -75,7 +75,7 @@ def _sorted(state: SchedulerState) -> SessionIndex:
             if s.is_ready:
                 waiting.append(s)
             continue
-        is_low = s.lane is low
+        is_low = s.priority is low
         if s.is_transferring:
             moving.append(s)
         elif s.t_held_ns:

@@ -1,6 +1,6 @@
 """Who goes first: one ordering for admission and for prompts; turns; starvation.
 
-Order: lane, then clients that have had less than their share, then (of those who wait) clients that hold fewer
+Order: priority, then clients that have had less than their share, then (of those who wait) clients that hold fewer
 sequences, then least remaining work, with aging. A client that asks one thing after the other has no account while it
 asks nothing, so its virtual time tells nothing: by what it holds it comes before another client's whole queue.
 Aging makes two promises. A background session that saw no progress for `aging_ns` ranks as interactive.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from uma_core.policy.index import index_of
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 AGE_RATE = 0.1  # of the time waited: nobody is overtaken by who arrives ten times its own prefill time later
 FAIR_QUANTUM_NS = 500_000_000  # clients that were charged less than this apart are equal, and the least work goes first
@@ -37,10 +37,10 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
     def key(v: SessionView) -> tuple[int, int, int, float, int]:
         idle = now - v.t_progress_ns
         n_held = held.get(v.client, 0) if v.seq_id < 0 and idle <= aging else 0
-        lane = Lane.INTERACTIVE if idle > aging else v.lane
+        priority = Priority.INTERACTIVE if idle > aging else v.priority
         n_left = v.n_prompt - max(v.n_past, v.cached_hint)
         work = (n_left - v.chunk_fraction * v.n_chunk) * token_ns if n_left > 0 else 0.0
-        return lane, share_of(v), n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
+        return priority, share_of(v), n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
 
     return key
 

@@ -100,6 +100,10 @@ def compose(names: Iterable[str], extra: dict[str, StageSpec] | None = None) -> 
     return Pipeline(listed, tuple(known[name] for name in listed))
 
 
+# names of 0.x that programs may read; they go with the next release
+DEPRECATED = {"solo_ms": "round_ms", "cap_ms": "everyday_ms", "pause_ms": "long_ms"}
+
+
 def explain(plan: Plan) -> dict[str, object]:
     """The plan in words and numbers, for `status` and traces."""
     calls: dict[int, int] = {}
@@ -134,6 +138,7 @@ def explain(plan: Plan) -> dict[str, object]:
 def guard_words(guard: TbtDecision) -> dict[str, object]:
     """What the latency guard went by, in ms."""
     fields = guard._asdict().items()
-    return {
+    words: dict[str, object] = {
         name.replace("_ns", "_ms"): round(value / 1e6, 4) if name.endswith("_ns") else value for name, value in fields
     }
+    return words | {old: words[name] for old, name in DEPRECATED.items()}

@@ -46,9 +46,9 @@ class TbtDecision(NamedTuple):
     holds_prompt: bool  # the prompt that was chosen for this tick got nothing; others do not count
     holds_rows: bool  # background streams could have been served, and some were not
     kind: str  # why the gap holds more than the streams' own rows: nothing, normal, long, urgent, forced
-    solo_ns: int  # predicted decode round of all interactive streams; not the solo step, which is of one stream
-    cap_ns: int  # everyday limit
-    pause_ns: int  # long limit
+    round_ns: int  # predicted decode round of all interactive streams
+    everyday_ns: int  # everyday limit
+    long_ns: int  # long limit
     room_ns: int  # time for other work in an everyday gap
     long_room_ns: int  # ... and in a long one
     need_ns: int  # shortest piece, chunk or row that was looked at; 0: nothing was

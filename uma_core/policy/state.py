@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.memory import PolicyMemory
-from uma_core.types import AdapterSet, Lane, Phase
+from uma_core.types import AdapterSet, Phase, Priority
 
 if TYPE_CHECKING:
     from uma_core.policy.cost.model import CostModel
@@ -20,7 +20,7 @@ class SessionView(NamedTuple):
     sid: int  # session number, unique for the life of the daemon
     seq_id: int  # KV sequence; -1 without one
     client: int  # fairness account
-    lane: Lane  # priority class
+    priority: Priority
     phase: Phase
     n_prompt: int  # prompt tokens
     n_past: int  # prompt and generated tokens whose KV is computed

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from uma_core.protocol.fields import Field, Kind
-from uma_core.types import Embed, Lane, Request
+from uma_core.types import Embed, Priority, Request
 
 N_INPUTS_MOST = 4096  # of one request
 
@@ -20,7 +20,7 @@ _COMMON = (
     Field(
         "priority",
         Kind.STRING,
-        "lane; absent: interactive for one short input, else background",
+        "absent: interactive for one short input, else background",
         None,
         choices=("interactive", "background"),
     ),
@@ -111,7 +111,7 @@ def to_embed_request(op: str, id: str, args: dict[str, Any]) -> Request:
         id=id,
         embed=embed,
         stream=False,
-        lane=Lane[args["priority"].upper()] if args["priority"] else None,
+        priority=Priority[args["priority"].upper()] if args["priority"] else None,
         cache_prompt=False,
         timeout_ns=math.ceil(args["timeout_ms"] * 1_000_000),
         model=args["model"] or "",

@@ -19,7 +19,7 @@ from uma_core.protocol.lines import to_text
 from uma_core.protocol.markdown import events_markdown, ops_markdown
 from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, TYPE_FIELD, Op
 from uma_core.protocol.sampling import to_params
-from uma_core.types import AdapterSet, Infill, Lane, Reasoning, Request, Slo
+from uma_core.types import AdapterSet, Infill, Priority, Reasoning, Request, Slo
 
 __all__ = [
     "OPS",
@@ -235,7 +235,7 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         stop=args["stop"] or (),
         banned_strings=args["banned_strings"] or (),
         stream=args["stream"],
-        lane=Lane[args["priority"].upper()] if args["priority"] else None,
+        priority=Priority[args["priority"].upper()] if args["priority"] else None,
         slo=Slo(_to_ns(slo.get("target_ttft_ms")), _to_ns(slo.get("target_tbt_ms"))),
         cache_prompt=args["cache_prompt"],
         ignore_eos=args["ignore_eos"],

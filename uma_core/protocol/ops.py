@@ -131,7 +131,7 @@ _GENERATE = (
         False,
     ),
     Field("stream", Kind.BOOLEAN, "false: no token events, the text is in `eos`", _REQUEST.stream),
-    Field("priority", Kind.STRING, "lane; absent: inferred", None, choices=("interactive", "background")),
+    Field("priority", Kind.STRING, "absent: inferred", None, choices=("interactive", "background")),
     Field("slo", Kind.OBJECT, "latency targets", None, fields=_SLO),
     Field("cache_prompt", Kind.BOOLEAN, "let later requests reuse this prompt's KV", _REQUEST.cache_prompt),
     Field("ignore_eos", Kind.BOOLEAN, "generate past the end-of-generation token", _REQUEST.ignore_eos),
@@ -317,9 +317,11 @@ _OPS = (
             Field("added", Kind.LIST, "hashes of cached pages"),
             Field("removed", Kind.LIST, "hashes of pages that went"),
             Field(
-                "wait_ms", Kind.OBJECT, "by lane: how long a request that came now would wait until its prompt is read"
+                "wait_ms",
+                Kind.OBJECT,
+                "by priority: wait of a request that came now, until its prompt is read",
             ),
-            Field("queued", Kind.OBJECT, "by lane: requests that wait"),
+            Field("queued", Kind.OBJECT, "by priority: requests that wait"),
             Field("active", Kind.INTEGER, "requests that are read or answered"),
             Field("free_pages", Kind.INTEGER, "pages of KV that nobody reserved"),
             Field("total_pages", Kind.INTEGER, "pages of KV in all"),

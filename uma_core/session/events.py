@@ -61,7 +61,7 @@ Command = Submit | Cancel | HangUp | Hold | Call
 
 
 class Accepted(NamedTuple):
-    """The request is queued. `position` is its place in its lane (0: runs next)."""
+    """The request is queued. `position` is its place among those of its priority (0: runs next)."""
 
     conn_id: int
     request_id: str

@@ -22,7 +22,7 @@ from uma_core.session.embedding import Embedding
 from uma_core.session.reasoning import Thinking
 from uma_core.session.scoring import Scoring
 from uma_core.session.text import TextStream
-from uma_core.types import AdapterSet, FinishReason, Lane, Phase, Request, TokenId, TokenLogprob
+from uma_core.types import AdapterSet, FinishReason, Phase, Priority, Request, TokenId, TokenLogprob
 
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.QUEUED: frozenset({Phase.PREFILL, Phase.DONE}),
@@ -36,7 +36,7 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 class Grant(NamedTuple):
     """What acceptance decided about a request."""
 
-    lane: Lane
+    priority: Priority
     n_max: int  # most tokens to generate
     now_ns: int
     echo: str = ""
@@ -67,7 +67,7 @@ class Matcher(Protocol):
 ATTRIBUTES = (
     "_view adapters answer asks_model bans cache_version cached_hint cached_own cached_seq chunk_fraction client "
     "conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given group "
-    "id index is_forced is_plain is_shifting is_silent is_waiting lane logprob_sum logprobs looks_up matcher "
+    "id index is_forced is_plain is_shifting is_silent is_waiting priority logprob_sum logprobs looks_up matcher "
     "message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped n_folded n_full n_given n_head "
     "n_max n_paced n_past n_prompt n_rest n_seen n_unverified pace parked parts phase pid preserved_tokens prompt "
     "reason request restore_ns sampler scoring seed seq_id sid speculates stop_tokens t_admitted_ns t_back_ns "
@@ -101,7 +101,7 @@ class Session:
         self.first_sid = sid  # of those that share a prompt
         self.uid = self.pid = -1
         self.adapters: AdapterSet = ()  # LoRA adapters that it is computed with
-        self.lane = grant.lane
+        self.priority = grant.priority
         self.client = -1
         self.phase = Phase.QUEUED
         self.seq_id = -1
@@ -324,7 +324,7 @@ class Session:
                 sid=self.sid,
                 seq_id=self.seq_id,
                 client=self.client,
-                lane=self.lane,
+                priority=self.priority,
                 phase=self.phase,
                 n_prompt=self.n_prompt if self.embedding is None else self.n_prompt + self.embedding.n_later,
                 n_past=self.n_past,

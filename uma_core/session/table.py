@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uma_core.engine.api import EngineInfo
 from uma_core.policy.state import SessionView
 from uma_core.session.session import Session
-from uma_core.types import Lane, Peer, Phase
+from uma_core.types import Peer, Phase, Priority
 
 Key = tuple[int, str]  # (conn_id, request id)
 MAX_CLIENTS = 256  # fairness accounts kept by name; past that, those without requests are forgotten
@@ -45,7 +45,7 @@ class SessionTable:
         self._by_key: dict[Key, list[Session]] = {}
         self._clients: dict[Account, int] = {}
         self._n_clients = 0  # ever: numbers are not used twice
-        self.n_queued = dict.fromkeys(Lane, 0)
+        self.n_queued = dict.fromkeys(Priority, 0)
         self.mean_answer = 0.0  # tokens of an answer, recent ones counting more; 0: none has ended yet
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class SessionTable:
         session.client = self._client(account_of(peer, session.request.account))
         self._by_sid[session.sid] = session
         self._by_key.setdefault((session.conn_id, session.id), []).append(session)
-        self.n_queued[session.lane] += 1
+        self.n_queued[session.priority] += 1
 
     def n_held(self, peer: Peer, name: str) -> int:
         """Requests, of all states, that this account has here."""
@@ -93,7 +93,7 @@ class SessionTable:
         self.free_seqs.remove(seq_id)
         self.n_cells_reserved += session.n_cells
         if session.phase is Phase.QUEUED:
-            self.n_queued[session.lane] -= 1
+            self.n_queued[session.priority] -= 1
         session.seq_id = seq_id
         session.t_admitted_ns = session.t_admitted_ns or now_ns
         session.t_progress_ns = now_ns
@@ -125,7 +125,7 @@ class SessionTable:
         self.n_changes += 1
         assert session.seq_id < 0
         if session.phase is Phase.QUEUED:
-            self.n_queued[session.lane] -= 1
+            self.n_queued[session.priority] -= 1
         if session.generated:
             n = len(session.generated)
             self.mean_answer += EWMA * (n - self.mean_answer) if self.mean_answer else n
@@ -137,12 +137,12 @@ class SessionTable:
             del self._by_key[session.conn_id, session.id]
 
     def position(self, session: Session) -> int:
-        """How many of its lane are queued before it."""
+        """How many of its priority are queued before it."""
         ahead = 0
         for other in self._by_sid.values():
             if other is session:
                 break
-            ahead += other.phase is Phase.QUEUED and other.lane is session.lane
+            ahead += other.phase is Phase.QUEUED and other.priority is session.priority
         return ahead
 
     def views(self) -> tuple[SessionView, ...]:

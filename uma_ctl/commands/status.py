@@ -33,7 +33,7 @@ WAIT_STATES = ("ready", "degraded", "draining", "stopped")
     "--timeout", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS", help="With --wait."
 )
 def command(target: Target, verbose: bool, watch: bool, interval: float, wanted: str | None, timeout: float) -> int:
-    """Show state, model, lanes, latency, KV and memory.
+    """Show state, model, queues, latency, KV and memory.
 
     The exit code is 0 when the daemon is ready, 2 when it is in any other state, 1 when it cannot be reached. With
     --wait it is 0 when the state was reached in time.

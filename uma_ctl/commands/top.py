@@ -33,7 +33,7 @@ from uma_ctl.options import Target, with_target
     help="Between two screens.",
 )
 def command(target: Target, interval: float) -> None:
-    """Watch streams, lanes, tick time, KV and the guard; cancel a request or drain.
+    """Watch streams, queues, tick time, KV and the guard; cancel a request or drain.
 
     Keys: up and down select a request, c cancels it, d twice drains (or ends a drain), q quits.
     """

@@ -20,7 +20,7 @@ from uma_gateway.embedding import options_of as vector_options
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, integer, most_tokens, sampling_fields, table, text
-from uma_gateway.generate import Plan, begin, ended, final, lane_fields, note_end, relay
+from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser, Plain, ToolCall, whole
 from uma_gateway.prompting import Chat, Prompt, render
@@ -182,7 +182,7 @@ async def _answer(
         fields = {
             **sampling_fields(options, model, answers),
             **prompt.fields,
-            **lane_fields(exchange, body),
+            **priority_fields(exchange, body),
             "max_tokens": most_tokens(options, ("num_predict",), model, answers),
             "stream": is_stream,
             "model": model.fingerprint,

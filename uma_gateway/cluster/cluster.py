@@ -170,7 +170,7 @@ class Cluster:
         return sorted(drawn, key=lambda unit: self.router.n_requests(unit.name))[:n]
 
     def position(self, ask: Ask) -> int | None:
-        """How many requests of its lane go before it, as of a moment ago; None: it does not wait, or is not counted
+        """How many requests of its priority go before it, as of a moment ago; None: it does not wait, or is not counted
         yet.
         """
         t_until, places = self._positions.get(ask.group, (0.0, {}))

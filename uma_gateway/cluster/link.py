@@ -20,7 +20,7 @@ import orjson
 
 from uma_core.errors import BY_CODE, ErrorCode
 from uma_gateway.cluster.cluster import Cluster, attempt_id, group_of
-from uma_gateway.cluster.router import INFINITE, LANES, PAGE, Ask, Choice
+from uma_gateway.cluster.router import INFINITE, PAGE, PRIORITIES, Ask, Choice
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.inbox import Inbox
@@ -162,12 +162,12 @@ class RoutedLink:
         units = await self._available()
         pages, n_tokens = await self._hashes(fields, units)
         fingerprint = fields.get("model") or self._cluster.fingerprint(self._model)
-        lane = LANES.index(fields["priority"]) if fields.get("priority") else 0
+        priority = PRIORITIES.index(fields["priority"]) if fields.get("priority") else 0
         group = group_of(self._model, fingerprint)
         return Ask(
             self._id,
             str(fields.get("account", "")),
-            lane,
+            priority,
             group,
             pages,
             n_tokens,

@@ -6,8 +6,8 @@ Load is the time that the request would wait there, in ms, as the daemon predict
 a request goes where its beginning is cached until waiting there costs more than reading it anew elsewhere; then another
 daemon reads it, has it from then on, and the load of a popular beginning spreads over as many daemons as it needs.
 
-What finds no daemon with room waits here, one queue per lane, the account that was served least first: an account with
-a thousand requests fills no daemon's queue, and another one's next request waits for one place, not for a thousand.
+What finds no daemon with room waits here, one queue per priority, the account that was served least first: an account
+with a thousand requests fills no daemon's queue, and the next request of another one waits for one place.
 
 Rules: pure. No I/O, clock or randomness; `now_ns` is given, draws are of a counter. Everything that is known comes from
 digests and from what was routed: a router that starts anew is right again after one digest of each daemon.
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-LANES = ("interactive", "background")
+PRIORITIES = ("interactive", "background")
 NS_PER_MS = 1_000_000
 EWMA = 0.1
 OCCUPANCY = 0.05  # of a prompt: what a full daemon counts beside an empty one where neither makes a request wait
@@ -47,7 +47,7 @@ class Knobs:
     slack: float = 1.0
     # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
     warm_slack: float = 4.0
-    max_queued: int = 1024  # requests of one lane that wait here; more are refused
+    max_queued: int = 1024  # requests of one priority that wait here; more are refused
     # requests wait so long for a daemon to come back when none takes any; then they are refused
     closed_ns: int = 60_000_000_000
 
@@ -57,7 +57,7 @@ class Ask(NamedTuple):
 
     id: str
     account: str
-    lane: int  # index into LANES
+    priority: int  # index into PRIORITIES
     group: str  # of daemons that can answer it: the same model and template
     pages: tuple[int, ...]  # hashes of its prompt, one a page (`prefix_hashes`)
     n_tokens: int  # of its prompt
@@ -97,10 +97,10 @@ class _Node:
     is_open: bool = False
     is_lost: bool = False  # it says nothing
     heard_ns: int = 0  # when its last digest was asked for; 0: never
-    waits: tuple[float, float] = (0.0, 0.0)  # ms by lane, as it told
-    loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by lane, with what was sent since
+    waits: tuple[float, float] = (0.0, 0.0)  # ms by priority, as it told
+    loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by priority, with what was sent since
     n_foreign: int = 0  # requests of others than this router
-    n_ours: list[int] = field(default_factory=lambda: [0, 0])  # by lane
+    n_ours: list[int] = field(default_factory=lambda: [0, 0])  # by priority
     n_seq: int = 1
     n_most: float = INFINITE  # requests that it takes in all
     token_ms: float = 0.0
@@ -115,9 +115,9 @@ class _Node:
     def n_requests(self) -> int:
         return self.n_foreign + self.n_ours[0] + self.n_ours[1]
 
-    def has_room(self, lane: int, slack: float) -> bool:
+    def has_room(self, priority: int, slack: float) -> bool:
         """Background work never keeps interactive work out: the daemon lets that go first."""
-        n = self.n_foreign + self.n_ours[0] + (self.n_ours[1] if lane else 0)
+        n = self.n_foreign + self.n_ours[0] + (self.n_ours[1] if priority else 0)
         return n < self.n_seq * (1 + slack) and self.n_requests < self.n_most
 
 
@@ -130,13 +130,13 @@ class _Group:
         self.queues = (FairQueue(), FairQueue())
         self.open = 0  # the daemons that take requests, by bit
         self.t_open_ns = 0  # when there was such a daemon, at the last look
-        self.usable = [0, 0]  # by lane: the daemons that have room for a request ...
+        self.usable = [0, 0]  # by priority: the daemons that have room for a request ...
         self.warm = [0, 0]  # ... and those that have room for one that is cached there
         self.cold: tuple[list[float], list[float]] = (
             [],
             [],
-        )  # by lane and bit: load and a little for occupancy; infinite: not usable
-        self.sums = [0.0, 0.0]  # loads of the usable ones, by lane
+        )  # by priority and bit: load and a little for occupancy; infinite: not usable
+        self.sums = [0.0, 0.0]  # loads of the usable ones, by priority
 
     def join(self, node_id: str) -> _Node:
         bit = next((i for i, node in enumerate(self.nodes) if node is None), len(self.nodes))
@@ -163,18 +163,18 @@ class _Group:
         bit = 1 << node.bit
         is_open = node.is_open and not node.is_lost
         self.open = self.open | bit if is_open else self.open & ~bit
-        for lane in (0, 1):
-            is_usable = is_open and node.has_room(lane, knobs.slack)
-            is_warm = is_open and node.has_room(lane, max(knobs.slack, knobs.warm_slack))
-            self.warm[lane] = self.warm[lane] | bit if is_warm else self.warm[lane] & ~bit
-            had = self.cold[lane][node.bit]
-            self.usable[lane] = self.usable[lane] | bit if is_usable else self.usable[lane] & ~bit
+        for priority in (0, 1):
+            is_usable = is_open and node.has_room(priority, knobs.slack)
+            is_warm = is_open and node.has_room(priority, max(knobs.slack, knobs.warm_slack))
+            self.warm[priority] = self.warm[priority] | bit if is_warm else self.warm[priority] & ~bit
+            had = self.cold[priority][node.bit]
+            self.usable[priority] = self.usable[priority] | bit if is_usable else self.usable[priority] & ~bit
             if had != INFINITE:
-                self.sums[lane] -= had
-            now = node.loads[lane] + OCCUPANCY * node.n_requests / node.n_seq if is_usable else INFINITE
-            self.cold[lane][node.bit] = now
+                self.sums[priority] -= had
+            now = node.loads[priority] + OCCUPANCY * node.n_requests / node.n_seq if is_usable else INFINITE
+            self.cold[priority][node.bit] = now
             if now != INFINITE:
-                self.sums[lane] += now
+                self.sums[priority] += now
 
     def hold(self, page: int, node: _Node) -> None:
         self.holders[page] = self.holders.get(page, 0) | 1 << node.bit
@@ -246,11 +246,11 @@ class Router:
         self._learn_pages(node, digest)
         while node.ended and node.ended[0][0] < t_asked_ns:
             self._hope(node, node.ended.popleft()[1], -1)
-        node.waits = (digest["wait_ms"][LANES[0]], digest["wait_ms"][LANES[1]])
+        node.waits = (digest["wait_ms"][PRIORITIES[0]], digest["wait_ms"][PRIORITIES[1]])
         node.loads = list(node.waits)
         for sent in node.sent.values():
             if sent.t_ns >= t_asked_ns:
-                _add_load(node, sent.ask.lane, sent.ms)
+                _add_load(node, sent.ask.priority, sent.ms)
         node.group.refresh(node, self.knobs)
 
     @staticmethod
@@ -303,7 +303,7 @@ class Router:
         group = self._groups.get(ask.group)
         if group is None:
             return None
-        usable, warm = group.usable[ask.lane], group.warm[ask.lane]
+        usable, warm = group.usable[ask.priority], group.warm[ask.priority]
         others = group.open & ~self._bits(ask.avoid, group)
         if others:  # else a daemon that is back is as good as any
             usable, warm = usable & others, warm & others
@@ -314,18 +314,18 @@ class Router:
         return sum(1 << node.bit for node in nodes if node is not None and node.group is group)
 
     def _best(self, ask: Ask, group: _Group, masks: tuple[int, int], now_ns: int) -> Choice | None:
-        lane, n_tokens, beta = ask.lane, max(1, ask.n_tokens), self.knobs.beta
-        mean = max(0.0, group.sums[lane]) / max(1, group.usable[lane].bit_count())
+        priority, n_tokens, beta = ask.priority, max(1, ask.n_tokens), self.knobs.beta
+        mean = max(0.0, group.sums[priority]) / max(1, group.usable[priority].bit_count())
         best, best_score, best_cached = None, -INFINITE, 0
         for bit, n_cached in self._candidates(ask, group, masks, now_ns):
             node = group.nodes[bit]
             assert node is not None
-            load = node.loads[lane]
+            load = node.loads[priority]
             scale = max(mean, n_tokens * node.token_ms, 1.0)
             score = n_cached / n_tokens - beta * (load - mean) / scale - OCCUPANCY * node.n_requests / node.n_seq
             if score > best_score:
                 best, best_score, best_cached = node, score, n_cached
-        return Choice(best.id, min(best_cached, ask.n_tokens), best.loads[lane]) if best is not None else None
+        return Choice(best.id, min(best_cached, ask.n_tokens), best.loads[priority]) if best is not None else None
 
     def _candidates(self, ask: Ask, group: _Group, masks: tuple[int, int], now_ns: int) -> Iterator[tuple[int, int]]:
         """(bit, tokens of the prompt that it has): daemons that have a part of it, and the least loaded.
@@ -334,7 +334,7 @@ class Router:
         """
         usable, warm = masks
         left, n_warm = warm, ask.n_tokens // (2 * PAGE)
-        for bit in self._coldest(group, usable, ask.lane, now_ns) if usable else ():
+        for bit in self._coldest(group, usable, ask.priority, now_ns) if usable else ():
             left &= ~(1 << bit)
             yield (
                 bit,
@@ -364,15 +364,15 @@ class Router:
             yield low.bit_length() - 1
             mask ^= low
 
-    def _coldest(self, group: _Group, usable: int, lane: int, now_ns: int) -> tuple[int, ...]:
+    def _coldest(self, group: _Group, usable: int, priority: int, now_ns: int) -> tuple[int, ...]:
         """Whom to try beside those that have the prompt: the least loaded by fresh figures, two that are drawn where
         they are stale.
 
         All routers would send to the one that looked idle a second ago; of two drawn they take the better one, and
         spread.
         """
-        cold = group.cold[lane]
-        if usable != group.usable[lane]:  # some daemons are to be avoided
+        cold = group.cold[priority]
+        if usable != group.usable[priority]:  # some daemons are to be avoided
             cold = [load if usable >> bit & 1 else INFINITE for bit, load in enumerate(cold)]
         bit = cold.index(min(cold))
         node = group.nodes[bit]
@@ -402,8 +402,8 @@ class Router:
         group = self._groups.get(ask.group)
         if group is None:
             return Refusal("unavailable", RETRY_MS)
-        queue = group.queues[ask.lane]
-        if not group.queues[0] and (ask.lane == 0 or not queue):
+        queue = group.queues[ask.priority]
+        if not group.queues[0] and (ask.priority == 0 or not queue):
             choice = self.choose(ask, now_ns)
             if choice is not None:
                 return self._send(ask, choice, now_ns)
@@ -417,11 +417,11 @@ class Router:
         for name, group in list(self._groups.items()):
             if group.open:
                 group.t_open_ns = now_ns
-            for lane, queue in enumerate(group.queues):
+            for priority, queue in enumerate(group.queues):
                 for late in queue.expired(now_ns):
                     yield late, Refusal("timeout", 0)
                 passed: list[Ask] = []  # whose daemons have no room
-                while group.warm[lane] and len(passed) < WINDOW and (ask := queue.pop()) is not None:
+                while group.warm[priority] and len(passed) < WINDOW and (ask := queue.pop()) is not None:
                     choice = self.choose(ask, now_ns)
                     if choice is None:
                         passed.append(ask)
@@ -443,11 +443,11 @@ class Router:
             ms += self._service_ms / node.n_seq
         charged_ms = self._service_ms
         self._sent[ask.id] = node.sent[ask.id] = _Sent(ask, node, now_ns, ms, charged_ms)
-        node.n_ours[ask.lane] += 1
-        _add_load(node, ask.lane, ms)
+        node.n_ours[ask.priority] += 1
+        _add_load(node, ask.priority, ms)
         self._hope(node, ask.pages, 1)
         node.group.refresh(node, self.knobs)
-        node.group.queues[ask.lane].served(ask.account, charged_ms)
+        node.group.queues[ask.priority].served(ask.account, charged_ms)
         return choice
 
     def ended(self, request_id: str, now_ns: int, has_read: bool = True) -> None:
@@ -461,11 +461,11 @@ class Router:
                 for queue in group.queues:
                     queue.forget(request_id)
             return
-        node, lane = sent.node, sent.ask.lane
+        node, priority = sent.node, sent.ask.priority
         del node.sent[request_id]
-        node.n_ours[lane] -= 1
+        node.n_ours[priority] -= 1
         if sent.t_ns >= node.heard_ns:
-            _add_load(node, lane, -sent.ms)
+            _add_load(node, priority, -sent.ms)
         ms = (now_ns - sent.t_ns) / NS_PER_MS
         if has_read:
             self._service_ms += EWMA * (ms - self._service_ms)
@@ -473,7 +473,7 @@ class Router:
         else:
             self._hope(node, sent.ask.pages, -1)
         node.group.refresh(node, self.knobs)
-        node.group.queues[lane].served(sent.ask.account, ms - sent.charged_ms)
+        node.group.queues[priority].served(sent.ask.account, ms - sent.charged_ms)
 
     # what is told of it
 
@@ -488,7 +488,7 @@ class Router:
         return 0 if node is None else node.n_requests
 
     def positions(self, group: str) -> dict[str, int]:
-        """Of the requests that wait for a group: how many of their lane go before each."""
+        """Of the requests that wait for a group: how many of their priority go before each."""
         found = self._groups.get(group)
         return (
             {ask.id: i for queue in found.queues for i, ask in enumerate(queue.in_turn())} if found is not None else {}
@@ -500,7 +500,7 @@ class Router:
         if group is None:
             return 0.0
         n_places = sum(node.n_seq for node in group.nodes if node is not None and node.is_open) or 1
-        n_before = len(group.queues[0]) + (len(group.queues[1]) if ask.lane else 0)
+        n_before = len(group.queues[0]) + (len(group.queues[1]) if ask.priority else 0)
         return (n_before + 1) * self._service_ms / n_places
 
     @property
@@ -519,7 +519,7 @@ class Router:
                 "node": node.id,
                 "is_open": node.is_open and not node.is_lost,
                 "age_ms": round((now_ns - node.heard_ns) / NS_PER_MS, 1) if node.heard_ns else None,
-                "load_ms": {lane: round(load, 1) for lane, load in zip(LANES, node.loads, strict=True)},
+                "load_ms": {priority: round(load, 1) for priority, load in zip(PRIORITIES, node.loads, strict=True)},
                 "requests": node.n_requests,
                 "sequences": node.n_seq,
                 "pages": len(node.known),
@@ -528,9 +528,9 @@ class Router:
         ]
 
 
-def _add_load(node: _Node, lane: int, ms: float) -> None:
-    """Interactive work is before both lanes, background work before its own."""
-    for each in range(lane, len(LANES)):
+def _add_load(node: _Node, priority: int, ms: float) -> None:
+    """Interactive work is before both priorities, background work before its own."""
+    for each in range(priority, len(PRIORITIES)):
         node.loads[each] = max(0.0, node.loads[each] + ms)
 
 

@@ -443,14 +443,14 @@ function drawGuard(now) {
     for (const name of ["k-used", "k-cached", "k-free"])
       gap.append(Object.assign(document.createElement("i"), { className: name }));
   if (detail) {
-    const whole = Math.max(detail.pause_ms, detail.cap_ms, detail.solo_ms) || 1;
-    const room = Math.max(0, Math.min(detail.room_ms, detail.cap_ms - detail.solo_ms));
-    [detail.solo_ms, room, whole - detail.solo_ms - room].forEach((part, i) => {
+    const whole = Math.max(detail.long_ms, detail.everyday_ms, detail.round_ms) || 1;
+    const room = Math.max(0, Math.min(detail.room_ms, detail.everyday_ms - detail.round_ms));
+    [detail.round_ms, room, whole - detail.round_ms - room].forEach((part, i) => {
       gap.children[i].style.width = `${((100 * Math.max(0, part)) / whole).toFixed(1)}%`;
     });
     const words =
-      `A decode round of the interactive streams takes ${ms(detail.solo_ms, 2)}; a gap may be ` +
-      `${ms(detail.cap_ms, 2)}, a long one ${ms(detail.pause_ms, 2)}. Room for other work: ` +
+      `A decode round of the interactive streams takes ${ms(detail.round_ms, 2)}; a gap may be ` +
+      `${ms(detail.everyday_ms, 2)}, a long one ${ms(detail.long_ms, 2)}. Room for other work: ` +
       `${ms(detail.room_ms, 2)}; credit for long gaps: ${number(detail.credit, 1)}.`;
     gap.setAttribute("aria-label", words);
     say(element("gap-words"), gap.hidden ? "" : words);

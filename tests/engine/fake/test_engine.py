@@ -164,7 +164,7 @@ class TestRefusals:
         assert engine.decode(rows((0, 10)), [None]).status is DecodeStatus.BAD_BATCH
 
     def test_no_more_chunks_than_lanes(self):
-        engine = FakeEngine(FakeModel(n_prefill_lanes=1))
+        engine = FakeEngine(FakeModel(n_prefill_slots=1))
         assert engine.prefill_open(0, TEXT, False) and not engine.prefill_open(1, TEXT, False)
 
     def test_a_pool_of_cells_is_shared_and_a_stream_is_not(self):

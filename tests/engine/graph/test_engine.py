@@ -69,7 +69,7 @@ def test_a_sequence_whose_prompt_is_in_progress_cannot_decode(engine: GraphEngin
 def test_a_chunk_that_cannot_be_read_is_refused(engine: GraphEngine, tokens: list[int]) -> None:
     with pytest.raises(UmaError):
         engine.prefill_open(0, np.array(tokens, np.int32), True)
-    assert read(engine, 0, tokens_of(engine, 30)) >= 0, "no lane is lost"
+    assert read(engine, 0, tokens_of(engine, 30)) >= 0, "no slot is lost"
     assert engine.prefill_open(1, tokens_of(engine, 9), True) and engine.prefill_open(2, tokens_of(engine, 9), True)
 
 

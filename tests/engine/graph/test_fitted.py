@@ -59,11 +59,11 @@ def test_its_sizes_are_those_of_a_graph_built_for_the_batch(
 
 def test_a_lane_builds_one_graph_for_chunks_of_all_lengths(is_stock: bool) -> None:
     with closing(GraphEngine(DRAFT, SMALL, is_stock=is_stock)) as engine:
-        graphs = {lane._graph for lane in engine.lanes}
+        graphs = {slot._graph for slot in engine.prefill_slots}
         for n in (engine.info.n_ubatch, 1, 33, 2):
             read(engine, 0, tokens_of(engine, n))
             engine.kv_truncate(0, 0)
-        assert {lane._graph for lane in engine.lanes} == graphs and None not in graphs
+        assert {slot._graph for slot in engine.prefill_slots} == graphs and None not in graphs
 
 
 def test_a_chunk_without_logits_stops_at_its_last_keys_and_values(is_stock: bool) -> None:

@@ -183,7 +183,7 @@ def test_a_part_of_a_snapshot_cannot_be_gone_on_with(engine: GraphEngine) -> Non
 
 
 def test_states_run_out_only_of_what_is_kept(engine: GraphEngine) -> None:
-    """Every sequence wants as many as it may, in calls of all of them and in chunks of the lanes."""
+    """Every sequence wants as many as it may, in calls of all of them and in chunks of the prefill slots."""
     tokens = tokens_of(engine, 60)
     expected = alone(engine, np.append(tokens, 50))
     for _ in range(3):

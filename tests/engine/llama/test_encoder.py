@@ -117,7 +117,7 @@ def encode(
 
 
 def embed(engine: Engine, tokens: np.ndarray, pooling: str, size: int) -> np.ndarray:
-    """In chunks of up to `size` tokens, by lanes where there are any."""
+    """In chunks of up to `size` tokens, by prefill slots where there are any."""
     pool, n_past, info = Pool(pooling), 0, engine.info.embedding
     assert info is not None
     size = min(size, info.n_rows) if ROWS_OF[pooling] is Rows.ALL else size
@@ -132,7 +132,7 @@ def embed(engine: Engine, tokens: np.ndarray, pooling: str, size: int) -> np.nda
 
 
 def _chunk(engine: Engine, chunk: np.ndarray, n_past: int, rows: Rows) -> np.ndarray:
-    if not engine.info.capabilities.n_prefill_lanes:
+    if not engine.info.capabilities.n_prefill_slots:
         batch = Batch(engine.info.n_batch)
         batch.extend(chunk, n_past, 2, False)
         batch.want(rows)
@@ -181,7 +181,7 @@ def test_the_pooling_is_the_files_own(opened: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "n_lanes"),
+    ("name", "options", "n_prefill_slots"),
     [
         ("qwen3-embedding", {}, 2),
         ("qwen3-embedding", {"kv_mode": "unified"}, 0),
@@ -195,10 +195,10 @@ def test_the_pooling_is_the_files_own(opened: Open) -> None:
     ],
 )
 def test_decoders_give_what_llama_gives_in_chunks_of_any_size(
-    name: str, options: dict[str, Any], n_lanes: int, paths: dict[str, str], opened: Open
+    name: str, options: dict[str, Any], n_prefill_slots: int, paths: dict[str, str], opened: Open
 ) -> None:
     engine, reference = opened(name, **options), Reference(paths[name])
-    assert engine.info.capabilities.n_prefill_lanes == n_lanes
+    assert engine.info.capabilities.n_prefill_slots == n_prefill_slots
     for tokens in inputs_of(engine, (1, 2, 70, 150)):
         for pooling in (*POOLED, "none"):
             expected = reference.rows(tokens, pooling)
@@ -210,7 +210,7 @@ def test_decoders_give_what_llama_gives_in_chunks_of_any_size(
 
 @pytest.mark.parametrize("engine_name", ["llama", "graph"])
 def test_a_prompt_after_an_input_gives_the_tokens_that_it_gives_before(engine_name: str, opened: Open) -> None:
-    """Chat and vectors share lanes and graphs."""
+    """Chat and vectors share prefill slots and graphs."""
     engine = opened("tiny", engine=engine_name)
     prompt = np.array(engine.tokenize("The shell is a program that", True, True), np.int32)
 

@@ -77,7 +77,7 @@ def test_our_kernels_choose_alike(path: str) -> None:
 def test_direct_kv_is_proven_on_our_models() -> None:
     for path in (TARGET, DRAFT, MOE):
         engine = LlamaEngine(path, OPTIONS)
-        assert engine.info.capabilities.n_prefill_lanes == 2 and not engine.info.notes
+        assert engine.info.capabilities.n_prefill_slots == 2 and not engine.info.notes
         engine.close()
 
 
@@ -85,7 +85,7 @@ def test_an_unproven_cache_falls_back_to_chunks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("uma_core.engine.llama.engine.proves_direct_kv", lambda engine: False)
     engine = LlamaEngine(DRAFT, OPTIONS)
     try:
-        assert engine.info.capabilities.n_prefill_lanes == 0
+        assert engine.info.capabilities.n_prefill_slots == 0
         assert any("sized chunks" in note for note in engine.info.notes)
         assert read(engine, 0, np.array(engine.tokenize(PROMPT, True, False), np.int32)) >= 0
     finally:
@@ -105,13 +105,13 @@ def test_other_memory_modes_generate_the_same_beginning(options: dict[str, objec
 
 
 def test_a_chunk_that_never_began_is_cancelled_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    """Its lane lacks the prompt's beginning as yet: llama.cpp would complain about the positions."""
+    """Its slot lacks the prompt's beginning as yet: llama.cpp would complain about the positions."""
     engine = LlamaEngine(DRAFT, OPTIONS)
     try:
         tokens = tokens_of(engine, 150)
         read(engine, 0, tokens[:120])
-        for lane in engine.lanes:
-            lane.drop()
+        for slot in engine.prefill_slots:
+            slot.drop()
         assert engine.prefill_open(0, tokens[120:], True)
         assert engine.prefill_run(0, 0, 1, 1).n_pieces == 0
         engine.prefill_close(0)

@@ -7,9 +7,9 @@ import pytest
 from tests.policy.build import NOW, S, reading, state_of, talking, waiting
 from uma_core.policy.plan import Plan
 from uma_core.policy.stages import admission
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 
 
 def admitted(state, charged=None):
@@ -19,7 +19,7 @@ def admitted(state, charged=None):
 @pytest.mark.parametrize(
     ("views", "n_free", "expected"),
     [
-        ((waiting(1, BACK), waiting(2)), 1, [2]),  # lane before arrival
+        ((waiting(1, BACK), waiting(2)), 1, [2]),  # priority before arrival
         ((waiting(1, n_prompt=900), waiting(2, n_prompt=50)), 1, [2]),  # least work
         ((waiting(1, n_prompt=900, cached_hint=880), waiting(2, n_prompt=50)), 1, [1]),  # only uncached work counts
         (
@@ -107,10 +107,10 @@ LONG_HELD = {"is_ready": False, "t_held_ns": NOW - S}
 
 
 class TestHeldReaders:
-    @pytest.mark.parametrize("lane", list(Lane))
-    @pytest.mark.parametrize("waiter", list(Lane))
-    def test_a_session_whose_reader_takes_nothing_makes_room_for_whoever_waits(self, lane, waiter):
-        state = state_of(talking(1), talking(2, lane, **LONG_HELD), waiting(9, waiter))
+    @pytest.mark.parametrize("priority", list(Priority))
+    @pytest.mark.parametrize("waiter", list(Priority))
+    def test_a_session_whose_reader_takes_nothing_makes_room_for_whoever_waits(self, priority, waiter):
+        state = state_of(talking(1), talking(2, priority, **LONG_HELD), waiting(9, waiter))
         assert admission.run(state, Plan()).park == (2,)
 
     def test_it_goes_before_one_that_computes(self):
@@ -135,7 +135,7 @@ class TestHeldReaders:
         )
         assert admission.run(state, Plan()).park == (2,)
 
-    def test_their_chunks_leave_the_lanes_when_others_have_prompts(self):
+    def test_their_chunks_leave_the_prefill_slots_when_others_have_prompts(self):
         stuck = reading(1, BACK, n_chunk=64, n_prompt=640, **LONG_HELD)
         assert admission.run(state_of(stuck, reading(2, BACK)), Plan()).park == (1,)
         assert admission.run(state_of(stuck, waiting(9), free_seqs=(0,)), Plan()).park == (1,)

@@ -11,9 +11,9 @@ from uma_core.policy import traffic
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 STAGES = ("decode_first", "prefill_order", "prefill_budget", "bmt_guard")
 WEIGHTS = DEVICE.weight_bytes
 CELL = DEVICE.kv_bytes_per_cell

@@ -11,9 +11,9 @@ from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.plan import Plan, check_plan
 from uma_core.policy.stages import decode_first
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 
 
 def run(state):

@@ -9,9 +9,9 @@ from uma_core.policy.order import FAIR_QUANTUM_NS
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PrefillMode
 from uma_core.policy.stages import fairness
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 
 
 def counters(state):

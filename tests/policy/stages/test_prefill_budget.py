@@ -9,9 +9,9 @@ from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 STAGES = ("decode_first", "prefill_order", "prefill_budget")
 
 

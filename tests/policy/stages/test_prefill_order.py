@@ -7,9 +7,9 @@ import pytest
 from tests.policy.build import CPU, NOW, S, reading, state_of, talking, waiting
 from uma_core.policy.plan import Admission, Plan, PrefillMode
 from uma_core.policy.stages import prefill_order
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 CHUNK = {"n_chunk": 256, "chunk_fraction": 0.3, "n_prompt": 1200}
 
 
@@ -21,7 +21,7 @@ def head(*views, **more):
 @pytest.mark.parametrize(
     ("views", "expected"),
     [
-        ((reading(1, BACK), reading(2)), 2),  # lane
+        ((reading(1, BACK), reading(2)), 2),  # priority
         ((reading(1, n_prompt=900), reading(2, n_prompt=90)), 2),  # least remaining work
         ((reading(1, n_prompt=900, n_past=890), reading(2, n_prompt=90)), 1),  # remaining, not whole
         ((reading(1, BACK, **CHUNK), reading(2, n_prompt=90)), 2),  # a chat overtakes a paused background chunk

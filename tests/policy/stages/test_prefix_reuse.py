@@ -7,7 +7,7 @@ from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Admission, Plan, check_plan
 from uma_core.policy.stages import prefix_reuse
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 MS = 1_000_000
 
@@ -95,7 +95,7 @@ def test_a_restored_session_has_no_item_in_the_same_tick() -> None:
 
 
 def test_a_parked_session_is_restored_whole() -> None:
-    parked = hit(9, phase=Phase.PARKED, lane=Lane.BACKGROUND, n_prompt=1000, n_generated=5)
+    parked = hit(9, phase=Phase.PARKED, priority=Priority.BACKGROUND, n_prompt=1000, n_generated=5)
     plan = placed(state_of(parked, **FREE), 9)
     assert seqs(plan) == {9: 2} and plan.restore == (9,)
 

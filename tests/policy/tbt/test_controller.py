@@ -7,9 +7,9 @@ import pytest
 from tests.policy.build import CPU, MS, NOW, guarded, prefill_item, reading, report, state_of, talking
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 STAGES = ("decode_first", "prefill_order", "prefill_budget", "latency_guard")
 SOLO = CPU.solo_step_ns(110)
 COARSE = reading(1, BACK, n_prompt=3000, n_chunk=128, chunk_fraction=0.3)  # its pieces fit long gaps only

@@ -9,10 +9,10 @@ from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.index import index_of
 from uma_core.policy.pipeline import compose
 from uma_core.policy.tbt.limits import tbt_limits
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 SOLO = CPU.solo_step_ns(110)
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 
 
 @pytest.mark.parametrize(

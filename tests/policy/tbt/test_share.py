@@ -8,9 +8,9 @@ from tests.policy.build import CPU, GPU, MS, NOW, S, guarded, prefill_item, read
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
-BACK = Lane.BACKGROUND
+BACK = Priority.BACKGROUND
 STAGES = ("decode_first", "prefill_order", "prefill_budget", "latency_guard")
 SOLO = CPU.solo_step_ns(110)
 STARVED = 64 * SOLO
@@ -41,7 +41,7 @@ class TestPromptBesideAChat:
         assert 1.2 * SOLO < SOLO + plan.run_ns <= 2.0 * SOLO
         assert plan.memory.latency_guard.n_long == 0.0, "one long gap is spent"
 
-    def test_a_lane_fills_with_a_restored_beginning_while_no_piece_fits(self):
+    def test_a_prefill_slot_fills_with_a_restored_beginning_while_no_piece_fits(self):
         restored = reading(1, BACK, n_prompt=1200, n_past=900, n_cached=900, n_chunk=256)
         plan = run(state_of(talking(0), restored))
         assert prefill_item(plan).sid == 1 and plan.min_pieces == 0
@@ -156,7 +156,7 @@ def test_new_chunks_leave_room_for_the_error_to_grow():
 def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
     """However the rest of the gap is shared out, the next long one has to wait for its credit."""
     arriving = talking(2, is_ready=False, is_transferring=True)
-    prompt = reading(3, Lane.INTERACTIVE, n_prompt=1, t_queued_ns=NOW, t_progress_ns=NOW, slo_ttft_ns=50 * MS)
+    prompt = reading(3, Priority.INTERACTIVE, n_prompt=1, t_queued_ns=NOW, t_progress_ns=NOW, slo_ttft_ns=50 * MS)
     views = (
         talking(0, slo_tbt_ns=SOLO // 2),
         talking(1, BACK),

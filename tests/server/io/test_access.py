@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from uma_core.config.options import AccessOptions
-from uma_core.server.io.access import is_admin, lane_for, may_connect
-from uma_core.types import Lane, Peer
+from uma_core.server.io.access import is_admin, may_connect, priority_for
+from uma_core.types import Peer, Priority
 
 OWNER = 1000
 
@@ -31,12 +31,12 @@ def test_who_may_do_what(peer, options, connects, administers):
     ("wish", "ceiling", "lane"),
     [
         (None, "interactive", None),
-        (None, "background", Lane.BACKGROUND),
-        (Lane.INTERACTIVE, "background", Lane.BACKGROUND),
-        (Lane.BACKGROUND, "interactive", Lane.BACKGROUND),
-        (Lane.INTERACTIVE, "interactive", Lane.INTERACTIVE),
+        (None, "background", Priority.BACKGROUND),
+        (Priority.INTERACTIVE, "background", Priority.BACKGROUND),
+        (Priority.BACKGROUND, "interactive", Priority.BACKGROUND),
+        (Priority.INTERACTIVE, "interactive", Priority.INTERACTIVE),
     ],
 )
-def test_lane_ceilings(wish, ceiling, lane):
-    assert lane_for(Peer(7, 7, 7), wish, AccessOptions(lane_ceiling={7: ceiling})) == lane
-    assert lane_for(Peer(8, 8, 8), wish, AccessOptions(lane_ceiling={7: ceiling})) == wish
+def test_lane_ceilings(wish, ceiling, priority):
+    assert priority_for(Peer(7, 7, 7), wish, AccessOptions(lane_ceiling={7: ceiling})) == priority
+    assert priority_for(Peer(8, 8, 8), wish, AccessOptions(lane_ceiling={7: ceiling})) == wish

@@ -89,7 +89,7 @@ class FakeModel:
     n_ctx: int = 16384
     n_batch: int = 2048
     n_ubatch: int = 512
-    n_prefill_lanes: int = 2
+    n_prefill_slots: int = 2
     is_unified: bool = False
     kv_bytes_per_cell: int = 12288
     weight_bytes: int = 529_000_000
@@ -105,7 +105,7 @@ class FakeModel:
 
 
 class _Chunk:
-    """A prompt chunk in a lane."""
+    """A prompt chunk in a slot."""
 
     __slots__ = ("done_ns", "hidden", "is_done", "tokens", "total_ns", "want_logits")
 
@@ -290,7 +290,7 @@ class FakeEngine:
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         if seq_id in self._chunks:
             raise ValueError(f"sequence {seq_id} has a chunk in progress")
-        if len(self._chunks) >= self.model.n_prefill_lanes:
+        if len(self._chunks) >= self.model.n_prefill_slots:
             return False
         if not 0 < len(tokens) <= self.model.n_ubatch:
             raise ValueError(f"chunk of {len(tokens)} tokens")
@@ -496,7 +496,7 @@ def _info(model: FakeModel) -> EngineInfo:
         n_expert_used=model.n_expert_used,
         expert_bytes=model.expert_bytes,
         capabilities=Capabilities(
-            model.n_prefill_lanes,
+            model.n_prefill_slots,
             model.can_rollback,
             True,
             True,

@@ -24,7 +24,7 @@ def model_of(options: EngineOptions) -> FakeModel:
         n_ctx=options.n_ctx or 16384,
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
-        n_prefill_lanes=options.prefill_lanes,
+        n_prefill_slots=options.prefill_lanes,
         is_unified=options.kv_mode == "unified",
         eog_every=EOG_EVERY,
         adapters=tuple((name, options.lora_scale.get(name, 0.0)) for name in options.lora),

@@ -40,7 +40,7 @@ class BatchShape(NamedTuple):
 
 
 class Attention(Protocol):
-    """What one graph that computes, or is paused, has of its own: owned by a decoder or a lane."""
+    """What one graph that computes, or is paused, has of its own: owned by a decoder or a slot."""
 
     cells: tuple[Rows, ...]  # which inputs tell a graph where it writes K and V
     recurrence: Recurrence | None  # of layers with states; None: there are none

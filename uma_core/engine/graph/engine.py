@@ -1,4 +1,4 @@
-"""GraphEngine: the Engine contract over our own graph. It wires weights, pages, decoder and lanes; nothing clever.
+"""GraphEngine: the Engine contract over our own graph. It wires weights, pages, decoder and prefill slots.
 
 All sequences' KV is in one arena of pages. A prompt's chunk is written into the sequence's own pages while it is
 computed; handing it over only makes it count. The vocabulary, the chat template and the samplers are llama.cpp's.
@@ -31,9 +31,9 @@ from uma_core.engine.api import (
 )
 from uma_core.engine.graph.decoder import Decoder
 from uma_core.engine.graph.forward import Compute
-from uma_core.engine.graph.lane import Lane
 from uma_core.engine.graph.load import Loaded, Wish, load
 from uma_core.engine.graph.pages import Pages
+from uma_core.engine.graph.prefill import PrefillSlot
 from uma_core.engine.graph.store import PAGE
 from uma_core.engine.graph.ticks import ride_rows, tick_shapes
 from uma_core.engine.graph.transfers import (
@@ -72,7 +72,7 @@ class GraphEngine:
         self._abort_flag = ffi.new("int32_t *")
         self._loaded: Loaded | None = load(path, options, Wish(progress, is_stock))
         self.decoder: Decoder | None = None
-        self.lanes: list[Lane] = []
+        self.prefill_slots: list[PrefillSlot] = []
         self._backends: list[Any] = []
         self._broken: list[str] = []  # why the backends must neither compute nor be freed any more
         try:
@@ -82,7 +82,7 @@ class GraphEngine:
             raise
 
     def _open(self, loaded: Loaded, options: EngineOptions) -> None:
-        decode_backend, lane_backend = self._new_backend(loaded), self._new_backend(loaded)
+        decode_backend, prefill_backend = self._new_backend(loaded), self._new_backend(loaded)
         if loaded.device.is_cpu:
             lib.ggml_backend_cpu_set_abort_callback(
                 decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag
@@ -93,10 +93,12 @@ class GraphEngine:
         )
         decoding = Compute(decode_backend, loaded.attention(options.n_batch), self._broken)
         self.decoder = Decoder(loaded.network, loaded.pages, decoding, options.n_batch, ahead)
-        for _ in range(loaded.n_lanes):
-            reading = Compute(lane_backend, loaded.attention(options.n_ubatch), self._broken)
-            self.lanes.append(
-                Lane(loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq))
+        for _ in range(loaded.n_prefill_slots):
+            reading = Compute(prefill_backend, loaded.attention(options.n_ubatch), self._broken)
+            self.prefill_slots.append(
+                PrefillSlot(
+                    loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq)
+                )
             )
         check_threads(loaded.n_threads)
         missing = loaded.promise_missing()
@@ -127,7 +129,7 @@ class GraphEngine:
         self.decoder.warm_up(shapes)  # no tick waits for its graph to be built
         n_most = min(self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         n = min(WARM_UP_TOKENS, n_most)
-        for _ in self.lanes:
+        for _ in self.prefill_slots:
             self.prefill_open(
                 0, np.zeros(n_most, np.int32), True
             )  # takes its memory: on a GPU that waits for all that is under way
@@ -136,7 +138,7 @@ class GraphEngine:
                 self.prefill_open(0, np.zeros(n, np.int32), False)
                 self.prefill_run(0, 2**62, 1, 0)
                 self.prefill_close(0)
-            self.lanes.append(self.lanes.pop(0))  # the next one
+            self.prefill_slots.append(self.prefill_slots.pop(0))  # the next one
 
     def _describe(self, loaded: Loaded, options: EngineOptions) -> EngineInfo:
         vocab, shape, pages = loaded.vocab, loaded.network.shape, loaded.pages
@@ -168,7 +170,7 @@ class GraphEngine:
             n_expert_used=shape.n_expert_used,
             expert_bytes=loaded.expert_bytes,
             capabilities=Capabilities(
-                n_prefill_lanes=len(self.lanes),
+                n_prefill_slots=len(self.prefill_slots),
                 can_rollback=pages.states is None,
                 can_copy_prefix=True,
                 has_states=pages.states is not None,
@@ -243,7 +245,7 @@ class GraphEngine:
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         assert self.decoder is not None
-        reading = {lane.seq_id for lane in self.lanes if not lane.is_free}
+        reading = {slot.seq_id for slot in self.prefill_slots if not slot.is_free}
         outcome = self.decoder.decode(batch, samplers, reading)
         if outcome.status is DecodeStatus.ABORTED:
             self._abort_flag[0] = 0  # one abort stops one call
@@ -267,13 +269,13 @@ class GraphEngine:
 
     # resumable prefill
 
-    def _lane(self, seq_id: SeqId) -> Lane | None:
-        return next((lane for lane in self.lanes if lane.seq_id == seq_id), None)
+    def _slot(self, seq_id: SeqId) -> PrefillSlot | None:
+        return next((slot for slot in self.prefill_slots if slot.seq_id == seq_id), None)
 
-    def _busy_lane(self, seq_id: SeqId) -> Lane:
-        lane = self._lane(seq_id)
-        assert lane is not None, "no lane serves this sequence"
-        return lane
+    def _busy_slot(self, seq_id: SeqId) -> PrefillSlot:
+        slot = self._slot(seq_id)
+        assert slot is not None, "no slot serves this sequence"
+        return slot
 
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         assert self._loaded is not None
@@ -282,40 +284,41 @@ class GraphEngine:
         assert self.decoder is not None
         scales = self.decoder.scales[seq_id]
         free = sorted(
-            [lane for lane in self.lanes if lane.is_free], key=lambda lane: lane.adapters != tuple(sorted(scales))
+            [slot for slot in self.prefill_slots if slot.is_free],
+            key=lambda slot: slot.adapters != tuple(sorted(scales)),
         )
-        lane = self._lane(seq_id) or next(iter(free), None)
-        if lane is None:
+        slot = self._slot(seq_id) or next(iter(free), None)
+        if slot is None:
             return False
-        n_kv = self.kv_len(seq_id) if lane.is_free else lane.n_kv
+        n_kv = self.kv_len(seq_id) if slot.is_free else slot.n_kv
         n = len(tokens)
         is_fit = 0 < n <= self._loaded.n_ubatch and n_kv + n <= pages.n_ctx_seq
-        if lane.n_chunk or not is_fit or tokens.min() < 0 or tokens.max() >= self._loaded.network.shape.n_vocab:
+        if slot.n_chunk or not is_fit or tokens.min() < 0 or tokens.max() >= self._loaded.network.shape.n_vocab:
             raise UmaError(ErrorCode.BAD_BATCH, "a chunk is in progress, or it does not fit")
         if not pages.has_room([(seq_id, n_kv, n)]):
             refusals.add()
             raise UmaError(ErrorCode.KV_FULL, "no pages for a chunk of a prompt")
-        if lane.is_free:
-            lane.take(seq_id, n_kv, scales)
+        if slot.is_free:
+            slot.take(seq_id, n_kv, scales)
         pages.reserve(seq_id, n_kv, n)
         try:
-            lane.start(tokens, want_logits, hidden)
+            slot.start(tokens, want_logits, hidden)
         except UmaError:
             self.prefill_close(seq_id)
             raise
         return True
 
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
-        return self._busy_lane(seq_id).run(until_ns, quantum_ns, min_pieces)
+        return self._busy_slot(seq_id).run(until_ns, quantum_ns, min_pieces)
 
     def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
-        return self._busy_lane(seq_id).sample(ffi.NULL if sampler is None else sampler.handle)  # type: ignore[attr-defined]
+        return self._busy_slot(seq_id).sample(ffi.NULL if sampler is None else sampler.handle)  # type: ignore[attr-defined]
 
     def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
-        return self._busy_lane(seq_id).logits()
+        return self._busy_slot(seq_id).logits()
 
     def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
-        return self._busy_lane(seq_id).hidden()
+        return self._busy_slot(seq_id).hidden()
 
     def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
         raise UmaError(ErrorCode.UNSUPPORTED, "this engine reads inputs chunk by chunk")
@@ -324,19 +327,19 @@ class GraphEngine:
         return []
 
     def handover(self, seq_id: SeqId) -> Transfer:
-        lane = self._busy_lane(seq_id)
+        slot = self._busy_slot(seq_id)
 
         def finish() -> None:
             assert self.decoder is not None
-            self.decoder.n_kv[seq_id] = lane.n_kv
-            lane.hand_over()
+            self.decoder.n_kv[seq_id] = slot.n_kv
+            slot.hand_over()
 
         return Steps(0, (0, 0), lambda p0, p1: None, finish)
 
     def prefill_close(self, seq_id: SeqId) -> None:
-        lane = self._lane(seq_id)
-        if lane is not None:
-            lane.drop()
+        slot = self._slot(seq_id)
+        if slot is not None:
+            slot.drop()
             self._pages.truncate(seq_id, self.kv_len(seq_id))
 
     # KV memory
@@ -383,7 +386,7 @@ class GraphEngine:
     def _append(self, seq_id: SeqId, start: int, n: int) -> None:
         """Make positions start..n writable. Raises: KV_FULL."""
         self.settle()
-        if self._lane(seq_id) or self.kv_len(seq_id) != start:
+        if self._slot(seq_id) or self.kv_len(seq_id) != start:
             raise UmaError(ErrorCode.BAD_BATCH, f"sequence {seq_id} does not end at position {start}")
         if not self._pages.has_room([(seq_id, start, n - start)]):
             refusals.add()
@@ -455,7 +458,7 @@ class GraphEngine:
 
     def memory(self) -> MemoryUse:
         assert self.decoder is not None
-        n_compute = self.decoder.forwards.n_bytes + sum(lane.n_bytes for lane in self.lanes)
+        n_compute = self.decoder.forwards.n_bytes + sum(slot.n_bytes for slot in self.prefill_slots)
         return MemoryUse(self.info.weight_bytes + self.info.adapter_bytes, self._pages.n_bytes, n_compute)
 
     def trim(self) -> int:
@@ -474,9 +477,9 @@ class GraphEngine:
         self._count(seq_id, n)
 
     def close(self) -> None:
-        for lane in self.lanes:
-            lane.close()
-        self.lanes.clear()
+        for slot in self.prefill_slots:
+            slot.close()
+        self.prefill_slots.clear()
         if self.decoder is not None:
             self.decoder.close()
             self.decoder = None

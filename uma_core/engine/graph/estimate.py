@@ -23,7 +23,7 @@ def estimate(path: str, options: EngineOptions, is_stock: bool = False) -> Memor
     mapped = replace(options, load_mode="mmap") if options.load_mode in LOAD_MODES else options
     loaded = load(path, mapped, Wish(is_stock=is_stock, is_dry=True))
     try:
-        n_compute = loaded.n_lanes * graph_bytes(loaded, loaded.n_ubatch, 1)
+        n_compute = loaded.n_prefill_slots * graph_bytes(loaded, loaded.n_ubatch, 1)
         rides = ride_rows(loaded.device.is_cpu, options.n_batch)
         n_verify = loaded.n_verify(options.n_batch)
         n_compute += sum(graph_bytes(loaded, n, n_out) for n, n_out in tick_shapes(options.n_seq, rides, n_verify))

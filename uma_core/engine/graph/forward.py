@@ -85,7 +85,7 @@ class Network:
 
 
 class Compute(NamedTuple):
-    """What a decoder or a lane computes with."""
+    """What a decoder or a slot computes with."""
 
     backend: Any
     attention: Attention

@@ -51,7 +51,7 @@ class Loaded:
     network: Network
     n_threads: int
     n_ubatch: int
-    n_lanes: int
+    n_prefill_slots: int
     is_unified: bool
     kernels: str
     notes: tuple[str, ...]
@@ -148,8 +148,8 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     network = Network(shape, weights, family_of(shape.arch), ropes, device, adapters)
     stock = Cells(shape, options.kv_type, counts[0], device, wish.is_dry) if device.is_stock else None
     unified = is_unified(options)
-    n_lanes = 0 if unified else options.prefill_lanes
-    states = States(shape, options.n_seq, n_lanes) if shape.has_states else None
+    n_prefill_slots = 0 if unified else options.prefill_lanes
+    states = States(shape, options.n_seq, n_prefill_slots) if shape.has_states else None
     pages = Pages(stock or Arena(shape, options.kv_type, counts[0]), counts, states)
     kept.append(pages)
     _check_complete(network, pages, options.n_ubatch)
@@ -157,7 +157,7 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
         header, vocab, weights, pages, network,
         n_threads=n_threads_of(options),
         n_ubatch=options.n_ubatch,
-        n_lanes=n_lanes,
+        n_prefill_slots=n_prefill_slots,
         is_unified=unified,
         kernels=kernels,
         notes=(*_notes(network, unified), *adapters.notes, *(isa_notes(options.isa, kernels) if device.is_cpu else ())),

@@ -48,13 +48,13 @@ class Stretch(NamedTuple):
 class States:
     """Owns the memory. `of[seq]` is the state at the sequence's end."""
 
-    def __init__(self, shape: Shape, n_seq: int, n_lanes: int) -> None:
+    def __init__(self, shape: Shape, n_seq: int, n_prefill_slots: int) -> None:
         """Raises: INSUFFICIENT_MEMORY."""
         self.n_floats = sum(layer.state.n_floats for layer in shape.layers if layer.state)
         self.n_bytes_each = -(-4 * self.n_floats // ALIGNMENT) * ALIGNMENT
         n_needed = (
-            2 * n_seq + 2 * n_lanes
-        )  # each sequence's own and the next; lanes hold the one that is not handed over
+            2 * n_seq + 2 * n_prefill_slots
+        )  # each sequence's own and the next; prefill slots hold the one that is not handed over
         self.n = n_needed + N_KEPT_SEQ * n_seq
         self.of = [ZERO] * n_seq
         self.wanted: list[tuple[int, ...]] = [()] * n_seq  # positions whose states are worth keeping, ascending

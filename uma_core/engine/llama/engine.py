@@ -1,6 +1,6 @@
-"""LlamaEngine: the Engine contract over llama.h. It wires model, decode context and prefill lanes; nothing clever.
+"""LlamaEngine: the Engine contract over llama.h. It wires model, decode context and prefill slots; nothing clever.
 
-Prompts are read in prefill lanes (their own contexts over the same weights) so that a chunk can pause between
+Prompts are read in prefill slots (their own contexts over the same weights) so that a chunk can pause between
 pieces of its graph; each finished chunk's KV is copied into the decode context. That needs one KV stream per
 sequence, V stored by rows, and one cache per layer; `probe` proves it on the loaded model, else prompts are
 read in sized chunks by the decode context.
@@ -38,8 +38,15 @@ from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.lora import LlamaAdapters
 from uma_core.engine.llama.model import LlamaModel, Progress
 from uma_core.engine.llama.pages import release_stream, touch_stream
-from uma_core.engine.llama.params import check_threads, decode_params, is_unified, lane_params, n_outputs, n_threads_of
-from uma_core.engine.llama.prefill import PrefillLane
+from uma_core.engine.llama.params import (
+    check_threads,
+    decode_params,
+    is_unified,
+    n_outputs,
+    n_threads_of,
+    prefill_params,
+)
+from uma_core.engine.llama.prefill import PrefillSlot
 from uma_core.engine.llama.probe import discover, proves_direct_kv, warm_up
 from uma_core.engine.llama.sampler import LlamaSampler
 from uma_core.engine.refusals import refusals
@@ -55,7 +62,7 @@ class LlamaEngine:
         self._kernels = use_kernels(options.cpu_kernels, options.isa)
         self.model = LlamaModel(path, options, progress)
         self.decoder: DecodeContext | None = None
-        self.lanes: list[PrefillLane] = []
+        self.prefill_slots: list[PrefillSlot] = []
         self._sets: list[AdapterSet] = [()] * options.n_seq  # by sequence
         try:
             self._adapters = LlamaAdapters(self.model, options)
@@ -73,35 +80,35 @@ class LlamaEngine:
         warm_up(self.decoder)
         notes = discover(self.decoder, self.model)
         if not notes and not is_unified(options) and options.prefill_lanes:
-            self._open_lanes(options)
+            self._open_prefill_slots(options)
             if not proves_direct_kv(self):
                 notes.append("copied KV differs from computed KV on this model: prompts are read in sized chunks")
-                self._close_lanes()
+                self._close_prefill_slots()
         elif is_unified(options):
             notes.append("unified KV: prompts are read in sized chunks")
-        self._has_direct_kv = bool(self.lanes)
+        self._has_direct_kv = bool(self.prefill_slots)
         if self._has_direct_kv:
             lib.uma_kv_release_pages(self.decoder.gate)
         self._compute_bytes = compute_bytes(mark)
         self.info = self._describe(options, (*notes, *self._adapters.notes, *isa_notes(options.isa, self._kernels)))
 
-    def _open_lanes(self, options: Any) -> None:
+    def _open_prefill_slots(self, options: Any) -> None:
         assert self.decoder is not None
         lib.uma_kv_open_copier(self.decoder.gate)
         for _ in range(options.prefill_lanes):
             with tap.quiet():  # the decode context has warned of the same
-                lane = PrefillLane(self.model, lane_params(options, self.n_ctx_seq, self.model.n_vocab), self._bell)
-            self.lanes.append(lane)
-            warm_up(lane)
-            discover(lane, self.model)
-            lane.gate.copier = self.decoder.gate.copier
-            lane.learn()
-            lib.uma_kv_release_pages(lane.gate)
+                slot = PrefillSlot(self.model, prefill_params(options, self.n_ctx_seq, self.model.n_vocab), self._bell)
+            self.prefill_slots.append(slot)
+            warm_up(slot)
+            discover(slot, self.model)
+            slot.gate.copier = self.decoder.gate.copier
+            slot.learn()
+            lib.uma_kv_release_pages(slot.gate)
 
-    def _close_lanes(self) -> None:
-        for lane in self.lanes:
-            lane.close()
-        self.lanes.clear()
+    def _close_prefill_slots(self) -> None:
+        for slot in self.prefill_slots:
+            slot.close()
+        self.prefill_slots.clear()
 
     def _describe(self, options: Any, notes: tuple[str, ...]) -> EngineInfo:
         model, context = self.model, self.decoder
@@ -145,7 +152,7 @@ class LlamaEngine:
             n_expert_used=model.meta_int("expert_used_count"),
             expert_bytes=expert_bytes(model.path) if model.meta_int("expert_count") else 0,
             capabilities=Capabilities(
-                n_prefill_lanes=len(self.lanes),
+                n_prefill_slots=len(self.prefill_slots),
                 can_rollback=is_rollback,
                 can_copy_prefix=self._has_direct_kv,
                 can_slice_transfers=self._has_direct_kv,
@@ -160,7 +167,7 @@ class LlamaEngine:
                 pooling=model.pooling or DEFAULT_POOLING,
                 poolings=tuple(ROWS_OF),
                 n_input=self.n_ctx_seq,
-                n_rows=(self.lanes[0] if self.lanes else context).n_outputs,
+                n_rows=(self.prefill_slots[0] if self.prefill_slots else context).n_outputs,
             ),
             kernels=self._kernels,
             notes=notes,
@@ -216,7 +223,7 @@ class LlamaEngine:
             self.decoder.abort_flag[0] = 0  # one abort stops one call
         return outcome
 
-    def _use(self, place: DecodeContext | PrefillLane, adapters: AdapterSet) -> None:
+    def _use(self, place: DecodeContext | PrefillSlot, adapters: AdapterSet) -> None:
         if place.adapters != adapters and not place.is_broken:
             self._adapters.set(place.handle, adapters)
             place.adapters = adapters
@@ -238,56 +245,56 @@ class LlamaEngine:
 
     # resumable prefill
 
-    def _lane(self, seq_id: SeqId) -> PrefillLane | None:
-        return next((lane for lane in self.lanes if lane.seq_id == seq_id), None)
+    def _slot(self, seq_id: SeqId) -> PrefillSlot | None:
+        return next((slot for slot in self.prefill_slots if slot.seq_id == seq_id), None)
 
-    def _pick_lane(self, seq_id: SeqId) -> PrefillLane | None:
+    def _pick_slot(self, seq_id: SeqId) -> PrefillSlot | None:
         """Raises: DECODE_FAILED where none can be used any more."""
-        usable = [lane for lane in self.lanes if not lane.is_broken]
+        usable = [slot for slot in self.prefill_slots if not slot.is_broken]
         if not usable:
             raise UmaError(
                 ErrorCode.DECODE_FAILED, "memory ran out while a prompt was read; a reload loads the model anew"
             )
-        free = [lane for lane in usable if lane.is_free]
-        warm = [lane for lane in free if lane.warm_seq == seq_id]
-        cold = [lane for lane in free if lane.warm_seq < 0]
+        free = [slot for slot in usable if slot.is_free]
+        warm = [slot for slot in free if slot.warm_seq == seq_id]
+        cold = [slot for slot in free if slot.warm_seq < 0]
         return next(iter([*warm, *cold, *free]), None)
 
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         assert self.decoder is not None
-        lane = self._lane(seq_id)
-        if lane is None:
-            lane = self._pick_lane(seq_id)
-            if lane is None:
+        slot = self._slot(seq_id)
+        if slot is None:
+            slot = self._pick_slot(seq_id)
+            if slot is None:
                 return False
-            lane.take(seq_id, self.decoder, self.n_ctx_seq, self.decoder.kv_len(seq_id))
-        if lane.n_chunk or len(tokens) > self.info.n_ubatch or lane.n_kv + len(tokens) > lane.n_cells:
+            slot.take(seq_id, self.decoder, self.n_ctx_seq, self.decoder.kv_len(seq_id))
+        if slot.n_chunk or len(tokens) > self.info.n_ubatch or slot.n_kv + len(tokens) > slot.n_cells:
             raise UmaError(ErrorCode.BAD_BATCH, "a chunk is in progress, or it does not fit")
-        if hidden is Rows.ALL and len(tokens) > lane.n_outputs:
-            raise UmaError(ErrorCode.BAD_BATCH, f"at most {lane.n_outputs} hidden states of one chunk")
-        self._use(lane, self._sets[seq_id])
-        lane.start(tokens, want_logits, hidden)
+        if hidden is Rows.ALL and len(tokens) > slot.n_outputs:
+            raise UmaError(ErrorCode.BAD_BATCH, f"at most {slot.n_outputs} hidden states of one chunk")
+        self._use(slot, self._sets[seq_id])
+        slot.start(tokens, want_logits, hidden)
         return True
 
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
-        lane = self._lane(seq_id)
-        assert lane is not None, "prefill_run without prefill_open"
-        return lane.run(until_ns, quantum_ns, min_pieces)
+        slot = self._slot(seq_id)
+        assert slot is not None, "prefill_run without prefill_open"
+        return slot.run(until_ns, quantum_ns, min_pieces)
 
     def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
-        lane = self._lane(seq_id)
-        assert lane is not None
-        return lane.sample(ffi.NULL if sampler is None else sampler.handle)  # type: ignore[attr-defined]
+        slot = self._slot(seq_id)
+        assert slot is not None
+        return slot.sample(ffi.NULL if sampler is None else sampler.handle)  # type: ignore[attr-defined]
 
     def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
-        lane = self._lane(seq_id)
-        assert lane is not None
-        return lane.logits()
+        slot = self._slot(seq_id)
+        assert slot is not None
+        return slot.logits()
 
     def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
-        lane = self._lane(seq_id)
-        assert lane is not None
-        return lane.hidden.take()
+        slot = self._slot(seq_id)
+        assert slot is not None
+        return slot.hidden.take()
 
     def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
         raise UmaError(ErrorCode.UNSUPPORTED, "this engine reads inputs chunk by chunk")
@@ -296,16 +303,16 @@ class LlamaEngine:
         return []
 
     def handover(self, seq_id: SeqId) -> Transfer:
-        lane = self._lane(seq_id)
-        assert lane is not None and self.decoder is not None
-        source = Span(lane.gate, 0, lane.n_cells)
+        slot = self._slot(seq_id)
+        assert slot is not None and self.decoder is not None
+        source = Span(slot.gate, 0, slot.n_cells)
         target = Span(self.decoder.gate, seq_id, self.n_ctx_seq)
-        return Move(source, target, lane.n_shared, lane.n_kv, (self.decoder, seq_id)).then(lane.release)
+        return Move(source, target, slot.n_shared, slot.n_kv, (self.decoder, seq_id)).then(slot.release)
 
     def prefill_close(self, seq_id: SeqId) -> None:
-        lane = self._lane(seq_id)
-        if lane is not None:
-            lane.drop()
+        slot = self._slot(seq_id)
+        if slot is not None:
+            slot.drop()
 
     # KV memory
 
@@ -318,9 +325,9 @@ class LlamaEngine:
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         assert self.decoder is not None
-        for lane in self.lanes:
-            if lane.is_free and lane.warm_seq == seq_id:
-                lane.forget(n)
+        for slot in self.prefill_slots:
+            if slot.is_free and slot.warm_seq == seq_id:
+                slot.forget(n)
         if n > 0 and not self.info.capabilities.can_rollback and n < self.kv_len(seq_id):
             return False
         return self.decoder.kv_truncate(seq_id, n)
@@ -369,19 +376,19 @@ class LlamaEngine:
             decoder.abort_flag[0] = 1
 
     def memory(self) -> MemoryUse:
-        n_cells = self.info.n_ctx + len(self.lanes) * self.n_ctx_seq
+        n_cells = self.info.n_ctx + len(self.prefill_slots) * self.n_ctx_seq
         return MemoryUse(
             self.info.weight_bytes + self.info.adapter_bytes, n_cells * self.info.kv_bytes_per_cell, self._compute_bytes
         )
 
     def trim(self) -> int:
-        """Pages of empty sequences and of lanes without work go back to the system."""
+        """Pages of empty sequences and of prefill slots without work go back to the system."""
         if not self._has_direct_kv or self.decoder is None:
             return 0
-        for lane in self.lanes:
-            if lane.is_free:
-                lane.drop()
-                lib.uma_kv_release_pages(lane.gate)
+        for slot in self.prefill_slots:
+            if slot.is_free:
+                slot.drop()
+                lib.uma_kv_release_pages(slot.gate)
         empty = [seq_id for seq_id in range(self.info.n_seq_max) if not self.kv_len(seq_id)]
         return sum(release_stream(self.decoder.gate, seq_id) for seq_id in empty)
 
@@ -399,7 +406,7 @@ class LlamaEngine:
             touch_stream(self.decoder.gate, seq_id, n)
 
     def close(self) -> None:
-        self._close_lanes()
+        self._close_prefill_slots()
         if self.decoder is not None:
             self.decoder.close()
             self.decoder = None

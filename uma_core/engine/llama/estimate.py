@@ -13,7 +13,7 @@ from uma_core.engine.api import MemoryUse
 from uma_core.engine.header import check_file, refusal, words_of_failure
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.log import Line, tap
-from uma_core.engine.llama.params import decode_params, encoder_params, is_unified, lane_params, model_params
+from uma_core.engine.llama.params import decode_params, encoder_params, is_unified, model_params, prefill_params
 from uma_core.errors import ErrorCode, UmaError
 
 _MIB = 1 << 20
@@ -48,12 +48,12 @@ def _lay_out(model: object, options: EngineOptions, is_encoding: bool) -> Memory
         return _lay_out_encoder(model, options)
     decode = decode_params(options, int(lib.llama_model_n_ctx_train(model)))
     decode_sizes, n_ctx_seq = _context(model, decode)
-    lane_sizes = (0, 0)
-    n_lanes = 0 if is_unified(options) else options.prefill_lanes
-    if n_lanes:
+    prefill_sizes = (0, 0)
+    n_prefill_slots = 0 if is_unified(options) else options.prefill_lanes
+    if n_prefill_slots:
         n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
-        lane_sizes, _ = _context(model, lane_params(options, n_ctx_seq, n_vocab))
-    kv, compute = (d + n_lanes * lane for d, lane in zip(decode_sizes, lane_sizes, strict=True))
+        prefill_sizes, _ = _context(model, prefill_params(options, n_ctx_seq, n_vocab))
+    kv, compute = (d + n_prefill_slots * slot for d, slot in zip(decode_sizes, prefill_sizes, strict=True))
     return MemoryUse(int(lib.llama_model_size(model)), kv, compute)
 
 

@@ -116,16 +116,16 @@ def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
     )
 
 
-def lane_params(options: EngineOptions, n_ctx_seq: int, n_vocab: int) -> Any:
-    """llama_context_params of a prefill lane: one sequence, one chunk at a time."""
-    n_outputs = lane_outputs(options, n_vocab)
+def prefill_params(options: EngineOptions, n_ctx_seq: int, n_vocab: int) -> Any:
+    """llama_context_params of a prefill slot: one sequence, one chunk at a time."""
+    n_outputs = prefill_outputs(options, n_vocab)
     return _context_params(
         options, n_ctx=n_ctx_seq, n_seq_max=1, kv_unified=True, n_outputs_max=n_outputs, n_batch=options.n_ubatch
     )
 
 
-def lane_outputs(options: EngineOptions, n_vocab: int) -> int:
-    """Most tokens of a lane's chunk whose hidden states can be had: llama.cpp sets a row of logits aside for each."""
+def prefill_outputs(options: EngineOptions, n_vocab: int) -> int:
+    """Most tokens of a slot's chunk whose hidden states can be had: llama.cpp sets a row of logits aside for each."""
     return max(1, min(options.n_ubatch, max(N_OUTPUTS_MIN, OUTPUT_BYTES // (4 * n_vocab))))
 
 

@@ -1,4 +1,4 @@
-"""Prefill lanes: contexts that read one prompt chunk each and pause between pieces of its graph
+"""Prefill slots: contexts that read one prompt chunk each and pause between pieces of its graph
 (native/llama/prefill.c).
 """
 
@@ -22,11 +22,11 @@ WARM_UP_SEQ = 0
 WARM_UP_TOKENS = 64  # a common tile size: what a row costs there holds for larger chunks
 
 
-class PrefillLane:
+class PrefillSlot:
     """Owns a one-sequence context and its resumable call. Free, or serving one sequence of the decode context.
 
-    `n_kv` positions of that sequence are in the lane's cache; the first `n_shared` of them are also in the
-    decode context's. A free lane stays warm: its cache still holds `warm_seq`'s positions, so that the
+    `n_kv` positions of that sequence are in the slot's cache; the first `n_shared` of them are also in the
+    decode context's. A free slot stays warm: its cache still holds `warm_seq`'s positions, so that the
     prompt's next chunk needs no copy back.
     """
 
@@ -36,7 +36,7 @@ class PrefillLane:
         self.adapters: AdapterSet = ()  # that it computes with
         self.native = lib.uma_prefill_new(params.n_ubatch)
         if not self.native:
-            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill lane")
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill slot")
         params.cb_eval = ffi.addressof(lib, "uma_prefill_cb")
         params.cb_eval_user_data = self.native
         self.handle = new_context(model, params, "prefill")
@@ -54,7 +54,7 @@ class PrefillLane:
         self.n_shared = 0
         self.n_chunk = 0
         self.n_chunk_done = 0
-        self._fill: Move | None = None  # what the decode context has of the sequence, and the lane lacks
+        self._fill: Move | None = None  # what the decode context has of the sequence, and the slot lacks
         self._bell = bell
         self._run = ffi.new("uma_run *")
 
@@ -73,7 +73,7 @@ class PrefillLane:
     def take(self, seq_id: int, source: DecodeContext | None, n_cells: int, n: int) -> None:
         """Serve `seq_id`, whose first n positions are in the decode context.
 
-        What the lane lacks of them is copied by the next `run`s, in slices: after a restored prefix that is
+        What the slot lacks of them is copied by the next `run`s, in slices: after a restored prefix that is
         nearly all of the prompt.
         """
         n_warm = min(self.n_kv, n) if self.warm_seq == seq_id else 0
@@ -90,11 +90,11 @@ class PrefillLane:
         return bool(lib.llama_memory_seq_rm(self.memory, seq_id, n, -1))
 
     def forget(self, n: int) -> None:
-        """The sequence that the lane is warm for has only its first n positions left."""
+        """The sequence that the slot is warm for has only its first n positions left."""
         self.n_kv = min(self.n_kv, n)
 
     def _fill_up(self, until_ns: int) -> bool:
-        """True when the lane has all that the decode context has."""
+        """True when the slot has all that the decode context has."""
         while self._fill is not None and not self._bell[0]:
             if self._fill.step(min(until_ns, lib.uma_now_ns() + FILL_NS)):
                 self._fill = None

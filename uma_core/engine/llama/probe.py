@@ -12,7 +12,7 @@ from uma_core.engine.llama.model import LlamaModel
 
 if TYPE_CHECKING:
     from uma_core.engine.llama.engine import LlamaEngine
-    from uma_core.engine.llama.prefill import PrefillLane
+    from uma_core.engine.llama.prefill import PrefillSlot
 
 OPEN, DISCOVER = 0, 2
 N_PROBE = 40  # tokens of the proof: below every tile size, enough to leave a wrong cell no hiding place
@@ -57,12 +57,12 @@ def discover(context: HasGate, model: LlamaModel) -> list[str]:
 
 
 def proves_direct_kv(engine: LlamaEngine) -> bool:
-    """Read a prompt in a lane, hand it over, roll back, read more, and let both caches predict the next token.
+    """Read a prompt in a slot, hand it over, roll back, read more, and let both caches predict the next token.
 
     The same one-row step over the same positions must give the same logits; a cell that is not where its
     position says would change them by their own size.
     """
-    decoder, lane = engine.decoder, engine.lanes[0]
+    decoder, slot = engine.decoder, engine.prefill_slots[0]
     assert decoder is not None
     tokens = np.random.default_rng(7).integers(0, min(engine.model.n_vocab, 1000), 3 * N_PROBE).astype(np.int32)
     seq_id = int(lib.llama_n_seq_max(decoder.handle)) - 1
@@ -70,23 +70,23 @@ def proves_direct_kv(engine: LlamaEngine) -> bool:
         for p0 in (0, N_PROBE // 2):
             if p0 and not decoder.kv_truncate(seq_id, p0):
                 return False
-            lane.warm_seq = -1
-            lane.take(seq_id, decoder, engine.n_ctx_seq, p0)
-            _read(lane, tokens[p0 : p0 + N_PROBE])
+            slot.warm_seq = -1
+            slot.take(seq_id, decoder, engine.n_ctx_seq, p0)
+            _read(slot, tokens[p0 : p0 + N_PROBE])
             engine.handover(seq_id).step(2**62)
-        _read(lane, tokens[-1:])
-        there = lane.logits().copy()
+        _read(slot, tokens[-1:])
+        there = slot.logits().copy()
         batch = Batch(1)
         batch.add(int(tokens[-1]), decoder.kv_len(seq_id), seq_id, True)
         decoder.decode(batch, [None])
         here = decoder.logits(0)
         return bool(np.abs(here - there).max() <= MAX_DEVIATION * max(float(there.std()), 1e-6))
     finally:
-        lane.drop()
+        slot.drop()
         decoder.kv_truncate(seq_id, 0)
 
 
-def _read(lane: PrefillLane, tokens: np.ndarray) -> None:
-    for at in range(0, len(tokens), lane.n_batch):
-        lane.start(tokens[at : at + lane.n_batch], True)
-        lane.run(2**62, 2**40, 0)
+def _read(slot: PrefillSlot, tokens: np.ndarray) -> None:
+    for at in range(0, len(tokens), slot.n_batch):
+        slot.start(tokens[at : at + slot.n_batch], True)
+        slot.run(2**62, 2**40, 0)

@@ -16,7 +16,7 @@ from uma_core.policy.index import SessionIndex, index_of
 from uma_core.policy.order import urgency_key
 from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import DeviceView, SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 # a reader may fall behind for so long without losing its place: a process that lives reads on well before
 HELD_NS = 100_000_000
@@ -35,11 +35,11 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         ordered = nsmallest(n_looked_at, index.waiting, key=urgency_key(state, plan.charged))
         admitted, blocked = _admit(state, ordered, index)
     else:
-        blocked = next((v for v in index.waiting if v.lane is Lane.INTERACTIVE), index.waiting[0])
+        blocked = next((v for v in index.waiting if v.priority is Priority.INTERACTIVE), index.waiting[0])
     notes, park = plan.notes, plan.park
-    if blocked is not None and (held or blocked.lane is Lane.INTERACTIVE):
+    if blocked is not None and (held or blocked.priority is Priority.INTERACTIVE):
         victims = _victim(state, held, blocked)
-        if not victims and blocked.lane is Lane.INTERACTIVE:
+        if not victims and blocked.priority is Priority.INTERACTIVE:
             victims = _background_victim(state, index, blocked)
         park += victims
         notes = (*notes, f"admission: {blocked.sid} waits for room" + (f", parks {victims[0]}" if victims else ""))
@@ -75,7 +75,7 @@ def _admit(
     admitted: list[Admission] = []
     blocked: SessionView | None = None
     for view in ordered:
-        is_background_prompt = view.lane is Lane.BACKGROUND and view.phase is Phase.QUEUED
+        is_background_prompt = view.priority is Priority.BACKGROUND and view.phase is Phase.QUEUED
         if is_background_prompt and n_prompts_left <= 0:
             continue
         need = cells_needed(view, device)
@@ -84,7 +84,7 @@ def _admit(
             if not free or state.now_ns - view.t_queued_ns > state.config.aging_ns:
                 break
             continue
-        admitted.append(Admission(view.sid, free.pop(0), f"{view.lane.name.lower()}, {need} cells"))
+        admitted.append(Admission(view.sid, free.pop(0), f"{view.priority.name.lower()}, {need} cells"))
         n_cells -= need
         n_prompts_left -= is_background_prompt
     return admitted, blocked
@@ -95,14 +95,14 @@ def _background_victim(state: SchedulerState, index: SessionIndex, blocked: Sess
 
     Whoever just came back stays for a while, so that sessions do not change places all the time.
     """
-    if any(v.lane is Lane.BACKGROUND for v in index.moving):
+    if any(v.priority is Priority.BACKGROUND for v in index.moving):
         return ()
     device = state.device
     stay_ns = STAY_NS if device.can_copy_prefix and device.can_rollback else state.config.aging_ns
     residents = [
         v
         for v in index.background + index.prompts
-        if v.lane is Lane.BACKGROUND
+        if v.priority is Priority.BACKGROUND
         and not v.n_chunk
         and not (v.is_embedding and v.n_past)
         and (not v.t_back_ns or state.now_ns - v.t_back_ns >= stay_ns)

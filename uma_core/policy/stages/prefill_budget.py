@@ -13,7 +13,7 @@ from uma_core.policy.chunks import resized, sized
 from uma_core.policy.index import SessionIndex, index_of, prompt_view, rows_time
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 IDLE_TICKS = 10  # length of a run with nobody decoding, in tick budgets: it is interrupted when somebody comes
 # longest piece while no chat streams, half a step of the 2-core CPU: what a chat that arrives waits for ...
@@ -41,7 +41,7 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
     decode_ns = rows_time(state, index.decodes) if items else 0
     period_ns = int(decode_ns * share / (1.0 - share))  # prefill time between two rounds of background streams
     run_ns = max(budget, period_ns) if items else IDLE_TICKS * budget
-    if index.background and not index.interactive and view.lane is Lane.INTERACTIVE:
+    if index.background and not index.interactive and view.priority is Priority.INTERACTIVE:
         left_ns = max(v.t_last_ns for v in index.background) + period_ns - state.now_ns
         run_ns = left_ns if left_ns > 0 else period_ns
         if left_ns > 0:
@@ -64,7 +64,7 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
 def _bearable(state: SchedulerState, item: PlanItem, view: SessionView) -> int:
     """The efficient chunk, or one whose end a chat that arrives can wait for, where it would have to."""
     n, config, cost = sized(state, item, view, None)[0].n_tokens, state.config, state.cost
-    if state.device.n_prefill_slots > 1 or view.lane is Lane.INTERACTIVE:
+    if state.device.n_prefill_slots > 1 or view.priority is Priority.INTERACTIVE:
         return n
     wanted = config.slo_ttft_ns // 2 or CHUNK_TICKS * config.tick_budget_ns
     limit = max([k for k in cost.chunks if cost.prefill_ns(k, view.n_past) <= wanted] or [cost.chunks[0]])
@@ -79,7 +79,7 @@ def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: l
     first = prompt_view(state, prompts[0].sid)
     for item in prompts:
         view = prompt_view(state, item.sid)
-        is_behind_a_chat = kept and view.lane is Lane.BACKGROUND and first.lane is Lane.INTERACTIVE
+        is_behind_a_chat = kept and view.priority is Priority.BACKGROUND and first.priority is Priority.INTERACTIVE
         if n_left <= 0 or is_behind_a_chat:
             break
         n = _bearable(state, item._replace(n_tokens=min(item.n_tokens, n_left)), view)

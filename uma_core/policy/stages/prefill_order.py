@@ -1,6 +1,6 @@
 """Prefill order: which prompt is read next.
 
-Rules: policy/order.py orders prompts (lane, fairness, least remaining work, aging). A paused chunk goes on unless
+Rules: policy/order.py orders prompts (priority, fairness, least remaining work, aging). A paused chunk goes on unless
 a more urgent prompt can open one in another prefill slot. Background prompts never take the last slot, so that a new
 chat can start at the next piece; a second background chunk waits for the first one's end where there are two
 slots. While a chat streams, a prompt that saw no progress for `starvation_ticks` decode rounds goes first.
@@ -13,7 +13,7 @@ from uma_core.policy.index import SessionIndex, index_of, prompts_of, seq_of
 from uma_core.policy.order import is_starved, urgency_key
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -49,4 +49,4 @@ def _may_open(state: SchedulerState, index: SessionIndex, view: SessionView) -> 
     n_slots = state.device.n_prefill_slots
     if index.n_slots_used >= n_slots:
         return False
-    return view.lane is Lane.INTERACTIVE or index.n_slots_background < max(1, n_slots - 1)
+    return view.priority is Priority.INTERACTIVE or index.n_slots_background < max(1, n_slots - 1)

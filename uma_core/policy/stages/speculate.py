@@ -18,7 +18,7 @@ from typing import NamedTuple
 from uma_core.policy.index import index_of, prompt_view, rows_time
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 UNLIMITED_NS = 1 << 62
 # Probability below which a draft gets no row: prose that repeats nothing drafts at chance (0.07 of its drafts held),
@@ -33,7 +33,7 @@ class Room(NamedTuple):
     everyday_ns: int  # whatever they bring
     long_ns: int  # where they bring each stream enough tokens; as much as the first beside other work
     limit_ns: int  # of a gap that brings each stream one token
-    solo_ns: int  # of that, what the streams' own rows take
+    round_ns: int  # of that, what the streams' own rows take
 
 
 UNLIMITED = Room(UNLIMITED_NS, UNLIMITED_NS, UNLIMITED_NS, 0)
@@ -68,11 +68,13 @@ def _room(state: SchedulerState, plan: Plan) -> Room:
     views = [v for v in state.sessions if v.sid in planned]
     own_call_ns = guard.need_ns if any(i.mode is PrefillMode.OWN_CALL for i in plan.items) else 0
     taken_ns = rows_time(state, views) + plan.run_ns - _spare(plan) + own_call_ns
-    limit_ns = guard.solo_ns + guard.room_ns
+    limit_ns = guard.round_ns + guard.room_ns
     everyday_ns = limit_ns - taken_ns
-    has_others = plan.run_ns or own_call_ns or plan.transfer_ns or any(v.lane is not Lane.INTERACTIVE for v in views)
+    has_others = (
+        plan.run_ns or own_call_ns or plan.transfer_ns or any(v.priority is not Priority.INTERACTIVE for v in views)
+    )
     long_ns = everyday_ns if has_others else max(everyday_ns, guard.long_room_ns)
-    return Room(everyday_ns, long_ns, limit_ns, guard.solo_ns)
+    return Room(everyday_ns, long_ns, limit_ns, guard.round_ns)
 
 
 def _spare(plan: Plan) -> int:
@@ -148,7 +150,7 @@ def _allot(
         tokens[sid] += survival
         more_ns = call_ns - alone_ns
         n_brought = min(max(n_tokens, views[sid].pace) for sid, n_tokens in tokens.items())
-        if more_ns <= room.everyday_ns or room.solo_ns + more_ns <= n_brought * room.limit_ns:
+        if more_ns <= room.everyday_ns or room.round_ns + more_ns <= n_brought * room.limit_ns:
             n_kept, kept_ns = len(chosen), more_ns
     for sid in chosen[:n_kept]:
         n_drafts[sid] += 1

@@ -21,7 +21,7 @@ from uma_core.policy.rows import decode_items, is_shared
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of, spend
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
-from uma_core.types import Lane, Phase
+from uma_core.types import Phase, Priority
 
 # times `starvation_ticks`, for work that exceeds a long gap: a paste's coarse pieces double a chat's worst pause with 1
 RARELY = 4
@@ -171,7 +171,7 @@ def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[i
     if not index.interactive or index.arriving:
         ns = min(room.long_ns, need)
     else:
-        is_awaited = any(v.lane is Lane.INTERACTIVE for v in index.moving)
+        is_awaited = any(v.priority is Priority.INTERACTIVE for v in index.moving)
         ns = min(room.everyday_ns if is_awaited else room.everyday_ns // 2, need)
     return ns, Kind.LONG if ns > room.everyday_ns else Kind.NORMAL if ns else Kind.NOTHING
 

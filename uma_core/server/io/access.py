@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uma_core.config.options import AccessOptions
-from uma_core.types import Lane, Peer
+from uma_core.types import Peer, Priority
 
 ROOT = 0
 UNKNOWN = -1
@@ -33,9 +33,9 @@ def is_trusted(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
     return peer.uid in (owner_uid, ROOT) or peer.uid in options.trusted_uids
 
 
-def lane_for(peer: Peer, lane: Lane | None, options: AccessOptions) -> Lane | None:
-    """Lower a request's lane to its user's ceiling. None (inferred later) passes where there is no ceiling."""
+def priority_for(peer: Peer, priority: Priority | None, options: AccessOptions) -> Priority | None:
+    """Lower a request's priority to its user's ceiling. None (inferred later) passes where there is no ceiling."""
     ceiling = options.ceiling(peer.uid)
-    if lane is None:
-        return None if ceiling is Lane.INTERACTIVE else ceiling
-    return max(lane, ceiling)
+    if priority is None:
+        return None if ceiling is Priority.INTERACTIVE else ceiling
+    return max(priority, ceiling)

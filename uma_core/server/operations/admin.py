@@ -22,7 +22,7 @@ from uma_core.server.lifecycle.lifecycle import Lifecycle
 from uma_core.server.lifecycle.reload import Reloader
 from uma_core.server.memory import budget
 from uma_core.trace import Recorder, encoded
-from uma_core.types import Lane
+from uma_core.types import Priority
 
 NS_PER_S = 1_000_000_000
 TRACE_CAP_BYTES = 48 << 20  # of a reply: clients read up to 64 MiB
@@ -108,7 +108,7 @@ def digest_figures(executor: Executor, now_ns: int) -> dict[str, Any]:
     """What a router must know of an engine beside its cache. On the compute thread."""
     info, table, facts = executor.engine.info, executor.table, executor.engine.facts()
     templates = "\0".join(text for text in (facts.chat_template, facts.chat_template_tool_use) if text)
-    n_queued = {lane.name.lower(): table.n_queued[lane] for lane in Lane}
+    n_queued = {priority.name.lower(): table.n_queued[priority] for priority in Priority}
     return {
         "fingerprint": info.fingerprint,
         "template": hashlib.sha256(templates.encode()).hexdigest()[:16] if templates else "",

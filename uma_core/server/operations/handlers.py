@@ -15,7 +15,7 @@ from uma_core.config.options import Config, ns
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.messages import OPS, Message
 from uma_core.protocol.ops import PROTOCOL_VERSION, Op
-from uma_core.server.io.access import is_admin, is_trusted, lane_for
+from uma_core.server.io.access import is_admin, is_trusted, priority_for
 from uma_core.server.io.client import Client
 from uma_core.server.io.ports import Services
 from uma_core.server.operations import texts
@@ -109,10 +109,10 @@ def check_trusted(client: Client, config: Config, what: str) -> None:
 
 
 def configured(request: Request, peer: Peer, config: Config) -> Request:
-    """Fill in what the request leaves to the configuration, and lower its lane to the user's ceiling."""
+    """Fill in what the request leaves to the configuration, and lower its priority to the user's ceiling."""
     return replace(
         request,
-        lane=lane_for(peer, request.lane, config.access),
+        priority=priority_for(peer, request.priority, config.access),
         timeout_ns=request.timeout_ns or ns(config.limits.request_timeout_ms),
         overflow=request.overflow or config.limits.overflow,
     )

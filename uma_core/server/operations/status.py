@@ -40,7 +40,9 @@ class Status:
         self._uptime = registry.gauge(m.UPTIME)
         self._rss = registry.gauge(m.RESIDENT_BYTES)
         self._generation = registry.gauge(m.GENERATION)
-        self._depth = {lane: registry.gauge(m.QUEUE_DEPTH, lane=lane) for lane in ("interactive", "background")}
+        self._depth = {
+            priority: registry.gauge(m.QUEUE_DEPTH, lane=priority) for priority in ("interactive", "background")
+        }
         self._phases = {phase: registry.gauge(m.SESSIONS, phase=phase) for phase in m.SESSIONS.labels["phase"]}
         self._cells = [
             registry.gauge(g) for g in (m.KV_CELLS_TOTAL, m.KV_CELLS_USED, m.KV_CELLS_RESERVED, m.KV_CELLS_SHARED)
@@ -65,8 +67,8 @@ class Status:
             return
         self._warnings.value = engine.slot_warnings()
         self._registry.info |= {"version": __version__, "model": view.model["name"], "backend": engine.info.backend}
-        for lane, gauge in self._depth.items():
-            gauge.set(view.lanes[lane]["queued"])
+        for priority, gauge in self._depth.items():
+            gauge.set(view.priorities[priority]["queued"])
         for phase, gauge in self._phases.items():
             gauge.set(view.phases.get(phase, 0))
         for gauge, key in zip(self._cells, ("cells_total", "used", "reserved", "shared"), strict=True):
@@ -115,7 +117,7 @@ class Status:
             "backend": info.backend,
             "devices": list(info.devices),
             "engine": view.engine,
-            "lanes": view.lanes,
+            "lanes": view.priorities,
             "sessions": {**view.phases, "connections": self.n_connections()},
             "retiring": self._host.retiring,
             "clients": view.clients,

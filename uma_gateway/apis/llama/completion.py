@@ -13,7 +13,7 @@ from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import PARAMS, array, boolean, integer, most_tokens, need, sampling_fields, table, text
-from uma_gateway.generate import Plan, begin, ended, final, lane_fields, note_end, relay, send
+from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
 MOST_PROBS, MOST_PROMPTS = 20, 128
@@ -75,7 +75,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
     answers = exchange.gateway.config.answers
     fields = {
         **sampling_fields(body, model, answers),
-        **lane_fields(exchange, body),
+        **priority_fields(exchange, body),
         **prompt,
         "max_tokens": most_tokens(body, ("n_predict", "max_tokens"), model, answers),
         "stream": is_stream,

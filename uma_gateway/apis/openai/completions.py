@@ -13,7 +13,7 @@ from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import boolean, integer, most_tokens, need, sampling_fields, table, text
-from uma_gateway.generate import Plan, ended, final, lane_fields, note_end, relay, send
+from uma_gateway.generate import Plan, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
 MOST_PROMPTS = 128
@@ -116,7 +116,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
     has_limit = body.get("max_tokens") is not None or body.get("n_predict") is not None
     fields = {
         **sampling_fields(body, model, answers),
-        **lane_fields(exchange, body),
+        **priority_fields(exchange, body),
         **({"prompt": prompt} if isinstance(prompt, str) else {"tokens": prompt}),
         "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers, 0)
         if has_limit

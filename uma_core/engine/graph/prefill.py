@@ -19,7 +19,7 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
 
-class Lane:
+class PrefillSlot:
     """Free, or serving one sequence: `n_kv` positions are computed, of which `n_seen` are handed over."""
 
     def __init__(self, network: Network, pages: Pages, compute: Compute, bell: Any, n_most: int) -> None:
@@ -28,7 +28,7 @@ class Lane:
         self._pages = pages
         self._slices = lib.uma_slices_new(bell)
         if not self._slices:
-            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill lane")
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill slot")
         self._compute = compute
         self._space = Workspace(network.device)
         self._graph: Fitted | None = None
@@ -147,7 +147,7 @@ class Lane:
         return {Rows.LAST: rows[-1:], Rows.FIRST: rows[:1]}.get(self._hidden, rows)
 
     def _end_chunk(self, is_computed: bool) -> None:
-        """The state that the chunk made is the lane's, or was not made."""
+        """The state that the chunk made is the slot's, or was not made."""
         states, made = self._pages.states, self._next
         self._next = None
         if states is None or made is None:
