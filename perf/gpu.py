@@ -49,15 +49,18 @@ _T0 = time.monotonic()
 def build(model: str) -> None:
     """Libraries, llama-server, bindings and model; each only where it is missing.
 
-    Model and build run beside each other.
+    Model and build run beside each other, where the model's blocks do not need the bindings to be made (Q8_0 and Q4_0).
     """
     with ThreadPoolExecutor(1) as beside:
-        made = beside.submit(ensure, model)
+        made = beside.submit(ensure, model) if model.endswith(("q8_0", "q4_0")) else None
         _build_llama()
-        say(f"model: {made.result().name}")
+        if made is not None:
+            say(f"model: {made.result().name}")
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     subprocess.run(command, cwd=ROOT, check=True)
     say("bindings built")
+    if made is None:
+        ensure(model)
 
 
 def _build_llama() -> None:
