@@ -4,7 +4,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 EXTRAS := top,http,cluster,perf,test,dev
-# Tests of code that starts no threads or processes which compete for cores: one process for each core runs them.
+# Tests of code that starts no threads or processes which compete for cores: one process for each core runs them. Two
+# processes run the others, a file at a time: a daemon that waits leaves its cores to the other one.
 PURE := $(addprefix tests/,arch bindings cluster/test_simulation.py config constraint executor gateway/chat metrics \
 	policy protocol session speculation)
 
@@ -33,7 +34,7 @@ demo: $(READY) ## daemon on the embedded model, three clients at once, a chat ov
 test: ext ## run the whole test suite
 	status=0; \
 	$(PY) -m pytest -n auto --dist worksteal $(PURE) || status=1; \
-	$(PY) -m pytest $(addprefix --ignore=,$(PURE)) || status=1; \
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(PURE)) || status=1; \
 	exit $$status
 
 test-deps: $(READY) ## install what some tests run beside the product (Debian packages; as root, or with sudo)

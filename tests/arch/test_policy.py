@@ -11,8 +11,8 @@ import pytest
 POLICY = Path(__file__).resolve().parents[2] / "uma_core" / "policy"
 STAGES = [*(POLICY / "stages").glob("[a-z]*.py"), POLICY / "tbt" / "share.py"]
 RETIRED = (
-    r"\b(talkers?|workers?|rid(e|es|ers?|ing)|knobs?|talk_ns|carry|guard_memory|gap_limits|n_prefill_slots"
-    r"|inter.?token)\b"
+    r"\b(talkers?|workers?|rid(e|es|ers?|ing)|knobs?|talk_ns|carry|guard_memory|gap_limits|lanes?"
+    r"|n_prefill_lanes|solo_ns|cap_ns|pause_ns|inter.?token)\b"
 )
 
 
@@ -58,5 +58,19 @@ def test_retired_words_stay_out() -> None:
         for path in sorted(POLICY.rglob("*.py"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if re.search(RETIRED, line, re.IGNORECASE)
+    ]
+    assert found == []
+
+
+def test_a_priority_and_a_prefill_slot_are_called_so() -> None:
+    """`lane` is left only where a field, a metric's label or an option has that name for those who use it."""
+    root = POLICY.parent.parent
+    names = r"auto_lane_tokens|lane_ceiling|prefill_lanes|_LANE\b|[\"'`{]lanes?[\"'`]|\blane=|lanes\.LANE"
+    found = [
+        f"{path.relative_to(root)}:{number}: {line.strip()}"
+        for package in ("uma_core", "uma_ctl", "uma_gateway")
+        for path in sorted((root / package).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"\blanes?\b|_lanes?\b|\blanes?_", re.sub(names, "", line), re.IGNORECASE)
     ]
     assert found == []

@@ -66,7 +66,7 @@ def test_every_figure_of_the_example_is_shown():
 def test_the_verbose_status_shows_why_the_last_tick_was_as_it_was():
     shown = render.status(STATUS, is_verbose=True)
     for text in (
-        "1.17 ms solo, 1.404 ms cap, 2.34 ms pause",
+        "1.17 ms round, 1.404 ms everyday, 2.34 ms long",
         "0.167 ms in an everyday gap, 0.819 ms in a long one, 0.487 ms needed",
         "error 0.05, credit 0.3",
         "28.2 MB in 1.18 ms, 23.9 GB/s, 28.2 MB expected, no budget",

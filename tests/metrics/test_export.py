@@ -111,9 +111,9 @@ def test_prometheus_text_parses_and_agrees(registry):
     assert found[PREFIX + "uptime_seconds"] == 1.5
     assert found[PREFIX + 'info{model="odd \\"name\\"\\n\\\\.gguf"}'] == 1
     name = PREFIX + "time_to_first_token_seconds"
-    assert found[name + '_count{priority="interactive"}'] == 4
-    assert found[name + '_sum{priority="interactive"}'] == pytest.approx(503.002001)
-    assert found[name + '_bucket{priority="interactive",le="+Inf"}'] == 4
+    assert found[name + '_count{lane="interactive"}'] == 4
+    assert found[name + '_sum{lane="interactive"}'] == pytest.approx(503.002001)
+    assert found[name + '_bucket{lane="interactive",le="+Inf"}'] == 4
 
 
 def test_prometheus_buckets_are_cumulative_and_true(registry):

@@ -155,7 +155,7 @@ def test_an_agent_chain_beside_three_background_decoders(device):
 
 @DEVICES
 @pytest.mark.parametrize(
-    ("stages", "lane", "least"), [(DEFAULT_STAGES, Priority.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)]
+    ("stages", "priority", "least"), [(DEFAULT_STAGES, Priority.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)]
 )
 def test_four_streams_are_as_fast_as_on_the_plain_server(device, stages, priority, least):
     sim = Sim(device.cost, device.model, SchedulerConfig(stages=stages))

@@ -28,7 +28,7 @@ def test_who_may_do_what(peer, options, connects, administers):
 
 
 @pytest.mark.parametrize(
-    ("wish", "ceiling", "lane"),
+    ("wish", "ceiling", "priority"),
     [
         (None, "interactive", None),
         (None, "background", Priority.BACKGROUND),
