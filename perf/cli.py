@@ -25,7 +25,7 @@ from perf.criteria import (
     for_engine,
     judge_all,
     labels_for,
-    of_many_cores,
+    of_many_streams,
     of_weights,
 )
 from perf.gguf_file import ensure
@@ -391,7 +391,7 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
     ours = OURS if engine == "auto" else f"{OURS}:engine={engine}"
     for shape in shapes or RATES:
         plan = Plan((Job(scenario, (ours, PEER), repeats),), shape, threads, out / shape)
-        bounds = of_weights(shape) if scenario == "rates" else of_many_cores()
+        bounds = of_weights(shape) if scenario == "rates" else of_many_streams(on_gpu=False)
         criteria = tuple(replace(c, ours=ours) for c in bounds)
         _execute(plan, criteria, 1, {} if engine == "auto" else {"engine": engine})
 

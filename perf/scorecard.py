@@ -18,7 +18,7 @@ from perf.criteria import (
     clean_rows,
     for_engine,
     judge_all,
-    of_many_cores,
+    of_many_streams,
     of_weights,
     on_gpu,
 )
@@ -59,8 +59,8 @@ def criteria_of(results: Results) -> tuple[Criterion, ...]:
         return GATEWAY_CRITERIA
     if set(results.cells) == {"rates"}:
         return of_weights(results.settings["model"])
-    if set(results.cells) == {"rates-16"}:
-        return of_many_cores()
+    if set(results.cells) <= {"rates", "rates-16"}:
+        return of_many_streams(bool(results.settings.get("gpu_layers")))
     engine = results.settings.get("engine", "auto")
     rows = ON_HTTP if any(label.startswith(HTTP) for row in results.cells.values() for label in row) else ()
     return on_gpu(engine) if results.settings.get("gpu_layers") else (*for_engine(engine), *rows)

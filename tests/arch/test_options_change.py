@@ -24,7 +24,7 @@ from uma_core.engine.ahead import pays
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.engine.lib import ffi
-from uma_core.engine.llama.params import decode_params, encoder_shape, prefill_params, model_params, n_threads_of
+from uma_core.engine.llama.params import decode_params, encoder_shape, model_params, n_threads_of, prefill_params
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan
