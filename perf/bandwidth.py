@@ -35,13 +35,14 @@ class Reached:
     isa: str
 
 
-def measure(model: str, threads: int, rounds: int) -> Reached:
+def measure(model: str, threads: int, rounds: int, isa: str = "auto") -> Reached:
     """Of one stream at the begin of its context.
 
     Blocks: a load, then some hundreds of ms a round. Raises: ValueError where nothing is repacked.
     """
     path = Path(model) if model.endswith(".gguf") else ensure(model)
-    engine = GraphEngine(str(path), EngineOptions(engine="graph", threads=threads, n_seq=1, n_ctx=512, prefill_lanes=0))
+    options = EngineOptions(engine="graph", threads=threads, n_seq=1, n_ctx=512, prefill_lanes=0, isa=isa)
+    engine = GraphEngine(str(path), options)
     try:
         memory = engine.repacked_memory()
         if memory is None:

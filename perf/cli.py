@@ -400,9 +400,9 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
 @click.argument("models", nargs=-1, metavar="[SHAPE|PATH...]")
 @click.option("--threads", default=2, show_default=True, help="Compute threads, and threads of the plain read.")
 @click.option("--rounds", default=15, show_default=True, help="Steps and reads, in turn.")
-def bandwidth(models: tuple[str, ...], threads: int, rounds: int) -> None:
-    """Tell what share of the memory's speed one stream's steps reach (UMA_ISA chooses other kernels); default: 1B
-    Q8_0 and Q4_K_M.
+@click.option("--isa", envvar="UMA_ISA", default="auto", show_default=True, help="Kernels of another instruction set.")
+def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> None:
+    """Tell what share of the memory's speed one stream's steps reach; default: 1B Q8_0 and Q4_K_M.
     """
     from perf.bandwidth import measure  # loads the engine
 
@@ -410,7 +410,7 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int) -> None:
     click.echo("| --- | --- | --- | --- | --- | --- |")
     for model in models or ("1b-q8_0", "1b-q4_k_m"):
         try:
-            found = measure(model, threads, rounds)
+            found = measure(model, threads, rounds, isa)
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         columns = (f"{s.median:.3g} ({s.low:.3g} to {s.high:.3g})" for s in (found.step, found.read, found.share))
