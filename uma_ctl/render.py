@@ -140,7 +140,7 @@ def _queues(fields: Fields) -> str:
         for name, priority in sub(fields, "lanes").items()
         if isinstance(priority, Mapping)
     ]
-    return table(("lane", "queued", "active", "oldest wait"), rows) if rows else ""
+    return table(("priority", "queued", "active", "oldest wait"), rows) if rows else ""
 
 
 def _latency(fields: Fields) -> str:
@@ -276,7 +276,7 @@ def sessions(items: Sequence[Fields]) -> str:
         )
         for s in items
     ]
-    return table(("request", "conn", "lane", "phase", "prompt", "answer", "age", "client"), rows)
+    return table(("request", "conn", "priority", "phase", "prompt", "answer", "age", "client"), rows)
 
 
 def metrics(fields: Fields) -> str:

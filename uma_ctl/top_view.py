@@ -97,7 +97,7 @@ def _memory(board: Dashboard, width: int) -> RenderableType:
 
 def _streams(board: Dashboard) -> RenderableType:
     table = Table(expand=True, box=None)
-    for heading in ("request", "conn", "client", "lane", "phase", "prompt", "answer", "age"):
+    for heading in ("request", "conn", "client", "priority", "phase", "prompt", "answer", "age"):
         table.add_column(heading, no_wrap=True)
     for i, s in enumerate(board.sessions):
         cells = (
