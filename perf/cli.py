@@ -402,8 +402,7 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
 @click.option("--rounds", default=15, show_default=True, help="Steps and reads, in turn.")
 @click.option("--isa", envvar="UMA_ISA", default="auto", show_default=True, help="Kernels of another instruction set.")
 def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> None:
-    """Tell what share of the memory's speed one stream's steps reach; default: 1B Q8_0 and Q4_K_M.
-    """
+    """Tell what share of the memory's speed one stream's steps reach; default: 1B Q8_0 and Q4_K_M."""
     from perf.bandwidth import measure  # loads the engine
 
     click.echo("| model | kernels | weights, GB | a step reads, GB/s | a plain read, GB/s | share |")

@@ -18,6 +18,7 @@ from perf.results import (
     Results,
     csv_name,
     load,
+    machine_facts,
     merge,
     read_tokens,
     vector_unit,
@@ -258,6 +259,13 @@ def test_the_committed_pages_are_what_the_committed_results_say(tmp_path: Path) 
         assert page.read_text() == (scorecard.MEASURED.parents[1] / "docs" / page.name).read_text(), (
             "python -m perf scorecard"
         )
+
+
+def test_kernels_of_another_instruction_set_are_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UMA_ISA", raising=False)
+    plain = machine_facts()["cpu"]
+    monkeypatch.setenv("UMA_ISA", "avx2")
+    assert machine_facts()["cpu"] == f"{plain}, our kernels as with avx2"
 
 
 @pytest.mark.parametrize(
