@@ -25,9 +25,8 @@ class Rates:
         return Needs(n_seq=8, n_ctx_seq=1024 * sizing.scale)
 
     def phases(self, sizing: Sizing) -> list[Phase]:
-        asks = tuple(Ask(f"stream{i}", self.n_prompt, self.n_tokens) for i in range(8))
-        long = (Ask("prompt", self.n_long, 1),)
-        sets = {"prompt": long, "one": asks[:1], "four": asks[:4], "eight": asks}
+        sets: dict[str, tuple[Ask, ...]] = {"prompt": (Ask("prompt", self.n_long, 1),)}
+        sets |= _streams({"one": 1, "four": 4, "eight": 8}, self.n_prompt, self.n_tokens)
         return [Phase(name, scaled(chosen, sizing.scale)) for name, chosen in sets.items()]
 
     def measure(self, logs: Logs) -> Figures:
@@ -35,10 +34,8 @@ class Rates:
         return {
             **phase_figures(logs["eight"]),
             "one_itl_p50_ms": percentile(logs["one"]["stream0"].gaps_ms, 50),
-            "four_steady_tok_s": logs["four"].steady_tokens_per_s,
-            "eight_steady_tok_s": logs["eight"].steady_tokens_per_s,
             "prompt_tok_s": ratio(prompt.n_prompt * 1000.0, prompt.ttft_ms),
-            "failed_n": float(sum(log.n_failed for log in logs.values())),
+            **_steady(logs, "four", "eight"),
         }
 
 
@@ -53,14 +50,20 @@ class ManyRates:
         return Needs(n_seq=16, n_ctx_seq=512 * sizing.scale)
 
     def phases(self, sizing: Sizing) -> list[Phase]:
-        asks = tuple(Ask(f"stream{i}", self.n_prompt, self.n_tokens) for i in range(16))
-        sets = {"four": asks[:4], "sixteen": asks}
+        sets = _streams({"four": 4, "sixteen": 16}, self.n_prompt, self.n_tokens)
         return [Phase(name, scaled(chosen, sizing.scale)) for name, chosen in sets.items()]
 
     def measure(self, logs: Logs) -> Figures:
-        return {
-            **phase_figures(logs["sixteen"]),
-            "four_steady_tok_s": logs["four"].steady_tokens_per_s,
-            "sixteen_steady_tok_s": logs["sixteen"].steady_tokens_per_s,
-            "failed_n": float(sum(log.n_failed for log in logs.values())),
-        }
+        return {**phase_figures(logs["sixteen"]), **_steady(logs, "four", "sixteen")}
+
+
+def _streams(counts: dict[str, int], n_prompt: int, n_tokens: int) -> dict[str, tuple[Ask, ...]]:
+    """By phase: so many streams at once, of which a smaller phase has the first ones."""
+    asks = tuple(Ask(f"stream{i}", n_prompt, n_tokens) for i in range(max(counts.values())))
+    return {name: asks[:n] for name, n in counts.items()}
+
+
+def _steady(logs: Logs, *phases: str) -> Figures:
+    """The rates of these phases while all of their streams ran, and what failed in any phase."""
+    n_failed = sum(log.n_failed for log in logs.values())
+    return {f"{name}_steady_tok_s": logs[name].steady_tokens_per_s for name in phases} | {"failed_n": float(n_failed)}

@@ -52,25 +52,22 @@ def test_nobody_outside_works_out_a_streams_limits() -> None:
     assert users == []
 
 
+def lines_with(pattern: str, folder: Path, without: str = r"(?!)") -> list[str]:
+    """Of a folder's modules, the lines in which something matches; what matches `without` is not looked at."""
+    return [
+        f"{path.relative_to(folder)}:{number}: {line.strip()}"
+        for path in sorted(folder.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(pattern, re.sub(without, "", line), re.IGNORECASE)
+    ]
+
+
 def test_retired_words_stay_out() -> None:
-    found = [
-        f"{path.relative_to(POLICY)}:{number}: {line.strip()}"
-        for path in sorted(POLICY.rglob("*.py"))
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if re.search(RETIRED, line, re.IGNORECASE)
-    ]
-    assert found == []
+    assert lines_with(RETIRED, POLICY) == []
 
 
-def test_a_priority_and_a_prefill_slot_are_called_so() -> None:
+@pytest.mark.parametrize("package", ["uma_core", "uma_ctl", "uma_gateway"])
+def test_a_priority_and_a_prefill_slot_are_called_so(package: str) -> None:
     """`lane` is left only where a field, a metric's label or an option has that name for those who use it."""
-    root = POLICY.parent.parent
     names = r"auto_lane_tokens|lane_ceiling|prefill_lanes|_LANE\b|[\"'`{]lanes?[\"'`]|\blane=|lanes\.LANE"
-    found = [
-        f"{path.relative_to(root)}:{number}: {line.strip()}"
-        for package in ("uma_core", "uma_ctl", "uma_gateway")
-        for path in sorted((root / package).rglob("*.py"))
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if re.search(r"\blanes?\b|_lanes?\b|\blanes?_", re.sub(names, "", line), re.IGNORECASE)
-    ]
-    assert found == []
+    assert lines_with(r"\blanes?\b|_lanes?\b|\blanes?_", POLICY.parents[1] / package, names) == []

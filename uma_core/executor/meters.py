@@ -44,8 +44,8 @@ class Meters:
         self.accepted = {priority: registry.counter(m.REQUESTS_ACCEPTED, lane=name) for priority, name in names.items()}
         self.ended = {reason: registry.counter(m.REQUESTS, reason=reason.value) for reason in FinishReason}
         self.queue_wait = {priority: registry.histogram(m.QUEUE_WAIT, lane=name) for priority, name in names.items()}
-        self.ttft = {each: registry.histogram(m.TTFT, lane=name) for each, name in names.items()}
-        self.ttf5 = {each: registry.histogram(m.TTF5, lane=name) for each, name in names.items()}
+        self.ttft = {priority: registry.histogram(m.TTFT, lane=name) for priority, name in names.items()}
+        self.ttf5 = {priority: registry.histogram(m.TTF5, lane=name) for priority, name in names.items()}
         self.inter_token = {priority: registry.histogram(m.INTER_TOKEN, lane=name) for priority, name in names.items()}
         self.step = registry.histogram(m.CONSTRAINT_STEP)
         self.steps_ns: list[int] = []  # of constrained tokens, not booked yet

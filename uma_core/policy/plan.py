@@ -47,8 +47,8 @@ class TbtDecision(NamedTuple):
     holds_rows: bool  # background streams could have been served, and some were not
     kind: str  # why the gap holds more than the streams' own rows: nothing, normal, long, urgent, forced
     round_ns: int  # predicted decode round of all interactive streams
-    everyday_ns: int  # everyday limit
-    long_ns: int  # long limit
+    everyday_ns: int  # limit of an everyday gap
+    long_ns: int  # limit of a long one
     room_ns: int  # time for other work in an everyday gap
     long_room_ns: int  # ... and in a long one
     need_ns: int  # shortest piece, chunk or row that was looked at; 0: nothing was
