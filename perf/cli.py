@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -340,6 +341,34 @@ def replay(
     click.echo(f"times are in steps of one stream without drafts: {alone_ms:.2f} ms")
     for case in cases:
         click.echo(replaying.words(case, rows[case, replaying.ON], rows[case, replaying.OFF], alone_ms))
+
+
+@main.command()
+@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("tasks", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--draft", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A draft model's GGUF.")
+@click.option("--kinds", default="edit,tools,json,chat", show_default=True, help="Which tasks.")
+@click.option("--streams", default="1,4", show_default=True, help="How many at a time.")
+@click.option("--repeats", default=5, show_default=True, help="Each has tasks of its own.")
+@click.option("--out", type=_FOLDER, default=_OUT / "answers", show_default=True, help="Folder for logs.")
+def answers(
+    model: Path, tasks: tuple[Path, ...], draft: Path | None, kinds: str, streams: str, repeats: int, out: Path
+) -> None:
+    """Compare tokens a second of a trained MODEL that answers TASKS (JSON lines of kind, messages, tools, answer), with
+    speculation and without, beside llama-server's own modes.
+    """
+    from perf import answers as answering
+
+    rows = [json.loads(line) for path in tasks for line in path.read_text().splitlines()]
+    rows = [row for row in rows if row["kind"] in kinds.split(",")]
+    named, counts = answering.labels(draft), [int(n) for n in streams.split(",")]
+    found: dict[tuple[str, int, str], list[answering.Figures]] = {}
+    try:
+        for kind, n, name, figures in answering.measure(model, rows, named, counts, repeats, out / "logs"):
+            found.setdefault((kind, n, name), []).append(figures)
+    except (ServerError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(answering.table(found, list(named)))
 
 
 @main.command()

@@ -53,16 +53,22 @@ class Settings:
         return self.n_seq * self.n_ctx_seq
 
 
+def _file_name(label: str) -> str:
+    """A label may hold paths."""
+    return label.replace(":", "-").replace("/", "-")
+
+
 class Server(ABC):
     """One server process. `start` returns when it answers."""
 
     def __init__(self, label: str, settings: Settings, folder: Path) -> None:
         self.label = label  # as the user wrote it: name[:variant]
         self.settings = settings
-        self.log_path = folder / f"{label.replace(':', '-')}.log"
+        self.log_path = folder / f"{_file_name(label)}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._is_known = False  # it was started before
+        self.cwd: Path | None = None
 
     @abstractmethod
     def command(self) -> list[str]: ...
@@ -95,6 +101,7 @@ class Server(ABC):
         self._process = subprocess.Popen(
             self.command(),
             env=self.environ(),
+            cwd=self.cwd,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -180,19 +187,22 @@ def free_port() -> int:
 
 class UmaServer(Server):
     """Our daemon. Variants: `default`, `no-STAGE` (that policy stage left out), `without-MECHANISM` (perf/ablation.py),
-    `guard-off`, or `OPTION=VALUE[,...]`.
+    `guard-off`, `at=FOLDER` (another checkout, built), or `OPTION=VALUE[,...]`.
     """
 
     def __init__(self, label: str, settings: Settings, folder: Path) -> None:
+        folder = folder.resolve()  # the daemon may run elsewhere
         super().__init__(label, settings, folder)
         self._n_refused = 0  # by processes that have ended
         self._variant = label.partition(":")[2]
-        self.socket_path = folder / f"{label.replace(':', '-')}.sock"
+        at = [part[3:] for part in self._variant.split(",") if part.startswith("at=")]
+        self.cwd = Path(at[0]).resolve() if at else None  # where Python looks for the package first
+        self.socket_path = folder / f"{_file_name(label)}.sock"
         if len(os.fsencode(self.socket_path)) > 100:  # the system's limit on such paths is about 104 bytes
             self.socket_path = (
                 Path(os.environ.get("TMPDIR") or "/tmp") / f"uma-perf-{os.getpid()}-{abs(hash(label)) % 10**6}.sock"
             )
-        self._cache_dir = folder / f"{label.replace(':', '-')}-kv"
+        self._cache_dir = folder / f"{_file_name(label)}-kv"
 
     def command(self) -> list[str]:
         s = self.settings
@@ -221,9 +231,8 @@ class UmaServer(Server):
         return int(self.counters().get("alloc_warnings_total", 0))
 
     def _variant_flags(self) -> list[str]:
-        parts = [
-            part for part in self._variant.split(",") if part not in ("", "default") and not part.startswith("without-")
-        ]
+        mine = ("without-", "at=")
+        parts = [p for p in self._variant.split(",") if p not in ("", "default") and not p.startswith(mine)]
         return [flag for part in parts for flag in _flag(part)]
 
     def endpoint(self) -> Endpoint:
@@ -379,19 +388,33 @@ class HttpServer(Server):
         return is_answered(f"http://127.0.0.1:{self.port}{self.ready_path}")
 
 
-_LLAMA_VARIANTS = {"default": [], "b64": ["-b", "64", "-ub", "64"], "kvu": ["-kvu"]}
+_LLAMA_VARIANTS = {
+    "default": [],
+    "b64": ["-b", "64", "-ub", "64"],
+    "kvu": ["-kvu"],
+    "ngram-simple": ["--spec-type", "ngram-simple"],
+    "ngram-mod": ["--spec-type", "ngram-mod"],
+}
 
 
 class LlamaServer(HttpServer):
-    """llama.cpp's own server, of the source that UMA Serve is built from."""
+    """llama.cpp's own server, of the source that UMA Serve is built from.
+
+    Variants: `_LLAMA_VARIANTS`, and `draft=PATH`, the GGUF of a draft model.
+    """
 
     def __init__(self, label: str, settings: Settings, folder: Path, binary: Path) -> None:
         super().__init__(label, settings, folder)
         self._binary = binary
         variant = label.partition(":")[2] or "default"
-        if variant not in _LLAMA_VARIANTS:
-            raise ServerError(f"llama-server has no variant {variant!r}; there are: {', '.join(_LLAMA_VARIANTS)}")
-        self._flags = _LLAMA_VARIANTS[variant]
+        draft = variant.removeprefix("draft=")
+        if draft != variant:
+            self._flags = ["--spec-type", "draft-simple", "--model-draft", draft]
+        elif variant in _LLAMA_VARIANTS:
+            self._flags = _LLAMA_VARIANTS[variant]
+        else:
+            names = ", ".join(_LLAMA_VARIANTS)
+            raise ServerError(f"llama-server has no variant {variant!r}; there are: {names}, draft=PATH")
 
     def command(self) -> list[str]:
         s = self.settings
@@ -412,7 +435,7 @@ class LlamaCppPythonServer(HttpServer):
     def __init__(self, label: str, settings: Settings, folder: Path, script: Path) -> None:
         super().__init__(label, settings, folder)
         self._script = script
-        self._config = folder / f"{label.replace(':', '-')}.json"
+        self._config = folder / f"{_file_name(label)}.json"
 
     def command(self) -> list[str]:
         s = self.settings

@@ -25,6 +25,15 @@ def test_openmp_is_a_switch(pin: Pin, monkeypatch: pytest.MonkeyPatch, value: st
     assert cmake_build.cmake_flags(pin, "cpu")["GGML_OPENMP"] == expected
 
 
+@pytest.mark.parametrize(("words", "expected"), [("avx512_vnni amx_tile amx_int8", True), ("avx512_vnni", False)])
+def test_amx_is_left_out_where_the_processor_has_it(
+    pin: Pin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, expected: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {words}\n")
+    monkeypatch.setattr(cmake_build, "CPU_INFO", tmp_path / "cpuinfo")
+    assert ("-mno-amx-tile" in cmake_build.cmake_flags(pin, "cpu").get("CMAKE_CXX_FLAGS", "")) is expected
+
+
 def test_a_portable_build_uses_nothing_of_this_processor(pin: Pin, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cmake_build.is_portable()
     monkeypatch.setenv("UMA_BUILD", "portable")
