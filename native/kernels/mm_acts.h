@@ -2,7 +2,8 @@
 // them.
 //
 // A tile of r rows: q [n_in / ACT_GROUP][r][ACT_GROUP] s8, then per group of `sub` columns d [r] f32 and c [r] (s32:
-// what the product starts from; f32 for types with a minimum: d times the sum of q). Tiles follow each other.
+// what the product starts from; f32 for types with a minimum: the sum of q, times d where d is that group's own). Tiles
+// follow each other.
 #ifndef UMA_MM_ACTS_H
 #define UMA_MM_ACTS_H
 
@@ -21,6 +22,9 @@ struct part { // of a tile, from some column on
     int8_t * q;
     float * dc;
 };
+
+// Whether activations have one scale per 256 columns, else one per 32.
+static inline bool is_by_256(enum uma_type type) { return uma_type_info(type).act_block == 256; }
 
 static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
     return (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
@@ -114,7 +118,7 @@ static inline void put_acts(const struct part * t, int r, int64_t col, const int
         float * dc = t->dc + (col / info.sub + s) * 2 * t->n_rows + r;
         const int32_t sum = sum_s8(q + s * info.sub, info.sub);
         const int32_t start = -offset * sum;
-        const float scaled = d * (float)sum;
+        const float scaled = is_by_256(type) ? (float)sum : d * (float)sum;
         dc[0] = d;
         memcpy(dc + t->n_rows, info.has_min ? (const void *)&scaled : (const void *)&start, 4);
     }

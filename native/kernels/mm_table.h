@@ -79,7 +79,8 @@ static void start_fetching(const struct uma_mm * mm, int64_t out, int n_panels, 
 // y for the n weight rows (at most V_LANES a panel) from `out`.
 static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct scratch * s) {
     const int n_panels = (n + V_LANES - 1) / V_LANES;
-    tile_fn * product = TILES[n_panels - 1][is_in_place(mm) ? kind_in_place(mm->type) : kind_of_bytes(mm->type)];
+    const enum kind kind = is_in_place(mm) ? kind_in_place(mm->type) : kind_of_bytes(mm->type);
+    tile_fn * product = TILES[n_panels - 1][is_by_256(mm->type)][kind];
     memset(s->acc, 0, (size_t)mm->n_rows * ACC_ROW * 4);
     start_fetching(mm, out, n_panels, s->panels);
     for (int64_t col = 0; col < mm->n_in; col += CHUNK) {
