@@ -17,7 +17,7 @@ from pathlib import Path
 from native.instructions import BASE
 from native.pin import BuildError, Pin
 from native.progress import Progress
-from native.toolchain import Toolchain
+from native.toolchain import Toolchain, cpu_identity
 
 HIDE_ARCHIVES = "-Wl,--exclude-libs,ALL"  # what static archives bring into a library stays inside (GNU ld, lld)
 
@@ -25,7 +25,6 @@ HIDE_ARCHIVES = "-Wl,--exclude-libs,ALL"  # what static archives bring into a li
 # processor with AMX the first product of ggml's AMX kernels ended the process (a general protection fault in
 # ggml_backend_amx_mul_mat). The AVX-512 kernels serve such a processor.
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-CPU_INFO = Path("/proc/cpuinfo")
 
 # what the loader looks for: libllama.so.0, libllama.0.dylib; never the namelink nor the full version
 _SONAME = re.compile(r"^lib[\w+-]+(\.so\.\d+|\.\d+\.dylib)$")
@@ -44,12 +43,13 @@ def cmake_flags(pin: Pin, backend: str) -> dict[str, str]:
         # other's symbols half of one works on the locale of another: llama.cpp's loader crashed so. Hidden, each is
         # whole.
         flags["CMAKE_SHARED_LINKER_FLAGS"] = flags["CMAKE_MODULE_LINKER_FLAGS"] = HIDE_ARCHIVES
-    if not is_portable() and has_amx():
-        flags["CMAKE_C_FLAGS"] = flags["CMAKE_CXX_FLAGS"] = NO_AMX
     if is_portable():
         flags["GGML_NATIVE"] = "OFF"
         if has_variants(True):
             flags |= BASE.cmake_flags()
+    elif "amx_tile" in cpu_identity():
+        for variable in ("CFLAGS", "CXXFLAGS"):  # CMake reads the user's only where these are not set
+            flags[f"CMAKE_{variable.removesuffix('FLAGS')}_FLAGS"] = f"{os.environ.get(variable, '')} {NO_AMX}".strip()
     if backend != "cpu":
         flags["CMAKE_INSTALL_RPATH_USE_LINK_PATH"] = "ON"  # vendor libraries are found where they were linked
     # without these the libraries would name the commit of whatever git tree surrounds the build folder
@@ -57,11 +57,6 @@ def cmake_flags(pin: Pin, backend: str) -> dict[str, str]:
     flags["LLAMA_BUILD_NUMBER"] = "0"
     flags["GIT_EXE"] = ""
     return flags
-
-
-def has_amx() -> bool:
-    """Whether this processor has AMX, so that a compiler knows it and a build for this processor would use it."""
-    return CPU_INFO.is_file() and "amx_tile" in CPU_INFO.read_text(errors="replace")
 
 
 def extra_arguments() -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 from perf.driver import Driver, Endpoint
 from perf.load import Ask, Phase
 from perf.peers import OURS, PEER, is_ours, make_server
+from perf.report import markdown_table
 from perf.servers import LlamaServer, Server, ServerError, Settings, running
 from perf.stats import StreamLog, spread
 from perf.wire import frame, http_request
@@ -156,12 +157,12 @@ def table(found: dict[tuple[str, int, str], list[Figures]], names: list[str]) ->
     """Tokens a second as multiples of ours without speculation in the same repeat: median, from the least to the
     greatest.
     """
-    lines = ["| tasks | streams | ours, tokens/s | " + " | ".join(names[1:]) + " |", "| --- " * (len(names) + 2) + "|"]
+    rows = []
     for kind, n in dict.fromkeys((kind, n) for kind, n, _ in found):
         base = found[kind, n, names[0]]
-        cells = [f"{spread(f.tok_s for f in base).median:.0f}"]
+        cells = [kind, str(n), f"{spread(f.tok_s for f in base).median:.0f}"]
         for name in names[1:]:
             s = spread(f.tok_s / b.tok_s for f, b in zip(found[kind, n, name], base, strict=True))
             cells.append(f"{s.median:.2f} ({s.low:.2f} to {s.high:.2f})")
-        lines.append(f"| {kind} | {n} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(["tasks", "streams", "ours, tokens/s", *names[1:]], rows)

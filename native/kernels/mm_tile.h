@@ -202,8 +202,8 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
 }
 
 // acc[row][V_PANELS * V_LANES] += the product of NP panels and R rows over n columns. by_256: activations have one
-// scale per 256 columns, so it is applied to their sum (2 cores with AVX-512: a prompt by Q6_K is read 1.10 and 1.12
-// times as fast as with a scale per sub-block).
+// scale per 256 columns, so it is applied to their sum (2 cores with AVX-512: a prompt is read 1.12 times as fast
+// with Q6_K as it was when each sub-block was scaled).
 V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc, int64_t n, const int R, const int NP,
     const enum kind kind, const bool by_256) {
     const int sub = kind == KIND_U6_SUB16 || kind == KIND_N6 ? 16 : 32;

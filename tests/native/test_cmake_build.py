@@ -27,11 +27,18 @@ def test_openmp_is_a_switch(pin: Pin, monkeypatch: pytest.MonkeyPatch, value: st
 
 @pytest.mark.parametrize(("words", "expected"), [("avx512_vnni amx_tile amx_int8", True), ("avx512_vnni", False)])
 def test_amx_is_left_out_where_the_processor_has_it(
-    pin: Pin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, expected: bool
+    pin: Pin, monkeypatch: pytest.MonkeyPatch, words: str, expected: bool
 ) -> None:
-    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {words}\n")
-    monkeypatch.setattr(cmake_build, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cmake_build, "cpu_identity", lambda: f"x86_64 fpu {words}")
     assert ("-mno-amx-tile" in cmake_build.cmake_flags(pin, "cpu").get("CMAKE_CXX_FLAGS", "")) is expected
+
+
+def test_leaving_amx_out_keeps_the_flags_of_the_user(pin: Pin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cmake_build, "cpu_identity", lambda: "x86_64 amx_tile")
+    monkeypatch.setenv("CFLAGS", "-O1")
+    monkeypatch.setenv("CXXFLAGS", "-O2")
+    flags = cmake_build.cmake_flags(pin, "cpu")
+    assert flags["CMAKE_C_FLAGS"].startswith("-O1 -mno") and flags["CMAKE_CXX_FLAGS"].startswith("-O2 -mno")
 
 
 def test_a_portable_build_uses_nothing_of_this_processor(pin: Pin, monkeypatch: pytest.MonkeyPatch) -> None:
