@@ -59,6 +59,16 @@ def test_variant_sets_options(tmp_path: Path) -> None:
     assert command[-4:] == ["--bmt-budget", "auto", "--guard-cap", "1.5"]
 
 
+def test_another_checkout_is_a_variant_with_options_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    server = UmaServer(f"uma:at={tmp_path}/other,guard_cap=1.5", settings(tmp_path), folder)
+    plain = UmaServer("uma:guard_cap=1.5", settings(tmp_path), folder)
+    command = server.command()
+    assert len(command) == len(plain.command()) and command[-2:] == ["--guard-cap", "1.5"]
+    assert server.cwd == tmp_path / "other" and plain.cwd is None
+    assert server.log_path.parent == folder, "a path in a label adds no folders"
+
+
 def test_ours_gets_a_cache_directory_where_a_scenario_wants_one(tmp_path: Path) -> None:
     command = UmaServer("uma", replace(settings(tmp_path), has_disk=True), tmp_path).command()
     assert command[command.index("--cache-dir") + 1] == str(tmp_path / "uma-kv")
