@@ -126,11 +126,24 @@ def test_a_step_may_take_as_many_limits_as_it_brings_tokens_and_no_pause() -> No
     calm = {"cost": dear, "memory": guarded(error=0.0, tick=999)}
     assert rows(planned(state(talking(0, survival=sure), **calm))) == {0: 7}
     assert not rows(planned(state(talking(0, survival=sure), talking(1), **calm))), "the other stream gets one token"
-    assert rows(planned(state(talking(0, survival=sure), talking(1, pace=1.8), **calm))), (
-        "it is ahead by its last steps"
+    assert rows(planned(state(talking(0, survival=sure), talking(1, ahead=0.8), **calm))), (
+        "it is ahead by what its drafts brought"
     )
-    short = SchedulerConfig(pause_cap=1.8)
+    short = SchedulerConfig(pause_cap=1.5)
     assert 0 < rows(planned(state(talking(0, survival=sure), config=short, **calm)))[0] < 6
+
+
+def test_a_stream_without_drafts_is_held_up_for_what_it_is_ahead() -> None:
+    """Beside one that drafts all the time: its steps exceed the limit of one token by a token in all."""
+    sure = (0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.86)
+    ahead, lost = 1.0, 0.0
+    for tick in range(60):
+        at = state(talking(0, survival=sure, ahead=8.0), talking(1, ahead=ahead), memory=guarded(error=0.0, tick=tick))
+        plan = planned(at)
+        assert plan.guard is not None
+        lost += max(0.0, gap_ns(at, plan) / plan.guard.everyday_ns - 1.0)
+        ahead = max(0.0, ahead - plan.stretch)
+    assert 0.5 < lost <= 1.01
 
 
 def most_ns(at: SchedulerState, plan: Plan) -> int:

@@ -203,7 +203,7 @@ class Executor:
         self.output.constraints.next_tick()
         if self._groups_waiting:
             self._follow()
-        likeliest = self._speculator.propose() if self._speculator is not None else 0.0
+        likeliest = self._speculator.propose(self.last_plan.stretch) if self._speculator is not None else 0.0
         has_drafts = likeliest > 0.0 and likeliest >= self.last_plan.draft_floor
         can_repeat = self._n_repeats and self._n_changes == self.table.n_changes and not has_drafts
         if can_repeat and not any(r.is_every_tick for r in self.recorders):

@@ -78,6 +78,7 @@ class Plan(NamedTuple):
     bmt_bytes: int = 0  # estimate of what the tick moves through memory; 0: no such stage
     bmt_budget: int = 0  # what it may move; 0: no budget
     draft_ns: int = 0  # what drafts, and making them, add to what the latency guard planned
+    stretch: float = 0.0  # by how many times one token's limit the drafts' calls exceed it
     draft_floor: float = 0.0  # a first draft token less likely than this would get no row of this plan
     drafting: tuple[tuple[int, int], ...] = ()  # (sid, tokens) that the draft model drafts after the decode calls ...
     drafting_ns: int = 0  # ... in so much time, reading what it has not seen yet included

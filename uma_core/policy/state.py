@@ -51,7 +51,8 @@ class SessionView(NamedTuple):
     survival: tuple[float, ...] = ()
     # the same of what the draft model would draft for the next step; (): it is not asked
     draft_rates: tuple[float, ...] = ()
-    pace: float = 1.0  # tokens that a step brings it, of late: more than one where drafts hold
+    # tokens that its drafts have brought it beyond what longer steps took from it: others' drafts may stretch its steps
+    ahead: float = 0.0
 
     @property
     def n_left(self) -> int:

@@ -65,11 +65,11 @@ class Matcher(Protocol):
 
 # A token reads twenty of them with nothing in the processor's caches: as slots they lie side by side.
 ATTRIBUTES = (
-    "_view adapters answer asks_model bans cache_version cached_hint cached_own cached_seq chunk_fraction client "
+    "_view adapters ahead answer asks_model bans cache_version cached_hint cached_own cached_seq chunk_fraction client "
     "conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given group "
     "id index is_forced is_plain is_shifting is_silent is_waiting priority logprob_sum logprobs looks_up matcher "
     "message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped n_folded n_full n_given n_head "
-    "n_max n_paced n_past n_prompt n_rest n_seen n_unverified pace parked parts phase pid preserved_tokens prompt "
+    "n_max n_past n_prompt n_rest n_seen n_settled n_unverified parked parts phase pid preserved_tokens prompt "
     "reason request restore_ns sampler scoring seed seq_id sid speculates stop_tokens t_admitted_ns t_back_ns "
     "t_first_ns t_held_ns t_last_ns t_progress_ns t_queued_ns t_received_ns text thinking transfer uid was_forced"
 )
@@ -137,8 +137,8 @@ class Session:
         self.asks_model = False  # the draft model may draft for it
         self.model_drafts: Any = None  # what it drafts with: a uma_core.speculation.model.ModelSource
         self.draft_rates: tuple[float, ...] = ()  # how likely what it would draft now is to be drawn
-        self.pace = 1.0  # tokens that a step brings it, of late
-        self.n_paced = 0  # tokens that are in this
+        self.ahead = 0.0  # tokens that drafts have brought it beyond what longer steps took from it
+        self.n_settled = 0  # tokens that are in this
         self.n_drafted = self.n_accepted = 0  # draft tokens that were verified, and of them those that held
         self.n_unverified = 0  # positions of its sequence after n_past: drafts that are not accepted yet
         self.n_rest = 0  # ticks to skip, for its grammar took long
@@ -352,7 +352,7 @@ class Session:
                 is_embedding=self.embedding is not None,
                 survival=self.draft.survival,
                 draft_rates=self.draft_rates,
-                pace=self.pace,
+                ahead=self.ahead,
             )
         return view
 

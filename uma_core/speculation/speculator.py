@@ -29,8 +29,10 @@ class DraftSource(Protocol):
 NewSource = Callable[[Session], DraftSource]
 
 
-# by which a stream's pace follows its last step: it forgets in some eight steps that drafts held; not tuned
-PACE_PART = 1 / 8
+# Tokens that a stream may be ahead: what it saves for steps that others' drafts stretch. A step of eight rows of four
+# streams takes 0.2 to 0.3 of one, so that is some thirty steps of something new. Not tuned.
+AHEAD_MOST = 8.0
+AHEAD_FIRST = 1.0  # what a new stream has of them, or nobody could begin where each waits for the others' drafts
 
 
 class Speculator:
@@ -75,12 +77,13 @@ class Speculator:
         session.asks_model = self.model is not None and (mode == DRAFT or is_auto)
         session.speculates = mode != OFF and session.bans is None  # what is taken back was seen by all sources
         if session.speculates:
+            session.ahead = AHEAD_FIRST
             self._live[session.sid] = session
 
-    def propose(self) -> float:
+    def propose(self, stretch: float = 0.0) -> float:
         """Look for drafts of the sessions that decode: how likely the likeliest first token is.
 
-        Prompts that are being read are taken in.
+        Prompts that are being read are taken in. `stretch`: of the plan that was carried out last.
         """
         best = 0.0
         if not self._live:
@@ -88,6 +91,7 @@ class Speculator:
         self._history.feed()
         for session in self._live.values():
             if session.phase is Phase.DECODE:
+                _settle(session, stretch)
                 self._update(session)
                 if session.draft.survival:
                     best = max(best, session.draft.survival[0])
@@ -102,10 +106,6 @@ class Speculator:
         return source
 
     def _update(self, session: Session) -> None:
-        n_new = len(session.generated) - session.n_paced
-        if n_new > 0:
-            session.pace += PACE_PART * (n_new - session.pace)
-        session.n_paced += n_new
         n_most = min(self._settings.n_most, session.n_draft_most)
         session.draft, session.draft_rates = NO_DRAFT, ()
         if session.scoring is None:
@@ -152,6 +152,14 @@ class Speculator:
             session.model_drafts = None
         if session.looks_up:
             self._history.add(session.client, session.generated)
+
+
+def _settle(session: Session, stretch: float) -> None:
+    """Count what the last step brought it, and what the step's length took."""
+    n_new = len(session.generated) - session.n_settled
+    if n_new > 0:
+        session.ahead = max(0.0, min(AHEAD_MOST, session.ahead + n_new - 1 - stretch))
+        session.n_settled += n_new
 
 
 def _known(session: Session) -> Sequence[TokenId]:

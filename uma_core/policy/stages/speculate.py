@@ -6,7 +6,8 @@ streams. Beside interactive streams the step stays within their everyday limit, 
 included; a gap that is long already gets none. Of an everyday gap that reads a prompt in pieces, drafts may take what
 one piece leaves; of a prompt's rows in the streams' own call, half. Where nobody else has anything of the gap, the
 everyday limit is each token's: a step may take k times as long, up to a long gap's length, where it is to bring every
-stream k tokens, or where a stream's last steps brought so many: one that finds no draft for a moment holds up nobody.
+stream k tokens. A stream for which it brings fewer pays with the tokens that it is ahead: those that its drafts brought
+it before. So one that finds no draft for a moment holds up nobody, and one that never drafts is not held up.
 """
 
 from __future__ import annotations
@@ -68,13 +69,12 @@ def _room(state: SchedulerState, plan: Plan) -> Room:
     views = [v for v in state.sessions if v.sid in planned]
     own_call_ns = guard.need_ns if any(i.mode is PrefillMode.OWN_CALL for i in plan.items) else 0
     taken_ns = rows_time(state, views) + plan.run_ns - _spare(plan) + own_call_ns
-    limit_ns = guard.round_ns + guard.room_ns
-    everyday_ns = limit_ns - taken_ns
+    everyday_ns = guard.round_ns + guard.room_ns - taken_ns
     has_others = (
         plan.run_ns or own_call_ns or plan.transfer_ns or any(v.priority is not Priority.INTERACTIVE for v in views)
     )
-    long_ns = everyday_ns if has_others else max(everyday_ns, guard.long_room_ns)
-    return Room(everyday_ns, long_ns, limit_ns, guard.round_ns)
+    long_ns = everyday_ns if has_others else max(everyday_ns, guard.long_ns - taken_ns)
+    return Room(everyday_ns, long_ns, guard.everyday_ns, guard.round_ns)
 
 
 def _spare(plan: Plan) -> int:
@@ -110,7 +110,9 @@ def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView],
     items = [i._replace(n_tokens=1 + n_drafts[i.sid]) if n_drafts[i.sid] else i for i in plan.items]
     items = [i._replace(n_tokens=i.n_tokens - n_taken) if i.mode is PrefillMode.MIXED else i for i in items]
     note = f"speculate: {sum(n_drafts.values())} draft tokens of {sum(map(bool, n_drafts.values()))} streams"
-    return _spend(plan._replace(items=tuple(items)).note(note), draft_ns, room_ns), room_ns - draft_ns
+    stretch = max(0.0, (room.round_ns + draft_ns) / max(1, room.limit_ns) - 1.0) if draft_ns else 0.0
+    plan = plan._replace(items=tuple(items), stretch=stretch).note(note)
+    return _spend(plan, draft_ns, room_ns), room_ns - draft_ns
 
 
 def _spend(plan: Plan, ns: int, room_ns: int) -> Plan:
@@ -149,7 +151,7 @@ def _allot(
         chosen.append(sid)
         tokens[sid] += survival
         more_ns = call_ns - alone_ns
-        n_brought = min(max(n_tokens, views[sid].pace) for sid, n_tokens in tokens.items())
+        n_brought = min(n_tokens + views[sid].ahead for sid, n_tokens in tokens.items())
         if more_ns <= room.everyday_ns or room.round_ns + more_ns <= n_brought * room.limit_ns:
             n_kept, kept_ns = len(chosen), more_ns
     for sid in chosen[:n_kept]:
