@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from uma_core import models
 from uma_core.errors import ErrorCode, UmaError
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def test_the_embedded_model_is_the_one_that_the_recipe_describes():
     path = models.default_model_path()
-    readme = (path.parent / "recipe" / "README.md").read_text()
+    readme = (ROOT / "docs" / "recipe" / "work" / "README.md").read_text()
     (n_bytes,) = re.findall(rf"\| `{re.escape(path.name)}` \|.*?\| ([\d,]+) \|", readme)[-1:]
     with path.open("rb") as file:
         assert file.read(4) == b"GGUF"

@@ -19,7 +19,7 @@ from uma_ctl.client import Client, Event
 from uma_ctl.errors import CtlError
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ROOT / "uma_core" / "models" / "uma-tiny-q8_0.gguf"
+TINY = ROOT / "uma_core" / "models" / "uma-work-q8_0.gguf"
 MOE = ROOT / "tests" / "data" / "models" / "uma-moe-q8_0.gguf"
 START_S = 120.0
 POLL_S = 0.05

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"uma_core", "uma_ctl", "uma_gateway", "perf", "tests", "native", "bindings", "docs"}
-RECIPE = "uma_core/models/recipe/"  # scripts that made the demonstration model; not part of the running product
+RECIPE = "docs/recipe/"  # scripts that made the demonstration model; not part of the running product
 
 # what a client may know of the daemon's package
 CLIENTS = {"uma_core._version", "uma_core.types", "uma_core.errors", "uma_core.protocol", "uma_core.endpoint"}

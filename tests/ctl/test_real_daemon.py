@@ -191,7 +191,7 @@ def test_a_failed_reload_changes_nothing_and_is_visible(ctl, tmp_path):
     assert "E_MODEL_002" in done.stderr
     shown = ctl("status").stdout
     assert "the last one failed: E_MODEL_002" in shown
-    assert "uma-tiny" in shown
+    assert "uma-work" in shown
 
 
 def test_drain_refuses_new_work_until_undrain(ctl, cli):

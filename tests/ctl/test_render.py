@@ -45,7 +45,7 @@ def test_every_figure_of_the_example_is_shown():
     shown = render.status(STATUS)
     for text in (
         "ready",
-        "uma-tiny-q8_0 (demonstration model)",
+        "uma-work-q8_0 (demonstration model)",
         "6c2f0d7b91aa40e3",
         "stream KV",
         "4 sequences",

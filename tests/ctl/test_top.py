@@ -117,7 +117,7 @@ def drawn(board: Dashboard, width: int = 120) -> str:
 
 def test_the_screen_shows_streams_priorities_pace_and_memory():
     shown = drawn(board_of(session("req-a"), session("req-b", priority="background"), n_tokens=1))
-    for text in ("ready", "uma-tiny-q8_0", "interactive: 2 active", "req-a", "background", "5/100"):
+    for text in ("ready", "uma-work-q8_0", "interactive: 2 active", "req-a", "background", "5/100"):
         assert text in shown
     for text in ("guard active", "SLO met", "1.40 ms budget", "16,384 cells, 731 used", "q quit"):
         assert text in shown

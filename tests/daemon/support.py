@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ROOT / "uma_core" / "models" / "uma-tiny-q8_0.gguf"
+TINY = ROOT / "tests" / "data" / "models" / "uma-tiny-q8_0.gguf"
 MOE = ROOT / "tests" / "data" / "models" / "uma-moe-q8_0.gguf"
 DRAFT = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
 WAIT_S = 120.0  # a test that waits so long has failed; nothing depends on its value

@@ -32,7 +32,7 @@ class Example:
 
     def __init__(self, name: str, model: str, kind: str, body: str) -> None:
         self.name = name
-        self.model = model or MODELS.get(name, "the embedded model")
+        self.model = model or MODELS.get(name, "uma-tiny")
         if kind == "json":
             self.lines = [(True, json.loads(body))]
         elif kind == "jsonl":
@@ -85,7 +85,7 @@ def arguments(model: str, folder: Path) -> list[str]:
         ]
     if model == "a model for filling in":
         return ["--model", str(write_fim(folder / "fim.gguf")), *SMALL]
-    assert model == "the embedded model", f"no test knows {model}"
+    assert model == "uma-tiny", f"no test knows {model}"
     return ["--model", str(TINY), *SMALL]
 
 

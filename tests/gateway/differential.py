@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from native.pin import load_pin
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ROOT / "uma_core" / "models" / "uma-tiny-q8_0.gguf"
+TINY = ROOT / "tests" / "data" / "models" / "uma-tiny-q8_0.gguf"
 RECORDED = ROOT / "tests" / "data" / "llama-server.json"
 GUIDE = ROOT / "docs" / "GATEWAY.md"
 ALIAS = "tiny"

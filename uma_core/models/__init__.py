@@ -1,6 +1,6 @@
 """The embedded default model: what the daemon serves when `--model` is not given.
 
-`recipe/` beside it tells from what, how and how well it was trained.
+docs/recipe tells from what, how and how well it was trained.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from uma_core.errors import ErrorCode, UmaError
 
-DEFAULT_MODEL_FILE = "uma-tiny-q8_0.gguf"
+DEFAULT_MODEL_FILE = "uma-work-q8_0.gguf"
 
 DEMO_NOTICE = (
-    "This is a demonstration model: 26 million parameters, trained on English software documentation. "
-    "It shows how the daemon serves; its answers are too often wrong to be used. "
+    "This is a demonstration model: 26 million parameters, trained to edit short texts, call tools and write JSON. "
+    "It shows how the daemon serves; it knows nothing, and its answers are too often wrong to be used. "
     "Give --model PATH.gguf (or UMA_MODEL) for real work."
 )
 
