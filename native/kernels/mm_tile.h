@@ -43,6 +43,13 @@ static inline bool is_in_place(const struct uma_mm * mm) {
     return uma_type_info(mm->type).bits == 8 || (MULTIPLIES_BITS && mm->n_rows <= V_TILE_ROWS);
 }
 
+#ifdef V_HAS_DOT_AT
+enum { V_DOTS_AT = 1 };
+#else
+enum { V_DOTS_AT = 0 };
+static inline vi vi_dot_at(vi acc, vi w, const int8_t * x) { return (void)w, (void)x, acc; }
+#endif
+
 #ifdef V_HAS_PAIRS
 // Without VNNI a product of bytes gives sums of pairs in s16. Where weights are small, several groups fit before the
 // sums have to be widened: 15 * 127 * 2 eight times, 31 * 127 * 2 four times, 63 * 127 * 2 twice.
@@ -131,6 +138,10 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
             fetch_next(p + i, kind, R, NP);
         }
         V_UNROLL for (int r = 0; r < R; r++) {
+            if (V_DOTS_AT && NP == 1) {
+                dot[0][r] = vi_dot_at(dot[0][r], w[0], q + 4 * r);
+                continue;
+            }
             const vi x = vi_bcast(q + 4 * r);
             V_UNROLL for (int i = 0; i < NP; i++)
                 dot[i][r] = kind == KIND_S8 ? vi_dot_s8(dot[i][r], w[i], x) : vi_dot_u6(dot[i][r], w[i], x);
@@ -142,6 +153,10 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
 // Group g of all rows of a tile, by one vector of one panel: to dot, or to pairs where they are summed so.
 V_INLINE void group_dots(vi dot[V_TILE_ROWS], vi w, const int8_t * q, const int g, const int R, const enum kind kind) {
     V_UNROLL for (int r = 0; r < R; r++) {
+        if (V_DOTS_AT) {
+            dot[r] = vi_dot_at(dot[r], w, q + 4 * (g * R + r));
+            continue;
+        }
         const vi x = vi_bcast(q + 4 * (g * R + r));
         if (groups_in_pairs(kind)) dot[r] = vi_pairs_u6(dot[r], w, x);
         else dot[r] = kind == KIND_NT ? vi_dot_s8(dot[r], w, x) : vi_dot_u6(dot[r], w, x);
