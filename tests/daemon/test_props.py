@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from uma_core.models import default_model_path
+
 
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 def test_props_of_a_real_model(serve_model, engine):
-    daemon = serve_model("--engine", engine)
+    daemon = serve_model("--engine", engine, model=default_model_path())
     props, status = daemon.ask("props"), daemon.status()
     assert {name: props["model"][name] for name in ("name", "path", "fingerprint", "arch")} == {
         name: status["model"][name] for name in ("name", "path", "fingerprint", "arch")
