@@ -121,7 +121,6 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
             V_UNROLL for (int g = 0; g < n_groups; g++, at += V_LANES * 4, q += 4 * R) {
                 V_UNROLL for (int i = 0; i < NP; i++) {
                     const vi w = vi_load(p[i].q + at);
-                    fetch_next(p + i, kind, R, NP);
                     V_UNROLL for (int r = 0; r < R; r++) pairs[i][r] = vi_pairs_u6(pairs[i][r], w, vi_bcast(q + 4 * r));
                 }
             }

@@ -110,7 +110,7 @@ def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView],
     items = [i._replace(n_tokens=1 + n_drafts[i.sid]) if n_drafts[i.sid] else i for i in plan.items]
     items = [i._replace(n_tokens=i.n_tokens - n_taken) if i.mode is PrefillMode.MIXED else i for i in items]
     note = f"speculate: {sum(n_drafts.values())} draft tokens of {sum(map(bool, n_drafts.values()))} streams"
-    stretch = max(0.0, (room.round_ns + draft_ns) / max(1, room.limit_ns) - 1.0) if draft_ns else 0.0
+    stretch = max(0.0, (room.round_ns + draft_ns) / max(1, room.limit_ns) - 1.0)
     plan = plan._replace(items=tuple(items), stretch=stretch).note(note)
     return _spend(plan, draft_ns, room_ns), room_ns - draft_ns
 
