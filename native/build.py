@@ -50,9 +50,8 @@ class Native:
     is_external: bool
     is_native_cpu: bool  # compiled for this CPU's own instructions
     needs: list[str] = field(default_factory=list)  # of the processor: names as native/instructions.py has them
-    variants: list[tuple[str, list[str]]] = field(
-        default_factory=list
-    )  # folders with a CPU backend for better ones, best first: what each needs
+    # folders with a CPU backend for better ones, best first: what each needs
+    variants: list[tuple[str, list[str]]] = field(default_factory=list)
     flags: dict[str, str] = field(default_factory=dict)
     extra_args: list[str] = field(default_factory=list)
     compiler: str = ""
@@ -130,9 +129,8 @@ def _from_external(folder: Path, pin: Pin, progress: Progress) -> Native:
     mirror(None, LIB_DIR, keep=(BUILD_RECORD, LIBRARY))
     version = (found.facts.llama_version, found.facts.ggml_version, found.facts.ggml_commit)
     tools, is_native_cpu = find_toolchain("cpu", needs_cmake=False), not cmake_build.is_portable()
-    needs = needed(
-        tools, cpu_flags(is_native_cpu)
-    )  # of our own part; what the installed libraries need, they do not tell
+    # of our own part: the installed libraries do not tell what they need
+    needs = needed(tools, cpu_flags(is_native_cpu))
     return Native("external", *version, str(found.lib_dir), True, is_native_cpu, needs, compiler=tools.identity)
 
 

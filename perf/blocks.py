@@ -86,10 +86,11 @@ class BlockPool:
         if kind not in self._quantised:
             import gguf
 
+            # here: files of other types are made before the bindings are built
             from uma_core.engine.lib import (
                 ffi,
                 lib,
-            )  # here: files of other types are made before the bindings are built
+            )
 
             n_weights, n_bytes, _ = BLOCKS[kind]
             weights = self._rng.standard_normal((_N_QUANTISED, n_weights), np.float32)

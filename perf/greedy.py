@@ -120,9 +120,8 @@ class Reader:
         return self._decode()
 
     def _decode(self) -> np.ndarray:
-        use_kernels(
-            self._mode.options.cpu_kernels, self._mode.options.isa
-        )  # one switch for the process, and other modes' engines beside this one
+        # one switch for the process, and other modes' engines beside this one
+        use_kernels(self._mode.options.cpu_kernels, self._mode.options.isa)
         batch = self._batch
         assert self.engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
         return self.engine.logits(0) if batch.n_rows else np.empty(0, np.float32)

@@ -32,9 +32,8 @@ class Cell:
 
     figures: list[dict[str, float]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    sizes: list[int] = field(
-        default_factory=list
-    )  # repeats by run, where runs were joined; 0: that run did not have this server
+    # repeats by run, where runs were joined; 0: that run did not have this server
+    sizes: list[int] = field(default_factory=list)
 
     def runs(self, figure: str) -> list[list[float]]:
         """`values`, run by run."""

@@ -27,6 +27,7 @@ from uma_core.types import Phase, Priority
 
 CARRIED: dict[str, type] = {cls.__name__: cls for cls in (Ledger, PolicyMemory, TbtDecision, TbtMemory)}
 DRIFTING = ("factors", "counts", "cell_ns")  # of the cost model: corrected every tick
+# of the device: different every tick
 CHANGING = (
     "free_seqs",
     "n_cells_free",
@@ -34,7 +35,7 @@ CHANGING = (
     "seq_loss_ns",
     "seq_shared",
     "draft_token_ns",
-)  # of the device: different every tick
+)
 RING_TICKS = 20_000
 US = 1000.0
 

@@ -71,9 +71,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "object": (dict,),
 }
-_GUARDED = frozenset(
-    ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")
-)  # nothing without a multiplier
+# without a multiplier these do nothing
+_GUARDED = frozenset(("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"))
 _MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
 
 

@@ -40,9 +40,8 @@ class Model:
         """Begin to load the templates: trying them takes a third of a second, which no chat shall wait for."""
         if self._templates is None:
             self._templates = asyncio.ensure_future(asyncio.to_thread(self._load_templates))
-            self._templates.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # whoever asks for them is told
+            # whoever asks for the templates gets the error
+            self._templates.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def templates(self) -> Templates:
         """Raises: ChatError, the same each time."""

@@ -82,6 +82,19 @@ static inline float quantise_32(const float * x, int8_t * q) {
     return uma_round_f16(max / 127.0f);
 }
 
+// The first of x that has this magnitude. A search for it takes as long as all else that quantises; counts of both signs
+// vectorise, and nearly always only one is there.
+static inline float first_of(const float * x, float max) {
+    int n_plus = 0, n_minus = 0, i = 0;
+    for (int k = 0; k < 256; k++) {
+        n_plus += x[k] == max;
+        n_minus += x[k] == -max;
+    }
+    if (n_plus == 0 || n_minus == 0) return n_plus > 0 ? max : -max;
+    while (x[i] != max && x[i] != -max) i++;
+    return x[i];
+}
+
 // Q8_K: the value of largest magnitude becomes -127.
 static inline float quantise_256(const float * x, int8_t * q) {
     const float max = max_magnitude(x, 256);
@@ -89,14 +102,7 @@ static inline float quantise_256(const float * x, int8_t * q) {
         memset(q, 0, 256);
         return max > 0 ? max : 0;
     }
-    float sign = 1;
-    for (int i = 0; i < 256; i++) {
-        if (x[i] == max || x[i] == -max) {
-            sign = x[i] > 0 ? 1.0f : -1.0f;
-            break;
-        }
-    }
-    const float inverse = -127.0f / (sign * max);
+    const float inverse = -127.0f / first_of(x, max);
     quantise(x, inverse, q, 256);
     return 1.0f / inverse;
 }

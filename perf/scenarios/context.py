@@ -27,9 +27,8 @@ class LongContext:
 
     def phases(self, sizing: Sizing) -> list[Phase]:
         document = Ask("document", self.n_document, self.n_answer, is_interactive=False, priority="background")
-        solo = replace(
-            self.chat.ask("chat0"), priority="interactive"
-        )  # of such a prompt nobody knows that somebody waits for it
+        # served as interactive, or nobody knows that somebody waits for it
+        solo = replace(self.chat.ask("chat0"), priority="interactive")
         reading = replace(solo, at_ms=1000.0)
         writing = Ask(
             "chat1", self.chat.n_prompt, self.chat.n_tokens, 0.0, ("document",), "first", priority="interactive"

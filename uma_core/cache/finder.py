@@ -112,9 +112,8 @@ class Finder:
         n_moved = sum(p.end - p.start for p in pieces)
         n_disk = sum(p.end - p.start for p in pieces if p.tier == DISK)
         ns = cost.transfer_ns(n_moved * self.cell_bytes) + int(n_disk * self.cell_bytes * self.disk_ns_per_byte)
-        return ns + (
-            cost.transfer_ns(n * self.cell_bytes) if self._has_prefill_slots else 0
-        )  # a prefill slot begins with a copy of its own
+        # a prefill slot begins with a copy of what is restored
+        return ns + (cost.transfer_ns(n * self.cell_bytes) if self._has_prefill_slots else 0)
 
 
 def _can_go_on(piece: Piece) -> bool:

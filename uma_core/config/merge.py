@@ -35,9 +35,8 @@ class Schema(Generic[C]):
     conflicts: Callable[[C], Iterator[tuple[str, str]]]  # (key, complaint) for values that do not fit together
     prefix: str  # of its variables
     is_foreign: Callable[[str], bool]  # a variable with that prefix that something else reads
-    presets: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # by the value of the option `preset`: option key -> value
+    # by the value of the option `preset`: option key -> value
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def by_key(self) -> dict[str, Option]:

@@ -295,9 +295,8 @@ class Batch:
         self.goes_on = False
         # instead of logits, of the same rows: no token is sampled, `Engine.hidden` has them afterwards
         self.want_hidden = False
-        self.wake_fd = (
-            -1
-        )  # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing
+        # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing
+        self.wake_fd = -1
         # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the
         # caches
         self._cells = self.tokens.data, self.pos.data, self.seq_id.data, self.want_logits.data

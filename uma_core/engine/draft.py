@@ -21,11 +21,12 @@ N_BATCH = 64  # of a prompt read at once: a stream waits for no more
 # tokens by which vocabularies of one family differ in length, as llama.cpp allows (common/speculative.cpp)
 PADDING = 128
 SPECIAL = ("bos", "eos", "eot")
+# names of memories of llama.cpp's engine that cannot drop their last tokens
 NO_WAY_BACK = (
     ".ssm.",
     ".wkv.",
     "attention.sliding_window",
-)  # memories of llama.cpp's engine that cannot drop their last tokens
+)
 
 
 def open_draft(engine: EngineOptions, path: str) -> Engine:

@@ -11,11 +11,12 @@ from typing import Any
 
 from uma_core.errors import ErrorCode, UmaError
 
+# functions that answer what `uma_built_<name>` has baked in
 _STRINGS = (
     "llama_version",
     "ggml_version",
     "ggml_commit",
-)  # functions that answer what `uma_built_<name>` has baked in
+)
 
 
 def check_bindings(ffi: Any, lib: Any) -> None:

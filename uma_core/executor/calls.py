@@ -60,12 +60,10 @@ class Calls:
         self._n_kv = 0
         self._t_run_end_ns = 0  # of this tick's prefill run, as planned
         self._t_now_ns = 0  # when the last call had returned
-        self.announce: Callable[[], None] = lambda: (
-            None
-        )  # events wait; called before the engine is entered, when the GIL comes free
-        self.wake_fd: Callable[[], int] = lambda: (
-            -1
-        )  # the same for decode calls: what the engine writes to when the GIL is free
+        # events wait; called before the engine is entered, when the GIL comes free
+        self.announce: Callable[[], None] = lambda: None
+        # the same for decode calls: what the engine writes to when the GIL is free
+        self.wake_fd: Callable[[], int] = lambda: -1
         self.on_read: Callable[[Session], None] = lambda session: None  # more of a prompt is in the session's sequence
         self.on_progress: Callable[[Session], None] = lambda session: None  # more of a prompt was computed
 
@@ -292,9 +290,8 @@ class Calls:
         outcome = engine.prefill_run(session.seq_id, self._t_run_end_ns, plan.quantum_ns, plan.min_pieces)
         now, n_chunk = self._clock.now_ns(), session.n_chunk
         share = outcome.fraction - session.chunk_fraction
-        is_sound = (
-            outcome.n_pieces > 0 and outcome.status is not PrefillStatus.FAILED
-        )  # else it tells nothing about a chunk's time
+        # otherwise the run tells nothing about a chunk's time
+        is_sound = outcome.n_pieces > 0 and outcome.status is not PrefillStatus.FAILED
         whole = cost.prefill_ns(n_chunk, session.n_past) if is_sound else 0
         self.accounting.add(
             CallReport(

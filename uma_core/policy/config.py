@@ -18,9 +18,8 @@ DEFAULT_STAGES = (
     "bmt_guard",
     "speculate",
 )
-RETIRED_STAGES = frozenset(
-    {"sweet_spot"}
-)  # still accepted where stages are listed; the cost model chooses how many rows share a call
+# still accepted where stages are listed; the cost model chooses how many rows share a call
+RETIRED_STAGES = frozenset({"sweet_spot"})
 
 
 @dataclass(frozen=True, slots=True)

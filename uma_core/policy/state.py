@@ -66,9 +66,8 @@ class DeviceView(NamedTuple):
     n_seq_max: int
     n_ctx: int
     n_ctx_seq: int
-    n_prefill_slots: (
-        int  # chunks that can be in progress at a time; 0: prompts are read by sized chunks in decode calls
-    )
+    # chunks that can be in progress at a time; 0: prompts are read by sized chunks in decode calls
+    n_prefill_slots: int
     is_unified: bool
     kv_bytes_per_cell: int
     weight_bytes: int

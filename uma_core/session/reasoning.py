@@ -48,9 +48,8 @@ class Thinking:
             self._close(len(self._text) - at)
         elif len(self._text) > 4 * len(self._end):
             self._text = self._text[-len(self._end) :]
-            while sum(self._lengths) - self._lengths[0] >= len(
-                self._text
-            ):  # only tokens of the text can still become the end's
+            # only tokens of the text can still become the end's
+            while sum(self._lengths) - self._lengths[0] >= len(self._text):
                 self._lengths.pop(0)
 
     def _close(self, n_end: int) -> None:

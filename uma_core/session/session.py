@@ -155,9 +155,8 @@ class Session:
             or self.is_silent
             or banned
         )
-        self.answer = (
-            Answer(request.stop, banned) if is_watched else None
-        )  # instead of `text`, where tokens matter one by one
+        # instead of `text`, where tokens matter one by one
+        self.answer = Answer(request.stop, banned) if is_watched else None
         self.bans = Bans(grant.n_max) if banned else None
         self.logprob_sum = 0.0  # of its tokens, where answers are ranked or told their log probabilities
         self.logprobs: list[TokenLogprob] = []  # those kept for a request that does not stream

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 # What sessions begin with and how fast they learn was chosen by `python -m perf drafts`, which replays recorded texts
 # (docs/SPECULATION.md).
 PRIOR = (0.0, 0.15, 0.4, 0.6, 0.8, 0.9, 0.95, 0.97)  # parts of the tokens that held, by the bit length of the match
-MODEL_PRIOR = (0.5,) * len(
-    PRIOR
-)  # of a draft model's tokens: 0.42 to 0.52 of four hold with the small pair of the tests
+# of a draft model's tokens: 0.42 to 0.52 of four hold with the small pair of the tests
+MODEL_PRIOR = (0.5,) * len(PRIOR)
 STEP = 0.04  # weight of a session's latest token; 0.02 to 0.08 differ by 0.2 %, 0.16 costs 1 %
 GLOBAL_STEP = 0.01  # the same for what new sessions begin with: best log loss, 3 % better than learning nothing
 

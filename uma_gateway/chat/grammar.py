@@ -454,9 +454,8 @@ class Reader:
             )
         if kind == "repetition":
             item = self._read(parser["child"])
-            least = (
-                1 if self._content is not None and item is self._content else parser["min_count"]
-            )  # no text: allowed; no JSON: not
+            # text may be empty, JSON may not
+            least = 1 if self._content is not None and item is self._content else parser["min_count"]
             most = 1 if self._one_call and self._is_call(parser["child"]) else _most(parser)
             return make.repeat(item, least, most)
         if kind == "any":

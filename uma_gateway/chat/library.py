@@ -70,9 +70,8 @@ def load() -> ctypes.CDLL:
             ChatCode.UNAVAILABLE, f"the chat library has interface {found}, {INTERFACE} is needed; {_REBUILD}"
         )
     if sys.platform == "darwin" and not threading.stack_size():
-        threading.stack_size(
-            8 << 20
-        )  # as on Linux; the 512 KB of macOS would let requests be nested 15 levels deep at most
+        # as on Linux; the 512 KB of macOS would let requests be nested 15 levels deep at most
+        threading.stack_size(8 << 20)
     text, handle, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
     answer = ctypes.c_void_p  # not c_char_p: the pointer is needed to free it
     signatures: dict[str, tuple[Any, list[Any]]] = {

@@ -103,9 +103,8 @@ class GatewayActor:
             knobs = Knobs(lost_ns=int(settings.lost_s * 1e9))
             cluster = Cluster(transport, bytes.fromhex(settings.key), knobs, settings.load_s)
             keys = Keys(config.access.api_key_file, config.access.api_key)
-            first = sorted(
-                settings.models, key=lambda model: not model.replicas
-            )  # one that is always there answers requests without a name
+            # one that is always there answers requests without a name
+            first = sorted(settings.models, key=lambda model: not model.replicas)
             return ClusterGateway(config, keys, cluster, [model.name for model in first])
 
         return App(make, (pages.FAMILY,))

@@ -215,9 +215,8 @@ class RoutedLink:
             if fields.get(name) is not None
         }
         size = len(orjson.dumps(inputs))
-        if not is_exact and (
-            size < PAGE or fields.get("cache_prompt") is False
-        ):  # no whole page, or none that may be shared
+        # too short for a page, or not to be shared
+        if not is_exact and (size < PAGE or fields.get("cache_prompt") is False):
             return (), max(1, size // 3)
         for unit in self._cluster.nearest(units, 2):
             try:
@@ -350,9 +349,8 @@ class RoutedLink:
             if code in ELSEWHERE and not self._n_refusals and self._has_others(unit):
                 self._n_refusals += 1
                 self._avoid.add(unit.name)
-                self._cluster.router.set_open(
-                    unit.name, False
-                )  # until its next digest: others need not find out by themselves
+                # nobody else tries the unit before its next digest
+                self._cluster.router.set_open(unit.name, False)
                 self._cluster.counts["rerouted"] += 1
                 return False
             self._is_done = True

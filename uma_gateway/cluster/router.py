@@ -107,9 +107,8 @@ class _Node:
     sent: dict[str, _Sent] = field(default_factory=dict)  # what it has of ours
     known: set[int] = field(default_factory=set)  # pages that it told of
     hoped: dict[int, int] = field(default_factory=dict)  # pages of what was sent, by how many requests
-    ended: deque[tuple[int, tuple[int, ...]]] = field(
-        default_factory=deque
-    )  # when requests ended, and their pages: hoped until it tells
+    # when requests ended, and their pages: hoped until it tells
+    ended: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)
 
     @property
     def n_requests(self) -> int:
@@ -132,10 +131,11 @@ class _Group:
         self.t_open_ns = 0  # when there was such a daemon, at the last look
         self.usable = [0, 0]  # by priority: the daemons that have room for a request ...
         self.warm = [0, 0]  # ... and those that have room for one that is cached there
+        # by priority and bit: load and a little for occupancy; infinite: not usable
         self.cold: tuple[list[float], list[float]] = (
             [],
             [],
-        )  # by priority and bit: load and a little for occupancy; infinite: not usable
+        )
         self.sums = [0.0, 0.0]  # loads of the usable ones, by priority
 
     def join(self, node_id: str) -> _Node:

@@ -12,9 +12,8 @@ from uma_core.engine.fake.cost import INSTANT, MS, FakeCost
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 
 EOG_EVERY = 200  # answers end after about so many tokens
-STEP = re.compile(
-    r"step-(\d+(?:\.\d+)?)ms"
-)  # a model of this name takes so long for a decode call, and a tenth of it for a prompt token
+# a model of this name takes so long for a decode call, and a tenth of it for a prompt token
+STEP = re.compile(r"step-(\d+(?:\.\d+)?)ms")
 
 
 def model_of(options: EngineOptions) -> FakeModel:

@@ -91,11 +91,12 @@ class Arena:
             lib.ggml_free(self._context)
             self._buffer = None
             ffi.release(self._base)
+            # views of exports that are still being written keep it until they go
             del (
                 self._data,
                 self._runs,
                 self._memory,
-            )  # views of exports that are still being written keep it until they go
+            )
 
 
 def _memory(n_bytes: int) -> mmap.mmap:

@@ -25,13 +25,11 @@ class Device:
         self.description = text(lib.ggml_backend_dev_description(handle))
         props = ffi.new("struct ggml_backend_dev_props *")
         lib.ggml_backend_dev_get_props(handle, props)
-        self.reads_host = bool(
-            props.caps.buffer_from_host_ptr
-        )  # it computes with a mapped file where that is: the CPU, Metal
+        # the device computes with a mapped file in place: the CPU, Metal
+        self.reads_host = bool(props.caps.buffer_from_host_ptr)
         self.buffer_type = lib.ggml_backend_dev_buffer_type(handle)
-        self.host_type = (
-            lib.ggml_backend_dev_host_buffer_type(handle) or lib.ggml_backend_cpu_buffer_type()
-        )  # what it copies from fastest
+        # the memory that the device copies from fastest
+        self.host_type = lib.ggml_backend_dev_host_buffer_type(handle) or lib.ggml_backend_cpu_buffer_type()
 
     def free_bytes(self) -> int | None:
         """Of memory that is the device's alone; None: it shares the machine's."""

@@ -130,9 +130,8 @@ class GraphEngine:
         n_most = min(self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         n = min(WARM_UP_TOKENS, n_most)
         for _ in self.prefill_slots:
-            self.prefill_open(
-                0, np.zeros(n_most, np.int32), True
-            )  # takes its memory: on a GPU that waits for all that is under way
+            # each slot takes its memory now: on a GPU, taking it later waits for all that is under way
+            self.prefill_open(0, np.zeros(n_most, np.int32), True)
             self.prefill_close(0)
             for _ in range(2):
                 self.prefill_open(0, np.zeros(n, np.int32), False)

@@ -48,9 +48,8 @@ class Masked:
         return full, window
 
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
-        rows = lib.ggml_view_2d(
-            b.context, x, x.ne[0] * x.ne[1], b.n, x.nb[2], 0
-        )  # a view: ggml's CUDA backend fuses it with rope
+        # rows as a view: ggml's CUDA backend fuses them with rope
+        rows = lib.ggml_view_2d(b.context, x, x.ne[0] * x.ne[1], b.n, x.nb[2], 0)
         return lib.ggml_set_rows(b.context, self._cells.tensor(layer, part), rows, b.cells[0])
 
     def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int, sinks: Any) -> Any:

@@ -108,10 +108,11 @@ class Shape:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what a layer's halves add
     logit_scale: float = 1.0
+    # Q grows with log(position / how many): the factor, and how many; 0: it does not
     temperature: tuple[float, int] = (
         0.0,
         0,
-    )  # Q grows with log(position / how many): the factor, and how many; 0: it does not
+    )
     n_embd_layer: int = 0  # length of a token's embedding of each layer; 0: there are none
     has_own_factors: bool = False  # of rotary positions, in some layers: the family asks for them
     has_sinks: bool = False  # every head has a score that takes part without a value

@@ -52,15 +52,13 @@ class States:
         """Raises: INSUFFICIENT_MEMORY."""
         self.n_floats = sum(layer.state.n_floats for layer in shape.layers if layer.state)
         self.n_bytes_each = -(-4 * self.n_floats // ALIGNMENT) * ALIGNMENT
-        n_needed = (
-            2 * n_seq + 2 * n_prefill_slots
-        )  # each sequence's own and the next; prefill slots hold the one that is not handed over
+        # each sequence's own and the next; prefill slots hold the one that is not handed over
+        n_needed = 2 * n_seq + 2 * n_prefill_slots
         self.n = n_needed + N_KEPT_SEQ * n_seq
         self.of = [ZERO] * n_seq
         self.wanted: list[tuple[int, ...]] = [()] * n_seq  # positions whose states are worth keeping, ascending
-        self._kept: OrderedDict[tuple[int, int], int] = (
-            OrderedDict()
-        )  # by sequence and position; least recently used first
+        # by sequence and position; least recently used first
+        self._kept: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._n_refs = [0] * self.n
         self._free = list(range(self.n - 1, -1, -1))
         try:

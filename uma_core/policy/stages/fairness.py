@@ -44,9 +44,8 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
         is_mixed = item.mode is PrefillMode.MIXED
         rows = decoded if item.phase is Phase.DECODE or is_mixed else prefilled
         client = client_of[item.sid]
-        rows[client] = rows.get(client, 0) + (
-            1 if is_mixed else item.n_tokens
-        )  # a mixed prompt has an equal share of the call
+        # a mixed prompt has an equal share of the call
+        rows[client] = rows.get(client, 0) + (1 if is_mixed else item.n_tokens)
     return plan.remember(fairness=Ledger(ledger.counters, tuple(decoded.items()), tuple(prefilled.items())))
 
 

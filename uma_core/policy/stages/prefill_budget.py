@@ -47,15 +47,13 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
         if left_ns > 0:
             items = ()
             plan = plan.note("prefill_budget: background streams wait for an interactive prompt")
-    if not view.n_chunk and not (
-        index.round_ns and "latency_guard" in state.config.stages
-    ):  # which chooses the size beside a chat
+    # beside a chat the guard chooses the size
+    if not view.n_chunk and not (index.round_ns and "latency_guard" in state.config.stages):
         item = resized(item, view, _bearable(state, item, view))
     cost = state.cost
     quantum = min(PIECE_NS, cost.prefill_ns(SHORT_PROMPT, 0) // 4, run_ns)
-    is_coarse = (
-        cost.piece_ns(item.n_tokens, view.n_past) > run_ns
-    )  # deep in a context: no run would hold its next piece
+    # deep in a context: no run would hold its next piece
+    is_coarse = cost.piece_ns(item.n_tokens, view.n_past) > run_ns
     return plan._replace(
         items=(*items, item), run_ns=run_ns, quantum_ns=quantum, min_pieces=int(is_coarse), transfer_ns=budget
     )

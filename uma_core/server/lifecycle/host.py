@@ -98,9 +98,8 @@ class Host:
         self.progress = 0.0  # share of the weights that is read
         self.doing = LOADING  # while it is
         self.on_doing: Callable[[], None] = lambda: None  # it changed
-        self.on_crowded: Callable[[bool], None] = lambda is_crowded: (
-            None
-        )  # streams take all processors, or do not: called every turn
+        # streams take all processors, or do not: called every turn
+        self.on_crowded: Callable[[bool], None] = lambda is_crowded: None
         self.is_in_use: Callable[[Engine], bool] = lambda engine: False
         self.admission = AdmissionControl(limits_of(config), clock)
         self._recorders: tuple[Sink, ...] = ()

@@ -28,10 +28,11 @@ LEAVING = {
     "SIGTERM": "another SIGTERM",
     "SIGINT": "another Ctrl-C",
 }  # signal -> what ends the daemon at once afterwards
+# the CPU limit is near, the power fails: drain; the kernel repeats the first one every second
 LAST_CALLS = (
     "SIGXCPU",
     "SIGPWR",
-)  # the CPU limit is near, the power fails: drain; the kernel repeats the first one every second
+)
 UNUSED = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGSTKFLT", "SIGEMT")
 TRAPS = ("SIGTRAP", "SIGSYS")  # fatal ones that faulthandler does not know of
 

@@ -140,9 +140,8 @@ class DispatchSource:
         if not source:
             raise OSError("dispatch offers no memory-pressure source")
         self._source = ctypes.c_void_p(source)
-        self._handler = HANDLER(
-            lambda context: loop.call_soon(on_pressure)
-        )  # C calls it for as long as the source lives
+        # C calls it for as long as the source lives
+        self._handler = HANDLER(lambda context: loop.call_soon(on_pressure))
         lib.dispatch_source_set_event_handler_f(self._source, self._handler)
         lib.dispatch_resume(self._source)
 

@@ -21,9 +21,8 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     logits = meta.real("logit_scale")
     if not logits:
         raise Unsupported("a file without logit_scale")
-    if (
-        shape.arch == "granite" and meta.text("rope.scaling.finetuned", "True") == "False"
-    ):  # dense files use this key for that
+    # dense files use this key to say that they have no rope
+    if shape.arch == "granite" and meta.text("rope.scaling.finetuned", "True") == "False":
         shape = replace(shape, layers=tuple(replace(layer, rope=None) for layer in shape.layers))
     return replace(
         shape,
