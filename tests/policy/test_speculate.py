@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_a_prompt_keeps_a_piece_of_the_gap() -> None:
 
 def test_a_prompt_in_the_streams_call_gives_up_half_of_its_rows() -> None:
     cost = FLAT._replace(mixed=MIXING.mixed)
-    views = talking(0, survival=LIKELY), reading(1, n_prompt=1200)
+    views = talking(0, survival=LIKELY), reading(1, BACK, n_prompt=1200)
     more = {"cost": cost, "mixed_rows": (2, 4, 8), "memory": guarded(error=0.0, tick=999)}
     plan = planned(state(*views, **more))
     alone = planned(state(views[0]._replace(survival=()), views[1], **more))
@@ -101,6 +102,16 @@ def test_a_prompt_in_the_streams_call_gives_up_half_of_its_rows() -> None:
     (after,) = [i for i in plan.items if i.mode is PrefillMode.MIXED]
     assert sum(i.n_tokens for i in plan.items) == sum(i.n_tokens for i in alone.items)
     assert before.n_tokens > after.n_tokens >= before.n_tokens / 2 and rows(plan)
+
+
+@pytest.mark.parametrize("more", [{}, {"cost": FLAT._replace(mixed=MIXING.mixed), "mixed_rows": (2, 4, 8)}])
+@pytest.mark.parametrize("n_chunk", [0, 64])
+def test_a_prompt_whose_first_token_is_awaited_loses_nothing(n_chunk: int, more: dict[str, Any]) -> None:
+    more = {"config": WIDE, "memory": guarded(error=0.0, tick=999), **more}
+    chat = reading(1, n_prompt=600, n_chunk=n_chunk, n_past=0)
+    with_drafts, without = (planned(state(talking(0, survival=s), chat, **more)) for s in (LIKELY, ()))
+    prompts = [[i for i in plan.items if i.mode is not None] for plan in (with_drafts, without)]
+    assert prompts[0] == prompts[1] and with_drafts.run_ns == without.run_ns
 
 
 def test_the_draft_model_drafts_what_pays() -> None:

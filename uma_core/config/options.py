@@ -123,16 +123,14 @@ class EngineOptions:
     isa: str = option(
         "auto",
         "instruction set of our CPU kernels; auto: the best of the processor. Another one shows what a processor with "
-        "less would do; ggml's own"
-        " operations follow in a portable build, else they keep what they were built for",
+        "less would do; ggml's own operations follow in a portable build, else they keep what they were built for",
         choices=("auto", "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable"),
         reload="restart",
     )
     deterministic: bool = option(
         False,
         "serve only where an answer never depends, to the last bit, on what else is computed: the graph engine on a "
-        "CPU with our kernels."
-        " Else the daemon does not start; `status` tells whether it is so without this",
+        "CPU with our kernels. Else the daemon does not start; `status` tells whether it is so without this",
     )
     moe_top_k: int = option(
         0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256
@@ -155,8 +153,7 @@ class EngineOptions:
     repack_cache: bool = option(
         False,
         "keep the weights that the graph engine repacks for its products in a file below the user's cache, so that "
-        "the next start only reads"
-        " them; the file is as large as these weights",
+        "the next start only reads them; the file is as large as these weights",
     )
     repack_cache_mb: int = option(
         32_768,
@@ -608,9 +605,8 @@ class SpeculationOptions:
     mode: str = option(
         "off",
         "of requests that say nothing and predict nothing. lookup: draft what the text, or an earlier answer to the "
-        "same account, repeats; "
-        "draft: what the draft model says; auto: both, where a token does not depend on which others are computed "
-        "with it",
+        "same account, repeats; draft: what the draft model says; auto: both, where a token does not depend on which "
+        "others are computed with it",
         flag="--speculate",
         env="UMA_SPECULATE",
         choices=("auto", "lookup", "draft", "off"),

@@ -19,8 +19,7 @@ class Preset(NamedTuple):
 PRESETS: dict[str, Preset] = {
     "laptop": Preset(
         "One person, on battery, beside other programs: two sequences in half of the KV memory, a small cache, and "
-        "what is idle gives its"
-        " memory back soon.",
+        "what is idle gives its memory back soon.",
         {
             "engine.n_seq": 2,
             "engine.n_ctx": 8192,
@@ -34,8 +33,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "workstation": Preset(
         "One person with editors, agents and scripts: contexts of 8,192 tokens for six conversations at once, pastes "
-        "of a megabyte, and a"
-        " cache that holds the conversations of a day.",
+        "of a megabyte, and a cache that holds the conversations of a day.",
         {
             "engine.n_seq": 6,
             "engine.n_ctx": 49_152,
@@ -49,8 +47,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "server": Preset(
         "Several users and gateways, for weeks: sixteen sequences of 8,192 tokens, long queues that answer when to "
-        "come back, no request"
-        " without an end, and a log for machines.",
+        "come back, no request without an end, and a log for machines.",
         {
             "engine.n_seq": 16,
             "engine.n_ctx": 131_072,

@@ -51,8 +51,7 @@ EMBED_FIELDS = (
         "pooling",
         Kind.STRING,
         "how a vector comes of the tokens' own; none: theirs as they are; rank: the classifier's scores. Absent: as "
-        "the model's file says, "
-        "or `last` (`mean` of encoders)",
+        "the model's file says, or `last` (`mean` of encoders)",
         None,
         choices=("none", "mean", "cls", "last", "rank"),
     ),

@@ -186,8 +186,7 @@ EVENTS = (
     EventSpec(
         "eos",
         "The end of an accepted request. Exactly one for each. With several answers it speaks of all of them: the "
-        "reason is that of "
-        "the one that went worst, `usage` their sum.",
+        "reason is that of the one that went worst, `usage` their sum.",
         (
             _ID,
             _ENDING[0],

@@ -360,8 +360,7 @@ _OPS = (
                 "capabilities",
                 Kind.OBJECT,
                 "operations, generate (its fields), completion, chat, infill, embeddings, pooling (of embed by "
-                "itself), poolings, rerank, "
-                "constraints (the kinds)",
+                "itself), poolings, rerank, constraints (the kinds)",
             ),
             Field(
                 "generation",
