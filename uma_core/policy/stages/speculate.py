@@ -245,9 +245,8 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
             total_ns += n_best * token_ns
     if not wanted:
         return plan
-    budget_ns = max(
-        total_ns, room_ns - _spare(state, plan)
-    )  # what else fits is for reading what the model has not seen yet
+    # what else fits is for reading what the draft model has not seen yet
+    budget_ns = max(total_ns, room_ns - _spare(state, plan))
     note = f"speculate: the draft model drafts {sum(k for _, k in wanted)} tokens of {len(wanted)} streams"
     plan = plan._replace(drafting=tuple(wanted), drafting_ns=budget_ns).note(note)
     return _spend(state, plan, budget_ns, room_ns)
