@@ -82,8 +82,8 @@ static inline float quantise_32(const float * x, int8_t * q) {
     return uma_round_f16(max / 127.0f);
 }
 
-// The first of x that has this magnitude. A search for it takes as long as all else that quantises; counts of both signs
-// vectorise, and nearly always only one is there.
+// The first of x that has this magnitude. Searching for it took as long as the rest of quantise_256. Counting both signs
+// vectorises, and nearly always only one of them is there.
 static inline float first_of(const float * x, float max) {
     int n_plus = 0, n_minus = 0, i = 0;
     for (int k = 0; k < 256; k++) {

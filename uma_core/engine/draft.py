@@ -21,7 +21,7 @@ N_BATCH = 64  # of a prompt read at once: a stream waits for no more
 # tokens by which vocabularies of one family differ in length, as llama.cpp allows (common/speculative.cpp)
 PADDING = 128
 SPECIAL = ("bos", "eos", "eot")
-# names of memories of llama.cpp's engine that cannot drop their last tokens
+# metadata keys of models whose memory, in llama.cpp's engine, cannot drop its last tokens
 NO_WAY_BACK = (
     ".ssm.",
     ".wkv.",
