@@ -39,9 +39,11 @@ def host_name(host: str) -> str:
     return host.partition(":")[0].lower().rstrip(".")
 
 
-def check_origin(origin: str, scheme: str, host: str, allowed: Collection[str]) -> bool:
-    """True: a page of another origin, which may ask. False: no page, or one of ours. Raises: GatewayError (403)."""
-    if not origin or origin.lower() == f"{scheme}://{host.lower()}":
+def check_origin(origin: str, host: str, allowed: Collection[str]) -> bool:
+    """True: a page of another origin, which may ask. False: no page, or one of ours, whose scheme is that of a proxy
+    where one speaks TLS before the gateway. Raises: GatewayError (403).
+    """
+    if not origin or origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}"):
         return False
     if origin in allowed:
         return True
@@ -59,11 +61,12 @@ def cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
     ]
 
 
-PREFLIGHT: list[tuple[bytes, bytes]] = [
-    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-    (
-        b"access-control-allow-headers",
-        b"authorization, content-type, x-api-key, x-priority, x-request-id, anthropic-version, anthropic-beta",
-    ),
-    (b"access-control-max-age", b"600"),
-]
+def preflight_headers(wanted: str) -> list[tuple[bytes, bytes]]:
+    """For an allowed page that asks what it may send. `wanted`: the headers that it names, and may send: OpenAI's
+    and Anthropic's clients for browsers send a dozen of their own.
+    """
+    return [
+        (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+        (b"access-control-allow-headers", wanted.encode("latin-1") or b"authorization, content-type"),
+        (b"access-control-max-age", b"600"),
+    ]

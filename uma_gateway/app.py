@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
-from uma_gateway.access import PREFLIGHT, check_host, check_origin, cors_headers
+from uma_gateway.access import check_host, check_origin, cors_headers, preflight_headers
 from uma_gateway.apis import FALLBACK, FAMILIES
 from uma_gateway.apis.base import Access, Family, Route
 from uma_gateway.errors import GatewayError, Kind
@@ -92,10 +92,11 @@ class App:
         host = hosts[0].decode("latin-1").strip()
         check_host(host, gateway.own_names, access.allowed_hosts)
         origin = exchange.header(b"origin")
-        if check_origin(origin, scope["scheme"], host, access.cors_origins):
+        if check_origin(origin, host, access.cors_origins):
             exchange.extra_headers += cors_headers(origin)
             if exchange.method == "OPTIONS":
-                await exchange.send_bytes(200, b"", PREFLIGHT)
+                wanted = exchange.header(b"access-control-request-headers")
+                await exchange.send_bytes(200, b"", preflight_headers(wanted))
                 return
         await self._router(scope, receive, send)
 

@@ -37,6 +37,7 @@ NDJSON_TYPE = (b"content-type", b"application/x-ndjson")
 CLOSE = (b"connection", b"close")
 DISCARDED_BYTES = 1 << 20
 DISCARD_S = 2.0
+FINAL = frozenset({Kind.NOT_SUPPORTED, Kind.GENERATION_TIMEOUT, Kind.CANCELLED})  # the same request fails again
 BUSY_RETRY_MS = 1000  # where the daemon did not say when to come back
 
 
@@ -208,7 +209,11 @@ class Exchange:
 
 
 def retry_headers(error: GatewayError) -> Headers:
-    """When to come back, in whole seconds as HTTP has it and in milliseconds as SDKs read it first."""
+    """When to come back, in whole seconds as HTTP has it and in milliseconds as SDKs read it first; or that it would be
+    in vain: SDKs repeat whatever has a status of 500 or more.
+    """
+    if error.kind in FINAL:
+        return [(b"x-should-retry", b"false")]
     ms = error.retry_after_ms
     if ms is None:
         if error.kind not in (Kind.RATE_LIMIT, Kind.UNAVAILABLE):

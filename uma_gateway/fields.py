@@ -158,6 +158,20 @@ def need(model: Model, field: str, param: str) -> None:
         raise unsupported(f"`{param}` is not supported by this daemon", param)
 
 
+def constraint_field(model: Model, form: dict[str, Any] | bool | None, grammar: str, param: str) -> dict[str, Any]:
+    """What holds an answer without chat to a form. `form`: a JSON schema; True: any object; None: any text. `param`
+    names the field at fault. Raises: GatewayError.
+    """
+    if form is None and not grammar:
+        return {}
+    if form is not None and grammar:
+        raise invalid(f"`grammar` conflicts with `{param}`", "grammar")
+    need(model, "constraint", "grammar" if grammar else param)
+    if grammar:
+        return {"constraint": {"gbnf": grammar}}
+    return {"constraint": {"json": True} if form is True else {"json_schema": form}}
+
+
 def integer(body: Mapping[str, Any], name: str) -> int | None:
     value = body.get(name)
     if value is None:

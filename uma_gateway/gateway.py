@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -33,6 +34,7 @@ class Gateway:
         self.own_names = frozenset({socket.gethostname().lower(), config.serve.host.lower()})
         self.started_at = int(time.time())
         self.n_in_flight = 0
+        self.stopping = asyncio.Event()  # streams without an end of their own end
         self._model: Model | None = None
         self._t_model = 0.0
         self._asking: asyncio.Task[Model] | None = None
@@ -88,6 +90,11 @@ class Gateway:
 
     def leave(self) -> None:
         self.n_in_flight -= 1
+
+    async def sleep(self, seconds: float) -> None:
+        """For streams that have no end of their own: returns early when the gateway stops."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.stopping.wait(), seconds)
 
     def reload_keys(self) -> None:
         """On SIGHUP. Keeps the old keys where the file is wrong."""

@@ -196,13 +196,10 @@ def ended(eos: Event) -> Event:
             Kind.UNAVAILABLE, "the daemon stopped before the answer was complete", code="draining", retry_after_ms=1000
         )
     if reason == "timeout":
-        error = GatewayError(
+        raise GatewayError(
             Kind.GENERATION_TIMEOUT, "the time for this request passed before the answer was complete", code="timeout"
         )
-    else:
-        error = GatewayError(Kind.CANCELLED, "the request was cancelled", code="request_cancelled")
-    error.headers.append((b"x-should-retry", b"false"))
-    raise error
+    raise GatewayError(Kind.CANCELLED, "the request was cancelled", code="request_cancelled")
 
 
 def priority_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:

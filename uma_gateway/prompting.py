@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from uma_gateway.chat.errors import ChatError
+from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.parser import Parser as ChatParser
 from uma_gateway.chat.templates import Applied, Templates
-from uma_gateway.errors import from_chat, invalid, unsupported
+from uma_gateway.errors import from_chat
 from uma_gateway.fields import need
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser
+from uma_gateway.turns import Message, merged, read_messages
 
 
 @dataclass
@@ -54,10 +55,10 @@ class Prompt(NamedTuple):
 
 async def render(model: Model, chat: Chat) -> Prompt:
     """Raises: GatewayError."""
-    check_messages(chat.messages)
+    messages = read_messages(chat.messages)
     try:
         templates = await model.templates()
-        applied = await asyncio.to_thread(_apply, templates, chat)
+        applied = await asyncio.to_thread(_apply, templates, chat, messages)
     except ChatError as error:
         raise from_chat(error) from None
     fields: dict[str, Any] = {"prompt": applied.prompt}
@@ -70,11 +71,23 @@ async def render(model: Model, chat: Chat) -> Prompt:
     return Prompt(fields, applied.stops, lambda: ChatParser(applied))
 
 
-def _apply(templates: Templates, chat: Chat) -> Applied:
-    """Raises: ChatError. Blocks: for 1 to 20 ms."""
+def _apply(templates: Templates, chat: Chat, messages: list[Message]) -> Applied:
+    """Where the template refuses the messages, it may take neighbours of one role as one message: clients of the
+    Responses API and of Anthropic's send several user messages in a row. Raises: ChatError. Blocks: for 1 to 20 ms.
+    """
+    try:
+        return _render(templates, chat, messages)
+    except ChatError as error:
+        fewer = merged(messages)
+        if error.code is not ChatCode.TEMPLATE_FAILED or len(fewer) == len(messages):
+            raise
+        return _render(templates, chat, fewer)
+
+
+def _render(templates: Templates, chat: Chat, messages: list[Message]) -> Applied:
     schema = chat.json_schema
     return templates.apply(
-        chat.messages,
+        messages,
         tools=chat.tools if chat.has_tools else None,  # a model that sees tools calls them, whatever the request says
         tool_choice=chat.tool_choice,
         parallel_tool_calls=chat.parallel_tool_calls,
@@ -99,40 +112,3 @@ def _thinking(model: Model, chat: Chat, applied: Applied) -> dict[str, Any]:
         return {}
     budget = {} if chat.reasoning_budget is None else {"budget_tokens": chat.reasoning_budget}
     return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **budget}}
-
-
-def check_messages(messages: list[Any]) -> None:
-    """Raises: GatewayError that names the message at fault."""
-    if not messages:
-        raise invalid("`messages` must not be empty", "messages")
-    for i, message in enumerate(messages):
-        path = f"messages[{i}]"
-        if not isinstance(message, dict):
-            raise invalid(f"`{path}` must be an object", path)
-        if not isinstance(message.get("role"), str):
-            raise invalid(f"`{path}.role` must be a string", f"{path}.role")
-        content = message.get("content")
-        if isinstance(content, list):
-            for part in content:
-                _check_part(part, f"{path}.content")
-        elif content is not None and not isinstance(content, str):
-            raise invalid(f"`{path}.content` must be a string or an array of parts", f"{path}.content")
-        elif content is None and message["role"] != "assistant":
-            raise invalid(f"`{path}.content` is required", f"{path}.content")
-
-
-def _check_part(part: Any, path: str) -> None:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in ("text", "refusal"):
-        if kind in ("image_url", "input_audio", "file", "video_url"):
-            raise unsupported(f"`{path}`: parts of type {kind!r} are not supported: the daemon serves text", path)
-        raise invalid(f"`{path}`: every part must be an object with `type` text", path)
-    if not isinstance(part.get(kind), str):
-        raise invalid(f"`{path}`: a part of type {kind!r} needs its `{kind}`", path)
-
-
-def plain_content(content: Any) -> str:
-    """The text of a message's content, whatever form it has."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
-    return content or ""

@@ -173,6 +173,8 @@ class Server(uvicorn.Server):
         tokens.
         """
         await self._told_to_stop.wait()
+        assert self._app.gateway is not None
+        self._app.gateway.stopping.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

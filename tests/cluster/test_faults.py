@@ -7,6 +7,7 @@ Every request is accounted for: it has exactly one end, and what was sent of it 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -254,6 +255,41 @@ def test_a_chat_goes_where_it_began(fakes: Callable[..., list[DaemonProcess]]) -
 
     cached = on_cluster(daemons, work)
     assert min(cached[8:]) > 0.8, cached
+
+
+def test_vectors_are_made_by_the_cluster_s_daemons_and_by_another_when_one_is_lost(
+    fakes: Callable[..., list[DaemonProcess]],
+) -> None:
+    daemons = fakes(2)
+
+    async def work(cluster: Cluster, transport: Sockets) -> None:
+        daemon = ClusterDaemon(cluster, "m")
+        reply = await daemon.compute("embed", "e1", {"input": ["one", "two"]})
+        assert len(reply["embeddings"]) == 2
+        os.kill(daemons[0].process.pid, signal.SIGKILL)
+        for i in range(3):
+            assert (await daemon.compute("embed", f"k{i}", {"input": ["one"]}))["embeddings"] == reply["embeddings"][:1]
+
+    on_cluster(daemons, work)
+
+
+def test_a_request_of_any_daemon_is_cancelled_by_the_id_that_is_shown(
+    fakes: Callable[..., list[DaemonProcess]],
+) -> None:
+    daemons = fakes(2)
+    for each in daemons:
+        each.pull(step_ms=20)
+
+    async def work(cluster: Cluster, transport: Sockets) -> Answer:
+        daemon = ClusterDaemon(cluster, "m")
+        asked = asyncio.ensure_future(ask(cluster, 1, 2000))
+        while not (rows := (await daemon.call("sessions"))["sessions"]):
+            await asyncio.sleep(0.02)
+        assert await daemon.cancel("nobody") == {"found": False}
+        assert await daemon.cancel(rows[0]["request_id"]) == {"found": True}
+        return await asked
+
+    assert on_cluster(daemons, work).end == "cancelled"
 
 
 def test_what_is_asked_of_all_is_told_as_one(fakes: Callable[..., list[DaemonProcess]]) -> None:

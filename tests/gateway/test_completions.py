@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 
@@ -167,6 +169,26 @@ def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
         assert "".join(arrays["tokens"]) == whole == text
     plain = complete(tiny_gateway, "The kernel runs", echo=True, max_tokens=0, stream=stream)
     assert (text_of(plain) if stream else plain.json["choices"][0]["text"]) == "The kernel runs"
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"grammar": 'root ::= "yes" | "no"'}, r"yes|no"),
+        ({"json_schema": {"enum": ["left", "right"]}}, r'"(left|right)"'),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 7}}}},
+            r"7",
+        ),
+    ],
+)
+def test_answers_are_held_to_a_form(tiny_gateway, form, expected):
+    assert re.fullmatch(expected, complete(tiny_gateway, "Hello", max_tokens=30, **form).json["choices"][0]["text"])
+
+
+def test_two_forms_at_once_are_refused(tiny_gateway):
+    answer = complete(tiny_gateway, "Hello", grammar='root ::= "a"', json_schema={"const": 1})
+    assert (answer.status, answer.error["param"]) == (400, "grammar")
 
 
 def test_banned_strings_pass_through(tiny_gateway):

@@ -41,6 +41,20 @@ def test_a_stream_tells_how_far_its_prompt_is_read(gateway, path, fields):
     assert not any("prompt_progress" in event for event in silent)
 
 
+def test_a_prompt_is_read_ahead_without_an_answer(gateway):
+    text = "a prompt that somebody will go on with"
+    ahead = gateway.post("/completion", prompt=text, n_predict=0).json
+    assert (ahead["content"], ahead["tokens_predicted"]) == ("", 0) and ahead["tokens_evaluated"] > 0
+    assert gateway.post("/completion", prompt=text + " now", n_predict=1).json["tokens_cached"] > 20
+
+
+def test_an_empty_place_to_fill_in_is_not_refused(gateway):
+    """llama.vim sends it with its other files, so that they are read ahead."""
+    fields = {"input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0}
+    answer = gateway.post("/infill", **fields, input_extra=[{"filename": "a.py", "text": "x = 1\n"}])
+    assert answer.status == 200 or answer.error["message"] == "the model has no tokens for filling in"
+
+
 def test_stop_words_probabilities_and_chosen_fields(gateway):
     text = gateway.post("/completion", prompt="hello", n_predict=30, temperature=0).json["content"]
     stopped = gateway.post("/completion", prompt="hello", n_predict=30, temperature=0, stop=[text[8:10]]).json

@@ -52,6 +52,11 @@ def test_generate_with_and_without_the_template(client):
     )
 
 
+def test_a_raw_prompt_s_answer_has_its_form_too(tiny_gateway):
+    fields = {"raw": True, "stream": False, "format": {"const": 7}, "options": {"num_predict": 20}}
+    assert tiny_gateway.post("/api/generate", model="any", prompt="Hello", **fields).json["response"] == "7"
+
+
 def test_stop_and_unlimited_answers_end(client):
     text = client.chat("any", USER, options={"num_predict": 30, "temperature": 0}).message.content
     stopped = client.chat("any", USER, options={"num_predict": 30, "temperature": 0, "stop": [text[5:7]]})

@@ -134,6 +134,8 @@ def test_log_probabilities_where_they_are_included(gateway):
         for entry in event["logprobs"]
     ]
     assert "".join(told) == part["text"]
+    kept = events[-1]["response"]["output"][0]["content"][0]
+    assert "".join(entry["token"] for entry in kept["logprobs"]) == kept["text"] == part["text"]
 
 
 @pytest.mark.parametrize(

@@ -65,19 +65,24 @@ def test_pages_of_other_origins_are_refused(gateway, origin):
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_the_gateway_s_own_pages_may_ask(gateway):
-    assert gateway.get("/health", origin=f"http://127.0.0.1:{gateway.port}").status == 200
+@pytest.mark.parametrize("scheme", ["http", "https"])  # https: a proxy before the gateway speaks TLS
+def test_the_gateway_s_own_pages_may_ask(gateway, scheme):
+    assert gateway.get("/health", origin=f"{scheme}://127.0.0.1:{gateway.port}").status == 200
 
 
 def test_allowed_origins_get_their_headers_and_others_none(folder, before):
     gateway = before(str(folder / "s"), "--cors-origins", "https://chat.example.org")
-    preflight = gateway.ask("OPTIONS", "/v1/chat/completions", None, {"origin": "https://chat.example.org"})
+    wanted = "authorization,content-type,x-stainless-lang,anthropic-dangerous-direct-browser-access"
+    preflight = gateway.ask(
+        "OPTIONS",
+        "/v1/chat/completions",
+        None,
+        {"origin": "https://chat.example.org", "access-control-request-headers": wanted},
+    )
     assert preflight.status == 200
     assert preflight.headers["access-control-allow-origin"] == "https://chat.example.org"
-    assert (
-        "POST" in preflight.headers["access-control-allow-methods"]
-        and "authorization" in preflight.headers["access-control-allow-headers"]
-    )
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert preflight.headers["access-control-allow-headers"] == wanted
     assert (
         gateway.get("/v1/models", origin="https://chat.example.org").headers["access-control-allow-origin"]
         == "https://chat.example.org"

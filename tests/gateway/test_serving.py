@@ -122,6 +122,23 @@ def test_told_to_stop_it_finishes_running_answers(serve, before):
     assert gateway.wait() in (0, -signal.SIGTERM)
 
 
+def test_an_open_dashboard_does_not_keep_it_from_stopping(serve, before):
+    gateway = before(serve(), "--drain-s", "600")
+    with Raw(gateway.port) as raw:
+        raw.send("GET", "/uma/events")
+        raw.until(b"data: ")
+        gateway.signal(signal.SIGTERM)
+        raw.rest()
+        assert gateway.wait() in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_what_will_never_be_answered_is_not_asked_for_again(gateway, path):
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    answer = gateway.post(path, messages=[{"role": "user", "content": image}], max_tokens=5)
+    assert (answer.status, answer.headers["x-should-retry"]) == (501, "false")
+
+
 @pytest.mark.parametrize(
     ("args", "named"),
     [

@@ -363,7 +363,8 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The policy's settings. Names and defaults are those of uma_core/policy/config.py, with `_ms` for `_ns`."""
+    """The policy's settings. Names and defaults are those of uma_core/policy/config.py, with `_ms` for `_ns`
+    (`auto_lane_tokens` aside)."""
 
     RELOAD: ClassVar = "live"
     stages: tuple[str, ...] = option(_SCHEDULER.stages, "the policy pipeline, in order; leave one out to switch it off")
@@ -459,7 +460,8 @@ class SchedulerOptions:
     )
     auto_lane_tokens: int = option(
         512,
-        "a request without a priority whose prompt is longer is background",
+        "a request without a priority that has more prompt tokens to read than this, cached ones not counted, is "
+        "background; so is one with several inputs",
         unit="tokens",
         min=0,
         max=1 << 24,
@@ -604,7 +606,7 @@ class SpeculationOptions:
     RELOAD: ClassVar = "live"
     mode: str = option(
         "off",
-        "of requests that say nothing and predict nothing. lookup: draft what the text, or an earlier answer to the "
+        "where drafts come from, for requests that give neither `speculate` nor `prediction`. lookup: draft what the text, or an earlier answer to the "
         "same account, repeats; draft: what the draft model says; auto: both, where a token does not depend on which "
         "others are computed with it",
         flag="--speculate",
@@ -620,7 +622,8 @@ class SpeculationOptions:
     max_draft_tokens: int = option(8, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)
     history_tokens: int = option(
         32_768,
-        "of its answers, kept for each of the 64 accounts that were answered last, 130 bytes each; 0: none",
+        "most tokens of earlier answers that are kept for each account, of the 64 accounts that were answered last; "
+        "130 bytes each; 0: none",
         unit="tokens",
         min=0,
         max=1 << 24,

@@ -34,7 +34,7 @@ class Limits:
     max_tokens: int = 2048
     default_max_tokens: int = 512
     queue: tuple[int, int] = (64, 64)  # by priority
-    auto_lane_tokens: int = 512  # a request without a priority whose prompt is longer is background
+    auto_lane_tokens: int = 512  # a request without a priority that has more prompt to read is background
     timeout_ns: int = 0  # of requests that give none; 0: none
     slo_ttft_ns: int = 0  # targets of requests that give none; 0: none
     slo_tbt_ns: int = 0

@@ -19,7 +19,7 @@ from uma_gateway.embedding import ask, prompt_tokens, unpacked
 from uma_gateway.embedding import options_of as vector_options
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import array, boolean, integer, most_tokens, sampling_fields, table, text
+from uma_gateway.fields import array, boolean, constraint_field, integer, most_tokens, sampling_fields, table, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser, Plain, ToolCall, whole
@@ -142,8 +142,11 @@ async def on_generate(exchange: Exchange) -> None:
         if suffix:
             if not model.has_infill:
                 raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
-            return Prompt({"prompt": prompt, "suffix": suffix}, [], Plain)
-        return Prompt({"prompt": prompt}, [], Plain) if is_raw else await render(model, chat)
+            form = constraint_field(model, chat.json_schema, "", "format")
+            return Prompt({"prompt": prompt, "suffix": suffix, **form}, [], Plain)
+        if is_raw:
+            return Prompt({"prompt": prompt, **constraint_field(model, chat.json_schema, "", "format")}, [], Plain)
+        return await render(model, chat)
 
     await exchange.while_connected(_answer(exchange, body, prompt_for, generate_part))
 

@@ -7,7 +7,6 @@ prompt or an answer is in what feeds the dashboard.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -119,7 +118,7 @@ async def on_status(exchange: Exchange) -> None:
 
 
 async def on_events(exchange: Exchange) -> None:
-    """The overview, again and again, as server-sent events until the client goes.
+    """The overview, again and again, as server-sent events until the client goes or the gateway stops.
 
     A daemon that is away is told, not an end.
     """
@@ -131,7 +130,8 @@ async def _events(exchange: Exchange) -> None:
     cache: dict[str, Any] | None = None
     asking: asyncio.Task[dict[str, Any] | None] | None = None
     try:
-        for n in itertools.count():
+        n = 0
+        while not exchange.gateway.stopping.is_set():
             if n % CACHE_EVERY == 0 and asking is None:
                 asking = asyncio.ensure_future(cache_stats(exchange))
                 await asyncio.wait((asking,), timeout=EVERY_S)
@@ -142,7 +142,9 @@ async def _events(exchange: Exchange) -> None:
             except GatewayError as error:
                 value = {"state": "unreachable", "reason": error.message}
             await exchange.write(sse.data(value))
-            await asyncio.sleep(EVERY_S)
+            await exchange.gateway.sleep(EVERY_S)
+            n += 1
+        await exchange.finish()
     finally:
         if asking is not None:
             asking.cancel()

@@ -18,6 +18,8 @@ from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
 from uma_gateway.model import Model
 
+# an embedding or a reranking of many texts beside chats; past it a daemon that hangs would hold its callers for ever
+COMPUTE_S = 600.0
 OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
     "status": merge.status,
     "sessions": merge.sessions,
@@ -51,10 +53,22 @@ class ClusterDaemon(Daemon):
         given = {name: value for name, value in fields.items() if value is not None}
         if operation in OF_ALL:
             return OF_ALL[operation](await self.ask_all(operation, timeout_s, given))
+        return await self._ask_one(operation, timeout_s, given)
+
+    async def compute(self, operation: str, request_id: str, fields: Mapping[str, Any]) -> Event:
+        """Embeddings and reranking: by any daemon of the model; by another one when that is lost meanwhile."""
+        return await self._ask_one(operation, COMPUTE_S, {**fields, "id": request_id})
+
+    async def cancel(self, request_id: str, conn: int | None = None) -> Event:
+        """`request_id`: as `sessions` tells it. Ids are of one request only in a cluster: `conn` is not needed."""
+        replies = await self.ask_all("cancel", CALL_S, {"id": request_id})
+        return {"found": any(reply["found"] for _, reply in replies)}
+
+    async def _ask_one(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         units = await self.cluster.available(self.model, self.cluster.load_s)
         for unit in self._turn(units):
             try:
-                return await self.cluster.transport.call(unit, operation, timeout_s, given)
+                return await self.cluster.transport.call(unit, operation, timeout_s, fields)
             except UnitLost:
                 continue
         raise no_daemon(f"no daemon of {self.model} answers")

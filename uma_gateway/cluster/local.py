@@ -17,7 +17,7 @@ from typing import Any
 
 from uma_gateway.cluster.transport import Event, UnitLost
 from uma_gateway.daemon import Daemon, Link, LinkLost, connect
-from uma_gateway.errors import GatewayError
+from uma_gateway.errors import GatewayError, Kind
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ HANG_S = 30.0  # without any answer: the daemon answers `health` while it loads 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before it is started again; twice as long each time
 PROVEN_S = 60.0  # who ran so long starts afresh
 STOP_S = 15.0
+COMPUTED = frozenset({"embed", "rerank"})
 
 
 class LocalDaemon:
@@ -187,9 +188,15 @@ class LocalDaemon:
                         {"type": operation, **{name: value for name, value in fields.items() if value is not None}}
                     )
                 return {"found": link is not None}
+            if operation in COMPUTED:  # on a connection of its own: who is cancelled here cancels it
+                self.t_used = time.monotonic()
+                computing = self.daemon.compute(operation, str(fields["id"]), fields)
+                return await asyncio.wait_for(computing, timeout_s)
             return await self.daemon.call(operation, timeout_s, **fields)
         except LinkLost as error:
             raise UnitLost(error.message) from None
+        except asyncio.TimeoutError:
+            raise GatewayError(Kind.GENERATION_TIMEOUT, f"no answer within {timeout_s:g} s", code="timeout") from None
 
 
 def is_end(payload: bytes) -> bool:

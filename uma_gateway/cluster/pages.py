@@ -4,7 +4,6 @@ draining one daemon; one trace of all of them.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from uma_gateway import sse
@@ -52,9 +51,10 @@ async def on_events(exchange: Exchange) -> None:
 
 async def _events(exchange: Exchange) -> None:
     await exchange.start_sse()
-    while True:
+    while not exchange.gateway.stopping.is_set():
         await exchange.write(sse.data(overview(cluster_of(exchange))))
-        await asyncio.sleep(EVERY_S)
+        await exchange.gateway.sleep(EVERY_S)
+    await exchange.finish()
 
 
 async def on_drain(exchange: Exchange) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from uma_gateway.apis.llama.completion import SHOWN
+from uma_gateway.chat.errors import ChatError
 from uma_gateway.errors import GatewayError, Kind, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import PARAMS, UNLIMITED
+from uma_gateway.model import Model
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
 
@@ -32,7 +34,7 @@ async def on_props(exchange: Exchange) -> None:
             "modalities": {"vision": False, "audio": False, "video": False},
             "chat_template": props["chat_template"] or "",
             **({"chat_template_tool_use": props["chat_template_tool_use"]} if props["chat_template_tool_use"] else {}),
-            "chat_template_caps": (await model.templates()).capabilities if model.has_chat else {},
+            "chat_template_caps": await _template_caps(model),
             "bos_token": model.special("bos"),
             "eos_token": model.special("eos"),
             "build_info": model.system_fingerprint,
@@ -43,6 +45,14 @@ async def on_props(exchange: Exchange) -> None:
             "ui": True,
         }
     )
+
+
+async def _template_caps(model: Model) -> dict[str, bool]:
+    """Empty where the model has no template that can be used: a chat request is told why."""
+    try:
+        return (await model.templates()).capabilities if model.has_chat else {}
+    except ChatError:
+        return {}
 
 
 async def on_adapters(exchange: Exchange) -> None:

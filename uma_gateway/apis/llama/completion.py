@@ -12,7 +12,18 @@ from uma_gateway.apis.openai import chunks
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import PARAMS, array, boolean, integer, most_tokens, need, sampling_fields, table, text
+from uma_gateway.fields import (
+    PARAMS,
+    array,
+    boolean,
+    constraint_field,
+    integer,
+    most_tokens,
+    need,
+    sampling_fields,
+    table,
+    text,
+)
 from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
@@ -39,11 +50,11 @@ async def on_completion(exchange: Exchange) -> None:
 
 async def on_infill(exchange: Exchange) -> None:
     """Fill in between `input_prefix` and `input_suffix`, with other files in `input_extra`; `prompt` follows the
-    prefix.
+    prefix. Editors send empty ones, with `n_predict` 0, to have their other files read ahead.
     """
     body = await exchange.json()
     prefix, suffix, prompt = (text(body, name) or "" for name in ("input_prefix", "input_suffix", "prompt"))
-    if not prefix and not suffix and not prompt:
+    if body.get("input_prefix") is None and body.get("input_suffix") is None and not prompt:
         raise invalid("`input_prefix` or `input_suffix` is required", "input_prefix")
     extra = [
         {"filename": file.get("filename") or "", "text": file["text"]}
@@ -77,7 +88,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
         **sampling_fields(body, model, answers),
         **priority_fields(exchange, body),
         **prompt,
-        "max_tokens": most_tokens(body, ("n_predict", "max_tokens"), model, answers),
+        "max_tokens": most_tokens(body, ("n_predict", "max_tokens"), model, answers, 0),
         "stream": is_stream,
         "model": model.fingerprint,
     }
@@ -94,11 +105,8 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
     if is_stream and boolean(body, "return_progress"):
         need(model, "prompt_progress", "return_progress")
         fields["prompt_progress"] = True
-    form, grammar = body.get("json_schema"), text(body, "grammar")
-    if form is not None or grammar:
-        need(model, "constraint", "grammar" if grammar else "json_schema")
-        fields["constraint"] = {"gbnf": grammar} if grammar else {"json_schema": table(body, "json_schema")}
-    return Plan(model, fields)
+    form = table(body, "json_schema") if body.get("json_schema") is not None else None
+    return Plan(model, {**fields, **constraint_field(model, form, text(body, "grammar") or "", "json_schema")})
 
 
 async def _answer(exchange: Exchange, body: dict[str, Any], prompts: list[dict[str, Any]], is_several: bool) -> None:

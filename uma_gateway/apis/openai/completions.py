@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
-from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answers_wanted
+from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answer_form, answers_wanted
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import boolean, integer, most_tokens, need, sampling_fields, table, text
+from uma_gateway.fields import boolean, constraint_field, integer, most_tokens, need, sampling_fields, table, text
 from uma_gateway.generate import Plan, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
@@ -122,6 +122,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
         if has_limit
         else DEFAULT_MAX_TOKENS,
         "stream": ask.is_stream,
+        **_constraint(body, model),
     }
     if ask.n_logprobs is not None:
         need(model, "logprobs", "logprobs")
@@ -141,6 +142,17 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
             raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
         fields["suffix"] = ask.suffix
     return Plan(model, fields)
+
+
+def _constraint(body: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Raises: GatewayError."""
+    form, _ = answer_form(table(body, "response_format"), "response_format")
+    param = "response_format"
+    if body.get("json_schema") is not None:  # llama-server's
+        if form is not None:
+            raise invalid("`json_schema` conflicts with `response_format`", "json_schema")
+        form, param = table(body, "json_schema") or True, "json_schema"
+    return constraint_field(model, form, text(body, "grammar") or "", param)
 
 
 class Echo(NamedTuple):

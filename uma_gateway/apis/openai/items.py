@@ -7,7 +7,7 @@ from typing import Any
 
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.parsing import Message
-from uma_gateway.prompting import plain_content
+from uma_gateway.turns import plain_content
 
 Item = dict[str, Any]
 

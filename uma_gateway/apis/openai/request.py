@@ -12,7 +12,8 @@ from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, integer, table, text
 from uma_gateway.model import Model
-from uma_gateway.prompting import Chat, plain_content
+from uma_gateway.prompting import Chat
+from uma_gateway.turns import plain_content
 
 MOST_ANSWERS = 128
 MOST_TOP_LOGPROBS = 20

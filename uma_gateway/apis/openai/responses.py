@@ -324,10 +324,9 @@ class _Stream:
         if diff.reasoning:
             out += self._at("reasoning") + self._add("response.reasoning_text.delta", diff.reasoning, content_index=0)
         if diff.content:
+            out += self._at("message")  # before the log probabilities are taken: they are the open item's
             told = self._take_logprobs()
-            out += self._at("message") + self._add(
-                "response.output_text.delta", diff.content, content_index=0, logprobs=told
-            )
+            out += self._add("response.output_text.delta", diff.content, content_index=0, logprobs=told)
         if diff.tool >= 0:
             if diff.tool != self._tool:
                 self._tool = diff.tool

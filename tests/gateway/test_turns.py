@@ -1,0 +1,94 @@
+"""Conversations as clients send them: what is read, what is refused, what stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.turns import merged, read_messages
+
+USER = {"role": "user", "content": "hi"}
+
+
+def call(arguments):
+    return {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def arguments_of(message):
+    return [each["function"]["arguments"] for each in message["tool_calls"]]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "hi", "name": None},
+        {"role": "assistant", "content": "yes", "reasoning_content": None, "tool_calls": None, "audio": None},
+        {"role": "tool", "content": "5", "tool_call_id": None},
+    ],
+)
+def test_null_means_absent(message):
+    (found,) = read_messages([message])
+    assert found == {name: value for name, value in message.items() if value is not None}
+
+
+def test_an_answer_that_only_called_tools_has_no_content():
+    message = {"role": "assistant", "content": None, "tool_calls": [{**call("{}"), "index": None}]}
+    assert read_messages([message]) == [{"role": "assistant", "content": None, "tool_calls": [call("{}")]}]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ("", "{}"),
+        (None, "{}"),
+        ('{"path": "/tm', '{"":"{\\"path\\": \\"/tm"}'),
+        ({"a": 1}, {"a": 1}),
+    ],
+)
+def test_arguments_of_a_call_that_was_cut_off_are_kept_as_text(given, expected):
+    message = {"role": "assistant", "content": None, "tool_calls": [call(given)]}
+    assert arguments_of(read_messages([message])[0]) == [expected]
+    assert arguments_of(message) == [given]  # the caller's own stays
+
+
+def test_a_refusal_is_a_text_that_the_assistant_wrote():
+    message = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
+    assert read_messages([message])[0]["content"] == [{"type": "text", "text": "I will not."}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "kind", "param"),
+    [
+        ([], Kind.INVALID, "messages"),
+        (["hi"], Kind.INVALID, "messages[0]"),
+        ([USER, {"content": "x"}], Kind.INVALID, "messages[1].role"),
+        ([{"role": "user", "content": None}], Kind.INVALID, "messages[0].content"),
+        ([{"role": "user", "content": 5}], Kind.INVALID, "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], Kind.INVALID, "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], Kind.NOT_SUPPORTED, "messages[0].content"),
+    ],
+)
+def test_the_message_at_fault_is_named(messages, kind, param):
+    with pytest.raises(GatewayError) as caught:
+        read_messages(messages)
+    assert (caught.value.kind, caught.value.param) == (kind, param)
+
+
+def test_neighbours_of_one_role_are_merged_and_results_of_tools_are_not():
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one"},
+        {"role": "user", "content": [{"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call("{}")]},
+        {"role": "tool", "content": "1", "tool_call_id": "c1"},
+        {"role": "tool", "content": "2", "tool_call_id": "c2"},
+    ]
+    assert merged(messages) == [
+        messages[0],
+        {"role": "user", "content": "one\n\ntwo"},
+        {"role": "assistant", "content": "a", "tool_calls": [call("{}")]},
+        *messages[5:],
+    ]
+    assert messages[1]["content"] == "one"

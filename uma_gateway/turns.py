@@ -1,0 +1,105 @@
+"""The messages of a conversation, as clients send them and as the chat library takes them. Pure.
+
+Clients write histories in more ways than the library reads: with nulls for what is absent, with refusals as parts, with
+the arguments of a tool call that was cut off. None of that is a reason to refuse the next turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from uma_gateway.errors import invalid, unsupported
+
+Message = dict[str, Any]
+_MERGED = ("user", "assistant", "system")  # roles whose neighbouring messages say what one message could
+
+
+def read_messages(messages: list[Any]) -> list[Message]:
+    """The messages in the library's form; the given ones stay as they are.
+
+    Raises: GatewayError that names the message at fault.
+    """
+    if not messages:
+        raise invalid("`messages` must not be empty", "messages")
+    return [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _read_message(message: Any, path: str) -> Message:
+    if not isinstance(message, dict):
+        raise invalid(f"`{path}` must be an object", path)
+    if not isinstance(message.get("role"), str):
+        raise invalid(f"`{path}.role` must be a string", f"{path}.role")
+    made = {name: value for name, value in message.items() if value is not None}
+    content = message.get("content")
+    if isinstance(content, list):
+        made["content"] = [_read_part(part, f"{path}.content") for part in content]
+    elif content is None:
+        if message["role"] != "assistant":
+            raise invalid(f"`{path}.content` is required", f"{path}.content")
+        made["content"] = None
+    elif not isinstance(content, str):
+        raise invalid(f"`{path}.content` must be a string or an array of parts", f"{path}.content")
+    if isinstance(made.get("tool_calls"), list):
+        made["tool_calls"] = [_read_call(call) for call in made["tool_calls"]]
+    return made
+
+
+def _read_part(part: Any, path: str) -> Message:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in ("text", "refusal"):
+        if kind in ("image_url", "input_audio", "file", "video_url"):
+            raise unsupported(f"`{path}`: parts of type {kind!r} are not supported: the daemon serves text", path)
+        raise invalid(f"`{path}`: every part must be an object with `type` text", path)
+    if not isinstance(part.get(kind), str):
+        raise invalid(f"`{path}`: a part of type {kind!r} needs its `{kind}`", path)
+    return {"type": "text", "text": part[kind]}
+
+
+def _read_call(call: Any) -> Any:
+    """A call of an earlier answer. The library refuses arguments that are not JSON, and an answer may have been cut in
+    the midst of them: their text is kept.
+    """
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    made = {name: value for name, value in call.items() if value is not None}
+    arguments = function.get("arguments")
+    if arguments is None or arguments == "":
+        arguments = "{}"
+    elif isinstance(arguments, str) and not _is_json(arguments):
+        arguments = orjson.dumps({"": arguments}).decode()
+    made["function"] = {**function, "arguments": arguments}
+    return made
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def merged(messages: list[Message]) -> list[Message]:
+    """Neighbouring messages of one role as one: for templates that insist on turns of user and assistant."""
+    made: list[Message] = []
+    for message in messages:
+        if not made or message["role"] != made[-1]["role"] or message["role"] not in _MERGED:
+            made.append(message)
+            continue
+        before = made[-1]
+        texts = [text for text in (plain_content(before.get("content")), plain_content(message.get("content"))) if text]
+        made[-1] = {**before, **message, "content": "\n\n".join(texts) if texts else None}
+        calls = [*before.get("tool_calls", ()), *message.get("tool_calls", ())]
+        if calls:
+            made[-1]["tool_calls"] = calls
+    return made
+
+
+def plain_content(content: Any) -> str:
+    """The text of a message's content, whatever form it has."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
+    return content or ""
