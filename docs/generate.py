@@ -228,7 +228,8 @@ itself. In the JSON, labels nest (`"errors_total": {"E_PROTO_001": 0, ...}`), an
 
 Quantiles come from histograms with 24 buckets a decade: a reported quantile is within 5 % of the true one (times from
 0.1 ms to 100 s; planning and overhead from 1 us to 10 s). The Prometheus text shows every fourth bound. `uma_info`
-carries what is served as labels. Figures for single clients and requests are in `status`, not here, because their number has no limit.
+carries what is served as labels. Figures for single clients and requests are in `status`, not here: their number has no
+limit.
 
 """
 
@@ -236,10 +237,10 @@ _ERRORS_INTRO = """# Errors
 
 An `error` event carries `code`, `name`, `message` and sometimes `detail`. Codes and names are stable; messages are for
 people. *who must act*: `client`: the same request fails again; `server`: it may succeed later; `engine`: the model or
-its backend failed; `ours`: a bug in UMA Serve. *exit status* is that of `uma-core`: 0 success,
-1 could not start, 2 server error, 3 protocol error. `uma-ctl` and `uma-cli` exit with 3 where the table says 3, and with
-2 for every other code that the daemon sends; their own 1 means that they could not connect, or wrong usage. That a request was cancelled, timed out or was drained is the
-`reason` of its `eos` event, not an error.
+its backend failed; `ours`: a bug in UMA Serve. *exit status* is that of `uma-core`: 0 success, 1 could not start,
+2 server error, 3 protocol error. `uma-ctl` and `uma-cli` exit with 3 where the table says 3, and with 2 for every other
+code that the daemon sends; their own 1 means that they could not connect, or wrong usage. That a request was cancelled,
+timed out or was drained is the `reason` of its `eos` event, not an error.
 
 """
 

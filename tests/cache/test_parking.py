@@ -163,6 +163,20 @@ def test_residents_that_nobody_uses_leave_and_come_back() -> None:
     assert w.executor.idle() == pytest.approx(0.05, abs=0.01)
 
 
+def test_idle_ones_may_leave_at_once_and_those_that_cannot_are_not_looked_at_without_end() -> None:
+    w = world(CacheSettings(is_on=True, ram_bytes=300 * CELL, park_idle_ns=0), n_seq_max=1, n_ctx=2048)
+    w.ask("a", text(400))
+    for _ in range(100):
+        if (seconds := w.executor.idle()) != 0.0:
+            break
+    assert seconds is not None and seconds > 0.1
+    w.submit("waits", text(500, 2), max_tokens=10)  # judged beside what another one holds, whenever that was used
+    w.submit("too", text(500, 3), max_tokens=10)
+    w.run()
+    assert {"waits", "too"} <= set(w.finals)
+    check_idle(w)
+
+
 def test_residents_stay_where_leaving_would_drive_others_out() -> None:
     w = world(CacheSettings(is_on=True, ram_bytes=300 * CELL, park_idle_ns=50_000_000))
     w.ask("a", text(400))

@@ -45,6 +45,14 @@ def test_matches(source, chunks, expected):
     assert found(source, *chunks) == expected
 
 
+@pytest.mark.parametrize("source", [r"(?:.(?!x))*y", r"(?:(?!.*x).)*y", r"(?:a|b(?!x))*y"])
+@pytest.mark.parametrize("text", ["ab" * 1500 + "y", "ab" * 700 + "x" + "ab" * 700 + "y"])
+def test_look_aheads_do_not_gather(source, text):
+    """Each position begins one: with all of them kept, a long answer would take hours."""
+    match = re.search(source.encode(), text.encode())
+    assert found(source, *(text[i : i + 7] for i in range(0, len(text), 7)))[1:] == match.span()
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -237,7 +237,7 @@ def test_too_long_an_input_is_cut_before_its_last_token_where_asked() -> None:
 
 def test_a_full_queue_refuses_batches_as_it_refuses_prompts() -> None:
     rig = Rig(FakeModel(n_seq_max=1), limits=Limits(queue=(64, 1)))
-    for i in range(2):
+    for i in range(3):
         submit(rig, f"e{i}", inputs_of(50, 50), conn_id=i)
     rig.run()
     assert [refused.error.error for refused in rig.refusals()] == [ErrorCode.OVERLOADED]

@@ -116,9 +116,18 @@ def test_prompt_longer_than_a_sequence_is_refused() -> None:
     assert [r.error.error for r in rig.refusals()] == [ErrorCode.PROMPT_TOO_LARGE]
 
 
+def test_without_a_queue_requests_are_answered_while_sequences_are_free() -> None:
+    rig = Rig(FakeModel(n_seq_max=2), limits=Limits(queue=(0, 0), max_sessions=50))
+    for i in range(3):
+        rig.submit(f"r{i}")
+    rig.run()
+    assert [r.error.error for r in rig.refusals()] == [ErrorCode.OVERLOADED]
+    assert len(rig.finals("r0")) == len(rig.finals("r1")) == 1
+
+
 def test_full_queue_tells_when_to_come_back() -> None:
-    rig = Rig(limits=Limits(queue=(2, 2), max_sessions=50))
-    for i in range(4):
+    rig = Rig(FakeModel(n_seq_max=2), limits=Limits(queue=(2, 2), max_sessions=50))
+    for i in range(6):
         rig.submit(f"r{i}")
     rig.run()
     assert [r.error.error for r in rig.refusals()] == [ErrorCode.OVERLOADED] * 2

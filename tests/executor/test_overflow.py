@@ -127,6 +127,15 @@ def test_generation_goes_on_past_the_end_of_the_context(shape: dict[str, object]
     check_idle(w)
 
 
+@pytest.mark.parametrize("priority", Priority)
+def test_a_prompt_that_fills_the_context_is_answered_from_all_of_it(priority: Priority) -> None:
+    w = world()
+    w.submit("a", text(N_CTX), max_tokens=40, overflow="shift", priority=priority)
+    w.run()
+    assert w.texts["a"].encode() == bytes(shifted_answer(text(N_CTX), 40, overflow.N_SINK))
+    check_idle(w)
+
+
 def test_a_shift_reads_the_tail_alone() -> None:
     import uma_core.metrics.catalog as m
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -112,6 +115,26 @@ def test_the_policy_is_told_how_many_tokens_a_stream_is_ahead(error: float, is_a
         rig.tick()
         ahead += [session.view().ahead for session in rig.executor.table]
     assert (max(ahead) > 4.0) is is_ahead
+
+
+def test_a_request_that_fails_before_it_begins_leaves_no_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)  # a record of the failure would keep the session
+    rig = Rig(MODEL, speculator=Speculator(Settings("lookup"), True))
+    prompts = []
+
+    def broken(session: Session) -> None:
+        prompts.append(weakref.ref(session.given))
+        raise RuntimeError("no such sampler")
+
+    monkeypatch.setattr(rig.executor.output, "open_sampler", broken)
+    rig.submit("a", "hello" * 20)
+    rig.run()
+    assert rig.finals("a")[0].reason is FinishReason.ERROR
+    rig.seen.clear()
+    gc.collect()
+    assert len(prompts) == 1 and prompts[0]() is None
 
 
 def test_wrong_drafts_are_counted_and_change_nothing() -> None:

@@ -30,6 +30,16 @@ def test_a_long_prompt_is_taken_in_by_parts() -> None:
     assert lookup.propose([5, 6], 3).tokens == (7, 8, 9)
 
 
+def test_a_long_prediction_is_taken_in_by_parts_too() -> None:
+    expected = tuple(range(1000, 1000 + 3 * N_FEED))
+    lookup = Lookup(PROMPT, (), Acceptance(), expected)
+    assert lookup.propose([], 3).tokens == expected[:3]
+    late = 2 * N_FEED + 50
+    assert not lookup.propose([777, expected[late]], 3).tokens, "not all of it is in yet"
+    lookup.feed()
+    assert lookup.propose([777, expected[late], expected[late + 1]], 3).tokens == expected[late + 2 : late + 5]
+
+
 def test_a_prediction_is_drafted_from_its_first_token_on() -> None:
     expected = (200, 201, 202, 203, 204, 205)
     lookup = Lookup(PROMPT, (), Acceptance(), expected)

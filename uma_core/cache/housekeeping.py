@@ -8,6 +8,7 @@ from uma_core.cache.chain import Chain, Legs
 from uma_core.cache.holding import Holding
 from uma_core.cache.manager import PrefixCache
 
+AGAIN_NS = 1_000_000_000  # until what could not leave is looked at again: looking at once would take a core
 SLICE_NS = 2_000_000  # of work between two looks at the commands
 NS_PER_S = 1_000_000_000
 
@@ -65,7 +66,8 @@ class Housekeeper:
             yield from cache.save(holding, 0)
         if not cache.store.lost(end) and cache.drop_idle(holding):
             return
-        holding.t_used = cache.clock.now_ns()  # not now: looked at again after as long
+        # not now: looked at again after as long, or after a while where idle ones may leave at once
+        holding.t_used = cache.clock.now_ns() + max(0, AGAIN_NS - cache.settings.park_idle_ns)
 
     def close(self, timeout_s: float) -> None:
         """The daemon ends: what idle sequences hold goes to disk, where there is one and as far as the time allows."""

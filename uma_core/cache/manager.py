@@ -158,7 +158,7 @@ class PrefixCache:
             holding = self.holdings[seq_id]
             held.append(holding.n)
             loss.append(
-                int(self._loss_ns(holding) * 0.5 ** ((now_ns - holding.t_used) / half_life)) if holding.n else 0
+                int(self._loss_ns(holding) * 0.5 ** (max(0, now_ns - holding.t_used) / half_life)) if holding.n else 0
             )
         return tuple(held), tuple(loss)
 
@@ -407,13 +407,19 @@ class PrefixCache:
     def settle(self, until_ns: int) -> None:
         """Go on with what lingers."""
         for seq_id, (session, transfer) in list(self._lingering.items()):
-            if transfer.step(until_ns):
-                self._settled(session, seq_id)
+            try:
+                if transfer.step(until_ns):
+                    self._settled(session, seq_id)
+            except UmaError:  # of an answer that has ended: nobody but the cache loses anything
+                log.exception("what sequence %d holds is not kept", seq_id)
+                self._settled(session, seq_id, is_whole=False)
 
-    def _settled(self, session: Session, seq_id: int) -> None:
+    def _settled(self, session: Session, seq_id: int, is_whole: bool = True) -> None:
         _, transfer = self._lingering.pop(seq_id)
         transfer.close()
         self.engine.prefill_close(seq_id)
+        if not is_whole:
+            self.empty(self.holdings[seq_id])
         self.release(session, seq_id)
         self.on_free(seq_id)
 

@@ -606,9 +606,9 @@ class SpeculationOptions:
     RELOAD: ClassVar = "live"
     mode: str = option(
         "off",
-        "where drafts come from, for requests that give neither `speculate` nor `prediction`. lookup: draft what the text, or an earlier answer to the "
-        "same account, repeats; draft: what the draft model says; auto: both, where a token does not depend on which "
-        "others are computed with it",
+        "where drafts come from, for requests that give neither `speculate` nor `prediction`. lookup: draft what the "
+        "text, or an earlier answer to the same account, repeats; draft: what the draft model says; auto: both, where "
+        "a token does not depend on which others are computed with it",
         flag="--speculate",
         env="UMA_SPECULATE",
         choices=("auto", "lookup", "draft", "off"),

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from uma_core.constraint.gbnf import LAST, Chars, Either, Node, Ref, Repeat, Sequence, Text
 
 N_STATES_MOST = 4_000  # of all lexemes
+# of all lexemes; rules of nothing make no states, however often they refer to each other
+N_BUILT_MOST = 40 * N_STATES_MOST
 N_REPEATS_MOST = 3  # more of them are taken for any number
 
 Classes = frozenset[int]
@@ -74,6 +76,7 @@ class Automata:
         self._sets: dict[tuple[str, frozenset[int]], int] = {}
         self._states: list[tuple[str, frozenset[int]]] = []
         self._known: dict[int, State] = {}
+        self._n_built = 0  # nodes
 
     def start(self, lexeme: str) -> int:
         """Raises: TooLarge."""
@@ -119,7 +122,10 @@ class Automata:
         return len(self._moves) - 1
 
     def _build(self, node: Node, then: int) -> int:
-        """States that read the node and go on at `then`; returns the first one."""
+        """States that read the node and go on at `then`; returns the first one. Raises: TooLarge."""
+        self._n_built += 1
+        if self._n_built > N_BUILT_MOST:
+            raise TooLarge
         if isinstance(node, Text):
             for character in reversed(node.value):
                 then = self._step(self._alphabet.one(character), then)

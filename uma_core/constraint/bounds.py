@@ -11,10 +11,11 @@ anything. Pure.
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 sre: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
@@ -28,25 +29,28 @@ Resolve = Callable[[str], Any]  # what a `$ref` leads to
 
 
 def n_items(schema: Any, resolve: Resolve) -> int:
-    """Of the row where an answer to this schema begins."""
-    return _items(schema, resolve, frozenset())
+    """Of the row where an answer to this schema begins. Counting ends beyond N_ITEMS_MOST."""
+    return _items(schema, resolve, frozenset(), itertools.count())
 
 
-def _items(schema: Any, resolve: Resolve, above: frozenset[int]) -> int:
-    if not isinstance(schema, dict) or id(schema) in above:
+def _items(schema: Any, resolve: Resolve, above: frozenset[int], n_looks: Iterator[int]) -> int:
+    """Every look counts one item at least. Subschemas that are referred to twice are looked at twice: without an end, a
+    chain of forty of them would take 2^40 looks.
+    """
+    if next(n_looks) > N_ITEMS_MOST or not isinstance(schema, dict) or id(schema) in above:
         return 1
     above |= {id(schema)}
-    n = 1 + _items(resolve(schema["$ref"]), resolve, above) if "$ref" in schema else 1
+    n = 1 + _items(resolve(schema["$ref"]), resolve, above, n_looks) if "$ref" in schema else 1
     if schema.get("type") == "object" or "properties" in schema:
         n += 4 * _most_optional(schema) + 8 * (schema.get("additionalProperties") is not False)
     if schema.get("type") == "array" or "items" in schema or "prefixItems" in schema:
         n += 6 * (schema.get("items") is not False)
     n += sum(isinstance(value, dict | list) for value in schema.get("enum", ()))
-    n += sum(_items(part, resolve, above) for part in schema.get("allOf", ()))
+    n += sum(_items(part, resolve, above, n_looks) for part in schema.get("allOf", ()))
     for keyword in ("anyOf", "oneOf"):
         branches = [branch for branch in schema.get(keyword, ()) if not _is_scalar(branch)]
         if branches:
-            n = (n - 1) * len(branches) + sum(_items(branch, resolve, above) for branch in branches)
+            n = (n - 1) * len(branches) + sum(_items(branch, resolve, above, n_looks) for branch in branches)
     return n
 
 

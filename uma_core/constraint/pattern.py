@@ -8,13 +8,14 @@ the part of ECMA-262 that chat templates' triggers use: no back references, no l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 N_CHARACTERS_MOST = 1_000  # of a pattern
 N_STEPS_MOST = 2_000  # of a compiled one: a byte of text costs at most so many
 N_REPEATS_MOST = 100
 N_DEEP_MOST = 30
+N_REFUTERS_MOST = 32  # look-ahead states that one way to match waits for; a way with more is given up
 N_BACK_MOST = 4_096  # bytes before the end at which a match may have begun
 
 Bytes = frozenset[int]
@@ -46,7 +47,7 @@ class Step(NamedTuple):
     among: Bytes = frozenset()
 
 
-Refuter = tuple[int, int]  # the step of a look-ahead, and where it stands
+Refuter = frozenset[int]  # the steps at which a look-ahead may go on: where one matches, it refutes
 
 
 class Way(NamedTuple):
@@ -78,8 +79,6 @@ class Search:
         self._steps, self._first = pattern.steps, pattern.first
         self._at = 0
         self._ways: dict[tuple[int, frozenset[Refuter]], Way] = {}  # by step: those that want a byte, or the end
-        self._refuters: dict[Refuter, set[int]] = {}  # what is looked ahead for -> its steps
-        self._refuted: set[Refuter] = set()
         self._matches: list[tuple[Way, int]] = []  # and where they end
 
     def push(self, data: bytes) -> Found | None:
@@ -93,7 +92,7 @@ class Search:
             if self._steps[pc].kind == "end":
                 self._add(self._steps[pc].next, way)
         self._ways = ways  # if more text comes, this was not the end
-        found = [(way.begin, -end, way.group) for way, end in self._matches if not way.refuters & self._refuted]
+        found = [(way.begin, -end, way.group) for way, end in self._matches]
         if not found:
             return None
         begin, end, group = min(found)
@@ -102,30 +101,39 @@ class Search:
     def _eat(self, byte: int) -> None:
         ways, self._ways = self._ways, {}
         self._at += 1
-        self._look_ahead(byte)
+        seen: dict[Refuter, Refuter | None] = {}
+        pending = [(self._unrefuted(way, byte, seen), end) for way, end in self._matches]
+        self._matches = [(way, end) for way, end in pending if way is not None]
         for (pc, _), way in ways.items():
             step = self._steps[pc]
-            if byte in step.among and way.begin > self._at - N_BACK_MOST and not way.refuters & self._refuted:
-                self._add(step.next, way)
-        open_ways = [*self._ways.values(), *(way for way, _ in self._matches)]
-        refuters = frozenset[Refuter]().union(*(way.refuters for way in open_ways))
-        self._refuters = {refuter: self._refuters[refuter] for refuter in refuters}
-        self._refuted &= refuters
+            if byte in step.among and way.begin > self._at - N_BACK_MOST:
+                left = self._unrefuted(way, byte, seen)
+                if left is not None:
+                    self._add(step.next, left)
 
-    def _look_ahead(self, byte: int) -> None:
-        for refuter, pcs in self._refuters.items():
-            self._refuters[refuter] = set()
-            for pc in pcs:
-                if byte in self._steps[pc].among:
-                    self._expect(refuter, self._steps[pc].next)
+    def _unrefuted(self, way: Way, byte: int, seen: dict[Refuter, Refuter | None]) -> Way | None:
+        """The way after one more byte of what it looks ahead for. None: it is refuted. `seen`: what a refuter becomes.
 
-    def _expect(self, refuter: Refuter, first: int) -> None:
-        """One more step of what refutes."""
-        for pc in _reachable(self._steps, first):
-            if self._steps[pc].kind == "match":
-                self._refuted.add(refuter)
-            else:
-                self._refuters[refuter].add(pc)
+        What cannot match any more is dropped. Look-aheads that began at different places and go on alike are one.
+        """
+        if not way.refuters:
+            return way
+        left = set()
+        for refuter in way.refuters:
+            if refuter not in seen:
+                firsts = (self._steps[pc].next for pc in refuter if byte in self._steps[pc].among)
+                seen[refuter] = self._refuter(firsts)
+            after = seen[refuter]
+            if after is None:
+                return None
+            if after:
+                left.add(after)
+        return way._replace(refuters=frozenset(left))
+
+    def _refuter(self, firsts: Iterable[int]) -> Refuter | None:
+        """None: it has matched."""
+        found = {pc for first in firsts for pc in _reachable(self._steps, first)}
+        return None if any(self._steps[pc].kind == "match" for pc in found) else frozenset(found)
 
     def _add(self, first: int, way: Way) -> None:
         """Follow a way to all steps that want a byte. Of two ways to the same step, the one that began first stays."""
@@ -146,16 +154,11 @@ class Search:
             elif step.kind == "group":
                 todo.append((step.next, way if way.group >= 0 else way._replace(group=self._at)))
             elif step.kind == "unless":
-                todo.append((step.next, self._unless(pc, step, way)))
+                refuter = self._refuter([step.also])
+                if refuter is not None and len(way.refuters) < N_REFUTERS_MOST:
+                    todo.append((step.next, way._replace(refuters=way.refuters | {refuter})))
             elif not self._at:
                 todo.append((step.next, way))
-
-    def _unless(self, pc: int, step: Step, way: Way) -> Way:
-        refuter = (pc, self._at)
-        if refuter not in self._refuters:
-            self._refuters[refuter] = set()
-            self._expect(refuter, step.also)
-        return way._replace(refuters=way.refuters | {refuter})
 
 
 def _reachable(steps: list[Step], first: int) -> Iterator[int]:
@@ -379,7 +382,9 @@ class _Compiler:
         for _ in range((most or 0) - least if most is not None else 0):
             first = self._put(Step("split", self._emit(item, first), then))
         for _ in range(least):
-            first = self._emit(item, first)
+            first, after = self._emit(item, first), first
+            if first == after:  # it takes no steps: a hundred more would take none, and repetitions can be nested
+                break
         return first
 
 

@@ -518,7 +518,9 @@ class Engine(Protocol):
     def abort(self) -> None:
         """Make a running decode call, or the next one, return ABORTED soon, where can_abort. Once. Any thread."""
 
-    def memory(self) -> MemoryUse: ...
+    def memory(self) -> MemoryUse:
+        """What it holds; nothing once it is closed. Any thread: a reload asks while streams run."""
+
     def trim(self) -> int:
         """Give memory that holds nothing back to the system, as far as that goes; returns bytes."""
 

@@ -121,8 +121,10 @@ class AdmissionControl:
         is_batch = session.embedding is not None and session.embedding.n_inputs > 1
         if request.priority is None and (is_batch or session.n_prompt - n_cached(session) > limits.auto_lane_tokens):
             session.priority = Priority.BACKGROUND
-        if table.n_queued[session.priority] >= limits.queue[session.priority]:
-            raise self._overloaded(session.priority, table)
+        n_free = max(0, info.n_seq_max - sum(other.seq_id >= 0 for other in table))
+        n_waiting = table.n_queued[session.priority] - n_free  # the others have a sequence at the next tick
+        if n_waiting >= limits.queue[session.priority]:
+            raise self._overloaded(session.priority, n_waiting, table)
         self._check_places(command, n_answers, table)
         table.add(session, command.peer)
         return session
@@ -204,12 +206,12 @@ class AdmissionControl:
         slo = Slo(request.slo.ttft_ns or limits.slo_ttft_ns, request.slo.tbt_ns or limits.slo_tbt_ns)
         return dataclasses.replace(request, slo=slo, timeout_ns=request.timeout_ns or limits.timeout_ns)
 
-    def _overloaded(self, priority: Priority, table: SessionTable) -> UmaError:
+    def _overloaded(self, priority: Priority, n_waiting: int, table: SessionTable) -> UmaError:
         return UmaError(
             ErrorCode.OVERLOADED,
-            f"{table.n_queued[priority]} {priority.name.lower()} requests wait",
+            f"{n_waiting} {priority.name.lower()} requests wait",
             lane=priority.name.lower(),
-            queue_position=table.n_queued[priority],
+            queue_position=n_waiting,
             retry_after_ms=self._retry_after_ms(table),
         )
 

@@ -415,7 +415,8 @@ class Calls:
         session.touch()
         if session.can_decode:
             session.become(Phase.DECODE)
-        is_late = session.bans is not None or (session.priority is Priority.INTERACTIVE and session.n_max > 1)
+        can_wait = session.n_max > 1 and session.n_past < self._engine.info.n_ctx_seq  # else the context shifts first
+        is_late = session.bans is not None or (session.priority is Priority.INTERACTIVE and can_wait)
         if is_first and is_late:  # a token that may be taken back has to wait for its prompt's KV
             session.first_token = token
         elif is_first:

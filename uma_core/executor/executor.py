@@ -147,7 +147,7 @@ class Executor:
             for recorder in self.recorders:
                 recorder.name(session.sid, session.id)
             self._open_sampler(session)
-            if self._speculator is not None:
+            if self._speculator is not None and session.phase is Phase.QUEUED:  # else it has ended already
                 self._speculator.begin(session)
         if first.phase is Phase.QUEUED:
             self.output.scores.begin(first)

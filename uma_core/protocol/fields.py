@@ -11,6 +11,7 @@ from uma_core.suggest import nearest, suggest
 
 OWN_PREFIX = "x_"  # of names that a client may use as it likes: they are ignored
 TAG_NAME, TAG_TEXT = 64, 512  # most characters of a tag's name, and of its value
+N_BIASES_MOST = 20_000  # of `logit_bias`: a sampler takes them all in before a request begins, 10 ms for so many
 SHOWN_NAME = 64  # characters of an unknown name that a message repeats
 
 
@@ -189,6 +190,8 @@ def _is_id(value: Any) -> bool:
 
 def _check_biases(field: Field, value: Any, path: str) -> tuple[tuple[int | str, float | bool], ...]:
     _expect(field, value, path, list)
+    if len(value) > N_BIASES_MOST:
+        raise bad_field(path, f"must have at most {N_BIASES_MOST} items")
     for i, pair in enumerate(value):
         at = f"{path}[{i}]"
         if type(pair) is not list or len(pair) != 2:

@@ -11,6 +11,7 @@ from uma_core.protocol.sampling import SAMPLING_FIELDS
 from uma_core.types import Request
 
 PROTOCOL_VERSION = 1
+N_PREDICTION_MOST = 1 << 18  # characters: more than an answer has; 130 bytes of memory for each token of them
 DEFAULT_OP = "generate"  # of a request without `type`
 
 _REQUEST = Request(id="")
@@ -178,7 +179,14 @@ _GENERATE = (
         64,
         fields=_LORA,
     ),
-    Field("prediction", Kind.STRING, "text that the answer may repeat, in parts: draft tokens come from it", "", 0),
+    Field(
+        "prediction",
+        Kind.STRING,
+        "text that the answer may repeat, in parts: draft tokens come from it",
+        "",
+        0,
+        N_PREDICTION_MOST,
+    ),
     Field(
         "speculate",
         Kind.STRING,

@@ -27,15 +27,17 @@ class Lookup:
         self._n_generated = 0  # tokens of the answer that were taken in
         self._cursors = [(HISTORY, Cursor(text)) for text in history]
         self._prediction = tuple(prediction)
+        self._expected = SuffixText()
         if prediction:
-            expected = SuffixText()
-            expected.extend(np.array(prediction, np.int32))
-            self._cursors.insert(0, (PREDICTION, Cursor(expected)))
+            self._cursors.insert(0, (PREDICTION, Cursor(self._expected)))
         self._rates = rates
         self.draft = NO_DRAFT
 
     def feed(self) -> bool:
-        """Take in a part of the prompt; whether all of it is in."""
+        """Take in a part of the prompt and of the prediction; whether all of the prompt is in."""
+        at = self._expected.n
+        if at < len(self._prediction):
+            self._expected.extend(np.array(self._prediction[at : at + N_FEED], np.int32))
         n = self._own.n
         if n < len(self._given):
             self._own.extend(self._given[n : n + N_FEED])

@@ -456,8 +456,10 @@ class GraphEngine:
         self._abort_flag[0] = 1
 
     def memory(self) -> MemoryUse:
-        assert self.decoder is not None
-        n_compute = self.decoder.forwards.n_bytes + sum(slot.n_bytes for slot in self.prefill_slots)
+        decoder = self.decoder
+        if decoder is None:
+            return MemoryUse(0, 0, 0)
+        n_compute = decoder.forwards.n_bytes + sum(slot.n_bytes for slot in self.prefill_slots)
         return MemoryUse(self.info.weight_bytes + self.info.adapter_bytes, self._pages.n_bytes, n_compute)
 
     def trim(self) -> int:

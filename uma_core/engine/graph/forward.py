@@ -211,7 +211,7 @@ class Forwards:
 
     @property
     def n_bytes(self) -> int:
-        return self._space.n_bytes + sum(forward.workspace.n_bytes for forward in self._small.values())
+        return self._space.n_bytes + sum(forward.workspace.n_bytes for forward in list(self._small.values()))
 
     def close(self) -> None:
         for forward in self._small.values():

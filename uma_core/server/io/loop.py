@@ -68,8 +68,8 @@ class Wakeup:
 
     def set(self) -> None:
         fd = self.far_fd()
-        self._is_set = True
-        if fd >= 0:
+        if fd >= 0:  # else a flag that `clear` took back meanwhile would stand without a wake-up behind it
+            self._is_set = True
             _write(fd, WAKING, len(WAKING))
 
     def far_fd(self) -> int:

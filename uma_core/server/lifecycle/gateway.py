@@ -79,8 +79,10 @@ class Gateway:
             process.wait()
 
     def _start(self) -> None:
-        self._retry = None
-        if self._is_leaving or not self._options.port:
+        if self._retry is not None:  # a reload starts it before its pause has passed
+            self._retry.cancel()
+            self._retry = None
+        if self._is_leaving or self._process is not None or not self._options.port:
             return
         reading, self._lifeline = os.pipe()
         try:

@@ -34,6 +34,8 @@ from uma_core.types import Constraint, FinishReason, Peer, Request
 
 log = logging.getLogger(__name__)
 
+STOP_S = 10.0  # for the jobs that the threads are at: more than reading the largest request takes
+
 AGING_BYTES_PER_S = 4_000_000  # about what a tokeniser reads: an equal wait weighs as much as equal work
 SHORT_BYTES = LARGE_BYTES
 NO_USAGE = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
@@ -179,14 +181,14 @@ class Intake:
         self._reader.close()
         for thread in self._threads:
             if thread.ident is not None:  # where the start failed, not all were started
-                thread.join()
+                thread.join(STOP_S)
         waiting: list[Work] = [*self._jobs.values(), *self._tasks]
         for job in waiting:
             self._refuse(job)
 
-    def _refuse(self, job: Work) -> None:
-        """There is nobody any more to do it."""
-        error = UmaError(ErrorCode.SHUTTING_DOWN)
+    def _refuse(self, job: Work, error: UmaError | None = None) -> None:
+        """There is nobody any more to do it, or it cannot be done."""
+        error = error or UmaError(ErrorCode.SHUTTING_DOWN)
         if isinstance(job, Job):
             self._end(job, error)
         elif isinstance(job, Task | Encoding):
@@ -245,7 +247,11 @@ class Intake:
 
     def _work(self, queues: tuple[Queue, ...]) -> None:
         while (job := self._take(queues)) is not None:
-            self._process(job)
+            try:
+                self._process(job)
+            except Exception as error:  # as one of memory: whoever comes next is read all the same
+                log.exception("a request could not be read")
+                self._refuse(job, UmaError(ErrorCode.INTERNAL, repr(error)[:200]))
 
     def _take(self, queues: tuple[Queue, ...]) -> Work | None:
         with self._condition:
@@ -350,5 +356,8 @@ class Intake:
 
 def _unread(payload: bytes, error: UmaError) -> Unfit:
     """A large request that nobody reads any more: at least it is told under its id."""
-    found = Local().digest(payload)
+    try:
+        found = Local().digest(payload)
+    except (MemoryError, RecursionError):
+        return Unfit(None, error)
     return found if isinstance(found, Unfit) else Unfit(found.wire_id, error)

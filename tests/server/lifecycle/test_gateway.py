@@ -1,0 +1,57 @@
+"""The gateway as a child of the daemon: there is one at most, whatever is reloaded when."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from uma_core.clock import ManualClock
+from uma_core.config.options import HttpOptions
+from uma_core.server.io.loop import Loop
+from uma_core.server.lifecycle import gateway
+from uma_core.server.lifecycle.gateway import LONGEST_PAUSE_NS, Gateway
+
+
+class Child:
+    """A process that runs until it is ended."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._over.wait(timeout)
+        return 0
+
+    def kill(self) -> None:
+        self._over.set()
+
+
+def test_a_reload_while_its_next_start_is_due_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, children, is_broken = ManualClock(1_000), [], [True]
+
+    def start(*args: Any, **kwargs: Any) -> Child:
+        if is_broken[0]:
+            raise OSError("no such program")
+        children.append(Child())
+        return children[-1]
+
+    monkeypatch.setattr(gateway.subprocess, "Popen", start)
+    monkeypatch.setattr(gateway, "STOP_S", 0.01)
+    loop = Loop(clock)
+    child = Gateway(loop, "/run/uma.sock")
+    try:
+        child.apply(HttpOptions(port=8080))
+        assert not children
+        is_broken[0] = False
+        child.apply(HttpOptions(port=8081))
+        assert len(children) == 1
+        clock.advance(2 * LONGEST_PAUSE_NS)
+        loop.turn(0)
+        assert len(children) == 1
+    finally:
+        for each in children:
+            each.kill()
+        child.close()
+        loop.close()
