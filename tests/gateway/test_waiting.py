@@ -76,9 +76,13 @@ def test_a_client_that_goes_leaves_the_queue(busy, stream):
 
 
 def test_a_full_queue_is_429_with_the_time_to_come_back(serve, before):
-    daemon = serve("--parallel", "1", "--queue-interactive", "0")
+    daemon = serve("--parallel", "1", "--queue-interactive", "0", **ENDLESS)
     gateway = before(daemon)
-    answer = gateway.chat()
+    daemon.pull(step_ms=25)
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 2000, "stream": True})
+        raw.until(b"delta")
+        answer = gateway.chat()
     assert (answer.status, answer.error["code"], answer.error["type"]) == (429, "overloaded", "rate_limit_error")
     assert int(answer.headers["retry-after-ms"]) > 0 and int(answer.headers["retry-after"]) > 0
 
