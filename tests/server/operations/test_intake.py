@@ -6,7 +6,9 @@ import pytest
 
 from uma_core.clock import ManualClock
 from uma_core.errors import ErrorCode
-from uma_core.server.operations.intake import AGING_BYTES_PER_S, SHORT_BYTES, Intake, Job
+from uma_core.protocol.messages import Unfit
+from uma_core.server.operations.intake import AGING_BYTES_PER_S, SHORT_BYTES, Decoding, Intake, Job
+from uma_core.server.operations.large import Local
 from uma_core.session.events import Final, Refused, Submit
 from uma_core.types import FinishReason, Peer, Request
 
@@ -103,6 +105,19 @@ def test_cancel_while_waiting_and_while_at_work(intake, outbox, fake_text):
     release.set()
     assert isinstance(outbox.wait(2)[1], Final)
     assert not intake.cancel(1, "at work")
+
+
+def test_a_large_request_that_nothing_can_read_ends_nobody_elses(intake, outbox, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(intake._reader, "digest", fail)  # the helper had no memory for it, and the daemon has none
+    monkeypatch.setattr(Local, "digest", fail)
+    intake.start()
+    for _ in range(2):  # one thread reads large ones: it is there for the second, too
+        intake.put(Decoding(1, 0, b"{}", outbox))
+    found = outbox.wait(2)
+    assert all(isinstance(each, Unfit) and each.error.error is ErrorCode.INTERNAL for each in found)
 
 
 def test_hang_up_drops_only_that_clients_jobs(intake, outbox, fake_text):
