@@ -363,10 +363,7 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The policy's settings.
-
-    Names and defaults are those of uma_core/policy/config.py, with `_ms` for `_ns`; `auto_lane_tokens` is admission's.
-    """
+    """Settings of uma_core/policy/config.py, with `_ms` for `_ns`; `auto_lane_tokens` is admission's."""
 
     RELOAD: ClassVar = "live"
     stages: tuple[str, ...] = option(_SCHEDULER.stages, "the policy pipeline, in order; leave one out to switch it off")
