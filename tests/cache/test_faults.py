@@ -7,6 +7,7 @@ import pytest
 from tests.cache.asking import text, until, world
 from tests.cache.world import answer, check_idle
 from uma_core.engine.api import DecodeStatus
+from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import FinishReason, Priority
 
 
@@ -32,6 +33,35 @@ def test_content_of_a_failed_request_is_not_used() -> None:
     w.run()
     assert w.finals["a"].reason is FinishReason.ERROR
     w.ask("b", text(300))
+    assert w.cached("b") == 0
+    check_idle(w)
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_a_transfer_that_fails_after_its_answer_ended_ends_nobody_elses(
+    priority: Priority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = world(n_seq_max=2, n_ctx=2 * 2048)
+    w.submit("other", text(50, 5), max_tokens=200)
+    until(w, lambda: len(w.texts.get("other", "")) > 3)
+    handover = w.engine.handover
+
+    def failing(seq_id: int) -> object:
+        transfer = handover(seq_id)
+        monkeypatch.setattr(transfer, "step", fail)
+        return transfer
+
+    def fail(until_ns: int) -> bool:
+        raise UmaError(ErrorCode.DECODE_FAILED, "no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(w.engine, "handover", failing)
+        w.submit("a", text(20), max_tokens=1, priority=priority)
+        until(w, lambda: "a" in w.finals)
+    w.run()
+    assert w.texts["a"].encode() == bytes(answer(text(20), 1))
+    assert w.texts["other"].encode() == bytes(answer(text(50, 5), 200))
+    w.ask("b", text(20))
     assert w.cached("b") == 0
     check_idle(w)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.gateway.chat.conftest import templates
+from uma_gateway.chat.errors import ChatError
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.prompting import Chat, _apply
 from uma_gateway.turns import merged, read_messages
 
 USER = {"role": "user", "content": "hi"}
@@ -73,6 +76,16 @@ def test_the_message_at_fault_is_named(messages, kind, param):
     with pytest.raises(GatewayError) as caught:
         read_messages(messages)
     assert (caught.value.kind, caught.value.param) == (kind, param)
+
+
+def test_where_the_template_insists_on_turns_neighbours_are_one_message():
+    messages = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
+    strict, free = templates("mistralai-Mistral-Nemo-Instruct-2407"), templates("Qwen-Qwen2.5-7B-Instruct")
+    assert "one\n\ntwo" in _apply(strict, Chat(messages), messages).prompt
+    assert "one\n\ntwo" not in _apply(free, Chat(messages), messages).prompt
+    wrong = [{"role": "assistant", "content": "one"}, {"role": "user", "content": "two"}]
+    with pytest.raises(ChatError):
+        _apply(strict, Chat(wrong), wrong)
 
 
 def test_neighbours_of_one_role_are_merged_and_results_of_tools_are_not():
