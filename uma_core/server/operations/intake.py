@@ -34,7 +34,7 @@ from uma_core.types import Constraint, FinishReason, Peer, Request
 
 log = logging.getLogger(__name__)
 
-STOP_S = 10.0  # for the jobs that the threads are at: more than reading the largest request takes
+STOP_S = 10.0  # for the jobs that the threads are at: whatever takes longer does not keep the daemon from ending
 
 AGING_BYTES_PER_S = 4_000_000  # about what a tokeniser reads: an equal wait weighs as much as equal work
 SHORT_BYTES = LARGE_BYTES
