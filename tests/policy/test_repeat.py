@@ -9,7 +9,7 @@ import pytest
 from tests.policy.build import CPU, NOW, guarded, reading, sids, state_of, talking, waiting
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.pipeline import compose
-from uma_core.policy.repeat import STEADY_NS, STEADY_TICKS
+from uma_core.policy.repeat import N_REPEATS
 from uma_core.types import Phase, Priority
 
 BACK = Priority.BACKGROUND
@@ -45,7 +45,7 @@ def first_round_with_background(state):
 
 def test_chats_alone_repeat_their_plan_for_a_while():
     plan = POLICY(state_of(talking(0), talking(1)))
-    assert plan.n_repeats == max(STEADY_TICKS[0], STEADY_NS // CPU.rows_ns(2, 220))
+    assert plan.n_repeats == N_REPEATS
 
 
 @pytest.mark.parametrize(

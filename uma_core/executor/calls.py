@@ -427,8 +427,9 @@ class Calls:
         self._meters.kv_bytes.add(n_tokens * self._engine.info.kv_bytes_per_cell)
 
     def deliver_first(self, session: Session) -> None:
-        """Hand out the first token that its prompt's end left: a reader's first gap begins when the second one is
-        about to follow.
+        """Hand out the first token, which was kept when the prompt ended.
+
+        So the reader's first gap begins when the second token is about to follow.
         """
         token, session.first_token = session.first_token, None
         if token is not None:
@@ -437,8 +438,9 @@ class Calls:
     # transfers
 
     def transfers(self, sessions: Sequence[Session], budget_ns: int) -> None:
-        """Move KV for the planned time and what a chunk that ended left of its own, oldest session first; at least
-        one slice.
+        """Move KV for the planned time, or until the planned end of a prefill run that ended early if that is later.
+
+        The oldest session goes first. At least one slice is moved.
         """
         self.announce()
         until = max(self._clock.now_ns() + budget_ns, self._t_run_end_ns)

@@ -63,7 +63,7 @@ class Constraints:
             self._resting.append(session)
 
     def next_tick(self) -> None:
-        """One tick less to rest for those who rest; none where nobody else is left to profit from it."""
+        """Let resting sessions rest one tick less, and end their rest where no other session profits from it."""
         if not self._resting:
             return
         others = [s for s in self._table if s.phase is Phase.DECODE and not s.n_rest and not s.is_held]

@@ -53,7 +53,7 @@ SETTLE_TICKS = 16  # ... and ticks: booking many at once would be a pause by its
 
 
 class Executor:
-    """Owns one engine's sessions. `events` is read by the I/O thread, which `wake` tells of new ones."""
+    """Owns one engine's sessions. The I/O thread reads `events`; `calls.announce` and `calls.wake_fd` wake it."""
 
     def __init__(
         self,
@@ -237,9 +237,9 @@ class Executor:
         return True
 
     def _goes_on(self, n_repeats: int) -> bool:
-        """Whether the next call is the same one token on.
+        """Whether the next call will be the same, one token further.
 
-        The plan after the last repeat most likely has it too, unless somebody is left out.
+        After the last repeat, the next plan most likely has the same call too, unless it left out a session.
         """
         if len(self._groups) != 1 or not (n_repeats or len(self._groups[0]) == len(self.table)):
             return False

@@ -41,10 +41,10 @@ class Output:
         self.on_linger: Callable[[Session, int, Transfer], None] | None = None  # who sees a last chunk's KV arrive
 
     def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
-        """One sampled token: to the reader, and to the end of the session where it is the last.
+        """Hand one sampled token to the reader, and end the session if it is the last.
 
-        This runs between two decode calls for every stream, and most streams want nothing but text: their way is
-        written out here, for each call of a method costs microseconds when the engine has emptied the processor's
+        This runs between two decode calls for every stream, and most streams want nothing but text. Their path is
+        written out here, because each method call costs microseconds when the engine has emptied the processor's
         caches (`perf tick`).
         """
         if not session.is_plain or token < 0:

@@ -95,8 +95,9 @@ def standings(state: SchedulerState, plan: Plan, mean_answer: float) -> dict[int
 def expected_waits(
     state: SchedulerState, running: list[SessionView], queue: list[SessionView], mean_answer: float
 ) -> list[tuple[int, int]]:
-    """When each of the queue, in order, should get a sequence, and after them whoever came next: ns from now, and the
-    sid of the request whose end frees it (0: a free one).
+    """When each request of the queue, in order, should get a sequence; the last entry is for a request that came next.
+
+    An entry is ns from now, and the sid of the request whose end frees the sequence (0: one is free).
     """
     n_kv = sum(view.n_past for view in running)
     pace_ns = state.cost.rows_ns(max(1, len(running)), n_kv)

@@ -1,4 +1,4 @@
-"""What running sequences hold together where one pool of cells is in pages: reserved for each of them, in memory once.
+"""What running sequences share in one paged pool of cells: each of them reserves it, memory has one copy.
 
 Rules: only whole pages of positions that a session has computed count, for nobody writes into them again; the page that
 it writes next may have to be copied. A session that goes on past the context's end will read it anew: all of its

@@ -67,8 +67,9 @@ class Slots:
             self._make_cells()
 
     def _make_cells(self) -> None:
-        """Idle sequences leave what running ones may need; what a newcomer's sequence held before counts until it is
-        saved.
+        """Make idle sequences give up cells that running ones may need.
+
+        What a newcomer's sequence held before counts as taken until it is saved.
         """
         table, holdings = self._table, self._cache.holdings
         there = residency(self._engine, table)

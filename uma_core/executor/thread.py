@@ -103,7 +103,7 @@ class ComputeThread:
         self._end()
 
     def _pause_s(self) -> float | None:
-        """How long to sleep, after a slice of what is done when nothing else is to be done. None: until a command."""
+        """How long to sleep; None: until a command. Where no session waits, a slice of idle-time work is done first."""
         if any(len(e.table) for e in self.executors):
             return RETRY_S
         try:

@@ -12,9 +12,6 @@ from uma_core.policy.index import index_of
 from uma_core.policy.plan import PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 
-# of an everyday gap, for which a new chunk's pieces are chosen: rooms may shrink before its end; 1.0 reads 9 % less
-HEADROOM = 0.7
-
 
 class Room(NamedTuple):
     """Time of a stream's gap that other work may have, in ns: of an everyday gap, of a long one, and how many are
@@ -27,9 +24,10 @@ class Room(NamedTuple):
 
 
 def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room | None) -> tuple[PlanItem, int]:
-    """The prefill item with the chunk that suits the room (None: nobody's gap is in question), and the least time that
-    it takes: its first piece, its call, or what it adds to a call. That may exceed the room: then it is the smallest
-    there is.
+    """Return the prefill item with the chunk that suits the room, and the least time that this chunk takes.
+
+    That time is the chunk's first piece, its call, or what it adds to a call. It may exceed the room: then the chunk is
+    the smallest there is. A room of None means that nobody's gap is affected.
     """
     cost, limit = state.cost, chunk_limit(state)
     if item.mode is PrefillMode.OWN_CALL:
@@ -52,11 +50,11 @@ def chunk_limit(state: SchedulerState) -> int:
 
 
 def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple[int, int] | None:
-    """Most tokens of this prompt that the streams' own call may hold in `limit_ns` more, and what they add. None: none,
-    or a chunk would read more in that time. (Decodes and prompts in one batch: Sarathi-Serve, OSDI 2024.)
+    """The most tokens of this prompt that fit the streams' own call within `limit_ns` more, and the time that they add.
 
-    Only where calibration measured such calls, and no chunk is in progress. The last token of a new prompt stays: it is
-    a row of the next step, with those that wait for their next token.
+    None where no token fits, or where a chunk would read more in that time. (Decodes and prompts in one batch:
+    Sarathi-Serve, OSDI 2024.) Mixed rows need calibration to have measured such calls, and no chunk in progress. A new
+    prompt's last token is left out: it becomes a decode row of the next step, like those of the streams.
     """
     index, cost = index_of(state), state.cost
     n_streams = len(index.interactive)
@@ -109,13 +107,12 @@ def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) ->
     """The size that gets most tokens through the gaps. Only whole pieces fit, so that a larger, more efficient chunk
     may progress slower than a small one.
     """
-    sizes, everyday_ns = _candidates(cost, view.n_left, limit), int(HEADROOM * room.everyday_ns)
+    sizes = _candidates(cost, view.n_left, limit)
     best, best_rate = 0, 0.0
     for n in sizes:
         piece = max(1, cost.piece_ns(n, view.n_past))
-        used = (1.0 - room.long_share) * (everyday_ns // piece) * piece + room.long_share * (
-            room.long_ns // piece
-        ) * piece
+        n_everyday, n_long = room.everyday_ns // piece, room.long_ns // piece
+        used = ((1.0 - room.long_share) * n_everyday + room.long_share * n_long) * piece
         rate = used / max(1.0, _token_ns(cost, n, view.n_past, min(view.n_left, limit)))
         if rate > best_rate * 1.01:
             best, best_rate = n, rate

@@ -1,13 +1,14 @@
 """When a prompt's first token is due, and what follows from that. The rules are stated here and nowhere else.
 
-A first token is due `slo.target_ttft_ms` after its request was queued. Where nobody said, it is due after twice the
-time that its prompt takes alone; a short prompt may take longer, for nobody notices some steps of a stream.
+A first token is due `slo.target_ttft_ms` after its request was queued. Without such a target it is due after twice the
+time that its prompt takes alone; a short prompt may take longer, because nobody notices a few steps of a stream.
 
-1. Beside streams, a prompt that everyday gaps would bring too late has long gaps. Few long and many short gaps keep the
-   streams' p95; as many middling ones would not.
-2. Once it is overdue, the gap grows with the time waited, in units of that target, up to OVERDUE rounds.
-3. While nobody streams, a chat whose prompt is read waits for the next chat's prompt, if that can be read before both
-   are due. A stream that had begun would have to bear it in its gaps.
+1. Beside streams, a prompt that would be late with everyday gaps gets long ones. A few long gaps among many short ones
+   keep the streams' p95; middling gaps throughout would not.
+2. Once the first token is overdue, the limit of the gap grows by one long limit per target of delay, up to OVERDUE
+   rounds.
+3. While nobody streams, a chat whose prompt has been read waits for the next chat's prompt, if that can be read before
+   both first tokens are due. A stream that had already begun would have that prompt in its gaps.
 """
 
 from __future__ import annotations
@@ -20,23 +21,21 @@ from uma_core.types import Priority
 if TYPE_CHECKING:
     from uma_core.policy.state import SchedulerState, SessionView
 
-STRETCH = 2.0  # beside streams a prompt may take so many times its own prefill time
-STEPS = 24  # ... a short one so many steps of one stream, 0.4 s on the 2-core CPU, ...
-# ... and more where it waits to begin together with others: beginning early would delay them by more
+STRETCH = 2.0  # beside streams, a prompt may take this many times its own prefill time,
+STEPS = 24  # a short prompt this many steps of one stream (0.4 s on the 2-core CPU),
+# or this many where it waits to begin together with others: beginning early would delay the others by more
 STEPS_TOGETHER = 60
-SHORT = 8.0  # ... but at most so many times its own prefill time
-# longest gap of overdue prompts, in rounds: with 4 a crowd pauses 6 % longer, with 2 its slowest first token comes 3 %
-# later
+# Longest gap of overdue prompts, in rounds. Without longer gaps a crowd's first tokens come 13 % later, and four
+# streams on llama.cpp's kernels take a fifth longer; with 4 a crowd pauses 6 % longer.
 OVERDUE = 3.0
 
 
 def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int = 0) -> int:
-    """From its arrival to its first token; `step_ns`: of one stream alone, of which so many pass unnoticed."""
+    """Time from arrival until the first token is due. `n_steps` steps of one stream (0: STEPS) pass unnoticed."""
     wanted = view.slo_ttft_ns or state.config.slo_ttft_ns
     if wanted:
         return wanted
-    own_ns = state.cost.prompt_ns(view.n_prompt, 0)
-    return max(int(STRETCH * own_ns), min(int(SHORT * own_ns), (n_steps or STEPS) * step_ns))
+    return max(int(STRETCH * state.cost.prompt_ns(view.n_prompt, 0)), (n_steps or STEPS) * step_ns)
 
 
 def left_to_read_ns(state: SchedulerState, view: SessionView) -> int:
@@ -55,8 +54,8 @@ def next_limit_ns(
 ) -> int:
     """Limit of the next gap while this prompt waits for its first token (rules 1 and 2).
 
-    `gaps`: the streams' round, and the limits of an everyday and of a long gap. `usual`: what the prompt gets of an
-    everyday gap, and the time in chunks that this replaces.
+    `gaps`: the streams' round, and the limits of an everyday and of a long gap. `usual`: the time that the prompt gets
+    in an everyday gap, and the time that chunks would need for the same work.
     """
     round_ns, everyday_ns, long_ns = gaps
     target = target_ns(state, view, step_ns)

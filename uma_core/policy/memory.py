@@ -20,12 +20,12 @@ class Ledger(NamedTuple):
 class TbtMemory(NamedTuple):
     """What was learnt of the time between a stream's tokens, and whose turn it is beside the stream."""
 
-    error: float = 0.05  # 98th percentile of what ticks take over what was planned, less 1
+    error: float = 0.05  # 98th percentile of (a tick's time / its planned time), less 1
     n_long: float = 0.0  # the token bucket: long gaps that may be spent
-    tick: int = 0  # of the last plan beside a stream,
-    t_plan_ns: int = 0  # when it was made
-    planned_ns: int = 0  # and how long its tick was to take
-    debt_ns: int = 0  # background decode minus prompt time granted; who has less goes first
+    tick: int = 0  # tick of the last plan beside a stream
+    t_plan_ns: int = 0  # when that plan was made
+    planned_ns: int = 0  # how long its tick was planned to take
+    debt_ns: int = 0  # time granted to background rows, less that granted to prompts: whichever had less goes first
     cursor: int = -1  # background session that was served last in turn
     forced_tick: int = 0  # when a background row was last forced
 

@@ -1,11 +1,11 @@
 """Who goes first: one ordering for admission and for prompts; turns; starvation.
 
-Order: priority, then clients that have had less than their share, then (of those who wait) clients that hold fewer
-sequences, then least remaining work, with aging. A client that asks one thing after the other has no account while it
-asks nothing, so its virtual time tells nothing: by what it holds it comes before another client's whole queue.
-Aging makes two promises. A background session that saw no progress for `aging_ns` ranks as interactive.
-And work shrinks by AGE_RATE of the time waited, so that nobody is overtaken by requests that arrive later
-than work / AGE_RATE after it.
+Order: priority, then clients that have had less than their share, then (among waiting sessions) clients that hold
+fewer sequences, then least remaining work, with aging. A client that sends one request at a time has no account between
+two of them, so its virtual time says nothing; because it holds few sequences, it goes before another client's queue.
+Aging makes two promises. A background session that made no progress for `aging_ns` ranks as interactive. And remaining
+work shrinks by AGE_RATE of the time waited, so that requests which arrive later than work / AGE_RATE after a session
+do not overtake it.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:
 
 
 def is_starved(state: SchedulerState, view: SessionView, times: int = 1) -> bool:
-    """True if a stream is decoding and the prompt saw no progress for `starvation_ticks` x `times` rounds of it."""
+    """True if a stream decodes and the prompt made no progress for `starvation_ticks` x `times` predicted rounds.
+
+    Time is compared, not ticks: where rounds take longer than predicted, fewer of them pass.
+    """
     round_ns = index_of(state).round_ns
     return round_ns > 0 and state.now_ns - view.t_progress_ns >= state.config.starvation_ticks * times * round_ns
 
 
 def n_rounds_without(state: SchedulerState, since_ns: int, forced_tick: int) -> int:
-    """Rounds of the streams since a background stream's last token, and since any of them was forced: the fewer of
-    both.
-    """
+    """The lesser of the streams' rounds since a background stream's last token, and since any of them was forced."""
     return int(min((state.now_ns - since_ns) // max(1, index_of(state).round_ns), state.tick - forced_tick))

@@ -96,7 +96,7 @@ def compose(names: Iterable[str], extra: dict[str, StageSpec] | None = None) -> 
     ours = [name for name in listed if name in DEFAULT_STAGES]
     for before, after in itertools.pairwise(ours):
         if DEFAULT_STAGES.index(before) > DEFAULT_STAGES.index(after):
-            raise ValueError(f"scheduler stage {after!r} must come before {before!r}: it prepares what that one limits")
+            raise ValueError(f"scheduler stage {after!r} must come before {before!r}, which limits what it prepares")
     return Pipeline(listed, tuple(known[name] for name in listed))
 
 

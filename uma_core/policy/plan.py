@@ -51,8 +51,8 @@ class TbtDecision(NamedTuple):
     long_ns: int  # limit of a long one
     room_ns: int  # time for other work in an everyday gap
     long_room_ns: int  # ... and in a long one
-    need_ns: int  # shortest piece, chunk or row that was looked at; 0: nothing was
-    error: float  # 98th percentile of what ticks take over what was planned, less 1
+    need_ns: int  # predicted time of the smallest work considered (piece, chunk or row); 0: none was considered
+    error: float  # 98th percentile of (a tick's time / its planned time), less 1
     credit: float  # long gaps that may be spent; at least 1 lets one in
 
 

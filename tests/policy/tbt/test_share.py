@@ -146,13 +146,6 @@ class TestTransfers:
         assert chunk < document <= 0.1 * SOLO
 
 
-def test_new_chunks_leave_room_for_the_error_to_grow():
-    state = state_of(talking(0), reading(1, BACK, n_prompt=1200))
-    n = prefill_item(run(state)).n_tokens
-    tight = run(state._replace(memory=guarded(error=0.065)))
-    assert CPU.piece_ns(n, 0) <= tight.run_ns
-
-
 def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
     """However the rest of the gap is shared out, the next long one has to wait for its credit."""
     arriving = talking(2, is_ready=False, is_transferring=True)

@@ -125,7 +125,7 @@ def build(decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, fl
 def legal_chunks(prefill: Curve) -> tuple[int, ...]:
     """Measured sizes that no larger one undercuts, and that cost no more per token than the smaller ones.
 
-    A size from which the next one jumps up was measured wrong, and judges nobody.
+    A size after which the time per token jumps up was measured wrong: it is dropped, and judges no later size.
     """
     kept: list[int] = []
     best = float("inf")
@@ -147,8 +147,10 @@ def _guess(step: float, token: float, cell: float) -> CostModel:
 
 
 def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, device: DeviceView | None) -> Curve:
-    """A cell costs at least its bytes at the rate at which a step read the weights: a short context's few percent drown
-    in noise, and cells that were never written are read from the cache.
+    """Fit the decode curve. A cell costs at least its bytes at the rate at which a step read the weights.
+
+    A measured slope may be too small: a short context's few per cent drown in noise, and cells that were never written
+    are read from the cache.
     """
     curve = fit_curve(points, start.decode.slope[0], True)
     least = device.kv_bytes_per_cell * curve.base[0] / max(1, device.weight_bytes) if device else 0.0

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from uma_core.policy.cost.curve import Curve
 
-REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_more", "prefill", "mixed")
-PREFILL, MIXED = REGIMES.index("prefill"), REGIMES.index("mixed")
+REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_more", "prefill")
+PREFILL = REGIMES.index("prefill")
 MAX_ROWS = 32  # rows for which the best split into calls is looked up; more are one call
-CALL_NS = 60_000.0  # of one more decode call: batch, sampling, Python (`perf tick`, 2-core CPU)
 SPLIT_GAIN = 0.03  # part of the time that a further call must save: calls that cost the same stay together
 
 
@@ -66,16 +65,13 @@ class CostModel(NamedTuple):
             return self.prefill_ns(n_tokens, n_past)
         rows = max(0.0, self.mixed.ns(n_rows + n_tokens, 0) - self.mixed.ns(n_rows, 0))
         context = self.mixed.ns(n_tokens, n_past) - self.mixed.ns(n_tokens, 0)
-        return int((rows + context) * self.factors[MIXED])
+        return int(rows + context)
 
-    def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> tuple[int, int]:
-        """One call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`; of
-        that, what these add.
-        """
+    def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> int:
+        """One call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`."""
         if not n_rows:
-            return self.prefill_ns(n_prompt, n_past), 0
-        added = self.mixed_ns(n_rows, n_prompt, n_past) if n_prompt else 0
-        return self.decode_ns(n_rows, n_kv) + added, added
+            return self.prefill_ns(n_prompt, n_past)
+        return self.decode_ns(n_rows, n_kv) + (self.mixed_ns(n_rows, n_prompt, n_past) if n_prompt else 0)
 
     def piece_ns(self, n_tokens: int, n_past: int) -> int:
         """Shortest pause-to-pause time inside a chunk of this size: its heaviest node, or a layer's attention over
@@ -163,7 +159,7 @@ def decode_line(decode: Curve, n_rows: int) -> tuple[float, float, int]:
 
 def best_splits(decode: Curve) -> tuple[tuple[int, ...], ...]:
     """The split into calls that serves so many rows fastest, for every row count."""
-    times = [0.0] + [decode.ns(n, 0) + CALL_NS for n in range(1, MAX_ROWS + 1)]
+    times = [0.0] + [decode.ns(n, 0) for n in range(1, MAX_ROWS + 1)]
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for n in range(1, MAX_ROWS + 1):
         parts = min((times[size] + best[n - size][0], (size, *best[n - size][1])) for size in range(1, n + 1))

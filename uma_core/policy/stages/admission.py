@@ -4,8 +4,8 @@ Rules: order of policy/order.py; a session is admitted only when a sequence is f
 use are there, so that nobody runs out later. Smaller requests may pass one that does not fit until that one
 has aged. No more background prompts hold sequences at once than there are prefill slots, or two: they are read
 one after the other anyway, and the rest of the sequences stays free for chats. When an interactive request finds no
-room, one background session at a time is parked. Before that, and for whoever waits, sessions are parked whose reader
-takes nothing: they cannot go on, and what they hold is the others' loss.
+room, one background session at a time is parked. Before that, and for any waiting request, sessions whose reader takes
+nothing are parked: they cannot go on, and others need what they hold.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _free_slots(plan: Plan, index: SessionIndex, held: list[SessionView]) -> Plan:
-    """Nobody's prompt waits for the slot of a chunk whose reader takes nothing."""
+    """Park sessions whose reader takes nothing while their chunk keeps a prefill slot from other prompts."""
     if not (index.prompts or index.waiting):
         return plan
     park = tuple(v.sid for v in held if v.n_chunk and v.sid not in plan.park)

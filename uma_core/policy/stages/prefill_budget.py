@@ -1,9 +1,9 @@
 """Prefill budget: how much prompt a tick reads when no interactive stream limits it.
 
-Rules with resumable prefill: chunks are as large as pays, cut into pieces that a chat which arrives can wait for; the
-run is long, for a new request interrupts it at the next piece. Background streams decode in between: a background
-prompt and an interactive one leave them 1 - `interactive_share` of the time, the former after each tick budget at the
-latest, the latter skipping ticks until their share is due.
+Rules with resumable prefill: chunks are as large as pays, and cut into pieces that an arriving chat can wait for. The
+run is long, because a new request interrupts it at the next piece. Background streams decode in between and get
+1 - `interactive_share` of the time: beside a background prompt after each tick budget at the latest, beside an
+interactive prompt by skipping ticks until their share is due.
 Rules without it: one chunk per prompt and call, in order, while the adaptive token budget lasts.
 """
 

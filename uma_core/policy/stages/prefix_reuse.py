@@ -1,9 +1,9 @@
 """Prefix reuse: prompts begin with KV that is already there, where bringing it in is faster than computing it.
 
-Rules: a session that is admitted gets the free sequence that is cheapest for it: what bringing its cached beginning
-there takes, what the sequence's present content is worth, and what a gap between running sequences costs per step.
-Those with most to gain choose first; who comes in is the admission's business (cold requests wait no longer for it).
-A prompt that is between two chunks jumps ahead when others have read, meanwhile, what it was about to read.
+Rules: an admitted session gets the free sequence that is cheapest for it. The price counts the time to bring its cached
+beginning there, the value of what the sequence holds now, and what a gap between running sequences costs per step.
+Sessions with most to gain choose first. Admission alone decides who comes in, so cold requests wait no longer.
+A prompt between two chunks jumps ahead when others have meanwhile read what it was about to read.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Rules: a row is worth its time while it brings tokens faster than the call without it does: with T tokens expected of a
 call of C ns, a draft of survival probability s has to cost less than s * C / T. Rows go to the likeliest drafts of all
 streams. Beside interactive streams the step stays within their everyday limit, drafts and the draft model's own time
-included; a gap that is long already gets none. Of an everyday gap that reads a prompt in pieces, drafts may take what
-one piece leaves; of a prompt's rows in the streams' own call, half; of a prompt whose first token somebody awaits,
-nothing. Where nobody else has anything of the gap, the everyday limit is each token's: a step may take k times as long,
-up to a long gap's length, where it is to bring every stream k tokens. A stream for which it brings fewer pays with the
-tokens that it is ahead: those that its drafts brought it before. So one that finds no draft for a moment holds up
-nobody, and one that never drafts is not held up.
+included; a gap that is long already gets none. Where an everyday gap reads a prompt in pieces, drafts may take what one
+piece leaves; where a prompt has rows in the streams' own call, drafts may take half of them; from a prompt whose first
+token somebody awaits they take nothing. Where a gap holds no other work, the everyday limit applies to each token: a
+step that is to bring every stream k tokens may take k times as long, up to a long gap's length. A stream that gets
+fewer pays with the tokens that it is ahead: those that its drafts brought it before. So a stream that finds no draft
+for a moment holds up nobody, and one that never drafts is not held up.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _exchange(
     drafting: dict[int, SessionView],
     n_drafts: dict[int, int],
 ) -> int:
-    """Give drafts rows that were a prompt's, one for one: the call stays as long as it was. How many.
+    """Give a prompt's rows to drafts, one for one, so that the call takes no longer. Returns how many.
 
     A row brings the prompt one token, or a stream as many as the draft's survival. Each counts as the time for which it
     would be computed otherwise: a prompt's token in a chunk, a stream's in a step.

@@ -2,12 +2,12 @@
 
 Two things are learned, and nothing else:
 
-- `error`, the 98th percentile of what a tick takes over what was planned for it, less 1. Every cause is in it:
-  predictions, copies, Python, neighbours.
+- `error`, the 98th percentile of (a tick's time / its planned time), less 1. It includes every cause: predictions,
+  copies, Python, neighbours.
 - `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.02) of one, a long gap takes one, and it
   holds one at most: with 2 % of long gaps a stream's p95 is an everyday gap.
 
-    everyday room = everyday limit / (1 + error) - round      at least LEAST of what lies between the two
+    everyday room = everyday limit / (1 + error) - round      at least LEAST x (everyday limit - round)
     long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round
 
 Example: round 16 ms, limits 19.2 and 32 ms, error 5 %. Everyday room: 19.2 / 1.05 - 16 = 2.3 ms. Long room: 32 - 4.8 -
@@ -22,12 +22,13 @@ from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt.limits import TbtLimits
 from uma_core.types import Phase
 
-# share of gaps beyond (1 + error) x the plan: with 0.05 a storm's p95 grows by 1 %, with 0.01 a fifth less is read
+# Share of gaps that exceed (1 + error) x the planned time. With 0.05 a storm's p95 grows by 1 %; with 0.01 a fifth less
+# is read.
 MISSES = 0.02
 STEP = 0.04  # how fast the error follows: a gap beyond it adds 0.039, one within takes 0.0008 off
 ERROR_MOST = 0.25  # a machine that busy is no excuse to stop: its chats pause anyway
-# of the time between round and everyday limit is always others': an error of some per cent leaves nothing else, and on
-# the noisiest machine prompts were read 13 times slower without
+# Part of the time between round and everyday limit that other work always gets. Without it, an error of some per cent
+# would leave nothing; on the noisiest machine prompts were then read 13 times slower.
 LEAST = 0.4
 # of a round, kept below the long limit: a disturbance of the machine comes on top of a gap that is long already
 RESERVE = 0.3

@@ -20,13 +20,13 @@ from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState
 from uma_core.types import Phase
 
-# Of streams whose round takes far longer than the limit of one, the limit is this part of what one stream's leaves for
-# others, in rounds: 1.1 rounds at a `guard_cap` of 1.2, so that a tenth is left ...
+# Where the streams' round takes far longer than one stream's limit, the limit is 1 + part x (cap - 1) rounds: 1.1 at a
+# `guard_cap` of 1.2, so that a tenth of a round is left for others ...
 EVERYDAY_PART = 0.5
-# ... and 1.75 at a `pause_cap` of 2.0: three chats on the GPU read a paste 20 times slower without, and pause 0.25
-# rounds longer with a part of 1.
+# ... and 1.75 rounds at a `pause_cap` of 2.0. Without this part, a paste beside three chats on the GPU is read 20 times
+# slower; with a part of 1 the chats pause 0.25 rounds longer.
 LONG_PART = 0.75
-# A round is far where it lies above the step by this many times what one stream's limit does. Not tuned.
+# "Far": the round exceeds the step by this many times the amount by which one stream's limit exceeds it. Not tuned.
 FAR = 2.0
 
 
@@ -50,12 +50,12 @@ def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
 
 
 def _limit(steps: float, part: float, step_ns: int, round_ns: int) -> int:
-    """One stream's limit is `steps` steps. Several streams' round may leave nothing below that; then the limit is a
-    multiple of the round, which grows with the round, from 1 to 1 + part x (steps - 1). It is at most `steps` rounds,
-    and never less where `steps` is more.
+    """One stream's limit is `steps` steps. The round of several streams may leave nothing below that: then the limit is
+    a multiple of the round, whose factor grows with the round from 1 to 1 + part x (steps - 1). The limit is at most
+    `steps` rounds, and never falls when `steps` rises.
 
-    A round of 1.15 steps keeps the limit of 1.2 steps as it is: 1.1 of that round would stretch every gap beyond what
-    each was promised.
+    With a round of 1.15 steps the limit stays at 1.2 steps: 1.1 rounds would stretch every gap beyond what each stream
+    was promised.
     """
     distance = FAR * (steps - 1.0) * step_ns
     share = min(1.0, (round_ns - step_ns) / distance) if distance > 0 else 1.0
@@ -63,12 +63,12 @@ def _limit(steps: float, part: float, step_ns: int, round_ns: int) -> int:
 
 
 def seal(state: SchedulerState, plan: Plan) -> Plan:
-    """Write into the finished plan what its gap and its tick may take: metrics and status judge by that, with the guard
-    switched off too.
+    """Write into the finished plan how long its gap and its tick may take: metrics and status judge by these limits,
+    with the guard switched off too.
 
-    With a chat: the everyday limit, or round and run where the guard let in more, plus the time of drafts. With
-    background streams only: the tick budget, or round and run. With nobody decoding: 0, for a new request ends the
-    tick.
+    The tick's limit beside a chat is the everyday limit, or round plus run where the guard let in more, plus the time
+    of drafts. With background streams only, it is the tick budget, or round plus run. With nobody decoding it is 0,
+    because a new request ends the tick.
     """
     index = index_of(state)
     if index.round_ns:

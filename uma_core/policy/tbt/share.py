@@ -125,9 +125,10 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
-    """For how many further rounds this finished plan's background streams, none of which fits, are held back without a
-    new look: until a long gap may be spent, or one of them starves. 0: the plan has something for them, or the guard
-    was not asked.
+    """For how many further rounds this finished plan's background streams, none of which fits, stay held back.
+
+    That ends when a long gap may be spent or one of them starves. 0 where the plan has something for them, or where the
+    guard was not asked.
     """
     if plan.guard is None or plan.guard.kind != Kind.NOTHING.name.lower():
         return 0
@@ -157,11 +158,11 @@ def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
 
 
 def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
-    """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, half of the room unless a chat
-    waits for it.
+    """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, but at most half of the room
+    unless a chat waits for it.
 
-    A chat that streams already and waits for its KV may have a long gap of the others: its own next token is late with
-    every tick.
+    A chat that already streams and waits for its KV may take a long gap from the other streams, because every tick
+    delays its own next token.
     """
     if not index.moving:
         return 0, Kind.NOTHING
@@ -265,7 +266,7 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView, is_awaited: bool) -> Gr
 def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bool]:
     """Room for a prompt whose first token somebody awaits, and whether its deadline raised it.
 
-    Such prompts are in few gaps. They may fill an everyday one up to its limit, with the machine's error on top.
+    Such prompts are in few gaps, so they may fill an everyday gap up to its limit, with no allowance for the error.
     """
     limits, state = gap.limits, gap.state
     plain = max(gap.room.everyday_ns, min(gap.room.long_ns, limits.everyday_ns - limits.round_ns))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
-from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answer_form, answers_wanted
+from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answers_wanted, wanted_form
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
@@ -113,6 +113,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
 
 def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prompt: Prompt) -> Plan:
     answers = exchange.gateway.config.answers
+    form, _, param = wanted_form(body)
     has_limit = body.get("max_tokens") is not None or body.get("n_predict") is not None
     fields = {
         **sampling_fields(body, model, answers),
@@ -122,7 +123,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
         if has_limit
         else DEFAULT_MAX_TOKENS,
         "stream": ask.is_stream,
-        **_constraint(body, model),
+        **constraint_field(model, form, text(body, "grammar") or "", param),
     }
     if ask.n_logprobs is not None:
         need(model, "logprobs", "logprobs")
@@ -142,17 +143,6 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
             raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
         fields["suffix"] = ask.suffix
     return Plan(model, fields)
-
-
-def _constraint(body: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Raises: GatewayError."""
-    form, _ = answer_form(table(body, "response_format"), "response_format")
-    param = "response_format"
-    if body.get("json_schema") is not None:  # llama-server's
-        if form is not None:
-            raise invalid("`json_schema` conflicts with `response_format`", "json_schema")
-        form, param = table(body, "json_schema") or True, "json_schema"
-    return constraint_field(model, form, text(body, "grammar") or "", param)
 
 
 class Echo(NamedTuple):

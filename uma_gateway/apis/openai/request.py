@@ -173,13 +173,21 @@ def read_thinking(body: dict[str, Any], chat: Chat) -> None:
 
 def response_format(body: dict[str, Any], chat: Chat) -> None:
     """The form that the answer must have. Raises: GatewayError."""
-    chat.json_schema, chat.is_strict = answer_form(table(body, "response_format"), "response_format")
-    if body.get("json_schema") is not None:  # llama-server's
-        if chat.json_schema is not None or chat.grammar:
-            raise invalid("`json_schema` conflicts with `response_format` and `grammar`", "json_schema")
-        chat.json_schema = table(body, "json_schema") or True
+    chat.json_schema, chat.is_strict, _ = wanted_form(body)
     if chat.grammar and (chat.json_schema is not None or chat.has_tools):
         raise invalid("`grammar` conflicts with a schema and with tools", "grammar")
+
+
+def wanted_form(body: dict[str, Any]) -> tuple[dict[str, Any] | bool | None, bool, str]:
+    """What `answer_form` tells of OpenAI's `response_format` or llama-server's `json_schema`, and which of the two asks
+    for it. Raises: GatewayError.
+    """
+    form, is_strict = answer_form(table(body, "response_format"), "response_format")
+    if body.get("json_schema") is None:
+        return form, is_strict, "response_format"
+    if form is not None:
+        raise invalid("`json_schema` conflicts with `response_format`", "json_schema")
+    return table(body, "json_schema") or True, False, "json_schema"
 
 
 def answer_form(form: dict[str, Any], param: str) -> tuple[dict[str, Any] | bool | None, bool]:
