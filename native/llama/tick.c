@@ -1,6 +1,7 @@
 // One decode call and one token per wanted row: the hot path, entered once per call so that the GIL is taken once.
 #include "llama/uma_llama.h"
 
+#include <stdlib.h>
 #include <unistd.h>
 
 // To wake a thread costs the waker tens of microseconds; one that needs the GIL would then wait for it, and be woken
@@ -50,8 +51,14 @@ llama_token uma_decode_draw(struct llama_context * ctx, int32_t row, uma_sampler
 int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
     uma_wake(rows->wake_fd);
     const int64_t t0 = uma_now_ns();
-    int32_t       n_seq_id[rows->n];
-    llama_seq_id * seq_id[rows->n];
+    // not on the stack, which holds some 600,000 rows' less than a batch may have
+    int32_t *       n_seq_id = malloc((size_t) rows->n * sizeof(*n_seq_id));
+    llama_seq_id ** seq_id   = malloc((size_t) rows->n * sizeof(*seq_id));
+    if (!n_seq_id || !seq_id) {
+        free(n_seq_id);
+        free(seq_id);
+        return -2; // as llama_decode says it of a failure that is not the batch's
+    }
     for (int32_t i = 0; i < rows->n; i++) {
         n_seq_id[i] = 1;
         seq_id[i]   = rows->seq_id + i;
@@ -61,6 +68,8 @@ int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
         .n_seq_id = n_seq_id, .seq_id = seq_id, .logits = rows->want,
     };
     const int32_t rc = llama_decode(ctx, batch);
+    free(n_seq_id);
+    free(seq_id);
     if (rc == 0) {
         llama_synchronize(ctx);
     }

@@ -275,6 +275,9 @@ llama_token uma_sample(float * logits, int32_t n_vocab, uma_sampler * s) {
     if (token >= 0 && s->logprobs && s->logprobs->is_after) {
         uma_logprobs_after(s->logprobs, s->takes_best ? NULL : &left, token);
     } else if (token >= 0 && s->logprobs) {
+        if (s->mask && !isfinite(uma_largest(logits, n_vocab))) {
+            return -1; // behind what the mask refuses: nobody has drawn from it
+        }
         uma_logprobs_before(s->logprobs, logits, n_vocab, token);
     }
     return token >= 0 && uma_sampler_accept(s, token) ? token : -1;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,6 +20,8 @@ from uma_core.cache.files import (
     head_bytes,
     header_bytes,
 )
+from uma_core.clock import ManualClock
+from uma_core.engine.fake.engine import FakeEngine, FakeModel
 
 HEAD = Head("0123456789abcdef", 1000, 3, np.array([5, 6, 7, 8, 151_935], np.int32), 42, "ab" * 32)
 
@@ -83,3 +87,11 @@ def test_names_tell_everything_apart_that_matters() -> None:
         file_name("a" * 16, 1, 0, tokens[:8]),
     }
     assert len(names) == 5 and all(name.endswith(files.SUFFIX) for name in names)
+
+
+def test_kv_of_other_kernels_experts_or_positions_is_another_models() -> None:
+    info = FakeEngine(FakeModel(), ManualClock()).info
+    keys = {
+        files.model_key(replace(info, kv_facts=facts)) for facts in ((), ("avx2", 2, 0), ("avx2", 1, 0), ("avx2", 2, 1))
+    }
+    assert len(keys) == 4 and files.model_key(replace(info, n_threads=7)) == files.model_key(info)

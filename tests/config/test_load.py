@@ -257,6 +257,12 @@ def test_diff_lists_changes_and_how_they_take_effect():
     assert diff(old, old) == []
 
 
+def test_kernels_are_not_changed_under_a_running_engine():
+    """They are the process's: threads that meet others within a graph wait for each other for ever."""
+    old, new = build()[0], build({"engine.cpu_kernels": "false"})[0]
+    assert [(change.key, change.is_reloadable) for change in diff(old, new)] == [("engine.cpu_kernels", False)]
+
+
 @given(st.sampled_from(OPTIONS), st.text(st.characters(exclude_categories=("Cs",))))
 def test_any_text_is_a_value_or_a_coded_error(opt, text):
     for flags, environ in (({opt.key: text}, {}), ({}, {opt.env: text})):

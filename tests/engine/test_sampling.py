@@ -158,3 +158,17 @@ def test_a_thread_that_ends_leaves_no_scratch_behind(small: LlamaEngine) -> None
     sampler.close()
     assert len(drawn) == 64 and -1 not in drawn
     assert resident_bytes() - before < 90 << 20  # half of what 60 of them hold; the C heap keeps some of any
+
+
+def test_a_row_that_is_no_number_behind_a_mask_has_no_log_probabilities(small: LlamaEngine) -> None:
+    logits = np.zeros(small.info.n_vocab, np.float32)
+    logits[300], logits[7000] = 9.0, np.nan
+    mask = np.zeros(-(-small.info.n_vocab // 32), np.uint32)
+    mask[300 // 32] = 1 << (300 % 32)
+    for n_logprobs, expected in ((None, 300), (2, -1)):
+        sampler = small.sampler(SamplingParams(temperature=1.0, logprobs=n_logprobs), 1)
+        sampler.set_mask(mask)
+        logits[301] = 8.0
+        found = {draw(logits, sampler.handle) for _ in range(5)}
+        assert found <= {expected, -1} and (n_logprobs is None or found == {-1})
+        sampler.close()

@@ -48,7 +48,7 @@ class Head(NamedTuple):
 
 def model_key(info: EngineInfo) -> str:
     """Engines with equal keys can read each other's KV bytes."""
-    facts = (VERSION, info.engine, info.fingerprint, info.kv_type, info.n_layer, info.kv_bytes_per_cell)
+    facts = (VERSION, info.engine, info.fingerprint, info.kv_type, info.n_layer, info.kv_bytes_per_cell, info.kv_facts)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 

@@ -119,6 +119,7 @@ class EngineOptions:
         True,
         "small-batch matmul and attention kernels of ours inside ggml's CPU backend; off: ggml's own",
         env="UMA_CPU_KERNELS",
+        reload="restart",  # they are the process's: a running engine's threads must not change them within a graph
     )
     isa: str = option(
         "auto",

@@ -168,6 +168,8 @@ class EngineInfo:
     # the graph engine's: "mapped", "read", "repacked", "repack cache" or "copied"; "": llama.cpp loads them
     weights_from: str = ""
     notes: tuple[str, ...] = ()  # why something is off, for `status`
+    # what else K and V depend on: kernels, experts in use, rotary positions. KV of other facts is not this engine's
+    kv_facts: tuple[str | int, ...] = ()
 
     @property
     def default_adapters(self) -> AdapterSet:

@@ -4,6 +4,7 @@ several files.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from uma_core.engine.lib import ffi, lib, text
@@ -12,6 +13,16 @@ from uma_core.errors import ErrorCode, UmaError
 
 Scalar = int | float | bool | str
 Value = Scalar | list[int] | list[float] | list[bool]
+
+N_FILES_MOST = 65_535  # of a split model: gguf-split counts them in 16 bits
+FLOATS = (lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16)
+
+
+def is_quantized(kind: int) -> bool:
+    """Whether weights can have this ggml_type. ggml counts two more, which are of activations: it has no products with
+    weights of them, and would call what is not there.
+    """
+    return bool(lib.ggml_is_quantized(kind)) and kind not in (lib.GGML_TYPE_Q8_1, lib.GGML_TYPE_Q8_K)
 
 
 def check_file(path: str) -> None:
@@ -92,6 +103,8 @@ class Header:
         n = self.meta.get("split.count", 1)
         if not isinstance(n, int) or n <= 1:
             return []
+        if n > N_FILES_MOST:
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: a model of {n} files", path=self.path)
         if self.meta.get("split.no", 0) != 0:
             raise UmaError(
                 ErrorCode.MODEL_LOAD_FAILED,
@@ -111,6 +124,20 @@ class Header:
             lib.llama_split_path(name, size, prefix, i, n)
             paths.append(text(name))
         return paths
+
+    def check_computable(self) -> None:
+        """Refuse what loads, and would end the process when it is computed with. Raises: MODEL_LOAD_FAILED."""
+        for name, place in self.tensors.items():
+            if name.endswith(".weight") and not (place.type in FLOATS or is_quantized(place.type)):
+                kind = text(lib.ggml_type_name(place.type))
+                raise UmaError(
+                    ErrorCode.MODEL_LOAD_FAILED,
+                    f"{self.path}: {name} of type {kind}, which no weights have",
+                    path=self.path,
+                )
+        for key, value in self.of_arch().items():
+            if key.endswith("epsilon") and not (isinstance(value, (int, float)) and 0.0 <= value < math.inf):
+                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {key} of {value}", path=self.path)
 
     def leave_out(self, first_layer: int) -> None:
         """Forget the tensors of layers from there on: they are not read."""

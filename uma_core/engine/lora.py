@@ -16,7 +16,7 @@ from typing import NamedTuple
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Adapter
 from uma_core.engine.fingerprint import fingerprint
-from uma_core.engine.header import Header, TensorPlace
+from uma_core.engine.header import FLOATS, Header, TensorPlace, is_quantized
 from uma_core.engine.lib import lib, text
 from uma_core.errors import ErrorCode, UmaError
 
@@ -143,7 +143,7 @@ def _misfit(name: str, pair: Pair, base: TensorPlace) -> str:
 
 
 def _is_number(kind: int) -> bool:
-    return kind in (lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16) or bool(lib.ggml_is_quantized(kind))
+    return kind in FLOATS or is_quantized(kind)
 
 
 def open_adapters(options: EngineOptions, model: Header) -> list[AdapterFile]:

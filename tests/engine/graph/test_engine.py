@@ -12,6 +12,7 @@ from tests.engine.drive import FOREVER, finish, generate, read, step, tokens_of
 from tests.engine.graph.conftest import SMALL
 from uma_core.engine.api import Batch, DecodeStatus
 from uma_core.engine.graph.engine import GraphEngine
+from uma_core.engine.llama.model import LlamaModel
 from uma_core.errors import ErrorCode, UmaError
 
 
@@ -174,3 +175,24 @@ def test_graphs_of_riding_rows_are_there_from_the_beginning() -> None:
         assert engine.decoder.forwards.n_bytes == before
     finally:
         engine.close()
+
+
+def test_transfers_that_are_given_up_take_no_room(engine: GraphEngine) -> None:
+    read(engine, 0, tokens_of(engine, 200))
+    export = engine.export_state(0, 200)
+    finish(export)
+    for _ in range(3):
+        transfer = engine.import_state(1, bytes(export.blob), 200)
+        transfer.step(0)
+        transfer.close()
+        finish(engine.copy_prefix(0, 1, 192))
+        engine.kv_truncate(1, 0)
+    empty(engine)
+    for seq in range(engine.info.n_seq_max):
+        engine.pretend(seq, engine.info.n_ctx_seq)
+
+
+def test_the_model_is_described_as_by_llama_cpp(engine: GraphEngine) -> None:
+    model = LlamaModel(DRAFT, SMALL)
+    assert engine.facts().description == model.facts().description != ""
+    model.close()

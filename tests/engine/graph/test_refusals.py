@@ -37,6 +37,7 @@ CASES = {
         meta=MODELS["deepseek2"].meta | {"expert_group_count": 4, "expert_group_used_count": 3},
     ),
     "heads whose K and V differ in length": replace(LLAMA, dim_v=64),
+    "block_count of 2147483647": replace(LLAMA, meta={"block_count": 2**31 - 1}),
     "KV heads of length 576": replace(LLAMA, dim=576),
 }
 
@@ -91,3 +92,9 @@ def test_the_estimate_is_what_is_taken(load_mode: str, is_stock: bool) -> None:
         assert 0 < used.compute <= expected.compute
     finally:
         engine.close()
+
+
+def test_a_context_that_nobody_says_how_long_it_is(written: Callable[[Model], str]) -> None:
+    path = written(replace(LLAMA, meta={"context_length": 0}))
+    with pytest.raises(UmaError, match="context_length of 0"):
+        GraphEngine(path, replace(SMALL, n_ctx=0))

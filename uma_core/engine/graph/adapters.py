@@ -111,7 +111,17 @@ class Adapters:
 
 
 def _fill(file: AdapterFile) -> None:
-    """Copy all tensors from the file. Raises: ADAPTER_LOAD_FAILED, OSError."""
+    """Copy all tensors from the file. Raises: ADAPTER_LOAD_FAILED."""
+    try:
+        _copy(file)
+    except OSError as error:
+        raise UmaError(
+            ErrorCode.ADAPTER_LOAD_FAILED, f"adapter {file.name}: {error.strerror}", adapter=file.name
+        ) from error
+
+
+def _copy(file: AdapterFile) -> None:
+    """Raises: ADAPTER_LOAD_FAILED, OSError."""
     with open(file.header.path, "rb", buffering=0) as source:
         for place in file.header.tensors.values():
             tensor = file.header.tensor(place.name)

@@ -188,6 +188,7 @@ class GraphEngine:
                 n_rows=min(loaded.n_ubatch, pages.n_ctx_seq),
             ),
             kernels=loaded.kernels,
+            kv_facts=(loaded.kernels, shape.n_expert_used, int(pages.n_ctx_seq > shape.scaling.n_ctx_orig)),
             is_deterministic=not loaded.promise_missing(),
             weights_from=loaded.weights.source,
             notes=loaded.notes,
@@ -396,6 +397,11 @@ class GraphEngine:
         assert self.decoder is not None
         self.decoder.n_kv[seq_id] = n
 
+    def _release(self, seq_id: SeqId) -> None:
+        """Give back the pages of positions that were never counted."""
+        if self.decoder is not None:
+            self._pages.truncate(seq_id, self.kv_len(seq_id))
+
     def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
         """Whole pages are shared, not copied; positions before the first whole one are."""
         pages = self._pages
@@ -416,7 +422,8 @@ class GraphEngine:
                 pages.share(src, dst, first, n)
             self._count(dst, n)
 
-        steps = Steps((own_end - start) * pages.store.layout.position_bytes, (start, own_end), move, finish)
+        n_bytes = (own_end - start) * pages.store.layout.position_bytes
+        steps = Steps(n_bytes, (start, own_end), move, finish, lambda: self._release(dst))
         return steps if states is None else SharedState(states, (src, dst, n), n_kv, steps)
 
     def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
@@ -438,7 +445,11 @@ class GraphEngine:
         self._append(seq_id, start, n)
         move = import_moves(self._pages, seq_id, memoryview(blob)[:n_bytes], origin)
         steps = Steps(
-            (n - start) * self._pages.store.layout.position_bytes, (start, n), move, lambda: self._count(seq_id, n)
+            (n - start) * self._pages.store.layout.position_bytes,
+            (start, n),
+            move,
+            lambda: self._count(seq_id, n),
+            lambda: self._release(seq_id),
         )
         if states is None:
             return steps

@@ -104,6 +104,14 @@ class Forward:
         self.batch = batch
         self.workspace = workspace
         self.context = network.new_context(batch.adapters)
+        try:
+            self._lay_out(network, pages, compute)
+        except BaseException:
+            self.close()
+            raise
+
+    def _lay_out(self, network: Network, pages: Pages, compute: Compute) -> None:
+        batch, workspace = self.batch, self.workspace
         builder, logits, best = network.build(self.context, batch, compute.attention)
         workspace.place(builder.graph)
         self.native = n = ffi.new("uma_forward *")
@@ -203,8 +211,13 @@ class Forwards:
             _, oldest = self._small.popitem(last=False)
             oldest.close()
             oldest.workspace.close()
-        self._small[batch] = self._new(batch, Workspace(self._network.device))
-        return self._small[batch]
+        workspace = Workspace(self._network.device)
+        try:
+            forward = self._small[batch] = self._new(batch, workspace)
+        except BaseException:
+            workspace.close()
+            raise
+        return forward
 
     def _new(self, batch: BatchShape, workspace: Workspace) -> Forward:
         return Forward(self._network, self._pages, self._compute, batch, workspace)

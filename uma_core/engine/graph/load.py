@@ -220,6 +220,8 @@ def page_counts(options: EngineOptions, shape: Shape) -> tuple[int, int, int]:
     With one stream each, the pages suffice for all sequences at their longest.
     """
     n_ctx = options.n_ctx or shape.n_ctx_train * options.n_seq
+    if n_ctx <= 0:
+        raise Unsupported("a context_length of 0")
     if is_unified(options):
         n_pages = -(-n_ctx // PAGE)
         return n_pages, options.n_seq, n_pages * PAGE

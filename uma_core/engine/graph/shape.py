@@ -133,6 +133,9 @@ class Shape:
         return max(layer.window for layer in self.layers)
 
 
+N_LAYER_MOST = 512  # llama.cpp's: lists of a damaged file's number would take all memory
+
+
 class Meta:
     """The architecture's own metadata, by key without its prefix; each read is checked."""
 
@@ -141,6 +144,8 @@ class Meta:
         self._values = header.of_arch()
         # the last layers may draft tokens (multi-token prediction): no part of the model itself
         self.n_layer = self.number("block_count") - self.number("nextn_predict_layers", 0)
+        if self.n_layer > N_LAYER_MOST:
+            raise Unsupported(f"block_count of {self.n_layer}")
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
@@ -185,6 +190,8 @@ class Meta:
         value = self._values.get(key, default)
         if isinstance(value, (str, list)):
             raise Unsupported(f"{key} that is no number")
+        if not math.isfinite(value):
+            raise Unsupported(f"{key} of {value}")
         return float(value)
 
     def text(self, key: str, default: str) -> str:

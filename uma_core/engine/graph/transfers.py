@@ -18,15 +18,24 @@ FLAG_BYTES = 8
 
 
 class Steps:
-    """A Transfer over positions start..n: `move(p0, p1)` for each stretch within one page, then `finish` once."""
+    """A Transfer over positions start..n: `move(p0, p1)` for each stretch within one page, then `finish` once.
+
+    `give_up` instead, where it is closed before its end.
+    """
 
     def __init__(
-        self, n_bytes: int, span: tuple[int, int], move: Callable[[int, int], None], finish: Callable[[], None]
+        self,
+        n_bytes: int,
+        span: tuple[int, int],
+        move: Callable[[int, int], None],
+        finish: Callable[[], None],
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         self.n_bytes = n_bytes
         self._at, self._end = span
         self._move = move
         self._finish = finish
+        self._give_up = give_up
         self._is_open = True
 
     def step(self, until_ns: int) -> bool:
@@ -53,7 +62,9 @@ class Steps:
 
     def close(self) -> None:
         """A transfer given up leaves what was there: nothing counts before `finish`."""
-        self._is_open = False
+        if self._is_open:
+            self._is_open = False
+            self._give_up()
 
 
 class HostExport(Steps):

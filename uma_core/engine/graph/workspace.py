@@ -36,7 +36,11 @@ class Workspace:
 
     def place(self, graph: Any) -> None:
         """Give every node of `graph` its memory. Raises: INSUFFICIENT_MEMORY."""
+        if not self._allocator:
+            self._allocator = new_allocator(self._device)
         if not lib.ggml_gallocr_alloc_graph(self._allocator, graph):
+            # it has noted the new layout, and has no memory for it: asked again, it would place nodes nowhere
+            self._free_allocator()
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a graph's data")
 
     def addresses(self, tensors: list[Any]) -> list[Any]:
@@ -66,13 +70,17 @@ class Workspace:
 
     @property
     def n_bytes(self) -> int:
-        return int(lib.ggml_gallocr_get_buffer_size(self._allocator, 0)) + self._n_host
+        n_data = int(lib.ggml_gallocr_get_buffer_size(self._allocator, 0)) if self._allocator else 0
+        return n_data + self._n_host
 
-    def close(self) -> None:
+    def _free_allocator(self) -> None:
         if self._allocator:
             lib.ggml_gallocr_free(self._allocator)
             self._allocator = None
-            self._free_host()
+
+    def close(self) -> None:
+        self._free_allocator()
+        self._free_host()
 
 
 def staged_bytes(tensors: list[Any]) -> int:

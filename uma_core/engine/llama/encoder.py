@@ -51,10 +51,11 @@ POOLING_TYPES = {name: f"LLAMA_POOLING_TYPE_{name.upper()}" for name in POOLINGS
 def is_encoder(path: str) -> bool:
     """Whether the file's model sees what follows a token, or ranks: it cannot continue a text.
 
-    Raises: MODEL_LOAD_FAILED.
+    Raises: MODEL_LOAD_FAILED, for files too that would end the process: this is the first look at every model.
     """
     header = Header(path)
     try:
+        header.check_computable()
         meta = header.of_arch()
         return meta.get("attention.causal") is False or meta.get("pooling_type") == int(lib.LLAMA_POOLING_TYPE_RANK)
     finally:

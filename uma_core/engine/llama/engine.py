@@ -33,7 +33,7 @@ from uma_core.engine.api import (
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama.decode import BAD, DecodeContext
 from uma_core.engine.llama.estimate import compute_bytes
-from uma_core.engine.llama.kv import HostExport, Move, Span
+from uma_core.engine.llama.kv import MARK_TOKENS_MAX, HostExport, Move, Span
 from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.lora import LlamaAdapters
 from uma_core.engine.llama.model import LlamaModel, Progress
@@ -125,6 +125,11 @@ class LlamaEngine:
             if self._has_direct_kv
             else _estimate_kv_bytes(model, options.kv_type)
         )
+        n_ctx_train = int(lib.llama_model_n_ctx_train(model.handle))
+        n_ctx_orig = model.meta_int("rope.scaling.original_context_length") or n_ctx_train
+        n_expert_used = (
+            (options.moe_top_k or model.meta_int("expert_used_count")) if model.meta_int("expert_count") else 0
+        )
         return EngineInfo(
             engine="llama",
             model_name=model.name,
@@ -137,7 +142,7 @@ class LlamaEngine:
             suppressed=model.suppressed,
             n_outputs=n_outputs(options),
             n_layer=n_layer,
-            n_ctx_train=int(lib.llama_model_n_ctx_train(model.handle)),
+            n_ctx_train=n_ctx_train,
             n_ctx=n_ctx,
             n_ctx_seq=self.n_ctx_seq,
             n_seq_max=options.n_seq,
@@ -149,7 +154,7 @@ class LlamaEngine:
             kv_bytes_per_cell=kv_bytes,
             weight_bytes=int(lib.llama_model_size(model.handle)),
             n_expert=model.meta_int("expert_count"),
-            n_expert_used=model.meta_int("expert_used_count"),
+            n_expert_used=n_expert_used,
             expert_bytes=expert_bytes(model.path) if model.meta_int("expert_count") else 0,
             capabilities=Capabilities(
                 n_prefill_slots=len(self.prefill_slots),
@@ -170,6 +175,7 @@ class LlamaEngine:
                 n_rows=(self.prefill_slots[0] if self.prefill_slots else context).n_outputs,
             ),
             kernels=self._kernels,
+            kv_facts=(self._kernels, n_expert_used, int(self.n_ctx_seq > n_ctx_orig)),
             notes=notes,
         )
 
@@ -400,8 +406,9 @@ class LlamaEngine:
 
     def pretend(self, seq_id: SeqId, n: int) -> None:
         assert self.decoder is not None
-        for p0 in range(0, n, self.info.n_batch):
-            lib.uma_kv_mark(self.decoder.handle, self.decoder.gate, seq_id, p0, min(self.info.n_batch, n - p0))
+        size = min(self.info.n_batch, MARK_TOKENS_MAX)
+        for p0 in range(0, n, size):
+            lib.uma_kv_mark(self.decoder.handle, self.decoder.gate, seq_id, p0, min(size, n - p0))
         if self._has_direct_kv:  # else the cells were cleared at load, one by one
             touch_stream(self.decoder.gate, seq_id, n)
 

@@ -159,11 +159,18 @@ class LlamaModel:
             n_params=int(lib.llama_model_n_params(self.handle)),
             n_embd=self.meta_int("embedding_length"),
             vocab_type=VOCAB_TYPES.get(lib.llama_vocab_type(self.vocab), "unknown"),
-            description=text(buffer),
+            description=text(buffer) or self._described(),
             pooling=self.pooling,
             add_sep=bool(lib.llama_vocab_get_add_sep(self.vocab)),
             rerank_template=self.rerank_template,
         )
+
+    def _described(self) -> str:
+        """In llama.cpp's words, which has none for a model whose weights it did not load."""
+        number = self.meta("general.file_type") or ""
+        kind = ffi.typeof("enum llama_ftype").elements.get(int(number), "") if number.isdecimal() else ""
+        name = kind.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
+        return " ".join(filter(None, (self.arch, self.meta("general.size_label") or "?B", name)))
 
     @property
     def rerank_template(self) -> str:

@@ -1,0 +1,57 @@
+"""What a file says of itself that would end the process is refused before an engine takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from uma_core.engine.llama.encoder import is_encoder
+from uma_core.errors import ErrorCode, UmaError
+
+EPSILON = "llama.attention.layer_norm_rms_epsilon"
+
+
+def written(path: Path, change: Callable[[gguf.GGUFWriter], object]) -> str:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float16))
+    change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def weights(values: np.ndarray, kind: gguf.GGMLQuantizationType | None = None) -> Callable[[gguf.GGUFWriter], object]:
+    return lambda writer: writer.add_tensor("blk.0.ffn_up.weight", values, raw_dtype=kind)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (weights(np.zeros((4, 32), np.int8)), "type i8"),
+        (weights(np.zeros((4, 32), np.int32)), "type i32"),
+        (weights(np.zeros((4, 32), np.float64)), "type f64"),
+        (weights(np.zeros((4, 292), np.uint8), gguf.GGMLQuantizationType.Q8_K), "type q8_K"),
+        (lambda writer: writer.add_float32(EPSILON, -1.0), "epsilon of -1.0"),
+        (lambda writer: writer.add_float32(EPSILON, float("nan")), "epsilon of nan"),
+        (lambda writer: writer.add_uint64("split.count", 1 << 40), "1099511627776 files"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+def test_what_would_end_the_process(change: Callable[[gguf.GGUFWriter], object], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UmaError, match=words) as caught:
+        is_encoder(written(tmp_path / "model.gguf", change))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q2_K", "TQ1_0", "BF16"])
+def test_types_that_weights_have(kind: str, tmp_path: Path) -> None:
+    quant = gguf.GGMLQuantizationType[kind]
+    n_block, n_bytes = gguf.GGML_QUANT_SIZES[quant]
+    values = np.zeros((4, 256 // n_block * n_bytes), np.uint8)
+    assert not is_encoder(written(tmp_path / "model.gguf", weights(values, quant)))
