@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +115,30 @@ def test_a_gateway_that_cannot_start_ends_nothing_and_says_why(serve, port):
     assert daemon.state() == "ready"
 
 
-def test_a_port_that_is_taken_is_tried_again(serve, port):
+def test_a_port_that_another_program_has_is_refused_at_the_start_and_by_a_reload(serve, folder, port):
+    config = folder / "config.yaml"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        daemon = serve("--http", str(port))
-        daemon.logs("another one is started")
-    eventually(lambda: answers(port), f"it was given up: {daemon.log}")
+        daemon = DaemonProcess(folder, "--engine", "fake", "--http", str(port))
+        assert daemon.wait() == 1
+        daemon.logs(f"nothing can listen on 127.0.0.1, port {port}")
+        config.write_text("http: {}\n")
+        daemon = serve("--config", str(config))
+        config.write_text(f"http:\n  port: {port}\n")
+        refusal = daemon.ask("reload")
+        assert refusal["name"] == "config_invalid" and str(port) in refusal["message"]
+        assert daemon.generate("hello", max_tokens=2)[-1]["reason"] == "length"
+    daemon.ask("reload")
+    eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
+
+
+def test_a_port_that_becomes_free_soon_is_waited_for(serve, port):
+    """That of a daemon's gateway which was killed a moment ago."""
+    taken = socket.create_server(("127.0.0.1", port))
+    threading.Timer(0.5, taken.close).start()
+    serve("--http", str(port))
+    eventually(lambda: answers(port))
 
 
 def test_a_terminal_s_ctrl_c_drains_with_the_gateway_still_there(serve, port):

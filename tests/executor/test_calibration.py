@@ -7,9 +7,9 @@ import pytest
 from uma_core.clock import ManualClock
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
-from uma_core.executor.calibration import measure
+from uma_core.executor.calibration import _is_calm, measure
 from uma_core.executor.executor import device_view
-from uma_core.policy.cost import fit
+from uma_core.policy.cost import DECODE, SHORT, Sample, fit
 
 
 @pytest.mark.parametrize("n_seq", [1, 2, 3, 8])
@@ -22,3 +22,13 @@ def test_rows_of_drafts_are_timed_where_there_are_fewer_sequences(n_seq: int) ->
     assert max(model.decode.sizes) >= device.n_verify_rows == 8
     assert batch_ns[8] < 6 * batch_ns[1], "not in proportion: eight rows read the weights once"
     assert not any(engine.kv_len(seq_id) for seq_id in range(n_seq))
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "is_calm"),
+    [((16.2, 38.5, 47.0, 52.0), True), ((16.0, 15.0, 48.0, 20.0), True), ((0.7, 275.8, 0.9, 13.9), False)],
+)
+def test_rows_that_take_far_longer_than_one_by_one_were_disturbed(times_ms: tuple[float, ...], is_calm: bool) -> None:
+    alone = [Sample(DECODE, 1, SHORT, int(times_ms[0] * 1e6))] * 4
+    rows = [Sample(DECODE, n, SHORT, int(ms * 1e6)) for n, ms in enumerate(times_ms, 1)]
+    assert _is_calm(alone + rows) == is_calm

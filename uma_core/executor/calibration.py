@@ -37,7 +37,10 @@ REPEATS = {DECODE: 5, CHUNK: 2, TRANSFER: 3, MIXED: 5}
 FOREVER_NS = 2**62
 CALM_SPREAD = 1.3
 N_ALONE = 4  # samples of one row at the same context that come first
-VERSION = 10  # of what is measured; stored results of another version are measured again
+# A call of n rows takes no longer than n calls of one: 2 rows of llama.cpp's took 2.4 steps at most. One that takes so
+# many times as long was disturbed.
+ROWS_SPREAD = 2.0
+VERSION = 11  # of what is measured; stored results of another version are measured again
 
 
 def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> CostModel:
@@ -68,13 +71,16 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
 
 
 def _is_calm(samples: list[Sample]) -> bool:
-    """One row over a short context is timed several times: where those differ much, the machine was busy."""
+    """Whether the machine was free. One row over a short context is timed several times, which must not differ much,
+    and several rows must not take much longer than one by one.
+    """
     alone = [s.ns for s in samples if s.kind == DECODE and s.n_rows == 1]
     shortest = min(alone, default=0)
     return (
         bool(alone)
         and sorted(alone)[len(alone) // 2] <= CALM_SPREAD * shortest
         and max(alone[:N_ALONE]) <= 2 * CALM_SPREAD * shortest
+        and not any(s.ns > ROWS_SPREAD * s.n_rows * shortest for s in samples if s.kind == DECODE and s.n_kv == SHORT)
     )
 
 

@@ -90,6 +90,17 @@ def test_engines_timed_in_turn_are_compared_call_by_call_where_other_work_slows_
     assert f"{speed:.2f} times" in choice.reason and "the next start compares them again" in choice.reason
 
 
+@pytest.mark.parametrize(("ratios", "expected"), [((3.0, 0.9), "graph"), ((1.2, 0.8), "llama")])
+def test_beside_other_work_the_mean_decides_and_no_single_shape(ratios: tuple[float, float], expected: str) -> None:
+    llama = {name: [round(1e6 * x) for x in BUSY] for name in NAMES}
+    graph = {name: [round(1e6 * x / ratio) for x in BUSY] for name, ratio in zip(NAMES, ratios, strict=True)}
+    assert verdict(llama, graph)[0].engine == expected
+
+
+def test_the_reason_names_the_shape_that_decided() -> None:
+    assert verdict(times(10, 10), times(11, 5))[0].reason.endswith("and is slower with 1 stream at 256")
+
+
 # what is timed
 
 

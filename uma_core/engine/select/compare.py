@@ -129,12 +129,15 @@ def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choic
         return DISTURBED, False
     ratios = {shape: _ratio(calls, graph[shape]) for shape, calls in llama.items()}
     mean = geometric_mean(ratios.values())
-    is_graph = mean >= FASTER and min(ratios.values()) >= NO_WORSE
+    worst = min(ratios, key=lambda shape: ratios[shape])
+    is_vetoed = is_calm and ratios[worst] < NO_WORSE  # beside other work one shape's times tell little, their mean more
     each = ", ".join(f"{ratio:.2f} with {shape}" for shape, ratio in ratios.items())
-    how = "" if is_calm else ", seen beside other work: the next start compares them again"
-    return Choice(
-        "graph" if is_graph else "llama", f"the graph engine has {mean:.2f} times llama.cpp's speed ({each}){how}"
-    ), is_calm
+    reason = f"the graph engine has {mean:.2f} times llama.cpp's speed ({each})"
+    if mean >= FASTER and is_vetoed:
+        reason += f", and is slower with {worst}"
+    if not is_calm:
+        reason += ", seen beside other work: the next start compares them again"
+    return Choice("graph" if mean >= FASTER and not is_vetoed else "llama", reason), is_calm
 
 
 def _ratio(llama: Sequence[int], graph: Sequence[int]) -> float:

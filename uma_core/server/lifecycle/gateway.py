@@ -7,14 +7,18 @@ stderr.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from uma_core.config.options import HttpOptions
+from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.io.loop import Loop, Timer
 
 log = logging.getLogger(__name__)
@@ -24,6 +28,34 @@ FIRST_PAUSE_NS = 1_000_000_000  # before it is started again; twice as long each
 LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
 PROVEN_NS = 60_000_000_000  # a child that lived so long starts afresh
 STOP_S = 3.0  # to say goodbye to its clients, once there is no daemon behind it any more
+
+
+def check_address(options: HttpOptions, patience_s: float = 0.0) -> None:
+    """Try whether the gateway can listen there, for so long: that of a daemon which was killed may still be there.
+
+    Blocks for a name's lookup. Raises: CONFIG_INVALID.
+    """
+    deadline = time.monotonic() + patience_s
+    while options.port:
+        try:
+            _listen_once(options)
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+                message = f"nothing can listen on {options.host}, port {options.port}: {error.strerror}"
+                raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.port") from error
+        time.sleep(0.1)
+
+
+def _listen_once(options: HttpOptions) -> None:
+    """Raises: OSError."""
+    family, kind, number, _, address = socket.getaddrinfo(
+        options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, number) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the gateway's own
+        tried.bind(address)
+        tried.listen()
 
 
 class Gateway:

@@ -16,11 +16,12 @@ from typing import Any
 
 import uma_core.metrics.catalog as m
 from uma_core.config.load import Change, Inputs, Sources, diff, load
-from uma_core.config.options import Config
+from uma_core.config.options import Config, HttpOptions
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.policy.pipeline import compose
 from uma_core.server.io.aside import run_aside
 from uma_core.server.io.loop import Loop
+from uma_core.server.lifecycle.gateway import check_address
 from uma_core.server.lifecycle.host import Host
 from uma_core.server.lifecycle.lifecycle import Lifecycle
 from uma_core.server.memory.budget import Fit
@@ -108,7 +109,8 @@ class Reloader:
             if self._asked is asked:  # else it is too late
                 self._was_read(asked, outcome)
 
-        self._reader = run_aside(self._loop, "reload", lambda: _read(inputs), read)
+        now = self.config.http
+        self._reader = run_aside(self._loop, "reload", lambda: _read(inputs, now), read)
 
     def _give_reading_up(self, asked: Asked) -> None:
         if self._asked is asked:
@@ -241,10 +243,12 @@ class Reloader:
         log.error("reload failed, the old configuration stays: %s", error)
 
 
-def _read(inputs: Inputs) -> tuple[Config, Sources]:
-    """Blocks: for as long as the file system takes. Raises: CONFIG_INVALID."""
+def _read(inputs: Inputs, http: HttpOptions) -> tuple[Config, Sources]:
+    """`http`: where the gateway listens now. Blocks: for as long as the file system takes. Raises: CONFIG_INVALID."""
     config, sources = load(inputs)
     check_stages(config)
+    if (config.http.host, config.http.port) != (http.host, http.port):
+        check_address(config.http)
     return config, sources
 
 
