@@ -1,6 +1,9 @@
 """Ticks on record: (state, plan, result) as JSON lines that replay, and as a time line for Perfetto.
 
     python -m uma_core.trace replay FILE     every recorded state must give the recorded plan again; exit 1 otherwise
+    python -m uma_core.trace show FILE [TICK] [SETTING=VALUE ...]
+        what each tick, or one, had before it and decided, with other settings where some are given (the fields of
+        policy.config.SchedulerConfig: starvation_ticks=16, guard_cap=1.5)
 
 Rules: a line is self-contained except for its context (device, configuration, cost tables), which is written once and
 named by number. Everything in `memory` must be a NamedTuple of CARRIED, a number, a string, a tuple or a dict of those.
@@ -237,8 +240,8 @@ def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
 # ---- replay
 
 
-def differences(lines: Iterable[str]) -> Iterator[str]:
-    """Plan every recorded state again; yield one line per plan that came out differently.
+def recorded(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any], SchedulerState]]:
+    """(number of its line, the line, the state) of every tick.
 
     A line that was cut off when its writer was stopped is passed over: it is the last one, or a new context follows.
     Raises ValueError for another one that is not JSON.
@@ -257,27 +260,81 @@ def differences(lines: Iterable[str]) -> Iterator[str]:
         if "new_context" in line:
             contexts[line["new_context"]] = line
             continue
-        state = unpack_state(line, contexts[line["context"]])
+        yield number, line, unpack_state(line, contexts[line["context"]])
+
+
+def differences(lines: Iterable[str]) -> Iterator[str]:
+    """Plan every recorded state again; yield one line per plan that came out differently."""
+    for number, line, state in recorded(lines):
         again = json.loads(json.dumps(pack_plan(compose(state.config.stages)(state))))
         for field, value in line["plan"].items():
             if again.get(field) != value:
                 yield f"line {number}, tick {line['tick']}: {field}: recorded {value!r}, now {again.get(field)!r}"
 
 
-def main(argv: list[str]) -> int:
-    if len(argv) != 2 or argv[0] != "replay":
-        print("usage: python -m uma_core.trace replay FILE", file=sys.stderr)
-        return 2
-    with open(argv[1], encoding="utf-8", errors="replace") as file:
+def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Each tick, or one: its sessions and its plan as `explain` tells it, planned with other settings.
+
+    Raises ValueError for a setting that the policy does not have.
+    """
+    for _, _, state in recorded(lines):
+        if tick is not None and state.tick != tick:
+            continue
         try:
-            found = list(differences(file))
-        except (ValueError, KeyError, TypeError) as error:
-            print(f"{argv[1]} is not a recording of this version: {error}", file=sys.stderr)
-            return 2
+            state = state._replace(config=dataclasses.replace(state.config, **settings))
+        except TypeError as error:
+            raise ValueError(f"{', '.join(settings)}: not among the scheduler's settings") from error
+        plan = compose(state.config.stages)(state)
+        told = {"tick": state.tick, "sessions": [_told(view) for view in state.sessions], **explain(plan)}
+        yield json.dumps(told, indent=1)
+
+
+def _told(view: SessionView) -> dict[str, Any]:
+    """What a session has beyond the defaults, by name."""
+    fields = {k: v for k, v in view._asdict().items() if v != SessionView._field_defaults.get(k)}
+    return fields | {"priority": view.priority.name.lower(), "phase": view.phase.name.lower()}
+
+
+def _settings(texts: Iterable[str]) -> dict[str, Any]:
+    """Raises: ValueError."""
+    pairs = (text.partition("=") for text in texts)
+    return {name: json.loads(value) for name, _, value in pairs}
+
+
+USAGE = """usage: python -m uma_core.trace replay FILE
+       python -m uma_core.trace show FILE [TICK] [SETTING=VALUE ...]"""
+
+
+def main(argv: list[str]) -> int:
+    """Raises: OSError."""
+    command, path, *more = (*argv, "", "")
+    if command not in ("replay", "show") or not path or (command == "replay" and any(more)):
+        print(USAGE, file=sys.stderr)
+        return 2
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return _replay(file, path) if command == "replay" else _show(file, [text for text in more if text])
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"{path} is not a recording of this version, or a setting is wrong: {error}", file=sys.stderr)
+        return 2
+
+
+def _replay(file: TextIO, path: str) -> int:
+    found = list(differences(file))
     for text in found:
         print(text)
-    print(f"{argv[1]}: {'plans differ: ' + str(len(found)) if found else 'every plan is the same'}")
+    print(f"{path}: {'plans differ: ' + str(len(found)) if found else 'every plan is the same'}")
     return 1 if found else 0
+
+
+def _show(file: TextIO, more: list[str]) -> int:
+    """1 where the recording does not have the tick."""
+    ticks = [int(text) for text in more if "=" not in text]
+    n = 0
+    for text in shown(file, ticks[0] if ticks else None, _settings(text for text in more if "=" in text)):
+        print(text)
+        n += 1
+    return 0 if n else 1
 
 
 # ---- time line

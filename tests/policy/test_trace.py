@@ -70,6 +70,22 @@ def test_the_command_tells_same_from_different(tmp_path, capsys):
     assert trace.main([]) == 2
 
 
+def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
+    path = tmp_path / "t.jsonl"
+    ticks = recorded(guard_cap=1.01, pause_cap=1.02)
+    path.write_text("\n".join(lines_of(ticks)) + "\n")
+    number = str(next(t.state.tick for t in ticks if t.plan.guard is not None and t.plan.guard.holds_prompt))
+    assert trace.main(["show", str(path), number]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tick"] == int(number) and told["guard"]["holds_prompt"]
+    assert {view["phase"] for view in told["sessions"]} == {"decode", "prefill"}
+    assert trace.main(["show", str(path), number, "guard_cap=3.0", "pause_cap=4.0"]) == 0
+    assert not json.loads(capsys.readouterr().out)["guard"]["holds_prompt"]
+    assert trace.main(["show", str(path), "999999"]) == 1
+    assert trace.main(["show", str(path), number, "no_such=1"]) == 2
+    assert "no_such" in capsys.readouterr().err
+
+
 def test_what_could_not_be_read_back_is_refused_at_once():
     class Foreign(tuple):
         _fields = ("a",)
