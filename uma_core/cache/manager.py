@@ -342,8 +342,8 @@ class PrefixCache:
             if n > holding.n:
                 self._hold(session, holding, n)
 
-    def shift(self, session: Session, n_head: int) -> None:
-        """Cut a running session back to its first positions, once nobody copies from the rest."""
+    def shift(self, session: Session, n_head: int, on_cut: Callable[[], None] = lambda: None) -> None:
+        """Cut a running session back to its first positions, once nobody copies from the rest; then call `on_cut`."""
         holding = self.holdings[session.seq_id]
 
         def legs() -> Legs:
@@ -353,6 +353,7 @@ class PrefixCache:
             if not self._truncate(holding.seq_id, n_head):
                 holding.cut(0)
                 self.engine.kv_truncate(holding.seq_id, 0)
+            on_cut()
             self._arrived(session, holding, [], 0)
 
         chain = Chain(legs(), self.clock)
@@ -380,7 +381,7 @@ class PrefixCache:
 
     def _leave(self, session: Session, holding: Holding, is_good: bool) -> None:
         seq_id = holding.seq_id
-        n = min(self.engine.kv_len(seq_id), max(session.n_past, holding.n))
+        n = min(self.engine.kv_len(seq_id), max(session.n_past, holding.n), session.n_content)
         if n and is_good and self._truncate(seq_id, n):
             self._hold(session, holding, n)
         else:
