@@ -84,10 +84,10 @@ class Answer:
         self._found, found = search(self._found, piece)
         if found is None:
             return self._release(end - self._found.n_pending)
-        if found.index >= len(self._stops):
+        if found.which >= len(self._stops):
             self._banned_at = start + found.at
             return ""
-        self.stopped_by = self._stops[found.index]
+        self.stopped_by = self._stops[found.which]
         return self._cut(max(start + found.at, self._n_released))
 
     def _release(self, end: int) -> str:

@@ -13,7 +13,7 @@ class Found(NamedTuple):
     """The first of the strings in the text; of several at one place the one that was listed first."""
 
     at: int  # characters after the beginning of the last piece; less than 0: it began before
-    index: int
+    which: int
 
 
 class State:

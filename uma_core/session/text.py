@@ -45,7 +45,7 @@ class TextStream:
         text, n_before = self._held + piece, len(self._held)
         self._state, found = search(state, piece)
         if found is not None:
-            self.stopped_by = self._stops[found.index]
+            self.stopped_by = self._stops[found.which]
             self._held = ""
             return text[: n_before + found.at]
         n_ready = len(text) - self._state.n_pending
