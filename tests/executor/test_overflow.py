@@ -205,3 +205,18 @@ def test_a_shift_that_is_cancelled_while_another_copies_leaves_nobody_a_wrong_te
     w.ask("e", [*prompt, 5])
     w.check()
     check_idle(w)
+
+
+@pytest.mark.parametrize("how", ["error", "truncate-middle", "shift"])
+@pytest.mark.parametrize("n_ctx", [1, 2, 3])
+def test_in_the_smallest_contexts_every_request_ends(how: str, n_ctx: int) -> None:
+    w = world(n_ctx=2 * n_ctx)
+    for n in range(1, n_ctx + 3):
+        w.submit(f"r{n}", text(n), max_tokens=5, overflow=how)
+    w.run(2000)
+    assert w.texts["r1"]
+    is_cut = how != "error" and n_ctx > 1
+    too_large = [f"r{n}" for n in range(n_ctx + 1, n_ctx + 3)]
+    assert list(w.refused) == ([] if is_cut else too_large)
+    assert all(refused.error.error is ErrorCode.PROMPT_TOO_LARGE for refused in w.refused.values())
+    check_idle(w)
