@@ -215,6 +215,34 @@ def test_a_restart_without_a_clean_end_keeps_what_was_written(tmp_path: Path) ->
     assert sorted(hits) == [0, 0, 0, 299, 299, 299]
 
 
+def test_a_file_that_is_written_again_before_it_is_known_is_kept(tmp_path: Path) -> None:
+    w = world(tmp_path, park_idle_ns=0)
+    w.ask("a", text(300))
+    w.restart()
+    files = names(tmp_path)
+    w.open()
+    disk = w.cache.store.disk
+    assert disk is not None and files
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "poll", lambda: None)  # a turn that lasts longer than the search and a write
+        w.ask("b", text(300))
+        assert w.cached("b") == 0
+        while w.executor.idle() == 0.0:
+            w.clock.advance(10**9)
+        for _ in range(2000):
+            if len(disk._results) >= 2:
+                break
+            time.sleep(0.005)
+    disk.poll()
+    assert disk.close(10.0) and names(tmp_path) == files
+    assert list(w.cache.store.files) == files
+    w.cache.store.disk = None
+    w.open()
+    w.read_directory()
+    w.ask("c", text(300))
+    assert w.cached("c") == 299
+
+
 def test_files_that_are_cleared_before_they_are_known_go(tmp_path: Path) -> None:
     """A clear may come while the directory of a model that was just loaded is still being looked through."""
     w = world(tmp_path)
