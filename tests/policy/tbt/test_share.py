@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
-from tests.policy.build import CPU, GPU, MS, NOW, S, cost_of, guarded, prefill_item, reading, sids, state_of, talking
-from uma_core.engine.fake.cost import CPU_SHAPE
+from tests.policy.build import CPU, GPU, MS, NOW, S, guarded, prefill_item, reading, sids, state_of, talking
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
@@ -197,15 +195,15 @@ def test_a_refusal_says_its_numbers(view):
     assert f"{need:.3f} ms > room {room:.3f} (long {long:.3f}), credit 0.02" in note
 
 
-@pytest.mark.parametrize("cost", [CPU, cost_of(replace(CPU_SHAPE, n_layer=1))], ids=["fits a long gap", "fits none"])
-def test_a_waiting_prompt_is_forced_when_its_note_says(cost):
+@pytest.mark.parametrize(("n_chunk", "times"), [(256, 1), (512, 4)])
+def test_a_waiting_prompt_is_forced_when_its_note_says(n_chunk, times):
     def plan_after(ns):
-        return run(
-            state_of(talking(0), reading(1, BACK, n_prompt=1200, n_chunk=512, t_progress_ns=NOW - int(ns)), cost=cost)
-        )
+        view = reading(1, BACK, n_prompt=1200, n_chunk=n_chunk, chunk_fraction=0.2, t_progress_ns=NOW - int(ns))
+        return run(state_of(talking(0), view))
 
     (note,) = plan_after(0).notes
     ms = int(re.search(r"forced after (\d+) ms without progress$", note)[1])
+    assert ms == pytest.approx(times * STARVED / MS, abs=1)
     assert plan_after((ms - 1) * MS).guard.kind == "nothing"
     assert plan_after((ms + 1) * MS).guard.kind == "forced"
 
