@@ -119,10 +119,9 @@ def test_what_is_mixed_in_reads_no_weights_of_its_own():
     assert plan.bmt_bytes == WEIGHTS + (111 + prefill_item(plan).n_tokens) * CELL
 
 
-@pytest.mark.parametrize("n_slots", [0, 2])
-def test_an_interactive_prompt_does_not_wait_for_background_streams(n_slots):
+def test_an_interactive_prompt_that_cannot_pause_does_not_wait_for_background_streams():
     views = (talking(0, BACK), talking(2, BACK), reading(4, n_prompt=10), reading(5, BACK, n_prompt=10))
-    plan = run(state_of(*views, n_prefill_slots=n_slots, config=SchedulerConfig(bmt_budget=gbs(1.5 * WEIGHTS))))
+    plan = run(state_of(*views, n_prefill_slots=0, config=SchedulerConfig(bmt_budget=gbs(1.5 * WEIGHTS))))
     assert sids(plan, Phase.PREFILL) == [4] and not sids(plan, Phase.DECODE)
 
 

@@ -1,9 +1,9 @@
 """ΣBMT guard (bytes moved through memory per tick): keeps them within bandwidth budget x time.
 
 Rules: the time is the tick budget, or the prompt run or one step where that is longer. Over budget, prompt work is cut
-first, then background rows (those served most recently); an interactive prompt stays where these rows make room for it,
-or it would wait until they end. Interactive rows stay, and so does the last piece of work in a tick: the guard slows
-things down, it never stops them. With the budget off it only makes the estimate.
+first, then background rows (those served most recently); an interactive prompt that cannot pause stays where these rows
+make room for it, or it would wait until they end. Interactive rows stay, and so does the last piece of work in a tick:
+the guard slows things down, it never stops them. With the budget off it only makes the estimate.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def _part(state: SchedulerState, plan: Plan, item: PlanItem, view: SessionView) 
 
 def _for_interactive_prompts(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
     """Without the background rows, and the prompts listed last, that an interactive prompt would be dropped for; the
-    plan as it is where no interactive prompt has room even so.
+    plan as it is where no interactive prompt has room even so. One that can pause has ticks without rows anyway.
     """
     prompts = [i for i in plan.items if i.phase is Phase.PREFILL]
-    n_kept = len(prompts)
+    n_kept = len(prompts) if prompts[0].mode is PrefillMode.OWN_CALL else 0
     while n_kept and prompt_view(state, prompts[n_kept - 1].sid).priority is not Priority.INTERACTIVE:
         n_kept -= 1
     if not n_kept:
