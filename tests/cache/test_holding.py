@@ -33,3 +33,15 @@ def test_tenants_share_nothing() -> None:
     first.hold(Tree(1), tokens((0, 300)))
     second.hold(Tree(2), tokens((0, 300)))
     assert n_shared([first, second]) == 0
+
+
+def test_other_tokens_replace_those_that_were_held() -> None:
+    tree, holding = Tree(1), Holding(0)
+    holding.hold(tree, tokens((0, 300), (1000, 200)))
+    holding.hold(tree, tokens((0, 100), (2000, 50)))
+    assert tree.walk(tokens((0, 300), (1000, 200)), 500)[1] == 100, "the rest is not found any more"
+    assert tree.walk(tokens((0, 100), (2000, 50)), 150)[1] == 150
+    holding.hold(tree, tokens((0, 80)))
+    assert [(node.start, node.end) for node in tree.nodes()] == [(0, 80)] and holding.n == 80
+    holding.cut(0)
+    assert not list(tree.nodes())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.cache.asking import SHAPES, computed, text, until, world
-from tests.cache.world import CELL, World, answer, check_idle
+from tests.cache.world import CELL, COST, World, answer, check_idle
 from uma_core.cache.settings import CacheSettings
+from uma_core.engine.fake.engine import FakeModel
 from uma_core.session.events import Hold
 from uma_core.types import FinishReason, Phase, Priority
 
@@ -145,6 +148,22 @@ def test_one_pool_of_cells_is_never_overcommitted_by_what_is_kept() -> None:
         w.ask(f"r{i}", text(300, i), n=10)
         assert sum(w.engine.kv_len(s) for s in range(3)) <= 1024
     w.ask("large", text(900, 9), n=60)
+    check_idle(w)
+
+
+def test_a_newcomer_waits_for_cells_that_an_ended_request_is_still_filling() -> None:
+    slow = replace(COST, copy_ns_per_byte=150.0)
+    w = World(
+        FakeModel(n_seq_max=2, n_ctx=1024, is_unified=True, kv_bytes_per_cell=CELL),
+        CacheSettings(is_on=True, ram_bytes=0),
+        cost=slow,
+    )
+    w.submit("short", text(500), max_tokens=1, priority=Priority.INTERACTIVE)
+    until(w, lambda: w.cache.is_settling)
+    assert w.finals["short"].reason is FinishReason.LENGTH
+    w.submit("large", text(600, 1), max_tokens=400, priority=Priority.INTERACTIVE)
+    w.run()
+    assert w.texts["large"].encode() == bytes(answer(text(600, 1), 400))
     check_idle(w)
 
 

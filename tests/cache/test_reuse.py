@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import uma_core.metrics.catalog as m
-from tests.cache.asking import SHAPES, computed, text, until, world
+from tests.cache.asking import ON, SHAPES, computed, text, until, world
 from tests.cache.world import CELL, answer, check_idle
 from uma_core.cache.settings import CacheSettings
 from uma_core.executor.admission import Limits
@@ -172,6 +172,31 @@ def test_a_cache_that_is_off_changes_nothing() -> None:
     w.ask("a", text(400))
     w.ask("b", text(400))
     assert w.cached("b") == 0 and all(w.engine.kv_len(i) == 0 for i in range(3))
+    check_idle(w)
+
+
+@pytest.mark.parametrize("n_answers", [1, 2])
+def test_a_request_keeps_to_itself_what_it_began_so_though_the_cache_is_switched_on_meanwhile(n_answers: int) -> None:
+    off, on = CacheSettings(is_on=False), ON
+    w = world(off)
+    for i in range(3):
+        w.executor.set_cache(off)
+        w.submit(f"a{i}", text(300, i), max_tokens=5, n=n_answers)
+        until(w, lambda: any(s.generated for s in w.executor.table))
+        w.executor.set_cache(on)
+        w.run()
+        w.ask(f"b{i}", text(300, i))
+        assert w.cached(f"b{i}") == 0
+        check_idle(w)
+
+
+def test_a_request_that_began_before_the_cache_was_switched_off_leaves_nothing() -> None:
+    w = world()
+    w.submit("a", text(300), max_tokens=5)
+    until(w, lambda: any(s.generated for s in w.executor.table))
+    w.executor.set_cache(CacheSettings(is_on=False))
+    w.run()
+    assert all(w.engine.kv_len(i) == 0 for i in range(3))
     check_idle(w)
 
 

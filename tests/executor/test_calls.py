@@ -150,3 +150,21 @@ def test_the_engine_wakes_the_reader_where_events_wait() -> None:
             os.eventfd_read(fd)
     finally:
         os.close(fd)
+
+
+def test_a_call_that_raises_is_over() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=5)
+    seen = []
+
+    def failing(*arguments: object) -> None:
+        seen.append(rig.executor.calls.is_in_call)
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(rig.engine, "decode", failing)
+        for _ in range(10):
+            rig.tick()
+    assert seen == [True] and not rig.executor.calls.is_in_call
+    rig.run()
+    rig.check_one_final_each()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cache.world import World, answer, check_idle
+from tests.cache.world import COST, World, answer, check_idle
 from uma_core.cache.settings import CacheSettings
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.errors import ErrorCode
 from uma_core.executor import overflow
 from uma_core.executor.admission import Limits
-from uma_core.types import FinishReason, Priority
+from uma_core.types import FinishReason, Phase, Priority
 
 N_CTX = 256
 
@@ -177,4 +179,44 @@ def test_a_copy_from_a_sequence_that_shifts_is_still_right() -> None:
     for i in range(1, asked + 1):
         assert w.texts[f"b{i}"].encode() == bytes(answer([*text(238), i + 1], 3))
     assert w.texts["a"].encode() == bytes(shifted_answer(text(240), 100, overflow.N_SINK))
+    check_idle(w)
+
+
+def test_a_shift_that_is_cancelled_while_another_copies_leaves_nobody_a_wrong_text() -> None:
+    slow = dataclasses.replace(COST, copy_ns_per_byte=100.0)
+    w = World(FakeModel(n_seq_max=3, n_ctx=3 * N_CTX), CacheSettings(is_on=True, ram_bytes=0), cost=slow)
+    prompt = text(240)
+    w.submit("a", prompt, max_tokens=100, overflow="shift", priority=Priority.INTERACTIVE)
+    w.tick()
+    (a,) = w.executor.table
+    while a.n_past < N_CTX - 2:
+        w.tick()
+    w.submit("b", [*prompt[:200], 2, 2], max_tokens=3, priority=Priority.INTERACTIVE)
+    while a.transfer is None or a.n_past < N_CTX:
+        w.tick()
+        assert a.phase is not Phase.DONE, "it never waited for the copy"
+    w.executor.cancel(1, "a")
+    w.check()
+    w.run()
+    whole = [*prompt, *w.texts["a"].encode()]
+    shifted = overflow.without_oldest(np.array(whole[:N_CTX]), overflow.N_SINK).tolist()
+    w.ask("c", [*shifted, 3, 3])
+    w.ask("d", [*whole[:N_CTX], 4][-N_CTX + 8 :])
+    w.ask("e", [*prompt, 5])
+    w.check()
+    check_idle(w)
+
+
+@pytest.mark.parametrize("how", ["error", "truncate-middle", "shift"])
+@pytest.mark.parametrize("n_ctx", [1, 2, 3])
+def test_in_the_smallest_contexts_every_request_ends(how: str, n_ctx: int) -> None:
+    w = world(n_ctx=2 * n_ctx)
+    for n in range(1, n_ctx + 3):
+        w.submit(f"r{n}", text(n), max_tokens=5, overflow=how)
+    w.run(2000)
+    assert w.texts["r1"]
+    is_cut = how != "error" and n_ctx > 1
+    too_large = [f"r{n}" for n in range(n_ctx + 1, n_ctx + 3)]
+    assert list(w.refused) == ([] if is_cut else too_large)
+    assert all(refused.error.error is ErrorCode.PROMPT_TOO_LARGE for refused in w.refused.values())
     check_idle(w)

@@ -117,3 +117,20 @@ def test_a_stop_before_a_banned_text_ends_the_answer() -> None:
     answer = Answer(("<end>",), ("xy",))
     assert answer.push(1, b"a<e") == "" and answer.push(2, b"nd>xy") == "a"
     assert answer.stopped_by == "<end>" and not answer.must_rewind
+
+
+def test_a_banned_string_that_begins_in_released_text_is_never_completed() -> None:
+    answer = Answer((), ("hello world", "X yz"))
+    assert answer.push(1, b"hello") == "" and answer.push(2, b"X") == "hello"
+    assert answer.push(3, b" yz") == "" and answer.must_rewind
+    assert answer.rewind()[:2] == (2, 2)
+    assert answer.push(4, b" wor") == "" and answer.push(5, b"ld") == "" and answer.must_rewind
+    assert answer.rewind()[:2] == (2, 4)
+    assert answer.push(6, b"!") == "!" and answer.finish() == ""
+
+
+def test_a_stop_string_that_begins_in_released_text_ends_the_answer() -> None:
+    answer = Answer(("hello world",), ("X yz",))
+    assert answer.push(1, b"hello") == "" and answer.push(2, b"X") == "hello" and answer.push(3, b" yz") == ""
+    assert answer.rewind()[:2] == (2, 2)
+    assert answer.push(4, b" world") == "" and answer.stopped_by == "hello world"

@@ -37,9 +37,11 @@ class Holding:
         self.t_used = 0
 
     def hold(self, tree: Tree, tokens: np.ndarray, cuts: tuple[int, ...] = ()) -> None:
-        """The cells hold exactly these tokens: more than before, or of another tree."""
+        """The cells hold exactly these tokens."""
         if self.tree is not tree:
             self.cut(0)
+        elif self.n:  # of what they held before, the rest must not be found any more
+            self.cut(self.common_with(*tree.walk(tokens, len(tokens))))
         self.tree, self.n = tree, len(tokens)
         if not self.n:
             return

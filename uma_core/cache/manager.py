@@ -68,8 +68,12 @@ class PrefixCache:
 
     # finding
 
+    def accept(self, session: Session) -> None:
+        """Decide whether what it computes is for others too. A request's answers are accepted together."""
+        session.is_private = not (self.settings.is_on and session.request.cache_prompt)
+
     def _tenant(self, session: Session) -> int:
-        if not (self.settings.is_on and session.request.cache_prompt):
+        if session.is_private:
             return PRIVATE - session.first_sid
         return SHARED if self.settings.is_shared else session.uid
 
@@ -106,14 +110,17 @@ class PrefixCache:
         return self.trees.get((SHARED if self.settings.is_shared else uid, self._variant(adapters) if adapters else ""))
 
     def _drop_empty(self) -> None:
-        """Scales are any numbers: trees of sets that nobody holds anything of must not stay."""
+        """Scales are any numbers, and so are requests: trees of theirs that nobody holds anything of must not stay."""
         held = {id(holding.tree) for holding in self.holdings}
         self.trees = {
-            key: tree for key, tree in self.trees.items() if not tree.variant or tree.root.children or id(tree) in held
+            key: tree
+            for key, tree in self.trees.items()
+            if tree.root.children or id(tree) in held or not (tree.variant or tree.tenant <= PRIVATE)
         }
 
     def peek(self, session: Session) -> int:
         """How much of a new session's prompt is there."""
+        self.accept(session)
         self._offer(session)
         return session.cached_hint
 
@@ -314,7 +321,7 @@ class PrefixCache:
     def _count(self, session: Session, pieces: list[Piece], n_gained: int, n: int, t0: int) -> None:
         tiers = [p.tier for p in pieces] or [RESIDENT]
         slowest = max(tiers, key=TIERS.index)
-        if not session.n_seen and self._tenant(session) > PRIVATE:
+        if not session.n_seen and not session.is_private:
             (self.meters.hits[slowest] if n_gained else self.meters.misses).add()
         left = n_gained
         for piece in reversed(pieces):
@@ -337,13 +344,13 @@ class PrefixCache:
     def grew(self, session: Session) -> None:
         """More of the session's prompt is in its sequence: others may begin with it from now on."""
         holding = self.holdings[session.seq_id]
-        if holding.owner == session.sid and (self._tenant(session) > PRIVATE or session.group is not None):
+        if holding.owner == session.sid and (not session.is_private or session.group is not None):
             n = min(session.n_past, session.n_prompt, self.engine.kv_len(session.seq_id))
             if n > holding.n:
                 self._hold(session, holding, n)
 
-    def shift(self, session: Session, n_head: int) -> None:
-        """Cut a running session back to its first positions, once nobody copies from the rest."""
+    def shift(self, session: Session, n_head: int, on_cut: Callable[[], None] = lambda: None) -> None:
+        """Cut a running session back to its first positions, once nobody copies from the rest; then call `on_cut`."""
         holding = self.holdings[session.seq_id]
 
         def legs() -> Legs:
@@ -353,6 +360,7 @@ class PrefixCache:
             if not self._truncate(holding.seq_id, n_head):
                 holding.cut(0)
                 self.engine.kv_truncate(holding.seq_id, 0)
+            on_cut()
             self._arrived(session, holding, [], 0)
 
         chain = Chain(legs(), self.clock)
@@ -368,11 +376,11 @@ class PrefixCache:
     def release(self, session: Session, seq_id: int) -> None:
         """The session ended. Its sequence, if it had one (-1: none), stays as it is for others, until it is needed."""
         self.unpark(session)
-        tenant = self._tenant(session)
-        is_needed = tenant > PRIVATE or (session.group is not None and session.group.has_others(session))
+        has_others = session.group is not None and session.group.has_others(session)
+        is_needed = has_others or (self.settings.is_on and not session.is_private)
         if seq_id >= 0 and self.holdings[seq_id].owner == session.sid:
             self._leave(session, self.holdings[seq_id], session.reason is not FinishReason.ERROR and is_needed)
-        if not is_needed and (tree := self.trees.pop(self._key(session), None)) is not None:
+        if session.is_private and not has_others and (tree := self.trees.pop(self._key(session), None)) is not None:
             for holding in self.holdings:
                 if holding.tree is tree and not holding.owner and not holding.is_claimed:
                     self.empty(holding)
@@ -380,7 +388,7 @@ class PrefixCache:
 
     def _leave(self, session: Session, holding: Holding, is_good: bool) -> None:
         seq_id = holding.seq_id
-        n = min(self.engine.kv_len(seq_id), max(session.n_past, holding.n))
+        n = min(self.engine.kv_len(seq_id), max(session.n_past, holding.n), session.n_content)
         if n and is_good and self._truncate(seq_id, n):
             self._hold(session, holding, n)
         else:

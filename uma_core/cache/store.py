@@ -218,8 +218,9 @@ class Store:
     def _written(self, seg: Segment, what: Blob, is_written: bool) -> None:
         seg.is_writing = False
         if is_written and seg.nodes:
-            seg.file = what.name
-            self._add_file(what.name, what.n_bytes, seg)
+            if seg.file != what.name:  # else it was found in the directory meanwhile, with the same bytes
+                seg.file = what.name
+                self._add_file(what.name, what.n_bytes, seg)
         elif is_written and self.disk is not None:  # it was forgotten meanwhile
             self.disk.remove(what.name, "cleared")
         seg.let_go()
@@ -296,11 +297,15 @@ class Store:
         if each.name in self.files:
             return self.files[each.name][1]
         tree = self._tree_of(head.tenant, head.variant)
-        seg = Segment(tree, head.start, head.end, (head.end - head.start) * self._finder.cell_bytes)
-        if not seg.attach(tree.insert(head.tokens)):
-            if self.disk is not None:
-                self.disk.remove(each.name, "redundant")
-            return None
+        end, span = tree.insert(head.tokens), (head.start, head.end)
+        seg = Segment(tree, *span, (head.end - head.start) * self._finder.cell_bytes)
+        if not seg.attach(end):
+            same = next((other for other in path_segments(end) if (other.start, other.end) == span), None)
+            if same is None or same.file or tree.tenant != head.tenant:
+                if self.disk is not None:
+                    self.disk.remove(each.name, "redundant")
+                return None
+            seg = same  # it was made again before the directory was known, and is written under the same name
         seg.file = each.name
         self._add_file(each.name, each.n_bytes, seg)
         return seg

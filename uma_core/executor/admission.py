@@ -148,7 +148,7 @@ class AdmissionControl:
     def _fitted(self, command: Submit, tokens: np.ndarray, n_ctx: int) -> Session:
         """A session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""
         request, limits, ends = command.request, self.limits, command.message_ends
-        how = request.overflow or limits.overflow
+        how = (request.overflow or limits.overflow) if n_ctx > 1 else overflow.ERROR  # of one position nothing is left
         n_asked = limits.default_max_tokens if request.max_tokens is None else max(1, request.max_tokens)
         n_wanted = min(n_asked, limits.max_tokens)
         n_most = n_ctx - overflow.room_for_answer(n_ctx, n_wanted)

@@ -166,8 +166,10 @@ class Calls:
         self._t_logits_ns = 0
         t0 = self._clock.now_ns()
         self.is_in_call = True
-        outcome = self._engine.decode(self._batch, self._samplers)
-        self.is_in_call = False
+        try:
+            outcome = self._engine.decode(self._batch, self._samplers)
+        finally:
+            self.is_in_call = False
         self._t_now_ns = self._clock.now_ns()
         t0 = outcome.begun_ns or t0
         since, self.t_returned_ns = self.t_returned_ns, t0 + outcome.call_ns

@@ -138,6 +138,8 @@ class Executor:
         if not sessions:
             return
         first = sessions[0]
+        for session in sessions:
+            self.cache.accept(session)
         if len(sessions) > 1:
             self._groups_waiting.append(Group(sessions))
         self.queue_positions.accepted(first)

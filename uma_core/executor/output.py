@@ -275,7 +275,7 @@ class Output:
             and session.reason in GOOD_ENDS
             and session.phase is Phase.DECODE
         ):
-            self.on_linger(session, self._table.detach(session), transfer)
+            self.on_linger(session, self._table.linger(session), transfer)
             self._table.remove(session)
             return
         if transfer is not None:

@@ -98,8 +98,14 @@ class Slots:
         self._cache.shift(session, n_kept)
 
     def _shift(self, session: Session) -> None:
-        tokens = overflow.without_oldest(session.content(session.n_past), session.n_head)
-        session.message_ends = ()
-        session.reread(tokens)
-        session.become(Phase.PREFILL)
-        self._cache.shift(session, session.n_head)
+        """Its tokens change when its cells do: a session that ends before, while others still copy, leaves what its
+        cells hold.
+        """
+
+        def reread() -> None:
+            tokens = overflow.without_oldest(session.content(session.n_past), session.n_head)
+            session.message_ends = ()
+            session.reread(tokens)
+            session.become(Phase.PREFILL)
+
+        self._cache.shift(session, session.n_head, reread)

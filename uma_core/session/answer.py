@@ -5,11 +5,12 @@ Plain answers need no more than `session.text`. Positions are characters of the 
 
 from __future__ import annotations
 
+import bisect
 import codecs
 from collections import deque
 from typing import Any, NamedTuple
 
-from uma_core.session.text import first_of, overlap
+from uma_core.session.search import State, beginning, search
 from uma_core.types import TokenId, TokenLogprob
 
 
@@ -22,6 +23,7 @@ class _Pending(NamedTuple):
     logprob: TokenLogprob | None
     state: Any  # of the decoder before it
     mark: Any  # of whoever pushed it
+    found: State  # of the search before it
 
 
 class Taken(NamedTuple):
@@ -42,7 +44,8 @@ class Answer:
     def __init__(self, stops: tuple[str, ...] = (), banned: tuple[str, ...] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(s for s in stops if s)
-        self._banned = banned
+        self._banned = tuple(s for s in banned if s)
+        self._found = beginning((*self._stops, *self._banned))  # at one place a stop string counts
         self._tail = ""  # decoded, not released
         self._n_released = 0
         self._pending: deque[_Pending] = deque()
@@ -74,34 +77,35 @@ class Answer:
             return ""
         state = self._decoder.getstate() if self._banned else None
         start = self._n_released + len(self._tail)
-        self._tail += self._decoder.decode(data)
-        self._pending.append(_Pending(token, start, self._n_released + len(self._tail), logprob, state, mark))
-        cut, stop = first_of(self._tail, self._stops)
-        at, banned = first_of(self._tail, self._banned)
-        if banned and not (stop and cut <= at):
-            self._banned_at = self._n_released + at
+        piece = self._decoder.decode(data)
+        self._tail += piece
+        end = start + len(piece)
+        self._pending.append(_Pending(token, start, end, logprob, state, mark, self._found))
+        self._found, found = search(self._found, piece)
+        if found is None:
+            return self._release(end - self._found.n_pending)
+        if found.which >= len(self._stops):
+            self._banned_at = start + found.at
             return ""
-        if stop:
-            self.stopped_by = stop
-            return self._cut(cut)
-        n_kept = max((overlap(self._tail, s) for s in (*self._stops, *self._banned)), default=0)
-        return self._release(len(self._tail) - n_kept)
+        self.stopped_by = self._stops[found.which]
+        return self._cut(max(start + found.at, self._n_released))
 
-    def _release(self, n: int) -> str:
-        """The next n characters, or less: a token that may be taken back is not released in part."""
-        end = self._n_released + n
+    def _release(self, end: int) -> str:
+        """The text up to this position, or less: a token that may be taken back is not released in part."""
         if self._banned:
-            end = min([p.start for p in self._pending if p.start < end < p.end], default=end)
+            first_kept = bisect.bisect_right(self._pending, end, key=lambda p: p.end)
+            if first_kept < len(self._pending):
+                end = min(end, self._pending[first_kept].start)
+        end = max(end, self._n_released)
         text, self._tail = self._tail[: end - self._n_released], self._tail[end - self._n_released :]
         self._n_released = end
         if text:
             self._carry(lambda p: p.end <= end)
         return text
 
-    def _cut(self, n: int) -> str:
-        """The last n characters there will be. A token that is only in part among them is carried."""
-        end = self._n_released + n
-        text, self._tail = self._tail[:n], ""
+    def _cut(self, end: int) -> str:
+        """The last text there will be, up to this position. A token that is only in part in it is carried."""
+        text, self._tail = self._tail[: end - self._n_released], ""
         self._carry(lambda p: p.start < end)
         self._pending.clear()
         return text
@@ -118,14 +122,19 @@ class Answer:
         return carried
 
     def rewind(self) -> Taken:
-        """Take back the tokens from the one in which the banned string begins."""
-        at, self._banned_at = self._banned_at, -1
-        first = next(i for i, p in enumerate(self._pending) if p.start <= at < p.end)
+        """Take back the tokens from the one in which the banned string begins.
+
+        What came before a token that was taken back may have been released before another one made a banned string of
+        it: then all that was not.
+        """
+        at, self._banned_at = max(self._banned_at, self._n_released), -1
+        first = next(i for i, p in enumerate(self._pending) if at < p.end)
         taken = [self._pending.pop() for _ in range(len(self._pending) - first)]
-        token, start, _, _, state, mark = taken[-1]
-        self._decoder.setstate(state)
-        self._tail = self._tail[: start - self._n_released]
-        return Taken(len(taken), token, mark)
+        oldest = taken[-1]
+        self._decoder.setstate(oldest.state)
+        self._found = oldest.found
+        self._tail = self._tail[: oldest.start - self._n_released]
+        return Taken(len(taken), oldest.token, oldest.mark)
 
     def finish(self) -> str:
         """The rest, when no more tokens come: an unfinished character becomes U+FFFD."""

@@ -67,9 +67,9 @@ class Matcher(Protocol):
 ATTRIBUTES = (
     "_view adapters ahead answer asks_model bans cache_version cached_hint cached_own cached_seq chunk_fraction client "
     "conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given group "
-    "id index is_forced is_plain is_shifting is_silent is_waiting priority logprob_sum logprobs looks_up matcher "
-    "message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped n_folded n_full n_given n_head "
-    "n_max n_past n_prompt n_rest n_seen n_settled n_unverified parked parts phase pid preserved_tokens prompt "
+    "id index is_forced is_plain is_private is_shifting is_silent is_waiting priority logprob_sum logprobs looks_up "
+    "matcher message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped n_folded n_full n_given "
+    "n_head n_max n_past n_prompt n_rest n_seen n_settled n_unverified parked parts phase pid preserved_tokens prompt "
     "reason request restore_ns sampler scoring seed seq_id sid speculates stop_tokens t_admitted_ns t_back_ns "
     "t_first_ns t_held_ns t_last_ns t_progress_ns t_queued_ns t_received_ns text thinking transfer uid was_forced"
 )
@@ -113,6 +113,7 @@ class Session:
         self.cached_seq = -1
         self.cached_own = 0
         self.cache_version = 0  # of the tree that the four were read from
+        self.is_private = False  # nothing of it is cached for others: decided once, whatever a reload changes meanwhile
         self.parked: Any = None  # the cache's hold on a parked session's content
         self.is_shifting = False  # generation goes on past the context's end ...
         self.n_head = 0  # ... keeping so many tokens in front

@@ -41,6 +41,7 @@ class SessionTable:
         # grows whenever a session comes, goes, moves or is held: what a repeated plan would not know
         self.n_changes = 0
         self.free_seqs = list(range(info.n_seq_max))
+        self._lingering: dict[int, int] = {}  # cells by sequence: see `linger`
         self._by_sid: dict[int, Session] = {}
         self._by_key: dict[Key, list[Session]] = {}
         self._clients: dict[Account, int] = {}
@@ -117,7 +118,17 @@ class SessionTable:
             self.n_cells_reserved -= session.n_cells
         return seq_id
 
+    def linger(self, session: Session) -> int:
+        """Like `detach`, but the cells that are computed stay reserved until `give_back`: the last of them are still
+        on their way, and nobody can be made to give them up.
+        """
+        seq_id = self.detach(session)
+        self._lingering[seq_id] = min(session.n_past, session.n_cells)
+        self.n_cells_reserved += self._lingering[seq_id]
+        return seq_id
+
     def give_back(self, seq_id: int) -> None:
+        self.n_cells_reserved -= self._lingering.pop(seq_id, 0)
         bisect.insort(self.free_seqs, seq_id)
 
     def remove(self, session: Session) -> None:

@@ -6,7 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from tests.policy.build import CPU, DEVICE, MIX_ROWS, MIXING, S, prefill_item, reading, sids, state_of, talking
+from tests.policy.build import (
+    CPU,
+    DEVICE,
+    MIX_ROWS,
+    MIXING,
+    MS,
+    S,
+    cost_of,
+    prefill_item,
+    reading,
+    sids,
+    state_of,
+    talking,
+)
+from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.policy import traffic
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
@@ -103,3 +117,23 @@ def test_what_is_mixed_in_reads_no_weights_of_its_own():
     plan = compose(stages)(state_of(*views, cost=MIXING, mixed_rows=MIX_ROWS, can_mix_rows=True))
     assert prefill_item(plan).call == plan.items[0].call
     assert plan.bmt_bytes == WEIGHTS + (111 + prefill_item(plan).n_tokens) * CELL
+
+
+def test_an_interactive_prompt_that_cannot_pause_does_not_wait_for_background_streams():
+    views = (talking(0, BACK), talking(2, BACK), reading(4, n_prompt=10), reading(5, BACK, n_prompt=10))
+    plan = run(state_of(*views, n_prefill_slots=0, config=SchedulerConfig(bmt_budget=gbs(1.5 * WEIGHTS))))
+    assert sids(plan, Phase.PREFILL) == [4] and not sids(plan, Phase.DECODE)
+
+
+def test_background_streams_stay_where_their_end_would_not_make_room_for_the_prompt():
+    views = (talking(0), talking(2, BACK), reading(4, n_prompt=10))
+    plan = run(state_of(*views, n_prefill_slots=0, config=SchedulerConfig(bmt_budget=gbs(1.5 * WEIGHTS))))
+    assert sids(plan, Phase.DECODE) == [0, 2] and not sids(plan, Phase.PREFILL)
+
+
+def test_a_step_that_takes_longer_than_a_tick_shall_has_the_bytes_of_a_step():
+    slow = cost_of(replace(CPU_SHAPE, decode=tuple((n, 20 * ns) for n, ns in CPU_SHAPE.decode)))
+    config = SchedulerConfig(bmt_budget=-1.0)
+    assert slow.solo_step_ns(110) > config.tick_budget_ns + 100 * MS
+    plan = run(state_of(talking(0, BACK), talking(2, n_past=1000), cost=slow, config=config))
+    assert plan.bmt_budget >= WEIGHTS and 2 in sids(plan, Phase.DECODE)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.policy.build import CPU, GPU, MS, NOW, S, prefill_item, reading, report, sids, state_of, talking
+from tests.policy.build import CPU, GPU, MS, NOW, S, cost_of, prefill_item, reading, report, sids, state_of, talking
+from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
@@ -111,6 +114,17 @@ class TestWithoutResumablePrefill:
         state = state_of(talking(0, BACK), reading(1, n_prompt=900), n_prefill_slots=0, reports=reports, memory=memory)
         n = run(state).memory.prefill_budget
         assert n == 100 if grows is None else (n > 100) is grows
+
+    def test_where_a_step_exceeds_the_ticks_time_as_much_is_read_as_takes_hardly_longer(self):
+        slow = ((1, 300 * MS), (64, 400 * MS), (512, 3000 * MS))
+        cost = cost_of(replace(CPU_SHAPE, decode=((1, 300 * MS), (8, 320 * MS)), prefill=slow))
+        memory, n = PolicyMemory(prefill_budget=100), 0
+        for _ in range(30):
+            reports = (report(Phase.PREFILL, 1, 300 * MS, 300 * MS),)
+            views = talking(0, BACK), reading(1, n_prompt=900)
+            plan = run(state_of(*views, n_prefill_slots=0, reports=reports, memory=memory, cost=cost))
+            memory, n = plan.memory, prefill_item(plan).n_tokens
+        assert n >= 32 and cost.prefill_ns(n, 0) <= 2 * cost.solo_step_ns(0)
 
 
 def test_transfers_get_time_when_nothing_is_read():

@@ -90,3 +90,15 @@ class TestWithoutResumablePrefill:
         items = prefill_order.run(state, Plan()).items
         assert [(i.sid, i.call, i.n_tokens) for i in items] == [(2, 0, 90), (1, 1, 512)]
         assert all(i.phase is Phase.PREFILL for i in items)
+
+
+@pytest.mark.parametrize(
+    ("views", "notes"),
+    [
+        ((reading(1),), ()),
+        ((reading(1), reading(2, BACK), reading(3)), ("prefill_order: 1 goes first, 2 others wait",)),
+        ((reading(1, BACK, **CHUNK), reading(2, BACK)), ("prefill_order: 1 goes first, 1 others wait",)),
+    ],
+)
+def test_a_note_says_that_prompts_wait_for_another(views, notes):
+    assert prefill_order.run(state_of(*views), Plan()).notes == notes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.policy.build import CPU, GPU, MS, NOW, S, guarded, prefill_item, reading, sids, state_of, talking
@@ -189,8 +191,21 @@ def test_a_prompt_that_is_awaited_goes_before_background_streams():
 def test_a_refusal_says_its_numbers(view):
     plan = run(state_of(talking(0), view))
     (note,) = [note for note in plan.notes if note.startswith("latency_guard")]
-    need, room = plan.guard.need_ns / 1e6, plan.guard.room_ns / 1e6
-    assert f"{need:.3f} ms > room {room:.3f}, credit 0.02" in note
+    need, room, long = plan.guard.need_ns / 1e6, plan.guard.room_ns / 1e6, plan.guard.long_room_ns / 1e6
+    assert f"{need:.3f} ms > room {room:.3f} (long {long:.3f}), credit 0.02" in note
+
+
+@pytest.mark.parametrize(("n_chunk", "times"), [(256, 1), (512, 4)])
+def test_a_waiting_prompt_is_forced_when_its_note_says(n_chunk, times):
+    def plan_after(ns):
+        view = reading(1, BACK, n_prompt=1200, n_chunk=n_chunk, chunk_fraction=0.2, t_progress_ns=NOW - int(ns))
+        return run(state_of(talking(0), view))
+
+    (note,) = plan_after(0).notes
+    ms = int(re.search(r"forced after (\d+) ms without progress$", note)[1])
+    assert ms == pytest.approx(times * STARVED / MS, abs=1)
+    assert plan_after((ms - 1) * MS).guard.kind == "nothing"
+    assert plan_after((ms + 1) * MS).guard.kind == "forced"
 
 
 def test_a_starved_prompt_is_not_passed_over_for_background_rows():

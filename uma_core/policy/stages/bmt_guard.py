@@ -1,8 +1,9 @@
 """ΣBMT guard (bytes moved through memory per tick): keeps them within bandwidth budget x time.
 
-Rules: the time is the tick budget, or the prompt run where that is longer. Over budget, prompt work is cut
-first, then background rows (those served most recently). Interactive rows stay, and so does the last piece of
-work in a tick: the guard slows things down, it never stops them. With the budget off it only makes the estimate.
+Rules: the time is the tick budget, or the prompt run or one step where that is longer. Over budget, prompt work is cut
+first, then background rows (those served most recently); an interactive prompt that cannot pause stays where these rows
+make room for it, or it would wait until they end. Interactive rows stay, and so does the last piece of work in a tick:
+the guard slows things down, it never stops them. With the budget off it only makes the estimate.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from uma_core.policy.index import index_of, prompt_view
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.rows import decode_items
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Phase
+from uma_core.types import Phase, Priority
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -24,6 +25,9 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         why = f"{(decode + prompt) / 1e6:.0f} MB > {budget / 1e6:.0f}"
         is_forced = plan.guard is not None and plan.guard.kind == "forced"
         if prompt and decode and not is_forced:
+            plan = _for_interactive_prompts(state, plan, budget, why)
+            decode, prompt = _estimate(state, plan)
+        if prompt and decode and not is_forced and decode + prompt > budget:
             plan = _less_prompt(state, plan, max(0.0, (budget - decode) / prompt), why)
             decode, prompt = _estimate(state, plan)
         if decode + prompt > budget:
@@ -37,7 +41,13 @@ def _budget(state: SchedulerState, plan: Plan) -> int:
     rate = state.config.bmt_budget
     if rate < 0:
         rate = traffic.measured_bandwidth(state.device, state.cost.solo_step_ns(0))
-    return int(rate * max(state.config.tick_budget_ns, plan.run_ns)) if rate else 0
+    return int(rate * max(state.config.tick_budget_ns, plan.run_ns, _step_ns(state, plan))) if rate else 0
+
+
+def _step_ns(state: SchedulerState, plan: Plan) -> int:
+    """Of one planned stream alone: where that exceeds a tick's time, a tick's bytes would not do for any step."""
+    views = {v.sid: v for v in state.sessions}
+    return max(state.cost.solo_step_ns(views[item.sid].n_past) for item in plan.items)
 
 
 def _estimate(state: SchedulerState, plan: Plan) -> tuple[int, int]:
@@ -65,6 +75,29 @@ def _part(state: SchedulerState, plan: Plan, item: PlanItem, view: SessionView) 
     return min(1.0 - view.chunk_fraction, max(plan.run_ns, plan.min_pieces * plan.quantum_ns) / whole)
 
 
+def _for_interactive_prompts(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
+    """Without the background rows, and the prompts listed last, that an interactive prompt would be dropped for; the
+    plan as it is where no interactive prompt has room even so. One that can pause has ticks without rows anyway.
+    """
+    prompts = [i for i in plan.items if i.phase is Phase.PREFILL]
+    n_kept = len(prompts) if prompts[0].mode is PrefillMode.OWN_CALL else 0
+    while n_kept and prompt_view(state, prompts[n_kept - 1].sid).priority is not Priority.INTERACTIVE:
+        n_kept -= 1
+    if not n_kept:
+        return plan
+    fewer = _first_prompts(plan, prompts, n_kept, why) if n_kept < len(prompts) else plan
+    _, prompt = _estimate(state, fewer)
+    fewer = _fewer_rows(state, fewer, budget - prompt, why, False)
+    decode, prompt = _estimate(state, fewer)
+    return fewer if not decode or decode + prompt <= budget else plan
+
+
+def _first_prompts(plan: Plan, prompts: list[PlanItem], n: int, why: str) -> Plan:
+    dropped = {i.sid for i in prompts[n:]}
+    plan = plan._replace(items=tuple(i for i in plan.items if i.sid not in dropped))
+    return plan.note(f"bmt_guard: {len(dropped)} prompts wait: {why}")
+
+
 def _less_prompt(state: SchedulerState, plan: Plan, part: float, why: str) -> Plan:
     """Shorten the run to `part` of what it would compute; without resumable prefill drop the last prompts' calls."""
     prompts = [i for i in plan.items if i.phase is Phase.PREFILL]
@@ -78,9 +111,7 @@ def _less_prompt(state: SchedulerState, plan: Plan, part: float, why: str) -> Pl
         plan = plan._replace(run_ns=0, quantum_ns=0)
     elif prompts[0].mode is PrefillMode.OWN_CALL:
         keep = int(len(prompts) * part)
-    dropped = {i.sid for i in prompts[keep:]}
-    plan = plan._replace(items=tuple(i for i in plan.items if i.sid not in dropped))
-    return plan.note(f"bmt_guard: {len(dropped)} prompts wait: {why}")
+    return _first_prompts(plan, prompts, keep, why)
 
 
 def _fewer_rows(state: SchedulerState, plan: Plan, budget: int, why: str, is_forced: bool) -> Plan:

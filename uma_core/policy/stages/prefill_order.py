@@ -18,7 +18,8 @@ from uma_core.types import Phase, Priority
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
     prompts, n_slots = prompts_of(state, plan), state.device.n_prefill_slots
-    if not prompts:
+    n_all = len(prompts)
+    if not n_all:
         return plan
     if n_slots:
         index = index_of(state)
@@ -31,6 +32,8 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         ordered = [starved, *(v for v in ordered if v is not starved)]
     if n_slots:
         items = [_item(state, plan, ordered[0], PrefillMode.SLICED, -1, starved)]
+        if n_all > 1:
+            plan = plan.note(f"prefill_order: {ordered[0].sid} goes first, {n_all - 1} others wait")
     else:
         first = 1 + max((i.call for i in plan.items), default=-1)
         items = [_item(state, plan, v, PrefillMode.OWN_CALL, call, starved) for call, v in enumerate(ordered, first)]

@@ -30,7 +30,7 @@ UNLIMITED_NS = 1 << 62
 LEAST_SURVIVAL = 0.25
 
 
-class Room(NamedTuple):
+class DraftRoom(NamedTuple):
     """Nanoseconds of a tick that drafts may have."""
 
     everyday_ns: int  # whatever they bring
@@ -39,7 +39,7 @@ class Room(NamedTuple):
     round_ns: int  # of that, what the streams' own rows take
 
 
-UNLIMITED = Room(UNLIMITED_NS, UNLIMITED_NS, UNLIMITED_NS, 0)
+UNLIMITED = DraftRoom(UNLIMITED_NS, UNLIMITED_NS, UNLIMITED_NS, 0)
 ORDINARY = ("nothing", "normal")  # gaps within the everyday limit; the others are long already
 # streams for which a draft model runs: with more, their own rows fill the four that cost about as much as one
 N_DRAFTING = 2
@@ -56,7 +56,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     return _floor(state, _draft(state, plan, left_ns), room)
 
 
-def _room(state: SchedulerState, plan: Plan) -> Room:
+def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
     """Time for drafts in this tick: what others left of the room that the latency guard gives an everyday gap.
 
     That room never falls to nothing on a noisy machine, for drafts as for prompts: with the limit less the error alone,
@@ -66,7 +66,7 @@ def _room(state: SchedulerState, plan: Plan) -> Room:
     if guard is None:
         return UNLIMITED
     if guard.kind not in ORDINARY:
-        return Room(0, 0, 0, 0)
+        return DraftRoom(0, 0, 0, 0)
     planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
     views = [v for v in state.sessions if v.sid in planned]
     own_call_ns = guard.need_ns if any(i.mode is PrefillMode.OWN_CALL for i in plan.items) else 0
@@ -76,7 +76,7 @@ def _room(state: SchedulerState, plan: Plan) -> Room:
         plan.run_ns or own_call_ns or plan.transfer_ns or any(v.priority is not Priority.INTERACTIVE for v in views)
     )
     long_ns = everyday_ns if has_others else max(everyday_ns, guard.long_ns - taken_ns)
-    return Room(everyday_ns, long_ns, guard.everyday_ns, guard.round_ns)
+    return DraftRoom(everyday_ns, long_ns, guard.everyday_ns, guard.round_ns)
 
 
 def _spare(state: SchedulerState, plan: Plan) -> int:
@@ -97,7 +97,7 @@ def _is_awaited(state: SchedulerState, prompt: PlanItem) -> bool:
 # drafts that are there
 
 
-def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView], room: Room) -> tuple[Plan, int]:
+def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView], room: DraftRoom) -> tuple[Plan, int]:
     """The plan with rows for drafts, and the room that is left of an everyday gap."""
     room_ns = room.everyday_ns
     n_drafts = dict.fromkeys((i.sid for i in plan.items), 0)
@@ -134,7 +134,7 @@ def _allot(
     state: SchedulerState,
     items: list[PlanItem],
     drafting: dict[int, SessionView],
-    room: Room,
+    room: DraftRoom,
     n_drafts: dict[int, int],
 ) -> int:
     """Give drafts of one call rows, the likeliest first, in `n_drafts`. The time that they take.
@@ -252,7 +252,7 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
     return _spend(state, plan, budget_ns, room_ns)
 
 
-def _floor(state: SchedulerState, plan: Plan, room: Room) -> Plan:
+def _floor(state: SchedulerState, plan: Plan, room: DraftRoom) -> Plan:
     """Note how likely a draft must be to get a row: while there is none, the plan may be repeated."""
     items = [i for i in plan.items if i.phase is Phase.DECODE]
     if plan.guard is None or not items or len(items) >= state.device.n_verify_rows:

@@ -73,8 +73,9 @@ class Gap(NamedTuple):
 
     def refusal(self, what: str, ns: int, room: Room) -> str:
         """Why work does not fit, in numbers."""
-        room_ns, name = (room.long_ns, "long room") if self.has_long else (room.everyday_ns, "room")
-        return f"{what} {ns / 1e6:.3f} ms > {name} {room_ns / 1e6:.3f}, credit {self.memory.n_long:.2f}"
+        everyday, long = room.everyday_ns / 1e6, room.long_ns / 1e6
+        there = f"long room {long:.3f}" if self.has_long else f"room {everyday:.3f} (long {long:.3f})"
+        return f"{what} {ns / 1e6:.3f} ms > {there}, credit {self.memory.n_long:.2f}"
 
     def patience(self, ns: int) -> int:
         """Multiples of `starvation_ticks` after which work of `ns` is forced.
@@ -260,7 +261,9 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView, is_awaited: bool) -> Gr
     if fills:  # no time for a piece, but for the copies of a restored beginning that come before the first one
         note = f"latency_guard: no piece fits, a slot may fill: {why}"
         return Grant(everyday, (), item, room.everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
-    return Grant(need_ns=need, holds_prompt=True, notes=(f"latency_guard: the prompt waits: {why}",))
+    forced_ns = gap.patience(need) * gap.state.config.starvation_ticks * gap.sessions.round_ns
+    note = f"latency_guard: the prompt waits: {why}, forced after {forced_ns / 1e6:.0f} ms without progress"
+    return Grant(need_ns=need, holds_prompt=True, notes=(note,))
 
 
 def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bool]:
