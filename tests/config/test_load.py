@@ -134,7 +134,16 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ),
         ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: high}}", "engine.lora_scale must be a number, not 'high'"),
         ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: 1e9}}", "engine.lora_scale must be"),
-        ("scheduler: {stages: [admission, admission]}", "scheduler.stages names a stage twice"),
+        (
+            "scheduler: {stages: [admission, admission]}",
+            "scheduler.stages make no policy: scheduler stage 'admission' is listed twice",
+        ),
+        ("scheduler: {stages: []}", "scheduler.stages make no policy: without admission and decode_first and"),
+        ("scheduler: {stages: [admission, turbo]}", "scheduler.stages make no policy: unknown scheduler stage 'turbo'"),
+        (
+            "scheduler: {stages: [admission, decode_first, prefill_budget]}",
+            "scheduler.stages make no policy: without prefill_order some request is never served",
+        ),
         ("scheduler: {bmt_budget: -0.5}", "scheduler.bmt_budget must be auto (-1), off (0) or a bandwidth"),
         ("engine: {n_ctx: 2, n_seq: 4}", "engine.n_ctx must give each of the 4 sequences at least one cell"),
         ("engine: {n_ctx: 1, n_ctx: 2}", "the key 'n_ctx' appears twice"),
@@ -209,11 +218,11 @@ def test_words_stand_for_numbers(write):
 
 def test_lists_and_maps_as_text():
     config, _ = build(
-        {"access.allow_uids": "1000, 1001", "access.lane_ceiling": "1000=background", "scheduler.stages": ""}
+        {"access.allow_uids": "1000, 1001", "access.lane_ceiling": "1000=background", "access.admin_uids": ""}
     )
     assert config.access.allow_uids == (1000, 1001)
     assert config.access.lane_ceiling == {1000: "background"}
-    assert config.scheduler.stages == ()
+    assert config.access.admin_uids == ()
     engine = build({"engine.lora": "tone=a=b.gguf, topic=c.gguf", "engine.lora_scale": "topic=-0.5"})[0].engine
     assert (engine.lora, engine.lora_scale) == ({"tone": "a=b.gguf", "topic": "c.gguf"}, {"topic": -0.5})
     assert "must be a number" in refusal(flags={"engine.lora": "tone=a.gguf", "engine.lora_scale": "tone=x"})

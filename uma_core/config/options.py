@@ -366,7 +366,11 @@ class SchedulerOptions:
     """Settings of uma_core/policy/config.py, with `_ms` for `_ns`; `auto_lane_tokens` is admission's."""
 
     RELOAD: ClassVar = "live"
-    stages: tuple[str, ...] = option(_SCHEDULER.stages, "the policy pipeline, in order; leave one out to switch it off")
+    stages: tuple[str, ...] = option(
+        _SCHEDULER.stages,
+        "the policy pipeline, in order; leave one out to switch it off, but neither admission, decode_first, "
+        "prefill_order nor prefill_budget, without which some request is never served",
+    )
     tick_budget_ms: float = option(
         _SCHEDULER.tick_budget_ns / _NS_PER_MS,
         "wanted length of a tick when nobody interactive waits",
@@ -686,8 +690,6 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
     if engine.kv_type != "f16" and engine.flash_attn == "off":
         yield "engine.kv_type", f"needs fused attention (engine.flash_attn), so not {engine.kv_type} where that is off"
     yield from _adapter_conflicts(engine)
-    if len(set(scheduler.stages)) != len(scheduler.stages):
-        yield "scheduler.stages", "names a stage twice"
     if config.metrics.listen and loopback(config.metrics.listen) is None:
         yield (
             "metrics.listen",

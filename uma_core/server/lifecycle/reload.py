@@ -18,7 +18,6 @@ import uma_core.metrics.catalog as m
 from uma_core.config.load import Change, Inputs, Sources, diff, load
 from uma_core.config.options import Config
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.policy.pipeline import compose
 from uma_core.server.io.aside import run_aside
 from uma_core.server.io.loop import Loop
 from uma_core.server.lifecycle.host import Host
@@ -108,7 +107,7 @@ class Reloader:
             if self._asked is asked:  # else it is too late
                 self._was_read(asked, outcome)
 
-        self._reader = run_aside(self._loop, "reload", lambda: _read(inputs), read)
+        self._reader = run_aside(self._loop, "reload", lambda: load(inputs), read)
 
     def _give_reading_up(self, asked: Asked) -> None:
         if self._asked is asked:
@@ -239,23 +238,6 @@ class Reloader:
         self._last, self._error = "failed", error
         self._counts["failed"].add()
         log.error("reload failed, the old configuration stays: %s", error)
-
-
-def _read(inputs: Inputs) -> tuple[Config, Sources]:
-    """Blocks: for as long as the file system takes. Raises: CONFIG_INVALID."""
-    config, sources = load(inputs)
-    check_stages(config)
-    return config, sources
-
-
-def check_stages(config: Config) -> None:
-    """Raises: CONFIG_INVALID for a policy that cannot be composed."""
-    try:
-        compose(config.scheduler.stages)
-    except ValueError as error:
-        raise UmaError(
-            ErrorCode.CONFIG_INVALID, f"scheduler.stages: {error}", problems=[f"scheduler.stages: {error}"]
-        ) from error
 
 
 def _plain(value: Any) -> Any:
