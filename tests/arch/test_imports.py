@@ -163,7 +163,7 @@ STDLIB = {
     "uma_core.types": PURE,
     "uma_core.errors": PURE,
     "uma_core.suggest": {*PURE, "difflib"},
-    "uma_core.config.schema": {*PURE, "json"},
+    "uma_core.config.schema": {*PURE, "json", "reprlib"},
     "uma_gateway.cluster.router": PURE,
 }
 

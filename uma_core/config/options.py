@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from uma_core.config import presets
-from uma_core.config.schema import Option, option, options_of
+from uma_core.config.schema import Option, option, options_of, shown
 from uma_core.policy.config import SchedulerConfig
 from uma_core.protocol.framing import FRAME_CAP_LIMIT
 from uma_core.suggest import suggest
@@ -702,9 +702,12 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
 def _adapter_conflicts(engine: EngineOptions) -> Iterator[tuple[str, str]]:
     for name, path in engine.lora.items():
         if not ADAPTER_ID.fullmatch(name):
-            yield "engine.lora", f"must have ids of up to 64 letters, digits and . _ -, not {name!r}"
+            yield "engine.lora", f"must have ids of up to 64 letters, digits and . _ -, not {shown(name)}"
         if not path:
             yield "engine.lora", f"must give {name} a path"
     for name in engine.lora_scale:
         if name not in engine.lora:
-            yield "engine.lora_scale", f"must name adapters of engine.lora, not {name!r}{suggest(name, engine.lora)}"
+            yield (
+                "engine.lora_scale",
+                f"must name adapters of engine.lora, not {shown(name)}{suggest(name, engine.lora)}",
+            )
