@@ -138,7 +138,10 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
             "scheduler: {stages: [admission, admission]}",
             "scheduler.stages make no policy: scheduler stage 'admission' is listed twice",
         ),
-        ("scheduler: {stages: []}", "scheduler.stages make no policy: without admission and decode_first and"),
+        (
+            "scheduler: {stages: []}",
+            "scheduler.stages make no policy: without admission, decode_first, prefill_order, prefill_budget some",
+        ),
         ("scheduler: {stages: [admission, turbo]}", "scheduler.stages make no policy: unknown scheduler stage 'turbo'"),
         (
             "scheduler: {stages: [admission, decode_first, prefill_budget]}",

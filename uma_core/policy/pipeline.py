@@ -109,7 +109,7 @@ def check_serving(names: Iterable[str]) -> None:
     listed = compose(names).names
     missing = [name for name in NEEDED_STAGES if name not in listed]
     if missing:
-        raise ValueError(f"without {' and '.join(missing)} some request is never served: it cannot be left out")
+        raise ValueError(f"without {', '.join(missing)} some request is never served")
 
 
 # names of 0.x that programs may read; they go with the next release
