@@ -212,7 +212,8 @@ A value comes from, in this order: the flag, the environment variable, the YAML 
 the preset, the default. The file is a regular one of at most 1 MiB: a pipe could block its reader.
 `uma-core daemon --print-config` shows every value with its origin, and what it prints is a valid file; `--check-config`
 only checks. An unknown key, a wrong type or a value out of range is `E_CONFIG_001` and names the key and its source;
-nothing is guessed. Lists and maps are written as `a,b` and `1000=background` in flags and variables.
+nothing is guessed, and a file with an alias of YAML's (`*name`) is refused. Lists and maps are written as `a,b` and
+`1000=background` in flags and variables.
 
 *reload* says what a reload does with a change: `live` takes effect between two ticks, `new engine` loads an engine
 beside the running one, `restart` is refused until the daemon is started anew.

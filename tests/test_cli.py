@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import subprocess
 import sys
 import types
 
@@ -145,3 +146,12 @@ def test_printed_json(run):
     assert rows["engine.n_ubatch"]["origin"] == "default, lowered to engine.n_batch"
     assert rows["limits.max_tokens"]["value"] == Config().limits.max_tokens
     assert list(rows) == [opt.key for opt in OPTIONS]
+
+
+@pytest.mark.parametrize("words", ["version", "daemon --print-config", "daemon --print-config --json", "--help"])
+def test_a_full_standard_output_is_one_line(words):
+    """With a line's status: a script that stores the configuration must know that it has not."""
+    command = f"{sys.executable} -m uma_core {words} >/dev/full"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "uma-core: cannot write to standard output: No space left on device\n"

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import suppress
 
 import click
 
@@ -41,7 +42,7 @@ def cli() -> None:
 @click.option("--estimate", is_flag=True, help="Print what memory the model would take, as JSON in bytes, and exit.")
 def daemon(
     path: str, check_config: bool, print_config: bool, as_json: bool, estimate: bool, **given: str | bool | None
-) -> int:
+) -> tuple[Config, Sources] | None:
     """Serve until told to stop. Precedence: flag > variable > file > preset > default."""
     config, sources = load(
         Inputs(
@@ -61,8 +62,8 @@ def daemon(
         need = estimate_with_draft(config.engine, config.speculation.draft_model)
         click.echo(json.dumps({**{f"{name}_bytes": n for name, n in need._asdict().items()}, "total_bytes": sum(need)}))
     else:
-        return _run(config, sources)
-    return 0
+        return config, sources
+    return None
 
 
 @cli.command()
@@ -89,15 +90,33 @@ def main() -> int:
     """Parse, build, run; the console script's entry."""
     _fill_standard_descriptors()
     try:
-        return cli.main(sys.argv[1:] or ["--help"], prog_name=PROGRAM, standalone_mode=False) or 0
+        chosen = _chosen(sys.argv[1:] or ["--help"])
+        return _run(*chosen) if isinstance(chosen, tuple) else 0
     except UmaError as error:
         return _fail(error)
     except MemoryError:
         return _fail(UmaError(ErrorCode.INSUFFICIENT_MEMORY, "the daemon itself has no memory"))
     except click.UsageError as error:
         return _fail(UmaError(ErrorCode.CONFIG_INVALID, error.format_message()))
+    except _CannotWrite as error:
+        return _say(f"cannot write to standard output: {error}", 1)
     except click.Abort:
         return 130
+
+
+class _CannotWrite(Exception):
+    pass
+
+
+def _chosen(arguments: list[str]) -> tuple[Config, Sources] | None:
+    """What is to be served; None: what was asked for is printed. Raises: UmaError, _CannotWrite."""
+    try:
+        chosen: tuple[Config, Sources] | None = cli.main(arguments, prog_name=PROGRAM, standalone_mode=False)
+        sys.stdout.flush()
+        return chosen
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter's last flush
+        raise _CannotWrite(error.strerror) from None
 
 
 def _check_memory() -> None:
@@ -128,6 +147,10 @@ def _run(config: Config, sources: Sources) -> int:
 
 
 def _fail(error: UmaError) -> int:
-    text = " ".join(str(error).split())
-    print(f"{PROGRAM}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
-    return error.error.spec.exit_status
+    return _say(" ".join(str(error).split()), error.error.spec.exit_status)
+
+
+def _say(text: str, exit_status: int) -> int:
+    with suppress(OSError):  # standard error takes no more
+        print(f"{PROGRAM}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+    return exit_status

@@ -19,7 +19,7 @@ from typing import Any
 from uma_core import endpoint
 from uma_core.errors import UmaError
 from uma_core.protocol.framing import FrameReader, encode_frame
-from uma_ctl.errors import BrokenProtocol, CannotConnect, NoAnswer, ServerError
+from uma_ctl.errors import BrokenProtocol, CannotConnect, CtlError, NoAnswer, ServerError
 
 DEFAULT_TIMEOUT_S = 10.0
 REPLY_CAP_BYTES = 64 << 20  # a reply may be larger than a request: `sessions` and `trace` of a busy daemon
@@ -60,8 +60,12 @@ class Client:
         return f"r{next(self._numbers)}"
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one request. Raises: BrokenProtocol where the peer is gone."""
-        payload = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+        """Send one request. Raises: CtlError where it cannot be written, BrokenProtocol where the peer is gone."""
+        try:
+            text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        except RecursionError:
+            raise CtlError("the request is nested too deeply") from None
+        payload = text.encode("utf-8", "surrogateescape")
         try:
             self._socket.sendall(encode_frame(payload))
         except TimeoutError:

@@ -57,6 +57,10 @@ def _read(path: str) -> str:
 
 def _schema(path: str) -> Any:
     try:
-        return json.loads(_read(path))
+        schema = json.loads(_read(path))
+        json.dumps(schema)  # what can be read may be too deep to be written again
+        return schema
     except ValueError as error:
         raise click.UsageError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise click.UsageError(f"{path} is nested too deeply") from None

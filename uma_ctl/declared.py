@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from uma_core.protocol.fields import Field, Kind
+from uma_ctl.ranges import FiniteRange
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,7 +39,7 @@ def _type(field: Field) -> Any:
     if field.kind is Kind.INTEGER:
         return click.IntRange(field.low, field.high)  # type: ignore[arg-type] # of integers the range is one
     if field.kind is Kind.NUMBER:
-        return click.FloatRange(field.low, field.high)
+        return FiniteRange(field.low, field.high)
     return str
 
 

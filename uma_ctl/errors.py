@@ -34,6 +34,12 @@ class CannotConnect(CtlError):
     name = "cannot_connect"
 
 
+class StreamFailed(CtlError):
+    """Standard input cannot be read, or standard output takes no more or is closed."""
+
+    name = "stream_failed"
+
+
 class BrokenProtocol(CtlError):
     """The peer sent what is not the protocol, or hung up before the final event."""
 

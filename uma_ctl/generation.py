@@ -16,6 +16,8 @@ COMPLETE = ("stop", "length")
 
 FIELDS = {  # command-line option -> request field
     "max_tokens": "max_tokens",
+    "min_tokens": "min_tokens",
+    "ignore_eos": "ignore_eos",
     "temp": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -62,7 +64,7 @@ def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get("reasoning_budget") is not None:
             request["reasoning"]["budget_tokens"] = options["reasoning_budget"]
     if options.get("timeout"):
-        request["timeout_ms"] = int(options["timeout"] * 1000)
+        request["timeout_ms"] = options["timeout"] * 1000
     request["stream"] = not options.get("no_stream", False)
     return request
 

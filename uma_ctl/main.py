@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 import click
 
 from uma_core._version import __version__
 from uma_ctl import output, render
-from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, CtlError, ServerError
+from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, CtlError, ServerError, StreamFailed
 from uma_ctl.options import Target, json_option, socket_option
 
 COMMANDS = {  # verb -> its line in --help; each lives in commands/<verb>.py and is imported when it is used
@@ -68,22 +69,34 @@ def group(ctx: click.Context, socket_path: str | None, as_json: bool) -> None:
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a click command to its exit status; every way to end is mapped here."""
     listed = list(sys.argv[1:] if arguments is None else arguments)
+    output.fill_standard_streams()
     output.tolerate_any_text()
+    try:
+        return _status(command, name, listed)
+    except CtlError as error:
+        _show(error, name, "--json" in listed)
+        if isinstance(error, StreamFailed):
+            output.forget_stdout()
+        return error.exit_status
+
+
+def _status(command: click.Command, name: str, listed: list[str]) -> int:
+    """Raises: CtlError."""
     try:
         status = command.main(listed, prog_name=name, standalone_mode=False)
         output.emit("")
         return status if isinstance(status, int) else EXIT_OK
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):  # standard error takes no more
+            error.show()
         return EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except output.ReaderGone:
         output.forget_stdout()
         return EXIT_PIPE
-    except CtlError as error:
-        _show(error, name, "--json" in listed)
-        return error.exit_status
+    except OSError as error:  # what has a name or a peer was told before: it is a standard stream, or click's help
+        raise StreamFailed(f"standard input or output failed: {error.strerror}") from None
 
 
 def _show(error: CtlError, name: str, as_json: bool) -> None:

@@ -10,8 +10,10 @@ from typing import Any, TypeVar, cast
 import click
 
 from uma_core.endpoint import FALLBACK
+from uma_core.protocol.fields import Kind
 from uma_core.protocol.ops import DEFAULT_OP, OPS
 from uma_ctl.client import DEFAULT_TIMEOUT_S, Client
+from uma_ctl.ranges import FiniteRange, seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,8 +28,8 @@ def adapter(text: str) -> dict[str, Any]:
     """`ID` or `ID=SCALE`. Raises: BadParameter."""
     name, _, scale = text.partition("=")
     try:
-        return {"id": name, "scale": float(scale or 1)}
-    except ValueError:
+        return {"id": name, "scale": FiniteRange().convert(scale or 1, None, None)}
+    except click.BadParameter:
         raise click.BadParameter(f"{text!r} is neither ID nor ID=SCALE") from None
 
 
@@ -41,11 +43,14 @@ def _field_option(name: str, path: str) -> Callable[[F], F]:
         field = next(field for field in fields if field.name == part)
         fields = field.fields
     assert field is not None
+    help = field.help.replace("`", "")
+    help = f"{help[0].upper()}{help[1:]}."
+    if field.kind is Kind.BOOLEAN:
+        return click.option(name, is_flag=True, default=None, help=help)
     kind = click.IntRange(
         None if field.low is None else int(field.low), None if field.high is None else int(field.high)
     )
-    help = field.help.replace("`", "")
-    return click.option(name, type=kind, help=f"{help[0].upper()}{help[1:]}.")
+    return click.option(name, type=kind, help=help)
 
 
 def _refuse_image(context: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -55,17 +60,17 @@ def _refuse_image(context: click.Context, param: click.Parameter, value: str | N
 
 _GENERATION = (
     click.option("--max-tokens", type=click.IntRange(1), help="Most tokens to generate."),
-    click.option("--temp", "--temperature", "temp", type=click.FloatRange(0), help="0 takes the likeliest token."),
+    _field_option("--min-tokens", "min_tokens"),
+    _field_option("--ignore-eos", "ignore_eos"),
+    click.option("--temp", "--temperature", "temp", type=FiniteRange(0), help="0 takes the likeliest token."),
     click.option(
         "--top-p",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=FiniteRange(0, 1, min_open=True),
         help="Keep the likeliest tokens that sum to this probability.",
     ),
     click.option("--top-k", type=click.IntRange(0), help="Keep this many of the likeliest tokens; 0: all."),
-    click.option("--min-p", type=click.FloatRange(0, 1), help="Drop tokens below this share of the likeliest."),
-    click.option(
-        "--repeat-penalty", type=click.FloatRange(0, min_open=True), help="Penalty of recent tokens; 1: none."
-    ),
+    click.option("--min-p", type=FiniteRange(0, 1), help="Drop tokens below this share of the likeliest."),
+    click.option("--repeat-penalty", type=FiniteRange(0, min_open=True), help="Penalty of recent tokens; 1: none."),
     click.option("--seed", type=click.IntRange(0, 0xFFFFFFFF), help="Seed of the sampler."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
     click.option(
@@ -90,9 +95,7 @@ _GENERATION = (
         help="Not supported: the daemon reads text alone.",
     ),
     click.option("--priority", type=click.Choice(["interactive", "background"]), help="Inferred where absent."),
-    click.option(
-        "--timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End the answer after so long."
-    ),
+    click.option("--timeout", type=seconds(0, is_open=True), metavar="SECONDS", help="End the answer after so long."),
 )
 
 _PROMPT = (

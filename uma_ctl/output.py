@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from contextlib import suppress
 
+from uma_ctl.errors import StreamFailed
 from uma_ctl.units import printable
 
 
@@ -15,12 +17,14 @@ class ReaderGone(Exception):
 
 
 def emit(text: str) -> None:
-    """Write to standard output at once. Raises: ReaderGone."""
+    """Write to standard output at once. Raises: ReaderGone, StreamFailed."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise ReaderGone from None
+    except OSError as error:
+        raise StreamFailed(f"cannot write to standard output: {error.strerror}") from None
 
 
 def line(text: str) -> None:
@@ -30,7 +34,9 @@ def line(text: str) -> None:
 
 def note(text: str) -> None:
     """One line to standard error: what is not part of the result."""
-    with suppress(BrokenPipeError):
+    if sys.stderr is None:  # it was closed at the start
+        return
+    with suppress(OSError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
@@ -54,6 +60,21 @@ class TextSink:
             self.write("\n")
 
 
+class _Closed(io.TextIOBase):
+    """Standard output where it was closed at the start: Python has None there."""
+
+    def write(self, text: str) -> int:
+        if text:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return 0
+
+
+def fill_standard_streams() -> None:
+    """Closed ones read as empty, and refuse what is written to them."""
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the life of the process
+    sys.stdout = sys.stdout or _Closed()
+
+
 def tolerate_any_text() -> None:
     """Let bytes that are no text pass from standard input, and characters that the terminal lacks not fail the
     output.
@@ -65,4 +86,5 @@ def tolerate_any_text() -> None:
 
 def forget_stdout() -> None:
     """Point standard output at nothing: the interpreter's last flush then succeeds."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(sys.stdout, _Closed):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

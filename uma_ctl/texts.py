@@ -10,10 +10,18 @@ import click
 from uma_ctl.options import read_prompt
 
 
+def _text(file: TextIO) -> str:
+    """Raises: UsageError where it is none."""
+    try:
+        return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{file.name}: {error}") from None
+
+
 def inputs_of(texts: Iterable[str], files: Iterable[TextIO], by_lines: bool) -> list[str]:
     """In the order in which they were given. Raises: UsageError where there are none."""
     chosen = [*texts]
-    read = [file.read() for file in files]
+    read = [_text(file) for file in files]
     if not chosen and not read:
         read = [read_prompt(None)]
     for text in read:

@@ -45,7 +45,12 @@ ALLOWED = {
     },
     "uma_core.config.merge": {"uma_core.config.schema", "uma_core.errors", "uma_core.suggest"},
     "uma_core.config.flags": {"uma_core.config.merge", "uma_core.config.schema"},
-    "uma_core.config.load": {"uma_core.config.presets", "uma_core.config.options", "uma_core.config.merge"},
+    "uma_core.config.load": {
+        "uma_core.config.presets",
+        "uma_core.config.options",
+        "uma_core.config.merge",
+        "uma_core.policy.pipeline",
+    },
     "uma_core.cli": {
         "uma_core",
         "uma_core.config.options",
@@ -158,7 +163,7 @@ STDLIB = {
     "uma_core.types": PURE,
     "uma_core.errors": PURE,
     "uma_core.suggest": {*PURE, "difflib"},
-    "uma_core.config.schema": {*PURE, "json"},
+    "uma_core.config.schema": {*PURE, "json", "reprlib"},
     "uma_gateway.cluster.router": PURE,
 }
 

@@ -134,14 +134,32 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ),
         ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: high}}", "engine.lora_scale must be a number, not 'high'"),
         ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: 1e9}}", "engine.lora_scale must be"),
-        ("scheduler: {stages: [admission, admission]}", "scheduler.stages names a stage twice"),
+        (
+            "scheduler: {stages: [admission, admission]}",
+            "scheduler.stages make no policy: scheduler stage 'admission' is listed twice",
+        ),
+        (
+            "scheduler: {stages: []}",
+            "scheduler.stages make no policy: without admission, decode_first, prefill_order, prefill_budget some",
+        ),
+        ("scheduler: {stages: [admission, turbo]}", "scheduler.stages make no policy: unknown scheduler stage 'turbo'"),
+        (
+            "scheduler: {stages: [admission, decode_first, prefill_budget]}",
+            "scheduler.stages make no policy: without prefill_order some request is never served",
+        ),
         ("scheduler: {bmt_budget: -0.5}", "scheduler.bmt_budget must be auto (-1), off (0) or a bandwidth"),
         ("engine: {n_ctx: 2, n_seq: 4}", "engine.n_ctx must give each of the 4 sequences at least one cell"),
         ("engine: {n_ctx: 1, n_ctx: 2}", "the key 'n_ctx' appears twice"),
         ("- 1", "must contain sections, not list"),
         ("a: [", "is not YAML"),
         ("a: 2001-99-99", "is not YAML"),
-        ("a: &x [*x]", "a is not an option"),
+        ("a: &x [*x]", "the alias '*x': write the value itself"),
+        ("engine: &x {n_ctx: 1}\nlog: {<<: *x}", "the alias '*x'"),
+        ("engine: {n_ctx: 1:30}", "engine.n_ctx must be a whole number, not '1:30'"),
+        ("engine: {n_ctx: 0x" + "9" * 5000 + "}", "engine.n_ctx must be"),
+        ("? 0x" + "9" * 5000 + "\n: 1", "a whole number of 20000 bits is not an option"),
+        ("engine: {? 0x" + "9" * 5000 + " : 1}", "engine.a whole number of 20000 bits is not an option"),
+        ("scheduler: {tick_budget_ms: 1:30.5}", "scheduler.tick_budget_ms must be a number, not '1:30.5'"),
         ("? {a: 1}\n: 2", "is not YAML"),
         ("!!python/object/apply:os.getpid []", "is not YAML"),
         (b"a: \xff\xfe", "is not YAML"),
@@ -167,6 +185,39 @@ def test_all_problems_are_told_at_once(write):
 def test_flags_and_variables_are_named_when_wrong():
     assert "(flag --n-ctx)" in refusal(flags={"engine.n_ctx": "4k"})
     assert "(variable UMA_N_CTX)" in refusal(environ={"UMA_N_CTX": ""})
+
+
+def test_aliases_of_aliases_are_refused_at_once(write):
+    """A few hundred bytes that stand for a thousand million values."""
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
+    message = refusal(path=write("\n".join([*lines, "engine: *a9"])))
+    assert "the alias '*a0'" in message and len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"a{i}: 1\n" for i in range(60_000)),
+        "engine:\n" + "".join(f"  a{i}: 1\n" for i in range(60_000)),
+        "engine: [" + "x, " * 100_000 + "]",
+        "engine: {n_ctx: '" + "x" * 500_000 + "'}",
+        "engine: {kv_type: '" + "x" * 500_000 + "'}",
+        "scheduler: {stages: ['" + "x" * 500_000 + "']}",
+        "x" * 500_000 + ": 1",
+        "a: !" + "x" * 500_000 + " 1",
+        "a: {" + "x" * 500_000 + ": 1, " + "x" * 500_000 + ": 1}",
+    ],
+    ids=range(9),
+)
+def test_a_large_wrong_file_has_a_short_error(write, text):
+    assert len(refusal(path=write(text))) < 20_000
+
+
+def test_what_stands_for_a_number_still_does(write):
+    path = write("engine: {n_ctx: 4_096, n_batch: 0x100, n_ubatch: +128}\nscheduler: {tick_budget_ms: 30.5}\n")
+    config = build(path=path)[0]
+    assert (config.engine.n_ctx, config.engine.n_batch, config.engine.n_ubatch) == (4096, 256, 128)
+    assert config.scheduler.tick_budget_ms == 30.5
 
 
 def test_an_unreadable_file_is_refused():
@@ -209,11 +260,11 @@ def test_words_stand_for_numbers(write):
 
 def test_lists_and_maps_as_text():
     config, _ = build(
-        {"access.allow_uids": "1000, 1001", "access.lane_ceiling": "1000=background", "scheduler.stages": ""}
+        {"access.allow_uids": "1000, 1001", "access.lane_ceiling": "1000=background", "access.admin_uids": ""}
     )
     assert config.access.allow_uids == (1000, 1001)
     assert config.access.lane_ceiling == {1000: "background"}
-    assert config.scheduler.stages == ()
+    assert config.access.admin_uids == ()
     engine = build({"engine.lora": "tone=a=b.gguf, topic=c.gguf", "engine.lora_scale": "topic=-0.5"})[0].engine
     assert (engine.lora, engine.lora_scale) == ({"tone": "a=b.gguf", "topic": "c.gguf"}, {"topic": -0.5})
     assert "must be a number" in refusal(flags={"engine.lora": "tone=a.gguf", "engine.lora_scale": "tone=x"})

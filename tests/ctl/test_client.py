@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -10,7 +11,7 @@ import pytest
 
 from uma_core.types import Peer
 from uma_ctl.client import Client, fields_of
-from uma_ctl.errors import BrokenProtocol, CannotConnect, ServerError
+from uma_ctl.errors import BrokenProtocol, CannotConnect, CtlError, ServerError
 
 
 def test_a_call_returns_its_own_reply_and_passes_over_the_rest(serve, socket_path):
@@ -158,3 +159,10 @@ def test_a_full_backlog_is_waited_for(tmp_path_factory):
             client.close()
         for sock, _ in accepted:
             sock.close()
+
+
+def test_a_request_too_deep_to_be_written_is_an_error_of_ours(serve, socket_path):
+    deep = functools.reduce(lambda inner, _: [inner], range(100_000), [])
+    serve(lambda peer, message: peer.reply(message))
+    with Client(socket_path) as client, pytest.raises(CtlError, match="nested too deeply"):
+        client.call("tokenize", content=deep)

@@ -13,6 +13,7 @@ from tests.ctl.test_generate import hello
 def files(tmp_path):
     (tmp_path / "schema.json").write_text('{"type": "integer"}')
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "deep.json").write_text('{"items":' * 100_000 + "{}" + "}" * 100_000)
     (tmp_path / "g.gbnf").write_text('root ::= "a"')
     (tmp_path / "g.lark").write_text('start: "a"')
     return tmp_path
@@ -57,6 +58,7 @@ def test_none_is_sent_where_none_is_asked_for(serve, ctl):
     [
         (["--regex", "a", "--json-object"], "give one of"),
         (["--json-schema", "broken.json"], "not JSON"),
+        (["--json-schema", "deep.json"], "nested too deeply"),
         (["--lark", "none.lark"], "none.lark"),
     ],
 )

@@ -74,3 +74,14 @@ def test_documents_in_order(daemons: DaemonProcess) -> None:
         ctl(daemons, "rerank", "--json", "the query", "--lines", "--top-n", "1", stdin="\n".join(TEXTS)).stdout
     )
     assert best["results"] == expected[:1]
+
+
+@pytest.mark.parametrize("words", [("embed",), ("rerank", "query")])
+def test_a_file_that_is_no_text_is_wrong_usage(words: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "latin"
+    file.write_bytes(b"caf\xe9")
+    done = subprocess.run(
+        [sys.executable, "-m", "uma_ctl", *words, "-f", str(file)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert str(file) in done.stderr and "utf-8" in done.stderr

@@ -65,6 +65,18 @@ def test_options_become_request_fields_and_absent_ones_are_left_to_the_daemon(se
     assert second == {"prompt": "q", "stream": True}
 
 
+def test_a_timeout_of_less_than_a_millisecond_is_one(serve, cli):
+    server = serve(hello)
+    assert cli("--prompt", "p", "--timeout", "0.0004").returncode == 0
+    assert server.received[0]["timeout_ms"] == pytest.approx(0.4)
+
+
+def test_an_answer_can_be_kept_going(serve, ctl):
+    server = serve(hello)
+    assert ctl("generate", "Hi", "--ignore-eos", "--min-tokens", "50").returncode == 0
+    assert (server.received[0]["ignore_eos"], server.received[0]["min_tokens"]) == (True, 50)
+
+
 def test_adapters_are_named_with_or_without_a_scale(serve, ctl):
     server = serve(hello)
     assert ctl("generate", "Hi", "--lora", "tone", "--lora", "topic=-0.5").returncode == 0

@@ -220,6 +220,10 @@ def test_a_refusal_is_shown_with_its_code(serve, ctl, verb):
     assert done.stderr == "uma-ctl: E_ACCESS_002 admin_only: not you\n"
 
 
+def test_watch_says_that_it_outlives_its_daemon(ctl):
+    assert "a daemon that is gone may come back" in " ".join(ctl("status", "--help").stdout.split())
+
+
 def test_wrong_usage_is_status_one(ctl):
     for args in (["nonsense"], ["status", "--nonsense"], ["generate", "--temp", "hot"]):
         done = ctl(*args)

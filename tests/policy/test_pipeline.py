@@ -6,10 +6,13 @@ import json
 
 import pytest
 
+from perf.simulator import Job, Sim
 from tests.policy.build import reading, sids, state_of, talking, waiting
+from uma_core.engine.fake.cost import CPU_SHAPE
+from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.index import index_of, indexed
-from uma_core.policy.pipeline import REGISTRY, StageSpec, compose, explain
+from uma_core.policy.pipeline import NEEDED_STAGES, REGISTRY, StageSpec, check_serving, compose, explain
 from uma_core.policy.plan import check_plan
 from uma_core.types import Phase, Priority
 
@@ -76,3 +79,38 @@ def test_explain_is_json_and_names_rows_and_prompt():
     told = json.loads(json.dumps(explain(plan)))
     assert sum(told["decode_rows_by_call"]) == len(sids(plan, Phase.DECODE)) == 2
     assert [p["sid"] for p in told["prefill"]] == sids(plan, Phase.PREFILL)
+
+
+def serves(names, model):
+    """Whether a chat and a background request, alone and beside others, get all their tokens."""
+    for priorities in ((Priority.INTERACTIVE,), (Priority.BACKGROUND,), tuple(Priority)):
+        sim = Sim(CPU_SHAPE, model, SchedulerConfig(stages=names))
+        for i, priority in enumerate(priorities):
+            sim.submit(Job(700, 20, priority, i))
+            sim.submit(Job(700, 20, priority, i, at_ns=10_000_000))
+        try:
+            sim.run(500)
+        except AssertionError:  # it is stuck
+            return False
+    return True
+
+
+def is_refused(names):
+    try:
+        check_serving(names)
+    except ValueError:
+        return True
+    return False
+
+
+def test_stages_without_which_somebody_waits_for_ever_are_refused_and_no_others():
+    optional = set(DEFAULT_STAGES) - set(NEEDED_STAGES)
+    assert not is_refused(NEEDED_STAGES) and serves(NEEDED_STAGES, FakeModel())
+    for name in DEFAULT_STAGES:
+        names = tuple(n for n in DEFAULT_STAGES if n != name)
+        assert is_refused(names) != (name in optional)
+        assert serves(names, FakeModel()) == (name in optional)
+
+
+def test_no_stages_at_all_are_refused():
+    assert is_refused(())

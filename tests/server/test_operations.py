@@ -59,6 +59,18 @@ def test_an_admin_operation_fails(server):
         assert client.event()["code"] == "E_STATE_003"
 
 
+def test_an_operation_without_an_answer_yet_ends_with_the_daemon(serve):
+    server = serve()
+    with server.connect() as client:
+        client.send(type="trace", id="tr", seconds=60)
+        client.send(type="drain", id=2)
+        server.eventually(lambda: len(server.admin_calls) == 2)
+        server.stop()
+        ends = {event["id"]: (event["event"], event["name"]) for event in (client.event(), client.event())}
+        assert ends == {"tr": ("error", "shutting_down"), 2: ("error", "shutting_down")}
+        assert client.rest() == b""
+
+
 def test_an_admin_answer_after_the_client_left(server):
     with server.connect() as client:
         client.send(type="drain", id=1)

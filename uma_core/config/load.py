@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from uma_core.config.merge import Inputs, Schema, Sources, merge
 from uma_core.config.options import OPTIONS, Config, conflicts
 from uma_core.config.presets import PRESETS
+from uma_core.policy.pipeline import check_serving
 
 __all__ = ["SCHEMA", "Change", "Inputs", "Sources", "diff", "load"]
 
@@ -17,10 +19,19 @@ BUILD_VARIABLES = frozenset(
 FOREIGN_VARIABLES = BUILD_VARIABLES | {"UMA_CONFIG", "UMA_TRUST_UIDS"}
 FOREIGN_PREFIX = "UMA_GATEWAY_"  # of the HTTP gateway's options
 
+
+def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    yield from conflicts(config)
+    try:
+        check_serving(config.scheduler.stages)
+    except ValueError as error:
+        yield "scheduler.stages", f"make no policy: {error}"
+
+
 SCHEMA = Schema(
     Config,
     OPTIONS,
-    conflicts,
+    _conflicts,
     "UMA_",
     lambda name: name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIX),
     {name: preset.values for name, preset in PRESETS.items()},

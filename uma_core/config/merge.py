@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +18,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import yaml
 
-from uma_core.config.schema import FALSE_WORDS, BadValue, Option, parse_native, parse_text
+from uma_core.config.schema import FALSE_WORDS, BadValue, Option, parse_native, parse_text, shown
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.suggest import suggest
 
 MAX_FILE_BYTES = 1 << 20
+N_PROBLEMS_MOST = 50  # of a file's keys; each is compared with all options
+N_TEXT_MOST = 500  # characters of one problem
 
 C = TypeVar("C")
 
@@ -97,14 +100,14 @@ def merge(schema: Schema[C], inputs: Inputs) -> tuple[C, Sources]:
         try:
             values[given.opt.key] = given.parse(given.opt, given.raw)
         except BadValue as error:
-            problems.append(f"{given.opt.key} {error} ({given.origin})")
+            problems.append(f"{given.opt.key} {str(error)[:N_TEXT_MOST]} ({given.origin})")
         origins[given.opt.key] = given.origin
     for key, value in schema.presets.get(values.get("preset", ""), {}).items():
         if key not in values:
             values[key], origins[key] = value, f"preset {values['preset']}"
     if not problems:
         config = _build(schema, values, origins)
-        problems = [f"{key} {complaint} ({origins[key]})" for key, complaint in schema.conflicts(config)]
+        problems = [f"{key} {complaint[:N_TEXT_MOST]} ({origins[key]})" for key, complaint in schema.conflicts(config)]
     if problems:
         raise UmaError(ErrorCode.CONFIG_INVALID, "; ".join(problems), problems=problems)
     return config, Sources(inputs, origins, tuple(_unknown_variables(schema, inputs.environ)))
@@ -172,17 +175,24 @@ def _flatten(schema: Schema[C], tree: Mapping[Any, Any], path: str, problems: li
     sections = schema.sections
     for name, value in tree.items():
         if name not in sections:
-            entries: list[tuple[str, Any]] = [(str(name), value)]
+            entries: list[tuple[str, Any]] = [(_key_text(name), value)]
         elif value is None or isinstance(value, dict):
-            entries = [(f"{name}.{key}", item) for key, item in (value or {}).items()]
+            entries = [(f"{name}.{_key_text(key)}", item) for key, item in (value or {}).items()]
         else:
-            problems.append(f"{name} must be a section with options in it, not {value!r} (file {path})")
+            problems.append(f"{name} must be a section with options in it, not {shown(value)} (file {path})")
             continue
         for key, item in entries:
             if key in schema.by_key:
                 yield key, item
+            elif len(problems) >= N_PROBLEMS_MOST:
+                problems.append(f"and more ({path})")
+                return
             else:
                 problems.append(f"{key} is not an option{suggest(key, [*schema.by_key, *sections])} (file {path})")
+
+
+def _key_text(key: Any) -> str:
+    return key if isinstance(key, str) and len(key) <= N_TEXT_MOST else shown(key)
 
 
 def read_yaml(path: str) -> Mapping[Any, Any]:
@@ -215,7 +225,7 @@ def _read_yaml(path: str) -> Any:
         ValueError,
         RecursionError,
     ) as error:  # ValueError: bytes that are not UTF-8, impossible dates
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split())[:N_TEXT_MOST]
         raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is not YAML: {text}", path=path) from error
 
 
@@ -235,11 +245,42 @@ def _read_file(path: str) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is written twice, where YAML would keep the last one without a word."""
+    """Refuses what YAML would take without a word: a key that is written twice, of which it keeps the last one, and
+    aliases, with which a few hundred bytes stand for any number of values. Numbers with colons are texts here.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, f"the alias {shown('*' + event.anchor)}: write the value itself", event.start_mark
+            )
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} appears twice", node.start_mark)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                text = f"the key {shown(key.value)} appears twice"
+                raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _no_base_60(first: str) -> list[tuple[str, re.Pattern[str]]]:
+    """How a scalar that begins so is read: YAML 1.1 takes 1:30 for ninety."""
+    return [
+        (tag, _NUMBERS.get(tag, pattern)) for tag, pattern in yaml.SafeLoader.yaml_implicit_resolvers.get(first, ())
+    ]
+
+
+_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(0b[0-1_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"([-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)"
+        r"|\.(nan|NaN|NAN))\Z"
+    ),
+}
+_StrictLoader.yaml_implicit_resolvers = {first: _no_base_60(first) for first in yaml.SafeLoader.yaml_implicit_resolvers}

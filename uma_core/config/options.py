@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from uma_core.config import presets
-from uma_core.config.schema import Option, option, options_of
+from uma_core.config.schema import Option, option, options_of, shown
 from uma_core.policy.config import SchedulerConfig
 from uma_core.protocol.framing import FRAME_CAP_LIMIT
 from uma_core.suggest import suggest
@@ -367,7 +367,11 @@ class SchedulerOptions:
     """Settings of uma_core/policy/config.py, with `_ms` for `_ns`; `auto_lane_tokens` is admission's."""
 
     RELOAD: ClassVar = "live"
-    stages: tuple[str, ...] = option(_SCHEDULER.stages, "the policy pipeline, in order; leave one out to switch it off")
+    stages: tuple[str, ...] = option(
+        _SCHEDULER.stages,
+        "the policy pipeline, in order; leave one out to switch it off, but neither admission, decode_first, "
+        "prefill_order nor prefill_budget, without which some request is never served",
+    )
     tick_budget_ms: float = option(
         _SCHEDULER.tick_budget_ns / _NS_PER_MS,
         "wanted length of a tick when nobody interactive waits",
@@ -687,8 +691,6 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
     if engine.kv_type != "f16" and engine.flash_attn == "off":
         yield "engine.kv_type", f"needs fused attention (engine.flash_attn), so not {engine.kv_type} where that is off"
     yield from _adapter_conflicts(engine)
-    if len(set(scheduler.stages)) != len(scheduler.stages):
-        yield "scheduler.stages", "names a stage twice"
     if config.metrics.listen and loopback(config.metrics.listen) is None:
         yield (
             "metrics.listen",
@@ -701,9 +703,12 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
 def _adapter_conflicts(engine: EngineOptions) -> Iterator[tuple[str, str]]:
     for name, path in engine.lora.items():
         if not ADAPTER_ID.fullmatch(name):
-            yield "engine.lora", f"must have ids of up to 64 letters, digits and . _ -, not {name!r}"
+            yield "engine.lora", f"must have ids of up to 64 letters, digits and . _ -, not {shown(name)}"
         if not path:
             yield "engine.lora", f"must give {name} a path"
     for name in engine.lora_scale:
         if name not in engine.lora:
-            yield "engine.lora_scale", f"must name adapters of engine.lora, not {name!r}{suggest(name, engine.lora)}"
+            yield (
+                "engine.lora_scale",
+                f"must name adapters of engine.lora, not {shown(name)}{suggest(name, engine.lora)}",
+            )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, cast
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off", ""})
+
+
+N_BITS_SHOWN = 256  # of a whole number; Python writes none of more than 4,300 digits
+
+
+class _Shown(reprlib.Repr):
+    maxstring = maxother = 80
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= N_BITS_SHOWN else f"a whole number of {x.bit_length()} bits"
+
+
+shown = _Shown().repr  # a value in an error's text: its beginning, however large it is
 
 
 class Extra(TypedDict, total=False):
@@ -147,7 +161,7 @@ def _typed(value: Any, kind: type) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
         return float(value)
     if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kind):
-        raise BadValue(f"must be {_TYPE_WORDS[kind]}, not {value!r}")
+        raise BadValue(f"must be {_TYPE_WORDS[kind]}, not {shown(value)}")
     if isinstance(value, str) and "\0" in value:
         raise BadValue("must not contain NUL")
     return value
@@ -159,7 +173,7 @@ def _scalar(text: str, kind: type) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise BadValue(f"must be {_TYPE_WORDS[kind]}, not {text!r}") from None
+        raise BadValue(f"must be {_TYPE_WORDS[kind]}, not {shown(text)}") from None
 
 
 def _bool_word(word: str) -> bool:
@@ -167,13 +181,13 @@ def _bool_word(word: str) -> bool:
         return True
     if word in FALSE_WORDS:
         return False
-    raise BadValue(f"must be true or false, not {word!r}")
+    raise BadValue(f"must be true or false, not {shown(word)}")
 
 
 def _pair(text: str, opt: Option) -> tuple[Any, Any]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise BadValue(f"must be a list of key=value, not {text!r}")
+        raise BadValue(f"must be a list of key=value, not {shown(text)}")
     return _scalar(key.strip(), opt.extra.get("of", str)), _scalar(value.strip(), opt.extra.get("values", str))
 
 
@@ -182,7 +196,7 @@ def _one_of(opt: Option, value: Any) -> Any:
         return value
     word = value.lower()
     if word not in opt.choices:
-        raise BadValue(f"must be one of {', '.join(opt.choices)}, not {value!r}{suggest(word, opt.choices)}")
+        raise BadValue(f"must be one of {', '.join(opt.choices)}, not {shown(value)}{suggest(word, opt.choices)}")
     return word
 
 
@@ -191,7 +205,7 @@ def _in_range(opt: Option, value: Any) -> Any:
         return value
     low, high = opt.extra.get("min", -math.inf), opt.extra.get("max", math.inf)
     if value != value or value in (math.inf, -math.inf) or not low <= value <= high:
-        raise BadValue(f"must be {range_text(opt) or 'a finite number'}, not {value!r}")
+        raise BadValue(f"must be {range_text(opt) or 'a finite number'}, not {shown(value)}")
     return value
 
 

@@ -16,7 +16,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 sre: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
@@ -25,6 +25,7 @@ N_STATES_MOST = 90_000  # of 100,000: others than the counted ones come to some 
 STATES_OF_ANY = 9  # for a character that may be any: its UTF-8 in all lengths
 UNBOUNDED = sre.MAXREPEAT
 
+T = TypeVar("T")
 Resolve = Callable[[str], Any]  # what a `$ref` leads to
 
 
@@ -80,12 +81,17 @@ def n_states(schema: dict[str, Any]) -> int:
 
 def pattern_states(pattern: str) -> int:
     """Of an expression; 0 where Python cannot read it."""
+    return read(pattern, _weight, 0)
+
+
+def read(pattern: str, of: Callable[[Iterable[Any]], T], unread: T) -> T:
+    """What `of` makes of an expression's parts, as Python's own parser finds them; `unread` where it cannot."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _weight(sre.parse(re.sub(r"\\[pP]\{\^?\w+\}", ".", pattern)))
+            return of(sre.parse(re.sub(r"\\[pP]\{\^?\w+\}", ".", pattern)))
     except (re.error, RecursionError, OverflowError):
-        return 0
+        return unread
 
 
 def _weight(parts: Iterable[Any]) -> int:

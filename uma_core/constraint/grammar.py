@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from uma_core.constraint import bounds, gbnf, schema
+from uma_core.constraint import bounds, escapes, gbnf, schema
 from uma_core.constraint.lexemes import to_lark
 from uma_core.constraint.lib import ffi, load
 from uma_core.constraint.vocabulary import Vocabulary
@@ -74,8 +74,11 @@ def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
 
 
 def _schema_source(value: Any) -> Source:
-    normal = schema.checked(value)
-    text = json.dumps({"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **normal}, ensure_ascii=False)
+    found = schema.checked(value)
+    guidance = {"whitespace_pattern": WHITE_SPACE}
+    if found.tells_names:
+        guidance["json_allowed_escapes"] = escapes.SHORT
+    text = json.dumps({"x-guidance": guidance, **found.schema}, ensure_ascii=False)
     if len(text) > N_BYTES_MOST:
         raise schema.refused(f"the schema has {len(text)} characters, at most {N_BYTES_MOST} are read")
     return Source(b"json_schema", text.encode())

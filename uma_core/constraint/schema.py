@@ -6,12 +6,13 @@ as well, unless it begins with `x-`. Pure: JSON values in, JSON values out.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from uma_core.constraint import bounds
+from uma_core.constraint import bounds, escapes, together
 from uma_core.constraint.ecma import ForeignError, to_rust
 from uma_core.errors import ErrorCode, UmaError
 
@@ -46,6 +47,11 @@ FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4",
 Path = tuple[str | int, ...]
 
 
+class Checked(NamedTuple):
+    schema: dict[str, Any]  # as llguidance reads it best
+    tells_names: bool  # an answer may not write a name in two ways: escapes.py
+
+
 class _Place(NamedTuple):
     schema: Any
     path: Path
@@ -64,16 +70,13 @@ def pointer(path: Path) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
-def checked(schema: Any) -> Any:
-    """The schema as llguidance reads it best.
-
-    Raises: CONSTRAINT_REFUSED, with `detail.keyword` where one is at fault.
-    """
+def checked(schema: Any) -> Checked:
+    """Raises: CONSTRAINT_REFUSED, with `detail.keyword` where one is at fault."""
     measure(schema)
     if isinstance(schema, bool):
         if not schema:
             raise refused("the schema `false` allows no answer")
-        return {}
+        return Checked({}, False)
     if not isinstance(schema, dict):
         raise refused("a schema is an object or a boolean")
     return _Checker(schema).run()
@@ -112,7 +115,7 @@ class _Checker:
         self._entered: set[int] = set()
         self._n_levels = 0
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Checked:
         while self._todo:
             place = self._todo.pop()
             if isinstance(place.schema, bool) or id(place.schema) in self._seen:
@@ -123,10 +126,14 @@ class _Checker:
                 raise refused("a schema is an object or a boolean", *_split(place.path))
             for keyword, value in place.schema.items():
                 self._check(place, keyword, value)
+        self._check_together()
         self._check_bounds()
+        tells_names = any(escapes.tells_names(place.schema) for place in self._places)
+        if tells_names:
+            self._check_escapes()
         normal = _normal(self._root, self._seen)
         assert isinstance(normal, dict)
-        return normal
+        return Checked(normal, tells_names)
 
     def _check(self, place: _Place, keyword: str, value: Any) -> None:
         path = (*place.path, keyword)
@@ -149,6 +156,31 @@ class _Checker:
             raise refused(f"the keyword `{keyword[:64]}` is not supported", keyword[:64], place.path)
         elif keyword == "$id" and place.path:
             raise refused("`$id` is only supported at the root", "$id", place.path)
+
+    def _check_escapes(self) -> None:
+        for schema, path in self._places:
+            keyword = escapes.unwritable(schema)
+            if keyword:
+                message = (
+                    f"`{keyword}`: a control character is written as \\uXXXX, which may not come where names are told "
+                    "apart and others are allowed; `additionalProperties` false in all objects lets it"
+                )
+                raise refused(message, keyword, path)
+
+    def _check_together(self) -> None:
+        """What several subschemas ask of one value."""
+        paths = {id(schema): path for schema, path in self._places}
+        done: dict[int, dict[str, Any]] = {}
+        for schema, _ in self._places:
+            circle = together.circle(schema, self._target, done)
+            if circle is not None:
+                raise refused(
+                    "`$ref`: it leads back to itself, so that no answer has an end", "$ref", paths[id(circle)]
+                )
+        keyword, schema = together.loose_bound(done, self._target)
+        if keyword:
+            message = f"`{keyword}`: a whole number here cannot be kept out where the other bound is less than 1 away"
+            raise refused(message, keyword, paths[id(schema)])
 
     def _check_bounds(self) -> None:
         """What would only fail within an answer."""
@@ -191,13 +223,13 @@ class _Checker:
             self._follow(place, value)
         elif keyword == "pattern":
             check_pattern(value, keyword, place.path)
-        elif keyword == "format" and value not in FORMATS:
+        elif keyword == "format" and (not isinstance(value, str) or value not in FORMATS):
             raise refused(f"the format {value!r:.64} is not supported", keyword, place.path)
         elif keyword == "minProperties":
             self._check_least(place, value)
         elif keyword in _COUNTS and not _is_count(value):
             raise refused(f"`{keyword}` must be a whole number from 0 on", keyword, place.path)
-        elif keyword in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
+        elif keyword in _NUMBERS and not _is_number(value):
             raise refused(f"`{keyword}` must be a number", keyword, place.path)
         elif keyword == "multipleOf" and value <= 0:
             raise refused("`multipleOf` must be greater than 0", keyword, place.path)
@@ -292,8 +324,12 @@ def _anchors(root: Any) -> Iterator[tuple[str, _Place]]:
             todo += [_Place(item, (*path, i)) for i, item in enumerate(value)]
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
 def _is_count(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, int | float) and value >= 0 and value == int(value)
+    return _is_number(value) and value >= 0 and value == int(value)
 
 
 def _are_names(value: Any) -> bool:

@@ -58,6 +58,10 @@ REGISTRY: dict[str, StageSpec] = {
 }
 
 
+# who comes in, tokens of streams, which prompt, how much of it: without one of them some request is never served
+NEEDED_STAGES = ("admission", "decode_first", "prefill_order", "prefill_budget")
+
+
 class Pipeline(NamedTuple):
     """A composed policy. Call it with a state to get the plan."""
 
@@ -98,6 +102,14 @@ def compose(names: Iterable[str], extra: dict[str, StageSpec] | None = None) -> 
         if DEFAULT_STAGES.index(before) > DEFAULT_STAGES.index(after):
             raise ValueError(f"scheduler stage {after!r} must come before {before!r}, which limits what it prepares")
     return Pipeline(listed, tuple(known[name] for name in listed))
+
+
+def check_serving(names: Iterable[str]) -> None:
+    """Raises ValueError for stages that cannot be composed, or that would leave some request waiting for ever."""
+    listed = compose(names).names
+    missing = [name for name in NEEDED_STAGES if name not in listed]
+    if missing:
+        raise ValueError(f"without {', '.join(missing)} some request is never served")
 
 
 # names of 0.x that programs may read; they go with the next release

@@ -47,6 +47,7 @@ class Field(NamedTuple):
     is_required: bool = False
     fields: tuple[Field, ...] = ()  # of an OBJECT, or of each of OBJECTS
     is_open_low: bool = False  # the value must be greater than `low`
+    each_high: int | None = None  # greatest length of each of several strings
 
 
 def bad_field(path: str, message: str) -> UmaError:
@@ -168,7 +169,9 @@ def _check_strings(field: Field, value: Any, path: str) -> tuple[str, ...]:
     _in_range(field, len(items), path, "must have {} items")
     if not all(type(item) is str and item for item in items):
         raise bad_field(path, "must hold strings that are not empty")
-    for item in items:
+    for i, item in enumerate(items):
+        if field.each_high is not None and len(item) > field.each_high:
+            raise bad_field(f"{path}[{i}]", f"must have at most {field.each_high} characters")
         if field.choices and item not in field.choices:
             raise bad_field(path, f"must hold some of {', '.join(field.choices)}{suggest(item, field.choices)}")
     return tuple(items)

@@ -66,4 +66,5 @@ def _range(field: Field) -> str:
         return _choices(field)
     low = "" if field.low is None else f"{'> ' if field.is_open_low else '≥ '}{field.low}"
     high = "" if field.high is None else f"≤ {field.high}"
-    return ", ".join(filter(None, (low, high)))
+    each = "" if field.each_high is None else f"each ≤ {field.each_high} characters"
+    return ", ".join(filter(None, (low, high, each)))

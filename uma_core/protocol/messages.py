@@ -182,9 +182,6 @@ def generate(id: str, prompt: str, is_large: bool = False) -> Message:
 
 
 INPUTS = ("prompt", "tokens", "messages", "infill")
-# characters of a text that ends an answer, or that it must not have: what may still become one is compared with all of
-# them at every token
-N_STOP_MOST = 1_024
 
 
 def check_input(args: dict[str, Any]) -> None:
@@ -222,17 +219,9 @@ def _check_answers(args: dict[str, Any]) -> None:
         raise bad_field("echo", "conflicts: there is no prompt of the client's own to give back")
 
 
-def _check_lengths(args: dict[str, Any]) -> None:
-    for name in ("stop", "banned_strings"):
-        for i, text in enumerate(args[name] or ()):
-            if len(text) > N_STOP_MOST:
-                raise bad_field(f"{name}[{i}]", f"must have at most {N_STOP_MOST} characters")
-
-
 def to_request(id: str, args: dict[str, Any]) -> Request:
     """Build the Request of checked generate fields. Raises: BAD_REQUEST where they contradict each other."""
     _check_answers(args)
-    _check_lengths(args)
     slo = args["slo"] or {}
     return Request(
         id=id,

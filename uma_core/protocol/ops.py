@@ -12,6 +12,9 @@ from uma_core.types import Request
 
 PROTOCOL_VERSION = 1
 N_PREDICTION_MOST = 1 << 18  # characters: more than an answer has; 130 bytes of memory for each token of them
+# characters of a text that ends an answer, or that it must not have: what may still become one is compared with all of
+# them at every token
+N_STOP_MOST = 1_024
 DEFAULT_OP = "generate"  # of a request without `type`
 
 _REQUEST = Request(id="")
@@ -101,12 +104,13 @@ _GENERATE = (
     ),
     Field("echo", Kind.BOOLEAN, "answers begin with their prompt; not with `messages` and `infill`", _REQUEST.echo),
     *SAMPLING_FIELDS,
-    Field("stop", Kind.STRINGS, "end before any of these texts", high=16),
+    Field("stop", Kind.STRINGS, "end before any of these texts", high=16, each_high=N_STOP_MOST),
     Field(
         "banned_strings",
         Kind.STRINGS,
         "the answer has none of these texts: another token is drawn where one would begin",
         high=64,
+        each_high=N_STOP_MOST,
     ),
     Field("stop_token_ids", Kind.INTEGERS, "end before any of these tokens", low=0, high=64),
     Field(

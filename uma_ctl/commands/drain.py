@@ -10,15 +10,14 @@ from uma_ctl import output, render, units
 from uma_ctl.client import Event, fields_of
 from uma_ctl.errors import EXIT_OK, CannotConnect, CtlError
 from uma_ctl.options import Target, with_target
+from uma_ctl.ranges import seconds
 
 POLL_S = 0.5
 
 
 @click.command()
 @with_target
-@click.option(
-    "--timeout", type=click.FloatRange(0), metavar="SECONDS", help="Then end the rest with reason `draining`."
-)
+@click.option("--timeout", type=seconds(0), metavar="SECONDS", help="Then end the rest with reason `draining`.")
 @click.option(
     "--then", type=click.Choice(["stay", "exit", "reload"]), default="stay", show_default=True, help="What follows."
 )

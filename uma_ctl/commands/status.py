@@ -13,6 +13,7 @@ from uma_ctl import output, render
 from uma_ctl.client import Event, fields_of
 from uma_ctl.errors import EXIT_OK, EXIT_SERVER, BrokenProtocol, CannotConnect, CtlError, NoAnswer
 from uma_ctl.options import Target, with_target
+from uma_ctl.ranges import seconds
 
 CLEAR = "\033[H\033[2J\033[3J"
 POLL_S = 0.1
@@ -22,16 +23,14 @@ WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 @click.command()
 @with_target
 @click.option("-v", "--verbose", is_flag=True, help="Show why the last tick was as it was, too.")
-@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
 @click.option(
-    "--interval", type=click.FloatRange(0.05), default=1.0, show_default=True, metavar="SECONDS", help="With --watch."
+    "--watch", is_flag=True, help="Show it again and again, until Ctrl-C: a daemon that is gone may come back."
 )
+@click.option("--interval", type=seconds(0.05), default=1.0, show_default=True, metavar="SECONDS", help="With --watch.")
 @click.option(
     "--wait", "wanted", type=click.Choice(WAIT_STATES), help="Return when the daemon is in this state (stopped: gone)."
 )
-@click.option(
-    "--timeout", type=click.FloatRange(0), default=60.0, show_default=True, metavar="SECONDS", help="With --wait."
-)
+@click.option("--timeout", type=seconds(0), default=60.0, show_default=True, metavar="SECONDS", help="With --wait.")
 def command(target: Target, verbose: bool, watch: bool, interval: float, wanted: str | None, timeout: float) -> int:
     """Show state, model, queues, latency, KV and memory.
 

@@ -20,13 +20,14 @@ from uma_ctl.client import Client
 from uma_ctl.dashboard import Dashboard, Key, parse_keys, read_sessions
 from uma_ctl.errors import CtlError, ServerError
 from uma_ctl.options import Target, with_target
+from uma_ctl.ranges import seconds
 
 
 @click.command()
 @with_target
 @click.option(
     "--interval",
-    type=click.FloatRange(0.05),
+    type=seconds(0.05),
     default=0.5,
     show_default=True,
     metavar="SECONDS",

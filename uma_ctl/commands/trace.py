@@ -9,13 +9,14 @@ import click
 from uma_ctl import output, render
 from uma_ctl.client import DEFAULT_TIMEOUT_S, Event, fields_of
 from uma_ctl.options import Target, with_target
+from uma_ctl.ranges import FiniteRange
 
 ENCODING_S = 60.0  # the reply of a busy minute takes a while
 
 
 @click.command()
 @with_target
-@click.option("--seconds", type=click.FloatRange(0.01, 60), default=2.0, show_default=True, help="How long to record.")
+@click.option("--seconds", type=FiniteRange(0.01, 60), default=2.0, show_default=True, help="How long to record.")
 @click.option(
     "--jsonl", is_flag=True, help="JSON lines of states and plans, for `python -m uma_core.trace replay FILE`."
 )

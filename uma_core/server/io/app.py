@@ -78,6 +78,8 @@ class IoApp:
         self._compute = compute
         self._posted: deque[Event] = deque()  # from the intake
         self._dirty: dict[Client, None] = {}
+        self._owed: dict[int, tuple[Client, Callable[[UmaError], None]]] = {}  # operations that are answered later
+        self._owed_numbers = itertools.count()
         self._conn_ids = itertools.count(1)
         self._listeners: list[Listener] = []
         loop.before_wait.append(self._before_wait)
@@ -98,6 +100,7 @@ class IoApp:
         self.loop.run_calls()  # replies that others left for this thread
         self._before_wait()
         self.end_all(UmaError(ErrorCode.SHUTTING_DOWN))  # whose Submit came too late, or whose engine is stuck
+        self._end_owed(UmaError(ErrorCode.SHUTTING_DOWN))
         for client in list(self.clients.values()):
             client.close_when_written()
         deadline_ns = self.loop.clock.now_ns() + int(SHUTDOWN_FLUSH_S * 1e9)
@@ -121,6 +124,12 @@ class IoApp:
                 client.send(wire.Eos(request_id, FinishReason.ERROR, "", dict(NO_USAGE), {}, error))
             else:
                 client.send(wire.Error(request_id, error))
+
+    def _end_owed(self, error: UmaError) -> None:
+        """The same for operations whose answer is still to come: it will not, any more."""
+        while self._owed:  # whoever is answered may have sent another one
+            _, finish = next(iter(self._owed.values()))
+            finish(error)
 
     def has_unsent(self) -> bool:
         """Bytes wait for their readers."""
@@ -199,6 +208,7 @@ class IoApp:
         self.intake.hang_up(client.conn_id)
         self._compute.submit(HangUp(client.conn_id))
         self.ledger.forget(client.conn_id, list(client.connection.in_flight))
+        self._owed = {number: owed for number, owed in self._owed.items() if owed[0] is not client}
 
     def on_gone(self, client: Client) -> None:
         self._dirty.pop(client, None)
@@ -274,8 +284,11 @@ class IoApp:
             self._fail(client, message, UmaError(ErrorCode.INTERNAL))
 
     def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | bytes | UmaError], None]:
+        number = next(self._owed_numbers)
+
         def finish(outcome: dict[str, Any] | bytes | UmaError) -> None:
-            if client.is_abandoned:
+            is_owed = self._owed.pop(number, None) is not None
+            if client.is_abandoned or not is_owed:
                 return
             if isinstance(outcome, UmaError):
                 self._fail(client, message, outcome)
@@ -285,6 +298,7 @@ class IoApp:
                 self.reply(client, message, outcome)
             client.pump()
 
+        self._owed[number] = client, finish
         return lambda outcome: self.loop.call_soon(lambda: finish(outcome))
 
     # events of the compute side

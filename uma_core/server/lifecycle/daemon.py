@@ -34,7 +34,7 @@ from uma_core.server.lifecycle.gateway import STOP_S, Gateway, check_address
 from uma_core.server.lifecycle.host import Host
 from uma_core.server.lifecycle.lifecycle import EXIT, Lifecycle
 from uma_core.server.lifecycle.notify import Notifier
-from uma_core.server.lifecycle.reload import Reloader, check_stages
+from uma_core.server.lifecycle.reload import Reloader
 from uma_core.server.lifecycle.supervise import Supervision
 from uma_core.server.memory.budget import tame_allocator
 from uma_core.server.memory.relief import Relief
@@ -56,7 +56,6 @@ class Daemon:
     """One process. `run` returns the exit status."""
 
     def __init__(self, config: Config, sources: Sources) -> None:
-        check_stages(config)
         self.clock = MonotonicClock()
         self.registry = new_registry()
         self.loop = Loop(self.clock)

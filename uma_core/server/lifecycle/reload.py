@@ -18,7 +18,6 @@ import uma_core.metrics.catalog as m
 from uma_core.config.load import Change, Inputs, Sources, diff, load
 from uma_core.config.options import Config, HttpOptions
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.policy.pipeline import compose
 from uma_core.server.io.aside import run_aside
 from uma_core.server.io.loop import Loop
 from uma_core.server.lifecycle.gateway import check_address
@@ -246,20 +245,9 @@ class Reloader:
 def _read(inputs: Inputs, http: HttpOptions) -> tuple[Config, Sources]:
     """`http`: where the gateway listens now. Blocks: for as long as the file system takes. Raises: CONFIG_INVALID."""
     config, sources = load(inputs)
-    check_stages(config)
     if (config.http.host, config.http.port) != (http.host, http.port):
         check_address(config.http)
     return config, sources
-
-
-def check_stages(config: Config) -> None:
-    """Raises: CONFIG_INVALID for a policy that cannot be composed."""
-    try:
-        compose(config.scheduler.stages)
-    except ValueError as error:
-        raise UmaError(
-            ErrorCode.CONFIG_INVALID, f"scheduler.stages: {error}", problems=[f"scheduler.stages: {error}"]
-        ) from error
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,49 @@
+"""Standard streams that are full or closed: one line on standard error, exit status 1."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def shell(environment):
+    """`shell(arguments, redirections)`: uma-ctl under a shell."""
+
+    def run(arguments: str, redirections: str) -> subprocess.CompletedProcess[str]:
+        command = f"{sys.executable} -m uma_ctl {arguments} {redirections}"
+        return subprocess.run(
+            ["sh", "-c", command], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("words", ["status", "status --json", "--help", "generate Hi", "generate Hi --json"])
+@pytest.mark.parametrize(("redirection", "said"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")])
+def test_a_standard_output_that_takes_nothing(serve, shell, words, redirection, said):
+    def script(peer, message):
+        if message.get("type") == "status":
+            peer.reply(message, state="ready")
+        else:
+            peer.token(message["id"], "text")
+            peer.eos(message["id"])
+
+    serve(script)
+    done = shell(words, redirection)
+    assert done.returncode == 1
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_standard_error_that_takes_nothing_changes_no_status(shell):
+    assert shell("status", "2>/dev/full").returncode == 1
+    assert shell("status --nope", "2>/dev/full").returncode == 1
+    assert shell("status --nope", "2>&-").returncode == 1
+
+
+def test_a_closed_standard_input_is_an_empty_one(serve, shell):
+    serve(lambda peer, message: peer.eos(message["id"]))
+    done = shell("generate", "<&-")
+    assert done.returncode == 1 and "the prompt is empty" in done.stderr

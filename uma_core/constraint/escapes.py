@@ -1,0 +1,62 @@
+r"""How an answer's strings may be written, so that no name of a property has two forms.
+
+llguidance compares names as they are written: beside a property `a` it takes `\u0061` for another name, and holds it
+to nothing. Where a schema tells names apart, `\uXXXX` is left out of what a string may have. What else needs it are
+control characters without an escape of their own; a schema that insists on one is refused. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from uma_core.constraint.bounds import read
+
+SHORT = 'nrbtf\\"'  # all but `u`, in the words of llguidance's `json_allowed_escapes`
+_NEEDS_U = frozenset(map(chr, [*range(0x20), 0x7F])) - frozenset("\n\r\b\t\f")
+
+
+def tells_names(schema: dict[str, Any]) -> bool:
+    """Whether some names are held to what others are not, and any may come."""
+    if schema.get("patternProperties"):
+        return True
+    return schema.get("additionalProperties") is not False and bool(schema.get("properties") or schema.get("required"))
+
+
+def unwritable(schema: dict[str, Any]) -> str:
+    r"""A keyword whose strings cannot be written without `\u`; "" where all can. Names can: they are taken as given."""
+    for keyword in ("const", "enum"):
+        if any(not _NEEDS_U.isdisjoint(text) for text in _strings(schema.get(keyword))):
+            return keyword
+    return "pattern" if "pattern" in schema and not read(schema["pattern"], _can_write, True) else ""
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
+
+
+def _can_write(parts: Iterable[Any]) -> bool:
+    return all(_can_write_part(str(op), value) for op, value in parts)
+
+
+def _can_write_part(name: str, value: Any) -> bool:
+    if name == "LITERAL":
+        return chr(value) not in _NEEDS_U
+    if name == "IN":
+        return any(_has_writable(str(op), inner) for op, inner in value)
+    if name == "BRANCH":
+        return any(map(_can_write, value[1]))
+    if name == "SUBPATTERN":
+        return _can_write(value[-1])
+    return not name.endswith("_REPEAT") or value[0] == 0 or _can_write(value[2])
+
+
+def _has_writable(name: str, value: Any) -> bool:
+    """Of one member of a class; of a negated class it is taken for granted."""
+    if name == "LITERAL":
+        return chr(value) not in _NEEDS_U
+    return name != "RANGE" or any(chr(code) not in _NEEDS_U for code in range(value[0], value[1] + 1))

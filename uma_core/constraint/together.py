@@ -1,0 +1,91 @@
+"""What subschemas ask of one and the same value: a schema, what its `$ref` leads to and the branches of its `allOf`,
+`anyOf` and `oneOf`. Some of it llguidance cannot hold an answer to. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+Resolve = Callable[[str], Any]  # what a `$ref` leads to
+
+
+def parts(schema: dict[str, Any], resolve: Resolve) -> Iterator[dict[str, Any]]:
+    """Subschemas that speak of the same value as the schema, those that say nothing left out."""
+    if "$ref" in schema:
+        target = resolve(schema["$ref"])
+        yield from [target] if isinstance(target, dict) else []
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        yield from (part for part in schema.get(keyword, ()) if isinstance(part, dict))
+
+
+def circle(schema: dict[str, Any], resolve: Resolve, done: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
+    """A subschema with a `$ref` that leads back to itself and takes nothing of the answer on its way. None: no such.
+
+    `done`: schemas that were looked at, by id, each after its parts; this adds to it.
+    """
+    if id(schema) in done:
+        return None
+    way, on_way = [(schema, parts(schema, resolve))], {id(schema)}
+    while way:
+        at, rest = way[-1]
+        part = next(rest, None)
+        if part is None:
+            way.pop()
+            on_way.discard(id(at))
+            done[id(at)] = at
+        elif id(part) in on_way:
+            begin = next(i for i, (passed, _) in enumerate(way) if passed is part)
+            return next(passed for passed, _ in way[begin:] if "$ref" in passed)
+        elif id(part) not in done:
+            way.append((part, parts(part, resolve)))
+            on_way.add(id(part))
+    return None
+
+
+class _Ends(NamedTuple):
+    """Bounds of which some pairs are taken wrongly, by the whole number that they have in common."""
+
+    above: frozenset[int] = frozenset()  # k of `exclusiveMinimum` k
+    just_below: frozenset[int] = frozenset()  # floor of an upper bound that is a fraction
+    below: frozenset[int] = frozenset()  # k of `exclusiveMaximum` k
+    just_above: frozenset[int] = frozenset()  # ceiling of a lower bound that is a fraction
+
+    def wrong(self) -> str:
+        """The keyword that an answer would not be held to; "" where all are."""
+        if any(k >= 0 for k in self.above & self.just_below):
+            return "exclusiveMinimum"
+        return "exclusiveMaximum" if any(k <= 0 for k in self.below & self.just_above) else ""
+
+
+def loose_bound(done: dict[int, dict[str, Any]], resolve: Resolve) -> tuple[str, dict[str, Any]]:
+    """An exclusive bound that an answer would not be held to, and the schema where it is; "" where there is none.
+
+    Measured on llguidance 1.9: of a range between two neighbouring whole numbers (`exclusiveMinimum` 3 with `maximum`
+    3.5) it accepts the whole number that the bound excludes. Branches of one `anyOf` are taken for one range, which
+    refuses rather too much.
+    """
+    found: dict[int, _Ends] = {}
+    for schema in done.values():
+        all_ends = [_own(schema), *(found[id(part)] for part in parts(schema, resolve))]
+        ends = found[id(schema)] = _Ends(*(frozenset[int]().union(*same) for same in zip(*all_ends, strict=True)))
+        if ends.wrong():
+            return ends.wrong(), schema
+    return "", {}
+
+
+def _own(schema: dict[str, Any]) -> _Ends:
+    least, most = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    return _Ends(
+        _whole(least), _fractions(math.floor, most, schema.get("maximum")),
+        _whole(most), _fractions(math.ceil, least, schema.get("minimum")),
+    )  # fmt: skip
+
+
+def _whole(*bounds: float | None) -> frozenset[int]:
+    return frozenset(int(bound) for bound in bounds if bound is not None and bound == math.floor(bound))
+
+
+def _fractions(rounded: Callable[[float], int], *bounds: float | None) -> frozenset[int]:
+    return frozenset(rounded(bound) for bound in bounds if bound is not None and bound != math.floor(bound))

@@ -1,0 +1,25 @@
+"""Numbers on the command line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+SECONDS_MOST = 86_400  # a day, as in the protocol's `timeout_ms`; far longer ones no timer can be set to
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, of which `nan` and `inf` are none: they compare with no bound, or end no wait."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+def seconds(least: float, is_open: bool = False) -> FiniteRange:
+    """A time to wait."""
+    return FiniteRange(least, SECONDS_MOST, min_open=is_open)
