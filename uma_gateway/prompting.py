@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from uma_gateway.chat.errors import ChatCode, ChatError
@@ -17,7 +17,7 @@ from uma_gateway.errors import from_chat
 from uma_gateway.fields import need
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser
-from uma_gateway.turns import Message, merged, read_messages
+from uma_gateway.turns import Message, merged, plain_content, read_messages
 
 
 @dataclass
@@ -56,6 +56,8 @@ class Prompt(NamedTuple):
 async def render(model: Model, chat: Chat) -> Prompt:
     """Raises: GatewayError."""
     messages = read_messages(chat.messages)
+    if chat.continue_final_message:
+        chat, messages = _begun(chat, messages)
     try:
         templates = await model.templates()
         applied = await asyncio.to_thread(_apply, templates, chat, messages)
@@ -69,6 +71,17 @@ async def render(model: Model, chat: Chat) -> Prompt:
         fields["preserved_tokens"] = applied.preserved_tokens
     fields |= _thinking(model, chat, applied)
     return Prompt(fields, applied.stops, lambda: ChatParser(applied))
+
+
+def _begun(chat: Chat, messages: list[Message]) -> tuple[Chat, list[Message]]:
+    """Of a last message that is to be continued and says nothing, templates write not even whose turn it is: such an
+    answer begins as any other does.
+    """
+    last = messages[-1]
+    says = plain_content(last.get("content")), last.get("reasoning_content"), last.get("tool_calls")
+    if last["role"] != "assistant" or len(messages) == 1 or any(says):
+        return chat, messages
+    return replace(chat, continue_final_message=False, add_generation_prompt=True), messages[:-1]
 
 
 def _apply(templates: Templates, chat: Chat, messages: list[Message]) -> Applied:
@@ -106,9 +119,12 @@ def _thinking(model: Model, chat: Chat, applied: Applied) -> dict[str, Any]:
     """Between which texts tokens are counted as reasoning, and how many there may be."""
     if applied.thinking is None:
         return {}
-    if chat.reasoning_budget is not None:
+    budget = chat.reasoning_budget
+    if applied.constraint is not None and not applied.constraint.get("triggers"):
+        budget = None  # the daemon ends no thought that a grammar follows from its first token on
+    if budget is not None:
         need(model, "reasoning", "reasoning_budget_tokens")
     elif not model.can("reasoning"):
         return {}
-    budget = {} if chat.reasoning_budget is None else {"budget_tokens": chat.reasoning_budget}
-    return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **budget}}
+    limit = {} if budget is None else {"budget_tokens": budget}
+    return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **limit}}

@@ -247,6 +247,24 @@ def test_tools_are_called_and_their_results_read(work_client):
     )
 
 
+def test_a_budget_for_thinking_beside_tools_or_a_schema_is_no_error(work_client):
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    fields = {"model": "any", "max_tokens": 300, "extra_body": COLD, "thinking": thinking}
+    called = work_client.messages.create(**fields, messages=ASKED, tools=[WEATHER, TIMER])
+    assert [block.name for block in called.content if block.type == "tool_use"] == ["get_weather"]
+    form = {"format": {"type": "json_schema", "schema": {"const": "seven"}}}
+    question = [{"role": "user", "content": "What is 3 + 4? /think"}]
+    held = work_client.messages.create(**{**fields, "extra_body": {**COLD, "output_config": form}}, messages=question)
+    assert held.content[-1].text.strip() == '"seven"'
+
+
+@pytest.mark.parametrize("last", ["", []])
+def test_an_empty_last_message_is_answered_as_any_other(client, last):
+    empty = {"role": "assistant", "content": last}
+    said = [client.messages.create(**ask(messages=each)).content for each in (HELLO, [*HELLO, empty])]
+    assert said[0] == said[1]
+
+
 def test_a_named_tool_is_called_whatever_the_question(work_client):
     choice = {"type": "tool", "name": "set_timer"}
     called = work_client.messages.create(

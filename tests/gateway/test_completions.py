@@ -89,7 +89,6 @@ def test_text_offsets_count_the_echo(gateway):
     ("body", "status", "param"),
     [
         ({"prompt": None}, 400, "prompt"),
-        ({"prompt": ""}, 400, "prompt"),
         ({"prompt": []}, 400, "prompt"),
         ({"prompt": [[]]}, 400, "prompt"),
         ({"prompt": ["a", 1]}, 400, "prompt"),
@@ -104,6 +103,17 @@ def test_text_offsets_count_the_echo(gateway):
 def test_a_wrong_field_is_named(gateway, body, status, param):
     answer = complete(gateway, **body)
     assert (answer.status, answer.error["param"]) == (status, param), answer.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_empty_prompt_begins_with_the_token_that_begins_a_text(tiny_gateway, tiny, stream):
+    start = tiny.ask("props")["special"]["bos"]["id"]
+    (turn,) = tiny.ask("tokenize", content="<|im_start|>")["tokens"]  # which has no text
+    fields = {"echo": True, "logprobs": 0, "stream": stream, "logit_bias": {str(turn): False}}
+    answer, begun = (complete(tiny_gateway, prompt, **fields) for prompt in ("", [start]))
+    empty, whole = gathered(answer, stream, 0)
+    assert len(empty["tokens"]) == 8 and "".join(empty["tokens"]) == whole
+    assert empty["token_logprobs"] == gathered(begun, stream, 0)[0]["token_logprobs"][1:]
 
 
 def test_one_prompt_of_several_that_is_refused_refuses_all(gateway, fake):

@@ -193,6 +193,24 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(client):
     assert caught.value.code == "schema_unsupported"
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
+    ],
+)
+def test_a_budget_for_thinking_beside_a_form_is_no_error(client, form):
+    budget = {"reasoning_budget_tokens": 1024}
+    plain, limited = (chat(client, extra_body=extra, **form).choices[0].message for extra in ({}, budget))
+    assert (limited.content, calls_of_message(limited)) == (plain.content, calls_of_message(plain))
+
+
+def calls_of_message(message):
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+
+
 def test_thinking_is_apart_from_the_answer(client):
     ask = [{"role": "user", "content": "What is 3 + 4? /think"}]
     message = chat(client, ask, max_tokens=300).choices[0].message

@@ -12,7 +12,17 @@ from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answers_wanted,
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import boolean, constraint_field, integer, most_tokens, need, sampling_fields, table, text
+from uma_gateway.fields import (
+    boolean,
+    constraint_field,
+    integer,
+    most_tokens,
+    need,
+    sampling_fields,
+    table,
+    text,
+    text_prompt,
+)
 from uma_gateway.generate import Plan, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
@@ -70,8 +80,8 @@ def _prompts(value: Any) -> list[Prompt]:
         value = [value]
     if not isinstance(value, list) or not value:
         raise invalid("`prompt` is required: a string, token ids, or an array of either", "prompt")
-    if not all((isinstance(item, str) and item) or _is_tokens(item) for item in value):
-        raise invalid("`prompt` must hold strings that are not empty, or arrays of token ids", "prompt")
+    if not all(isinstance(item, str) or _is_tokens(item) for item in value):
+        raise invalid("`prompt` must hold strings, or arrays of token ids", "prompt")
     if len(value) > MOST_PROMPTS:
         raise invalid(f"`prompt` may hold {MOST_PROMPTS} prompts", "prompt")
     return value
@@ -118,7 +128,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
     fields = {
         **sampling_fields(body, model, answers),
         **priority_fields(exchange, body),
-        **({"prompt": prompt} if isinstance(prompt, str) else {"tokens": prompt}),
+        **(text_prompt(model, prompt) if isinstance(prompt, str) else {"tokens": prompt}),
         "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers, 0)
         if has_limit
         else DEFAULT_MAX_TOKENS,
@@ -159,7 +169,8 @@ class Echo(NamedTuple):
 async def _echo(exchange: Exchange, model: Model, prompt: Prompt) -> Echo:
     """Raises: GatewayError."""
     if isinstance(prompt, str):
-        return Echo(prompt, int(model.props["add_bos"] and "bos" in model.props["special"]))
+        # an empty one is the token that begins a text
+        return Echo(prompt, int(not prompt or (model.props["add_bos"] and "bos" in model.props["special"])))
     return Echo(str((await exchange.gateway.daemon.call("detokenize", tokens=prompt))["content"]))
 
 
