@@ -204,18 +204,24 @@ def text_prompt(model: Model, text: str) -> dict[str, Any]:
     return {"tokens": [start]}
 
 
-def constraint_field(model: Model, form: dict[str, Any] | bool | None, grammar: str, param: str) -> dict[str, Any]:
-    """What holds an answer without chat to a form. `form`: a JSON schema; True: any object; None: any text. `param`
-    names the field at fault. Raises: GatewayError.
+def constraint_field(
+    model: Model,
+    form: dict[str, Any] | bool | None,
+    grammar: str,
+    param: str,
+    other: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What holds an answer without chat to a form. `form`: a JSON schema; True: any object; None: any text. `other`: as
+    the daemon has it. `param` names the field at fault. Raises: GatewayError.
     """
-    if form is None and not grammar:
+    if form is not None:
+        other = {"json": True} if form is True else {"json_schema": form}
+    if other is None and not grammar:
         return {}
-    if form is not None and grammar:
+    if other is not None and grammar:
         raise invalid(f"`grammar` conflicts with `{param}`", "grammar")
     need(model, "constraint", "grammar" if grammar else param)
-    if grammar:
-        return {"constraint": {"gbnf": grammar}}
-    return {"constraint": {"json": True} if form is True else {"json_schema": form}}
+    return {"constraint": other or {"gbnf": grammar}}
 
 
 def integer(body: Mapping[str, Any], name: str) -> int | None:

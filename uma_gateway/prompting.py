@@ -34,6 +34,9 @@ class Chat:
     json_schema: dict[str, Any] | bool | None = None  # the answer's form; True: any object; None: any text
     is_strict: bool = False  # a schema that cannot be enforced whole is refused
     grammar: str = ""  # GBNF
+    constraint: dict[str, Any] | None = (
+        None  # as the daemon has it, for the whole answer: it leaves no thought any room
+    )
     add_generation_prompt: bool = True
     # go on with the last message, or with a part of it: content, reasoning_content
     continue_final_message: bool | str = False
@@ -64,6 +67,8 @@ async def render(model: Model, chat: Chat) -> Prompt:
     except ChatError as error:
         raise from_chat(error) from None
     fields: dict[str, Any] = {"prompt": applied.prompt}
+    if chat.constraint is not None:
+        applied = replace(applied, constraint=chat.constraint)
     if applied.constraint is not None:
         need(model, "constraint", "tools" if chat.has_tools else "response_format")
         fields["constraint"] = applied.constraint
@@ -110,7 +115,7 @@ def _render(templates: Templates, chat: Chat, messages: list[Message]) -> Applie
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,
         reasoning_format=chat.reasoning_format,
-        enable_thinking=chat.enable_thinking,
+        enable_thinking=chat.enable_thinking and chat.constraint is None,
         chat_template_kwargs=chat.template_kwargs,
     )
 

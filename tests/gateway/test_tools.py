@@ -5,6 +5,7 @@ was not.
 from __future__ import annotations
 
 import json
+import re
 
 import openai
 import pytest
@@ -205,6 +206,25 @@ def test_a_budget_for_thinking_beside_a_form_is_no_error(client, form):
     budget = {"reasoning_budget_tokens": 1024}
     plain, limited = (chat(client, extra_body=extra, **form).choices[0].message for extra in ({}, budget))
     assert (limited.content, calls_of_message(limited)) == (plain.content, calls_of_message(plain))
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"guided_choice": ["left", "right"]}, r"left|right"),
+        ({"structured_outputs": {"regex": "[0-9]{3}"}}, r"[0-9]{3}"),
+        ({"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}, r"yes|no"),
+        ({"guided_json": {"const": 7}, "reasoning_effort": "none"}, r"\s*7\s*"),
+    ],
+)
+def test_an_answer_has_the_form_that_vllm_s_clients_ask_for(client, form, expected):
+    message = chat(client, extra_body=form).choices[0].message
+    assert re.fullmatch(expected, message.content) and not getattr(message, "reasoning_content", None)
+
+
+def test_a_text_s_form_conflicts_with_tools(client):
+    with pytest.raises(openai.BadRequestError, match="guided_choice"):
+        chat(client, tools=TOOLS, extra_body={"guided_choice": ["a"]})
 
 
 def calls_of_message(message):

@@ -123,7 +123,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
 
 def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prompt: Prompt) -> Plan:
     answers = exchange.gateway.config.answers
-    form, _, param = wanted_form(body)
+    form = wanted_form(body)
     has_limit = body.get("max_tokens") is not None or body.get("n_predict") is not None
     fields = {
         **sampling_fields(body, model, answers),
@@ -133,7 +133,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
         if has_limit
         else DEFAULT_MAX_TOKENS,
         "stream": ask.is_stream,
-        **constraint_field(model, form, text(body, "grammar") or "", param),
+        **constraint_field(model, form.schema, text(body, "grammar") or "", form.param, form.constraint),
     }
     if ask.n_logprobs is not None:
         need(model, "logprobs", "logprobs")
