@@ -58,7 +58,7 @@ class Prompt(NamedTuple):
 
 async def render(model: Model, chat: Chat) -> Prompt:
     """Raises: GatewayError."""
-    messages = read_messages(chat.messages)
+    messages = read_messages(chat.messages, model.props["chat_template"] or "")
     if chat.continue_final_message:
         chat, messages = _begun(chat, messages)
     try:
