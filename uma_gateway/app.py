@@ -40,12 +40,12 @@ class App:
     def __init__(self, make_gateway: Callable[[], Gateway], more: tuple[Family, ...] = ()) -> None:
         self.gateway: Gateway | None = None
         self._make = make_gateway
-        routes = [
+        self._routes = [
             StarletteRoute(route.path, Endpoint(self, family, route), methods=[route.method])
             for family in (*FAMILIES, *more)
             for route in family.routes
         ]
-        self._router = Router(routes, redirect_slashes=False, default=_not_found)
+        self._router = Router(self._routes, redirect_slashes=False, default=_not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -102,13 +102,19 @@ class App:
 
     async def _failed(self, exchange: Exchange, error: Exception) -> None:
         if isinstance(error, HTTPException):  # starlette's: no such method here
-            error = _translated(error)
+            error = _translated(error, self._methods_at(exchange.path))
         if not isinstance(error, GatewayError):
             log.exception("request %s", exchange.request_id, exc_info=error)
             error = GatewayError(Kind.SERVER, "an unexpected error of the gateway", code="internal")
         exchange.facts.setdefault("error", error.code or error.kind.type)
         if not exchange.status:
             await exchange.send_error(error)
+
+    def _methods_at(self, path: str) -> list[str]:
+        """What is answered on this path; each method is a route of its own."""
+        return sorted(
+            {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}
+        )
 
     def _log(self, exchange: Exchange) -> None:
         if not exchange.gateway.config.log.access:
@@ -181,10 +187,10 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     raise GatewayError(Kind.NOT_FOUND, f"there is nothing at {scope['path'][:200]}", code="not_found")
 
 
-def _translated(error: HTTPException) -> GatewayError:
+def _translated(error: HTTPException, methods: list[str]) -> GatewayError:
     kind = {404: Kind.NOT_FOUND, 405: Kind.METHOD}.get(error.status_code, Kind.INVALID)
-    made = GatewayError(
-        kind, "this method is not answered here" if kind is Kind.METHOD else str(error.detail), code="bad_method"
-    )
-    made.headers += [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    if kind is not Kind.METHOD:
+        return GatewayError(kind, str(error.detail), code="bad_method")
+    made = GatewayError(kind, "this method is not answered here", code="bad_method")
+    made.headers.append((b"allow", ", ".join(methods).encode()))
     return made

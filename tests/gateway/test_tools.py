@@ -239,6 +239,36 @@ def test_thinking_is_apart_from_the_answer(client):
     assert (content, reasoning) == (message.content, message.reasoning_content)
 
 
+THINKS = "What is 3 + 4? /think"
+
+
+def test_log_probabilities_are_those_of_the_content(client):
+    """A thought, its tags and a call's own tags have none."""
+    ask = [{"role": "user", "content": THINKS}]
+    fields = {"logprobs": True, "max_tokens": 300}
+    (choice,) = chat(client, ask, **fields).choices
+    assert choice.message.reasoning_content and choice.message.content
+    assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+    parts = [each for chunk in chat(client, ask, stream=True, **fields) for each in chunk.choices if each.logprobs]
+    assert all(part.delta.content for part in parts)
+    told = [entry.token for part in parts for entry in part.logprobs.content]
+    assert told == [entry.token for entry in choice.logprobs.content]
+    called = chat(client, tools=TOOLS, logprobs=True).choices[0]
+    assert called.message.tool_calls
+    assert "".join(entry.token for entry in called.logprobs.content) == (called.message.content or "")
+
+
+def test_log_probabilities_of_a_response_are_those_of_its_text(client):
+    fields = {"model": "any", "input": THINKS, "max_output_tokens": 300, "temperature": 0}
+    fields["include"] = ["message.output_text.logprobs"]
+    whole = client.responses.create(**fields)
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    part = whole.output[-1].content[0]
+    assert "".join(entry.token for entry in part.logprobs) == part.text
+    *_, last = client.responses.create(**fields, stream=True)
+    assert last.response.output[-1].content[0].logprobs == part.logprobs
+
+
 def test_responses_with_tools_and_reasoning(client):
     tools = [{"type": "function", **WEATHER["function"]}, {"type": "web_search"}]
     whole = client.responses.create(

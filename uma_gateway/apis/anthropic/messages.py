@@ -9,7 +9,7 @@ import orjson
 
 from uma_gateway import sse
 from uma_gateway.apis.anthropic.request import read_request
-from uma_gateway.asking import plan_chat
+from uma_gateway.asking import count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid
@@ -18,7 +18,6 @@ from uma_gateway.fields import integer, most_tokens, stop_texts, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser, ToolCall, whole
-from uma_gateway.prompting import render
 
 Block = dict[str, Any]
 
@@ -53,10 +52,8 @@ async def on_messages(exchange: Exchange) -> None:
 
 async def on_count_tokens(exchange: Exchange) -> None:
     body = await exchange.json()
-    prompt = await render(await exchange.gateway.model(), read_request(body).chat)
-    asked = {name: prompt.fields[name] for name in ("prompt", "messages") if name in prompt.fields}
-    reply = await exchange.gateway.daemon.call("count", **asked)
-    await exchange.send_json({"input_tokens": reply["n_tokens"]})
+    n_tokens = await count_tokens(exchange, await exchange.gateway.model(), read_request(body).chat)
+    await exchange.send_json({"input_tokens": n_tokens})
 
 
 class Shape:
