@@ -19,7 +19,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
 from uma_gateway.access import check_host, check_origin, cors_headers, preflight_headers
-from uma_gateway.apis import FALLBACK, FAMILIES
+from uma_gateway.apis import FALLBACK, FAMILIES, anthropic
 from uma_gateway.apis.base import Access, Family, Route
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -72,6 +72,8 @@ class App:
         exchange = Exchange(self.gateway, scope, receive, send, request_id)
         exchange.family = family_of(exchange.path)
         exchange.extra_headers.append((b"x-request-id", request_id.encode()))
+        if exchange.family is anthropic.FAMILY:  # its clients read another name
+            exchange.extra_headers.append((b"request-id", request_id.encode()))
         scope[KEY] = exchange
         scope["app"] = self  # makes starlette raise for a wrong method instead of answering by itself
         try:
@@ -87,10 +89,13 @@ class App:
     async def _guarded(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, access = exchange.gateway, exchange.gateway.config.access
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1:
+        # HTTP/1.0 has none: health checks of old proxies come so, and no browser's page
+        is_old = not hosts and scope["http_version"] == "1.0"
+        if len(hosts) != 1 and not is_old:
             raise GatewayError(Kind.INVALID, "a request needs exactly one Host header", code="bad_host")
-        host = hosts[0].decode("latin-1").strip()
-        check_host(host, gateway.own_names, access.allowed_hosts)
+        host = "" if is_old else hosts[0].decode("latin-1").strip()
+        if not is_old:
+            check_host(host, gateway.own_names, access.allowed_hosts)
         origin = exchange.header(b"origin")
         if check_origin(origin, host, access.cors_origins):
             exchange.extra_headers += cors_headers(origin)
@@ -98,6 +103,9 @@ class App:
                 wanted = exchange.header(b"access-control-request-headers")
                 await exchange.send_bytes(200, b"", preflight_headers(wanted))
                 return
+        if exchange.method == "OPTIONS":
+            await exchange.send_bytes(200, b"", [(b"allow", ", ".join(self._methods_at(exchange.path)).encode())])
+            return
         await self._router(scope, receive, send)
 
     async def _failed(self, exchange: Exchange, error: Exception) -> None:

@@ -176,9 +176,25 @@ def test_text_to_tokens_and_back(gateway):
     pieces = gateway.post("/tokenize", content="hello", with_pieces=True).json["tokens"]
     assert [piece["id"] for piece in pieces] == tokens and "".join(piece["piece"] for piece in pieces) == "hello"
     assert gateway.post("/tokenize", content="").json == {"tokens": []}
+    mixed = gateway.post("/tokenize", content=["", "hel", ord("l"), "o"]).json["tokens"]
+    assert mixed == [*tokens[:3], ord("l"), tokens[4]]
+    assert gateway.post("/tokenize", content=["hel", ord("l"), "o"], with_pieces=True).json["tokens"] == pieces
     assert gateway.post("/detokenize", tokens=[]).json == {"content": ""}
     prompt = gateway.post("/apply-template", messages=[{"role": "user", "content": "hello"}]).json["prompt"]
     assert "hello" in prompt and len(prompt) > len("hello")
+
+
+def test_special_tokens_belong_to_the_whole_of_a_mixed_content(tiny_gateway):
+    whole, mixed = (
+        tiny_gateway.post("/tokenize", content=content, add_special=True).json["tokens"]
+        for content in ("hello", ["hello", " there"])
+    )
+    assert mixed[: len(whole)] == whole and whole[0] not in mixed[1:]
+
+
+def test_properties_are_not_set(gateway):
+    answer = gateway.post("/props", n_predict=3)
+    assert answer.status == 501 and answer.error["type"] == "not_supported_error"
 
 
 def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
@@ -207,6 +223,8 @@ def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
         ("/infill", {"input_prefix": "a", "input_extra": [3]}, 400, "input_extra"),
         ("/detokenize", {"tokens": ["a"]}, 400, "tokens"),
         ("/tokenize", {"content": 3}, 400, "content"),
+        ("/tokenize", {"content": [None]}, 400, "content"),
+        ("/tokenize", {"content": ["a"] * 2000}, 400, "content"),
     ],
 )
 def test_errors_have_llama_servers_form(gateway, path, body, status, word):

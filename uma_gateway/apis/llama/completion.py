@@ -287,7 +287,7 @@ async def _stream(exchange: Exchange, generations: list[Generation], plans: list
         await relay(exchange, generations, encode)
     except GatewayError as error:
         exchange.facts["error"] = error.code
-        await exchange.finish(sse.error_event(exchange.family.error(error)))
+        await exchange.finish(sse.error_event(exchange.error_object(error)))
         return
     await exchange.finish()
 

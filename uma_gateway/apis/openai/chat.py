@@ -132,7 +132,7 @@ class _Stream:
             await relay(self._exchange, [self._generation], self._encode)
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
-            await self._exchange.finish(error_event(self._exchange.family.error(error)))
+            await self._exchange.finish(error_event(self._exchange.error_object(error)))
             return
         await self._exchange.finish(DONE)
 

@@ -256,7 +256,7 @@ class _Stream:
             await relay(self._exchange, generations, lambda number, event: b"".join(self._on_event(number, event)))
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
-            await self._exchange.finish(sse.error_event(self._exchange.family.error(error)))
+            await self._exchange.finish(sse.error_event(self._exchange.error_object(error)))
             return
         await self._exchange.finish(self._usage() + sse.DONE)
 
