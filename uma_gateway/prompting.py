@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.parser import Parser as ChatParser
-from uma_gateway.chat.templates import Applied, Templates
+from uma_gateway.chat.templates import Applied, Templates, Thinking
 from uma_gateway.errors import from_chat
 from uma_gateway.fields import need
 from uma_gateway.model import Model
@@ -68,7 +68,7 @@ async def render(model: Model, chat: Chat) -> Prompt:
         raise from_chat(error) from None
     fields: dict[str, Any] = {"prompt": applied.prompt}
     if chat.constraint is not None:
-        applied = replace(applied, constraint=chat.constraint)
+        applied = replace(applied, constraint=behind_thought(chat.constraint, applied.thinking))
     if applied.constraint is not None:
         need(model, "constraint", "tools" if chat.has_tools else "response_format")
         fields["constraint"] = applied.constraint
@@ -76,6 +76,13 @@ async def render(model: Model, chat: Chat) -> Prompt:
         fields["preserved_tokens"] = applied.preserved_tokens
     fields |= _thinking(model, chat, applied)
     return Prompt(fields, applied.stops, lambda: ChatParser(applied))
+
+
+def behind_thought(constraint: dict[str, Any], thinking: Thinking | None) -> dict[str, Any]:
+    """A constraint that holds from the end of the thought on that the prompt has begun."""
+    if thinking is None or not thinking.is_open:
+        return constraint
+    return {**constraint, "triggers": [{"type": "word", "value": thinking.end.strip(), "after": True}]}
 
 
 def _begun(chat: Chat, messages: list[Message]) -> tuple[Chat, list[Message]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,27 +91,29 @@ async def on_get(exchange: Exchange) -> None:
 
 
 async def on_input_items(exchange: Exchange) -> None:
-    """The items of a response's request, the newest first unless `order` is asc; `limit` and `after` as OpenAI has
-    them.
-    """
+    """The items of a response's request, the newest first unless `order` is asc."""
     listed = _found(exchange, exchange.params["id"]).input_items
     query = {name: values[-1] for name, values in parse_qs(exchange.scope["query_string"].decode("latin-1")).items()}
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid("`order` must be asc or desc", "order")
-    limit = query.get("limit", "20")
-    if not limit.isdecimal() or not 1 <= int(limit) <= MOST_LISTED:
-        raise invalid(f"`limit` goes from 1 to {MOST_LISTED}", "limit")
-    rest = listed if order == "asc" else listed[::-1]
-    after = query.get("after")
-    if after is not None:
-        ids = [item["id"] for item in rest]
-        if after not in ids:
-            raise invalid(f"`after`: there is no item {after[:100]!r}", "after")
-        rest = rest[ids.index(after) + 1 :]
-    data = rest[: int(limit)]
+    data, has_more = _page(listed if order == "asc" else listed[::-1], query)
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    await exchange.send_json({"object": "list", "data": data, **ends, "has_more": len(rest) > len(data)})
+    await exchange.send_json({"object": "list", "data": data, **ends, "has_more": has_more})
+
+
+def _page(listed: list[Item], query: dict[str, str]) -> tuple[list[Item], bool]:
+    """The items that `after` and `limit` choose, and whether more follow. Raises: GatewayError."""
+    limit, after = query.get("limit", "20"), query.get("after")
+    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MOST_LISTED:
+        raise invalid(f"`limit` goes from 1 to {MOST_LISTED}", "limit")
+    begin = 0
+    if after is not None:
+        begin = next((i for i, item in enumerate(listed, 1) if item["id"] == after), -1)
+    if begin < 0:
+        raise invalid(f"`after`: there is no item {str(after)[:100]!r}", "after")
+    end = begin + int(limit)
+    return listed[begin:end], len(listed) > end
 
 
 async def on_delete(exchange: Exchange) -> None:
@@ -206,7 +209,7 @@ async def _fitting(exchange: Exchange, model: Model, chat: Chat, max_tokens: int
     """`truncation: auto`: the conversation from its first user message on with which it fits the context, and leaves
     the answer a quarter of it. The whole where that fits, or where nothing does.
     """
-    if await count_tokens(exchange, model, chat) < model.n_ctx:
+    if await _fits(exchange, model, chat, model.n_ctx - 1):
         return chat
     messages = chat.messages
     n_told = next((i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
@@ -216,11 +219,20 @@ async def _fitting(exchange: Exchange, model: Model, chat: Chat, max_tokens: int
     while low < high:  # the more is left out, the fewer tokens it has
         middle = (low + high) // 2
         cut = replace(chat, messages=[*messages[:n_told], *messages[starts[middle] :]])
-        if await count_tokens(exchange, model, cut) <= most:
+        if await _fits(exchange, model, cut, most):
             high, fitting = middle, cut
         else:
             low = middle + 1
     return fitting
+
+
+async def _fits(exchange: Exchange, model: Model, chat: Chat, most: int) -> bool:
+    try:
+        return await count_tokens(exchange, model, chat) <= most
+    except GatewayError as error:
+        if error.kind is Kind.CONTEXT:  # more bytes than the daemon reads
+            return False
+        raise
 
 
 def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]:
