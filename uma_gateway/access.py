@@ -56,7 +56,7 @@ def cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-credentials", b"true"),
-        (b"access-control-expose-headers", b"x-request-id, x-queue-position, retry-after, retry-after-ms"),
+        (b"access-control-expose-headers", b"x-request-id, request-id, x-queue-position, retry-after, retry-after-ms"),
         (b"vary", b"origin"),
     ]
 

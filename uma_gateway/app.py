@@ -19,7 +19,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.routing import Router
 
 from uma_gateway.access import check_host, check_origin, cors_headers, preflight_headers
-from uma_gateway.apis import FALLBACK, FAMILIES
+from uma_gateway.apis import FALLBACK, FAMILIES, anthropic
 from uma_gateway.apis.base import Access, Family, Route
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -40,12 +40,12 @@ class App:
     def __init__(self, make_gateway: Callable[[], Gateway], more: tuple[Family, ...] = ()) -> None:
         self.gateway: Gateway | None = None
         self._make = make_gateway
-        routes = [
+        self._routes = [
             StarletteRoute(route.path, Endpoint(self, family, route), methods=[route.method])
             for family in (*FAMILIES, *more)
             for route in family.routes
         ]
-        self._router = Router(routes, redirect_slashes=False, default=_not_found)
+        self._router = Router(self._routes, redirect_slashes=False, default=_not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -72,6 +72,8 @@ class App:
         exchange = Exchange(self.gateway, scope, receive, send, request_id)
         exchange.family = family_of(exchange.path)
         exchange.extra_headers.append((b"x-request-id", request_id.encode()))
+        if exchange.family is anthropic.FAMILY:  # its clients read another name
+            exchange.extra_headers.append((b"request-id", request_id.encode()))
         scope[KEY] = exchange
         scope["app"] = self  # makes starlette raise for a wrong method instead of answering by itself
         try:
@@ -87,10 +89,13 @@ class App:
     async def _guarded(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, access = exchange.gateway, exchange.gateway.config.access
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1:
+        # HTTP/1.0 has none: health checks of old proxies come so, and no browser's page
+        is_old = not hosts and scope["http_version"] == "1.0"
+        if len(hosts) != 1 and not is_old:
             raise GatewayError(Kind.INVALID, "a request needs exactly one Host header", code="bad_host")
-        host = hosts[0].decode("latin-1").strip()
-        check_host(host, gateway.own_names, access.allowed_hosts)
+        host = "" if is_old else hosts[0].decode("latin-1").strip()
+        if not is_old:
+            check_host(host, gateway.own_names, access.allowed_hosts)
         origin = exchange.header(b"origin")
         if check_origin(origin, host, access.cors_origins):
             exchange.extra_headers += cors_headers(origin)
@@ -98,17 +103,26 @@ class App:
                 wanted = exchange.header(b"access-control-request-headers")
                 await exchange.send_bytes(200, b"", preflight_headers(wanted))
                 return
+        if exchange.method == "OPTIONS":
+            await exchange.send_bytes(200, b"", [(b"allow", ", ".join(self._methods_at(exchange.path)).encode())])
+            return
         await self._router(scope, receive, send)
 
     async def _failed(self, exchange: Exchange, error: Exception) -> None:
         if isinstance(error, HTTPException):  # starlette's: no such method here
-            error = _translated(error)
+            error = _translated(error, self._methods_at(exchange.path))
         if not isinstance(error, GatewayError):
             log.exception("request %s", exchange.request_id, exc_info=error)
             error = GatewayError(Kind.SERVER, "an unexpected error of the gateway", code="internal")
         exchange.facts.setdefault("error", error.code or error.kind.type)
         if not exchange.status:
             await exchange.send_error(error)
+
+    def _methods_at(self, path: str) -> list[str]:
+        """What is answered on this path; each method is a route of its own."""
+        return sorted(
+            {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}
+        )
 
     def _log(self, exchange: Exchange) -> None:
         if not exchange.gateway.config.log.access:
@@ -181,10 +195,10 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     raise GatewayError(Kind.NOT_FOUND, f"there is nothing at {scope['path'][:200]}", code="not_found")
 
 
-def _translated(error: HTTPException) -> GatewayError:
+def _translated(error: HTTPException, methods: list[str]) -> GatewayError:
     kind = {404: Kind.NOT_FOUND, 405: Kind.METHOD}.get(error.status_code, Kind.INVALID)
-    made = GatewayError(
-        kind, "this method is not answered here" if kind is Kind.METHOD else str(error.detail), code="bad_method"
-    )
-    made.headers += [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    if kind is not Kind.METHOD:
+        return GatewayError(kind, str(error.detail), code="bad_method")
+    made = GatewayError(kind, "this method is not answered here", code="bad_method")
+    made.headers.append((b"allow", ", ".join(methods).encode()))
     return made

@@ -24,6 +24,13 @@ class Ask:
     prediction: str = ""  # what the answer probably is
 
 
+async def count_tokens(exchange: Exchange, model: Model, chat: Chat) -> int:
+    """Tokens of a conversation's prompt. Raises: GatewayError."""
+    prompt = await render(model, chat)
+    asked = {name: prompt.fields[name] for name in ("prompt", "messages") if name in prompt.fields}
+    return int((await exchange.gateway.daemon.call("count", **asked))["n_tokens"])
+
+
 async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, Any], max_tokens: int) -> Plan:
     """`body` has the sampling fields, under the names of fields.py, and the priority. The plan's context is its
     `Prompt`.

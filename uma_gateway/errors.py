@@ -62,6 +62,7 @@ class GatewayError(Exception):
         self.retry_after_ms = retry_after_ms
         self.extra = dict(extra or {})
         self.headers: list[tuple[bytes, bytes]] = []
+        self.request_id: str | None = None  # of the request that is told of it
 
     @property
     def status(self) -> int:

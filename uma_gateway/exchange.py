@@ -205,7 +205,12 @@ class Exchange:
         if not self._is_body_read and not await self._discard_body():
             self.extra_headers.append(CLOSE)
         headers = [JSON_TYPE, *error.headers, *retry_headers(error)]
-        await self.send_bytes(error.status, orjson.dumps(self.family.error(error)), headers)
+        await self.send_bytes(error.status, orjson.dumps(self.error_object(error)), headers)
+
+    def error_object(self, error: GatewayError) -> Any:
+        """An error in the family's form."""
+        error.request_id = self.request_id
+        return self.family.error(error)
 
 
 def retry_headers(error: GatewayError) -> Headers:

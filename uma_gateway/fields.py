@@ -73,11 +73,25 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 # without a multiplier these do nothing
 _GUARDED = frozenset(("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"))
+_SAMPLERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+    "i": "infill",
+    "a": "adaptive_p",
+}  # by llama-server's letters, which knows no others either
 _MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
 
 
 def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptions) -> dict[str, Any]:
     """The wire's fields. Raises: GatewayError that names the field."""
+    body = _in_range(body)
     fields: dict[str, Any] = {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,
@@ -85,8 +99,9 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
         "min_p": defaults.min_p,
     }
     for param in PARAMS:
-        value = body.get(param.name)
-        if value is not None and _matters(param, _typed(param, value), body):
+        given = body.get(param.name)
+        value = None if given is None else _typed(param, given)
+        if value is not None and _matters(param, value, body):
             wire = param.wire or param.name
             if not model.can(wire):
                 raise unsupported(f"`{param.name}` is not supported by this daemon", param.name)
@@ -105,6 +120,22 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
     if lora is not None:
         fields["lora"] = lora
     return fields
+
+
+def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with words and values that other servers take beside the daemon's: -1 is no `top_k` at all, a
+    temperature below 0 is greedy, and a `top_p` of 0 leaves the likeliest token. llama-server has letters for samplers.
+    """
+    made: dict[str, Any] = {}
+    if _is_number(body.get("top_k")) and body["top_k"] < 0:
+        made["top_k"] = 0
+    if _is_number(body.get("temperature")) and body["temperature"] < 0:
+        made["temperature"] = 0
+    if _is_number(body.get("top_p")) and body["top_p"] <= 0:
+        made |= {"top_k": 1, "top_p": 1}
+    if isinstance(body.get("samplers"), str):
+        made["samplers"] = [_SAMPLERS[letter] for letter in body["samplers"] if letter in _SAMPLERS]
+    return {**body, **made} if made else body
 
 
 def lora_field(body: Mapping[str, Any], model: Model) -> list[dict[str, Any]] | None:
@@ -139,6 +170,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _typed(param: Param, value: Any) -> Any:
+    if param.kind == "integer":
+        return integer({param.name: value}, param.name)
     if (isinstance(value, bool) and param.kind != "boolean") or not isinstance(value, _TYPES[param.kind]):
         raise invalid(f"`{param.name}` must be {'an' if param.kind[0] in 'aio' else 'a'} {param.kind}", param.name)
     return value
@@ -158,18 +191,37 @@ def need(model: Model, field: str, param: str) -> None:
         raise unsupported(f"`{param}` is not supported by this daemon", param)
 
 
-def constraint_field(model: Model, form: dict[str, Any] | bool | None, grammar: str, param: str) -> dict[str, Any]:
-    """What holds an answer without chat to a form. `form`: a JSON schema; True: any object; None: any text. `param`
-    names the field at fault. Raises: GatewayError.
+def text_prompt(model: Model, text: str) -> dict[str, Any]:
+    """The field of a prompt without chat. An empty one is continued from the token that begins a text.
+
+    Raises: GatewayError where the model has none.
     """
-    if form is None and not grammar:
+    if text:
+        return {"prompt": text}
+    start = model.special_id("bos", "eos")
+    if start is None:
+        raise invalid("`prompt` must not be empty: the model has no token that begins a text", "prompt")
+    return {"tokens": [start]}
+
+
+def constraint_field(
+    model: Model,
+    form: dict[str, Any] | bool | None,
+    grammar: str,
+    param: str,
+    other: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What holds an answer without chat to a form. `form`: a JSON schema; True: any object; None: any text. `other`: as
+    the daemon has it. `param` names the field at fault. Raises: GatewayError.
+    """
+    if form is not None:
+        other = {"json": True} if form is True else {"json_schema": form}
+    if other is None and not grammar:
         return {}
-    if form is not None and grammar:
+    if other is not None and grammar:
         raise invalid(f"`grammar` conflicts with `{param}`", "grammar")
     need(model, "constraint", "grammar" if grammar else param)
-    if grammar:
-        return {"constraint": {"gbnf": grammar}}
-    return {"constraint": {"json": True} if form is True else {"json_schema": form}}
+    return {"constraint": other or {"gbnf": grammar}}
 
 
 def integer(body: Mapping[str, Any], name: str) -> int | None:
@@ -228,17 +280,23 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> list[str]:
 
 
 def logit_bias(value: Any) -> list[list[Any]]:
-    """OpenAI's object of token ids, or llama-server's array of pairs, as pairs. Raises: GatewayError."""
+    """OpenAI's object of token ids, or llama-server's array of pairs, as pairs. llama-server takes texts for ids, and
+    false for never. Raises: GatewayError.
+    """
     if value is None:
         return []
     if isinstance(value, dict):
-        try:
-            return [[int(token), bias] for token, bias in value.items() if bias != 0]
-        except ValueError:
-            raise invalid("the keys of `logit_bias` must be token ids", "logit_bias") from None
+        return [[_token(key), bias] for key, bias in value.items() if bias is False or bias != 0]
     if not isinstance(value, list):
         raise invalid("`logit_bias` must be an object or an array", "logit_bias")
     return value
+
+
+def _token(key: str) -> int | str:
+    try:
+        return int(key)
+    except ValueError:
+        return key
 
 
 def most_tokens(

@@ -207,7 +207,10 @@ def priority_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:
 
     Raises: GatewayError.
     """
-    wish = exchange.header(b"x-priority").lower() or body.get("priority") or _TIERS.get(str(body.get("service_tier")))
+    given = body.get("priority")
+    if isinstance(given, int):  # vLLM's numbers, which order its own queue
+        given = None
+    wish = exchange.header(b"x-priority").lower() or given or _TIERS.get(str(body.get("service_tier")))
     if wish is not None and wish not in PRIORITIES:
         raise invalid(f"the priority must be one of {', '.join(PRIORITIES)}", "priority")
     if exchange.caller.key.priority == "background":

@@ -64,6 +64,11 @@ class Model:
         """Text of a special token; "" where the model has none."""
         return str(self.props["special"].get(name, {}).get("text", ""))
 
+    def special_id(self, *names: str) -> int | None:
+        """Id of the first of these special tokens that the model has."""
+        special = self.props["special"]
+        return next((special[name]["id"] for name in names if "id" in special.get(name, {})), None)
+
     def can(self, field: str) -> bool:
         """Whether the daemon's generate takes a field."""
         return field in self.generate_fields

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.parser import Parser as ChatParser
-from uma_gateway.chat.templates import Applied, Templates
+from uma_gateway.chat.templates import Applied, Templates, Thinking
 from uma_gateway.errors import from_chat
 from uma_gateway.fields import need
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser
-from uma_gateway.turns import Message, merged, read_messages
+from uma_gateway.turns import Message, merged, plain_content, read_messages
 
 
 @dataclass
@@ -34,6 +34,9 @@ class Chat:
     json_schema: dict[str, Any] | bool | None = None  # the answer's form; True: any object; None: any text
     is_strict: bool = False  # a schema that cannot be enforced whole is refused
     grammar: str = ""  # GBNF
+    constraint: dict[str, Any] | None = (
+        None  # as the daemon has it, for the whole answer: it leaves no thought any room
+    )
     add_generation_prompt: bool = True
     # go on with the last message, or with a part of it: content, reasoning_content
     continue_final_message: bool | str = False
@@ -55,13 +58,17 @@ class Prompt(NamedTuple):
 
 async def render(model: Model, chat: Chat) -> Prompt:
     """Raises: GatewayError."""
-    messages = read_messages(chat.messages)
+    messages = read_messages(chat.messages, model.props["chat_template"] or "")
+    if chat.continue_final_message:
+        chat, messages = _begun(chat, messages)
     try:
         templates = await model.templates()
         applied = await asyncio.to_thread(_apply, templates, chat, messages)
     except ChatError as error:
         raise from_chat(error) from None
     fields: dict[str, Any] = {"prompt": applied.prompt}
+    if chat.constraint is not None:
+        applied = replace(applied, constraint=behind_thought(chat.constraint, applied.thinking))
     if applied.constraint is not None:
         need(model, "constraint", "tools" if chat.has_tools else "response_format")
         fields["constraint"] = applied.constraint
@@ -69,6 +76,24 @@ async def render(model: Model, chat: Chat) -> Prompt:
         fields["preserved_tokens"] = applied.preserved_tokens
     fields |= _thinking(model, chat, applied)
     return Prompt(fields, applied.stops, lambda: ChatParser(applied))
+
+
+def behind_thought(constraint: dict[str, Any], thinking: Thinking | None) -> dict[str, Any]:
+    """A constraint that holds from the end of the thought on that the prompt has begun."""
+    if thinking is None or not thinking.is_open:
+        return constraint
+    return {**constraint, "triggers": [{"type": "word", "value": thinking.end.strip(), "after": True}]}
+
+
+def _begun(chat: Chat, messages: list[Message]) -> tuple[Chat, list[Message]]:
+    """Of a last message that is to be continued and says nothing, templates write not even whose turn it is: such an
+    answer begins as any other does.
+    """
+    last = messages[-1]
+    says = plain_content(last.get("content")), last.get("reasoning_content"), last.get("tool_calls")
+    if last["role"] != "assistant" or len(messages) == 1 or any(says):
+        return chat, messages
+    return replace(chat, continue_final_message=False, add_generation_prompt=True), messages[:-1]
 
 
 def _apply(templates: Templates, chat: Chat, messages: list[Message]) -> Applied:
@@ -97,7 +122,7 @@ def _render(templates: Templates, chat: Chat, messages: list[Message]) -> Applie
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,
         reasoning_format=chat.reasoning_format,
-        enable_thinking=chat.enable_thinking,
+        enable_thinking=chat.enable_thinking and chat.constraint is None,
         chat_template_kwargs=chat.template_kwargs,
     )
 
@@ -106,9 +131,12 @@ def _thinking(model: Model, chat: Chat, applied: Applied) -> dict[str, Any]:
     """Between which texts tokens are counted as reasoning, and how many there may be."""
     if applied.thinking is None:
         return {}
-    if chat.reasoning_budget is not None:
+    budget = chat.reasoning_budget
+    if applied.constraint is not None and not applied.constraint.get("triggers"):
+        budget = None  # the daemon ends no thought that a grammar follows from its first token on
+    if budget is not None:
         need(model, "reasoning", "reasoning_budget_tokens")
     elif not model.can("reasoning"):
         return {}
-    budget = {} if chat.reasoning_budget is None else {"budget_tokens": chat.reasoning_budget}
-    return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **budget}}
+    limit = {} if budget is None else {"budget_tokens": budget}
+    return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **limit}}

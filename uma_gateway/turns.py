@@ -13,17 +13,25 @@ import orjson
 from uma_gateway.errors import invalid, unsupported
 
 Message = dict[str, Any]
+# what conversations are made of, and what templates make of them; a template may know more
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "ipython"))
 _MERGED = ("user", "assistant", "system")  # roles whose neighbouring messages say what one message could
 
 
-def read_messages(messages: list[Any]) -> list[Message]:
-    """The messages in the library's form; the given ones stay as they are.
+def read_messages(messages: list[Any], template: str = "") -> list[Message]:
+    """The messages in the library's form; the given ones stay as they are. `template`: the model's, whose own roles are
+    known too.
 
     Raises: GatewayError that names the message at fault.
     """
     if not messages:
         raise invalid("`messages` must not be empty", "messages")
-    return [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    made = [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    for i, message in enumerate(made):
+        role = message["role"]
+        if role not in _ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
+            raise invalid(f"`messages[{i}].role` {role[:50]!r} is not known", f"messages[{i}].role")
+    return made
 
 
 def _read_message(message: Any, path: str) -> Message:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anthropic
 import pytest
 
@@ -136,6 +138,8 @@ def test_choices_thinking_and_forms():
         {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}},
         {"tool_choice": {"type": "any"}},
         {"thinking": {"type": "much"}},
+        {"thinking": {"type": "enabled"}},
+        {"mcp_servers": [{"type": "url", "url": "https://mcp.example.org", "name": "x"}]},
         {"output_config": {"format": {"type": "xml"}}},
     ],
 )
@@ -164,6 +168,10 @@ def test_parts_that_follow_each_other_are_blocks_of_their_own():
     names = [line[7:] for line in raw.decode().split("\n") if line.startswith("event: ")]
     assert names.count("content_block_start") == names.count("content_block_stop") == 4
     assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"]
+    events = [json.loads(line[6:]) for line in raw.decode().split("\n") if line.startswith("data: ")]
+    thought_ends = next(i for i, event in enumerate(events) if event["type"] == "content_block_stop")
+    assert events[thought_ends - 1]["delta"] == {"type": "signature_delta", "signature": ""}
+    assert sum(event.get("delta", {}).get("type") == "signature_delta" for event in events) == 1
     assert b'"text":"\\n\\nYes"' in raw and b'"stop_reason":"tool_use"' in raw and b'"cache_read_input_tokens":2' in raw
 
 
@@ -218,6 +226,35 @@ def test_errors_are_the_clients_own(client, gateway):
     assert caught.value.body["type"] == "error" and caught.value.body["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("fields", "status", "word"),
+    [
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": -1}, 400, "max_tokens"),
+        ({"temperature": 1.5}, 400, "temperature"),
+        ({"temperature": -0.1}, 400, "temperature"),
+        ({"thinking": {"type": "enabled"}}, 400, "budget_tokens"),
+        ({"mcp_servers": [{}]}, 501, "mcp_servers"),
+    ],
+)
+def test_a_wrong_field_is_named_and_the_request_too(gateway, fields, status, word):
+    answer = gateway.post("/v1/messages", **{**ask(), **fields})
+    assert answer.status == status and word in answer.error["message"]
+    assert answer.json["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
+    assert "request-id" not in gateway.post("/v1/chat/completions", **fields).headers
+
+
+def test_an_error_in_mid_stream_names_its_request(gateway, levers):
+    levers(statuses=["OK"] * 4 + ["FATAL"])
+    answer = gateway.post("/v1/messages", **{**ask(max_tokens=50), "stream": True})
+    assert answer.events[-1]["type"] == "error"
+    assert answer.events[-1]["request_id"] == answer.headers["request-id"]
+
+
+def test_its_client_knows_the_request(client):
+    assert client.messages.create(**ask())._request_id.startswith("req_")
+
+
 def test_a_stream_that_its_reader_leaves_is_cancelled(gateway, fake, levers):
     levers(step_ms=20)
     with Raw(gateway.port) as raw:
@@ -245,6 +282,24 @@ def test_tools_are_called_and_their_results_read(work_client):
         "max_tokens",
         "tool_use",
     )
+
+
+def test_a_budget_for_thinking_beside_tools_or_a_schema_is_no_error(work_client):
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    fields = {"model": "any", "max_tokens": 300, "extra_body": COLD, "thinking": thinking}
+    called = work_client.messages.create(**fields, messages=ASKED, tools=[WEATHER, TIMER])
+    assert [block.name for block in called.content if block.type == "tool_use"] == ["get_weather"]
+    form = {"format": {"type": "json_schema", "schema": {"const": "seven"}}}
+    question = [{"role": "user", "content": "What is 3 + 4? /think"}]
+    held = work_client.messages.create(**{**fields, "extra_body": {**COLD, "output_config": form}}, messages=question)
+    assert held.content[-1].text.strip() == '"seven"'
+
+
+@pytest.mark.parametrize("last", ["", []])
+def test_an_empty_last_message_is_answered_as_any_other(client, last):
+    empty = {"role": "assistant", "content": last}
+    said = [client.messages.create(**ask(messages=each)).content for each in (HELLO, [*HELLO, empty])]
+    assert said[0] == said[1]
 
 
 def test_a_named_tool_is_called_whatever_the_question(work_client):

@@ -152,7 +152,7 @@ def test_content_in_parts_is_text(gateway):
         ),
         ({"messages": [{"role": "user", "content": ["hello"]}]}, 400, "messages[0].content"),
         ({"temperature": "hot"}, 400, "temperature"),
-        ({"temperature": -1}, 400, "temperature"),
+        ({"temperature": 1000}, 400, "temperature"),
         ({"top_p": 7}, 400, "top_p"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"max_tokens": "9"}, 400, "max_tokens"),
@@ -162,7 +162,7 @@ def test_content_in_parts_is_text(gateway):
         ({"seed": 1.5}, 400, "seed"),
         ({"n": 0}, 400, "n"),
         ({"n": 1000}, 400, "n"),
-        ({"logit_bias": {"a": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"a": "much"}}, 400, "logit_bias[0]"),
         ({"top_logprobs": 3}, 400, "top_logprobs"),
         ({"top_logprobs": 99, "logprobs": True}, 400, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
@@ -287,6 +287,28 @@ def test_sampling_fields_reach_the_daemon(gateway):
     answer = gateway.chat(max_tokens=5, logit_bias={str(ord("Q")): 50})
     assert answer.json["choices"][0]["message"]["content"] == "QQQQQ"
     assert gateway.chat(max_tokens=5, frequency_penalty=1000).error["param"] == "frequency_penalty"
+
+
+def test_biases_name_tokens_by_their_text_too_and_false_means_never(gateway):
+    biases = {"Q": 50, "X": 60, str(ord("X")): False}
+    (choice,) = gateway.chat(max_tokens=3, temperature=0, logit_bias=biases).json["choices"]
+    assert choice["message"]["content"] == "QQQ"
+
+
+def test_a_number_as_vllm_s_priority_is_ignored(gateway):
+    assert gateway.chat(max_tokens=1, priority=3).status == 200
+
+
+@pytest.mark.parametrize("last", [{"content": ""}, {"content": None}, {"content": [{"type": "text", "text": ""}]}])
+def test_an_empty_last_message_is_answered_as_any_other(gateway, last):
+    def prompt_of(messages, **fields):
+        return gateway.post("/apply-template", messages=messages, **fields).json["prompt"]
+
+    messages = [*USER, {"role": "assistant", **last}]
+    going_on = {"continue_final_message": True, "add_generation_prompt": False}
+    assert prompt_of(messages, **going_on) == prompt_of(USER)
+    begun = prompt_of([*USER, {"role": "assistant", "content": "Well"}], **going_on)
+    assert begun.endswith("Well") and begun.startswith(prompt_of(USER))
 
 
 def test_several_answers_whole_and_streamed(gateway):

@@ -89,7 +89,7 @@ def test_langchain_raises_and_cancels(gateway, fake, levers):
     with pytest.raises(ContextOverflowError):
         langchain(gateway).invoke("x" * fake.ask("props")["n_ctx_seq"] * 2)
     with pytest.raises(openai.BadRequestError) as caught:
-        langchain(gateway, temperature=-1).invoke("Hello")
+        langchain(gateway, temperature=1000).invoke("Hello")
     assert caught.value.param == "temperature"
     levers(step_ms=20)
     stream = langchain(gateway, max_tokens=1000).stream("Hello")
@@ -137,7 +137,7 @@ def test_litellm_raises_and_cancels(gateway, fake, levers):
     with pytest.raises(litellm.ContextWindowExceededError):
         ask_litellm(gateway, messages=[{"role": "user", "content": "x" * fake.ask("props")["n_ctx_seq"] * 2}])
     with pytest.raises(litellm.BadRequestError):
-        ask_litellm(gateway, temperature=-1)
+        ask_litellm(gateway, temperature=1000)
     levers(step_ms=20)
     stream = ask_litellm(gateway, max_tokens=1000, stream=True)
     next(stream)
@@ -218,8 +218,8 @@ def test_llm_fills_a_form_and_calls_a_tool(work_gateway, tiny_gateway, folder):
 
 def test_llm_raises_and_cancels(gateway, fake, levers, folder):
     llm = Llm(folder, gateway)
-    code, _, err = llm.run("-m", "here", "Hello", "-o", "top_p", "0")
-    assert code != 0 and "top_p" in err
+    code, _, err = llm.run("-m", "here", "Hello", "-o", "max_tokens", "0")
+    assert code != 0 and "max_tokens" in err
     levers(step_ms=20)
     with llm.start("-m", "here", "Hello", "-o", "max_tokens", "2000") as process:
         eventually(lambda: n_busy(fake) == 1)

@@ -89,7 +89,6 @@ def test_text_offsets_count_the_echo(gateway):
     ("body", "status", "param"),
     [
         ({"prompt": None}, 400, "prompt"),
-        ({"prompt": ""}, 400, "prompt"),
         ({"prompt": []}, 400, "prompt"),
         ({"prompt": [[]]}, 400, "prompt"),
         ({"prompt": ["a", 1]}, 400, "prompt"),
@@ -104,6 +103,17 @@ def test_text_offsets_count_the_echo(gateway):
 def test_a_wrong_field_is_named(gateway, body, status, param):
     answer = complete(gateway, **body)
     assert (answer.status, answer.error["param"]) == (status, param), answer.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_empty_prompt_begins_with_the_token_that_begins_a_text(tiny_gateway, tiny, stream):
+    start = tiny.ask("props")["special"]["bos"]["id"]
+    (turn,) = tiny.ask("tokenize", content="<|im_start|>")["tokens"]  # which has no text
+    fields = {"echo": True, "logprobs": 0, "stream": stream, "logit_bias": {str(turn): False}}
+    answer, begun = (complete(tiny_gateway, prompt, **fields) for prompt in ("", [start]))
+    empty, whole = gathered(answer, stream, 0)
+    assert len(empty["tokens"]) == 8 and "".join(empty["tokens"]) == whole
+    assert empty["token_logprobs"] == gathered(begun, stream, 0)[0]["token_logprobs"][1:]
 
 
 def test_one_prompt_of_several_that_is_refused_refuses_all(gateway, fake):
@@ -180,6 +190,13 @@ def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 7}}}},
             r"7",
         ),
+        ({"guided_json": {"const": 7}}, r"7"),
+        ({"guided_choice": ["left", "right"]}, r"left|right"),
+        ({"guided_regex": "[a-c]{4}"}, r"[a-c]{4}"),
+        ({"structured_outputs": {"json": '{"const": 7}'}}, r"7"),
+        ({"structured_outputs": {"choice": ["left", "right"], "regex": None, "disable_fallback": True}}, r"left|right"),
+        ({"structured_outputs": {"grammar": 'start: "yes" | "no"'}}, r"yes|no"),
+        ({"guided_grammar": 'root ::= "yes" | "no"'}, r"yes|no"),
     ],
 )
 def test_answers_are_held_to_a_form(tiny_gateway, form, expected):
@@ -189,6 +206,29 @@ def test_answers_are_held_to_a_form(tiny_gateway, form, expected):
 def test_two_forms_at_once_are_refused(tiny_gateway):
     answer = complete(tiny_gateway, "Hello", grammar='root ::= "a"', json_schema={"const": 1})
     assert (answer.status, answer.error["param"]) == (400, "grammar")
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "param"),
+    [
+        ({"use_beam_search": True}, 501, "use_beam_search"),
+        ({"structured_outputs": {"structural_tag": "x"}}, 501, "structured_outputs.structural_tag"),
+        ({"structured_outputs": "x"}, 400, "structured_outputs"),
+        ({"guided_choice": []}, 400, "guided_choice"),
+        ({"guided_choice": [1]}, 400, "guided_choice"),
+        ({"guided_json": "{"}, 400, "guided_json"),
+        ({"guided_json": "3"}, 400, "guided_json"),
+        ({"guided_regex": 3}, 400, "guided_regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, 400, "guided_regex"),
+        ({"guided_regex": "a", "json_schema": {}}, 400, "guided_regex"),
+        ({"guided_regex": "a", "grammar": 'root ::= "a"'}, 400, "grammar"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_form_of_vllm_that_cannot_be_had_is_named(gateway, path, form, status, param):
+    messages = [{"role": "user", "content": "hello"}]
+    answer = gateway.post(path, prompt="hello", messages=messages, **form)
+    assert (answer.status, answer.error["param"]) == (status, param), answer.body
 
 
 def test_banned_strings_pass_through(tiny_gateway):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.daemon.support import eventually
+from tests.gateway.support import n_busy
+from uma_gateway.apis.llama.completion import Lines, _Limits
+
 
 def test_a_whole_completion(gateway):
     answer = gateway.post("/completion", prompt="hello", n_predict=6, temperature=0).json
@@ -87,15 +91,110 @@ def test_several_prompts_have_an_answer_each(gateway):
     assert gateway.post("/completion", prompt=["x"] * 129, **ask).status == 400
 
 
+@pytest.mark.parametrize(
+    ("given", "name", "meant"),
+    [
+        ({"top_k": -1}, "top_k", 0),
+        ({"top_k": 7.0}, "top_k", 7),
+        ({"temperature": -0.5}, "temperature", 0),
+        ({"top_p": 0, "top_k": 40}, "top_k", 1),
+        ({"top_p": 0}, "top_p", 1),
+    ],
+)
+def test_values_that_other_servers_take_are_not_refused(gateway, given, name, meant):
+    answer = gateway.post("/completion", prompt="hello", n_predict=1, **given)
+    assert answer.status == 200 and answer.json["generation_settings"][name] == meant
+
+
+def test_samplers_may_be_letters(tiny_gateway):
+    def said(samplers):
+        fields = {"seed": 7, "temperature": 5, "top_k": 1, "n_predict": 8}
+        return tiny_gateway.post("/completion", prompt="hello", samplers=samplers, **fields).json["content"]
+
+    assert said("k?t") == said(["top_k", "temperature"]) != said("t")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_answers_to_a_prompt(gateway, stream):
+    fields = {"prompt": ["hello", "goodbye"], "n_cmpl": 2, "seed": 3, "temperature": 1, "n_predict": 6}
+    whole = gateway.post("/completion", **fields).json
+    assert [answer["index"] for answer in whole] == [0, 1, 2, 3] and len({answer["content"] for answer in whole}) == 4
+    events = gateway.post("/completion", stream=True, **fields).events
+    told = ["".join(event["content"] for event in events if event["index"] == i) for i in range(4)]
+    assert told == [answer["content"] for answer in whole]
+    assert sum(event["stop"] for event in events) == 4
+    assert len(gateway.post("/completion", prompt="hello", n=2, n_predict=1).json) == 2
+
+
+NEW_LINES = {"prompt": "hello", "n_predict": 900, "temperature": 0, "logit_bias": {"10": 90}}
+
+
+@pytest.mark.parametrize("limit", [{"t_max_predict_ms": 1}, {"n_indent": 4}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_limits_of_lines_end_an_answer_and_free_the_daemon(gateway, fake, levers, stream, limit):
+    levers(step_ms=20)
+    answer = gateway.post("/completion", stream=stream, **NEW_LINES, **limit)
+    last = answer.events[-1] if stream else answer.json
+    content = "".join(event["content"] for event in answer.events) if stream else last["content"]
+    assert content and content == "\n" * len(content) and len(content) < 900
+    assert (last["stop"], last["stop_type"], last["generation_settings"]["stream"]) == (True, "limit", stream)
+    eventually(lambda: n_busy(fake) == 0)
+
+
+def test_limits_of_lines_do_nothing_before_a_new_line(gateway):
+    plain = {"prompt": "hello", "n_predict": 9, "temperature": 0, "logit_bias": {"10": False}}
+    fields = {"t_max_predict_ms": 1, "n_indent": 9}
+    assert (
+        gateway.post("/completion", **plain, **fields).json["content"]
+        == (gateway.post("/completion", **plain).json["content"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        (["def f():", "\n  a", " = 1\n", "  b\n", "c", "d"], "def f():\n  a = 1\n  b\n"),
+        (["a\n", " ", " b\n c"], "a\n  b\n "),
+        (["x\n", "\ty\nz"], "x\n\t"),
+    ],
+)
+def test_lines_end_before_one_that_is_indented_less(pieces, told):
+    lines = Lines(_Limits(2, 0))
+    assert "".join([lines.push(piece, 0.0) for piece in pieces]) == told and lines.is_over
+
+
+def test_time_ends_an_answer_at_the_end_of_a_line():
+    lines = Lines(_Limits(0, 500))
+    for text, now in (("a", 9.0), ("\n", 9.4), ("b", 9.6)):
+        assert lines.push(text, now) == text and not lines.is_over
+    assert lines.push("c\nd", 9.7) == "c\nd" and lines.is_over
+
+
 def test_text_to_tokens_and_back(gateway):
     tokens = gateway.post("/tokenize", content="hello").json["tokens"]
     assert tokens and gateway.post("/detokenize", tokens=tokens).json == {"content": "hello"}
     pieces = gateway.post("/tokenize", content="hello", with_pieces=True).json["tokens"]
     assert [piece["id"] for piece in pieces] == tokens and "".join(piece["piece"] for piece in pieces) == "hello"
     assert gateway.post("/tokenize", content="").json == {"tokens": []}
+    mixed = gateway.post("/tokenize", content=["", "hel", ord("l"), "o"]).json["tokens"]
+    assert mixed == [*tokens[:3], ord("l"), tokens[4]]
+    assert gateway.post("/tokenize", content=["hel", ord("l"), "o"], with_pieces=True).json["tokens"] == pieces
     assert gateway.post("/detokenize", tokens=[]).json == {"content": ""}
     prompt = gateway.post("/apply-template", messages=[{"role": "user", "content": "hello"}]).json["prompt"]
     assert "hello" in prompt and len(prompt) > len("hello")
+
+
+def test_special_tokens_belong_to_the_whole_of_a_mixed_content(tiny_gateway):
+    whole, mixed = (
+        tiny_gateway.post("/tokenize", content=content, add_special=True).json["tokens"]
+        for content in ("hello", ["hello", " there"])
+    )
+    assert mixed[: len(whole)] == whole and whole[0] not in mixed[1:]
+
+
+def test_properties_are_not_set(gateway):
+    answer = gateway.post("/props", n_predict=3)
+    assert answer.status == 501 and answer.error["type"] == "not_supported_error"
 
 
 def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
@@ -124,6 +223,8 @@ def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
         ("/infill", {"input_prefix": "a", "input_extra": [3]}, 400, "input_extra"),
         ("/detokenize", {"tokens": ["a"]}, 400, "tokens"),
         ("/tokenize", {"content": 3}, 400, "content"),
+        ("/tokenize", {"content": [None]}, 400, "content"),
+        ("/tokenize", {"content": ["a"] * 2000}, 400, "content"),
     ],
 )
 def test_errors_have_llama_servers_form(gateway, path, body, status, word):

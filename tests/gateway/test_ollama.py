@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 
 import ollama
@@ -68,6 +69,68 @@ def test_an_empty_conversation_only_loads(client):
     assert client.generate("any", "").done_reason == "load"
 
 
+@pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.0, "0h0m0s"])
+def test_no_time_to_stay_asks_to_unload(client, gateway, keep_alive):
+    assert client.generate("any", "", keep_alive=keep_alive).done_reason == "unload"
+    assert client.chat("any", [], keep_alive=keep_alive).done_reason == "unload"
+    assert client.generate("any", "", keep_alive="10m").done_reason == "load"
+    assert client.chat("any", USER, keep_alive=0, options={"num_predict": 1}).done_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"messages": USER}),
+        ("/api/chat", {"messages": []}),
+        ("/api/generate", {"prompt": "hello"}),
+        ("/api/generate", {"prompt": ""}),
+        ("/api/embed", {"input": "hello"}),
+        ("/api/embed", {"input": []}),
+    ],
+)
+def test_the_name_of_the_model_is_given_back(tiny_gateway, path, fields):
+    answer = tiny_gateway.post(path, model="llama3:latest", options={"num_predict": 1}, **fields)
+    assert [line["model"] for line in lines(answer)] == ["llama3:latest"] * len(lines(answer)) != []
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_every_token(gateway, path, stream):
+    fields = {"messages": USER, "prompt": "hello", "stream": stream, "options": {"num_predict": 6, "temperature": 0}}
+    told = lines(gateway.post(path, logprobs=True, top_logprobs=2, **fields))
+    text = "".join(line["message"]["content"] if "message" in line else line["response"] for line in told)
+    entries = [entry for line in told for entry in line.get("logprobs", ())]
+    assert "".join(entry["token"] for entry in entries) == text and len(entries) == 6
+    assert all(entry["bytes"] == list(entry["token"].encode()) and entry["logprob"] <= 0 for entry in entries)
+    assert all(
+        [len(entry["top_logprobs"]), *entry["top_logprobs"][0]] == [2, "token", "logprob", "bytes"] for entry in entries
+    )
+    assert not any("logprobs" in line for line in lines(gateway.post(path, **fields)))
+
+
+def test_its_client_reads_log_probabilities(client):
+    answer = client.chat("any", USER, logprobs=True, options={"num_predict": 3})
+    assert len(answer.logprobs) == 3 and not answer.logprobs[0].top_logprobs
+
+
+def test_a_last_message_of_the_assistant_is_continued(work_gateway):
+    fields = {"stream": False, "options": {"num_predict": 12, "temperature": 0}}
+    question = {"role": "user", "content": "Say: The sky is blue."}
+    begun = {"role": "assistant", "content": "The sky is"}
+    told = work_gateway.post("/api/chat", messages=[question, begun], **fields).json
+    asked = work_gateway.post(
+        "/v1/chat/completions", messages=[question, begun], max_tokens=12, temperature=0, continue_final_message=True,
+        add_generation_prompt=False,
+    ).json  # fmt: skip
+    assert told["message"]["content"] == asked["choices"][0]["message"]["content"] != ""
+    assert told["prompt_eval_count"] == asked["usage"]["prompt_tokens"]
+
+
+def test_numbers_may_be_written_as_fractions(gateway):
+    options = {"top_k": 40.0, "seed": 1.0, "num_predict": 5.0}
+    assert gateway.post("/api/chat", messages=USER, stream=False, options=options).json["eval_count"] == 5
+
+
 def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gateway):
     (listed,) = client.list().models
     assert listed.size > 0 and listed.digest and listed.details.format == "gguf" and listed.details.family
@@ -79,6 +142,7 @@ def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gate
     assert shown.modelinfo["general.basename"] == listed.model
     (running,) = client.ps().models
     assert running.model == listed.model
+    assert running.expires_at.year > datetime.date.today().year + 200  # `ollama ps` calls that forever
     assert client.pull(listed.model).status == "success"
     assert tuple(map(int, gateway.get("/api/version").json["version"].split("."))) >= (0, 6, 4)
 
@@ -91,6 +155,8 @@ def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gate
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 501, "images"),
         ("/api/chat", {"messages": "x"}, 400, "messages"),
         ("/api/chat", {"messages": [{"content": "x"}]}, 400, "role"),
+        ("/api/chat", {"messages": [{"role": "wizard", "content": "x"}]}, 400, "wizard"),
+        ("/api/chat", {"messages": USER, "top_logprobs": 21}, 400, "top_logprobs"),
         ("/api/chat", {"messages": USER, "format": 3}, 400, "format"),
         ("/api/chat", {"messages": USER, "think": "much"}, 400, "think"),
         ("/api/chat", {"messages": USER, "think": []}, 400, "think"),

@@ -87,7 +87,11 @@ def test_kept_responses_are_read_and_deleted(gateway):
     path = f"/v1/responses/{response['id']}"
     assert gateway.get(path).json == response
     listed = gateway.get(f"{path}/input_items").json["data"]
-    assert [(item["role"], item["content"]) for item in listed] == [("user", "hello")]
+    (item,) = listed
+    assert item["id"].startswith("msg_") and gateway.get(f"{path}/input_items").json["data"] == listed
+    told = {name: item[name] for name in ("type", "role", "status", "content")}
+    content = [{"type": "input_text", "text": "hello"}]
+    assert told == {"type": "message", "role": "user", "status": "completed", "content": content}
     assert gateway.ask("DELETE", path).json == {"id": response["id"], "object": "response", "deleted": True}
     for answer in (
         gateway.get(path),
@@ -96,6 +100,67 @@ def test_kept_responses_are_read_and_deleted(gateway):
     ):
         assert answer.status == 404
     assert respond(gateway, previous_response_id=response["id"]).error["code"] == "previous_response_not_found"
+
+
+def test_input_items_are_listed_in_pages(gateway):
+    given = [
+        {"role": "user", "content": "weather?"},
+        {"id": "fc_mine", "type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"role": "assistant", "content": "It rains."},
+        {"role": "user", "content": [{"type": "input_text", "text": "and now?"}]},
+    ]
+    path = f"/v1/responses/{respond(gateway, given).json['id']}/input_items"
+    listed = gateway.get(f"{path}?order=asc").json
+    kinds = ["message", "function_call", "function_call_output", "message", "message"]
+    assert [item["type"] for item in listed["data"]] == kinds and listed["data"][1]["id"] == "fc_mine"
+    assert listed["data"][3]["content"][0] == {
+        "type": "output_text", "text": "It rains.", "annotations": [], "logprobs": [],
+    }  # fmt: skip
+    assert gateway.get(path).json["data"] == listed["data"][::-1] and listed["has_more"] is False
+    page = gateway.get(f"{path}?order=asc&limit=2&after={listed['data'][1]['id']}").json
+    assert (page["data"], page["has_more"]) == (listed["data"][2:4], True)
+    assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+    for query, param in (
+        ("order=up", "order"),
+        ("limit=0", "limit"),
+        ("limit=" + "9" * 5000, "limit"),
+        ("after=none", "after"),
+    ):
+        answer = gateway.get(f"{path}?{query}")
+        assert (answer.status, answer.error["param"]) == (400, param)
+
+
+def test_a_wrong_method_is_told_all_that_are_right(gateway):
+    answer = gateway.post("/v1/responses/resp_x")
+    assert answer.status == 405 and answer.headers["allow"] == "DELETE, GET, HEAD"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_tokens_are_counted_before_anything_is_asked(gateway, path):
+    messages = [{"role": "user", "content": "hello there"}]
+    fields = {"input": messages, "messages": messages}
+    counted = gateway.post(f"{path}/input_tokens", **fields).json
+    usage = gateway.post(path, **fields).json["usage"]
+    n_read = usage.get("input_tokens") or usage["prompt_tokens"]
+    assert counted == {"object": "response.input_tokens", "input_tokens": n_read}
+
+
+def test_truncation_leaves_out_the_oldest_that_does_not_fit(gateway, fake):
+    n_ctx = fake.ask("props")["n_ctx_seq"]
+    turns = [
+        {"role": role, "content": text + "x" * (n_ctx // 4)}
+        for role, text in (("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four"))
+    ]
+    given = [{"role": "developer", "content": "Be brief."}, *turns, {"role": "user", "content": "five"}]
+    assert respond(gateway, given).error["code"] == "context_length_exceeded"
+    cut = respond(gateway, given, truncation="auto").json
+    spelled_out = respond(gateway, [given[0], *given[3:]]).json
+    assert cut["usage"]["input_tokens"] == spelled_out["usage"]["input_tokens"] and cut["truncation"] == "auto"
+    assert text_of(cut) == text_of(spelled_out)
+    whole = respond(gateway, "hello", truncation="auto").json
+    assert whole["usage"]["input_tokens"] == respond(gateway, "hello").json["usage"]["input_tokens"]
+    assert respond(gateway, "x" * n_ctx * 2, truncation="auto").error["code"] == "context_length_exceeded"
 
 
 def test_a_response_that_shall_not_be_kept_is_not(gateway):
@@ -159,6 +224,7 @@ def test_log_probabilities_where_they_are_included(gateway):
         ),
         ({"background": True}, 501, "background"),
         ({"conversation": "c"}, 501, "conversation"),
+        ({"truncation": "some"}, 400, "truncation"),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, 400, "text.format.json_schema.schema"),
         ({"tool_choice": {"type": "web_search"}}, 501, "tool_choice"),

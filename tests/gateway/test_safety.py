@@ -43,6 +43,22 @@ def test_a_host_that_is_none(gateway, host):
     assert gateway.get("/v1/models", host=host).status == 400
 
 
+def test_http_1_0_needs_no_host(gateway):
+    """Health checks of old proxies send none."""
+    for host, status in (("", 200), ("host: evil.example\r\n", 403)):
+        with Raw(gateway.port) as raw:
+            raw.sock.sendall(f"GET /health HTTP/1.0\r\n{host}\r\n".encode())
+            assert Answer(raw.rest()).status == status
+    with Raw(gateway.port) as raw:
+        raw.sock.sendall(b"GET /health HTTP/1.0\r\norigin: http://evil.example\r\n\r\n")
+        assert Answer(raw.rest()).status == 403
+
+
+def test_what_may_be_asked_is_told_without_an_origin_too(gateway):
+    answer = gateway.ask("OPTIONS", "/v1/chat/completions")
+    assert (answer.status, answer.body, answer.headers["allow"]) == (200, b"", "POST")
+
+
 def test_exactly_one_host(gateway):
     for hosts in ("", "Host: localhost\r\nHost: localhost\r\n"):
         with Raw(gateway.port) as raw:

@@ -5,6 +5,7 @@ was not.
 from __future__ import annotations
 
 import json
+import re
 
 import openai
 import pytest
@@ -193,12 +194,79 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(client):
     assert caught.value.code == "schema_unsupported"
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
+    ],
+)
+def test_a_budget_for_thinking_beside_a_form_is_no_error(client, form):
+    budget = {"reasoning_budget_tokens": 1024}
+    plain, limited = (chat(client, extra_body=extra, **form).choices[0].message for extra in ({}, budget))
+    assert (limited.content, calls_of_message(limited)) == (plain.content, calls_of_message(plain))
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"guided_choice": ["left", "right"]}, r"left|right"),
+        ({"structured_outputs": {"regex": "[0-9]{3}"}}, r"[0-9]{3}"),
+        ({"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}, r"yes|no"),
+        ({"guided_json": {"const": 7}, "reasoning_effort": "none"}, r"\s*7\s*"),
+    ],
+)
+def test_an_answer_has_the_form_that_vllm_s_clients_ask_for(client, form, expected):
+    message = chat(client, extra_body=form).choices[0].message
+    assert re.fullmatch(expected, message.content) and not getattr(message, "reasoning_content", None)
+
+
+def test_a_text_s_form_conflicts_with_tools(client):
+    with pytest.raises(openai.BadRequestError, match="guided_choice"):
+        chat(client, tools=TOOLS, extra_body={"guided_choice": ["a"]})
+
+
+def calls_of_message(message):
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+
+
 def test_thinking_is_apart_from_the_answer(client):
     ask = [{"role": "user", "content": "What is 3 + 4? /think"}]
     message = chat(client, ask, max_tokens=300).choices[0].message
     assert message.reasoning_content and "<think>" not in message.content and "</think>" not in message.content
     content, reasoning, _, _ = streamed(client, ask, max_tokens=300)
     assert (content, reasoning) == (message.content, message.reasoning_content)
+
+
+THINKS = "What is 3 + 4? /think"
+
+
+def test_log_probabilities_are_those_of_the_content(client):
+    """A thought, its tags and a call's own tags have none."""
+    ask = [{"role": "user", "content": THINKS}]
+    fields = {"logprobs": True, "max_tokens": 300}
+    (choice,) = chat(client, ask, **fields).choices
+    assert choice.message.reasoning_content and choice.message.content
+    assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+    parts = [each for chunk in chat(client, ask, stream=True, **fields) for each in chunk.choices if each.logprobs]
+    assert all(part.delta.content for part in parts)
+    told = [entry.token for part in parts for entry in part.logprobs.content]
+    assert told == [entry.token for entry in choice.logprobs.content]
+    called = chat(client, tools=TOOLS, logprobs=True).choices[0]
+    assert called.message.tool_calls
+    assert "".join(entry.token for entry in called.logprobs.content) == (called.message.content or "")
+
+
+def test_log_probabilities_of_a_response_are_those_of_its_text(client):
+    fields = {"model": "any", "input": THINKS, "max_output_tokens": 300, "temperature": 0}
+    fields["include"] = ["message.output_text.logprobs"]
+    whole = client.responses.create(**fields)
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    part = whole.output[-1].content[0]
+    assert "".join(entry.token for entry in part.logprobs) == part.text
+    *_, last = client.responses.create(**fields, stream=True)
+    assert last.response.output[-1].content[0].logprobs == part.logprobs
 
 
 def test_responses_with_tools_and_reasoning(client):

@@ -66,6 +66,7 @@ def test_a_refusal_is_a_text_that_the_assistant_wrote():
         ([], Kind.INVALID, "messages"),
         (["hi"], Kind.INVALID, "messages[0]"),
         ([USER, {"content": "x"}], Kind.INVALID, "messages[1].role"),
+        ([USER, {"role": "wizard", "content": "x"}], Kind.INVALID, "messages[1].role"),
         ([{"role": "user", "content": None}], Kind.INVALID, "messages[0].content"),
         ([{"role": "user", "content": 5}], Kind.INVALID, "messages[0].content"),
         ([{"role": "user", "content": [{"type": "text"}]}], Kind.INVALID, "messages[0].content"),
@@ -76,6 +77,16 @@ def test_the_message_at_fault_is_named(messages, kind, param):
     with pytest.raises(GatewayError) as caught:
         read_messages(messages)
     assert (caught.value.kind, caught.value.param) == (kind, param)
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+def test_roles_of_conversations_are_known(role):
+    assert read_messages([{"role": role, "content": "x"}])[0]["role"] == role
+
+
+def test_a_role_of_the_template_s_own_is_known():
+    messages = [{"role": "wizard", "content": "x"}]
+    assert read_messages(messages, "{% if message.role == 'wizard' %}") == messages
 
 
 def test_where_the_template_insists_on_turns_neighbours_are_one_message():

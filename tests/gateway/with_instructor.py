@@ -62,7 +62,7 @@ def stream(url: str) -> object:
 
 def error(url: str) -> object:
     try:
-        ask(url, instructor.Mode.JSON_SCHEMA, Form, temperature=-1)
+        ask(url, instructor.Mode.JSON_SCHEMA, Form, temperature=1000)
     except Exception as caught:
         return str(caught)
     return None

@@ -7,26 +7,38 @@ Source: Ollama's docs/api.md. The one model that is served answers to any name, 
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from uma_gateway.apis.base import Access, Family, Route
-from uma_gateway.apis.openai.request import read_tools
+from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, read_tools
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.embedding import ask, prompt_tokens, unpacked
 from uma_gateway.embedding import options_of as vector_options
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import array, boolean, constraint_field, integer, most_tokens, sampling_fields, table, text
+from uma_gateway.fields import (
+    array,
+    boolean,
+    constraint_field,
+    integer,
+    most_tokens,
+    need,
+    sampling_fields,
+    table,
+    text,
+)
 from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser, Plain, ToolCall, whole
 from uma_gateway.prompting import Chat, Prompt, render
 
 VERSION = "0.12.0"  # of the API that is spoken: Copilot asks for at least 0.6.4
-SINCE_LOADED = "0001-01-01T00:00:00Z"  # of models that stay: Ollama's way of saying never
+KEPT = datetime.timedelta(days=290 * 365)  # of models that stay: Ollama's clients call what is so far ahead forever
+NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # as a duration
 MS = 1_000_000
 THINK_LEVELS = ("low", "medium", "high")
 # options that say how to load a model: that is the daemon's configuration
@@ -48,7 +60,11 @@ LOADING = frozenset(
 
 
 def now_text() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+    return _time_text(datetime.datetime.now(datetime.timezone.utc))
+
+
+def _time_text(moment: datetime.datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 # ---- chat and generate
@@ -57,19 +73,30 @@ def now_text() -> str:
 class Answer:
     """How one endpoint writes an answer: `part` is a piece of a message as fields of a line."""
 
-    def __init__(self, model: Model, part: Callable[[Message], dict[str, Any]]) -> None:
-        self._name = model.name
+    def __init__(self, name: str, part: Callable[[Message], dict[str, Any]]) -> None:
+        self._name = name
         self._part = part
 
-    def line(self, message: Message) -> dict[str, Any]:
-        return {"model": self._name, "created_at": now_text(), **self._part(message), "done": False}
+    def line(self, message: Message, logprobs: list[Event] | None = None) -> dict[str, Any]:
+        told = {"logprobs": [logprob_object(entry) for entry in logprobs]} if logprobs else {}
+        return {"model": self._name, "created_at": now_text(), **self._part(message), **told, "done": False}
 
-    def last(self, message: Message, eos: Event) -> dict[str, Any]:
-        return {**self.line(message), "done": True, "done_reason": eos["reason"], **durations(eos)}
+    def last(self, message: Message, eos: Event, logprobs: list[Event] | None = None) -> dict[str, Any]:
+        return {**self.line(message, logprobs), "done": True, "done_reason": eos["reason"], **durations(eos)}
 
-    def loaded(self) -> dict[str, Any]:
-        """What asks for nothing, only loads the model."""
-        return {**self.line(Message()), "done": True, "done_reason": "load"}
+    def without_text(self, reason: str) -> dict[str, Any]:
+        """What asks for nothing, only loads the model, or unloads it."""
+        return {**self.line(Message()), "done": True, "done_reason": reason}
+
+
+def logprob_object(entry: Event) -> dict[str, Any]:
+    top = {"top_logprobs": [_token_object(other) for other in entry["top"]]} if entry.get("top") else {}
+    return {**_token_object(entry), **top}
+
+
+def _token_object(entry: Event) -> dict[str, Any]:
+    token = bytes(entry["bytes"]).decode("utf-8", "replace")
+    return {"token": token, "logprob": entry["logprob"], "bytes": entry["bytes"]}
 
 
 def chat_part(message: Message) -> dict[str, Any]:
@@ -111,10 +138,13 @@ async def on_chat(exchange: Exchange) -> None:
     body = await exchange.json()
     messages = array(body, "messages")
     if not messages:
-        await _loaded(exchange, chat_part)
+        await _loaded(exchange, body, chat_part)
         return
     tools, _ = read_tools(array(body, "tools"), None)
     chat = _with_options(body, Chat(messages=openai_messages(messages), tools=tools))
+    last = chat.messages[-1]
+    if last["role"] == "assistant" and not last.get("tool_calls"):
+        chat.continue_final_message, chat.add_generation_prompt = True, False
 
     async def prompt_for(model: Model) -> Prompt:
         return await render(model, chat)
@@ -126,7 +156,7 @@ async def on_generate(exchange: Exchange) -> None:
     body = await exchange.json()
     prompt, suffix = text(body, "prompt") or "", text(body, "suffix") or ""
     if not prompt:
-        await _loaded(exchange, generate_part)
+        await _loaded(exchange, body, generate_part)
         return
     _refuse_images(body.get("images"), "images")
     if body.get("template"):
@@ -151,8 +181,25 @@ async def on_generate(exchange: Exchange) -> None:
     await exchange.while_connected(_answer(exchange, body, prompt_for, generate_part))
 
 
-async def _loaded(exchange: Exchange, part: Callable[[Message], dict[str, Any]]) -> None:
-    await exchange.send_json(Answer(await exchange.gateway.model(), part).loaded())
+async def _loaded(exchange: Exchange, body: dict[str, Any], part: Callable[[Message], dict[str, Any]]) -> None:
+    """The model stays as it is: clients only wait for the word."""
+    keep_alive = body.get("keep_alive")
+    is_unload = keep_alive is not None and bool(NO_TIME.fullmatch(str(keep_alive)))
+    answer = Answer(_named(body, await exchange.gateway.model()), part)
+    await exchange.send_json(answer.without_text("unload" if is_unload else "load"))
+
+
+def _named(body: dict[str, Any], model: Model) -> str:
+    """The name that the request has for the model."""
+    return text(body, "model") or model.name
+
+
+def _logprobs_wanted(body: dict[str, Any]) -> int | None:
+    """How many alternatives are wanted beside each token; None: no log probabilities. Raises: GatewayError."""
+    n_top = integer(body, "top_logprobs") or 0
+    if not 0 <= n_top <= MOST_TOP_LOGPROBS:
+        raise invalid(f"`top_logprobs` goes from 0 to {MOST_TOP_LOGPROBS}", "top_logprobs")
+    return n_top if boolean(body, "logprobs") else None
 
 
 def _with_options(body: dict[str, Any], chat: Chat) -> Chat:
@@ -177,7 +224,7 @@ def _with_options(body: dict[str, Any], chat: Chat) -> Chat:
 async def _answer(
     exchange: Exchange, body: dict[str, Any], prompt_for: Any, part: Callable[[Message], dict[str, Any]]
 ) -> None:
-    is_stream = boolean(body, "stream", True)
+    is_stream, n_logprobs = boolean(body, "stream", True), _logprobs_wanted(body)
 
     async def plan_for(model: Model) -> Plan:
         prompt: Prompt = await prompt_for(model)
@@ -190,24 +237,28 @@ async def _answer(
             "stream": is_stream,
             "model": model.fingerprint,
         }
+        if n_logprobs is not None:
+            need(model, "logprobs", "logprobs")
+            fields["logprobs"] = n_logprobs
         if prompt.stops:
             fields["stop"] = [*fields.get("stop", ()), *prompt.stops]
         return Plan(model, fields, prompt)
 
     async with begin(exchange, plan_for) as (plan, generation):
-        answer, parser = Answer(plan.model, part), plan.context.parser()
+        answer, parser = Answer(_named(body, plan.model), part), plan.context.parser()
         if is_stream:
             await _stream(exchange, generation, answer, parser)
         else:
             eos = await final(generation)
             note_end(exchange, eos)
-            await exchange.send_json(answer.last(whole(parser, eos.get("text", "")), eos))
+            await exchange.send_json(answer.last(whole(parser, eos.get("text", "")), eos, eos.get("logprobs")))
 
 
 async def _stream(exchange: Exchange, generation: Generation, answer: Answer, parser: Parser) -> None:
     """Text as it comes; tool calls whole, once their arguments are: that is how Ollama's clients read them."""
     await exchange.start_ndjson()
     calls = Message()
+    held: list[Event] = []  # log probabilities of text that the parser holds back
 
     def encode(_: int, event: Event) -> bytes:
         if event["event"] == "error":
@@ -216,13 +267,17 @@ async def _stream(exchange: Exchange, generation: Generation, answer: Answer, pa
         if is_last:
             note_end(exchange, event)
             ended(event)
+        held.extend(event.get("logprobs") or ())
         piece = Message()
         for diff in parser.feed("" if is_last else event["text"], is_last):
             (calls if diff.tool >= 0 else piece).add(diff)
-        lines = [ndjson(answer.line(piece))] if piece.content or piece.reasoning else []
+        lines = []
+        if piece.content or piece.reasoning:
+            lines.append(ndjson(answer.line(piece, held)))
+            held.clear()
         if is_last:
             lines += [ndjson(answer.line(calls))] if calls.tool_calls else []
-            lines.append(ndjson(answer.last(Message(), event)))
+            lines.append(ndjson(answer.last(Message(), event, held)))
         return b"".join(lines)
 
     try:
@@ -300,7 +355,7 @@ async def on_embed(exchange: Exchange) -> None:
     body = await exchange.json()
     inputs = body.get("input")
     if inputs is None or inputs == "" or inputs == []:
-        await exchange.send_json({"model": (await exchange.gateway.model()).name, "embeddings": []})
+        await exchange.send_json({"model": _named(body, await exchange.gateway.model()), "embeddings": []})
         return
     listed = [inputs] if isinstance(inputs, str) else inputs
     if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in listed):
@@ -327,7 +382,7 @@ async def _embed(exchange: Exchange, body: dict[str, Any], inputs: list[str]) ->
         "load_duration": 0,
         "prompt_eval_count": prompt_tokens(reply),
     }
-    await exchange.send_json({"model": model.name, "embeddings": vectors, **durations})
+    await exchange.send_json({"model": _named(body, model), "embeddings": vectors, **durations})
 
 
 async def _embed_one(exchange: Exchange, body: dict[str, Any], prompt: str) -> None:
@@ -381,7 +436,7 @@ def listed(model: Model, since: str) -> dict[str, Any]:
 
 def _since(exchange: Exchange) -> str:
     started = datetime.datetime.fromtimestamp(exchange.gateway.started_at, datetime.timezone.utc)
-    return started.isoformat().replace("+00:00", "Z")
+    return _time_text(started)
 
 
 async def on_tags(exchange: Exchange) -> None:
@@ -393,7 +448,7 @@ async def on_ps(exchange: Exchange) -> None:
     for model in await exchange.gateway.models():
         row = {
             **listed(model, _since(exchange)),
-            "expires_at": SINCE_LOADED,
+            "expires_at": _time_text(datetime.datetime.now(datetime.timezone.utc) + KEPT),
             "size_vram": model.props["model"]["n_bytes"],
         }
         rows.append({**row, "context_length": model.n_ctx})

@@ -24,6 +24,7 @@ def error_object(error: GatewayError) -> dict[str, Any]:
     return {
         "type": "error",
         "error": {"type": _TYPES.get(error.kind, "invalid_request_error"), "message": _message(error)},
+        "request_id": error.request_id,
     }
 
 

@@ -8,25 +8,23 @@ from typing import Any
 import orjson
 
 from uma_gateway import sse
-from uma_gateway.apis.anthropic.request import read_request
-from uma_gateway.asking import plan_chat
+from uma_gateway.apis.anthropic.request import check_numbers, read_request
+from uma_gateway.asking import count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
-from uma_gateway.errors import GatewayError, from_daemon, invalid
+from uma_gateway.errors import GatewayError, from_daemon
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import integer, most_tokens, stop_texts, text
+from uma_gateway.fields import most_tokens, stop_texts, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser, ToolCall, whole
-from uma_gateway.prompting import render
 
 Block = dict[str, Any]
 
 
 async def on_messages(exchange: Exchange) -> None:
     body = await exchange.json()
-    if integer(body, "max_tokens") is None:
-        raise invalid("max_tokens: Field required", "max_tokens")
+    check_numbers(body)
     ask = read_request(body)
     stops = stop_texts(body, "stop_sequences")
 
@@ -53,10 +51,8 @@ async def on_messages(exchange: Exchange) -> None:
 
 async def on_count_tokens(exchange: Exchange) -> None:
     body = await exchange.json()
-    prompt = await render(await exchange.gateway.model(), read_request(body).chat)
-    asked = {name: prompt.fields[name] for name in ("prompt", "messages") if name in prompt.fields}
-    reply = await exchange.gateway.daemon.call("count", **asked)
-    await exchange.send_json({"input_tokens": reply["n_tokens"]})
+    n_tokens = await count_tokens(exchange, await exchange.gateway.model(), read_request(body).chat)
+    await exchange.send_json({"input_tokens": n_tokens})
 
 
 class Shape:
@@ -123,7 +119,7 @@ async def _stream(exchange: Exchange, generation: Generation, shape: Shape, pars
         await relay(exchange, [generation], lambda _, event: _event_bytes(exchange, writer, parser, event))
     except GatewayError as error:
         exchange.facts["error"] = error.code
-        await exchange.finish(sse.event("error", exchange.family.error(error)))
+        await exchange.finish(sse.event("error", exchange.error_object(error)))
         return
     await exchange.finish()
 
@@ -203,9 +199,11 @@ class StreamWriter:
     def _leave(self) -> list[bytes]:
         if self._open == "":
             return []
+        # nothing is signed here, but clients wait for the word before they keep a thought
+        out = [self._delta({"type": "signature_delta", "signature": ""})] if self._open == "thinking" else []
         self._open = ""
         self._n_blocks += 1
-        return [sse.event("content_block_stop", {"type": "content_block_stop", "index": self._n_blocks - 1})]
+        return [*out, sse.event("content_block_stop", {"type": "content_block_stop", "index": self._n_blocks - 1})]
 
     def _delta(self, delta: Block) -> bytes:
         return sse.event(

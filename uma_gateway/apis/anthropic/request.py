@@ -22,11 +22,25 @@ _BILLING = re.compile(r"\A(?:\s*x-anthropic-[a-z-]+:[^\n]*(?:\n|\Z))+")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
+def check_numbers(body: dict[str, Any]) -> None:
+    """What only an answer has. Its ranges are narrower than other APIs'. Raises: GatewayError."""
+    max_tokens = integer(body, "max_tokens")
+    if max_tokens is None:
+        raise invalid("max_tokens: Field required", "max_tokens")
+    if max_tokens < 1:
+        raise invalid("max_tokens: must be at least 1", "max_tokens")
+    temperature = body.get("temperature")
+    if isinstance(temperature, (int, float)) and not 0 <= temperature <= 1:
+        raise invalid("temperature: goes from 0 to 1", "temperature")
+
+
 def read_request(body: dict[str, Any]) -> Ask:
     """Raises: GatewayError."""
     messages = array(body, "messages")
     if not messages:
         raise invalid("messages: at least one message is required", "messages")
+    if array(body, "mcp_servers"):
+        raise unsupported("mcp_servers: are not supported: Anthropic's servers ask them", "mcp_servers")
     chat = Chat([*_system(body.get("system")), *_messages(messages)])
     chat.tools, names = _tools(array(body, "tools"))
     _read_choice(table(body, "tool_choice"), chat, names)
@@ -198,7 +212,9 @@ def _read_thinking(body: dict[str, Any], chat: Chat) -> None:
         raise invalid("thinking.type: must be enabled, disabled or adaptive", "thinking")
     chat.enable_thinking = kind != "disabled"
     budget = integer(thinking, "budget_tokens")
-    if kind == "enabled" and budget is not None:
+    if kind == "enabled":
+        if budget is None:
+            raise invalid("thinking.budget_tokens: Field required", "thinking")
         if budget < 1:
             raise invalid("thinking.budget_tokens: must be at least 1", "thinking")
         chat.reasoning_budget = budget

@@ -10,6 +10,7 @@ from uma_gateway.apis.llama.about import (
     on_metrics,
     on_props,
     on_set_adapters,
+    on_set_props,
     on_slots,
 )
 from uma_gateway.apis.llama.completion import on_completion, on_infill
@@ -22,6 +23,7 @@ FAMILY = Family(
         Route("GET", "/health", on_health, Access.PUBLIC),
         Route("GET", "/v1/health", on_health, Access.PUBLIC),
         Route("GET", "/props", on_props),
+        Route("POST", "/props", on_set_props),
         Route("GET", "/slots", on_slots),
         Route("GET", "/metrics", on_metrics),
         Route("GET", "/lora-adapters", on_adapters),

@@ -47,6 +47,10 @@ async def on_props(exchange: Exchange) -> None:
     )
 
 
+async def on_set_props(exchange: Exchange) -> None:
+    raise unsupported("properties are not set here: they are the daemon's configuration")
+
+
 async def _template_caps(model: Model) -> dict[str, bool]:
     """Empty where the model has no template that can be used: a chat request is told why."""
     try:

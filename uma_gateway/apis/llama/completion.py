@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
@@ -23,11 +24,12 @@ from uma_gateway.fields import (
     sampling_fields,
     table,
     text,
+    text_prompt,
 )
 from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
-MOST_PROBS, MOST_PROMPTS = 20, 128
+MOST_PROBS, MOST_PROMPTS, MOST_ANSWERS = 20, 128, 128
 SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
     "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
     "dynatemp_range",
@@ -38,14 +40,16 @@ SHOWN = (  # of llama-server's settings those that have a value here without hav
 
 
 async def on_completion(exchange: Exchange) -> None:
-    """One prompt, or an array of several: their answers come as an array, or as pieces with an `index`."""
+    """One prompt, or an array of several, with `n_cmpl` answers to each: they come as an array, or as pieces with an
+    `index`.
+    """
     body = await exchange.json()
     given = body.get("prompt")
     several = given if isinstance(given, list) and all(isinstance(item, str | list) for item in given) else []
     if len(several) > MOST_PROMPTS:
         raise invalid(f"`prompt` holds {len(several)} prompts, {MOST_PROMPTS} at most", "prompt")
     prompts = [_prompt(item) for item in several] or [_prompt(given)]
-    await exchange.while_connected(_answer(exchange, body, prompts, len(prompts) > 1))
+    await exchange.while_connected(_answer(exchange, body, prompts))
 
 
 async def on_infill(exchange: Exchange) -> None:
@@ -62,7 +66,7 @@ async def on_infill(exchange: Exchange) -> None:
         if _is_file(file)
     ]
     infill = {"prefix": prefix + prompt, "suffix": suffix, **({"extra": extra} if extra else {})}
-    await exchange.while_connected(_answer(exchange, body, [{"infill": infill}], False))
+    await exchange.while_connected(_answer(exchange, body, [{"infill": infill}]))
 
 
 def _is_file(value: Any) -> bool:
@@ -73,7 +77,7 @@ def _is_file(value: Any) -> bool:
 
 def _prompt(value: Any) -> dict[str, Any]:
     """Raises: GatewayError."""
-    if isinstance(value, str) and value:
+    if isinstance(value, str):
         return {"prompt": value}
     if isinstance(value, list) and value and all(type(item) is int for item in value):
         return {"tokens": value}
@@ -82,14 +86,74 @@ def _prompt(value: Any) -> dict[str, Any]:
     raise invalid("`prompt` is required: a string, token ids, or an array of both", "prompt")
 
 
-def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], model: Model, is_stream: bool) -> Plan:
-    answers = exchange.gateway.config.answers
+class _Limits(NamedTuple):
+    """What ends an answer beside its number of tokens: both are for editors, and hold from its first new line on."""
+
+    n_indent: int  # blanks that each line but the first begins with
+    t_max_ms: int  # since the first token; 0 or less: any time
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> _Limits:
+        n_indent = integer(body, "n_indent") or 0
+        if n_indent < 0:
+            raise invalid("`n_indent` must be at least 0", "n_indent")
+        return cls(n_indent, integer(body, "t_max_predict_ms") or 0)
+
+    @property
+    def are_any(self) -> bool:
+        return self.n_indent > 0 or self.t_max_ms > 0
+
+
+class Lines:
+    """Follows one answer, line by line. `is_over`: a limit was met, and the rest is not told."""
+
+    def __init__(self, limits: _Limits) -> None:
+        self._limits = limits
+        self._t_first: float | None = None
+        self._n_blanks: int | None = None  # at the beginning of this line; None: it has more, or is the first
+        self.n_tokens = 0
+        self.has_new_line = False
+        self.is_over = False
+
+    def push(self, text: str, now: float) -> str:
+        """One more token's text, and when it came; what of it is told."""
+        if self.is_over:
+            return ""
+        self._t_first = now if self._t_first is None else self._t_first
+        self.n_tokens += 1
+        if self._limits.n_indent:
+            text = self._indented(text)
+        if "\n" in text:
+            self.has_new_line = True
+            self.is_over = self.is_over or 0 < self._limits.t_max_ms < (now - self._t_first) * 1e3
+        return text
+
+    def _indented(self, text: str) -> str:
+        """The text up to a line that has too few blanks."""
+        for i, character in enumerate(text):
+            if self._n_blanks is not None and character in " \t":
+                self._n_blanks += 1
+            elif self._n_blanks is not None and self._n_blanks < self._limits.n_indent:
+                self.is_over = True
+                return text[:i]
+            else:
+                self._n_blanks = 0 if character == "\n" else None
+        return text
+
+    def ended(self, eos: Event) -> Event:
+        """An answer that was ended here has met its limit. Raises: GatewayError for ends that are not good."""
+        return ended({**eos, "reason": "length"} if self.is_over else eos)
+
+
+def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], model: Model) -> Plan:
+    """The plan's context is its limits."""
+    answers, limits, is_stream = exchange.gateway.config.answers, _Limits.of(body), boolean(body, "stream")
     fields = {
         **sampling_fields(body, model, answers),
         **priority_fields(exchange, body),
-        **prompt,
+        **(text_prompt(model, prompt["prompt"]) if isinstance(prompt.get("prompt"), str) else prompt),
         "max_tokens": most_tokens(body, ("n_predict", "max_tokens"), model, answers, 0),
-        "stream": is_stream,
+        "stream": is_stream or limits.are_any,
         "model": model.fingerprint,
     }
     if "infill" in prompt:
@@ -105,65 +169,125 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
     if is_stream and boolean(body, "return_progress"):
         need(model, "prompt_progress", "return_progress")
         fields["prompt_progress"] = True
+    n = _answers_wanted(body)
+    if n > 1:
+        need(model, "n", "n_cmpl")
+        fields["n"] = n
     form = table(body, "json_schema") if body.get("json_schema") is not None else None
-    return Plan(model, {**fields, **constraint_field(model, form, text(body, "grammar") or "", "json_schema")})
+    return Plan(model, {**fields, **constraint_field(model, form, text(body, "grammar") or "", "json_schema")}, limits)
 
 
-async def _answer(exchange: Exchange, body: dict[str, Any], prompts: list[dict[str, Any]], is_several: bool) -> None:
+def _answers_wanted(body: dict[str, Any]) -> int:
+    """How many answers each prompt gets. Raises: GatewayError."""
+    name = "n_cmpl" if body.get("n_cmpl") is not None else "n"
+    n = integer(body, name)
+    n = 1 if n is None else n
+    if not 1 <= n <= MOST_ANSWERS:
+        raise invalid(f"`{name}` goes from 1 to {MOST_ANSWERS}", name)
+    if n > 1 and _Limits.of(body).are_any:
+        raise unsupported(f"`{name}` is not supported beside `n_indent` and `t_max_predict_ms`", name)
+    return n
+
+
+async def _answer(exchange: Exchange, body: dict[str, Any], prompts: list[dict[str, Any]]) -> None:
     is_stream = boolean(body, "stream")
     wanted = [name for name in array(body, "response_fields") if isinstance(name, str)]
 
     async def plan_for(model: Model) -> Plan:
-        return _plan(exchange, body, prompts[0], model, is_stream)
+        return _plan(exchange, body, prompts[0], model)
 
     async with contextlib.AsyncExitStack() as stack:
         plan, first = await stack.enter_async_context(begin(exchange, plan_for))
         plans, generations = [plan], [first]
         for i, prompt in enumerate(prompts[1:], 1):
-            plans.append(_plan(exchange, body, prompt, plan.model, is_stream))
+            plans.append(_plan(exchange, body, prompt, plan.model))
             generations.append(await stack.enter_async_context(await send(exchange, plans[-1], f".{i}")))
         if is_stream:
             await _stream(exchange, generations, plans, wanted)
-        else:
-            made = [selected(await _whole(exchange, one, i, plans[i]), wanted) for i, one in enumerate(generations)]
-            await exchange.send_json(made if is_several else made[0])
+            return
+        made = [
+            selected(whole, wanted)
+            for i, generation in enumerate(generations)
+            for whole in await _whole(exchange, generation, i, plans[i])
+        ]
+        await exchange.send_json(made if len(made) > 1 else made[0])
 
 
-async def _whole(exchange: Exchange, generation: Generation, index: int, plan: Plan) -> dict[str, Any]:
-    eos = await final(generation)
+async def _whole(exchange: Exchange, generation: Generation, number: int, plan: Plan) -> list[dict[str, Any]]:
+    """The answers to one prompt."""
+    eos = await (_followed(generation, Lines(plan.context)) if plan.context.are_any else final(generation))
     note_end(exchange, eos)
-    text = eos.get("text", "")
-    whole = last_object(plan, eos, text, index, "\n" in text)
-    if eos.get("logprobs"):
-        whole["completion_probabilities"] = [probability(entry, plan) for entry in eos["logprobs"]]
-    return whole
+    n, made = plan.fields.get("n", 1), []
+    for answer in eos.get("answers") or [{**eos, "index": 0}]:
+        ended(answer)
+        text = answer.get("text", "")
+        whole = last_object(plan, answer, text, number * n + answer["index"], "\n" in text)
+        whole["generation_settings"]["stream"] = False  # whatever the daemon was asked for
+        if answer.get("logprobs"):
+            whole["completion_probabilities"] = [probability(entry, plan) for entry in answer["logprobs"]]
+        made.append(whole)
+    return made
+
+
+def _told(lines: Lines, generation: Generation, text: str) -> str:
+    """What the client is told of a token's text. The answer is ended where it meets a limit."""
+    was_over = lines.is_over
+    told = lines.push(text, time.perf_counter())
+    if lines.is_over and not was_over:
+        generation.cancel()
+    return told
+
+
+async def _followed(generation: Generation, lines: Lines) -> Event:
+    """The end of an answer that is not streamed to the client, with its text, where it has limits that only its lines
+    tell. Raises: GatewayError, for a bad end too.
+    """
+    parts: list[str] = []
+    logprobs: list[Event] = []
+    while True:
+        for event in await generation.events():
+            if event["event"] == "error":
+                raise from_daemon(event)
+            if event["event"] == "token":
+                if not lines.is_over:
+                    logprobs += event.get("logprobs") or ()
+                parts.append(_told(lines, generation, event["text"]))
+            if event["event"] == "eos":
+                return {**lines.ended(event), "text": "".join(parts), "logprobs": logprobs}
 
 
 async def _stream(exchange: Exchange, generations: list[Generation], plans: list[Plan], wanted: list[str]) -> None:
     await exchange.start_sse()
-    n_tokens, has_new_line = [0] * len(plans), [False] * len(plans)
+    n = plans[0].fields.get("n", 1)
+    followed = [Lines(plan.context) for plan in plans for _ in range(n)]
 
-    def encode(index: int, event: Event) -> bytes:
+    def encode(number: int, event: Event) -> bytes:
+        index, plan = number * n + event.get("index", 0), plans[number]
+        lines = followed[index]
         if event["event"] == "error":
             raise from_daemon(event)
-        if event["event"] == "eos":
-            note_end(exchange, event)
-            ended(event)
-            return sse.data(selected(last_object(plans[index], event, "", index, has_new_line[index]), wanted))
+        if event["event"] in ("eos", "end"):
+            end = lines.ended(event)
+            if event["event"] == "eos":
+                note_end(exchange, end)
+                if n > 1:  # each answer had its own end
+                    return b""
+            return sse.data(selected(last_object(plan, end, "", index, lines.has_new_line), wanted))
         if event["event"] == "progress":
             return sse.data({**chunk_of(index, "", [], 0), "prompt_progress": chunks.prompt_progress(event)})
-        n_tokens[index] += 1
-        has_new_line[index] = has_new_line[index] or "\n" in event["text"]
-        chunk = chunk_of(index, event["text"], [event["token_id"]], n_tokens[index])
+        if event["event"] != "token" or lines.is_over:
+            return b""
+        told = _told(lines, generations[number], event["text"])
+        chunk = chunk_of(index, told, [event["token_id"]], lines.n_tokens)
         if event.get("logprobs"):
-            chunk["completion_probabilities"] = [probability(entry, plans[index]) for entry in event["logprobs"]]
+            chunk["completion_probabilities"] = [probability(entry, plan) for entry in event["logprobs"]]
         return sse.data(chunk)
 
     try:
         await relay(exchange, generations, encode)
     except GatewayError as error:
         exchange.facts["error"] = error.code
-        await exchange.finish(sse.error_event(exchange.family.error(error)))
+        await exchange.finish(sse.error_event(exchange.error_object(error)))
         return
     await exchange.finish()
 

@@ -7,23 +7,47 @@ from typing import Any
 from uma_gateway.apis.openai.request import read_chat, response_format
 from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import array, boolean, text
+from uma_gateway.fields import array, boolean
 from uma_gateway.prompting import render
+
+MOST_PARTS = 1024  # each is a question to the daemon
 
 
 async def on_tokenize(exchange: Exchange) -> None:
+    """`content`: a text, or an array of texts and token ids."""
     body = await exchange.json()
-    content = text(body, "content")
-    if not content:
-        await exchange.send_json({"tokens": []})
-        return
+    parts = _parts(body.get("content"))
     flags = {name: boolean(body, name, default) for name, default in (("add_special", False), ("parse_special", True))}
     has_pieces = boolean(body, "with_pieces")
-    reply = await exchange.gateway.daemon.call("tokenize", content=content, with_pieces=has_pieces, **flags)
-    tokens: list[Any] = reply["tokens"]
-    if has_pieces:
-        tokens = [{"id": token, "piece": piece} for token, piece in zip(tokens, reply["pieces"], strict=True)]
+    tokens: list[Any] = []
+    for i, part in enumerate(parts):
+        flags["add_special"] = flags["add_special"] and i == 0  # they belong to the whole
+        tokens += await _tokens_of(exchange, part, has_pieces, flags)
     await exchange.send_json({"tokens": tokens})
+
+
+def _parts(content: Any) -> list[str | int]:
+    """Raises: GatewayError."""
+    if isinstance(content, str) or content is None:
+        return [content] if content else []
+    parts: list[Any] = content if isinstance(content, list) else [None]
+    if not all(type(part) in (str, int) for part in parts):
+        raise invalid("`content` must be a string, or an array of strings and token ids", "content")
+    if len(parts) > MOST_PARTS:
+        raise invalid(f"`content` may hold {MOST_PARTS} texts and token ids", "content")
+    return [part for part in parts if part != ""]
+
+
+async def _tokens_of(exchange: Exchange, part: str | int, has_pieces: bool, flags: dict[str, bool]) -> list[Any]:
+    daemon = exchange.gateway.daemon
+    if isinstance(part, int):
+        if not has_pieces:
+            return [part]
+        return [{"id": part, "piece": (await daemon.call("detokenize", tokens=[part]))["content"]}]
+    reply = await daemon.call("tokenize", content=part, with_pieces=has_pieces, **flags)
+    if not has_pieces:
+        return list(reply["tokens"])
+    return [{"id": token, "piece": piece} for token, piece in zip(reply["tokens"], reply["pieces"], strict=True)]
 
 
 async def on_detokenize(exchange: Exchange) -> None:

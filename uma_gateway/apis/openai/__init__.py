@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uma_gateway.apis.base import Family, Route
 from uma_gateway.apis.openai import responses
-from uma_gateway.apis.openai.chat import on_chat
+from uma_gateway.apis.openai.chat import on_chat, on_input_tokens
 from uma_gateway.apis.openai.completions import on_completions
 from uma_gateway.apis.openai.embeddings import on_embeddings
 from uma_gateway.apis.openai.errors import error_object
@@ -15,9 +15,12 @@ FAMILY = Family(
     (
         Route("POST", "/v1/chat/completions", on_chat, is_work=True),
         Route("POST", "/chat/completions", on_chat, is_work=True),
+        Route("POST", "/v1/chat/completions/input_tokens", on_input_tokens),
+        Route("POST", "/chat/completions/input_tokens", on_input_tokens),
         Route("POST", "/v1/completions", on_completions, is_work=True),
         Route("POST", "/v1/embeddings", on_embeddings, is_work=True),
         Route("POST", "/v1/responses", responses.on_responses, is_work=True),
+        Route("POST", "/v1/responses/input_tokens", responses.on_input_tokens),
         Route("GET", "/v1/responses/{id}", responses.on_get),
         Route("DELETE", "/v1/responses/{id}", responses.on_delete),
         Route("GET", "/v1/responses/{id}/input_items", responses.on_input_items),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from uma_gateway.apis.openai import chunks
+from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.request import Shape, read_chat, response_format
-from uma_gateway.asking import Ask, plan_chat
+from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon
@@ -14,7 +15,7 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.fields import boolean, most_tokens, need
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
-from uma_gateway.parsing import Message, Parser, whole
+from uma_gateway.parsing import Message, Parser
 from uma_gateway.prompting import Prompt
 from uma_gateway.sse import DONE, error_event
 
@@ -26,6 +27,14 @@ async def on_chat(exchange: Exchange) -> None:
     ask = read_chat(body)
     response_format(body, ask.chat)
     await exchange.while_connected(_answer(exchange, body, ask))
+
+
+async def on_input_tokens(exchange: Exchange) -> None:
+    body = await exchange.json()
+    ask = read_chat(body)
+    response_format(body, ask.chat)
+    n_tokens = await count_tokens(exchange, await exchange.gateway.model(), ask.chat)
+    await exchange.send_json({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
@@ -55,14 +64,12 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
     choices = []
     for answer in answers:
         ended(answer)
-        message = whole(prompt.parser(), answer.get("text", ""))
+        message, told = read_whole(prompt.parser(), answer.get("text", ""), answer.get("logprobs") or ())
         choices.append(
             {
                 "index": answer["index"],
                 "message": message_object(message),
-                "logprobs": {"content": chunks.logprobs(answer.get("logprobs"))}
-                if ask.n_logprobs is not None
-                else None,
+                "logprobs": {"content": chunks.logprobs(told)} if ask.n_logprobs is not None else None,
                 "finish_reason": finish_reason(answer, message),
             }
         )
@@ -116,7 +123,7 @@ class _Stream:
         self._parsers: list[Parser] = [prompt.parser() for _ in range(ask.n)]
         self._messages = [Message() for _ in range(ask.n)]  # only the tool calls are kept: nobody reads the rest
         self._begun: set[int] = set()
-        self._held: dict[int, list[Event]] = {}  # log probabilities of text that the parser holds back
+        self._held = {} if ask.n_logprobs is None else {index: Held() for index in range(ask.n)}
         self._chunk = chunks.ChatChunks(shape)
 
     async def run(self) -> None:
@@ -125,7 +132,7 @@ class _Stream:
             await relay(self._exchange, [self._generation], self._encode)
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
-            await self._exchange.finish(error_event(self._exchange.family.error(error)))
+            await self._exchange.finish(error_event(self._exchange.error_object(error)))
             return
         await self._exchange.finish(DONE)
 
@@ -165,23 +172,22 @@ class _Stream:
             self._begun.add(index)
             out.append(self._chunk.role(index))
         if logprobs:
-            self._held.setdefault(index, []).extend(logprobs)
+            self._held[index].add(logprobs)
         out += [self._diff(index, diff) for diff in self._parsers[index].feed(text, is_final)]
 
     def _diff(self, index: int, diff: Diff) -> bytes:
-        held = self._held.pop(index, None) if self._held else None
-        if held is None and diff.content and not diff.reasoning:
+        if not self._held and diff.content and not diff.reasoning:
             return self._chunk.content(index, diff.content)
         if diff.tool >= 0:
             self._messages[index].add(diff)
-        return self._chunk.delta(index, delta_object(diff), None if held is None else chunks.logprobs(held))
+        told = self._held[index].take(diff) if self._held else []
+        return self._chunk.delta(index, delta_object(diff), chunks.logprobs(told) if told else None)
 
     def _on_end(self, index: int, end: Event, out: list[bytes]) -> None:
         self._on_text(index, "", end.get("logprobs"), out, is_final=True)
-        held = self._held.pop(index, None)
         reason = finish_reason(end, self._messages[index])
         last = None if self._ask.wants_usage or self._ask.n > 1 else chunks.timings(end)
-        out.append(self._chunk.finish(index, reason, None if held is None else chunks.logprobs(held), last))
+        out.append(self._chunk.finish(index, reason, last))
 
     def _on_last(self, eos: Event, out: list[bytes]) -> None:
         if self._ask.wants_usage:

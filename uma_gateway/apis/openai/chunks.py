@@ -58,11 +58,9 @@ class ChatChunks:
             choice["logprobs"] = {"content": logprobs}
         return self._bytes([choice])
 
-    def finish(self, index: int, reason: str, logprobs: list[Any] | None, timings: dict[str, Any] | None) -> bytes:
+    def finish(self, index: int, reason: str, timings: dict[str, Any] | None) -> bytes:
         """The last chunk of an answer."""
         choice: dict[str, Any] = {"finish_reason": reason, "index": index, "delta": {}}
-        if logprobs is not None:
-            choice["logprobs"] = {"content": logprobs}
         return self._bytes([choice], **({"timings": timings} if timings is not None else {}))
 
     def usage(self, usage: dict[str, Any], timings: dict[str, Any]) -> bytes:

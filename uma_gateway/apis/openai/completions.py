@@ -12,7 +12,17 @@ from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answers_wanted,
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import boolean, constraint_field, integer, most_tokens, need, sampling_fields, table, text
+from uma_gateway.fields import (
+    boolean,
+    constraint_field,
+    integer,
+    most_tokens,
+    need,
+    sampling_fields,
+    table,
+    text,
+    text_prompt,
+)
 from uma_gateway.generate import Plan, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
@@ -70,8 +80,8 @@ def _prompts(value: Any) -> list[Prompt]:
         value = [value]
     if not isinstance(value, list) or not value:
         raise invalid("`prompt` is required: a string, token ids, or an array of either", "prompt")
-    if not all((isinstance(item, str) and item) or _is_tokens(item) for item in value):
-        raise invalid("`prompt` must hold strings that are not empty, or arrays of token ids", "prompt")
+    if not all(isinstance(item, str) or _is_tokens(item) for item in value):
+        raise invalid("`prompt` must hold strings, or arrays of token ids", "prompt")
     if len(value) > MOST_PROMPTS:
         raise invalid(f"`prompt` may hold {MOST_PROMPTS} prompts", "prompt")
     return value
@@ -113,17 +123,17 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
 
 def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prompt: Prompt) -> Plan:
     answers = exchange.gateway.config.answers
-    form, _, param = wanted_form(body)
+    form = wanted_form(body)
     has_limit = body.get("max_tokens") is not None or body.get("n_predict") is not None
     fields = {
         **sampling_fields(body, model, answers),
         **priority_fields(exchange, body),
-        **({"prompt": prompt} if isinstance(prompt, str) else {"tokens": prompt}),
+        **(text_prompt(model, prompt) if isinstance(prompt, str) else {"tokens": prompt}),
         "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers, 0)
         if has_limit
         else DEFAULT_MAX_TOKENS,
         "stream": ask.is_stream,
-        **constraint_field(model, form, text(body, "grammar") or "", param),
+        **constraint_field(model, form.schema, text(body, "grammar") or "", form.param, form.constraint),
     }
     if ask.n_logprobs is not None:
         need(model, "logprobs", "logprobs")
@@ -159,7 +169,8 @@ class Echo(NamedTuple):
 async def _echo(exchange: Exchange, model: Model, prompt: Prompt) -> Echo:
     """Raises: GatewayError."""
     if isinstance(prompt, str):
-        return Echo(prompt, int(model.props["add_bos"] and "bos" in model.props["special"]))
+        # an empty one is the token that begins a text
+        return Echo(prompt, int(not prompt or (model.props["add_bos"] and "bos" in model.props["special"])))
     return Echo(str((await exchange.gateway.daemon.call("detokenize", tokens=prompt))["content"]))
 
 
@@ -245,7 +256,7 @@ class _Stream:
             await relay(self._exchange, generations, lambda number, event: b"".join(self._on_event(number, event)))
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
-            await self._exchange.finish(sse.error_event(self._exchange.family.error(error)))
+            await self._exchange.finish(sse.error_event(self._exchange.error_object(error)))
             return
         await self._exchange.finish(self._usage() + sse.DONE)
 

@@ -33,6 +33,22 @@ def read_input(value: Any) -> list[Item]:
     return value
 
 
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def kept(item: Item) -> Item:
+    """An item of a request as it is listed later: with an id, and its content in parts."""
+    kind = item.get("type") or "message"
+    made = {"id": new_id(_PREFIXES.get(kind, "item")), "type": kind, **item}
+    if kind != "message":
+        return made
+    content = item.get("content")
+    if isinstance(content, str):
+        is_own = item.get("role") == "assistant"
+        content = [text_part(content) if is_own else {"type": "input_text", "text": content}]
+    return {**made, "status": item.get("status") or "completed", "content": content}
+
+
 def to_messages(items: list[Item]) -> list[Item]:
     """Items as chat messages: what the assistant thought, said and called in a row is one message.
 

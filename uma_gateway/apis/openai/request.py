@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from uma_gateway.apis.openai.guided import read_guided
 from uma_gateway.asking import Ask
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
@@ -173,21 +174,39 @@ def read_thinking(body: dict[str, Any], chat: Chat) -> None:
 
 def response_format(body: dict[str, Any], chat: Chat) -> None:
     """The form that the answer must have. Raises: GatewayError."""
-    chat.json_schema, chat.is_strict, _ = wanted_form(body)
-    if chat.grammar and (chat.json_schema is not None or chat.has_tools):
+    form = wanted_form(body)
+    chat.json_schema, chat.is_strict, chat.constraint = form.schema, form.is_strict, form.constraint
+    if chat.grammar and (form.is_any or chat.has_tools):
         raise invalid("`grammar` conflicts with a schema and with tools", "grammar")
+    if form.constraint is not None and chat.has_tools:
+        raise invalid(f"`{form.param}` conflicts with tools", form.param)
 
 
-def wanted_form(body: dict[str, Any]) -> tuple[dict[str, Any] | bool | None, bool, str]:
-    """What `answer_form` tells of OpenAI's `response_format` or llama-server's `json_schema`, and which of the two asks
-    for it. Raises: GatewayError.
-    """
-    form, is_strict = answer_form(table(body, "response_format"), "response_format")
-    if body.get("json_schema") is None:
-        return form, is_strict, "response_format"
-    if form is not None:
-        raise invalid("`json_schema` conflicts with `response_format`", "json_schema")
-    return table(body, "json_schema") or True, False, "json_schema"
+class Form(NamedTuple):
+    """What an answer must be. `param` names the field that asks for it."""
+
+    param: str
+    schema: dict[str, Any] | bool | None = None  # True: any object, None: any text
+    is_strict: bool = False  # all of the schema must be enforced
+    constraint: dict[str, Any] | None = None  # another one, as the daemon has it
+
+    @property
+    def is_any(self) -> bool:
+        return self.schema is not None or self.constraint is not None
+
+
+def wanted_form(body: dict[str, Any]) -> Form:
+    """What OpenAI's `response_format`, llama-server's `json_schema` or vLLM's fields ask for. Raises: GatewayError."""
+    guided = read_guided(body)
+    forms = [
+        Form("response_format", *answer_form(table(body, "response_format"), "response_format")),
+        Form("json_schema", None if body.get("json_schema") is None else table(body, "json_schema") or True),
+        Form(guided.param, guided.schema, False, guided.constraint),
+    ]
+    wanted = [form for form in forms if form.is_any]
+    if len(wanted) > 1:
+        raise invalid(f"`{wanted[1].param}` conflicts with `{wanted[0].param}`", wanted[1].param)
+    return wanted[0] if wanted else forms[0]
 
 
 def answer_form(form: dict[str, Any], param: str) -> tuple[dict[str, Any] | bool | None, bool]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import parse_qs
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
+from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item
 from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, answer_form, read_tools
 from uma_gateway.apis.openai.store import Store, Stored
-from uma_gateway.asking import Ask, plan_chat
+from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid, unsupported
@@ -19,9 +22,9 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, integer, most_tokens, table, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
-from uma_gateway.parsing import whole
 from uma_gateway.prompting import Chat, Prompt
 
+MOST_LISTED = 100
 LOGPROBS_WANTED = "message.output_text.logprobs"
 _ECHOED = (
     "instructions",
@@ -45,6 +48,7 @@ class Request:
     input_items: list[Item]
     items: list[Item]  # all of the conversation
     is_kept: bool
+    is_cut: bool  # what does not fit the context is left out
 
     @property
     def has_logprobs(self) -> bool:
@@ -54,6 +58,12 @@ class Request:
 async def on_responses(exchange: Exchange) -> None:
     request = _read(exchange, await exchange.json())
     await exchange.while_connected(_answer(exchange, request))
+
+
+async def on_input_tokens(exchange: Exchange) -> None:
+    request = _read(exchange, await exchange.json())
+    n_tokens = await count_tokens(exchange, await exchange.gateway.model(), request.ask.chat)
+    await exchange.send_json({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 # ---- what was kept
@@ -81,10 +91,29 @@ async def on_get(exchange: Exchange) -> None:
 
 
 async def on_input_items(exchange: Exchange) -> None:
-    stored = _found(exchange, exchange.params["id"])
-    data = [{"id": items.new_id("item"), **item} for item in reversed(stored.input_items)]
+    """The items of a response's request, the newest first unless `order` is asc."""
+    listed = _found(exchange, exchange.params["id"]).input_items
+    query = {name: values[-1] for name, values in parse_qs(exchange.scope["query_string"].decode("latin-1")).items()}
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise invalid("`order` must be asc or desc", "order")
+    data, has_more = _page(listed if order == "asc" else listed[::-1], query)
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    await exchange.send_json({"object": "list", "data": data, **ends, "has_more": False})
+    await exchange.send_json({"object": "list", "data": data, **ends, "has_more": has_more})
+
+
+def _page(listed: list[Item], query: dict[str, str]) -> tuple[list[Item], bool]:
+    """The items that `after` and `limit` choose, and whether more follow. Raises: GatewayError."""
+    limit, after = query.get("limit", "20"), query.get("after")
+    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MOST_LISTED:
+        raise invalid(f"`limit` goes from 1 to {MOST_LISTED}", "limit")
+    begin = 0
+    if after is not None:
+        begin = next((i for i, item in enumerate(listed, 1) if item["id"] == after), -1)
+    if begin < 0:
+        raise invalid(f"`after`: there is no item {str(after)[:100]!r}", "after")
+    end = begin + int(limit)
+    return listed[begin:end], len(listed) > end
 
 
 async def on_delete(exchange: Exchange) -> None:
@@ -122,7 +151,10 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
     _read_effort(table(body, "reasoning"), chat)
     ask = Ask(chat, is_stream=boolean(body, "stream"), n_logprobs=_logprobs_wanted(body))
-    return Request(body, ask, input_items, conversation, boolean(body, "store", True))
+    truncation = text(body, "truncation") or "disabled"
+    if truncation not in ("auto", "disabled"):
+        raise invalid("`truncation` must be auto or disabled", "truncation")
+    return Request(body, ask, input_items, conversation, boolean(body, "store", True), truncation == "auto")
 
 
 def _choice(choice: Any) -> Any:
@@ -155,7 +187,10 @@ async def _answer(exchange: Exchange, request: Request) -> None:
 
     async def plan_for(model: Model) -> Plan:
         max_tokens = most_tokens(request.body, ("max_output_tokens",), model, answers)
-        return await plan_chat(exchange, model, request.ask, request.body, max_tokens)
+        ask = request.ask
+        if request.is_cut:
+            ask = replace(ask, chat=await _fitting(exchange, model, ask.chat, max_tokens))
+        return await plan_chat(exchange, model, ask, request.body, max_tokens)
 
     async with begin(exchange, plan_for) as (plan, generation):
         shape = _shape(exchange, request, plan.model)
@@ -168,6 +203,36 @@ async def _answer(exchange: Exchange, request: Request) -> None:
         response = _ended(shape, eos, output)
         _keep(exchange, request, response)
         await exchange.send_json(response)
+
+
+async def _fitting(exchange: Exchange, model: Model, chat: Chat, max_tokens: int) -> Chat:
+    """`truncation: auto`: the conversation from its first user message on with which it fits the context, and leaves
+    the answer a quarter of it. The whole where that fits, or where nothing does.
+    """
+    if await _fits(exchange, model, chat, model.n_ctx - 1):
+        return chat
+    messages = chat.messages
+    n_told = next((i for i, message in enumerate(messages) if message["role"] not in ("system", "developer")), 0)
+    starts = [i for i, message in enumerate(messages) if i > n_told and message["role"] == "user"]
+    most = model.n_ctx - min(max_tokens, model.n_ctx // 4)
+    low, high, fitting = 0, len(starts), chat
+    while low < high:  # the more is left out, the fewer tokens it has
+        middle = (low + high) // 2
+        cut = replace(chat, messages=[*messages[:n_told], *messages[starts[middle] :]])
+        if await _fits(exchange, model, cut, most):
+            high, fitting = middle, cut
+        else:
+            low = middle + 1
+    return fitting
+
+
+async def _fits(exchange: Exchange, model: Model, chat: Chat, most: int) -> bool:
+    try:
+        return await count_tokens(exchange, model, chat) <= most
+    except GatewayError as error:
+        if error.kind is Kind.CONTEXT:  # more bytes than the daemon reads
+            return False
+        raise
 
 
 def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]:
@@ -202,9 +267,9 @@ def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]
 
 
 def _whole(request: Request, prompt: Prompt, eos: Event) -> list[Item]:
-    message = whole(prompt.parser(), eos.get("text", ""))
+    message, told = read_whole(prompt.parser(), eos.get("text", ""), eos.get("logprobs") or ())
     status = "completed" if eos["reason"] == "stop" else "incomplete"
-    return items.output_items(message, status, chunks.logprobs(eos.get("logprobs")) if request.has_logprobs else None)
+    return items.output_items(message, status, chunks.logprobs(told) if request.has_logprobs else None)
 
 
 def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, Any]:
@@ -234,7 +299,8 @@ def usage(counts: dict[str, int]) -> dict[str, Any]:
 def _keep(exchange: Exchange, request: Request, response: dict[str, Any]) -> None:
     if request.is_kept:
         conversation = [*request.items, *response["output"]]
-        _store(exchange).put(exchange.caller.account, response, request.input_items, conversation)
+        input_items = [items.kept(item) for item in request.input_items]
+        _store(exchange).put(exchange.caller.account, response, input_items, conversation)
 
 
 # ---- streamed
@@ -274,7 +340,7 @@ class _Stream:
         self._n_events = 0
         self._open: _Open | None = None
         self._output: list[Item] = []
-        self._held: list[Event] = []  # log probabilities of text that the parser holds back
+        self._held = Held()
         self._tool = -1
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
@@ -316,16 +382,16 @@ class _Stream:
         return [*out, self._event(f"response.{response['status']}", response=response)]
 
     def _on_text(self, text: str, logprobs: list[Event] | None, is_final: bool = False) -> list[bytes]:
-        self._held += logprobs or ()
+        self._held.add(logprobs or ())
         return [chunk for diff in self._parser.feed(text, is_final) for chunk in self._on_diff(diff)]
 
     def _on_diff(self, diff: Diff) -> list[bytes]:
         out: list[bytes] = []
+        told = chunks.logprobs(self._held.take(diff)) if self._request.has_logprobs else []
         if diff.reasoning:
             out += self._at("reasoning") + self._add("response.reasoning_text.delta", diff.reasoning, content_index=0)
         if diff.content:
-            out += self._at("message")  # before the log probabilities are taken: they are the open item's
-            told = self._take_logprobs()
+            out += self._at("message")
             out += self._add("response.output_text.delta", diff.content, content_index=0, logprobs=told)
         if diff.tool >= 0:
             if diff.tool != self._tool:
@@ -334,14 +400,6 @@ class _Stream:
             if diff.tool_arguments:
                 out += self._add("response.function_call_arguments.delta", diff.tool_arguments)
         return out
-
-    def _take_logprobs(self) -> list[Any]:
-        if not self._request.has_logprobs:
-            return []
-        told, self._held = chunks.logprobs(self._held), []
-        if self._open is not None and self._open.kind == "message":
-            self._open.logprobs += told
-        return told
 
     def _at(self, kind: str) -> list[bytes]:
         """Close the open item unless it is of this kind, and open one."""
@@ -367,6 +425,7 @@ class _Stream:
     def _add(self, name: str, text: str, **more: Any) -> list[bytes]:
         assert self._open is not None
         self._open.parts.append(text)
+        self._open.logprobs += more.get("logprobs", ())
         return [self._event(name, item_id=self._open.id, output_index=self._open.number, delta=text, **more)]
 
     def _close(self, status: str) -> list[bytes]:

@@ -38,7 +38,7 @@ class Store:
     def put(self, account: str, response: dict[str, Any], input_items: list[Item], items: list[Item]) -> None:
         if not self._kept_s or not self._max_bytes:
             return
-        n_bytes = len(orjson.dumps(items)) + len(orjson.dumps(response))
+        n_bytes = sum(len(orjson.dumps(part)) for part in (items, response, input_items))
         stored = Stored(account, response, input_items, items, n_bytes, self._clock() + self._kept_s)
         self._by_id[response["id"]] = stored
         self.n_bytes += n_bytes

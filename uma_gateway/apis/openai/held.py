@@ -1,0 +1,59 @@
+"""Log probabilities of an answer's content alone: in OpenAI's form thoughts, calls and tags have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from uma_gateway.chat.diff import Diff
+from uma_gateway.daemon import Event
+from uma_gateway.parsing import Message, Parser
+
+
+class Held:
+    """Those of tokens whose text the parser has not told yet."""
+
+    def __init__(self, entries: Iterable[Event] = ()) -> None:
+        self._entries = list(entries)
+
+    def add(self, entries: Iterable[Event]) -> None:
+        self._entries.extend(entries)
+
+    def take(self, diff: Diff) -> list[Event]:
+        """Those of the content that is told now."""
+        if diff.reasoning:
+            self._cut(diff.reasoning)
+        if not diff.content:
+            return []
+        found = self._cut(diff.content)
+        if found is None:  # its bytes are no text: an answer loses none of them
+            found, self._entries = self._entries, []
+        return found
+
+    def _cut(self, text: str) -> list[Event] | None:
+        """Remove the entries up to the end of a text, and give those that the text is made of. None: it is not there.
+
+        What stands before it is tags. It is looked for from the end: a tag may have the same letters.
+        """
+        wanted = text.encode("utf-8", "replace")
+        held = b"".join(bytes(entry["bytes"]) for entry in self._entries)
+        begin = 0 if held.startswith(wanted) else held.rfind(wanted)
+        if begin < 0:
+            return None
+        found: list[Event] = []
+        at = 0
+        while self._entries and at < begin + len(wanted):
+            entry = self._entries.pop(0)
+            at += len(entry["bytes"])
+            if at > begin:
+                found.append(entry)
+        return found
+
+
+def read_whole(parser: Parser, text: str, entries: Iterable[Event]) -> tuple[Message, list[Event]]:
+    """Read an answer that has ended, with the log probabilities of its tokens; those of its content are left."""
+    message, held = Message(), Held(entries)
+    told: list[Event] = []
+    for diff in parser.feed(text, is_final=True):
+        message.add(diff)
+        told += held.take(diff)
+    return message, told
