@@ -131,12 +131,9 @@ def _thinking(model: Model, chat: Chat, applied: Applied) -> dict[str, Any]:
     """Between which texts tokens are counted as reasoning, and how many there may be."""
     if applied.thinking is None:
         return {}
-    budget = chat.reasoning_budget
-    if applied.constraint is not None and not applied.constraint.get("triggers"):
-        budget = None  # the daemon ends no thought that a grammar follows from its first token on
-    if budget is not None:
+    if chat.reasoning_budget is not None:
         need(model, "reasoning", "reasoning_budget_tokens")
     elif not model.can("reasoning"):
         return {}
-    limit = {} if budget is None else {"budget_tokens": budget}
-    return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **limit}}
+    budget = {} if chat.reasoning_budget is None else {"budget_tokens": chat.reasoning_budget}
+    return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **budget}}

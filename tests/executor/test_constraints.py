@@ -248,3 +248,32 @@ def test_the_end_of_a_thought_is_not_sampled_either():
     sampler = session.sampler
     rig.run()
     assert rig.text("a")[4:12] == "enough.]" and sampler.n_forced == 8 == rig.executor.meters.forced.value
+
+
+THOUGHT = Constraint("lark", "start: /[^\\]]*\\]/ /[0-9]{3}/")
+
+
+def test_a_spent_budget_ends_a_thought_that_a_grammar_follows(compiler):
+    """The grammar goes on behind the forced end."""
+    rig = Rig()
+    ask(rig, compiler, "a", THOUGHT, max_tokens=60, reasoning=Reasoning("", "]", 4, "enough."))
+    rig.run()
+    text = rig.text("a")
+    assert text[4:12] == "enough.]" and text[12:].isdigit() and len(text) == 15
+    assert rig.finals("a")[0].reason is FinishReason.STOP
+    rig.check_all_free()
+
+
+def test_an_end_that_the_grammar_does_not_take_yet_waits_until_it_does(compiler):
+    rig = Rig()
+    grammar = Constraint("lark", 'start: "abcdefgh" /[^\\]]*\\]/ /[0-9]{3}/')
+    ask(rig, compiler, "a", grammar, max_tokens=60, reasoning=Reasoning("", "]", 2))
+    rig.run()
+    assert rig.text("a").startswith("abcdefgh]") and rig.finals("a")[0].reason is FinishReason.STOP
+
+
+def test_an_end_that_the_grammar_never_takes_is_not_forced(compiler):
+    rig = Rig()
+    ask(rig, compiler, "a", schema(), max_tokens=300, reasoning=Reasoning("", "\n]", 2))
+    rig.run()
+    assert set(json.loads(rig.text("a"))) == {"name", "n"}

@@ -222,6 +222,30 @@ def test_an_answer_has_the_form_that_vllm_s_clients_ask_for(client, form, expect
     assert re.fullmatch(expected, message.content) and not getattr(message, "reasoning_content", None)
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "seven", "schema": {"const": "seven"}}}},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS},
+    ],
+)
+def test_a_spent_budget_ends_the_thought_and_the_answer_keeps_its_form(client, form):
+    ask = [{"role": "user", "content": THINKS}]
+    free, limited = (
+        chat(client, ask, max_tokens=300, extra_body=extra, **form) for extra in ({}, {"reasoning_budget_tokens": 5})
+    )
+    n_free, n_limited = (each.usage.completion_tokens_details.reasoning_tokens for each in (free, limited))
+    assert n_free > 8 >= n_limited > 0
+    message = limited.choices[0].message
+    assert message.reasoning_content and "think>" not in (message.content or "")
+    if "tool_choice" in form:
+        assert message.tool_calls and json.loads(message.tool_calls[0].function.arguments)
+    if "response_format" in form:
+        assert message.content.strip() == '"seven"'
+
+
 def test_a_text_s_form_conflicts_with_tools(client):
     with pytest.raises(openai.BadRequestError, match="guided_choice"):
         chat(client, tools=TOOLS, extra_body={"guided_choice": ["a"]})

@@ -66,6 +66,7 @@ void    llg_free_matcher(LlgMatcher * matcher);
 const char * llg_matcher_get_error(LlgMatcher * matcher);
 int32_t llg_matcher_consume_token(LlgMatcher * matcher, uint32_t token);
 int32_t llg_matcher_consume_tokens(LlgMatcher * matcher, const uint32_t * tokens, size_t n);
+int32_t llg_matcher_validate_tokens(LlgMatcher * matcher, const uint32_t * tokens, size_t n);
 int32_t llg_matcher_compute_mask_into(LlgMatcher * matcher, uint32_t * mask, size_t n_bytes);
 int32_t llg_matcher_rollback(LlgMatcher * matcher, size_t n);
 int32_t llg_matcher_compute_ff_tokens(LlgMatcher * matcher, uint32_t * out, size_t n_out);

@@ -90,6 +90,12 @@ class Matcher:
         if not self.forced:
             self.choose()
 
+    def takes(self, tokens: Sequence[TokenId]) -> bool:
+        """Whether these may come next, one after the other; true while everything may."""
+        if self._scanner is not None:
+            return True
+        return int(self._lib.llg_matcher_validate_tokens(self._handle, tokens, len(tokens))) == len(tokens)
+
     def choose(self) -> None:
         """Let the next token be drawn after all: the one that is forced is banned. Raises: CONSTRAINT_FAILED."""
         assert self.mask is not None

@@ -162,8 +162,11 @@ class Output:
     def _end_thought(self, session: Session, thinking: Thinking) -> None:
         wanted = session.request.reasoning
         assert wanted is not None
+        tokens = self._engine.tokenize(wanted.message + wanted.end, False, True)
+        if session.matcher is not None and not session.matcher.takes(tokens):
+            return  # in the midst of a character, or of what is no thought: the next token may change that
         session.was_forced = True  # once: a model that thinks on after the end text is not stopped again
-        thinking.forced.extend(self._engine.tokenize(wanted.message + wanted.end, False, True))
+        thinking.forced.extend(tokens)
 
     def _piece(self, session: Session, token: TokenId) -> bytes:
         return self._engine.piece(token, token in session.preserved_tokens)

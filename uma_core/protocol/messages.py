@@ -267,15 +267,7 @@ def _to_lora(wanted: tuple[dict[str, Any], ...] | None) -> AdapterSet | None:
 
 def _to_reasoning(args: dict[str, Any]) -> Reasoning | None:
     wanted = args["reasoning"]
-    if wanted is None:
-        return None
-    constraint = args["constraint"]
-    if wanted["budget_tokens"] is not None and constraint is not None and not constraint.get("triggers"):
-        raise bad_field(
-            "reasoning.budget_tokens",
-            "conflicts with a `constraint` that holds from the first token: it says what may end a thought",
-        )
-    return Reasoning(**wanted)
+    return None if wanted is None else Reasoning(**wanted)
 
 
 def _to_ns(ms: float | None) -> int:

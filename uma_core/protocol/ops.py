@@ -70,7 +70,7 @@ _REASONING = (
     Field(
         "budget_tokens",
         Kind.INTEGER,
-        "most tokens of thought: then `message` and `end` are forced; absent: any",
+        "most tokens of thought: then `message` and `end` are forced, once a `constraint` takes them; absent: any",
         None,
         0,
         1 << 30,

@@ -53,6 +53,9 @@ class Matcher(Protocol):
     def accept(self, token: TokenId) -> None:
         """Go on by a token. Raises: CONSTRAINT_FAILED."""
 
+    def takes(self, tokens: Sequence[TokenId]) -> bool:
+        """Whether these may come next, one after the other; true while everything may."""
+
     def choose(self) -> None:
         """The next token is to be drawn though it is forced: bring the mask up to date. Raises: CONSTRAINT_FAILED."""
 
