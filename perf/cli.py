@@ -164,10 +164,12 @@ def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, h
 )
 @_shared
 def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> None:
-    """A/B of policy STAGES (default: all): our daemon with everything on against the same without each of them."""
+    """A/B of policy STAGES (default: all that are not needed): our daemon as it is against the same without each."""
     from uma_core.policy.config import DEFAULT_STAGES
+    from uma_core.policy.pipeline import NEEDED_STAGES
 
-    labels = (OURS, *(f"{OURS}:no-{stage}" for stage in stages or DEFAULT_STAGES))
+    optional = [stage for stage in DEFAULT_STAGES if stage not in NEEDED_STAGES]
+    labels = (OURS, *(f"{OURS}:no-{stage}" for stage in stages or optional))
     _execute(_plan(tuple(Job(name, labels, options["repeats"]) for name in names), options), ON_CPU, options["beside"])
 
 

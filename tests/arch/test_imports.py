@@ -139,7 +139,7 @@ ALLOWED = {
             "uma_core.log",
         ),  # how options and lines are written
     },
-    "uma_gateway.chat": {"uma_gateway.chat"},
+    "uma_gateway.chat": {"uma_gateway.chat", "uma_core.constraint.escapes"},  # which is pure: how names may be written
     "uma_gateway.cluster.router": set(),
 }
 

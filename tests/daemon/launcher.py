@@ -44,6 +44,7 @@ class Levers:
         self.prefill_failures = 0
         self.is_hanging = False
         self.is_deaf = False  # a hang that not even an abort ends
+        self.is_reading = False  # every text is read for as long
         self.load_ms = 0.0  # every load takes so much longer
         self.load_errors: deque[str] = deque()  # names of error codes that the next loads end with
         self.peer: list[int] | None = None  # who the next connections are
@@ -117,6 +118,11 @@ class Levered:
                 return True
         self._aborted.clear()
         return False
+
+    def tokenize(self, *args: Any) -> Any:
+        while LEVERS.is_reading:
+            time.sleep(0.002)
+        return self._inner.tokenize(*args)
 
     def prefill_run(self, seq_id: int, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
         if self._hang():

@@ -75,6 +75,17 @@ def test_a_hang_that_nothing_ends_still_ends_with_final_events(serve):
     assert daemon.wait() == 1
 
 
+def test_a_prompt_that_is_read_for_ever_does_not_hold_a_drain(serve):
+    daemon = serve()
+    daemon.pull(is_reading=True)
+    with daemon.connect() as wire:
+        wire.send(id=1, prompt="read for ever")
+        wire.ask("health")  # answered after the prompt was taken in
+        daemon.ask("drain", timeout_ms=1, then="exit")
+        assert wire.until_final(1)[-1]["event"] == "error"
+    assert daemon.wait() in (0, 1)
+
+
 def test_sigint_leaves_a_hung_engine(serve):
     daemon = serve(*HANG_MS)
     stream = daemon.stream(max_tokens=4000).begun()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from uma_core.constraint.escapes import SHORT, tells_names, unwritable
 from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.library import LibraryError, call, encode
 
@@ -151,6 +152,9 @@ def constrained(schema: Any, strict: bool) -> Schema:
     if _may_be_closed(whole):
         whole = _closed(whole)
     whole["x-guidance"] = {"whitespace_pattern": WHITE_SPACE, "lenient": not strict}
+    nodes = [node for _, node in subschemas(whole)]
+    if any(map(tells_names, nodes)) and not any(map(unwritable, nodes)):
+        whole["x-guidance"]["json_allowed_escapes"] = SHORT
     return whole
 
 

@@ -124,3 +124,12 @@ def test_the_given_schema_is_left_as_it_is() -> None:
     before = json.dumps(SCHEMA)
     constrained(SCHEMA, strict=False)
     assert json.dumps(SCHEMA) == before
+
+
+def test_a_name_has_one_form_where_other_names_may_come() -> None:
+    """As an escape, a name would be another one to the grammar, and held to nothing."""
+    open_to_others = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True}
+    assert "u" not in constrained(open_to_others, strict=False)["x-guidance"]["json_allowed_escapes"]
+    assert "json_allowed_escapes" not in constrained({"type": "string"}, strict=False)["x-guidance"]
+    insists = open_to_others | {"properties": {"a": {"const": "\x01"}}}
+    assert "json_allowed_escapes" not in constrained(insists, strict=False)["x-guidance"]

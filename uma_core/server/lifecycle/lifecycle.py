@@ -217,12 +217,12 @@ class Lifecycle:
             drain.is_aborted = True
             for executor in self._compute.executors:
                 executor.engine.abort()
-        elif now - drain.t_cut_ns > 2 * CUT_GRACE_NS and 0 < self._compute.turn_since_ns < drain.t_cut_ns:
-            return self._give_up(drain)
+        elif now - drain.t_cut_ns > 2 * CUT_GRACE_NS and self._compute.turn_since_ns < drain.t_cut_ns:
+            return self._give_up(drain)  # the compute thread has not come back, or has nothing to do with what is left
         return False
 
     def _give_up(self, drain: Drain) -> bool:
-        """The engine does not come back. True where that ends the drain."""
+        """The engine, or a tokeniser, does not come back. True where that ends the drain."""
         if drain.then == EXIT:
             self.stop()
         elif drain.then == SWAP:
