@@ -155,6 +155,12 @@ class TestParking:
         moving = talking(1, BACK, is_transferring=True, is_ready=False)
         assert admission.run(state_of(moving, talking(2, BACK), waiting(9)), Plan()).park == ()
 
+    @pytest.mark.parametrize(("t_last_ns", "expected"), [(NOW - 40 * S, ()), (NOW - S, (1,))])
+    def test_who_had_to_read_all_again_stays_until_it_has_a_token_more(self, t_last_ns, expected):
+        """Parked before, sessions could change places for ever, and none would end."""
+        back = talking(1, BACK, t_back_ns=NOW - 30 * S, t_last_ns=t_last_ns)
+        assert admission.run(state_of(back, waiting(9), can_rollback=False), Plan()).park == expected
+
     def test_never_for_background_nor_from_interactive(self):
         assert admission.run(state_of(talking(1, BACK), waiting(9, BACK)), Plan()).park == ()
         assert admission.run(state_of(talking(1), waiting(9)), Plan()).park == ()

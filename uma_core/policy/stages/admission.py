@@ -20,7 +20,7 @@ from uma_core.types import Phase, Priority
 
 # a reader may fall behind for so long without losing its place: a process that lives reads on well before
 HELD_NS = 100_000_000
-# a parked session that came back keeps its sequence for so long; aging_ns where it must read all again
+# a parked session that came back keeps its sequence for so long; one that must read all again for aging_ns at least
 STAY_NS = 500_000_000
 
 
@@ -97,17 +97,25 @@ def _background_victim(state: SchedulerState, index: SessionIndex, blocked: Sess
     """
     if any(v.priority is Priority.BACKGROUND for v in index.moving):
         return ()
-    device = state.device
-    stay_ns = STAY_NS if device.can_copy_prefix and device.can_rollback else state.config.aging_ns
     residents = [
         v
         for v in index.background + index.prompts
         if v.priority is Priority.BACKGROUND
         and not v.n_chunk
         and not (v.is_embedding and v.n_past)
-        and (not v.t_back_ns or state.now_ns - v.t_back_ns >= stay_ns)
+        and not (v.t_back_ns and _stays(state, v))
     ]
     return _victim(state, residents, blocked)
+
+
+def _stays(state: SchedulerState, view: SessionView) -> bool:
+    """Whether a session that came back keeps its sequence. One that had to read all again has brought nothing before
+    its next token: parked earlier, sessions could change places for ever.
+    """
+    since_ns = state.now_ns - view.t_back_ns
+    if state.device.can_copy_prefix and state.device.can_rollback:
+        return since_ns < STAY_NS
+    return since_ns < state.config.aging_ns or view.t_last_ns <= view.t_back_ns
 
 
 def _victim(state: SchedulerState, residents: list[SessionView], blocked: SessionView) -> tuple[int, ...]:
