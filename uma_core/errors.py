@@ -87,7 +87,7 @@ class ErrorCode(Enum):
         True,
         False,
         2,
-        "the queue of the request's priority is full; `detail.retry_after_ms` says when to come back",
+        "the queue of the request's priority is full; come back when the time in `retry_after_ms` has passed",
     )
     TOO_MANY_SESSIONS = Spec(
         "E_LIMIT_004", "too_many_sessions", Side.SERVER, True, False, 2, "the session or connection cap is reached"
@@ -194,7 +194,7 @@ class ErrorCode(Enum):
         True,
         False,
         2,
-        "the daemon is draining; `detail.retry_after_ms` says when to come back",
+        "the daemon is draining; come back when the time in `retry_after_ms` has passed",
     )
     RELOAD_BUSY = Spec("E_STATE_003", "reload_busy", Side.SERVER, True, False, 2, "another reload is under way")
     CANCELLED = Spec(

@@ -193,7 +193,10 @@ def ended(eos: Event) -> Event:
         raise from_daemon(eos.get("error") or {})
     if reason == "draining":
         raise GatewayError(
-            Kind.UNAVAILABLE, "the daemon stopped before the answer was complete", code="draining", retry_after_ms=1000
+            Kind.UNAVAILABLE,
+            "the daemon stops or drains, and ended the answer before it was complete",
+            code="draining",
+            retry_after_ms=1000,
         )
     if reason == "timeout":
         raise GatewayError(

@@ -136,7 +136,10 @@ class AdmissionControl:
             return
         n_held = table.n_held(command.peer, command.request.account)
         if n_held or n_answers > 1 or n_after > most + n_extra(most):
-            message = f"{len(table)} requests are queued or running, {n_held} of them yours; the limit is {most}"
+            message = (
+                f"{len(table)} requests are queued or running, {n_held} of them yours; the limit is {most} "
+                "(limits.max_sessions)"
+            )
             raise UmaError(
                 ErrorCode.TOO_MANY_SESSIONS,
                 message,
