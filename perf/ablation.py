@@ -76,6 +76,9 @@ MECHANISMS: dict[str, Mechanism] = {
         ),
         Mechanism("rarely", "coarse pieces are forced more rarely", ((_P + "tbt.share", "RARELY", 1),)),
         Mechanism("mixed-batches", "prompt rows in the streams' own call", ((_P + "chunks", "mixed_rows", _none),)),
+        Mechanism(
+            "mixed-cost", "learned cost of mixed rows", ((_P + "cost.learn", "_with_mixed", lambda model, *_: model),)
+        ),
         Mechanism("gap-chunks", "chunks sized for gaps", ((_P + "chunks", "_through_gaps", _efficient),)),
         Mechanism("splits", "split of rows into several calls", ((_P + "cost.calibrate", "best_splits", _one_call),)),
         Mechanism(

@@ -31,7 +31,7 @@ def write(results: Results, folder: Path) -> list[Path]:
     for label in dict.fromkeys(label for name in contexts for label in results.cells[name]):
         paths.append(
             _write(
-                folder / f"long_ctx.{label.replace(':', '-')}.csv",
+                folder / f"long_ctx.{label.replace(':', '-').replace('/', '_')}.csv",
                 ("ctx", "tps"),
                 _long_contexts(results, contexts, label),
             )

@@ -336,11 +336,11 @@ class Sim:
                 n_prompt, n_past = n_prompt + i.n_tokens, n_past + job.n_past
         n, n_decoded = batch.n, batch.n - n_prompt
         phase = Phase.DECODE if n_decoded else Phase.PREFILL
-        predicted = self.cost.call_ns(n_decoded, kv, n_prompt, n_past)
+        predicted, riding = self.cost.call_ns(n_decoded, kv, n_prompt, n_past)
         out = self.engine.decode(batch, [None] * batch.n_rows)
         assert out.status == 0, out
         self.reports.append(
-            CallReport(phase, n, kv + n_past, predicted, out.call_ns, 0, False, n_prompt if n_decoded else 0)
+            CallReport(phase, n, kv + n_past, predicted, out.call_ns, 0, False, n_prompt if n_decoded else 0, riding)
         )
         tokens = iter(out.tokens)
         for i in items:

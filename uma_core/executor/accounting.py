@@ -57,7 +57,7 @@ class Accounting:
         sessions, n_rows, n_kv, n_prompt, n_past, since_ns, outcome = note
         meters, call_ns = self._meters, outcome.call_ns
         n_decoded = n_rows - n_prompt
-        predicted = cost.call_ns(n_decoded, n_kv, n_prompt, n_past)
+        predicted, mixed_ns = cost.call_ns(n_decoded, n_kv, n_prompt, n_past)
         meters.on_call(n_rows, call_ns, outcome.sample_ns)
         if since_ns:
             meters.on_overhead(since_ns)
@@ -66,8 +66,9 @@ class Accounting:
         self._charge(sessions, call_ns)
         phase = Phase.DECODE if n_decoded else Phase.PREFILL
         is_full = outcome.status is DecodeStatus.FULL
-        n_mixed = n_prompt if n_decoded else 0
-        return CallReport(phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_mixed)
+        return CallReport(
+            phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0, mixed_ns
+        )
 
     def _charge(self, sessions: Sequence[Session], ns: int) -> None:
         share = ns // len(sessions)

@@ -51,7 +51,7 @@ class SessionView(NamedTuple):
     survival: tuple[float, ...] = ()
     # the same of what the draft model would draft for the next step; (): it is not asked
     draft_rates: tuple[float, ...] = ()
-    # tokens that its drafts won it, less those that longer steps cost it; others' drafts may stretch its steps
+    # tokens that its drafts have brought it beyond what longer steps took from it: others' drafts may stretch its steps
     ahead: float = 0.0
 
     @property
@@ -101,6 +101,7 @@ class CallReport(NamedTuple):
     longest_ns: int  # prefill: longest piece; decode: 0
     is_full: bool  # the engine had no room (rc 1)
     n_mixed: int = 0  # decode: of n_rows, those that were tokens of a prompt
+    mixed_ns: int = 0  # ... and of predicted_ns, what these add
     n_chunk: int = 0  # prefill run: tokens of the chunk of which it computed a part
     n_pieces: int = 0  # prefill run: pieces of the chunk that it computed
     # prefill run: predicted time of the whole chunk; predicted_ns is the share that this run advanced

@@ -287,6 +287,14 @@ def test_fit_of_part_of_the_shapes_still_predicts_everything():
 class TestMixedBatches:
     """Rows of a prompt in a decode call."""
 
+    def seen(self, model, times, n_tokens=7, n_past=0):
+        """The model after a call of one row and so many of a prompt took `times` what they were measured to add."""
+        added = MIXING.mixed_ns(1, n_tokens, n_past)
+        alone = model.decode_ns(1, 0)
+        added_ns = model.mixed_ns(1, n_tokens, n_past)
+        seen = report(Phase.DECODE, 1 + n_tokens, alone + added_ns, int(alone + times * added))
+        return see(model, seen._replace(n_mixed=n_tokens, mixed_ns=added_ns))
+
     def test_only_where_it_was_measured(self):
         device = DEVICE._replace(mixed_rows=MIX_ROWS)
         assert not any(s.kind == MIXED for s in calibration_shapes(DEVICE)) and CPU.mixed is None
@@ -305,6 +313,40 @@ class TestMixedBatches:
             < MIXING.mixed_ns(1, 15, 1000)
         )
 
-    def test_a_call_that_holds_them_teaches_nothing_of_the_streams(self):
-        seen = report(Phase.DECODE, 8, MIXING.decode_ns(8, 0), 5 * MIXING.decode_ns(8, 0))._replace(n_mixed=7)
-        assert see(MIXING, seen) == MIXING
+    @pytest.mark.parametrize("times", [1.2, 3.0, 5.0])
+    def test_what_it_takes_is_learnt_for_all_sizes(self, times):
+        model = MIXING
+        for _ in range(60):
+            model = self.seen(model, times)
+        for n in (7, 15):
+            added = MIXING.mixed.ns(1 + n, 0) - MIXING.mixed.ns(1, 0)
+            assert model.mixed_ns(1, n, 0) == pytest.approx(times * added, rel=0.1)
+        assert model.factors[:-1] == MIXING.factors[:-1], "streams alone take what they took"
+
+    def test_so_is_what_a_context_adds(self):
+        """Few rows deep in a context: measured once, over noise that is as long."""
+        model = MIXING
+        for _ in range(60):
+            model = self.seen(model, 3.0, n_tokens=1, n_past=4000)
+        assert model.mixed_ns(1, 1, 4000) == pytest.approx(3.0 * MIXING.mixed_ns(1, 1, 4000), rel=0.1)
+
+    def test_one_outlier_moves_little_and_nothing_goes_beyond_its_limits(self):
+        assert self.seen(MIXING, 100.0).mixed_ns(1, 7, 0) < 1.2 * MIXING.mixed_ns(1, 7, 0)
+        model = MIXING
+        for _ in range(300):
+            model = self.seen(model, 1000.0)
+        assert model.factors[-1] < 100
+        for _ in range(300):
+            model = self.seen(model, -5.0)
+        assert model.factors[-1] == pytest.approx(1.0)
+
+    def test_dear_once_it_is_tried_again_after_some_steps_without_it(self):
+        model = MIXING
+        for _ in range(30):
+            model = self.seen(model, 6.0)
+        dear = model.mixed_ns(1, 7, 0)
+        for _ in range(100):
+            model = see(model, report(Phase.DECODE, 1, model.decode_ns(1, 0), model.decode_ns(1, 0)))
+        assert dear > 2 * MIXING.mixed_ns(1, 7, 0) and model.mixed_ns(1, 7, 0) == pytest.approx(
+            MIXING.mixed_ns(1, 7, 0), rel=0.05
+        )

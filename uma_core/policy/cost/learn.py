@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from uma_core.policy.cost.curve import median
-from uma_core.policy.cost.model import PREFILL, CostModel, regime_of
+from uma_core.policy.cost.model import MIXED, PREFILL, CostModel, regime_of
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 
@@ -18,6 +18,12 @@ CLIP = 1.25  # most by which one call may claim to be slower or faster than pred
 # Cells at which a one-row call's error is split evenly between step and cells: their attention takes a quarter of a
 # step on the 2-core CPU.
 DEEP_CELLS = 8192
+# Part of the mixed rows' correction that each call without such rows forgets: rows that were dear once are tried again
+# after some 20 steps.
+FORGET = 0.05
+# A mixed call's error is measured against what its mixed rows add, or against 1 / this of the step where that is more:
+# smaller errors are the step's own noise.
+STEP_PART = 16
 
 
 def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
@@ -25,14 +31,14 @@ def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
 
     A decode call's error is divided between step and cells: the more cells the call read, the larger their part.
     Otherwise the steps of a long context would teach that every step is slow, and work would seem to fit beside a chat.
-    A call that holds a prompt's rows teaches nothing: whether step or prompt took longer cannot be told.
     """
-    seen = [
-        r for r in reports if not (r.is_full or r.n_mixed) and max(r.predicted_ns, r.whole_ns) > 0 and r.elapsed_ns > 0
-    ]
+    seen = [r for r in reports if not r.is_full and max(r.predicted_ns, r.whole_ns) > 0 and r.elapsed_ns > 0]
+    if not seen:
+        return model
     old, errors, cell_ns = model.factors, dict[int, list[float]](), model.cell_ns
+    mixed = [r for r in seen if r.n_mixed]
     for report in seen:
-        if report.phase is not Phase.DECODE:
+        if report.phase is not Phase.DECODE or report.n_mixed:
             continue
         regime = regime_of(report.n_rows)
         share = 0.0 if _is_wild(model, regime) else _cells_share(model, report)
@@ -41,6 +47,7 @@ def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
         errors.setdefault(regime, []).append(1.0 + (1.0 - share) * (report.elapsed_ns / report.predicted_ns - 1.0))
     if cell_ns != model.cell_ns:
         model = model._replace(cell_ns=cell_ns)
+    model = _with_mixed(model, mixed, sum(map(len, errors.values())))
     for report in seen:
         if report.phase is Phase.PREFILL:
             model = _with_chunk(model, report, old[PREFILL])
@@ -95,6 +102,16 @@ def _with_cells(model: CostModel, cell_ns: float, report: CallReport, share: flo
     error = (report.elapsed_ns - report.predicted_ns) / report.n_kv - (cell_ns - model.cell_ns)
     least = -max(model.decode.slope) * max(model.factors[:PREFILL])
     return max(least, cell_ns + GAIN * share * min(most, max(-most, error)))
+
+
+def _with_mixed(model: CostModel, reports: list[CallReport], n_without: int) -> CostModel:
+    """Correct what a prompt's rows add to a decode call; forget the correction over `n_without` calls that had none."""
+    factor = model.factors[MIXED]
+    for report in reports:
+        unit = max(report.mixed_ns / model.factors[MIXED], (report.predicted_ns - report.mixed_ns) / STEP_PART)
+        factor += GAIN * min(1.0, max(-1.0, (report.elapsed_ns - report.predicted_ns) / unit))
+    factor = max(1.0, 1.0 + (factor - 1.0) * (1.0 - FORGET) ** n_without)
+    return model if factor == model.factors[MIXED] else model._replace(factors=(*model.factors[:MIXED], factor))
 
 
 def _corrected(model: CostModel, regime: int, factor: float, n: float) -> CostModel:

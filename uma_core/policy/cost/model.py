@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from uma_core.policy.cost.curve import Curve
 
-REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_more", "prefill")
-PREFILL = REGIMES.index("prefill")
+REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_more", "prefill", "mixed")
+PREFILL, MIXED = REGIMES.index("prefill"), REGIMES.index("mixed")
 MAX_ROWS = 32  # rows for which the best split into calls is looked up; more are one call
 SPLIT_GAIN = 0.03  # part of the time that a further call must save: calls that cost the same stay together
 
@@ -65,13 +65,16 @@ class CostModel(NamedTuple):
             return self.prefill_ns(n_tokens, n_past)
         rows = max(0.0, self.mixed.ns(n_rows + n_tokens, 0) - self.mixed.ns(n_rows, 0))
         context = self.mixed.ns(n_tokens, n_past) - self.mixed.ns(n_tokens, 0)
-        return int(rows + context)
+        return int((rows + context) * self.factors[MIXED])
 
-    def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> int:
-        """One call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`."""
+    def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> tuple[int, int]:
+        """One call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`; of
+        that, what these add.
+        """
         if not n_rows:
-            return self.prefill_ns(n_prompt, n_past)
-        return self.decode_ns(n_rows, n_kv) + (self.mixed_ns(n_rows, n_prompt, n_past) if n_prompt else 0)
+            return self.prefill_ns(n_prompt, n_past), 0
+        added = self.mixed_ns(n_rows, n_prompt, n_past) if n_prompt else 0
+        return self.decode_ns(n_rows, n_kv) + added, added
 
     def piece_ns(self, n_tokens: int, n_past: int) -> int:
         """Shortest pause-to-pause time inside a chunk of this size: its heaviest node, or a layer's attention over
