@@ -51,7 +51,7 @@ llama_token uma_decode_draw(struct llama_context * ctx, int32_t row, uma_sampler
 int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
     uma_wake(rows->wake_fd);
     const int64_t t0 = uma_now_ns();
-    // not on the stack, which holds some 600,000 rows' less than a batch may have
+    // on the heap: the stack has room for some 600,000 rows, and a batch may have a million
     int32_t *       n_seq_id = malloc((size_t) rows->n * sizeof(*n_seq_id));
     llama_seq_id ** seq_id   = malloc((size_t) rows->n * sizeof(*seq_id));
     if (!n_seq_id || !seq_id) {

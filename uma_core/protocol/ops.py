@@ -12,8 +12,8 @@ from uma_core.types import Request
 
 PROTOCOL_VERSION = 1
 N_PREDICTION_MOST = 1 << 18  # characters: more than an answer has; 130 bytes of memory for each token of them
-# characters of a text that ends an answer, or that it must not have: what may still become one is compared with all of
-# them at every token
+# characters of a text that ends an answer, or that it must not have: what may still become one is held back from the
+# reader
 N_STOP_MOST = 1_024
 DEFAULT_OP = "generate"  # of a request without `type`
 
