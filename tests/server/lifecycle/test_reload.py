@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_a_file_system_that_does_not_answer_fails_the_reload_and_later_ones_unti
     assert isinstance(again, UmaError) and "still being read" in again.message
     assert world.n_read == 1, "no thread is left behind for each attempt"
     world.answers.set()
-    world.turn_until(lambda: not world.reloader._reader.is_alive())
+    world.turn_until(lambda: world.reloader._reader is None)
     world.loop.turn(0)
     assert world.reloader.report()["generation"] == 1, "what came too late is not put in force"
     outcomes = world.ask()
@@ -117,3 +118,19 @@ def test_what_cannot_be_read_is_refused(world, monkeypatch):
     world.turn_until(lambda: outcomes)
     assert (outcomes[0].error, outcomes[0].message) == (ErrorCode.CONFIG_INVALID, "no")
     assert world.reloader.report()["last"] == "failed"
+
+
+def test_a_reload_right_after_another_ones_answer_is_taken(monkeypatch):
+    """The thread that read the file may take a moment longer to end."""
+    world = World(monkeypatch, limit_ns=10**10)
+    real = reload.run_aside
+
+    def lingering(*args):
+        real(*args)
+        return SimpleNamespace(is_alive=lambda: True)
+
+    monkeypatch.setattr(reload, "run_aside", lingering)
+    for _ in range(2):
+        outcomes = world.ask(is_check=True)
+        world.turn_until(lambda outcomes=outcomes: outcomes)
+        assert not isinstance(outcomes[0], UmaError), outcomes

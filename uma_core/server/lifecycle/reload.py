@@ -73,7 +73,7 @@ class Reloader:
         self._lifecycle = lifecycle
         self._asked: Asked | None = None  # under way
         self._has_begun = False  # `on_begin` was called for it
-        self._reader: threading.Thread | None = None  # of the file: the last one
+        self._reader: threading.Thread | None = None  # of the file, while it is read
         self._last = "none"
         self._error: UmaError | None = None
         self._counts = {result: registry.counter(m.RELOADS, result=result) for result in ("ok", "failed")}
@@ -94,7 +94,7 @@ class Reloader:
             answer(UmaError(ErrorCode.RELOAD_BUSY))
             return
         asked = self._asked = Asked(answer, is_check, model)
-        if self._reader is not None and self._reader.is_alive():
+        if self._reader is not None:
             self._fail(
                 asked,
                 UmaError(ErrorCode.CONFIG_INVALID, f"{self._inputs.path} is still being read for an earlier reload"),
@@ -105,6 +105,7 @@ class Reloader:
 
         def read(outcome: tuple[Config, Sources] | UmaError) -> None:
             timer.cancel()
+            self._reader = None
             if self._asked is asked:  # else it is too late
                 self._was_read(asked, outcome)
 
