@@ -34,9 +34,8 @@ class Chat:
     json_schema: dict[str, Any] | bool | None = None  # the answer's form; True: any object; None: any text
     is_strict: bool = False  # a schema that cannot be enforced whole is refused
     grammar: str = ""  # GBNF
-    constraint: dict[str, Any] | None = (
-        None  # as the daemon has it, for the whole answer: it leaves no thought any room
-    )
+    # as the daemon has it, for the whole answer: the model does not think where its template can leave that out
+    constraint: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     # go on with the last message, or with a part of it: content, reasoning_content
     continue_final_message: bool | str = False

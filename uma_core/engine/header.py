@@ -15,14 +15,15 @@ Scalar = int | float | bool | str
 Value = Scalar | list[int] | list[float] | list[bool]
 
 N_FILES_MOST = 65_535  # of a split model: gguf-split counts them in 16 bits
-FLOATS = (lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16)
 
 
-def is_quantized(kind: int) -> bool:
-    """Whether weights can have this ggml_type. ggml counts two more, which are of activations: it has no products with
-    weights of them, and would call what is not there.
+def is_of_weights(kind: int) -> bool:
+    """Whether weights can have this ggml_type. Two quantized ones are of activations only: ggml has no products with
+    weights of them, and would call a function that does not exist.
     """
-    return bool(lib.ggml_is_quantized(kind)) and kind not in (lib.GGML_TYPE_Q8_1, lib.GGML_TYPE_Q8_K)
+    if kind in (lib.GGML_TYPE_Q8_1, lib.GGML_TYPE_Q8_K):
+        return False
+    return kind in (lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16) or bool(lib.ggml_is_quantized(kind))
 
 
 def check_file(path: str) -> None:
@@ -128,7 +129,7 @@ class Header:
     def check_computable(self) -> None:
         """Refuse what loads, and would end the process when it is computed with. Raises: MODEL_LOAD_FAILED."""
         for name, place in self.tensors.items():
-            if name.endswith(".weight") and not (place.type in FLOATS or is_quantized(place.type)):
+            if name.endswith(".weight") and not is_of_weights(place.type):
                 kind = text(lib.ggml_type_name(place.type))
                 raise UmaError(
                     ErrorCode.MODEL_LOAD_FAILED,

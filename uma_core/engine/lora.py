@@ -16,7 +16,7 @@ from typing import NamedTuple
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Adapter
 from uma_core.engine.fingerprint import fingerprint
-from uma_core.engine.header import FLOATS, Header, TensorPlace, is_quantized
+from uma_core.engine.header import Header, TensorPlace, is_of_weights
 from uma_core.engine.lib import lib, text
 from uma_core.errors import ErrorCode, UmaError
 
@@ -137,13 +137,9 @@ def _misfit(name: str, pair: Pair, base: TensorPlace) -> str:
         shapes = " and ".join("x".join(map(str, place.ne)) for place in pair)
         return f"{shapes} do not fit {'x'.join(map(str, base.ne))}; is it for another model?"
     for place in (*pair, base):
-        if not _is_number(place.type) or (place is base and place.type == lib.GGML_TYPE_NVFP4):
+        if not is_of_weights(place.type) or (place is base and place.type == lib.GGML_TYPE_NVFP4):
             return f"matrices of type {text(lib.ggml_type_name(place.type))} are not served"
     return ""
-
-
-def _is_number(kind: int) -> bool:
-    return kind in FLOATS or is_quantized(kind)
 
 
 def open_adapters(options: EngineOptions, model: Header) -> list[AdapterFile]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
+from uma_gateway.apis.openai.request import answers_wanted
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
@@ -29,7 +30,7 @@ from uma_gateway.fields import (
 from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
-MOST_PROBS, MOST_PROMPTS, MOST_ANSWERS = 20, 128, 128
+MOST_PROBS, MOST_PROMPTS = 20, 128
 SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
     "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
     "dynatemp_range",
@@ -169,7 +170,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
     if is_stream and boolean(body, "return_progress"):
         need(model, "prompt_progress", "return_progress")
         fields["prompt_progress"] = True
-    n = _answers_wanted(body)
+    n = _answers_wanted(body, limits)
     if n > 1:
         need(model, "n", "n_cmpl")
         fields["n"] = n
@@ -177,14 +178,11 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
     return Plan(model, {**fields, **constraint_field(model, form, text(body, "grammar") or "", "json_schema")}, limits)
 
 
-def _answers_wanted(body: dict[str, Any]) -> int:
-    """How many answers each prompt gets. Raises: GatewayError."""
+def _answers_wanted(body: dict[str, Any], limits: _Limits) -> int:
+    """Raises: GatewayError."""
     name = "n_cmpl" if body.get("n_cmpl") is not None else "n"
-    n = integer(body, name)
-    n = 1 if n is None else n
-    if not 1 <= n <= MOST_ANSWERS:
-        raise invalid(f"`{name}` goes from 1 to {MOST_ANSWERS}", name)
-    if n > 1 and _Limits.of(body).are_any:
+    n = answers_wanted(body, name)
+    if n > 1 and limits.are_any:
         raise unsupported(f"`{name}` is not supported beside `n_indent` and `t_max_predict_ms`", name)
     return n
 

@@ -82,10 +82,11 @@ def refuse_media(body: dict[str, Any]) -> None:
             raise unsupported(f"`{name}` was replaced by `tools` and `tool_choice`, which are supported", name)
 
 
-def answers_wanted(body: dict[str, Any]) -> int:
-    n = integer(body, "n")
+def answers_wanted(body: dict[str, Any], name: str = "n") -> int:
+    """How many answers each prompt gets. Raises: GatewayError."""
+    n = integer(body, name)
     if n is not None and not 1 <= n <= MOST_ANSWERS:
-        raise invalid(f"`n` goes from 1 to {MOST_ANSWERS}", "n")
+        raise invalid(f"`{name}` goes from 1 to {MOST_ANSWERS}", name)
     return n or 1
 
 
