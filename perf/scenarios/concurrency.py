@@ -17,8 +17,8 @@ class DenseSweep:
     shape: str = "1b-q8_0"
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     n_prompt: int = 64
-    n_tokens: int = 64
-    n_background_tokens: int = 128  # outlasts the chat
+    n_tokens: int = 160
+    n_background_tokens: int = 320  # outlasts the chat
 
     def needs(self, sizing: Sizing) -> Needs:
         return Needs(n_seq=max(self.counts), n_ctx_seq=1024, shape=self.shape)
