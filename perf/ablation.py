@@ -63,18 +63,22 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism("least-room", "room that a noisy machine leaves", ((_P + "tbt.controller", "LEAST", 0.0),)),
         Mechanism("reserve", "reserve below the long limit", ((_P + "tbt.controller", "RESERVE", 0.0),)),
         Mechanism(
-            "long-gaps", "token bucket of long gaps", ((_P + "tbt.share", "Gap.has_long", property(lambda gap: False)),)
+            "long-gaps",
+            "token bucket of long gaps",
+            ((_P + "stages.latency_guard", "Gap.has_long", property(lambda gap: False)),),
         ),
         Mechanism("many-streams", "limits of many streams in steps of one", ((_P + "tbt.limits", "_limit", _rounds),)),
         Mechanism(
-            "deadlines", "long gaps for first tokens that are due", ((_P + "tbt.share", "next_limit_ns", _everyday),)
+            "deadlines",
+            "long gaps for first tokens that are due",
+            ((_P + "stages.latency_guard", "next_limit_ns", _everyday),),
         ),
         Mechanism("overdue", "longer gaps for overdue first tokens", ((_P + "deadlines", "OVERDUE", 0.0),)),
         Mechanism("short-prompts", "more time for short prompts", ((_P + "deadlines", "STEPS", 1e-9),)),
         Mechanism(
             "begin-together", "chats that begin together", ((_P + "pipeline", "begin_together", lambda state: state),)
         ),
-        Mechanism("rarely", "coarse pieces are forced more rarely", ((_P + "tbt.share", "RARELY", 1),)),
+        Mechanism("rarely", "coarse pieces are forced more rarely", ((_P + "stages.latency_guard", "RARELY", 1),)),
         Mechanism("mixed-batches", "prompt rows in the streams' own call", ((_P + "chunks", "mixed_rows", _none),)),
         Mechanism(
             "mixed-cost", "learned cost of mixed rows", ((_P + "cost.learn", "_with_mixed", lambda model, *_: model),)

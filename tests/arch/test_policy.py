@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 POLICY = Path(__file__).resolve().parents[2] / "uma_core" / "policy"
-STAGES = [*(POLICY / "stages").glob("[a-z]*.py"), POLICY / "tbt" / "share.py"]
+STAGES = list((POLICY / "stages").glob("[a-z]*.py"))
 RETIRED = (
     r"\b(talkers?|workers?|rid(e|es|ers?|ing)|knobs?|talk_ns|carry|guard_memory|gap_limits|lanes?"
     r"|n_prefill_lanes|solo_ns|cap_ns|pause_ns|inter.?token)\b"
@@ -23,22 +23,16 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", STAGES, ids=lambda path: path.stem)
 def test_a_stage_imports_no_other_stage(path: Path) -> None:
-    others = {f"uma_core.policy.stages.{other.stem}" for other in STAGES} | {
-        "uma_core.policy.tbt.share",
-        "uma_core.policy.stages",
-    }
-    if path.parent.name == "tbt":
-        others.discard("uma_core.policy.tbt.share")
+    others = {f"uma_core.policy.stages.{other.stem}" for other in STAGES} | {"uma_core.policy.stages"}
     assert not imported(path) & others
 
 
 @pytest.mark.parametrize("path", STAGES, ids=lambda path: path.stem)
 def test_a_stage_reads_and_writes_its_own_memory_only(path: Path) -> None:
-    own = "latency_guard" if path.stem == "share" else path.stem
     text = path.read_text()
     touched = set(re.findall(r"\bmemory\.([a-z_]+)\b", text)) | set(re.findall(r"\bremember\(([a-z_]+)=", text))
     fields = {"fairness", "decode_first", "prefill_budget", "latency_guard"}
-    assert touched & fields <= {own}
+    assert touched & fields <= {path.stem}
 
 
 def test_the_index_decides_nothing() -> None:

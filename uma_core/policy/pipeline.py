@@ -21,13 +21,14 @@ from uma_core.policy.stages import (
     bmt_guard,
     decode_first,
     fairness,
+    latency_guard,
     prefill_budget,
     prefill_order,
     prefix_reuse,
     speculate,
 )
 from uma_core.policy.state import SchedulerState
-from uma_core.policy.tbt import limits, share
+from uma_core.policy.tbt import limits
 from uma_core.types import Phase
 
 
@@ -52,7 +53,7 @@ REGISTRY: dict[str, StageSpec] = {
     "fairness": StageSpec(learn=fairness.learn, seal=fairness.seal),
     "prefill_order": StageSpec(prefill_order.run),
     "prefill_budget": StageSpec(prefill_budget.run),
-    "latency_guard": StageSpec(share.run, seal=share.seal),
+    "latency_guard": StageSpec(latency_guard.run, seal=latency_guard.seal),
     "bmt_guard": StageSpec(bmt_guard.run),
     "speculate": StageSpec(speculate.run),
 }

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from uma_core.policy.index import index_of
 from uma_core.policy.plan import Plan
+from uma_core.policy.stages.latency_guard import n_rounds_held
 from uma_core.policy.state import SchedulerState
-from uma_core.policy.tbt.share import n_rounds_held
 
 # Planning for 32 ticks at once leaves 0.003 ms of its 0.1 ms to each. What the first of them teach counts after the
 # last: half a second later where a step takes 16 ms.

@@ -1,4 +1,5 @@
-"""The time between tokens (TBT) of interactive streams: limits -> controller -> share, to be read in this order.
+"""The time between tokens (TBT) of interactive streams: limits -> controller, then the stage that shares the room out.
 
-limits: what each stream was promised. controller: how much room the next gap has. share: who gets it.
+limits: what each stream was promised. controller: how much room the next gap has. `stages/latency_guard.py`: who gets
+it.
 """

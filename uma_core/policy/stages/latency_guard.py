@@ -1,4 +1,4 @@
-"""Who gets the room beside interactive streams: the stage `latency_guard`.
+"""Latency guard: who gets the room that a gap of the interactive streams has (`tbt/` says how much that is).
 
 Transfers come first, then prompts whose first token somebody awaits, then background streams and prompts, whoever had
 less time. Work that does not fit an everyday gap may have a long one while the bucket holds one. A prompt (or a
