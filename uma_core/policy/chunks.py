@@ -14,13 +14,11 @@ from uma_core.policy.state import SchedulerState, SessionView
 
 
 class Room(NamedTuple):
-    """Time of a stream's gap that other work may have, in ns: of an everyday gap, of a long one, and how many are
-    long.
-    """
+    """Time that other work may have in a stream's gap."""
 
-    everyday_ns: int
-    long_ns: int
-    long_share: float = 0.0
+    in_everyday_ns: int
+    in_long_ns: int
+    long_share: float = 0.0  # of gaps, those that may be long
 
 
 def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room | None) -> tuple[PlanItem, int]:
@@ -31,9 +29,13 @@ def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room |
     """
     cost, limit = state.cost, chunk_limit(state)
     if item.mode is PrefillMode.OWN_CALL:
-        n = _in_call(cost, item, view, room.everyday_ns) if room else _efficient(cost, view, min(limit, item.n_tokens))
+        n = (
+            _in_call(cost, item, view, room.in_everyday_ns)
+            if room
+            else _efficient(cost, view, min(limit, item.n_tokens))
+        )
         return resized(item, view, n), cost.prefill_ns(n, view.n_past)
-    if room and (rows := mixed_rows(state, view, room.everyday_ns)):
+    if room and (rows := mixed_rows(state, view, room.in_everyday_ns)):
         return resized(item, view, rows[0])._replace(mode=PrefillMode.MIXED), rows[1]
     n = view.n_chunk or (_through_gaps(cost, view, limit, room) if room else _efficient(cost, view, limit))
     return resized(item, view, n), cost.piece_ns(n, view.n_past)
@@ -111,7 +113,7 @@ def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) ->
     best, best_rate = 0, 0.0
     for n in sizes:
         piece = max(1, cost.piece_ns(n, view.n_past))
-        n_everyday, n_long = room.everyday_ns // piece, room.long_ns // piece
+        n_everyday, n_long = room.in_everyday_ns // piece, room.in_long_ns // piece
         used = ((1.0 - room.long_share) * n_everyday + room.long_share * n_long) * piece
         rate = used / max(1.0, _token_ns(cost, n, view.n_past, min(view.n_left, limit)))
         if rate > best_rate * 1.01:

@@ -67,13 +67,13 @@ class Gap(NamedTuple):
 
     def kind_of(self, ns: int, room: Room) -> Kind:
         """The gap that holds work of `ns`; NOTHING: none does."""
-        if ns <= room.everyday_ns:
+        if ns <= room.in_everyday_ns:
             return Kind.NORMAL
-        return Kind.LONG if self.has_long and ns <= room.long_ns else Kind.NOTHING
+        return Kind.LONG if self.has_long and ns <= room.in_long_ns else Kind.NOTHING
 
     def refusal(self, what: str, ns: int, room: Room) -> str:
         """Why work does not fit, in numbers."""
-        everyday, long = room.everyday_ns / 1e6, room.long_ns / 1e6
+        everyday, long = room.in_everyday_ns / 1e6, room.in_long_ns / 1e6
         there = f"long room {long:.3f}" if self.has_long else f"room {everyday:.3f} (long {long:.3f})"
         return f"{what} {ns / 1e6:.3f} ms > {there}, credit {self.memory.n_long:.2f}"
 
@@ -171,15 +171,15 @@ def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[i
     n_cells = sum(n_ubatch if v.n_past else max(v.n_prompt, n_ubatch) for v in index.moving)
     need = max(SLICE_NS, state.cost.transfer_ns(n_cells * state.device.kv_bytes_per_cell))
     if not index.interactive or index.arriving:
-        ns = min(room.long_ns, need)
+        ns = min(room.in_long_ns, need)
     else:
         is_awaited = any(v.priority is Priority.INTERACTIVE for v in index.moving)
-        ns = min(room.everyday_ns if is_awaited else room.everyday_ns // 2, need)
-    return ns, Kind.LONG if ns > room.everyday_ns else Kind.NORMAL if ns else Kind.NOTHING
+        ns = min(room.in_everyday_ns if is_awaited else room.in_everyday_ns // 2, need)
+    return ns, Kind.LONG if ns > room.in_everyday_ns else Kind.NORMAL if ns else Kind.NOTHING
 
 
 def _less(room: Room, ns: int) -> Room:
-    return room._replace(everyday_ns=max(0, room.everyday_ns - ns), long_ns=max(0, room.long_ns - ns))
+    return room._replace(in_everyday_ns=max(0, room.in_everyday_ns - ns), in_long_ns=max(0, room.in_long_ns - ns))
 
 
 def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
@@ -187,7 +187,7 @@ def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
 
     The one with the oldest token is forced at the starvation bound.
     """
-    limit = (gap.room.long_ns if gap.has_long else gap.room.everyday_ns) if may_run else -1
+    limit = (gap.room.in_long_ns if gap.has_long else gap.room.in_everyday_ns) if may_run else -1
     chosen, oldest = wanted, min(wanted, key=lambda v: (v.t_last_ns, v.sid))
     why = ""
     if gap.extra_ns(wanted) > limit:
@@ -225,7 +225,7 @@ def _with_prompt(gap: Gap, grant: Grant, item: PlanItem | None, view: SessionVie
     """A paused chunk goes on in what background rows left of an everyday gap."""
     if item is None or view is None:
         return grant
-    left = gap.room.everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.NORMAL else 0
+    left = gap.room.in_everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.NORMAL else 0
     if view.n_chunk and gap.state.cost.piece_ns(item.n_tokens, view.n_past) <= left:
         return grant._replace(prefill=item, run_ns=left)
     return grant._replace(
@@ -249,18 +249,19 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView, is_awaited: bool) -> Gr
     )
     kind = gap.kind_of(need, room)
     if kind is Kind.NORMAL:
-        return Grant(everyday, (), item, need if item.mode is PrefillMode.MIXED else room.everyday_ns, need_ns=need)
+        return Grant(everyday, (), item, need if item.mode is PrefillMode.MIXED else room.in_everyday_ns, need_ns=need)
     why = gap.refusal(what, need, room)
     if kind is Kind.LONG:
-        note = f"latency_guard: long gap on credit {gap.memory.n_long:.2f}: {what} {need / 1e6:.3f} ms"
-        return Grant(kind, (), item, room.long_ns, need_ns=need, notes=(f"{note} > room {room.everyday_ns / 1e6:.3f}",))
+        long, usual = f"long gap on credit {gap.memory.n_long:.2f}", f"room {room.in_everyday_ns / 1e6:.3f}"
+        note = f"latency_guard: {long}: {what} {need / 1e6:.3f} ms > {usual}"
+        return Grant(kind, (), item, room.in_long_ns, need_ns=need, notes=(note,))
     fills = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
     if is_starved(gap.state, view, gap.patience(need) + fills):
         note = f"latency_guard: one {what} against starvation: {why}"
         return Grant(Kind.FORCED, (), item, 0, 1, need_ns=need, notes=(note,))
     if fills:  # no time for a piece, but for the copies of a restored beginning that come before the first one
         note = f"latency_guard: no piece fits, a slot may fill: {why}"
-        return Grant(everyday, (), item, room.everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
+        return Grant(everyday, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
     forced_ns = gap.patience(need) * gap.state.config.starvation_ticks * gap.sessions.round_ns
     note = f"latency_guard: the prompt waits: {why}, forced after {forced_ns / 1e6:.0f} ms without progress"
     return Grant(need_ns=need, holds_prompt=True, notes=(note,))
@@ -272,13 +273,13 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
     Such prompts are in few gaps, so they may fill an everyday gap up to its limit, with no allowance for the error.
     """
     limits, state = gap.limits, gap.state
-    plain = max(gap.room.everyday_ns, min(gap.room.long_ns, limits.everyday_ns - limits.round_ns))
-    room = gap.room._replace(everyday_ns=plain)
+    plain = max(gap.room.in_everyday_ns, min(gap.room.in_long_ns, limits.everyday_ns - limits.round_ns))
+    room = gap.room._replace(in_everyday_ns=plain)
     sample, need = sized(state, item, view, room)
     if sample.mode is PrefillMode.MIXED:
         usual = need, left_to_read_ns(state, view) * sample.n_tokens // view.n_left
     else:
-        usual = (room.everyday_ns // max(1, need) * need,) * 2
+        usual = (room.in_everyday_ns // max(1, need) * need,) * 2
     gaps = limits.round_ns, limits.everyday_ns, limits.long_ns
     limit = next_limit_ns(state, view, limits.step_ns, gaps, usual)
     if limit <= limits.everyday_ns:
@@ -339,7 +340,16 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
 
 def _decision(gap: Gap, grant: Grant, holds_rows: bool) -> TbtDecision:
     """What was decided, and by which numbers."""
-    limits, memory = gap.limits, gap.memory
-    times = limits.round_ns, limits.everyday_ns, limits.long_ns, gap.room.everyday_ns, gap.room.long_ns, grant.need_ns
-    name = grant.kind.name.lower()
-    return TbtDecision(grant.holds_prompt, holds_rows, name, *times, round(memory.error, 4), round(memory.n_long, 4))
+    return TbtDecision(
+        holds_prompt=grant.holds_prompt,
+        holds_rows=holds_rows,
+        kind=grant.kind.name.lower(),
+        round_ns=gap.limits.round_ns,
+        everyday_ns=gap.limits.everyday_ns,
+        long_ns=gap.limits.long_ns,
+        room_ns=gap.room.in_everyday_ns,
+        long_room_ns=gap.room.in_long_ns,
+        need_ns=grant.need_ns,
+        error=round(gap.memory.error, 4),
+        credit=round(gap.memory.n_long, 4),
+    )

@@ -33,8 +33,8 @@ LEAST_SURVIVAL = 0.25
 class DraftRoom(NamedTuple):
     """Nanoseconds of a tick that drafts may have."""
 
-    everyday_ns: int  # whatever they bring
-    long_ns: int  # where they bring each stream enough tokens; as much as the first beside other work
+    in_everyday_ns: int  # whatever they bring
+    in_long_ns: int  # where they bring each stream enough tokens; as much as the first beside other work
     limit_ns: int  # of a gap that brings each stream one token
     round_ns: int  # of that, what the streams' own rows take
 
@@ -50,7 +50,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         return plan
     room = _room(state, plan)
     drafting = {v.sid: v for v in state.sessions if v.survival}
-    left_ns = room.everyday_ns
+    left_ns = room.in_everyday_ns
     if drafting:
         plan, left_ns = _verify(state, plan, drafting, room)
     return _floor(state, _draft(state, plan, left_ns), room)
@@ -71,12 +71,12 @@ def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
     views = [v for v in state.sessions if v.sid in planned]
     own_call_ns = guard.need_ns if any(i.mode is PrefillMode.OWN_CALL for i in plan.items) else 0
     taken_ns = rows_time(state, views) + plan.run_ns - _spare(state, plan) + own_call_ns
-    everyday_ns = guard.round_ns + guard.room_ns - taken_ns
+    in_everyday_ns = guard.round_ns + guard.room_ns - taken_ns
     has_others = (
         plan.run_ns or own_call_ns or plan.transfer_ns or any(v.priority is not Priority.INTERACTIVE for v in views)
     )
-    long_ns = everyday_ns if has_others else max(everyday_ns, guard.long_ns - taken_ns)
-    return DraftRoom(everyday_ns, long_ns, guard.everyday_ns, guard.round_ns)
+    in_long_ns = in_everyday_ns if has_others else max(in_everyday_ns, guard.long_ns - taken_ns)
+    return DraftRoom(in_everyday_ns, in_long_ns, guard.everyday_ns, guard.round_ns)
 
 
 def _spare(state: SchedulerState, plan: Plan) -> int:
@@ -99,7 +99,7 @@ def _is_awaited(state: SchedulerState, prompt: PlanItem) -> bool:
 
 def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView], room: DraftRoom) -> tuple[Plan, int]:
     """The plan with rows for drafts, and the room that is left of an everyday gap."""
-    room_ns = room.everyday_ns
+    room_ns = room.in_everyday_ns
     n_drafts = dict.fromkeys((i.sid for i in plan.items), 0)
     draft_ns = n_taken = 0
     for call in sorted({i.call for i in plan.items if i.sid in drafting and i.phase is Phase.DECODE}):
@@ -109,7 +109,7 @@ def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView],
         prompt = next((i for i in items if i.phase is Phase.PREFILL), None)
         if prompt is None:
             is_all = len(items) == len(plan.items)
-            own = room if is_all else room._replace(everyday_ns=room_ns - draft_ns, long_ns=room_ns - draft_ns)
+            own = room if is_all else room._replace(in_everyday_ns=room_ns - draft_ns, in_long_ns=room_ns - draft_ns)
             draft_ns += _allot(state, items, drafting, own, n_drafts)
         elif prompt.mode is PrefillMode.MIXED and not prompt.want_logits and not _is_awaited(state, prompt):
             n_taken = _exchange(state, plan, items, drafting, n_drafts)
@@ -154,14 +154,14 @@ def _allot(
         next_ns = max(call_ns, state.cost.decode_ns(n + 1, n_kv))
         is_full = n >= state.device.n_verify_rows
         is_worth = survival >= LEAST_SURVIVAL and survival * call_ns > expected * (next_ns - call_ns)
-        if is_full or not is_worth or next_ns - alone_ns > room.long_ns:
+        if is_full or not is_worth or next_ns - alone_ns > room.in_long_ns:
             break
         n, call_ns, expected = n + 1, next_ns, expected + survival
         chosen.append(sid)
         tokens[sid] += survival
         more_ns = call_ns - alone_ns
         n_brought = min(n_tokens + views[sid].ahead for sid, n_tokens in tokens.items())
-        if more_ns <= room.everyday_ns or room.round_ns + more_ns <= n_brought * room.limit_ns:
+        if more_ns <= room.in_everyday_ns or room.round_ns + more_ns <= n_brought * room.limit_ns:
             n_kept, kept_ns = len(chosen), more_ns
     for sid in chosen[:n_kept]:
         n_drafts[sid] += 1
@@ -261,6 +261,6 @@ def _floor(state: SchedulerState, plan: Plan, room: DraftRoom) -> Plan:
     n_kv = sum(v.n_past for v in views.values())
     step_ns = state.cost.decode_ns(len(items), n_kv)
     more_ns = state.cost.decode_ns(len(items) + 1, n_kv + min(v.n_past for v in views.values())) - step_ns
-    if more_ns > room.long_ns:
+    if more_ns > room.in_long_ns:
         return plan._replace(draft_floor=2.0)
     return plan._replace(draft_floor=max(LEAST_SURVIVAL, len(items) * more_ns / step_ns))

@@ -54,8 +54,9 @@ def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
 
 def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
     """What other work may have of the next gap."""
-    everyday = max(_below(limits.everyday_ns, limits, memory), int(LEAST * (limits.everyday_ns - limits.round_ns)))
-    return Room(max(0, everyday), max(0, everyday, room_below(limits.long_ns, limits, memory)), long_share)
+    least_ns = int(LEAST * (limits.everyday_ns - limits.round_ns))
+    in_everyday_ns = max(least_ns, _below(limits.everyday_ns, limits, memory))
+    return Room(in_everyday_ns, max(in_everyday_ns, room_below(limits.long_ns, limits, memory)), long_share)
 
 
 def room_below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
