@@ -34,8 +34,8 @@ def _none(*_: Any) -> None:
     return None
 
 
-def _everyday(state: Any, view: Any, step_ns: int, gaps: tuple[int, int, int], usual: Any) -> int:
-    return gaps[1]
+def _everyday(state: Any, view: Any, limits: Any, usual: Any) -> int:
+    return int(limits.everyday_ns)
 
 
 def _rounds(steps: float, rounds: float, step_ns: int, round_ns: int) -> int:

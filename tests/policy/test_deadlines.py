@@ -64,10 +64,7 @@ class TestTheNextGap:
         state = state_of(talking(0), view, config=SchedulerConfig(slo_ttft_ns=slo_ns))
         limits = tbt_limits(state, index_of(state))
         usual = (SOLO // 10, SOLO // 10)
-        return (
-            next_limit_ns(state, view, limits.step_ns, (limits.round_ns, limits.everyday_ns, limits.long_ns), usual)
-            / SOLO
-        )
+        return next_limit_ns(state, view, limits, usual) / SOLO
 
     def test_everyday_gaps_do_while_its_deadline_is_far(self):
         relaxed = reading(1, n_prompt=100, slo_ttft_ns=12 * OWN)

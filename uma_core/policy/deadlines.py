@@ -20,6 +20,7 @@ from uma_core.types import Priority
 
 if TYPE_CHECKING:
     from uma_core.policy.state import SchedulerState, SessionView
+    from uma_core.policy.tbt.limits import TbtLimits
 
 STRETCH = 2.0  # beside streams, a prompt may take this many times its own prefill time,
 STEPS = 24  # a short prompt this many steps of one stream (0.4 s on the 2-core CPU),
@@ -30,12 +31,12 @@ STEPS_TOGETHER = 60
 OVERDUE = 3.0
 
 
-def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int = 0) -> int:
-    """Time from arrival until the first token is due. `n_steps` steps of one stream (0: STEPS) pass unnoticed."""
+def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int = STEPS) -> int:
+    """Time from arrival until the first token is due. `n_steps` steps of one stream pass unnoticed."""
     wanted = view.slo_ttft_ns or state.config.slo_ttft_ns
     if wanted:
         return wanted
-    return max(int(STRETCH * state.cost.prompt_ns(view.n_prompt, 0)), (n_steps or STEPS) * step_ns)
+    return max(int(STRETCH * state.cost.prompt_ns(view.n_prompt, 0)), n_steps * step_ns)
 
 
 def left_to_read_ns(state: SchedulerState, view: SessionView) -> int:
@@ -49,21 +50,18 @@ def is_first_awaited(view: SessionView) -> bool:
     return view.priority is Priority.INTERACTIVE and not view.t_first_ns
 
 
-def next_limit_ns(
-    state: SchedulerState, view: SessionView, step_ns: int, gaps: tuple[int, int, int], usual: tuple[int, int]
-) -> int:
+def next_limit_ns(state: SchedulerState, view: SessionView, limits: TbtLimits, usual: tuple[int, int]) -> int:
     """Limit of the next gap while this prompt waits for its first token (rules 1 and 2).
 
-    `gaps`: the streams' round, and the limits of an everyday and of a long gap. `usual`: the time that the prompt gets
-    in an everyday gap, and the time that chunks would need for the same work.
+    `usual`: the time that the prompt gets in an everyday gap, and the time that chunks would need for the same work.
     """
-    round_ns, everyday_ns, long_ns = gaps
-    target = target_ns(state, view, step_ns)
+    target = target_ns(state, view, limits.step_ns)
     left = view.t_queued_ns + target - state.now_ns
     if left <= 0:
-        return min(long_ns - long_ns * left // max(1, target), max(long_ns, int(OVERDUE * round_ns)))
-    n_gaps = left // max(1, round_ns + usual[0])
-    return everyday_ns if left_to_read_ns(state, view) <= n_gaps * usual[1] else long_ns
+        most = max(limits.long_ns, int(OVERDUE * limits.round_ns))
+        return min(limits.long_ns - limits.long_ns * left // max(1, target), most)
+    n_gaps = left // max(1, limits.round_ns + usual[0])
+    return limits.everyday_ns if left_to_read_ns(state, view) <= n_gaps * usual[1] else limits.long_ns
 
 
 def begin_together(state: IndexedState) -> IndexedState:

@@ -280,8 +280,7 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
         usual = need, left_to_read_ns(state, view) * sample.n_tokens // view.n_left
     else:
         usual = (room.in_everyday_ns // max(1, need) * need,) * 2
-    gaps = limits.round_ns, limits.everyday_ns, limits.long_ns
-    limit = next_limit_ns(state, view, limits.step_ns, gaps, usual)
+    limit = next_limit_ns(state, view, limits, usual)
     if limit <= limits.everyday_ns:
         return room, False
     raised = room_below(limit, limits, gap.memory)
