@@ -39,9 +39,6 @@ def _grouped(state: SchedulerState, views: list[SessionView], first_call: int, r
 
 
 def _alike(state: SchedulerState, views: list[SessionView], first_call: int, reason: str) -> tuple[PlanItem, ...]:
-    if len(views) == 1:
-        v = views[0]
-        return (PlanItem(v.sid, v.seq_id, Phase.DECODE, 1, True, first_call, reason),)
     device = state.device
     views = sorted(views, key=lambda v: v.seq_id)
     groups = state.cost.best_groups([v.seq_id for v in views], device.can_mix_rows, device.n_batch)

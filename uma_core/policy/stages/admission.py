@@ -28,7 +28,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     index = index_of(state)
     held = [v for v in index.held if state.now_ns - v.t_held_ns >= HELD_NS]
     if not index.waiting:
-        return _free_slots(plan, index, held) if held else plan
+        return _free_slots(plan, index, held)
     admitted: list[Admission] = []
     if state.device.free_seqs:
         n_looked_at = 2 * state.device.n_seq_max  # some do not fit
@@ -43,17 +43,14 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
             victims = _background_victim(state, index, blocked)
         park += victims
         notes = (*notes, f"admission: {blocked.sid} waits for room" + (f", parks {victims[0]}" if victims else ""))
-    if admitted or notes is not plan.notes:
-        plan = plan._replace(admit=plan.admit + tuple(admitted), park=park, notes=notes)
-    return _free_slots(plan, index, held) if held else plan
+    plan = plan._replace(admit=plan.admit + tuple(admitted), park=park, notes=notes)
+    return _free_slots(plan, index, held)
 
 
 def _free_slots(plan: Plan, index: SessionIndex, held: list[SessionView]) -> Plan:
     """Park sessions whose reader takes nothing while their chunk keeps a prefill slot from other prompts."""
-    if not (index.prompts or index.waiting):
-        return plan
     park = tuple(v.sid for v in held if v.n_chunk and v.sid not in plan.park)
-    if not park:
+    if not park or not (index.prompts or index.waiting):
         return plan
     plan = plan._replace(park=plan.park + park)
     return plan.note(f"admission: parks {', '.join(map(str, park))}, held with a chunk in a prefill slot")

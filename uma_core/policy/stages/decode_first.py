@@ -24,7 +24,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     n, n_all = len(background), len(index.background)
     plan = plan._replace(items=plan.items + decode_items(state, index.interactive, background))
     if n == n_all:
-        return plan.remember(decode_first=-1) if plan.memory.decode_first >= 0 else plan
+        return plan.remember(decode_first=-1)
     return plan.remember(decode_first=background[-1].sid).note(
         f"decode_first: {n} of {n_all} background streams served"
     )

@@ -21,7 +21,7 @@ def learn(state: SchedulerState, plan: Plan) -> Plan:
     """Charge the previous tick, drop clients that left, and publish the counters in the plan."""
     clients, old = index_of(state).clients, plan.memory.fairness
     if len(clients) < 2:
-        return plan.remember(fairness=None) if old is not None else plan
+        return plan.remember(fairness=None)
     counters = _charged(state, old or Ledger({}))
     if counters.keys() != clients:
         floor = min((ns for c, ns in counters.items() if c in clients), default=0)

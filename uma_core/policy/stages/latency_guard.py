@@ -19,7 +19,7 @@ from uma_core.policy.order import in_turn, is_starved, n_rounds_without
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, TbtDecision
 from uma_core.policy.rows import decode_items, is_shared
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of, spend
+from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
 from uma_core.types import Phase, Priority
 
@@ -318,12 +318,12 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     memory, state = gap.memory, gap.state
     extra_ns = gap.extra_ns(list(grant.rows)) if grant.rows else 0
     most = state.config.tick_budget_ns * 4
-    memory = spend(memory) if grant.kind >= Kind.LONG else memory  # urgent and forced gaps take credit too
     own_call = grant.need_ns if grant.prefill is not None and grant.prefill.mode is PrefillMode.OWN_CALL else 0
     forced = grant.need_ns if grant.min_pieces else 0
     return memory._replace(
         tick=state.tick,
         t_plan_ns=state.now_ns,
+        n_long=0.0 if grant.kind >= Kind.LONG else memory.n_long,  # urgent and forced gaps use up what there is
         planned_ns=gap.limits.round_ns
         + extra_ns
         + plan.run_ns

@@ -27,8 +27,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     prompts = [i for i in plan.items if i.phase is Phase.PREFILL]
     index = index_of(state)
     if not prompts:
-        moving = state.config.tick_budget_ns if index.moving else 0
-        return plan._replace(transfer_ns=max(plan.transfer_ns, moving)) if moving else plan
+        return plan._replace(transfer_ns=state.config.tick_budget_ns) if index.moving else plan
     if prompts[0].mode is PrefillMode.SLICED:
         return _sliced(state, plan, index, prompts[0])
     return _in_calls(state, plan, index, prompts)
@@ -72,16 +71,16 @@ def _bearable(state: SchedulerState, item: PlanItem, view: SessionView) -> int:
 def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: list[PlanItem]) -> Plan:
     """Size chunks in order until the token budget is used up; the first prompt always gets one."""
     budget = _tokens(state)
-    n_left = max(1, budget if index.decodes else state.device.n_batch)
+    n_left = budget if index.decodes else state.device.n_batch
     kept: list[PlanItem] = []
     first = prompt_view(state, prompts[0].sid)
     for item in prompts:
         view = prompt_view(state, item.sid)
-        is_behind_a_chat = kept and view.priority is Priority.BACKGROUND and first.priority is Priority.INTERACTIVE
+        is_behind_a_chat = view.priority is Priority.BACKGROUND and first.priority is Priority.INTERACTIVE
         if n_left <= 0 or is_behind_a_chat:
             break
         n = _bearable(state, item._replace(n_tokens=min(item.n_tokens, n_left)), view)
-        kept.append(resized(item, view, min(n, n_left)))
+        kept.append(resized(item, view, n))
         n_left -= n
     if len(kept) < len(prompts):
         plan = plan.note(f"prefill_budget: {len(kept)} of {len(prompts)} prompts fit {budget} tokens")

@@ -32,7 +32,7 @@ ERROR_MOST = 0.25  # a machine that busy is no excuse to stop: its chats pause a
 LEAST = 0.4
 # of a round, kept below the long limit: a disturbance of the machine comes on top of a gap that is long already
 RESERVE = 0.3
-LONG_GAP = 1.0  # credit that a long gap costs, and the most that is saved
+LONG_GAP = 1.0  # credit that a long gap takes, and the most that is saved: one is all there is
 
 
 def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
@@ -62,11 +62,6 @@ def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
 def room_below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
     """Room below a limit beyond the everyday one: RESERVE of a round stays free."""
     return max(0, min(_below(limit_ns, limits, memory), int(limit_ns - (1.0 + RESERVE) * limits.round_ns)))
-
-
-def spend(memory: TbtMemory) -> TbtMemory:
-    """A long gap was planned."""
-    return memory._replace(n_long=max(0.0, memory.n_long - LONG_GAP))
 
 
 def _below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
