@@ -32,14 +32,13 @@ class SessionIndex(NamedTuple):
 
     @property
     def streams(self) -> list[SessionView]:
-        return self.interactive + self.arriving if self.arriving else self.interactive
+        return self.interactive + self.arriving
 
 
 class IndexedState(SchedulerState):
-    """A SchedulerState that remembers its index, and what rows cost. Compares, prints and replays as the plain one."""
+    """A SchedulerState that remembers its index. Compares, prints and replays as the plain one."""
 
     index_: SessionIndex
-    times: dict[int, tuple[list[SessionView], int]]  # by identity of a list, which is kept with it
 
 
 def indexed(state: SchedulerState) -> IndexedState:
@@ -47,7 +46,6 @@ def indexed(state: SchedulerState) -> IndexedState:
     if isinstance(state, IndexedState):
         return state
     out = IndexedState(*state)
-    out.times = {}
     out.index_ = _sorted(out)
     return out
 
@@ -92,37 +90,25 @@ def _sorted(state: SchedulerState) -> SessionIndex:
                 (background if is_low else interactive).append(s)
             elif s.is_transferring and not is_low:
                 arriving.append(s)
-    decodes = interactive + background if interactive and background else interactive or background
-    round_ns = rows_time(state, interactive + arriving if arriving else interactive)
-    counts = n_slots, n_slots_background, n_prompts_background
     return SessionIndex(
         waiting,
         prompts,
         interactive,
         background,
-        decodes,
+        interactive + background,
         arriving,
         moving,
         held,
-        *counts,
+        n_slots,
+        n_slots_background,
+        n_prompts_background,
         frozenset(clients),
-        round_ns,
+        rows_time(state, interactive + arriving),
     )
 
 
 def rows_time(state: SchedulerState, views: list[SessionView]) -> int:
-    """Predicted time of one decode round of these sessions in their best calls. The list must not change later."""
-    if len(views) <= 1:
-        return state.cost.decode_ns(1, views[0].n_past) if views else 0
-    if not isinstance(state, IndexedState):
-        return _rows_time(state, views)
-    known = state.times.get(id(views))
-    if known is None:
-        known = state.times[id(views)] = (views, _rows_time(state, views))
-    return known[1]
-
-
-def _rows_time(state: SchedulerState, views: list[SessionView]) -> int:
+    """Predicted time of one decode round of these sessions in their best calls."""
     return sum([_alike_time(state, alike) for alike in by_adapters(state.device, views)])
 
 

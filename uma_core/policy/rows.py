@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uma_core.policy.cost.model import SPLIT_GAIN
-from uma_core.policy.index import index_of, rows_time
+from uma_core.policy.index import rows_time
 from uma_core.policy.plan import PlanItem
 from uma_core.policy.state import SchedulerState, SessionView, by_adapters
 from uma_core.types import Phase
@@ -22,9 +22,7 @@ def decode_items(
     """Calls numbered from 0, interactive ones first unless a shared call is cheaper."""
     if not (interactive and background):
         return _grouped(state, interactive or background, 0, "interactive" if interactive else "background")
-    index = index_of(state)
-    is_all = background is index.background and interactive is index.interactive
-    both = index.decodes if is_all else interactive + background
+    both = interactive + background
     if is_shared(rows_time(state, both), rows_time(state, interactive) + rows_time(state, background)):
         return _grouped(state, both, 0, "shared call")
     first = _grouped(state, interactive, 0, "interactive")

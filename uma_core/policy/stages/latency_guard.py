@@ -86,13 +86,8 @@ class Gap(NamedTuple):
 
     def extra_ns(self, rows: list[SessionView]) -> int:
         """What these background rows add to the streams' own round."""
-        alone = rows_time(self.state, rows)
-        if not self.sessions.interactive:
-            return alone
-        together = (
-            self.sessions.decodes if len(rows) == len(self.sessions.background) else self.sessions.interactive + rows
-        )
-        own, both = rows_time(self.state, self.sessions.interactive), rows_time(self.state, together)
+        state, streams = self.state, self.sessions.interactive
+        own, alone, both = rows_time(state, streams), rows_time(state, rows), rows_time(state, streams + rows)
         return both - own if is_shared(both, own + alone) else alone
 
 
