@@ -77,6 +77,18 @@ class TestPromptBesideAChat:
         plan = run(state_of(talking(0), slow._replace(t_progress_ns=NOW - 4 * STARVED), n_prefill_slots=0))
         assert prefill_item(plan).n_tokens == min(CPU.chunks)
 
+    @pytest.mark.parametrize("is_forced", [False, True])
+    def test_a_chunk_in_a_call_of_its_own_is_time_that_prompts_got(self, is_forced):
+        """It counts once: in the tick that the next one is judged by, and against background streams."""
+        view = reading(1, BACK, n_prompt=600, n_past=8, t_progress_ns=NOW - 4 * STARVED)
+        room = guarded(n_long=0.0) if is_forced else guarded(n_long=1.0)
+        config = SchedulerConfig(pause_cap=2.0 if is_forced else 20.0)
+        plan = run(state_of(talking(0), view, memory=room, config=config, n_prefill_slots=0))
+        assert prefill_item(plan) and plan.guard.kind == ("forced" if is_forced else "long")
+        memory = plan.memory.latency_guard
+        assert memory.debt_ns == -plan.guard.need_ns
+        assert memory.planned_ns == plan.guard.round_ns + plan.guard.need_ns + plan.transfer_ns
+
 
 class TestBackgroundStreams:
     def test_on_the_cpu_a_second_row_does_not_fit_and_is_forced_at_the_bound(self):

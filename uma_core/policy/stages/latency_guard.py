@@ -313,20 +313,14 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     memory, state = gap.memory, gap.state
     extra_ns = gap.extra_ns(list(grant.rows)) if grant.rows else 0
     most = state.config.tick_budget_ns * 4
-    own_call = grant.need_ns if grant.prefill is not None and grant.prefill.mode is PrefillMode.OWN_CALL else 0
-    forced = grant.need_ns if grant.min_pieces else 0
+    is_own_call = grant.prefill is not None and grant.prefill.mode is PrefillMode.OWN_CALL
+    prompt_ns = grant.need_ns if is_own_call or grant.min_pieces else plan.run_ns
     return memory._replace(
         tick=state.tick,
         t_plan_ns=state.now_ns,
         n_long=0.0 if grant.kind >= Kind.LONG else memory.n_long,  # urgent and forced gaps use up what there is
-        planned_ns=gap.limits.round_ns
-        + extra_ns
-        + plan.run_ns
-        + own_call
-        + forced
-        + plan.transfer_ns
-        + state.overhead_ns,
-        debt_ns=max(-most, min(most, memory.debt_ns + extra_ns - plan.run_ns)),
+        planned_ns=gap.limits.round_ns + extra_ns + prompt_ns + plan.transfer_ns + state.overhead_ns,
+        debt_ns=max(-most, min(most, memory.debt_ns + extra_ns - prompt_ns)),
         cursor=grant.rows[-1].sid if grant.rows else memory.cursor,
         forced_tick=state.tick if grant.rows and grant.kind is Kind.FORCED else memory.forced_tick,
     )
