@@ -137,14 +137,15 @@ def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
 
 def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
     """Share out the gap."""
-    view = prompt_view(gap.state, item.sid) if item else None
-    is_awaited = view is not None and is_first_awaited(view)
-    is_pressing = view is not None and (is_awaited or is_starved(gap.state, view))
-    if wanted and (item is None or (not is_pressing and gap.memory.debt_ns <= 0) or _is_starving(gap, wanted, 1)):
+    if item is None:
+        return _rows(gap, wanted) if wanted else Grant()
+    view = prompt_view(gap.state, item.sid)
+    is_pressing = is_first_awaited(view) or is_starved(gap.state, view)
+    if wanted and ((not is_pressing and gap.memory.debt_ns <= 0) or _is_starving(gap, wanted, 1)):
         grant = _rows(gap, wanted)
         if grant.rows:
             return _with_prompt(gap, grant, item, view)
-    grant = _prompt(gap, item, view, is_awaited) if item and view else Grant()
+    grant = _prompt(gap, item, view)
     if not wanted:
         return grant
     rows = _rows(gap, wanted, may_run=grant.prefill is None)
@@ -216,10 +217,8 @@ def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
     return n_rounds_without(gap.state, oldest, gap.memory.forced_tick) >= gap.state.config.starvation_ticks * times
 
 
-def _with_prompt(gap: Gap, grant: Grant, item: PlanItem | None, view: SessionView | None) -> Grant:
+def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView) -> Grant:
     """A paused chunk goes on in what background rows left of an everyday gap."""
-    if item is None or view is None:
-        return grant
     left = gap.room.in_everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.NORMAL else 0
     if view.n_chunk and gap.state.cost.piece_ns(item.n_tokens, view.n_past) <= left:
         return grant._replace(prefill=item, run_ns=left)
@@ -228,23 +227,17 @@ def _with_prompt(gap: Gap, grant: Grant, item: PlanItem | None, view: SessionVie
     )
 
 
-def _prompt(gap: Gap, item: PlanItem, view: SessionView, is_awaited: bool) -> Grant:
+def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
     """Prompt work in an everyday gap, else in a long one, else one forced piece, else nothing."""
     room, everyday = gap.room, Kind.NORMAL
-    if is_awaited:
+    if is_first_awaited(view):
         room, is_raised = _awaited_room(gap, item, view)
         everyday = Kind.URGENT if is_raised else Kind.NORMAL
     item, need = sized(gap.state, item, view, room)
-    what = (
-        "piece"
-        if item.mode is PrefillMode.SLICED
-        else f"{item.mode.name.lower()} chunk of {item.n_tokens}"
-        if item.mode
-        else ""
-    )
     kind = gap.kind_of(need, room)
     if kind is Kind.NORMAL:
         return Grant(everyday, (), item, need if item.mode is PrefillMode.MIXED else room.in_everyday_ns, need_ns=need)
+    what = "piece" if item.mode is PrefillMode.SLICED else f"own_call chunk of {item.n_tokens}"  # mixed rows always fit
     why = gap.refusal(what, need, room)
     if kind is Kind.LONG:
         long, usual = f"long gap on credit {gap.memory.n_long:.2f}", f"room {room.in_everyday_ns / 1e6:.3f}"
