@@ -33,7 +33,6 @@ def device(free_seqs: tuple[int, ...]) -> DeviceView:
         n_expert_used=0,
         can_copy_prefix=True,
         can_rollback=True,
-        can_slice_transfers=True,
         free_seqs=free_seqs,
         n_cells_free=65_536 - 4096 * (N_SEQ - len(free_seqs)),
     )

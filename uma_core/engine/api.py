@@ -106,7 +106,6 @@ class Capabilities:
     n_prefill_slots: int  # chunks that can be in progress (paused) at once; 0: no resumable prefill
     can_rollback: bool  # kv_truncate to any length works (not: SWA, recurrent)
     can_copy_prefix: bool  # copy_prefix works for part of a sequence
-    can_slice_transfers: bool  # Transfer.step honours until_ns (else one step does all)
     can_abort: bool  # abort() reaches a running decode call
     # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
     can_mix_rows: bool = False
@@ -157,7 +156,7 @@ class EngineInfo:
     n_expert: int = 0
     n_expert_used: int = 0
     expert_bytes: int = 0  # of weight_bytes: in expert tensors
-    capabilities: Capabilities = field(default_factory=lambda: Capabilities(0, False, False, False, False))
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(0, False, False, False))
     embedding: EmbeddingInfo | None = None  # None: it has no vectors to give
     can_generate: bool = True  # False: encoders and rerankers
     suppressed: tuple[TokenId, ...] = ()  # tokens that the model must never generate: every session needs a sampler

@@ -508,7 +508,6 @@ def device_view(engine: Engine) -> DeviceView:
         n_expert_used=info.n_expert_used,
         can_copy_prefix=can.can_copy_prefix,
         can_rollback=can.can_rollback,
-        can_slice_transfers=can.can_slice_transfers,
         can_mix_rows=can.can_mix_rows,
         one_set_per_call=bool(info.adapters) and not can.can_mix_adapters,
         n_verify_rows=can.n_verify_rows,

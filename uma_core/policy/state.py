@@ -76,7 +76,6 @@ class DeviceView(NamedTuple):
     n_expert_used: int
     can_copy_prefix: bool
     can_rollback: bool
-    can_slice_transfers: bool
     free_seqs: tuple[int, ...]  # ascending
     n_cells_free: int  # not reserved, or reserved more than once: pages that running sequences share
     can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share one

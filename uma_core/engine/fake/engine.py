@@ -500,7 +500,6 @@ def _info(model: FakeModel) -> EngineInfo:
             model.can_rollback,
             True,
             True,
-            True,
             model.is_unified,
             min(N_VERIFY_ROWS, model.n_batch) if model.can_rollback else 0,
             model.ride_rows,

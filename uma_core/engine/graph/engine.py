@@ -173,7 +173,6 @@ class GraphEngine:
                 can_rollback=pages.states is None,
                 can_copy_prefix=True,
                 has_states=pages.states is not None,
-                can_slice_transfers=True,
                 can_abort=loaded.device.is_cpu,
                 can_mix_rows=True,
                 n_verify_rows=loaded.n_verify(options.n_batch),

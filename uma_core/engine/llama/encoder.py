@@ -211,7 +211,7 @@ class EncoderEngine:
             kv_type=options.kv_type,
             kv_bytes_per_cell=0,
             weight_bytes=int(lib.llama_model_size(model.handle)),
-            capabilities=Capabilities(1, True, False, False, False),
+            capabilities=Capabilities(1, True, False, False),
             embedding=EmbeddingInfo(
                 n_embd=int(lib.llama_model_n_embd_out(model.handle)),
                 pooling=self._default_pooling,

@@ -160,7 +160,6 @@ class LlamaEngine:
                 n_prefill_slots=len(self.prefill_slots),
                 can_rollback=is_rollback,
                 can_copy_prefix=self._has_direct_kv,
-                can_slice_transfers=self._has_direct_kv,
                 can_abort=backend_name() == "cpu",
                 can_mix_rows=is_unified(options),
                 can_mix_adapters=False,
