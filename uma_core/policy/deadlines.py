@@ -31,7 +31,7 @@ STEPS_TOGETHER = 60
 OVERDUE = 3.0
 
 
-def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int = STEPS) -> int:
+def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int) -> int:
     """Time from arrival until the first token is due. `n_steps` steps of one stream pass unnoticed."""
     wanted = view.slo_ttft_ns or state.config.slo_ttft_ns
     if wanted:
@@ -55,7 +55,7 @@ def next_limit_ns(state: SchedulerState, view: SessionView, limits: TbtLimits, u
 
     `usual`: the time that the prompt gets in an everyday gap, and the time that chunks would need for the same work.
     """
-    target = target_ns(state, view, limits.step_ns)
+    target = target_ns(state, view, limits.step_ns, STEPS)
     left = view.t_queued_ns + target - state.now_ns
     if left <= 0:
         most = max(limits.long_ns, int(OVERDUE * limits.round_ns))
