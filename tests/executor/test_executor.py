@@ -125,6 +125,16 @@ def test_without_a_queue_requests_are_answered_while_sequences_are_free() -> Non
     assert len(rig.finals("r0")) == len(rig.finals("r1")) == 1
 
 
+def test_a_running_request_leaves_no_place_to_those_that_wait() -> None:
+    rig = Rig(FakeModel(n_seq_max=1), limits=Limits(queue=(1, 1), max_sessions=50))
+    rig.submit("runs", max_tokens=50)
+    rig.tick()
+    rig.submit("waits")
+    rig.submit("is refused")
+    rig.run()
+    assert [(r.request_id, r.error.error) for r in rig.refusals()] == [("is refused", ErrorCode.OVERLOADED)]
+
+
 def test_full_queue_tells_when_to_come_back() -> None:
     rig = Rig(FakeModel(n_seq_max=2), limits=Limits(queue=(2, 2), max_sessions=50))
     for i in range(6):
@@ -195,6 +205,15 @@ def test_timeout_ends_with_what_was_generated() -> None:
     rig.run()
     assert rig.finals("a")[0].reason is FinishReason.TIMEOUT
     assert rig.text("a")
+
+
+def test_the_configured_timeout_is_of_requests_that_give_none() -> None:
+    rig = Rig(limits=Limits(timeout_ns=20_000_000))
+    rig.submit("says nothing", max_tokens=200)
+    rig.submit("has longer", max_tokens=200, timeout_ns=10**12)
+    rig.run()
+    assert rig.finals("says nothing")[0].reason is FinishReason.TIMEOUT
+    assert rig.finals("has longer")[0].reason is FinishReason.LENGTH
 
 
 def test_a_held_reader_pauses_alone() -> None:
