@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from perf.peers import HTTP, OURS, PEER, PEER_VARIANTS, is_ours
-from perf.results import Results
-from perf.stats import median, spread
+from perf.results import Cell, Results
+from perf.stats import spread
 
 BETTER = 0.99
 ENOUGH = 0.8  # of a row's repeats have to be within its bound besides the median: 4 of 5
@@ -59,7 +59,7 @@ class Verdict:
     low: float
     high: float
     n: int  # repeats
-    n_within: int  # of these, within the bound; one that gave no value is not
+    n_within: int  # of these, within the bound; one that gave no value, or lost a stream, is not
     runs: tuple[float, ...]  # median of each run, where it was measured in several
     is_met: bool | None  # None: not measured
 
@@ -241,20 +241,26 @@ def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[s
 
 def judge(results: Results, criterion: Criterion) -> Verdict:
     """Hold the median over the repeats of all runs against the limit, and the repeats themselves; ratios are taken
-    repeat by repeat first.
+    repeat by repeat first. A figure that all of our repeats lost is missed; one that no repeat had was not measured.
     """
     c = criterion
+    cell = results.cells.get(c.scenario, {}).get(c.ours, Cell())
     if c.against is Against.LIMIT:
-        cell = results.cells.get(c.scenario, {}).get(c.ours)
-        runs = cell.runs(c.figure) if cell else []
+        runs = cell.runs(c.figure)
     else:
         fixed = {Against.PEER: PEER, Against.SOCKET: OURS, Against.LLAMA_ENGINE: LLAMA_ENGINE}
         peer = fixed.get(c.against) or best_peer(results, c.scenario, c.figure)
         runs = results.ratio_runs(c.scenario, c.figure, c.ours, peer)
     values = [value for run in runs for value in run]
     s = spread(values)
-    n_within = sum(c.is_within(value) for value in values)
-    met = None if math.isnan(s.median) else c.is_within(s.median) and n_within >= ENOUGH * len(values)
+    n_within = sum(
+        c.is_within(value) and not n_failed > 0  # NaN: what has no streams
+        for run, lost in zip(runs, cell.runs("failed_n"), strict=False)
+        for value, n_failed in zip(run, lost, strict=False)
+    )
+    met: bool | None = c.is_within(s.median) and n_within >= ENOUGH * len(values)
+    if math.isnan(s.median):  # tried and lost every time, or not tried
+        met = False if cell.has_lost(c.figure) else None
     medians = tuple(spread(run).median for run in runs if run)
     return Verdict(c, s.median, s.low, s.high, len(values), n_within, medians if len(medians) > 1 else (), met)
 
@@ -263,7 +269,8 @@ def best_peer(results: Results, scenario: str, figure: str) -> str:
     """The configuration of llama-server with the lowest median."""
     row = results.cells.get(scenario, {})
     present = [label for label in PEER_VARIANTS if label in row]
-    return min(present, key=lambda label: median(row[label].values(figure)), default=PEER)
+    medians = {label: row[label].spread(figure).median for label in present}
+    return min((label for label in present if not math.isnan(medians[label])), key=medians.__getitem__, default=PEER)
 
 
 def judge_all(results: Results, criteria: Sequence[Criterion] = ON_CPU) -> list[Verdict]:

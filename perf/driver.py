@@ -56,7 +56,7 @@ class _Stream:
             ask.name,
             ask.is_interactive,
             ask.n_prompt,
-            ask.n_tokens,
+            len(self.t_tokens) if ask.burden else ask.n_tokens,
             self.t_sent,
             tuple(self.t_tokens),
             self.t_done,

@@ -9,7 +9,7 @@ from perf.criteria import GUARD_OFF, best_peer
 from perf.peers import OURS, PEER
 from perf.report import number
 from perf.results import Results
-from perf.stats import median, spread
+from perf.stats import spread
 
 Sentence = Callable[[Results], str]
 
@@ -33,7 +33,7 @@ def _said(results: Results) -> Iterator[str]:
 
 def _value(results: Results, scenario: str, label: str, figure: str) -> float:
     row = results.cells.get(scenario, {})
-    value = median(row[label].values(figure)) if label in row and row[label].figures else math.nan
+    value = row[label].spread(figure).median if label in row else math.nan
     if math.isnan(value):
         raise _Missing
     return value

@@ -142,14 +142,14 @@ class Harness:
         self._results.titles[scenario.name] = scenario.title
         for label in job.in_turn(repeat):
             logs = self._measure(scenario, servers[label], repeat)
-            figures = scenario.measure(logs)
+            figures = scenario.measure(logs) | {"failed_n": float(sum(log.n_failed for log in logs.values()))}
             cell = self._results.cell(scenario.name, label)
             cell.figures.append(figures)
             cell.errors += [
-                f"repeat {repeat}: {name}/{s.name}: {s.error}"
+                f"repeat {repeat}: {name}/{s.name}: {s.error or f'{len(s.t_tokens)} of {s.n_asked} tokens'}"
                 for name, log in logs.items()
                 for s in log.streams
-                if s.error
+                if not s.is_complete
             ]
             write_tokens(self._plan.out / TOKENS / csv_name(scenario.name, label, repeat), logs)
             self._say(f"  {scenario.name} #{repeat + 1} {label}: {_brief(figures)}")

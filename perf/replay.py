@@ -127,10 +127,9 @@ class Replayer:
         for sock in storms:
             sock.close()  # which cancels what is left of it
         steps = [gap for gap in gaps if gap * 1e6 > SAME_STEP_NS]
-        rates = [(n - 1) / max(1, last - first) for first, last, n in spans]
         drafted = sum(usage.values())
         return {
-            "tok_s": case.n_streams * 1e9 * sum(rates) / len(rates),
+            "tok_s": case.n_streams * pace(spans),
             "step_p50_ms": percentile(steps, 50),
             "step_p95_ms": percentile(steps, 95),
             "step_max_ms": max(steps, default=0.0),
@@ -165,6 +164,13 @@ class Replayer:
         # a request that draws has a sampler, by which the engine knows whose recorded answer is wanted
         sock.sendall(frame({**message, "temperature": 1, "stream": True}))
         return sock
+
+
+def pace(spans: Sequence[tuple[int, int, int]]) -> float:
+    """Tokens a second of a stream that gave these answers, each by its first token's time, its last one's, and its
+    tokens: all tokens by all time, for a slow answer takes the longer.
+    """
+    return 1e9 * sum(n - 1 for _, _, n in spans) / max(1, sum(last - first for first, last, _ in spans))
 
 
 def _events(buffer: bytearray) -> Iterator[dict[str, Any]]:

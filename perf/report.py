@@ -46,6 +46,7 @@ NAMES: dict[str, str] = {
     "chain_ms": "chain loaded, ms",
     "slowdown_x": "chain slowdown",
     "done_n": "clients served",
+    "swaps_beside_n": "documents that came back while the chat streamed",
     "one_itl_p50_ms": "one stream's inter-token p50, ms",
     "one_tok_s": "one stream, tokens/s",
     "one_steady_tok_s": "one stream while decoding, tokens/s",

@@ -45,6 +45,10 @@ class Cell:
         """One per repeat; NaN where it is missing."""
         return [row.get(figure, math.nan) for row in self.figures]
 
+    def has_lost(self, figure: str) -> bool:
+        """Its repeats were to have the figure, and none has a value."""
+        return any(figure in row for row in self.figures) and all(map(math.isnan, self.values(figure)))
+
     def spread(self, figure: str) -> Spread:
         return spread(self.values(figure))
 

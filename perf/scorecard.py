@@ -84,8 +84,8 @@ def scorecard_page(runs: Sequence[Results]) -> str:
         "bound and at "
     )
     parts.append(
-        "least 4 of 5 repeats are. Where a row was measured in several runs, all of them count, and the median of "
-        "each is shown. All "
+        "least 4 of 5 repeats are; a repeat that lost a stream, or gave no value, is not. Where a row was measured in "
+        "several runs, all of them count, and the median of each is shown. All "
     )
     parts.append("rows of a table are of one commit.\n")
     for results in runs:

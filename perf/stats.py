@@ -12,8 +12,10 @@ _NS_PER_MS = 1e6
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0..100) by linear interpolation; NaN of nothing."""
-    if not values:
+    """The q-th percentile (0..100) by linear interpolation; NaN of nothing, and where a value is NaN: what was lost
+    has no place in an order.
+    """
+    if not values or any(map(math.isnan, values)):
         return math.nan
     ordered = sorted(values)
     at = (len(ordered) - 1) * q / 100.0
@@ -126,8 +128,8 @@ class PhaseLog:
 
     @property
     def makespan_ms(self) -> float:
-        """From the start to the last event of all."""
-        ends = [s.t_done or (s.t_tokens[-1] if s.t_tokens else s.t_sent) for s in self.streams]
+        """From the start to the last event of all; to the phase's end where a stream did not end."""
+        ends = [s.t_done or self.t_end or (s.t_tokens[-1] if s.t_tokens else s.t_sent) for s in self.streams]
         return (max(ends, default=self.t_end or self.t_start) - self.t_start) / _NS_PER_MS
 
     @property
@@ -141,9 +143,11 @@ class PhaseLog:
 
     @property
     def steady_tokens_per_s(self) -> float:
-        """Generated tokens while all streams decoded: no prompt is read and none has ended."""
-        begin = max((s.t_tokens[0] for s in self.streams if s.t_tokens), default=0)
-        end = min((s.t_tokens[-1] for s in self.streams if s.t_tokens), default=0)
+        """Generated tokens while all streams decoded: no prompt is read and none has ended. NaN where one never did."""
+        if not all(s.t_tokens for s in self.streams):
+            return math.nan
+        begin = max((s.t_tokens[0] for s in self.streams), default=0)
+        end = min((s.t_tokens[-1] for s in self.streams), default=0)
         n = sum(1 for s in self.streams for t in s.t_tokens if begin < t <= end)
         return ratio(n * 1e9, end - begin) if end > begin else math.nan
 

@@ -29,7 +29,6 @@ Event = dict[str, Any]
 
 REPLY_CAP_BYTES = 64 << 20
 QUEUE_HIGH = 256  # frames that wait for their reader: then nothing more is read from the daemon
-QUEUE_LOW = 64
 CONNECT_S = 5.0  # while the daemon's backlog is full
 CONNECT_PAUSE_S = 0.005
 CALL_S = 30.0

@@ -62,6 +62,7 @@ class Chain:
 
 
 def _chain_ms(log: PhaseLog) -> float:
-    """From the first step's sending to the last step's end."""
+    """From the first step's sending to the last step's end; NaN where a step is not whole: it would be quick."""
     steps = log.named("step")
-    return (steps[-1].t_done - steps[0].t_sent) / 1e6 if steps[-1].t_done else float("nan")
+    is_whole = all(step.is_complete for step in steps)
+    return (steps[-1].t_done - steps[0].t_sent) / 1e6 if is_whole else float("nan")

@@ -39,7 +39,7 @@ class LongContext:
         loaded, solo = logs["loaded"], logs["solo"]["chat0"]
         chats = loaded.named("chat")
         gaps = [gap for chat in chats for gap in chat.gaps_ms]
-        n_tokens = sum(s.n_prompt + len(s.t_tokens) for s in loaded.streams)
+        n_tokens = sum(s.n_prompt + len(s.t_tokens) for s in loaded.streams if s.t_tokens)
         return {
             **worst_of([stream_figures(chat) for chat in chats]),
             **worst_of([against_solo(chat, solo) for chat in chats]),

@@ -31,12 +31,12 @@ class Crowd:
 
     def measure(self, logs: Logs) -> Figures:
         crowd = logs["crowd"]
-        first = [s.ttft_ms for s in crowd.streams if s.t_tokens]
+        first = [s.ttft_ms for s in crowd.streams]
         gaps = [gap for s in crowd.streams for gap in s.gaps_ms]
         return {
             "done_n": float(sum(s.is_complete for s in crowd.streams)),
             "ttft_p50_ms": percentile(first, 50),
-            "ttft_max_ms": max(first, default=float("nan")),
+            "ttft_max_ms": percentile(first, 100),
             "itl_p50_ms": percentile(gaps, 50),
             "itl_p95_ms": percentile(gaps, 95),
             **phase_figures(crowd),

@@ -29,7 +29,7 @@ class Ipc:
         return [Phase("requests", tuple(single)), Phase("one", streams[:1]), Phase("streams", streams)]
 
     def measure(self, logs: Logs) -> Figures:
-        first = [s.ttft_ms for s in logs["requests"].streams if s.t_tokens]
+        first = [s.ttft_ms for s in logs["requests"].streams]
         streams = logs["streams"]
         n_tokens = sum(len(s.t_tokens) for s in streams.streams)
         return {

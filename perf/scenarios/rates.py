@@ -64,6 +64,5 @@ def _streams(counts: dict[str, int], n_prompt: int, n_tokens: int) -> dict[str, 
 
 
 def _steady(logs: Logs, *phases: str) -> Figures:
-    """The rates of these phases while all of their streams ran, and what failed in any phase."""
-    n_failed = sum(log.n_failed for log in logs.values())
-    return {f"{name}_steady_tok_s": logs[name].steady_tokens_per_s for name in phases} | {"failed_n": float(n_failed)}
+    """The rates of these phases while all of their streams ran."""
+    return {f"{name}_steady_tok_s": logs[name].steady_tokens_per_s for name in phases}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
 from perf.scenarios.base import Chat, Figures, Logs, storm
-from perf.stats import against_solo, median, phase_figures, ratio, stream_figures, worst_of
+from perf.stats import against_solo, median, percentile, phase_figures, ratio, stream_figures, worst_of
 
 _CHAT = Chat(32, 160)  # prompt and answer, tokens
 
@@ -46,11 +46,10 @@ class Storm:
             **phase_figures(loaded),
         }
         prompts = loaded.named("storm")
-        n_read = sum(s.n_prompt for s in prompts if s.t_tokens)
-        last = max((s.t_tokens[-1] for s in prompts if s.t_tokens), default=0)
-        figures["prompts_ms"] = (last - min(s.t_sent for s in prompts)) / 1e6
-        figures["prompt_tok_s"] = ratio(n_read * 1000.0, figures["prompts_ms"])
-        figures["prompt_ttft_p50_ms"] = median([s.ttft_ms for s in prompts if s.t_tokens])
+        begin = min(s.t_sent for s in prompts)
+        figures["prompts_ms"] = percentile([(s.t_sent - begin) / 1e6 + s.stream_ms for s in prompts], 100)
+        figures["prompt_tok_s"] = ratio(sum(s.n_prompt for s in prompts) * 1000.0, figures["prompts_ms"])
+        figures["prompt_ttft_p50_ms"] = median([s.ttft_ms for s in prompts])
         if "together" in logs:
             pairs = [(chat, logs["together"][chat.name]) for chat in chats]
             figures |= worst_of([against_solo(chat, alone, "together_") for chat, alone in pairs])

@@ -125,6 +125,16 @@ def test_without_a_queue_requests_are_answered_while_sequences_are_free() -> Non
     assert len(rig.finals("r0")) == len(rig.finals("r1")) == 1
 
 
+def test_a_running_request_leaves_no_place_to_those_that_wait() -> None:
+    rig = Rig(FakeModel(n_seq_max=1), limits=Limits(queue=(1, 1), max_sessions=50))
+    rig.submit("runs", max_tokens=50)
+    rig.tick()
+    rig.submit("waits")
+    rig.submit("is refused")
+    rig.run()
+    assert [(r.request_id, r.error.error) for r in rig.refusals()] == [("is refused", ErrorCode.OVERLOADED)]
+
+
 def test_full_queue_tells_when_to_come_back() -> None:
     rig = Rig(FakeModel(n_seq_max=2), limits=Limits(queue=(2, 2), max_sessions=50))
     for i in range(6):
@@ -132,6 +142,19 @@ def test_full_queue_tells_when_to_come_back() -> None:
     rig.run()
     assert [r.error.error for r in rig.refusals()] == [ErrorCode.OVERLOADED] * 2
     assert all(r.error.detail["retry_after_ms"] > 0 and r.error.detail["queue_position"] == 2 for r in rig.refusals())
+
+
+def test_the_time_to_come_back_is_when_the_running_request_should_end() -> None:
+    rig = Rig(FakeModel(n_seq_max=1), limits=Limits(queue=(0, 0), max_sessions=50))
+    rig.submit("runs", max_tokens=400)
+    while len(rig.text("runs")) < 100:
+        rig.tick()
+    rig.submit("is refused")
+    t_refused = rig.clock.now_ns()
+    rig.run()
+    (refusal,) = rig.refusals()
+    took_ms = (rig.clock.now_ns() - t_refused) / 1e6
+    assert refusal.error.detail["retry_after_ms"] == pytest.approx(took_ms, rel=0.3)
 
 
 def test_session_cap_and_duplicate_ids() -> None:
@@ -195,6 +218,15 @@ def test_timeout_ends_with_what_was_generated() -> None:
     rig.run()
     assert rig.finals("a")[0].reason is FinishReason.TIMEOUT
     assert rig.text("a")
+
+
+def test_the_configured_timeout_is_of_requests_that_give_none() -> None:
+    rig = Rig(limits=Limits(timeout_ns=20_000_000))
+    rig.submit("says nothing", max_tokens=200)
+    rig.submit("has longer", max_tokens=200, timeout_ns=10**12)
+    rig.run()
+    assert rig.finals("says nothing")[0].reason is FinishReason.TIMEOUT
+    assert rig.finals("has longer")[0].reason is FinishReason.LENGTH
 
 
 def test_a_held_reader_pauses_alone() -> None:

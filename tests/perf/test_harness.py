@@ -128,6 +128,28 @@ def test_failed_stream_is_an_error_with_its_place(tmp_path: Path, socket_path: P
     assert results.cells["solo"]["uma"].figures[0]["failed_n"] == 1
 
 
+def test_an_answer_that_is_short_is_an_error_in_whatever_phase(
+    tmp_path: Path, socket_path: Path, made: list[Scripted]
+) -> None:
+    def script(request: dict[str, object]) -> list[bytes]:
+        """The chat alone gets half of what it asks for."""
+        is_solo = [r["id"] for r in server.requests].count("chat0") == 1 and request["id"] == "chat0"
+        return uma_script({**request, "max_tokens": 80} if is_solo else request)
+
+    with uds_server(socket_path, script) as server:
+        results, _ = run(made, plan_of(tmp_path, Job("storm", ("uma",), 1)))
+    cell = results.cells["storm"]["uma"]
+    assert cell.errors == ["repeat 0: solo/chat0: 80 of 160 tokens"]
+    assert cell.figures[0]["failed_n"] == 1
+
+
+def test_a_burden_that_is_answered_is_no_failure(tmp_path: Path, socket_path: Path, made: list[Scripted]) -> None:
+    with uds_server(socket_path, lambda request: uma_script({"max_tokens": 1, **request})):
+        results, _ = run(made, plan_of(tmp_path, Job("burdens", ("uma",), 1)))
+    cell = results.cells["burdens"]["uma"]
+    assert cell.errors == [] and cell.figures[0]["failed_n"] == 0
+
+
 def test_server_that_cannot_serve_ends_the_run_before_measuring(
     tmp_path: Path, socket_path: Path, made: list[Scripted]
 ) -> None:

@@ -64,6 +64,49 @@ def test_tests_that_did_not_run_keep_no_promise():
     assert not report.is_kept(results)
 
 
+RELOADS = {
+    "n_reloads": 100,
+    "n_streams": 90,
+    "n_across": 80,
+    "finals": {"length": 90},
+    "n_wrong_model": 0,
+    "n_unjudged": 2,
+    "rss_mb": [98.0, 100.0, 101.0],
+    "n_warm_up": 20,
+    "descriptors": [12, 12],
+    "reload_ms": {"p50": 100.0, "max": 500.0},
+    "n_violations": 0,
+    "violations": [],
+}
+DRAINS = {
+    "took_ms": {"p50": 2000.0, "max": 2100.0},
+    "late_ms_max": 100.0,
+    "deadline_ms": 2000.0,
+    "n_accepted": 40,
+    "n_ended": 40,
+    "n_violations": 0,
+    "violations": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("trial", "seen", "is_kept"),
+    [
+        ("reloads", {}, True),
+        ("reloads", {"n_across": 0}, False),  # no stream met a reload
+        ("reloads", {"n_unjudged": 90}, False),  # no stream was looked at
+        ("reloads", {"finals": {"length": 89, "error": 1}}, False),
+        ("drains", {}, True),
+        ("drains", {"n_accepted": 0, "n_ended": 0}, False),
+        ("drains", {"n_ended": 39}, False),
+    ],
+)
+def test_what_nobody_tried_is_not_kept(trial, seen, is_kept):
+    results = {"machine": machine(), trial: {**{"reloads": RELOADS, "drains": DRAINS}[trial], **seen}}
+    assert report.is_kept(results) is is_kept
+    assert ("**no**" in report.page(results)) is not is_kept
+
+
 def test_broken_promises_are_all_counted_and_the_first_kept():
     tally = Tally()
     for n in range(MAX_KEPT + 5):

@@ -62,6 +62,12 @@ def test_the_study_counts_what_holds() -> None:
     assert plain.speed == 1.0 and plain.n_drafted == 0
 
 
+def test_a_slow_answer_counts_for_as_long_as_it_took() -> None:
+    second = 1_000_000_000
+    assert replay.pace([(0, second, 11)]) == 10
+    assert replay.pace([(0, second, 11), (5 * second, 15 * second, 11)]) == pytest.approx(20 / 11)
+
+
 def test_words_compare_with_one_stream_without_drafts() -> None:
     row = {
         "tok_s": 10.0,

@@ -79,9 +79,27 @@ def test_limits_are_inclusive(value: float, limit: float, is_floor: bool, met: b
 
 
 def test_nothing_measured_is_no_verdict() -> None:
-    for results in (make({}), make({"s": {"uma": rows("f", math.nan)}})):
+    for results in (make({}), make({"s": {"uma": rows("other", 1.0)}})):
         verdict = judge(results, Criterion("s", "x", "f", 1.0))
         assert verdict.is_met is None and verdict.word == "not measured"
+    peer_lost = make({"s": {"uma": rows("f", 1.0), "llama-server": rows("f", math.nan)}})
+    assert judge(peer_lost, Criterion("s", "x", "f", 1.0, Against.PEER)).is_met is None
+
+
+@pytest.mark.parametrize("against", [Against.LIMIT, Against.PEER])
+def test_what_every_repeat_lost_is_missed(against: Against) -> None:
+    results = make({"s": {"uma": rows("f", math.nan, math.nan), "llama-server": rows("f", 1.0, 1.0)}})
+    verdict = judge(results, Criterion("s", "x", "f", 1.0, against))
+    assert verdict.word == "MISSED" and verdict.n_within == 0
+
+
+def test_a_repeat_that_lost_a_stream_is_not_within() -> None:
+    """A stream that ends early, or never begins, leaves the others more."""
+    figures = [{"f": 1.0, "failed_n": float(n)} for n in (0, 0, 1, 0, 2)]
+    results = make({"s": {"uma": figures, "llama-server": rows("f", *[1.0] * 5)}})
+    for against in (Against.LIMIT, Against.PEER):
+        verdict = judge(results, Criterion("s", "x", "f", 1.0, against))
+        assert (verdict.n_within, verdict.n, verdict.is_met) == (3, 5, False)
 
 
 def test_best_peer_is_the_fastest_configuration() -> None:
@@ -94,6 +112,8 @@ def test_best_peer_is_the_fastest_configuration() -> None:
     assert best_peer(results, "storm", "makespan_ms") == "llama-server:kvu"
     verdict = judge(results, Criterion("storm", "x", "makespan_ms", 1.05, Against.BEST_PEER))
     assert verdict.value == 1.25 and verdict.is_met is False
+    results.cells["storm"]["llama-server"] = Cell(rows("makespan_ms", math.nan))
+    assert best_peer(results, "storm", "makespan_ms") == "llama-server:kvu", "what failed is not the fastest"
 
 
 def test_clean_rows_count_ours_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -169,7 +170,6 @@ def test_rates_measure_a_prompt_one_stream_and_several() -> None:
     assert figures["one_itl_p50_ms"] == pytest.approx(10)
     assert figures["four_steady_tok_s"] == pytest.approx(400, rel=0.05)
     assert figures["eight_steady_tok_s"] == pytest.approx(800, rel=0.05)
-    assert figures["failed_n"] == 0
 
 
 def test_many_streams_are_measured_beside_few() -> None:
@@ -180,6 +180,42 @@ def test_many_streams_are_measured_beside_few() -> None:
     figures = scenario.measure({name: played(phase, 10) for name, phase in by_name.items()})
     assert figures["four_steady_tok_s"] == pytest.approx(400, rel=0.05)
     assert figures["sixteen_steady_tok_s"] == pytest.approx(1600, rel=0.05)
+
+
+def lost(phase: PhaseLog, name: str) -> PhaseLog:
+    """The same, had this stream been refused at once."""
+    streams = [replace(s, t_tokens=(), t_done=s.t_sent, error="lost") if s.name == name else s for s in phase.streams]
+    return replace(phase, streams=tuple(streams))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "phase", "stream", "figures"),
+    [
+        ("crowd", "crowd", "client03", ("ttft_p50_ms", "ttft_max_ms")),
+        ("chain", "loaded", "step1", ("chain_ms", "slowdown_x")),
+        ("storm", "loaded", "storm2", ("prompts_ms", "prompt_tok_s", "prompt_ttft_p50_ms")),
+        ("rates", "four", "stream3", ("four_steady_tok_s",)),
+        ("fanout", "fanout", "child2", ("ttft_p50_ms", "ttft_max_ms")),
+        ("alternating", "alternating", "turn3a", ("ttft_p50_ms", "ttft_max_ms")),
+        ("round-robin", "round-robin", "round1.7", ("ttft_p50_ms", "ttft_p95_ms")),
+        ("ipc", "requests", "request5", ("ttft_p50_ms", "ttft_p95_ms")),
+    ],
+)
+def test_a_stream_that_was_refused_does_not_make_the_others_figures(
+    scenario: str, phase: str, stream: str, figures: tuple[str, ...]
+) -> None:
+    logs = {each.name: played(each) for each in SCENARIOS[scenario].phases(Sizing())}
+    logs[phase] = lost(logs[phase], stream)
+    told = SCENARIOS[scenario].measure(logs)
+    assert all(math.isnan(told[figure]) for figure in figures)
+
+
+def test_a_document_that_was_refused_was_not_read() -> None:
+    scenario = SCENARIOS["context-8k"]
+    logs = {each.name: played(each) for each in scenario.phases(Sizing())}
+    whole = scenario.measure(logs)["total_tok_s"] * logs["loaded"].makespan_ms
+    logs["loaded"] = lost(logs["loaded"], "document")
+    assert scenario.measure(logs)["total_tok_s"] * logs["loaded"].makespan_ms == pytest.approx(whole - 8_096_000)
 
 
 def test_every_shape_with_bounds_exists() -> None:

@@ -51,6 +51,10 @@ def test_percentile_interpolates() -> None:
     assert math.isnan(percentile([], 50))
 
 
+def test_what_was_lost_has_no_place_among_the_quick() -> None:
+    assert math.isnan(percentile([1.0, math.nan, 2.0], 50))
+
+
 def test_spread_leaves_out_failed_repeats() -> None:
     s = spread([3.0, math.nan, 1.0, 2.0])
     assert (s.n, s.median, s.low, s.high) == (3, 2.0, 1.0, 3.0)
@@ -104,6 +108,19 @@ def test_phase_rates_and_makespan() -> None:
     figures = phase_figures(log)
     assert figures["failed_n"] == 0 and figures["server_cpu_cores"] == pytest.approx(0.5)
     assert log["b"] is b and log.named("a") == [a]
+
+
+def test_a_stream_that_never_ended_took_until_the_phases_end() -> None:
+    quick, cut, unanswered = (
+        stream([100, 110], "a"),
+        StreamLog("b", True, 10, 9, 0, (120 * MS,), 0, "not finished"),
+        StreamLog("c", True, 10, 9, 0, (), 0, "not finished"),
+    )
+    for lost in (cut, unanswered):
+        log = PhaseLog(0, (quick, lost), t_end=60_000 * MS)
+        assert log.makespan_ms == 60_000
+        assert log.tokens_per_s == pytest.approx((2 + len(lost.t_tokens)) / 60)
+    assert math.isnan(PhaseLog(0, (quick, unanswered)).steady_tokens_per_s)
 
 
 @pytest.mark.parametrize(

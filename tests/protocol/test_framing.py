@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,16 +18,31 @@ def read_all(reader: FrameReader) -> list[bytes]:
     return payloads
 
 
-@given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
-def test_any_chunking_gives_the_same_payloads(payloads, data):
+@given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data(), st.booleans())
+def test_any_chunking_gives_the_same_payloads(payloads, data, can_be_whole):
     stream = b"".join(map(encode_frame, payloads))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    ends = [*itertools.accumulate(len(encode_frame(payload)) for payload in payloads)]
+    cuts = st.one_of(st.integers(0, len(stream)), st.sampled_from([0, *ends]))
+    cuts = sorted(data.draw(st.lists(cuts, max_size=12)))
     reader, got = FrameReader(1 << 20), []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        reader.feed(stream[start:end])
-        got += read_all(reader)
+        payload = reader.whole(stream[start:end]) if can_be_whole else None
+        if payload is None:
+            reader.feed(stream[start:end])
+            got += read_all(reader)
+        else:
+            got.append(payload)
     assert got == payloads
     assert len(reader) == 0
+
+
+def test_one_frame_is_taken_whole_where_nothing_waits_for_it():
+    reader = FrameReader(100)
+    assert reader.whole(encode_frame(b"x" * 100)) == b"x" * 100
+    for data in (bytes(4), encode_frame(b"x" * 101), encode_frame(b"ab")[:-1], encode_frame(b"ab") * 2, b"\x02\0"):
+        assert reader.whole(data) is None
+    reader.feed(b"\x02")
+    assert reader.whole(encode_frame(b"x")) is None
 
 
 def test_the_cap_is_checked_on_the_header_alone():

@@ -106,11 +106,11 @@ def test_no_banned_text_is_released_and_taking_back_leaves_no_trace(pieces: Piec
 def test_taking_back_begins_with_the_token_in_which_the_banned_text_begins() -> None:
     answer = Answer((), ("bad word",))
     assert answer.push(1, b"a ") == "a "
-    assert answer.push(2, b"so ba") == "" and not answer.is_settled, "whole tokens wait"
+    assert answer.push(2, b"so ba") == "" and answer.n_pending == 1, "whole tokens wait"
     assert answer.push(3, b"d w") == ""
     assert answer.push(4, b"ord") == "" and answer.must_rewind
     assert answer.rewind()[:2] == (3, 2)
-    assert answer.push(5, b"good") == "good" and answer.is_settled
+    assert answer.push(5, b"good") == "good" and answer.n_pending == 0
 
 
 def test_a_stop_before_a_banned_text_ends_the_answer() -> None:

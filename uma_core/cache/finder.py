@@ -12,7 +12,6 @@ from uma_core.policy.cost import CostModel
 
 RESIDENT, RAM, DISK = "resident", "ram", "disk"
 TIERS = (RESIDENT, RAM, DISK)
-NEVER_NS = 2**60
 
 
 class Piece(NamedTuple):

@@ -62,11 +62,6 @@ class Answer:
         return self._banned_at >= 0
 
     @property
-    def is_settled(self) -> bool:
-        """All tokens so far are in text that was released: none of them can be taken back."""
-        return not self._pending
-
-    @property
     def n_pending(self) -> int:
         """Tokens that can be taken back."""
         return len(self._pending)

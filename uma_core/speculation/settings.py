@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 OFF, LOOKUP, DRAFT, AUTO = "off", "lookup", "draft", "auto"
-MODES = (AUTO, LOOKUP, DRAFT, OFF)
 
 
 class Settings(NamedTuple):

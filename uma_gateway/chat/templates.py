@@ -35,7 +35,6 @@ from uma_gateway.chat.schema import (
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
-_MAX_TOOLS = 1024
 _MOST_PROPERTIES = 200  # llama.cpp's own grammar of an object takes 12 ms with 200 optional ones, and 7 s with 1,000
 # Mistral's templates refuse other ids, and those of clients that change the model in the middle of a conversation are
 # others

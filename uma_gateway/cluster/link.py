@@ -63,7 +63,6 @@ class RoutedLink:
         self._n_refusals = 0
         self._is_done = False
         self._unit: Unit | None = None
-        self._cancels: list[Event] = []
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     # as daemon.Link

@@ -7,7 +7,7 @@ from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.memory import Ledger, PolicyMemory
 from uma_core.policy.order import FAIR_QUANTUM_NS
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import Plan, PrefillMode
+from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.stages import fairness
 from uma_core.types import Phase, Priority
 
@@ -52,6 +52,17 @@ def test_the_finished_plan_is_what_is_charged():
     assert sorted(plan.memory.fairness.decoded) == [(1, 1), (2, 1)]
     trimmed = compose(("decode_first", "fairness", "latency_guard"))(state_of(*views))
     assert trimmed.memory.fairness.decoded == ((1, 1),), "the guard dropped the background row"
+
+
+def test_prompts_of_one_tick_are_charged_by_their_tokens():
+    views = (reading(0, BACK, client=1, n_prompt=600), reading(1, BACK, client=2, n_prompt=600))
+    items = tuple(
+        PlanItem(sid, sid, Phase.PREFILL, n, True, sid, "", PrefillMode.OWN_CALL) for sid, n in enumerate((60, 20))
+    )
+    memory = PolicyMemory(fairness=Ledger({1: 0, 2: 0}))
+    sealed = fairness.seal(state_of(*views, memory=memory), Plan(items=items, memory=memory))
+    reports = (report(Phase.PREFILL, 80, 1, 80 * MS),)
+    assert counters(state_of(*views, memory=sealed.memory, reports=reports)) == {1: 60 * MS, 2: 20 * MS}
 
 
 def test_what_is_mixed_in_has_an_equal_share_of_the_call():

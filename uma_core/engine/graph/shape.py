@@ -80,10 +80,6 @@ class Layer:
         return next(n for n in range(1, group + 1) if group % n == 0 and group // n <= MAX_GROUP)
 
     @property
-    def n_embd_q(self) -> int:
-        return self.n_head * self.dim_k
-
-    @property
     def n_embd_out(self) -> int:
         return self.n_head * self.dim_v
 
