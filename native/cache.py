@@ -114,6 +114,13 @@ def get_or_build(
     return entry
 
 
+@contextmanager
+def work_beside(entry: Path) -> Iterator[Path]:
+    """A folder for what `produce` needs on the way; of a build that was killed, the next one removes it."""
+    with tempfile.TemporaryDirectory(prefix=f"{entry.name}-", dir=entry.parent) as work:
+        yield Path(work)
+
+
 def prune(root: Path, kind: str, n_keep: int) -> None:
     """Remove all but the `n_keep` entries used last. Entries that another process holds are left."""
     folder = root / kind

@@ -126,6 +126,25 @@ def test_what_a_killed_build_left_is_removed_and_not_used(tmp_path: Path, builde
     assert (entry / "lib" / "liba.so").read_bytes() == b"library"
 
 
+def test_what_a_killed_build_worked_with_is_removed(tmp_path: Path, builder: Builder, note: Note) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(scratch: Path) -> None:
+        work = cache.work_beside(scratch)
+        (work.__enter__() / "object").write_text("large")
+        left.append(work)  # alive: nothing cleans up after a signal that kills
+        raise Killed
+
+    left: list[object] = []
+    with pytest.raises(Killed):
+        cache.get_or_build(tmp_path, "kind", FACTS, killed, note)
+    assert list((tmp_path / "kind").rglob("object"))
+    entry = get(tmp_path, builder, note)
+    assert not list((tmp_path / "kind").rglob("object"))
+    assert cache.verify_entry(entry) == ""
+
+
 def test_two_builds_of_one_key_do_not_overlap(tmp_path: Path, builder: Builder) -> None:
     is_waiting, started = threading.Event(), threading.Event()
 
