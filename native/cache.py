@@ -43,7 +43,9 @@ def cache_root() -> Path:
         return Path(given).expanduser().resolve()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "uma-serve"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "uma-serve"
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    # XDG Base Directory Specification: a relative one does not count
+    return (Path(folder) if os.path.isabs(folder) else Path.home() / ".cache") / "uma-serve"
 
 
 @functools.cache
