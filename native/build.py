@@ -14,7 +14,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -100,12 +99,12 @@ def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
     def produce(entry: Path) -> None:
         tools = find_toolchain(backend)  # before the long download
         sdist = fetch.fetch_sdist(pin, root, progress)
-        with tempfile.TemporaryDirectory(prefix="uma-build-", dir=root) as work:
-            source = fetch.extract(sdist, pin, Path(work) / "source")
-            cmake_build.build(source, Path(work) / "build", flags, tools, progress)
-            cmake_build.collect(Path(work) / "build", entry / "lib")
+        with cache.work_beside(entry) as work:
+            source = fetch.extract(sdist, pin, work / "source")
+            cmake_build.build(source, work / "build", flags, tools, progress)
+            cmake_build.collect(work / "build", entry / "lib")
             for each in variants:
-                folder = Path(work) / each.name
+                folder = work / each.name
                 own = {**flags, **each.cmake_flags(), "CMAKE_INSTALL_RPATH": "$ORIGIN/.."}
                 cmake_build.build(source, folder, own, tools, progress, "ggml-cpu")
                 cmake_build.collect(folder, entry / "lib" / each.name, "libggml-cpu")
@@ -139,8 +138,8 @@ def install_headers(pin: Pin, root: Path, progress: Progress) -> None:
 
     def produce(entry: Path) -> None:
         sdist = fetch.fetch_sdist(pin, root, progress)
-        with tempfile.TemporaryDirectory(prefix="uma-headers-", dir=root) as work:
-            fetch.install_headers(fetch.extract(sdist, pin, Path(work)), pin, entry)
+        with cache.work_beside(entry) as work:
+            fetch.install_headers(fetch.extract(sdist, pin, work), pin, entry)
 
     facts: dict[str, object] = {"source": pin.sha256, "headers": pin.headers}
     mirror(cache.get_or_build(root, "headers", facts, produce, progress.note), HEADERS_DIR)

@@ -43,7 +43,9 @@ def cache_root() -> Path:
         return Path(given).expanduser().resolve()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "uma-serve"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "uma-serve"
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    # XDG Base Directory Specification: a relative one does not count
+    return (Path(folder) if os.path.isabs(folder) else Path.home() / ".cache") / "uma-serve"
 
 
 @functools.cache
@@ -112,6 +114,13 @@ def get_or_build(
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return entry
+
+
+@contextmanager
+def work_beside(entry: Path) -> Iterator[Path]:
+    """A folder for what `produce` needs on the way; of a build that was killed, the next one removes it."""
+    with tempfile.TemporaryDirectory(prefix=f"{entry.name}-", dir=entry.parent) as work:
+        yield Path(work)
 
 
 def prune(root: Path, kind: str, n_keep: int) -> None:

@@ -11,7 +11,6 @@ import platform
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -81,8 +80,8 @@ def chat_source(pin: Pin, progress: Progress) -> Path:
 
     def produce(entry: Path) -> None:
         sdist = fetch.fetch_sdist(pin, root, progress)
-        with tempfile.TemporaryDirectory(prefix="uma-chat-", dir=root) as work:
-            source = fetch.extract(sdist, pin, Path(work))
+        with cache.work_beside(entry) as work:
+            source = fetch.extract(sdist, pin, work)
             for path in sorted(p for p in source.rglob("*") if p.is_file()):
                 name = path.relative_to(source).as_posix()
                 if name.startswith(NEEDED):

@@ -44,6 +44,7 @@ def served(monkeypatch):
 
 def test_version(run):
     assert run("version") == (0, f"uma-core {__version__}\n", "")
+    assert run("--version") == (0, f"uma-core, version {__version__}\n", "")  # as of the other programs
 
 
 def test_help_names_every_flag_and_variable(run):

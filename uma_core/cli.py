@@ -28,6 +28,7 @@ N_THREADS = 6  # log, compute, two of the intake, loader, cache
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """UMA Serve's daemon: one model, shared by all applications of a machine."""
 

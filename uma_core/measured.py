@@ -18,10 +18,10 @@ def home() -> Path:
 
     It need not exist.
     """
-    base = os.environ.get("UMA_BUILD_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "uma-serve"
-    )
-    return Path(base)
+    given, folder = os.environ.get("UMA_BUILD_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(folder):  # XDG Base Directory Specification: such a one does not count
+        folder = os.path.expanduser("~/.cache")
+    return Path(given or os.path.join(folder, "uma-serve"))
 
 
 def save(path: Path, values: dict[str, Any]) -> None:

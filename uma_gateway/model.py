@@ -36,6 +36,17 @@ class Model:
         ]  # LoRA adapters, in the order of llama-server's ids
         self._templates: asyncio.Future[Templates] | None = None
 
+    @property
+    def abilities(self) -> list[str]:
+        """What the model can do, in Ollama's words."""
+        template = self.props["chat_template"] or ""
+        can = ["completion"] if self.has_completion else []
+        can += ["tools"] if "tools" in template else []
+        can += ["thinking"] if "reasoning_content" in template or "<think>" in template else []
+        can += ["insert"] if self.has_infill else []
+        can += ["embedding"] if self.has_embeddings and not self.is_reranker else []
+        return can
+
     def prepare(self) -> None:
         """Begin to load the templates: trying them takes a third of a second, which no chat shall wait for."""
         if self._templates is None:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 
 import pytest
+
+from uma_ctl.client import DEFAULT_TIMEOUT_S
+from uma_ctl.commands import status
+from uma_ctl.errors import NoAnswer
+from uma_ctl.options import Target
 
 READY = {"state": "ready", "uptime_s": 5.0, "model": {"name": "m", "is_demo": True}}
 
@@ -65,6 +71,23 @@ def test_wait_gives_up_with_what_it_saw_last(serve, ctl):
     done = ctl("status", "--wait", "ready", "--timeout", "0.1")
     assert done.returncode == 2
     assert "starting, not ready" in done.stderr
+
+
+@pytest.mark.parametrize("wanted", ["ready", "stopped"])
+def test_a_silent_daemon_is_not_waited_for_past_the_timeout(wanted):
+    asked: list[float] = []
+
+    class Silent(Target):
+        def connect(self, timeout_s=DEFAULT_TIMEOUT_S):
+            asked.append(timeout_s)
+            raise NoAnswer("no answer from the daemon in time")
+
+    with pytest.raises(NoAnswer):
+        status._wait(Silent(None, False), wanted, time.monotonic() + 0.2)
+    assert max(asked) <= status.LEAST_S
+    asked.clear()
+    assert status._poll(Silent(None, False), time.monotonic() + 3600)[0] is None
+    assert asked == [DEFAULT_TIMEOUT_S]
 
 
 def test_wait_for_a_daemon_that_never_comes(ctl):

@@ -167,6 +167,21 @@ def test_a_model_that_chats_embeds_through_the_same_port(tiny_gateway: GatewayPr
     assert len(vectors) == 2 and tiny_gateway.chat(max_tokens=3).status == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("bert_gateway", ["embedding"]), ("rank_gateway", []), ("work_gateway", None)]
+)
+def test_every_list_of_models_tells_the_same_abilities(
+    request: pytest.FixtureRequest, name: str, expected: list[str] | None
+) -> None:
+    gateway: GatewayProcess = request.getfixturevalue(name)
+    shown = gateway.post("/api/show", model="m").json["capabilities"]
+    assert gateway.get("/v1/models").json["models"][0]["capabilities"] == shown
+    if expected is None:
+        assert {"completion", "tools", "embedding"} <= set(shown)
+    else:
+        assert shown == expected
+
+
 def test_a_client_that_leaves_cancels_its_batch(tiny_gateway: GatewayProcess, tiny: DaemonProcess) -> None:
     with Raw(tiny_gateway.port) as raw:
         raw.send("POST", "/v1/embeddings", {"input": ["a long text, " * 60] * 800})

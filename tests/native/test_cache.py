@@ -11,6 +11,7 @@ import pytest
 
 from native import cache
 from native.pin import BuildError
+from uma_core import measured
 
 FACTS: dict[str, object] = {"flags": {"A": "1"}, "compiler": "cc 1"}
 Note = Callable[[str], None]
@@ -126,6 +127,25 @@ def test_what_a_killed_build_left_is_removed_and_not_used(tmp_path: Path, builde
     assert (entry / "lib" / "liba.so").read_bytes() == b"library"
 
 
+def test_what_a_killed_build_worked_with_is_removed(tmp_path: Path, builder: Builder, note: Note) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(scratch: Path) -> None:
+        work = cache.work_beside(scratch)
+        (work.__enter__() / "object").write_text("large")
+        left.append(work)  # alive: nothing cleans up after a signal that kills
+        raise Killed
+
+    left: list[object] = []
+    with pytest.raises(Killed):
+        cache.get_or_build(tmp_path, "kind", FACTS, killed, note)
+    assert list((tmp_path / "kind").rglob("object"))
+    entry = get(tmp_path, builder, note)
+    assert not list((tmp_path / "kind").rglob("object"))
+    assert cache.verify_entry(entry) == ""
+
+
 def test_two_builds_of_one_key_do_not_overlap(tmp_path: Path, builder: Builder) -> None:
     is_waiting, started = threading.Event(), threading.Event()
 
@@ -173,6 +193,16 @@ def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("UMA_BUILD_CACHE", str(tmp_path / "here"))
     monkeypatch.setenv("UMA_CACHE_DIR", str(tmp_path / "snapshots"))
     assert cache.cache_root() == tmp_path / "here"
+
+
+def test_a_relative_xdg_folder_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("UMA_BUILD_CACHE", "UMA_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given, expected in ((str(tmp_path / "xdg"), tmp_path / "xdg"), ("xdg", tmp_path / ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert cache.cache_root() == measured.home() == expected / "uma-serve"
 
 
 def test_the_old_name_of_the_cache_folder_works_and_says_so_once(

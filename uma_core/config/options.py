@@ -313,7 +313,8 @@ class LimitOptions:
     RELOAD: ClassVar = "live"
     max_sessions: int = option(
         32,
-        "requests that are queued or running; more are refused, but for one more in eight from clients that have none",
+        "requests that are queued or running; more are refused, but for one more in eight from clients that have none. "
+        "The limits of both queues count only below this one, which the defaults reach first",
         min=1,
         max=100_000,
     )

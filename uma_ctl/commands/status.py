@@ -10,13 +10,14 @@ from typing import Any
 import click
 
 from uma_ctl import output, render
-from uma_ctl.client import Event, fields_of
+from uma_ctl.client import DEFAULT_TIMEOUT_S, Event, fields_of
 from uma_ctl.errors import EXIT_OK, EXIT_SERVER, BrokenProtocol, CannotConnect, CtlError, NoAnswer
 from uma_ctl.options import Target, with_target
 from uma_ctl.ranges import seconds
 
 CLEAR = "\033[H\033[2J\033[3J"
 POLL_S = 0.1
+LEAST_S = 1.0  # that one answer may take, however near the deadline is
 WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 
 
@@ -44,9 +45,9 @@ def command(target: Target, verbose: bool, watch: bool, interval: float, wanted:
     return _show(target, ask(target), verbose)
 
 
-def ask(target: Target) -> Event:
+def ask(target: Target, timeout_s: float = DEFAULT_TIMEOUT_S) -> Event:
     """Fetch the status over a connection of its own."""
-    with target.connect() as client:
+    with target.connect(timeout_s) as client:
         return fields_of(client.call("status"))
 
 
@@ -77,7 +78,7 @@ def _attempt(target: Target, to_text: Callable[[Event], str]) -> str:
 def _wait(target: Target, wanted: str, deadline: float) -> int:
     """Poll until the state is reached. Raises: the last failure, or NoAnswer, once the deadline is past."""
     while True:
-        fields, failure = _poll(target)
+        fields, failure = _poll(target, deadline)
         if wanted == "stopped" and isinstance(failure, CannotConnect):
             return EXIT_OK
         if fields is not None and fields.get("state") == wanted:
@@ -88,8 +89,9 @@ def _wait(target: Target, wanted: str, deadline: float) -> int:
         time.sleep(POLL_S)
 
 
-def _poll(target: Target) -> tuple[dict[str, Any] | None, CtlError | None]:
+def _poll(target: Target, deadline: float) -> tuple[dict[str, Any] | None, CtlError | None]:
+    """Ask once. A daemon that is silent is left at the deadline, one that answers gets the time for it."""
     try:
-        return ask(target), None
+        return ask(target, min(DEFAULT_TIMEOUT_S, max(LEAST_S, deadline - time.monotonic()))), None
     except (CannotConnect, NoAnswer, BrokenProtocol) as error:  # it may be starting or just going away
         return None, error

@@ -460,11 +460,6 @@ async def on_show(exchange: Exchange) -> None:
     model = await exchange.gateway.model(is_new=True)
     facts = model.props["model"]
     arch, template = facts["arch"], model.props["chat_template"] or ""
-    can = ["completion"] if model.has_completion else []
-    can += ["tools"] if "tools" in template else []
-    can += ["thinking"] if "reasoning_content" in template or "<think>" in template else []
-    can += ["insert"] if model.has_infill else []
-    can += ["embedding"] if model.has_embeddings and not model.is_reranker else []
     await exchange.send_json(
         {
             "modelfile": f"FROM {model.name}\n",
@@ -479,7 +474,7 @@ async def on_show(exchange: Exchange) -> None:
                 f"{arch}.embedding_length": facts["n_embd"],
                 f"{arch}.vocab_size": model.n_vocab,
             },
-            "capabilities": can,
+            "capabilities": model.abilities,
             "modified_at": _since(exchange),
         }
     )

@@ -54,10 +54,7 @@ def ollama_object(model: Model) -> dict[str, Any]:
         "type": "model",
         "description": facts["description"],
         "tags": [""],
-        "capabilities": [
-            *(["completion"] if model.has_completion else []),
-            *(["embedding"] if model.has_embeddings else []),
-        ],
+        "capabilities": model.abilities,
         "parameters": "",
         "details": {
             "parent_model": "",
