@@ -161,6 +161,13 @@ class TestParking:
         back = talking(1, BACK, t_back_ns=NOW - 30 * S, t_last_ns=t_last_ns)
         assert admission.run(state_of(back, waiting(9), can_rollback=False), Plan()).park == expected
 
+    @pytest.mark.parametrize(("t_back_ns", "expected"), [(NOW - S // 3, ()), (NOW - S, (1,))])
+    def test_who_just_came_back_stays_for_a_moment(self, t_back_ns, expected):
+        back = talking(1, BACK, t_back_ns=t_back_ns)
+        assert admission.run(state_of(back, waiting(9)), Plan()).park == expected
+        other = talking(2, BACK, n_past=10_000)
+        assert admission.run(state_of(back, other, waiting(9)), Plan()).park == (expected or (2,))
+
     def test_never_for_background_nor_from_interactive(self):
         assert admission.run(state_of(talking(1, BACK), waiting(9, BACK)), Plan()).park == ()
         assert admission.run(state_of(talking(1), waiting(9)), Plan()).park == ()
