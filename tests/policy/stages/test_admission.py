@@ -69,6 +69,11 @@ def test_of_equal_clients_the_one_that_holds_less_comes_first_until_the_other_ha
     assert admitted(state_of(*held, old, late, free_seqs=(0,)), charged) == [3]
 
 
+def test_holding_the_first_sequence_is_holding_one():
+    views = (talking(0, client=1), waiting(3, client=1, n_prompt=20), waiting(9, client=2, n_prompt=60))
+    assert admitted(state_of(*views, free_seqs=(1,)), {1: 0, 2: 0}) == [9]
+
+
 def test_lowest_sequences_first_so_that_streams_stay_neighbours():
     plan = admission.run(state_of(waiting(1), waiting(2), free_seqs=(1, 3, 5)), Plan())
     assert [a.seq_id for a in plan.admit] == [1, 3]
