@@ -84,6 +84,19 @@ def test_nodes_end_at_messages_and_stay_short() -> None:
     assert all(len(node.tokens) <= MAX_EDGE for node in tree.nodes())
 
 
+def test_a_leaf_does_not_grow_while_its_bytes_are_on_their_way() -> None:
+    """They are those of the positions that it had when they were asked for."""
+    tree, holding = Tree(1), Holding(0)
+    holding.hold(tree, array([1, 2]))
+    kept = holding.end
+    assert kept is not None
+    kept.keep()
+    holding.hold(tree, array([1, 2, 3, 4]))
+    assert (kept.start, kept.end) == (0, 2) and holding.end is not kept
+    tree.unkeep(kept)
+    check(tree, [holding], [[1, 2, 3, 4]])
+
+
 def test_a_leaf_grows_in_place_for_its_only_holder() -> None:
     tree = Tree(1)
     a, b = Holding(0), Holding(1)

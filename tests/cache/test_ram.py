@@ -91,6 +91,24 @@ def test_what_others_build_upon_goes_after_them() -> None:
     assert bench.has([1, 1, 1, 2, 2]) + bench.has([1, 1, 1, 3, 3]) == 8
 
 
+def test_only_as_much_as_is_asked_for_goes_back() -> None:
+    bench = Bench(100)
+    for i in (1, 2, 3):
+        bench.put([i] * 3)
+    assert bench.ram.shrink(31) == 60 and [bench.has([i] * 3) for i in (1, 2, 3)] == [0, 0, 3]
+    assert bench.ram.shrink(1000) == 30 and bench.ram.n_bytes == 0
+    bench.put([4] * 10)
+    assert bench.has([4] * 10) == 10, "the budget is what it was"
+
+
+def test_a_part_of_what_is_saved_is_saved_too() -> None:
+    bench = Bench(200)
+    bench.put([1] * 6)
+    bench.put([1, 1, 1, 2, 2, 2])
+    assert bench.has([1, 1, 1]) == 3 and bench.has([1] * 6) == 6 and bench.has([1, 1, 1, 2, 2, 2]) == 6
+    assert bench.ram.n_bytes == 9 * BYTES, "what both begin with is there once"
+
+
 def test_what_a_sequence_still_holds_goes_first() -> None:
     bench = Bench(60)
     bench.put([2, 2, 2])

@@ -106,6 +106,29 @@ def test_the_sessions_list_says_who_waits_for_whom():
     assert view.sessions(rig.executor, rig.clock.now_ns()) == []
 
 
+def test_whoever_comes_later_waits_for_the_one_that_runs():
+    rig = Rig(ONE)
+    rig.submit("runs", max_tokens=800)
+    for _ in range(5):
+        rig.tick()
+    rig.submit("waits", max_tokens=5, queue_updates=True)
+    rig.tick()
+    ((position, wait_ns),) = news(rig, "waits")
+    assert position == 0 and wait_ns > 0
+    rows = {row["request_id"]: row for row in view.sessions(rig.executor, rig.clock.now_ns())}
+    assert rows["waits"]["waits_for"] == "runs" and rows["runs"]["sequence"] == 0
+
+
+def test_cells_in_use_are_those_of_all_running_requests():
+    rig = Rig(FakeModel(n_seq_max=2))
+    for name in "ab":
+        rig.submit(name, max_tokens=50)
+    for _ in range(10):
+        rig.tick()
+    used = view.take(rig.executor, rig.clock.now_ns()).kv["used"]
+    assert used == sum(session.n_past for session in rig.executor.table) > 0
+
+
 def test_the_sessions_list_tells_the_times_of_a_request():
     rig = Rig(ONE)
     rig.submit("a", max_tokens=50)

@@ -35,6 +35,16 @@ def test_who_comes_waits_longer_the_more_there_are_before() -> None:
         last = now
 
 
+def test_it_is_as_long_as_the_running_request_takes() -> None:
+    rig = Rig(FakeModel(n_seq_max=1))
+    rig.submit("runs", max_tokens=500, priority=Priority.INTERACTIVE)
+    while len(rig.text("runs")) < 100:
+        rig.tick()
+    told, begin = waits(rig)["interactive"], rig.clock.now_ns()
+    rig.run()
+    assert 0.7 < told * 1e6 / (rig.clock.now_ns() - begin) < 1.4
+
+
 def test_background_work_that_waits_is_not_before_an_interactive_request() -> None:
     rig = Rig(FakeModel(n_seq_max=1))
     rig.submit("runs", max_tokens=100, priority=Priority.INTERACTIVE)

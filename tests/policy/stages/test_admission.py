@@ -69,6 +69,11 @@ def test_of_equal_clients_the_one_that_holds_less_comes_first_until_the_other_ha
     assert admitted(state_of(*held, old, late, free_seqs=(0,)), charged) == [3]
 
 
+def test_holding_the_first_sequence_is_holding_one():
+    views = (talking(0, client=1), waiting(3, client=1, n_prompt=20), waiting(9, client=2, n_prompt=60))
+    assert admitted(state_of(*views, free_seqs=(1,)), {1: 0, 2: 0}) == [9]
+
+
 def test_lowest_sequences_first_so_that_streams_stay_neighbours():
     plan = admission.run(state_of(waiting(1), waiting(2), free_seqs=(1, 3, 5)), Plan())
     assert [a.seq_id for a in plan.admit] == [1, 3]
@@ -160,6 +165,13 @@ class TestParking:
         """Parked before, sessions could change places for ever, and none would end."""
         back = talking(1, BACK, t_back_ns=NOW - 30 * S, t_last_ns=t_last_ns)
         assert admission.run(state_of(back, waiting(9), can_rollback=False), Plan()).park == expected
+
+    @pytest.mark.parametrize(("t_back_ns", "expected"), [(NOW - S // 3, ()), (NOW - S, (1,))])
+    def test_who_just_came_back_stays_for_a_moment(self, t_back_ns, expected):
+        back = talking(1, BACK, t_back_ns=t_back_ns)
+        assert admission.run(state_of(back, waiting(9)), Plan()).park == expected
+        other = talking(2, BACK, n_past=10_000)
+        assert admission.run(state_of(back, other, waiting(9)), Plan()).park == (expected or (2,))
 
     def test_never_for_background_nor_from_interactive(self):
         assert admission.run(state_of(talking(1, BACK), waiting(9, BACK)), Plan()).park == ()

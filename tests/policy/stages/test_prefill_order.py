@@ -34,6 +34,15 @@ def test_order(views, expected):
     assert head(*views) == expected
 
 
+@pytest.mark.parametrize("seq_id", [0, 7])
+def test_what_a_client_holds_keeps_its_prompts_from_no_slot(seq_id):
+    """It did when they waited for their sequences; now they have them."""
+    short = reading(4, client=1, seq_id=seq_id, n_prompt=20)
+    views = (short, talking(1, client=1), talking(2, client=1), reading(5, client=2, n_prompt=600))
+    plan = prefill_order.run(state_of(*views), Plan(charged={1: 0, 2: 0}))
+    assert plan.items[0].sid == 4
+
+
 def test_a_more_urgent_prompt_waits_for_a_slot_and_the_most_urgent_chunk_goes_on():
     paused = (reading(1, BACK, **CHUNK), reading(2, **CHUNK))
     assert head(*paused, reading(3, n_prompt=30)) == 2
