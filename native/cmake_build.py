@@ -17,7 +17,7 @@ from pathlib import Path
 from native.instructions import BASE
 from native.pin import BuildError, Pin
 from native.progress import Progress
-from native.toolchain import Toolchain, cpu_identity
+from native.toolchain import Toolchain, cpu_identity, words_of
 
 HIDE_ARCHIVES = "-Wl,--exclude-libs,ALL"  # what static archives bring into a library stays inside (GNU ld, lld)
 
@@ -60,7 +60,7 @@ def cmake_flags(pin: Pin, backend: str) -> dict[str, str]:
 
 
 def extra_arguments() -> list[str]:
-    return shlex.split(os.environ.get("UMA_CMAKE_ARGS", ""))
+    return words_of("UMA_CMAKE_ARGS")
 
 
 def is_native(flags: dict[str, str], arguments: list[str]) -> bool:

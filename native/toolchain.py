@@ -102,8 +102,16 @@ def cpu_identity() -> str:
     return " ".join([platform.machine(), *(lines[key] for key in wanted if key in lines)])
 
 
+def words_of(variable: str) -> list[str]:
+    """The words of an environment variable, as a shell reads them. Raises: BuildError where a quote is not closed."""
+    try:
+        return shlex.split(os.environ.get(variable, ""))
+    except ValueError as error:
+        raise BuildError(f"{variable}={os.environ[variable]}: {error}") from None
+
+
 def _compiler(variable: str, names: tuple[str, ...]) -> list[str] | None:
-    words = shlex.split(os.environ.get(variable, ""))
+    words = words_of(variable)
     if words:
         return words if shutil.which(words[0]) else None
     return next(([name] for name in names if shutil.which(name)), None)

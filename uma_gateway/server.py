@@ -264,7 +264,7 @@ def serve(config: Config, keys: Keys) -> int:
 
 
 def run(server: Server, handshake_s: float) -> None:
-    """Serve until told to stop.
+    """Serve until told to stop. Raises: CONFIG_INVALID where nothing can listen.
 
     A connection on which no TLS handshake ends is closed after `handshake_s`: uvicorn would wait a minute.
     """
@@ -273,7 +273,14 @@ def run(server: Server, handshake_s: float) -> None:
         async def create_server(self, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("ssl") is not None:
                 kwargs["ssl_handshake_timeout"] = handshake_s
-            return await super().create_server(*args, **kwargs)
+            try:
+                return await super().create_server(*args, **kwargs)
+            except OSError as error:  # uvicorn would log it as it is, and exit with a status of its own
+                await server.lifespan.shutdown()
+                number = error.errno or 0  # below 0: of a name's lookup
+                reason = os.strerror(number) if number > 0 else error.strerror  # asyncio's own is a sentence
+                message = f"nothing can listen on {kwargs.get('host')}, port {kwargs.get('port')}: {reason}"
+                raise UmaError(ErrorCode.CONFIG_INVALID, message) from None
 
     loop = Loop()
     asyncio.set_event_loop(loop)

@@ -526,3 +526,14 @@ def test_a_tls_handshake_that_does_not_come_is_not_waited_for(before, folder):
             raw.sock.sendall(start)
             raw.sock.settimeout(WAIT_S / 4)  # less than anybody waits by habit
             assert raw.rest() == b""
+
+
+@pytest.mark.parametrize("where", ["a port in use", "no name"])
+def test_an_address_where_nothing_can_listen_ends_the_start_with_a_reason(folder, where):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        given = ("--port", port) if where == "a port in use" else ("--host", "no.such.name.invalid", "--insecure")
+        gateway = GatewayProcess(folder, str(folder / "s"), *given)
+        assert gateway.wait() == 1
+    assert "E_CONFIG_001" in gateway.log and "nothing can listen on" in gateway.log, gateway.log
+    assert len(gateway.log.splitlines()) == 1, gateway.log

@@ -9,6 +9,7 @@ import pytest
 
 from native import toolchain
 from native.build import ROOT
+from native.cmake_build import extra_arguments
 from native.pin import BuildError
 
 
@@ -30,6 +31,13 @@ def program(folder: Path, name: str, says: str = "1.0") -> Path:
     path.write_text(f"#!/bin/sh\necho '{name} {says}'\n")
     path.chmod(0o755)
     return path
+
+
+@pytest.mark.parametrize("variable", ["CC", "CXX", "UMA_CMAKE_ARGS"])
+def test_an_open_quote_in_a_variable_is_named(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, 'cc "-O2')
+    with pytest.raises(BuildError, match=f'^{variable}=cc "-O2: No closing quotation'):
+        extra_arguments() if variable == "UMA_CMAKE_ARGS" else toolchain.find_toolchain("cpu")
 
 
 def test_one_message_names_everything_that_is_missing(bare_machine: Path) -> None:
