@@ -7,6 +7,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -174,6 +177,18 @@ def test_where_no_process_can_be_started_the_daemon_reads_itself(fake, monkeypat
     assert helper.digest(b'{"prompt":"a"}') == Local().digest(b'{"prompt":"a"}')
     assert helper.encode(fake, source(prompt="ab")).tokens.tolist() == fake.tokenize("ab", True, True)
     helper.close()
+
+
+def test_it_ends_silently_with_a_daemon_that_was_killed(capfd):
+    """Nobody reads its answer: that is no fault of it."""
+    here, there = socket.socketpair()
+    flag = helper_module.Flag()
+    helper_module.send(here, helper_module.DIGEST, (), b'{"prompt":"a"}')
+    here.close()
+    command = [sys.executable, "-I", "-c", helper_module.BOOT, json.dumps(sys.path), str(there.fileno()), str(flag.fd)]
+    with there:
+        ended = subprocess.run(command, pass_fds=(there.fileno(), flag.fd), timeout=WAIT_S, check=False)
+    assert (ended.returncode, capfd.readouterr().err) == (0, "")
 
 
 def test_closing_gives_up_what_is_being_read(fake):

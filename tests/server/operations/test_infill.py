@@ -39,6 +39,13 @@ def test_a_prompt_is_echoed_as_it_came(fake_text: Any) -> None:
     assert echo_text(fake_text, Request(id="a", tokens=tuple("é".encode()))) == "é"
 
 
+@pytest.mark.parametrize("given", [{"tokens": (97, 256)}, {"prompt": ("ab", 256)}])
+def test_what_is_no_token_cannot_be_echoed(fake_text: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(UmaError) as refused:
+        echo_text(fake_text, Request(id="a", **given))
+    assert (refused.value.error, refused.value.detail["field"]) == (ErrorCode.BAD_REQUEST, "tokens")
+
+
 def test_a_suffix_makes_a_gap(fim_text: Any) -> None:
     assert tokens(fim_text, prompt="ab", suffix="z") == [PRE, *b"ab", SUF, *b"z", MID]
     assert tokens(fim_text, tokens=(7, 8), suffix="z") == [PRE, 7, 8, SUF, *b"z", MID]

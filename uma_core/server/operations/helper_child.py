@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
@@ -50,11 +51,12 @@ def main(fd: int, flag_fd: int) -> None:
     os.close(flag_fd)
     connection = socket.socket(fileno=fd)
     budget.tame_allocator()
-    while connection.recv(1, socket.MSG_PEEK):  # sleeps until there is something to be done
-        with gently(is_crowded):
-            n_bytes = _serve(connection)
-            if n_bytes > TRIM_BYTES:
-                budget.give_back()
+    with contextlib.suppress(ConnectionError):  # a daemon that was killed says nothing before it goes
+        while connection.recv(1, socket.MSG_PEEK):  # sleeps until there is something to be done
+            with gently(is_crowded):
+                n_bytes = _serve(connection)
+                if n_bytes > TRIM_BYTES:
+                    budget.give_back()
 
 
 def _serve(connection: socket.socket) -> int:

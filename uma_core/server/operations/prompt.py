@@ -20,6 +20,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.io.ports import Reading, TextPort
 from uma_core.server.operations.embedding import input_tokens
 from uma_core.server.operations.infill import gap_tokens, infill_tokens
+from uma_core.server.operations.sampling import check_ids
 from uma_core.types import Request, TokenId
 
 ENDS_MAX_MESSAGES = 64  # above these, message ends are not looked for: they cost a second tokenisation
@@ -61,8 +62,9 @@ def _encode_parts(text: Reading, prompt: str | tuple[str | TokenId, ...] | None,
 
 
 def echo_text(text: TextPort, request: Request) -> str:
-    """The prompt as it came, for answers that begin with it."""
+    """The prompt as it came, for answers that begin with it. Raises: BAD_REQUEST."""
     parts = (request.prompt,) if isinstance(request.prompt, str) else request.prompt or request.tokens or ()
+    check_ids(text, (part for part in parts if not isinstance(part, str)), "tokens")  # admission does so too, later
     data = b"".join(part.encode() if isinstance(part, str) else text.piece(part) for part in parts)
     return data.decode("utf-8", "replace")
 
