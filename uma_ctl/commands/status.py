@@ -31,7 +31,7 @@ WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 @click.option(
     "--wait", "wanted", type=click.Choice(WAIT_STATES), help="Return when the daemon is in this state (stopped: gone)."
 )
-@click.option("--timeout", type=seconds(0), default=60.0, show_default=True, metavar="SECONDS", help="With --wait.")
+@click.option("--timeout", type=seconds(0), default=300.0, show_default=True, metavar="SECONDS", help="With --wait.")
 def command(target: Target, verbose: bool, watch: bool, interval: float, wanted: str | None, timeout: float) -> int:
     """Show state, model, queues, latency, KV and memory.
 
