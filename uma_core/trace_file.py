@@ -35,6 +35,7 @@ class TraceFile:
         self.path = path
         self.max_bytes = max_bytes
         self.n_dropped = 0
+        self.has_failed = False  # nothing is written any more
         self._lines = Lines()
         self._ticks: deque[Tick] = deque()
         self._has_ticks = threading.Event()
@@ -65,6 +66,7 @@ class TraceFile:
         try:
             self._write_all()
         except (OSError, ValueError) as error:  # ValueError: a stage of somebody's own carries what cannot be recorded
+            self.has_failed = True
             log.warning("ticks are no longer written to %s: %s", self.path, error)
         if self.n_dropped:
             log.warning("%d ticks were not written to %s: it did not keep up", self.n_dropped, self.path)

@@ -21,8 +21,8 @@ class Tracing:
         self._file: TraceFile | None = None
 
     def apply(self, options: LogOptions) -> None:
-        """Begin, change or end the file. Blocks for nothing."""
-        if self._file is not None and self._file.path != options.trace:
+        """Begin, change or end the file; one that could not be written to is tried again. Blocks for nothing."""
+        if self._file is not None and (self._file.has_failed or self._file.path != options.trace):
             old, self._file = self._file, None
             self._host.forget(old, lambda: self._end(old))
         if self._file is not None:
