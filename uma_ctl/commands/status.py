@@ -17,6 +17,7 @@ from uma_ctl.ranges import seconds
 
 CLEAR = "\033[H\033[2J\033[3J"
 POLL_S = 0.1
+WAIT_S = 300.0  # a first start, which measures the model, took more than a minute on a busy machine
 LEAST_S = 1.0  # that one answer may take, however near the deadline is
 WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 
@@ -31,7 +32,7 @@ WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 @click.option(
     "--wait", "wanted", type=click.Choice(WAIT_STATES), help="Return when the daemon is in this state (stopped: gone)."
 )
-@click.option("--timeout", type=seconds(0), default=300.0, show_default=True, metavar="SECONDS", help="With --wait.")
+@click.option("--timeout", type=seconds(0), default=WAIT_S, show_default=True, metavar="SECONDS", help="With --wait.")
 def command(target: Target, verbose: bool, watch: bool, interval: float, wanted: str | None, timeout: float) -> int:
     """Show state, model, queues, latency, KV and memory.
 
