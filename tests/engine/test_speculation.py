@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.daemon.support import DRAFT
+from tests.engine.graph.models import RECURRENT, write
 from uma_core.clock import MonotonicClock
 from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
@@ -143,9 +144,12 @@ def is_same(name: str, plain: Answers, fast: Answers) -> bool:
     return one == other and why == also
 
 
-@pytest.fixture(scope="module", params=["graph", "llama"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    opened = open_engine(replace(OPTIONS, engine=request.param), str(DRAFT))
+@pytest.fixture(scope="module", params=["graph", "graph-recurrent", "llama"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    name, _, kind = request.param.partition("-")
+    recurrent = RECURRENT["qwen35"]
+    path = write(recurrent, tmp_path_factory.mktemp("models") / "recurrent.gguf") if kind else str(DRAFT)
+    opened = open_engine(replace(OPTIONS, engine=name), path)
     yield opened
     opened.close()
 

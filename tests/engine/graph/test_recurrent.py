@@ -13,7 +13,7 @@ import pytest
 from tests.engine.drive import finish, read, read_plain, step, tokens_of
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import RECURRENT, Model
-from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
+from uma_core.engine.api import WANT_IF_HELD, Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.errors import ErrorCode, UmaError
@@ -142,6 +142,44 @@ def test_a_state_of_an_earlier_position_is_kept_where_it_is_wanted(engine: Graph
     assert np.array_equal(engine.logits(1), expected)
 
 
+@pytest.mark.parametrize("n_held", range(5))
+def test_drafts_are_taken_back_to_where_they_held(engine: GraphEngine, n_held: int) -> None:
+    assert engine.info.capabilities.n_verify_rows == 8
+    tokens = tokens_of(engine, 66)
+    expected = alone(engine, np.append(tokens[: 61 + n_held], 50))
+    read(engine, 0, tokens[:60])
+    read(engine, 1, tokens[5:30])
+    batch = Batch(engine.info.n_batch)
+    batch.add(int(tokens[60]), 60, 0, True)
+    batch.verify(tokens[61:65].tolist(), 61, 0, WANT_IF_HELD)
+    batch.add(7, 25, 1, True)
+    batch.verify([8, 9], 26, 1, WANT_IF_HELD)
+    assert engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
+    assert engine.kv_truncate(0, 61 + n_held)
+    assert engine.kv_truncate(1, 26)
+    step(engine, [(0, 50), (1, 51)])
+    assert np.array_equal(engine.logits(0), expected)
+    assert not engine.kv_truncate(0, 61 + n_held), "only a call's own drafts can be taken back"
+
+
+def test_drafts_leave_the_states_of_a_prompt(written: Callable[[Model], str]) -> None:
+    """A single sequence has few states: those of eight rows are others than the kept ones."""
+    engine = GraphEngine(written(RECURRENT["qwen35"]), replace(SMALL, n_seq=1, n_ctx=256))
+    try:
+        tokens = tokens_of(engine, 60)
+        engine.keep_states(0, [20, 40, 59])
+        read(engine, 0, tokens)
+        for _ in range(3):
+            batch = Batch(engine.info.n_batch)
+            n = engine.kv_len(0)
+            batch.add(3, n, 0, True)
+            batch.verify([4, 5, 6, 7, 8, 9, 10], n + 1, 0, WANT_IF_HELD)
+            assert engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
+        assert [engine.resumable(0, n) for n in (20, 40, 59)] == [20, 40, 59]
+    finally:
+        engine.close()
+
+
 def test_a_copy_has_the_state_of_its_end_though_the_source_goes_on(engine: GraphEngine) -> None:
     tokens = tokens_of(engine, 70)
     expected = alone(engine, np.append(tokens, 50))
@@ -201,10 +239,9 @@ def test_states_run_out_only_of_what_is_kept(engine: GraphEngine) -> None:
     assert np.array_equal(engine.logits(1), expected)
 
 
-def test_speculation_is_off_and_status_says_why(engine: GraphEngine) -> None:
-    assert engine.info.capabilities.n_verify_rows == 0
+def test_status_says_that_sequences_cannot_be_cut_anywhere(engine: GraphEngine) -> None:
     assert not engine.info.capabilities.can_rollback
-    assert any("speculation is off" in note for note in engine.info.notes)
+    assert any("cannot be cut back to any length" in note for note in engine.info.notes)
 
 
 def test_states_count_as_memory(engine: GraphEngine) -> None:

@@ -16,6 +16,7 @@ from uma_core.engine.graph.attention import BatchShape
 from uma_core.engine.graph.forward import Compute, Forward, Forwards, Network
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.states import Next
+from uma_core.engine.graph.ticks import VERIFY_ROWS
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.refusals import refusals
 from uma_core.errors import UmaError
@@ -88,7 +89,7 @@ class Decoder:
         states = self._pages.states
         nexts: list[Next] = []
         if states is not None:
-            stretches, nexts = states.plan(runs)
+            stretches, nexts = states.plan(runs, drafts=drafts_of(runs, batch))
             assert self._attention.recurrence is not None
             self._attention.recurrence.fill(states, stretches)
         rc = lib.uma_forward_decode(forward.native, rows)
@@ -177,6 +178,18 @@ class Decoder:
         self._ahead.close()
         self.forwards.close()
         self._attention.close()
+
+
+def drafts_of(runs: list[Run], batch: Batch) -> list[bool]:
+    """Which runs are drafts behind a sequence's own row: where the first of several rows wants a token.
+
+    Prompts of which every row is scored look alike; as long ones they have no state for each row.
+    """
+    wants, row, found = batch.want_logits[: batch.n].tolist(), 0, []
+    for _, _, n in runs:
+        found.append(1 < n <= VERIFY_ROWS and bool(wants[row]))
+        row += n
+    return found
 
 
 def runs_of(batch: Batch) -> list[Run]:

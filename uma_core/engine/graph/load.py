@@ -35,8 +35,8 @@ from uma_core.machine import available_bytes
 
 ARRANGED_SHARE = 0.75  # of the available memory, at most; the rest is for KV, graphs and others
 STATES_NOTE = (
-    "recurrent layers: a sequence cannot be cut back to any length, so speculation is off; the cache knows "
-    "where messages, prompts and answers ended, in memory, not on disk"
+    "recurrent layers: a sequence cannot be cut back to any length; the cache knows where messages, prompts and "
+    "answers ended, in memory, not on disk"
 )
 
 
@@ -77,8 +77,8 @@ class Loaded:
         return f"a product of ours for {others[0]} as it lies in memory" if others else ""
 
     def n_verify(self, n_batch: int) -> int:
-        """Most rows of a call that holds drafts; 0: none does. What a draft did to a state cannot be taken back."""
-        return 0 if self.network.shape.has_states else verify_rows(self.device.is_cpu, n_batch)
+        """Most rows of a call that holds drafts; 0: none does."""
+        return verify_rows(self.device.is_cpu, n_batch)
 
     @property
     def expert_bytes(self) -> int:
@@ -149,7 +149,8 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     stock = Cells(shape, options.kv_type, counts[0], device, wish.is_dry) if device.is_stock else None
     unified = is_unified(options)
     n_prefill_slots = 0 if unified else options.prefill_lanes
-    states = States(shape, options.n_seq, n_prefill_slots) if shape.has_states else None
+    n_verify = verify_rows(device.is_cpu, options.n_batch)
+    states = States(shape, options.n_seq, n_prefill_slots, n_verify) if shape.has_states else None
     pages = Pages(stock or Arena(shape, options.kv_type, counts[0]), counts, states)
     kept.append(pages)
     _check_complete(network, pages, options.n_ubatch)

@@ -33,7 +33,8 @@ class Next(NamedTuple):
 
     seq: int
     end: int
-    kept: list[tuple[int, int]]  # (position, state) on the way there
+    kept: list[tuple[int, int]]  # (position, state) that are worth keeping
+    passed: list[tuple[int, int]]  # on the way there; the sequence may end at one of them, if the rows are drafts
 
 
 class Stretch(NamedTuple):
@@ -48,17 +49,19 @@ class Stretch(NamedTuple):
 class States:
     """Owns the memory. `of[seq]` is the state at the sequence's end."""
 
-    def __init__(self, shape: Shape, n_seq: int, n_prefill_slots: int) -> None:
-        """Raises: INSUFFICIENT_MEMORY."""
+    def __init__(self, shape: Shape, n_seq: int, n_prefill_slots: int, n_verify: int) -> None:
+        """`n_verify`: most rows of a call that holds drafts. Raises: INSUFFICIENT_MEMORY."""
         self.n_floats = sum(layer.state.n_floats for layer in shape.layers if layer.state)
         self.n_bytes_each = -(-4 * self.n_floats // ALIGNMENT) * ALIGNMENT
-        # each sequence's own and the next; prefill slots hold the one that is not handed over
-        n_needed = 2 * n_seq + 2 * n_prefill_slots
+        # each sequence's own and the next, or those of a call with drafts; prefill slots hold the one that is not handed
+        # over
+        n_needed = n_seq + max(n_seq, n_verify) + 2 * n_prefill_slots
         self.n = n_needed + N_KEPT_SEQ * n_seq
         self.of = [ZERO] * n_seq
         self.wanted: list[tuple[int, ...]] = [()] * n_seq  # positions whose states are worth keeping, ascending
         # by sequence and position; least recently used first
         self._kept: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._passed: dict[tuple[int, int], int] = {}  # the same, on the way through the last call's drafts
         self._n_refs = [0] * self.n
         self._free = list(range(self.n - 1, -1, -1))
         try:
@@ -85,6 +88,8 @@ class States:
         """A state to be written; where none is free, that of the earlier position that was not used for longest
         goes.
         """
+        if not self._free:
+            self._forget_passed()
         while not self._free:
             _, state = self._kept.popitem(last=False)
             self.give(state)
@@ -105,26 +110,38 @@ class States:
 
     # a call
 
-    def plan(self, runs: Sequence[tuple[int, int, int]], source: int | None = None) -> tuple[list[Stretch], list[Next]]:
+    def plan(
+        self, runs: Sequence[tuple[int, int, int]], source: int | None = None, drafts: Sequence[bool] = ()
+    ) -> tuple[list[Stretch], list[Next]]:
         """Of rows of (sequence, first position, how many) each, one run after another.
 
-        `source`: instead of the sequence's own state.
+        `source`: instead of the sequence's own state. `drafts`: which runs are a row and drafts behind it; their
+        sequences can be cut back to each position on the way, until the next call.
         """
+        self._forget_passed()
         stretches, nexts, row = [], [], 0
-        for seq, pos, n in runs:
+        for i, (seq, pos, n) in enumerate(runs):
             before, end = self.of[seq] if source is None else source, pos + n
             assert before != UNKNOWN, "the state at the sequence's end is not known"
             kept: list[tuple[int, int]] = []
-            for stop in [*(at for at in self.wanted[seq] if pos < at < end), end]:
+            passed: list[tuple[int, int]] = []
+            wanted = [at for at in self.wanted[seq] if pos < at <= end]
+            stops = list(range(pos + 1, end)) if any(drafts[i : i + 1]) else [at for at in wanted if at < end]
+            for stop in (*stops, end):
                 after = self.take()
                 stretches.append(Stretch(row, stop - pos, before, after))
+                if stop in wanted:
+                    kept.append((stop, self.hold(after)))
                 if stop < end:
-                    kept.append((stop, after))
+                    passed.append((stop, after))
                 row, pos, before = row + stop - pos, stop, after
-            if end in self.wanted[seq]:
-                kept.append((end, self.hold(before)))
-            nexts.append(Next(seq, before, kept))
+            nexts.append(Next(seq, before, kept, passed))
         return stretches, nexts
+
+    def _forget_passed(self) -> None:
+        for state in self._passed.values():
+            self.give(state)
+        self._passed.clear()
 
     def keep(self, made: Next) -> None:
         """The rows are computed: states on the way may be gone back to."""
@@ -132,6 +149,8 @@ class States:
             self.give(self._kept.pop((made.seq, pos), ZERO))
             self._kept[made.seq, pos] = state
         made.kept.clear()
+        self._passed |= {(made.seq, pos): state for pos, state in made.passed}
+        made.passed.clear()
 
     def adopt(self, made: Next) -> None:
         """The rows are computed, and count."""
@@ -140,9 +159,10 @@ class States:
 
     def drop(self, made: Next) -> None:
         """The rows were not computed."""
-        for _, state in made.kept:
+        for _, state in (*made.kept, *made.passed):
             self.give(state)
         made.kept.clear()
+        made.passed.clear()
         self.give(made.end)
 
     def want(self, seq: int, positions: Sequence[int]) -> None:
@@ -161,7 +181,8 @@ class States:
         """The last position, up to n, that has a state, of a sequence of n_kv positions; 0: none."""
         if n >= n_kv and self.of[seq] != UNKNOWN:
             return n_kv
-        return max((pos for other, pos in self._kept if other == seq and pos <= min(n, n_kv)), default=0)
+        known = (*self._kept, *self._passed)
+        return max((pos for other, pos in known if other == seq and pos <= min(n, n_kv)), default=0)
 
     def at(self, seq: int, n: int, n_kv: int) -> int:
         """The state after n positions, a `resumable` number of them."""
@@ -169,13 +190,16 @@ class States:
             return self.of[seq]
         if n == 0:
             return ZERO
+        if (seq, n) in self._passed:
+            return self._passed[seq, n]
         self._kept.move_to_end((seq, n))
         return self._kept[seq, n]
 
     def cut(self, seq: int, n: int) -> None:
         """Forget states of positions beyond n."""
-        for each in [(other, pos) for other, pos in self._kept if other == seq and pos > n]:
-            self.give(self._kept.pop(each))
+        for known in (self._kept, self._passed):
+            for each in [(other, pos) for other, pos in known if other == seq and pos > n]:
+                self.give(known.pop(each))
         if not n:
             self.put(seq, ZERO)
 
