@@ -10,6 +10,7 @@ import pytest
 
 from perf.gguf_file import ensure
 from tests.daemon.support import DRAFT, MOE, SMALL, DaemonProcess, eventually, text_of
+from tests.engine.graph.heads import DEEP, with_heads
 
 Serve = Callable[..., DaemonProcess]
 
@@ -135,3 +136,21 @@ def test_a_reload_keeps_the_draft_model(serve_model: Serve) -> None:
     plain, _ = answer(daemon, speculate="off")
     fast, _ = answer(daemon, speculate="draft", priority="background")
     assert fast == plain and daemon.status()["speculation"]["draft_model"]
+
+
+@pytest.mark.parametrize("engine", ["graph", "llama"])
+def test_prediction_heads_draft(serve_model: Serve, folder: Path, engine: str) -> None:
+    path = with_heads(DEEP, folder / "heads.gguf", says_next=True)
+    daemon = serve_model("--engine", engine, "--mtp", "--max-draft-tokens", "4", model=Path(path))
+    plain, _ = answer(daemon, speculate="off")
+    fast, usage = answer(daemon, speculate="draft", priority="background")
+    assert fast == plain
+    status = daemon.status()["speculation"]
+    assert status["prediction_heads"] == "on"
+    assert status["drafted"]["draft"] == drafted(usage) > 0
+
+
+def test_heads_that_a_file_does_not_have_are_refused(folder: Path) -> None:
+    daemon = DaemonProcess(folder, "--model", str(DRAFT), "--mtp", *SMALL)
+    assert daemon.process.wait(timeout=60)
+    assert "engine.mtp" in daemon.log and "no prediction heads" in daemon.log

@@ -187,6 +187,11 @@ class EngineOptions:
         " (off sets GGML_CUDA_DISABLE_GRAPHS)",
         reload="restart",
     )
+    mtp: bool = option(
+        False,
+        "load the prediction heads (MTP) in the model's own file: they draft as a draft model does, for requests whose "
+        "`speculate` is auto or draft",
+    )
     decode_ahead: str = option(
         "auto",
         "the graph engine begins a step while the last one's tokens are handled; auto: on GPUs",
@@ -689,6 +694,8 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
             yield opt.key, f"must not exceed {cap} ({config.get(BY_KEY[cap])}), not {value}"
     if 0 < engine.n_ctx < engine.n_seq:
         yield "engine.n_ctx", f"must give each of the {engine.n_seq} sequences at least one cell, not {engine.n_ctx}"
+    if engine.mtp and config.speculation.draft_model:
+        yield "engine.mtp", "must be off where speculation.draft_model names a model: one of them drafts"
     if engine.kv_type != "f16" and engine.flash_attn == "off":
         yield "engine.kv_type", f"needs fused attention (engine.flash_attn), so not {engine.kv_type} where that is off"
     yield from _adapter_conflicts(engine)

@@ -114,6 +114,8 @@ class Capabilities:
     ride_rows: tuple[int, ...] = ()
     # rows of a decode call may have different LoRA adapters; else all of them have the same
     can_mix_adapters: bool = True
+    # `hidden` and `prefill_hidden` have rows for prediction heads after every decode call, and after every chunk
+    keeps_hidden: bool = False
     has_states: bool = False  # recurrent layers: sequences are cut, copied and gone on with only where `resumable` says
 
 
@@ -352,6 +354,35 @@ class Batch:
             positions[i] += 1
 
 
+class Heads(Protocol):
+    """Prediction heads (MTP) of a model, with a memory of their own for `n_seq` sequences. The compute thread's.
+
+    A row is a token and the model's last hidden state of the position before it.
+    """
+
+    name: str
+    n_seq: int
+    n_vocab: int
+    n_batch: int  # most rows of one call
+    n_ctx_seq: int
+    n_embd: int
+    state: np.ndarray  # (n_embd,) float32: what the heads gave for the last row that was read
+
+    def read(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray) -> tuple[int, TokenId]:
+        """(n,) int32 tokens at positions from pos0 on, (n, n_embd) float32 states of the positions before theirs.
+
+        0 and the likeliest token behind the last, or the backend's code of a failure and -1.
+        """
+
+    def truncate(self, seq_id: SeqId, n: int) -> None:
+        """Keep positions before n."""
+
+    def memory(self) -> MemoryUse: ...
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
 class Engine(Protocol):
     """See the module head for who may call what."""
 
@@ -424,7 +455,7 @@ class Engine(Protocol):
 
     def hidden(self) -> np.ndarray:
         """(rows, n_embd) float32: the last hidden states that a decoded batch with `want_hidden` wanted, in batch
-        order.
+        order; where `keeps_hidden`, those of any batch's rows with logits.
         """
 
     # resumable prefill; a sequence has at most one chunk in progress
@@ -450,7 +481,9 @@ class Engine(Protocol):
         """(n_vocab,) float32 view, borrowed until the slot computes again."""
 
     def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
-        """(rows, n_embd) float32: what `hidden` wanted, after DONE. The caller's own."""
+        """(rows, n_embd) float32: what `hidden` wanted, after DONE; where `keeps_hidden`, the last rows of any chunk,
+        all of them if the engine can. The caller's own.
+        """
 
     # where inputs are computed whole (EmbeddingInfo.is_whole); in between `prefill_run`, and at the end `prefill_close`
     def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:

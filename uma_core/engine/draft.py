@@ -45,13 +45,29 @@ def open_draft(engine: EngineOptions, path: str) -> Engine:
 def estimate_with_draft(engine: EngineOptions, path: str) -> MemoryUse:
     """What the engine and its draft model would take, found without taking it; `path` empty: there is none.
 
-    Raises as `check_draft` and `estimate_engine` do.
+    Raises as `check_draft` and `estimate_engine` do, and CONFIG_INVALID where `engine.mtp` asks for heads in vain.
     """
     need = estimate_engine(engine)
+    if engine.mtp:
+        need = _sum(need, _estimate_heads(engine))
     if not path:
         return need
     check_draft(engine, path)
-    return MemoryUse(*map(sum, zip(need, estimate_engine(_options(engine, path)), strict=True)))
+    return _sum(need, estimate_engine(_options(engine, path)))
+
+
+def _sum(one: MemoryUse, other: MemoryUse) -> MemoryUse:
+    return MemoryUse(*map(sum, zip(one, other, strict=True)))
+
+
+def _estimate_heads(engine: EngineOptions) -> MemoryUse:
+    """Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a model without prediction heads."""
+    if engine.engine == "fake":
+        raise UmaError(
+            ErrorCode.CONFIG_INVALID, "engine.mtp: a simulated model has no prediction heads", option="engine.mtp"
+        )
+    estimate = importlib.import_module("uma_core.engine.llama.heads").estimate_heads
+    return estimate(engine.model or str(default_model_path()), engine)  # type: ignore[no-any-return]
 
 
 def check_draft(engine: EngineOptions, path: str) -> None:

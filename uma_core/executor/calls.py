@@ -66,6 +66,8 @@ class Calls:
         self.wake_fd: Callable[[], int] = lambda: -1
         self.on_read: Callable[[Session], None] = lambda session: None  # more of a prompt is in the session's sequence
         self.on_progress: Callable[[Session], None] = lambda session: None  # more of a prompt was computed
+        # last hidden states of a session's positions from one on: what prediction heads read. None: nobody does
+        self.on_hidden: Callable[[Session, int, np.ndarray], None] | None = None
 
     # decode calls
 
@@ -96,6 +98,8 @@ class Calls:
         outcome = self._compute(rows, 0, 0)
         now, deliver = self._t_now_ns, self._output.deliver
         if outcome.status is OK:
+            if self.on_hidden is not None:
+                self._tell_hidden(rows, self.on_hidden)
             for session, token in zip(rows, outcome.tokens):  # noqa: B905 -- as long as each other
                 session.n_past += 1
                 deliver(session, token, now)
@@ -143,6 +147,8 @@ class Calls:
         outcome = self._compute([session for _, session in items], n_prompt, n_read)
         now = self._t_now_ns
         if outcome.status is OK:
+            if self.on_hidden is not None:
+                self._tell_hidden(rows, self.on_hidden)
             self._advance(items, rows, outcome.tokens, now)
         else:
             self._recover(items, outcome.status, now)
@@ -179,6 +185,22 @@ class Calls:
         )
         self._tokens = outcome.tokens
         return outcome
+
+    def _tell_hidden(self, rows: list[Session], tell: Callable[[Session, int, np.ndarray], None]) -> None:
+        """Of the call's rows with logits, those of drafts too: what is drafted wrongly is overwritten later.
+
+        A prompt's last row comes behind rows that have none, and counts from its own position.
+        """
+        if not any(session.asks_model for session in rows):
+            return
+        batch, hidden = self._batch, self._engine.hidden()
+        positions = batch.pos[: batch.n][batch.want_logits[: batch.n] != 0]
+        begin = 0
+        for i, session in enumerate(rows):
+            if i + 1 == len(rows) or rows[i + 1] is not session:
+                if session.asks_model:
+                    tell(session, int(positions[begin]), hidden[begin : i + 1])
+                begin = i + 1
 
     def on_announced(self) -> None:
         """The I/O thread is being told of the events that wait."""
@@ -407,6 +429,9 @@ class Calls:
 
     def _end_chunk(self, item: PlanItem, session: Session, now: int) -> None:
         session.n_chunk, session.chunk_fraction = 0, 0.0
+        if self.on_hidden is not None and session.asks_model:
+            states = self._engine.prefill_hidden(session.seq_id)
+            self.on_hidden(session, session.n_past + item.n_tokens - len(states), states)
         session.progress(item.n_tokens, now)
         self._count_read(item.n_tokens)
         self.on_progress(session)

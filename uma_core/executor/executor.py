@@ -39,7 +39,7 @@ from uma_core.policy.state import CallReport, DeviceView, SchedulerState
 from uma_core.session.events import Event, Stale, Submit
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
-from uma_core.speculation.model import DraftModel
+from uma_core.speculation.model import Drafter
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
 from uma_core.trace import Sink
@@ -85,6 +85,8 @@ class Executor:
         self.slots.on_leave = self.calls.deliver_first
         self.output.banned_strings.on_rewind = self.slots.rewind
         self._speculator = speculator if engine.info.capabilities.n_verify_rows else None
+        if self._speculator is not None and self._speculator.reads_states and engine.info.capabilities.keeps_hidden:
+            self.calls.on_hidden = self._speculator.see
         self.output.on_finished = self._on_finished
         self.queue_positions = QueuePositions()
         self.admission = admission
@@ -120,7 +122,7 @@ class Executor:
         self.cache.apply(settings)
 
     @property
-    def draft_model(self) -> DraftModel | None:
+    def draft_model(self) -> Drafter | None:
         return self._speculator.model if self._speculator is not None else None
 
     def set_speculation(self, settings: Settings) -> None:

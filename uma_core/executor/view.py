@@ -16,10 +16,6 @@ from uma_core.policy.pipeline import guard_words
 from uma_core.session.session import Session
 from uma_core.types import Phase, Priority
 
-PREDICTION_HEADS = (
-    "unused: llama.h of the pinned llama.cpp loads them, and does not give the hidden states that they read"
-)
-
 
 class ExecutorView(NamedTuple):
     """Plain JSON-able values only."""
@@ -134,9 +130,9 @@ def _speculation(executor: Executor) -> dict[str, Any]:
     return {
         "is_exact": executor.engine.info.is_deterministic,
         "can_verify": executor.engine.info.capabilities.n_verify_rows > 0,
-        "draft_model": model.engine.info.model_name if model is not None else None,
+        "draft_model": model.name if model is not None else None,
         "draft_token_ms": round(model.token_ns / 1e6, 3) if model is not None else None,
-        "prediction_heads": PREDICTION_HEADS,
+        "prediction_heads": "on" if model is not None and model.reads_states else "off",
         "drafted": {source: int(counter.value) for source, counter in meters.drafted.items()},
         "accepted": {source: int(counter.value) for source, counter in meters.accepted_drafts.items()},
     }

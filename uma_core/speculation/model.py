@@ -7,7 +7,9 @@ Rules: the compute thread's. The policy says when, and for how long; drafting ta
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,17 +27,27 @@ N_TIMED = 3  # calls of each kind by which times are taken; the fastest counts
 GAIN = 0.1  # of what a call took, over what was known: a change of speed is followed within some twenty calls
 
 
-class DraftModel:
-    """Owns the engine. It computes for as many sessions at a time as the engine has sequences."""
+class Sizes(NamedTuple):
+    """Of a context that drafts."""
 
-    def __init__(self, engine: Engine, n_vocab: int, clock: Clock) -> None:
-        """`n_vocab`: of the model that verifies."""
-        self.engine = engine
-        self.n_vocab = min(n_vocab, engine.info.n_vocab)
+    n_seq: int
+    n_vocab: int  # tokens that both models know
+    n_batch: int
+    n_ctx_seq: int
+
+
+class Drafter(ABC):
+    """Computes drafts for as many sessions at a time as it has sequences, and knows what they cost."""
+
+    reads_states = False  # beside tokens it wants the hidden states of the model that verifies, see `ModelSource.see`
+
+    def __init__(self, name: str, sizes: Sizes, clock: Clock) -> None:
+        self.name = name
+        self.n_ctx_seq = sizes.n_ctx_seq
+        self.n_vocab = sizes.n_vocab
         self.clock = clock
-        self._free: list[SeqId] = list(range(engine.info.n_seq_max))
-        self._batch = Batch(engine.info.n_batch)
-        self._n_read = min(N_READ, engine.info.n_batch, engine.info.n_ctx_seq // 2)
+        self._free: list[SeqId] = list(range(sizes.n_seq))
+        self._n_read = min(N_READ, sizes.n_batch, sizes.n_ctx_seq // 2)
         self.token_ns, self.read_ns = self._time(1), max(1, self._time(self._n_read) // self._n_read)
         self.is_broken = False
 
@@ -43,25 +55,31 @@ class DraftModel:
         times = []
         for _ in range(N_TIMED):
             t0 = self.clock.now_ns()
-            self._compute(0, np.zeros(n, np.int32), 0)
+            self._compute(0, np.zeros(n, np.int32), 0, None)
             times.append(self.clock.now_ns() - t0)
-            self.engine.kv_truncate(0, 0)
+            self.truncate(0, 0)
         return max(1, min(times))
 
     def open(self, given: np.ndarray, rates: Acceptance) -> ModelSource | None:
         """Of a session with this prompt; None while all sequences are taken."""
         if not self._free or self.is_broken:
             return None
-        return ModelSource(self, self._free.pop(), given, rates)
+        return self._new_source(self._free.pop(), given, rates)
+
+    def _new_source(self, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> ModelSource:
+        return ModelSource(self, seq_id, given, rates)
 
     def release(self, seq_id: SeqId) -> None:
-        self.engine.kv_truncate(seq_id, 0)
+        self.truncate(seq_id, 0)
         self._free.append(seq_id)
 
-    def compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int) -> TokenId:
-        """Read (n,) int32 tokens at these positions; what the model would say after them, -1 where it cannot."""
+    def compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray | None = None) -> TokenId:
+        """Read (n,) int32 tokens at these positions; what would be said after them, -1 where that cannot be told.
+
+        `states`: (n, n_embd) float32, which prediction heads read beside the tokens.
+        """
         t0 = self.clock.now_ns()
-        token = self._compute(seq_id, tokens, pos0)
+        token = self._compute(seq_id, tokens, pos0, states)
         ns = self.clock.now_ns() - t0
         if len(tokens) == 1:
             self.token_ns = max(1, self.token_ns + int(GAIN * (ns - self.token_ns)))
@@ -69,19 +87,9 @@ class DraftModel:
             self.read_ns = max(1, self.read_ns + int(GAIN * (ns / len(tokens) - self.read_ns)))
         return token
 
-    def _compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int) -> TokenId:
-        batch = self._batch
-        batch.clear()
-        batch.goes_on, batch.wake_fd = False, -1
-        batch.extend(tokens, pos0, seq_id, True)
-        outcome = self.engine.decode(batch, [None])
-        if outcome.status is DecodeStatus.OK:
-            return outcome.tokens[0]
-        if outcome.status is not DecodeStatus.ABORTED:  # which was meant for the model that verifies
-            log.error("the draft model failed (%s), and is not asked any more", outcome.status.name)
-            self.is_broken = True
-        self.engine.kv_truncate(seq_id, pos0)
-        return -1
+    def fail(self, why: str) -> None:
+        log.error("%s failed to draft (%s), and is not asked any more", self.name, why)
+        self.is_broken = True
 
     def knows(self, token: TokenId) -> bool:
         return 0 <= token < self.n_vocab
@@ -90,8 +98,52 @@ class DraftModel:
         """Tokens that can be read in one call in that time; 0: none."""
         return min(self._n_read, max(1, ns // self.read_ns)) if ns >= self.token_ns else 0
 
+    @abstractmethod
+    def _compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray | None) -> TokenId: ...
+
+    @abstractmethod
+    def truncate(self, seq_id: SeqId, n: int) -> None:
+        """Forget the sequence's positions from n on."""
+
+    @abstractmethod
+    def memory(self) -> MemoryUse: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class DraftModel(Drafter):
+    """A model of its own. Owns the engine."""
+
+    def __init__(self, engine: Engine, n_vocab: int, clock: Clock) -> None:
+        """`n_vocab`: of the model that verifies."""
+        info = engine.info
+        self.engine = engine
+        self._batch = Batch(info.n_batch)
+        sizes = Sizes(info.n_seq_max, min(n_vocab, info.n_vocab), info.n_batch, info.n_ctx_seq)
+        super().__init__(info.model_name, sizes, clock)
+
+    def _compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray | None) -> TokenId:
+        batch = self._batch
+        batch.clear()
+        batch.goes_on, batch.wake_fd = False, -1
+        batch.extend(tokens, pos0, seq_id, True)
+        outcome = self.engine.decode(batch, [None])
+        if outcome.status is DecodeStatus.OK:
+            return outcome.tokens[0]
+        if outcome.status is not DecodeStatus.ABORTED:  # which was meant for the model that verifies
+            self.fail(outcome.status.name)
+        self.truncate(seq_id, pos0)
+        return -1
+
+    def truncate(self, seq_id: SeqId, n: int) -> None:
+        self.engine.kv_truncate(seq_id, n)
+
     def memory(self) -> MemoryUse:
         return self.engine.memory()
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 class ModelSource:
@@ -99,7 +151,7 @@ class ModelSource:
 
     N_SKIPPED = 32  # tokens after which a model that does not pay is tried again: what it says may have become likelier
 
-    def __init__(self, model: DraftModel, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> None:
+    def __init__(self, model: Drafter, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> None:
         self._model = model
         self._seq_id = seq_id
         self._given = given
@@ -109,6 +161,9 @@ class ModelSource:
         self._n_tried = 0  # of those, when it drafted last
         self._drafted: list[TokenId] = []  # after `_n_known`
         self._is_over = False  # the text is too long for its context, or has tokens that it does not know
+
+    def see(self, pos: int, states: np.ndarray) -> None:
+        """(n, n_embd) float32: last hidden states of the text's positions from `pos` on, of the model that verifies."""
 
     def draft(self, generated: Sequence[TokenId]) -> Draft:
         """What it drafted, if that follows the answer so far. Learns from what has come since."""
@@ -122,7 +177,7 @@ class ModelSource:
             self._drafted = self._drafted[n_right:] if n_right == len(new) else []
             said = len(self._given) + self._n_known + n_right
             if self._n_kv > said:
-                self._model.engine.kv_truncate(self._seq_id, said)
+                self._model.truncate(self._seq_id, said)
                 self._n_kv = said
         self._n_known = len(generated)
         if not self._drafted:
@@ -134,7 +189,7 @@ class ModelSource:
         """How likely each token is to be drawn that it would draft now; (): it cannot."""
         if self._is_over or self._model.is_broken:
             return ()
-        n_most = min(n_most, self._model.engine.info.n_ctx_seq - len(self._given) - self._n_known - 1)
+        n_most = min(n_most, self._model.n_ctx_seq - len(self._given) - self._n_known - 1)
         if self._n_known - self._n_tried >= self.N_SKIPPED:
             return (1.0,)[: max(0, n_most)]
         return tuple(self._rates.survival(MODEL, 1, max(0, n_most)))
@@ -146,12 +201,12 @@ class ModelSource:
         self.draft(generated)
         self._drafted = []
         n_said = len(self._given) + len(generated)
-        if n_said + n >= model.engine.info.n_ctx_seq:
+        if n_said + n >= model.n_ctx_seq:
             self._is_over = True
             return
         if self._n_kv >= n_said:  # what follows the last token was seen by the sampler of an earlier draft only
             self._n_kv = n_said - 1
-            model.engine.kv_truncate(self._seq_id, self._n_kv)
+            model.truncate(self._seq_id, self._n_kv)
         token = -1
         while self._n_kv < n_said:
             k = min(n_said - self._n_kv, model.n_fitting(until - model.clock.now_ns()))

@@ -6,12 +6,14 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from uma_core.session.draft import NO_DRAFT, Draft
 from uma_core.session.session import Session
 from uma_core.speculation.acceptance import Acceptance
 from uma_core.speculation.history import History
 from uma_core.speculation.lookup import Lookup
-from uma_core.speculation.model import DraftModel, ModelSource
+from uma_core.speculation.model import Drafter, ModelSource
 from uma_core.speculation.settings import AUTO, DRAFT, LOOKUP, OFF, Settings
 from uma_core.types import Phase, TokenId
 
@@ -43,7 +45,7 @@ class Speculator:
         settings: Settings,
         is_exact: bool,
         new_source: NewSource | None = None,
-        model: DraftModel | None = None,
+        model: Drafter | None = None,
     ) -> None:
         """`is_exact`: the engine computes the same logits for a row whatever other rows are computed with it.
 
@@ -136,6 +138,17 @@ class Speculator:
         if source is None and self.model is not None:
             source = session.model_drafts = self.model.open(session.given, Acceptance(self._rates))
         return source  # type: ignore[no-any-return]
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether `see` is of use."""
+        return self.model is not None and self.model.reads_states
+
+    def see(self, session: Session, pos: int, states: np.ndarray) -> None:
+        """(n, n_embd) float32: last hidden states of a session's positions from `pos` on, computed just now."""
+        source = self._model_source(session) if session.sid in self._live else None
+        if source is not None:
+            source.see(pos, states)
 
     def run_model(self, sid: int, n_tokens: int, ns: int) -> None:
         """Let the draft model draft for a session's next step, in so much time."""

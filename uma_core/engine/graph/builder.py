@@ -59,7 +59,8 @@ class Builder:
 
     def start(self, start: Start) -> None:
         """Make the inputs."""
-        self.n, self.n_out, self.n_span, self._active, self.has_head = start.batch
+        self.n, self.n_out, self.n_span, self._active, self.has_head, self._keeps_all = start.batch
+        self.hidden: Any = None  # (n_embd, rows), what the head was given, once `logits` is called
         self.views: list[Any] = []  # of cells: what a batch's span changes
         self._attention, self.rope_mode = start.attention, start.rope_mode
         self.recurrence = start.attention.recurrence
@@ -209,8 +210,11 @@ class Builder:
         return layer == self.shape.n_layer - 1
 
     def wanted(self, x: Any, layer: int) -> Any:
-        """After the last layer's attention only the rows that want logits go on."""
-        return lib.ggml_get_rows(self.context, x, self.out_id) if self.is_last(layer) and self.out_id is not None else x
+        """After the last layer's attention only the rows that want logits go on, unless all are outputs."""
+        return x if self._keeps_all or not self.is_last(layer) else self._chosen(x)
+
+    def _chosen(self, x: Any) -> Any:
+        return x if self.out_id is None else lib.ggml_get_rows(self.context, x, self.out_id)
 
     def add(self, a: Any, b: Any) -> Any:
         return lib.ggml_add(self.context, a, b)
@@ -331,9 +335,11 @@ class Builder:
 
         Of a graph without a head (n_embd, n_out).
         """
-        x = self.norm(x, norm)
+        x = self.hidden = self.norm(x, norm)
         if not self.has_head:
             return x
+        if self._keeps_all:
+            x = self._chosen(x)
         y = self.product(x, "output" if self.weights.find("output.weight") else "token_embd", self.shape.n_vocab)
         y = self.scale(y, self.shape.logit_scale)
         cap = self.shape.final_softcap

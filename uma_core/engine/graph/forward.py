@@ -32,9 +32,19 @@ class Network:
     """What every graph of one loaded model has in common."""
 
     def __init__(
-        self, shape: Shape, weights: Weights, family: Family, ropes: tuple[int, int], device: Device, adapters: Adapters
+        self,
+        shape: Shape,
+        weights: Weights,
+        family: Family,
+        ropes: tuple[int, int],
+        device: Device,
+        adapters: Adapters,
+        keeps_hidden: bool = False,
     ) -> None:
-        """`ropes`: ggml's kind of rotary positions, and how many positions a sequence may have."""
+        """`ropes`: ggml's kind of rotary positions, and how many positions a sequence may have. `keeps_hidden`: graphs
+        with a head have their hidden states as an output too.
+        """
+        self.keeps_hidden = keeps_hidden
         self.device = device
         self.adapters = adapters
         self.shape = shape
@@ -55,6 +65,8 @@ class Network:
         builder = Builder(context, graph, self.weights, self.shape, self.adapters)
         builder.start(Start(batch, attention, *self._ropes))
         logits = self.family.build(builder)
+        if self.keeps_hidden and builder.hidden is not None:
+            lib.ggml_set_output(builder.hidden)
         if logits is not None:
             lib.ggml_set_output(logits)
             lib.ggml_build_forward_expand(graph, logits)
@@ -122,6 +134,7 @@ class Forward:
         inputs = builder.inputs()
         scales = builder.scales
         *addresses, at_logits, at_best = workspace.addresses([*inputs, *scales.values(), logits, best])
+        self._hidden: Any = builder.hidden if network.keeps_hidden else None
         addresses, at_scales = addresses[: len(inputs)], addresses[len(inputs) :]
         n.token, n.pos, n.out_id = (ffi.cast("int32_t *", at) for at in addresses[:3])
         kinds = compute.attention.cells
@@ -165,13 +178,13 @@ class Forward:
         return np.frombuffer(ffi.buffer(self.native.logits + row * n_vocab, 4 * n_vocab), np.float32)
 
     def hidden(self, n_rows: int) -> np.ndarray:
-        """(n_rows, n_embd) float32, the caller's own: the outputs of a graph without a head."""
-        n_embd = self.native.n_hidden
-        rows: np.ndarray = (
-            np.frombuffer(ffi.buffer(self.native.logits, 4 * n_rows * n_embd), np.float32)
-            .reshape(n_rows, n_embd)
-            .copy()
-        )
+        """(n_rows, n_embd) float32, the caller's own: the outputs of a graph without a head, or those that it keeps
+        beside its logits.
+        """
+        n_embd, at = self.native.n_hidden, self.native.logits
+        if self.batch.has_head:
+            n_embd, at = self._hidden.ne[0], lib.ggml_get_data(self._hidden)
+        rows: np.ndarray = np.frombuffer(ffi.buffer(at, 4 * n_rows * n_embd), np.float32).reshape(n_rows, n_embd).copy()
         return rows
 
     def close(self) -> None:

@@ -71,8 +71,8 @@ class PrefillSlot:
         Raises: INSUFFICIENT_MEMORY.
         """
         n = len(tokens)
-        self._hidden = hidden
-        has_output = want_logits or bool(hidden)
+        self._hidden = Rows.ALL if hidden is None and self._network.keeps_hidden else hidden
+        has_output = want_logits or bool(self._hidden)
         data = np.ascontiguousarray(tokens, np.int32)
         self._pos[:n] = np.arange(self.n_kv, self.n_kv + n, dtype=np.int32)
         self._seq[:n] = self.seq_id
@@ -111,7 +111,8 @@ class PrefillSlot:
             or graph.most.has_head is not has_head
         ):
             self._close_graph()
-            most = BatchShape(self._n_most, 1 if has_head else self._n_most, room, adapters, has_head)
+            n_out, keeps_all = (1, self._network.keeps_hidden) if has_head else (self._n_most, False)
+            most = BatchShape(self._n_most, n_out, room, adapters, has_head, keeps_all)
             graph = self._graph = Fitted(self._network, self._pages, self._compute, most, self._space)
         return graph
 

@@ -53,8 +53,8 @@ class States:
         """`n_verify`: most rows of a call that holds drafts. Raises: INSUFFICIENT_MEMORY."""
         self.n_floats = sum(layer.state.n_floats for layer in shape.layers if layer.state)
         self.n_bytes_each = -(-4 * self.n_floats // ALIGNMENT) * ALIGNMENT
-        # each sequence's own and the next, or those of a call with drafts; prefill slots hold the one that is not handed
-        # over
+        # each sequence's own and the next, or those of a call with drafts; prefill slots hold the one that is not
+        # handed over
         n_needed = n_seq + max(n_seq, n_verify) + 2 * n_prefill_slots
         self.n = n_needed + N_KEPT_SEQ * n_seq
         self.of = [ZERO] * n_seq

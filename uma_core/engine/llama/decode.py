@@ -28,17 +28,24 @@ class Hidden:
         self._n_embd = n_embd
         self._rows = np.zeros((0, n_embd), np.float32)
 
-    def open(self, n_rows: int) -> None:
+    def open(self, n_rows: int, is_for_heads: bool = False) -> None:
+        """For so many rows, or for prediction heads: for up to so many."""
         self._rows = np.empty((n_rows, self._n_embd), np.float32)
         self._gate.hidden = ffi.from_buffer("float *", self._rows) if n_rows else ffi.NULL
         self._gate.hidden_max, self._gate.n_hidden = self._rows.size, 0
+        self._gate.is_for_heads = is_for_heads
 
     def close(self) -> None:
         self._gate.hidden = ffi.NULL
 
     def take(self) -> np.ndarray:
-        """(rows, n_embd) float32. Raises: UNSUPPORTED where the model's graph has no such rows."""
+        """(rows, n_embd) float32; for prediction heads those of all tokens, or of those with logits.
+
+        Raises: UNSUPPORTED where the model's graph has no rows for an embedding.
+        """
         rows, self._rows = self._rows, np.zeros((0, self._n_embd), np.float32)
+        if self._gate.is_for_heads:
+            return rows[: self._gate.n_hidden // self._n_embd]
         if self._gate.n_hidden != rows.size:
             raise UmaError(
                 ErrorCode.UNSUPPORTED,
@@ -55,6 +62,7 @@ class DecodeContext:
 
     def __init__(self, model: LlamaModel, params: Any) -> None:
         self.is_broken = False  # neither used nor freed any more
+        self.keeps_hidden = False  # of every call, for prediction heads
         self.adapters: AdapterSet = ()  # that it computes with
         self.gate = ffi.new("uma_gate *")
         self.abort_flag = ffi.new("int32_t *")
@@ -97,7 +105,11 @@ class DecodeContext:
             return BROKEN
         if batch.want_hidden:
             return self._decode_hidden(batch)
+        if self.keeps_hidden:
+            self.hidden.open(batch.n, True)
         rc = lib.uma_decode(self.handle, rows)
+        if self.keeps_hidden:
+            self.hidden.close()
         self.is_broken = rc == lib.UMA_BROKEN
         if rc == NO_CELLS:
             refusals.add()
@@ -119,6 +131,12 @@ class DecodeContext:
         if rc == NO_CELLS:
             refusals.add()
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), [], rows.call_ns, 0)
+
+    def take_hidden(self) -> np.ndarray:
+        """(rows, n_embd) float32: of the last call's rows with logits."""
+        rows, (batch, _) = self.hidden.take(), self._views
+        assert batch is not None
+        return rows[batch.want_logits[: batch.n] != 0] if len(rows) > batch.n_rows else rows
 
     def draw(self, row: int, sampler: Sampler | None) -> TokenId:
         """Of the wanted rows."""

@@ -64,6 +64,8 @@ class LlamaEngine:
         self.decoder: DecodeContext | None = None
         self.prefill_slots: list[PrefillSlot] = []
         self._sets: list[AdapterSet] = [()] * options.n_seq  # by sequence
+        # tokens that a recurrent memory can take back, by sequence: those behind its first row in the last call
+        self._n_undo: dict[SeqId, int] = {}
         try:
             self._adapters = LlamaAdapters(self.model, options)
             self._open(options)
@@ -90,6 +92,10 @@ class LlamaEngine:
         if self._has_direct_kv:
             lib.uma_kv_release_pages(self.decoder.gate)
         self._compute_bytes = compute_bytes(mark)
+        if options.mtp:
+            self.decoder.keeps_hidden = True
+            for slot in self.prefill_slots:
+                slot.keeps_hidden = True
         self.info = self._describe(options, (*notes, *self._adapters.notes, *isa_notes(options.isa, self._kernels)))
 
     def _open_prefill_slots(self, options: Any) -> None:
@@ -115,6 +121,8 @@ class LlamaEngine:
         assert context is not None
         n_layer = int(lib.llama_model_n_layer(model.handle))
         is_rollback = not model.is_recurrent and int(lib.llama_model_n_swa(model.handle)) == 0
+        n_undo = options.n_batch if is_rollback else int(lib.llama_n_rs_seq(context.handle))
+        n_verify = min(n_outputs(options), options.n_batch, n_undo + 1) if n_undo else 0
         devices = tuple(
             text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i)))
             for i in range(lib.ggml_backend_dev_count())
@@ -163,7 +171,8 @@ class LlamaEngine:
                 can_abort=backend_name() == "cpu",
                 can_mix_rows=is_unified(options),
                 can_mix_adapters=False,
-                n_verify_rows=min(n_outputs(options), options.n_batch) if is_rollback else 0,
+                n_verify_rows=n_verify,
+                keeps_hidden=options.mtp,
             ),
             adapters=self._adapters.infos,
             embedding=EmbeddingInfo(
@@ -224,6 +233,8 @@ class LlamaEngine:
                 return BAD
             self._use(self.decoder, first)
         outcome = self.decoder.decode(batch, samplers)
+        if not self.info.capabilities.can_rollback:
+            self._n_undo = _n_drafts(batch) if outcome.status is DecodeStatus.OK else {}
         if outcome.status is DecodeStatus.ABORTED:
             self.decoder.abort_flag[0] = 0  # one abort stops one call
         return outcome
@@ -246,7 +257,7 @@ class LlamaEngine:
 
     def hidden(self) -> np.ndarray:
         assert self.decoder is not None
-        return self.decoder.hidden.take()
+        return self.decoder.take_hidden()
 
     # resumable prefill
 
@@ -333,7 +344,8 @@ class LlamaEngine:
         for slot in self.prefill_slots:
             if slot.is_free and slot.warm_seq == seq_id:
                 slot.forget(n)
-        if n > 0 and not self.info.capabilities.can_rollback and n < self.kv_len(seq_id):
+        n_less = self.kv_len(seq_id) - n
+        if n > 0 and n_less > 0 and not self.info.capabilities.can_rollback and n_less > self._n_undo.pop(seq_id, 0):
             return False
         return self.decoder.kv_truncate(seq_id, n)
 
@@ -417,6 +429,12 @@ class LlamaEngine:
             self.decoder.close()
             self.decoder = None
         self.model.close()
+
+
+def _n_drafts(batch: Batch) -> dict[SeqId, int]:
+    """By sequence of a batch: how many rows it has behind its first one."""
+    sequences, counts = np.unique(batch.seq_id[: batch.n], return_counts=True)
+    return dict(zip(sequences.tolist(), (counts - 1).tolist(), strict=True))
 
 
 DEFAULT_POOLING = "last"  # of decoders whose file says nothing: only the last token has seen all the others

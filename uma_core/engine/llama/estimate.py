@@ -47,12 +47,12 @@ def _lay_out(model: object, options: EngineOptions, is_encoding: bool) -> Memory
     if is_encoding:
         return _lay_out_encoder(model, options)
     decode = decode_params(options, int(lib.llama_model_n_ctx_train(model)))
-    decode_sizes, n_ctx_seq = _context(model, decode)
+    decode_sizes, n_ctx_seq = lay_out_context(model, decode)
     prefill_sizes = (0, 0)
     n_prefill_slots = 0 if is_unified(options) else options.prefill_lanes
     if n_prefill_slots:
         n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
-        prefill_sizes, _ = _context(model, prefill_params(options, n_ctx_seq, n_vocab))
+        prefill_sizes, _ = lay_out_context(model, prefill_params(options, n_ctx_seq, n_vocab))
     kv, compute = (d + n_prefill_slots * slot for d, slot in zip(decode_sizes, prefill_sizes, strict=True))
     return MemoryUse(int(lib.llama_model_size(model)), kv, compute)
 
@@ -60,12 +60,12 @@ def _lay_out(model: object, options: EngineOptions, is_encoding: bool) -> Memory
 def _lay_out_encoder(model: object, options: EngineOptions) -> MemoryUse:
     n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
     params = encoder_params(options, int(lib.llama_model_n_ctx_train(model)), n_vocab)
-    (kv, compute), _ = _context(model, params)
+    (kv, compute), _ = lay_out_context(model, params)
     n_rows = int(params.n_batch) * (n_vocab + int(lib.llama_model_n_embd_out(model))) * 4
     return MemoryUse(int(lib.llama_model_size(model)), kv, compute + n_rows)
 
 
-def _context(model: object, params: object) -> tuple[tuple[int, int], int]:
+def lay_out_context(model: object, params: object) -> tuple[tuple[int, int], int]:
     """(KV bytes, compute bytes) of one context, and the cells of one of its sequences."""
     mark = tap.pump()
     context = lib.llama_init_from_model(model, params)

@@ -33,6 +33,7 @@ class PrefillSlot:
     def __init__(self, model: LlamaModel, params: Any, bell: Any) -> None:
         self.handle: Any = None
         self.is_broken = False  # neither used nor freed any more
+        self.keeps_hidden = False  # of every chunk, for prediction heads
         self.adapters: AdapterSet = ()  # that it computes with
         self.native = lib.uma_prefill_new(params.n_ubatch)
         if not self.native:
@@ -107,6 +108,8 @@ class PrefillSlot:
         data = np.ascontiguousarray(tokens, np.int32)
         if hidden is not None:
             self.hidden.open({Rows.NONE: 0, Rows.ALL: n}.get(hidden, 1))
+        elif self.keeps_hidden:
+            self.hidden.open(n, True)
         want = int(want_logits) if hidden is None else int(hidden)
         lib.uma_prefill_start(self.native, ffi.from_buffer("llama_token *", data), n, self.n_kv, want)
 

@@ -22,6 +22,7 @@ from uma_core.clock import Clock
 from uma_core.config.options import Config, ns
 from uma_core.engine.api import Engine, MemoryUse
 from uma_core.engine.draft import estimate_with_draft, open_draft
+from uma_core.engine.llama.heads import LlamaHeads
 from uma_core.engine.select.open import open_engine
 from uma_core.engine.select.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
@@ -35,7 +36,8 @@ from uma_core.models import is_default_model
 from uma_core.server.io.loop import Loop
 from uma_core.server.memory import budget
 from uma_core.session.events import Call
-from uma_core.speculation.model import DraftModel
+from uma_core.speculation.heads import HeadModel
+from uma_core.speculation.model import Drafter, DraftModel
 from uma_core.speculation.settings import OFF, Settings
 from uma_core.speculation.speculator import Speculator
 from uma_core.trace import Sink
@@ -109,7 +111,7 @@ class Host:
         self._compute = compute
         self._registry = registry
         self._clock = clock
-        self._open: list[Engine] = []  # installed and not yet closed
+        self._open: list[Engine | Drafter] = []  # installed and not yet closed
         self._threads: list[threading.Thread] = []
         self._closed = threading.Condition()
         compute.between_ticks = self._publish
@@ -213,7 +215,7 @@ class Host:
         engine = open_engine(config.engine, "", self._on_progress, self._trial(config) if is_start else None)
         if is_start:
             budget.give_back()  # of an engine that was only opened to be compared
-        draft: Engine | None = None
+        drafter: Drafter | None = None
         try:
             if self._is_given_up:
                 raise UmaError(ErrorCode.SHUTTING_DOWN)
@@ -224,10 +226,8 @@ class Host:
             cost = calibrate(engine, device_view(engine), self._clock, mode)
             if engine.info.can_generate:
                 warm_up(engine)
-            if config.speculation.draft_model:
-                draft = self._open_draft(config, engine)
-            model = DraftModel(draft, engine.info.n_vocab, self._clock) if draft is not None else None
-            speculator = Speculator(speculation_of(config), engine.info.is_deterministic, model=model)
+            drafter = self._open_drafter(config, engine)
+            speculator = Speculator(speculation_of(config), engine.info.is_deterministic, model=drafter)
             scheduler = config.scheduler.to_scheduler_config()
             executor = Executor(
                 engine, self.admission, scheduler, cost, self._registry, self._clock, speculator, self._compute.events
@@ -235,18 +235,28 @@ class Host:
             executor.set_cache(cache_of(config))
             return executor
         except BaseException:
-            if draft is not None:
-                draft.close()
+            if drafter is not None:
+                drafter.close()
             engine.close()
             raise
 
-    def _open_draft(self, config: Config, engine: Engine) -> Engine | None:
-        if not engine.info.capabilities.n_verify_rows:
-            log.warning("%s cannot verify drafts: the draft model is not loaded", engine.info.model_name)
+    def _open_drafter(self, config: Config, engine: Engine) -> Drafter | None:
+        """The draft model, or the model's own prediction heads; None: neither is asked for, or neither can draft."""
+        path, can, name = config.speculation.draft_model, engine.info.capabilities, engine.info.model_name
+        if not path and not config.engine.mtp:
+            return None
+        what = "the draft model" if path else "prediction heads"
+        if not can.n_verify_rows:
+            log.warning("%s cannot verify drafts: %s would be of no use, and not loaded", name, what)
+            return None
+        if not path and not can.keeps_hidden:
+            log.warning("%s does not keep the hidden states that prediction heads read: they are not loaded", name)
             return None
         if config.speculation.mode == OFF:
-            log.info("speculation.mode is off: the draft model drafts for requests that ask for it")
-        return open_draft(config.engine, config.speculation.draft_model)
+            log.info("speculation.mode is off: %s: only for requests that ask for drafts", what)
+        if not path:
+            return HeadModel(LlamaHeads(engine.info.model_path, config.engine, engine.info), self._clock)
+        return DraftModel(open_draft(config.engine, path), engine.info.n_vocab, self._clock)
 
     def _trial(self, config: Config) -> Trial:
         def fits(need: MemoryUse, free: int | None) -> bool:
@@ -304,19 +314,19 @@ class Host:
             log.warning("%s is closed between two ticks: %s", executor.engine.info.model_name, error)
             self._close(leaving)
 
-    def _close(self, leaving: list[Engine]) -> None:
+    def _close(self, leaving: list[Engine | Drafter]) -> None:
         """Close the engines that are in the list, and see to it that nothing of them stays in memory."""
         while leaving:
             self._close_one(leaving.pop())
 
-    def _close_one(self, engine: Engine) -> None:
-        while engine is self.engine or self.is_in_use(engine):
+    def _close_one(self, engine: Engine | Drafter) -> None:
+        while engine is self.engine or (not isinstance(engine, Drafter) and self.is_in_use(engine)):
             time.sleep(CLOSE_POLL_S)
+        name = engine.name if isinstance(engine, Drafter) else engine.info.model_name
         try:
             engine.close()
         except Exception:
-            log.exception("closing %s failed", engine.info.model_name)
-        name = engine.info.model_name
+            log.exception("closing %s failed", name)
         with self._closed:
             self._open.remove(engine)
             del engine
@@ -409,10 +419,10 @@ class Host:
         self.rows = [row for executor in executors for row in view.sessions(executor, now)]
 
 
-def _engines(executor: Executor) -> list[Engine]:
-    """The executor's engine, and its draft model's."""
+def _engines(executor: Executor) -> list[Engine | Drafter]:
+    """The executor's engine, and what drafts for it."""
     model = executor.draft_model
-    return [executor.engine] if model is None else [model.engine, executor.engine]
+    return [executor.engine] if model is None else [model, executor.engine]
 
 
 def _load_failure(error: Exception) -> UmaError:

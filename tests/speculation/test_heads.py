@@ -1,0 +1,172 @@
+"""A model's own prediction heads draft: on files whose heads are known to say what the model says, or what it said."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.engine.drive import tokens_of
+from tests.engine.graph.heads import WITH_HEADS, with_heads
+from tests.engine.graph.models import MODELS, Model, write
+from tests.engine.test_speculation import WORDS, is_same, random_ask, run
+from uma_core.clock import ManualClock, MonotonicClock
+from uma_core.config.options import EngineOptions
+from uma_core.constraint.compiler import Compiler
+from uma_core.engine.api import Batch, Engine
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.engine.llama.engine import LlamaEngine
+from uma_core.engine.llama.heads import LlamaHeads
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.admission import AdmissionControl, Limits
+from uma_core.executor.executor import Executor, device_view
+from uma_core.metrics.catalog import new_registry
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import guess
+from uma_core.session.events import Submit
+from uma_core.speculation.acceptance import Acceptance
+from uma_core.speculation.heads import HeadModel
+from uma_core.speculation.settings import Settings
+from uma_core.speculation.speculator import Speculator
+from uma_core.types import Peer, Priority, Request, TokenId
+
+OPTIONS = EngineOptions(threads=1, n_seq=2, n_ctx=1024, n_batch=64, n_ubatch=64, calibrate="off", mtp=True)
+N_TOKENS = 40
+N_ANSWERS = 5
+N_GROUPS = 60 if os.environ.get("UMA_FUZZ") == "full" else 6
+
+
+@pytest.fixture(params=WITH_HEADS)
+def model(request: pytest.FixtureRequest) -> Model:
+    return WITH_HEADS[request.param]
+
+
+Opened = Callable[[Model, bool], tuple[Engine, HeadModel]]
+
+
+@pytest.fixture(params=[GraphEngine, LlamaEngine])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
+    kept: list[Engine | HeadModel] = []
+
+    def make(model: Model, says_next: bool) -> tuple[Engine, HeadModel]:
+        path = with_heads(model, tmp_path / "heads.gguf", says_next)
+        engine = request.param(path, OPTIONS)
+        heads = HeadModel(LlamaHeads(path, OPTIONS, engine.info), ManualClock(1))  # what takes no time is asked for
+        kept.extend((engine, heads))
+        return engine, heads
+
+    yield make
+    for each in kept:
+        each.close()
+
+
+class Answer(NamedTuple):
+    tokens: list[TokenId]
+    n_drafted: int
+    n_held: int
+
+
+def answer(engine: Engine, prompt: list[TokenId], speculator: Speculator | None) -> Answer:
+    """Of a background request, whose drafts need no room in anybody's gaps."""
+    clock = MonotonicClock()
+    admission = AdmissionControl(Limits(), clock)
+    cost = guess(device_view(engine))
+    executor = Executor(engine, admission, SchedulerConfig(), cost, new_registry(), clock, speculator)
+    executor._learn = lambda state, plan: None  # type: ignore[method-assign] # whether drafts pay is not left to chance
+    request = Request("r", max_tokens=N_TOKENS, ignore_eos=True, priority=Priority.BACKGROUND)
+    executor.submit(Submit(1, Peer(1, 1, 1), request, prompt, clock.now_ns()))
+    (session,) = executor.table
+    while len(executor.table):
+        executor.tick()
+    meters = executor.meters
+    counts = (int(counter["draft"].value) for counter in (meters.drafted, meters.accepted_drafts))
+    executor.close(1.0)
+    for seq_id in range(engine.info.n_seq_max):
+        engine.kv_truncate(seq_id, 0)
+    return Answer(list(session.generated), *counts)
+
+
+def compared(engine: Engine, heads: HeadModel, n_prompt: int) -> tuple[int, int]:
+    """How many tokens the heads drafted, and how many of them held, in answers that are the same without."""
+    speculator = Speculator(Settings("draft"), True, model=heads)
+    n_drafted = n_held = 0
+    for seed in range(N_ANSWERS):
+        prompt = [int(token) for token in tokens_of(engine, n_prompt, seed)]
+        plain, fast = answer(engine, prompt, None), answer(engine, prompt, speculator)
+        assert fast.tokens == plain.tokens
+        n_drafted, n_held = n_drafted + fast.n_drafted, n_held + fast.n_held
+    return n_drafted, n_held
+
+
+@pytest.mark.parametrize("n_prompt", [1, 5, 150])
+def test_heads_draft_what_the_model_says(opened: Opened, model: Model, n_prompt: int) -> None:
+    n_drafted, n_held = compared(*opened(model, True), n_prompt)
+    assert n_drafted > N_ANSWERS
+    assert n_held > 0.9 * n_drafted
+
+
+def test_drafts_that_do_not_hold_change_nothing(opened: Opened, model: Model) -> None:
+    n_drafted, n_held = compared(*opened(model, False), 30)
+    assert n_drafted > N_ANSWERS
+    assert n_held < 0.3 * n_drafted
+
+
+@pytest.mark.parametrize("says_next", [True, False])
+def test_random_requests_are_answered_the_same(opened: Opened, model: Model, says_next: bool) -> None:
+    """Cancelled, sampled, constrained, with shared prompts, and preempted."""
+    engine, heads = opened(model, says_next)
+    rng, compiler = random.Random(7), Compiler(new_registry())
+    for group in range(N_GROUPS):
+        shared = " ".join(rng.choices(WORDS, k=20)) + " "
+        asks = {f"r{group}.{i}": random_ask(rng, engine, shared) for i in range(6)}
+        plain, _ = run(engine, asks, compiler, None)
+        fast, _ = run(engine, asks, compiler, Speculator(Settings("draft"), True, model=heads))
+        assert plain.keys() == fast.keys()
+        different = [name for name in plain if not is_same(name, plain, fast)]
+        assert not different or (not engine.info.is_deterministic and len(different) < len(plain) / 2)
+
+
+def test_a_row_reads_the_state_of_the_position_before_it(opened: Opened, model: Model) -> None:
+    engine, heads = opened(model, False)
+    tokens = tokens_of(engine, 20)
+    source = heads.open(tokens, Acceptance(Acceptance()))
+    assert source is not None
+    batch = Batch(engine.info.n_batch)
+    batch.extend(tokens, 0, 0, True)
+    said = engine.decode(batch, [None]).tokens[0]
+    states = engine.hidden()
+    assert states.shape == (1, 128)
+    source.see(19, states)
+    source.run([said], 1, 2**62)
+    assert source.draft([said]).tokens == (said,), "these heads repeat what the state before the last token said"
+
+
+def test_texts_longer_than_what_is_kept_are_drafted_for(opened: Opened, model: Model) -> None:
+    engine, heads = opened(model, True)
+    source = heads.open(tokens_of(engine, 20), Acceptance(Acceptance()))
+    assert source is not None
+    states = np.ones((8, 128), np.float32)
+    source.see(4, states)  # of a beginning that was in the cache there are none
+    source.see(14, states[:6])  # after a gap only the later ones count
+    source.run([3], 2, 2**62)
+    assert len(source.draft([3]).tokens) == 2
+    source.run([3, 4, 5], 2, 2**62)
+    assert source.draft([3, 4, 5]).tokens == (), "states of the last tokens are not there"
+
+
+def test_a_file_without_heads_is_refused(tmp_path: Path) -> None:
+    path = write(MODELS["llama"], tmp_path / "plain.gguf")
+    engine = GraphEngine(path, replace(OPTIONS, mtp=False))
+    try:
+        with pytest.raises(UmaError) as refused:
+            LlamaHeads(path, OPTIONS, engine.info)
+    finally:
+        engine.close()
+    assert refused.value.error is ErrorCode.CONFIG_INVALID
+    assert "no prediction heads" in refused.value.message

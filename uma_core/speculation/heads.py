@@ -1,0 +1,107 @@
+"""Draft tokens of a model's own prediction heads (MTP). From a token and the hidden state of the position before it
+they say which token follows; from that one and the state that they gave, the next.
+
+Rules: those of model.py. What a draft's rows leave in the heads' memory came from the heads' own states, so it goes
+when the drafts are made: the same positions are read again with the states of the model that verifies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from uma_core.clock import Clock
+from uma_core.engine.api import Heads, MemoryUse
+from uma_core.speculation.acceptance import Acceptance
+from uma_core.speculation.model import Drafter, ModelSource, Sizes
+from uma_core.types import SeqId, TokenId
+
+# Hidden states of a text that wait to be read: of its latest positions, 8 MB with 2,048 floats each. Of a longer prompt
+# the heads see the end, as their one layer of attention begins there. Not tuned.
+N_STATES = 1024
+
+
+class HeadModel(Drafter):
+    """Owns the heads."""
+
+    reads_states = True
+
+    def __init__(self, heads: Heads, clock: Clock) -> None:
+        self.heads = heads
+        super().__init__(heads.name, Sizes(heads.n_seq, heads.n_vocab, heads.n_batch, heads.n_ctx_seq), clock)
+
+    def _new_source(self, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> ModelSource:
+        return HeadSource(self, seq_id, given, rates)
+
+    def _compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray | None) -> TokenId:
+        if states is None:  # to be timed
+            states = np.zeros((len(tokens), self.heads.n_embd), np.float32)
+        rc, token = self.heads.read(seq_id, tokens, pos0, states)
+        if rc:
+            self.fail(f"llama_decode gave {rc}")
+            self.truncate(seq_id, pos0)
+        return token
+
+    def truncate(self, seq_id: SeqId, n: int) -> None:
+        self.heads.truncate(seq_id, n)
+
+    def memory(self) -> MemoryUse:
+        return self.heads.memory()
+
+    def close(self) -> None:
+        self.heads.close()
+
+
+class HeadSource(ModelSource):
+    """Of one session."""
+
+    def __init__(self, model: HeadModel, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> None:
+        super().__init__(model, seq_id, given, rates)
+        self._heads = model.heads
+        self._states: deque[np.ndarray] = deque(maxlen=N_STATES)  # (n_embd,) each, of consecutive positions
+        self._end = 0  # the position behind them
+
+    @property
+    def _begin(self) -> int:
+        return self._end - len(self._states)
+
+    def see(self, pos: int, states: np.ndarray) -> None:
+        if self._begin <= pos < self._end:  # drafts were taken back, or the text was
+            for _ in range(self._end - pos):
+                self._states.pop()
+        elif pos != self._end:
+            self._states.clear()
+        self._states.extend(states)
+        self._end = pos + len(states)
+        self._cut(pos + 1)  # a row at pos + 1 was read with another state
+
+    def _cut(self, n: int) -> None:
+        if self._n_kv > n:
+            self._model.truncate(self._seq_id, n)
+            self._n_kv = n
+
+    def run(self, generated: Sequence[TokenId], n: int, ns: int) -> None:
+        n_said = len(self._given) + len(generated)
+        if self._end < n_said - 1 or self._begin >= n_said - 1:  # the last token's state is not there
+            return
+        if self._n_kv <= self._begin:  # what lies before is not known
+            self._model.truncate(self._seq_id, 0)
+            self._n_kv = self._begin + 1
+        super().run(generated, n, ns)
+        self._cut(n_said)
+        while self._begin < self._n_kv - 1:  # they are read
+            self._states.popleft()
+
+    def _read(self, tokens: np.ndarray) -> bool:
+        first = self._n_kv - 1 - self._begin
+        if first + len(tokens) <= len(self._states) and not self._drafted:
+            states = np.stack([self._states[i] for i in range(first, first + len(tokens))])
+        else:
+            states = self._heads.state[np.newaxis].copy()
+        self._token = self._model.compute(self._seq_id, tokens, self._n_kv, states)
+        if self._token < 0:
+            return False
+        self._n_kv += len(tokens)
+        return True
