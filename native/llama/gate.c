@@ -41,16 +41,8 @@ static void copy_hidden(uma_gate * gate, struct ggml_tensor * t) {
     }
 }
 
-// A graph whose `h_nextn` goes into the output's matrix as it is has renamed it `result_norm`.
-static bool is_hidden(const uma_gate * gate, const char * name) {
-    if (gate->is_for_heads && strcmp(name, "h_nextn") == 0) {
-        return true;
-    }
-    return strcmp(name, "result_norm") == 0 && !(gate->is_for_heads && gate->n_hidden);
-}
-
 bool uma_gate_takes_hidden(uma_gate * gate, struct ggml_tensor * t, bool ask) {
-    if (!gate->hidden || !is_hidden(gate, t->name)) {
+    if (!gate->hidden || strcmp(t->name, "result_norm") != 0) {
         return false;
     }
     if (!ask) {
@@ -67,10 +59,7 @@ bool uma_gate_cb(struct ggml_tensor * t, bool ask, void * user) {
     if (ask && gate->mode == DISCOVER && t->op == GGML_OP_SET_ROWS) {
         note_cache_write(gate, t);
     }
-    if (uma_gate_takes_hidden(gate, t, ask)) {
-        return ask || gate->is_for_heads; // for an embedding nothing of the graph is needed behind them
-    }
-    return !ask;
+    return uma_gate_takes_hidden(gate, t, ask) ? ask : !ask; // after the hidden states nothing of the graph is needed
 }
 
 int32_t uma_kv_mark(struct llama_context * ctx, uma_gate * gate, llama_seq_id seq_id, llama_pos pos0, int32_t n) {

@@ -1,8 +1,8 @@
-// Prediction heads (MTP) of a model, in a context of their own (LLAMA_CONTEXT_TYPE_MTP). A row is a token and the last
-// hidden state of the position before it; what comes out says which token follows the row's.
+// Prediction heads of a model, in a context of their own: MTP layers (LLAMA_CONTEXT_TYPE_MTP) or an EAGLE 3 model. A row
+// is a token and a state of the position before it; what comes out says which token follows the row's.
 //
-// llama.h has no call for the hidden states that a head gives, which its next row needs, so the eval callback takes them
-// from the graph, by the name that all of llama.cpp's graphs with heads give them.
+// llama.h has no call for the states that heads give, which their next row needs, so the eval callback takes them from
+// the graph by their names.
 #include "llama/uma_llama.h"
 
 #include "ggml-backend.h"
@@ -10,50 +10,102 @@
 #include <stdlib.h>
 #include <string.h>
 
+// The state behind the last row: llama.cpp's MTP graphs all give it the first name, EAGLE 3's the second.
+static bool is_state(const char * name) {
+    return strcmp(name, "h_nextn") == 0 || strcmp(name, "eagle3_prenorm-0") == 0;
+}
+
 bool uma_heads_cb(struct ggml_tensor * t, bool ask, void * user) {
     uma_heads * h = user;
-    if (strcmp(t->name, "h_nextn") != 0) {
+    const bool is_fused = h->fused && strcmp(t->name, "fc_out") == 0;
+    if (!is_fused && !is_state(t->name)) {
         return !ask;
     }
-    if (!ask && t->type == GGML_TYPE_F32 && t->ne[0] == h->n_embd && t->ne[1] > 0) {
-        ggml_backend_tensor_get(t, h->state, (size_t) (t->ne[1] - 1) * t->nb[1], (size_t) h->n_embd * sizeof(float));
+    const size_t row_bytes = (size_t) h->n_embd * sizeof(float);
+    if (ask || t->type != GGML_TYPE_F32 || t->ne[0] != h->n_embd || t->ne[1] < 1) {
+        return true;
+    }
+    if (!is_fused) {
+        ggml_backend_tensor_get(t, h->state, (size_t) (t->ne[1] - 1) * t->nb[1], row_bytes);
+        h->has_state = true;
+    } else if (t->ne[1] == h->n_fused) {
+        ggml_backend_tensor_get(t, h->fused, 0, (size_t) t->ne[1] * row_bytes);
         h->has_state = true;
     }
     return true;
 }
 
+// The parts of a llama_batch that are alike for both calls.
+typedef struct batch_parts {
+    llama_pos *     pos;
+    int32_t *       n_seq_id;
+    llama_seq_id ** seq_id;
+    int8_t *        want;
+} batch_parts;
+
+static void free_parts(batch_parts * p) {
+    free(p->pos);
+    free(p->n_seq_id);
+    free(p->seq_id);
+    free(p->want);
+}
+
+static bool make_parts(batch_parts * p, int32_t n, llama_pos pos0, llama_seq_id * seq_id) {
+    *p = (batch_parts) {
+        malloc((size_t) n * sizeof(*p->pos)), malloc((size_t) n * sizeof(*p->n_seq_id)),
+        malloc((size_t) n * sizeof(*p->seq_id)), calloc((size_t) n, sizeof(*p->want)) };
+    if (!p->pos || !p->n_seq_id || !p->seq_id || !p->want) {
+        free_parts(p);
+        return false;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        p->pos[i]      = pos0 + i;
+        p->n_seq_id[i] = 1;
+        p->seq_id[i]   = seq_id;
+    }
+    p->want[n - 1] = 1;
+    return true;
+}
+
+// llama.cpp reads tokens and states, through pointers that are not const.
+static struct llama_batch batch_of(
+    const batch_parts * p, const llama_token * token, const float * states, int32_t n) {
+    return (struct llama_batch) {
+        .n_tokens = n, .token = (llama_token *) (uintptr_t) token, .embd = (float *) (uintptr_t) states,
+        .pos = p->pos, .n_seq_id = p->n_seq_id, .seq_id = p->seq_id, .logits = p->want,
+    };
+}
+
+enum { NO_MEMORY = -2 }; // as llama_decode says it of a failure that is not the batch's
+
 int32_t uma_heads_decode(struct llama_context * ctx, uma_heads * h, const llama_token * token, const float * states,
     int32_t n, llama_pos pos0, llama_seq_id seq_id) {
-    llama_pos *     pos      = malloc((size_t) n * sizeof(*pos));
-    int32_t *       n_seq_id = malloc((size_t) n * sizeof(*n_seq_id));
-    llama_seq_id ** seq      = malloc((size_t) n * sizeof(*seq));
-    int8_t *        want     = calloc((size_t) n, sizeof(*want));
-    int32_t         rc       = -2; // as llama_decode says it of a failure that is not the batch's
-    if (pos && n_seq_id && seq && want) {
-        for (int32_t i = 0; i < n; i++) {
-            pos[i]      = pos0 + i;
-            n_seq_id[i] = 1;
-            seq[i]      = &seq_id;
-        }
-        want[n - 1] = 1;
-        // llama_decode writes to neither.
-        struct llama_batch batch = {
-            .n_tokens = n, .token = (llama_token *) (uintptr_t) token, .embd = (float *) (uintptr_t) states,
-            .pos = pos, .n_seq_id = n_seq_id, .seq_id = seq, .logits = want,
-        };
-        h->has_state = false;
-        h->token     = -1;
-        rc = llama_decode(ctx, batch);
+    batch_parts parts;
+    h->has_state = false;
+    h->token     = -1;
+    if (!make_parts(&parts, n, pos0, &seq_id)) {
+        return NO_MEMORY;
     }
-    free(pos);
-    free(n_seq_id);
-    free(seq);
-    free(want);
-    if (rc == 0) {
-        float * logits = llama_get_logits_ith(ctx, n - 1);
-        if (logits && h->has_state) {
-            h->token = uma_sample(logits, llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))), NULL);
-        }
+    const int32_t rc = llama_decode(ctx, batch_of(&parts, token, states, n));
+    free_parts(&parts);
+    float * logits = rc == 0 ? llama_get_logits_ith(ctx, n - 1) : NULL;
+    if (logits && h->has_state) {
+        h->token = uma_sample(logits, llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))), NULL);
     }
     return rc;
+}
+
+int32_t uma_heads_fuse(struct llama_context * ctx, uma_heads * h, const float * states, int32_t n, float * fused) {
+    batch_parts  parts;
+    llama_seq_id seq_id = 0;
+    if (!make_parts(&parts, n, 0, &seq_id)) {
+        return NO_MEMORY;
+    }
+    h->has_state = false;
+    h->fused     = fused;
+    h->n_fused   = n;
+    int32_t rc = llama_encode(ctx, batch_of(&parts, NULL, states, n));
+    h->fused = NULL;
+    free_parts(&parts);
+    return rc == 0 && !h->has_state ? NO_MEMORY : rc;
 }

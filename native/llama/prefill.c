@@ -60,17 +60,17 @@ bool uma_prefill_cb(struct ggml_tensor * t, bool ask, void * user) {
     }
     if (!ask) {
         end_piece(p);
-        const bool is_end = uma_gate_takes_hidden(&p->gate, t, false) && !p->gate.is_for_heads;
+        const bool is_end = uma_gate_takes_hidden(&p->gate, t, false);
         if (!is_end && must_leave(p)) {
             uma_fiber_leave(p->fiber);
         }
         p->t_piece = uma_now_ns();
         return !p->is_cancelled && !is_end;
     }
-    const bool is_taken = uma_gate_takes_hidden(&p->gate, t, true), is_end = is_taken && !p->gate.is_for_heads;
+    const bool is_end = uma_gate_takes_hidden(&p->gate, t, true);
     // llama.cpp's name of the node before the output's matrix, which may take longer than all other pieces
     p->is_at_head = !is_end && p->want[p->n - 1] && strcmp(t->name, "result_norm") == 0;
-    return uma_pieces_add(&p->pieces, t, p->quantum_ns) || p->is_at_head || is_taken;
+    return uma_pieces_add(&p->pieces, t, p->quantum_ns) || p->is_at_head || is_end;
 }
 
 static void body(void * user) {

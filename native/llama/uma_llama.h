@@ -70,27 +70,35 @@ typedef struct uma_gate {
     // n_hidden: copied since it was set to 0.
     float * hidden;
     int64_t hidden_max, n_hidden;
-    // What prediction heads read is copied instead, the rows of `h_nextn` (with some architectures those of all
-    // tokens), and nothing is left out.
-    int32_t is_for_heads;
 } uma_gate;
 
 bool    uma_gate_cb(struct ggml_tensor * t, bool ask, void * gate); // a ggml_backend_sched_eval_callback
 // Append n cells to the sequence as if n tokens had been decoded; their K and V are undefined until copied in.
 int32_t uma_kv_mark(struct llama_context * ctx, uma_gate * gate, llama_seq_id seq_id, llama_pos pos0, int32_t n);
 
+// -- hidden.cpp: what they read of the model's own context
+// Keep a layer's inputs from the next call on; n_layer: what the head of the vocabulary is given.
+void    uma_hidden_keep(struct llama_context * ctx, int32_t layer);
+// (tokens, n_embd) of the last call, in batch order; borrowed until the next one. NULL: there are none.
+const float * uma_hidden_rows(struct llama_context * ctx, int32_t layer);
+
 // -- heads.c: prediction heads of a model in a context of their own
 typedef struct uma_heads {
     int32_t     n_embd;
-    bool        has_state;
+    bool        has_state;   // the last call has given what it should
     llama_token token;       // the likeliest behind the last call's last row; -1: none
-    float     * state;       // (n_embd) the hidden state that the heads give for that row; the caller's memory
+    float     * state;       // (n_embd) the state that the heads give for that row; the caller's memory
+    float     * fused;       // (n_fused, n_embd) where uma_heads_fuse writes to, while it runs
+    int32_t     n_fused;
 } uma_heads;
 
 bool    uma_heads_cb(struct ggml_tensor * t, bool ask, void * heads); // the context's ggml_backend_sched_eval_callback
 // Rows of a sequence from position pos0 on. states: (n, n_embd), of the positions before theirs. As llama_decode.
 int32_t uma_heads_decode(struct llama_context * ctx, uma_heads * heads, const llama_token * token, const float * states,
     int32_t n, llama_pos pos0, llama_seq_id seq_id);
+// EAGLE 3: make the states that its rows read of the states of several layers. states: (n, its encoder's width); fused:
+// (n, n_embd). llama_encode's return code.
+int32_t uma_heads_fuse(struct llama_context * ctx, uma_heads * heads, const float * states, int32_t n, float * fused);
 
 // -- kv.c: K and V rows moved directly, in slices. Stream mode only: cell == position, row = stream * n_cells +
 // position.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from perf.gguf_file import ensure
 from tests.daemon.support import DRAFT, MOE, SMALL, DaemonProcess, eventually, text_of
-from tests.engine.graph.heads import DEEP, with_heads
+from tests.engine.graph.heads import DEEP, with_eagle, with_heads
 
 Serve = Callable[..., DaemonProcess]
 
@@ -148,6 +149,21 @@ def test_prediction_heads_draft(serve_model: Serve, folder: Path, engine: str) -
     status = daemon.status()["speculation"]
     assert status["prediction_heads"] == "on"
     assert status["drafted"]["draft"] == drafted(usage) > 0
+
+
+@pytest.mark.parametrize("engine", ["graph", "llama"])
+def test_an_eagle_model_drafts(serve_model: Serve, folder: Path, engine: str) -> None:
+    target, path = with_eagle(folder, says_next=True)
+    daemon = serve_model("--engine", engine, "--draft-model", path, model=Path(target))
+    plain, _ = answer(daemon, speculate="off")
+    fast, usage = answer(daemon, speculate="draft", priority="background")
+    assert fast == plain
+    status = daemon.status()["speculation"]
+    assert status["draft_model"] and status["drafted"]["draft"] == drafted(usage) > 0
+    again = str(shutil.copy(target, folder / "again.gguf"))
+    assert daemon.ask("reload", model=again)["event"] == "reply"
+    eventually(lambda: not daemon.status()["retiring"], "what draft and verify is closed")
+    assert answer(daemon, speculate="draft", priority="background")[0] == plain
 
 
 def test_heads_that_a_file_does_not_have_are_refused(folder: Path) -> None:

@@ -9,20 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import gguf
 import numpy as np
 import pytest
 
 from tests.engine.drive import tokens_of
-from tests.engine.graph.heads import WITH_HEADS, with_heads
+from tests.engine.graph.heads import WITH_HEADS, with_eagle, with_heads
 from tests.engine.graph.models import MODELS, Model, write
 from tests.engine.test_speculation import WORDS, is_same, random_ask, run
 from uma_core.clock import ManualClock, MonotonicClock
 from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
-from uma_core.engine.api import Batch, Engine
+from uma_core.engine.api import WANT_IF_HELD, Batch, Engine
+from uma_core.engine.draft import check_draft, open_heads, with_hidden_layers
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
-from uma_core.engine.llama.heads import LlamaHeads
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.admission import AdmissionControl, Limits
 from uma_core.executor.executor import Executor, device_view
@@ -57,12 +58,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     def make(model: Model, says_next: bool) -> tuple[Engine, HeadModel]:
         path = with_heads(model, tmp_path / "heads.gguf", says_next)
         engine = request.param(path, OPTIONS)
-        heads = HeadModel(LlamaHeads(path, OPTIONS, engine.info), ManualClock(1))  # what takes no time is asked for
+        heads = HeadModel(open_heads(OPTIONS, "", engine), ManualClock(1))  # what takes no time is asked for
         kept.extend((engine, heads))
         return engine, heads
 
     yield make
-    for each in kept:
+    for each in reversed(kept):
         each.close()
 
 
@@ -147,6 +148,28 @@ def test_a_row_reads_the_state_of_the_position_before_it(opened: Opened, model: 
     assert source.draft([said]).tokens == (said,), "these heads repeat what the state before the last token said"
 
 
+def test_states_are_those_of_their_rows(opened: Opened, model: Model) -> None:
+    """Of sequences that have unequally many rows in a call, which an engine may compute in another order."""
+    engine, _ = opened(model, True)
+    tokens = tokens_of(engine, 4)
+    batch = Batch(engine.info.n_batch)
+    alone = []
+    for token in tokens:
+        batch.clear()
+        batch.add(int(token), 0, 0, True)
+        engine.decode(batch, [None])
+        alone.append(engine.hidden()[0])
+        engine.kv_truncate(0, 0)
+    batch.clear()
+    batch.add(int(tokens[0]), 0, 0, True)
+    batch.verify(tokens[1:3].tolist(), 1, 0, WANT_IF_HELD)
+    batch.add(int(tokens[3]), 0, 1, True)
+    engine.decode(batch, [None] * 4)
+    states = engine.hidden()
+    assert states.shape == (4, 128)
+    assert np.abs(states - np.array(alone)).max() < 0.001, "no layer of this model adds anything"
+
+
 def test_texts_longer_than_what_is_kept_are_drafted_for(opened: Opened, model: Model) -> None:
     engine, heads = opened(model, True)
     source = heads.open(tokens_of(engine, 20), Acceptance(Acceptance()))
@@ -160,12 +183,61 @@ def test_texts_longer_than_what_is_kept_are_drafted_for(opened: Opened, model: M
     assert source.draft([3, 4, 5]).tokens == (), "states of the last tokens are not there"
 
 
+Paired = Callable[[bool, bool], tuple[Engine, HeadModel]]
+
+
+@pytest.fixture(params=[GraphEngine, LlamaEngine])
+def paired(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paired]:
+    """A model and its EAGLE 3 model."""
+    kept: list[Engine | HeadModel] = []
+
+    def make(says_next: bool, has_own: bool) -> tuple[Engine, HeadModel]:
+        target, path = with_eagle(tmp_path, says_next, has_own)
+        options = with_hidden_layers(replace(OPTIONS, mtp=False, model=target), path)
+        engine = request.param(target, options)
+        heads = HeadModel(open_heads(options, path, engine), ManualClock(1))
+        kept.extend((engine, heads))
+        return engine, heads
+
+    yield make
+    for each in reversed(kept):
+        each.close()
+
+
+@pytest.mark.parametrize("n_prompt", [2, 100])
+def test_an_eagle_model_drafts_what_the_model_says(paired: Paired, n_prompt: int) -> None:
+    """Its first draft each time: the second goes by the state that it made itself, which knows no more."""
+    n_drafted, n_held = compared(*paired(True, True), n_prompt)
+    assert n_drafted > N_ANSWERS
+    assert n_held > 0.4 * n_drafted
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_wrong_drafts_of_an_eagle_model_change_nothing(paired: Paired, has_own: bool) -> None:
+    n_drafted, n_held = compared(*paired(False, has_own), 30)
+    assert n_drafted > N_ANSWERS
+    assert n_held < 0.3 * n_drafted
+
+
+@pytest.mark.parametrize("change", [{"block_count": 1}, {"embedding_length": 64}])
+def test_an_eagle_model_of_another_model_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
+    target, path = with_eagle(tmp_path, True)
+    reader = gguf.GGUFReader(target, "r+")
+    for key, value in change.items():
+        reader.fields[f"llama.{key}"].parts[-1][0] = value
+    reader.data.flush()
+    with pytest.raises(UmaError) as refused:
+        check_draft(replace(OPTIONS, mtp=False, model=target), path)
+    assert refused.value.error is ErrorCode.CONFIG_INVALID
+    assert "cannot draft for this model" in refused.value.message
+
+
 def test_a_file_without_heads_is_refused(tmp_path: Path) -> None:
     path = write(MODELS["llama"], tmp_path / "plain.gguf")
     engine = GraphEngine(path, replace(OPTIONS, mtp=False))
     try:
         with pytest.raises(UmaError) as refused:
-            LlamaHeads(path, OPTIONS, engine.info)
+            open_heads(OPTIONS, "", engine)
     finally:
         engine.close()
     assert refused.value.error is ErrorCode.CONFIG_INVALID

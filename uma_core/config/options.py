@@ -214,6 +214,9 @@ class EngineOptions:
         max=_DAYS,
         reload="live",
     )
+    # no option: follows from what drafts. Layers whose inputs are kept for it; one behind the last: what the head of
+    # the vocabulary is given
+    hidden_layers: tuple[int, ...] = ()
 
     def backend_environ(self) -> dict[str, str]:
         """Return the variables that are read when ggml's backends are loaded; they test some for presence only."""
@@ -625,8 +628,8 @@ class SpeculationOptions:
     )
     draft_model: str = option(
         "",
-        "GGUF of a small model with the same vocabulary, which drafts for one or two streams that repeat nothing; "
-        "empty: none",
+        "GGUF of a small model with the same vocabulary, or of an EAGLE 3 model, which drafts for one or two streams "
+        "that repeat nothing; empty: none",
         reload="engine",
     )
     max_draft_tokens: int = option(8, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)

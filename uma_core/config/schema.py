@@ -103,6 +103,8 @@ def option(default: Any, help: str, **extra: Unpack[Extra]) -> Any:
 def options_of(section: str, cls: type, prefix: str = "UMA_") -> Iterator[Option]:
     """Yield the options that a section's dataclass declares, in order. `prefix`: of their variables."""
     for item in dataclasses.fields(cls):
+        if "extra" not in item.metadata:
+            continue
         extra = cast(Extra, {"reload": getattr(cls, "RELOAD", "restart"), **item.metadata["extra"]})
         default = item.default if item.default is not dataclasses.MISSING else {}
         flag = extra.get("flag") or "--" + item.name.replace("_", "-")

@@ -6,10 +6,11 @@ What does not fit is refused by the headers, before anything is loaded.
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import replace
 
 from uma_core.config.options import EngineOptions
-from uma_core.engine.api import Engine, MemoryUse
+from uma_core.engine.api import Engine, Heads, MemoryUse
 from uma_core.engine.header import Header
 from uma_core.engine.select.open import estimate_engine, open_engine
 from uma_core.errors import ErrorCode, UmaError
@@ -20,6 +21,7 @@ N_SEQ = 2  # for which it drafts at a time, see policy/stages/speculate.py
 N_BATCH = 64  # of a prompt read at once: a stream waits for no more
 # tokens by which vocabularies of one family differ in length, as llama.cpp allows (common/speculative.cpp)
 PADDING = 128
+EAGLE_ARCH = "eagle3"
 SPECIAL = ("bos", "eos", "eot")
 # metadata keys of models whose memory, in llama.cpp's engine, cannot drop its last tokens
 NO_WAY_BACK = (
@@ -42,18 +44,73 @@ def open_draft(engine: EngineOptions, path: str) -> Engine:
     return draft
 
 
+def is_eagle(engine: EngineOptions, path: str) -> bool:
+    """Whether the draft model reads the served one's hidden states (EAGLE 3). Raises: MODEL_LOAD_FAILED."""
+    if not path or engine.engine == "fake":
+        return False
+    header = Header(path)
+    try:
+        return header.arch == EAGLE_ARCH
+    finally:
+        header.close()
+
+
+def with_hidden_layers(engine: EngineOptions, path: str) -> EngineOptions:
+    """These options, so that the engine keeps what the draft model reads. Raises: MODEL_LOAD_FAILED."""
+    if not is_eagle(engine, path):
+        return engine
+    header = Header(path)
+    try:
+        return replace(engine, hidden_layers=_target_layers(header))
+    finally:
+        header.close()
+
+
+def _target_layers(header: Header) -> tuple[int, ...]:
+    listed = header.of_arch().get("target_layers")
+    return tuple(each for each in listed if isinstance(each, int)) if isinstance(listed, (list, tuple)) else ()
+
+
+def open_heads(options: EngineOptions, path: str, engine: Engine) -> Heads:
+    """What drafts from the engine's hidden states: an EAGLE 3 model, or with an empty `path` the model's own prediction
+    heads. To be closed before the engine.
+
+    Blocks. Raises as `check_draft`, `check_heads` and `LlamaHeads` do.
+    """
+    heads = importlib.import_module("uma_core.engine.llama.heads")
+    if path:
+        check_draft(options, path)
+        return heads.LlamaHeads(path, options, engine, heads.EAGLE)  # type: ignore[no-any-return]
+    heads.check_heads(engine.info.model_path)
+    return heads.LlamaHeads(engine.info.model_path, options, engine)  # type: ignore[no-any-return]
+
+
 def estimate_with_draft(engine: EngineOptions, path: str) -> MemoryUse:
     """What the engine and its draft model would take, found without taking it; `path` empty: there is none.
 
     Raises as `check_draft` and `estimate_engine` do, and CONFIG_INVALID where `engine.mtp` asks for heads in vain.
     """
-    need = estimate_engine(engine)
+    need = estimate_engine(with_hidden_layers(engine, path))
     if engine.mtp:
         need = _sum(need, _estimate_heads(engine))
     if not path:
         return need
     check_draft(engine, path)
+    if is_eagle(engine, path):  # its file is mapped, and its memory is that of one layer
+        return need._replace(weights=need.weights + os.path.getsize(path), kv=need.kv + _one_layer(engine, path))
     return _sum(need, estimate_engine(_options(engine, path)))
+
+
+def _one_layer(engine: EngineOptions, path: str) -> int:
+    """Bytes of an EAGLE model's K and V, for all cells."""
+    header = Header(path)
+    try:
+        meta = header.of_arch()
+        n_embd, n_head = (int(str(meta.get(key, 1))) for key in ("embedding_length", "attention.head_count"))
+        n_kv, n_ctx = (int(str(meta.get(key, n_head))) for key in ("attention.head_count_kv", "context_length"))
+    finally:
+        header.close()
+    return 2 * 2 * n_kv * (n_embd // max(1, n_head)) * (engine.n_ctx or n_ctx * engine.n_seq)
 
 
 def _sum(one: MemoryUse, other: MemoryUse) -> MemoryUse:
@@ -83,12 +140,26 @@ def check_draft(engine: EngineOptions, path: str) -> None:
     try:
         target = Header(engine.model or str(default_model_path()))
         _compare(draft, target, path)
+        if draft.arch == EAGLE_ARCH:
+            _check_eagle(draft, target, path)
+            return
         if _engine(engine, path) == "llama" and any(part in key for part in NO_WAY_BACK for key in draft.meta):
             raise _unfit(path, "its memory cannot drop the tokens that were drafted wrongly")
     finally:
         draft.close()
         if target is not None:
             target.close()
+
+
+def _check_eagle(draft: Header, target: Header, path: str) -> None:
+    """It reads the inputs of layers that the model has, of the model's width."""
+    width, n_layer = (target.of_arch().get(key) for key in ("embedding_length", "block_count"))
+    wanted = draft.of_arch().get("target_hidden_size")
+    if wanted != width:
+        raise _unfit(path, f"it reads {wanted} numbers a layer, the model has {width}")
+    layers = _target_layers(draft)
+    if not layers or not isinstance(n_layer, int) or not all(0 <= layer <= n_layer for layer in layers):
+        raise _unfit(path, f"it reads layers {list(layers)}, the model has {n_layer}")
 
 
 def _compare(draft: Header, target: Header, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Models whose prediction heads (MTP) are known to say what the model says, or what it said."""
+"""Models whose prediction heads (MTP), or EAGLE 3 model, are known to say what the model says, or what it said."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from tests.engine.graph.models import MODELS, RECURRENT, Model, write
+from perf.gguf_file import add_vocabulary
+from tests.engine.graph.models import MODELS, N_VOCAB, RECURRENT, Model, write
 
 WITH_HEADS = {
     "qwen35": replace(RECURRENT["qwen35-next"], is_tied=False),
@@ -43,3 +44,51 @@ def with_heads(model: Model, path: Path, says_next: bool) -> str:
             tensor.data[:, n:] = np.eye(n) * (not says_next)
     reader.data.flush()
     return str(path)
+
+
+N_LAYER = 33  # a step takes much longer than its draft, so that drafts pay on any machine
+EAGLE_LAYERS = [1, 16, 32]
+
+
+def with_eagle(folder: Path, says_next: bool, has_own: bool = True) -> tuple[str, str]:
+    """A model whose tokens follow from the last one alone, and an EAGLE 3 model that knows them by the states.
+
+    Its rows read the state of the token before their own. So its output knows what follows what follows a token, or
+    (`says_next` false) what follows it, which is the row's own. `has_own`: embedding and output, else the model's.
+    """
+    target = with_heads(replace(MODELS["llama"], quant="f32", n_layer=N_LAYER), folder / "target.gguf", says_next)
+    tensors = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(target).tensors}
+    embedding, output = tensors["token_embd.weight"], tensors["output.weight"]
+    normed = embedding / np.sqrt((embedding**2).mean(axis=1, keepdims=True))
+    follows = (normed @ output.T).argmax(axis=1)
+    known = np.zeros_like(output)
+    np.add.at(known, follows[follows] if says_next else follows, normed)
+    path = str(folder / "eagle.gguf")
+    writer = gguf.GGUFWriter(path, "eagle3")
+    add_vocabulary(writer, N_VOCAB)
+    writer.add_context_length(512)
+    writer.add_embedding_length(128)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_dimension_count(32)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_array("eagle3.target_layers", EAGLE_LAYERS)
+    writer.add_uint32("eagle3.target_hidden_size", 128)
+    draw = np.random.default_rng(5)
+    drawn = {"attn_q": (128, 256), "attn_k": (64, 256), "attn_v": (64, 256), "ffn_gate": (64, 128), "ffn_up": (64, 128)}
+    made = {f"blk.0.{name}.weight": draw.standard_normal(dims) / 16 for name, dims in drawn.items()}
+    made |= {f"blk.0.{name}.weight": np.ones(128) for name in ("attn_norm", "attn_norm_2", "ffn_norm")}
+    made |= {"blk.0.attn_output.weight": np.zeros((128, 128)), "blk.0.ffn_down.weight": np.zeros((128, 64))}
+    made |= {"fc.weight": np.hstack([np.zeros((128, 128)), np.eye(128), np.zeros((128, 128))])}
+    made |= {"output_norm.weight": np.ones(128)}
+    if has_own:
+        made |= {"token_embd.weight": embedding, "output.weight": known}
+    for name, data in made.items():
+        writer.add_tensor(name, data.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target, path

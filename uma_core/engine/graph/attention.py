@@ -37,7 +37,7 @@ class BatchShape(NamedTuple):
     n_span: int = 0  # cells that the longest span may have
     adapters: tuple[int, ...] = ()  # LoRA adapters that some row has, ascending
     has_head: bool = True  # False: the rows that want logits give their last hidden states
-    keeps_all: bool = False  # beside logits the hidden states of all rows are outputs, not only of those that want them
+    keeps_all: bool = False  # the hidden states of all rows are kept, not only of those that want logits
 
 
 class Attention(Protocol):

@@ -60,7 +60,7 @@ class Builder:
     def start(self, start: Start) -> None:
         """Make the inputs."""
         self.n, self.n_out, self.n_span, self._active, self.has_head, self._keeps_all = start.batch
-        self.hidden: Any = None  # (n_embd, rows), what the head was given, once `logits` is called
+        self.hidden: dict[int, Any] = {}  # (n_embd, rows): a layer's input, or what the head of the vocabulary is given
         self.views: list[Any] = []  # of cells: what a batch's span changes
         self._attention, self.rope_mode = start.attention, start.rope_mode
         self.recurrence = start.attention.recurrence
@@ -109,6 +109,9 @@ class Builder:
         return x
 
     def norm(self, x: Any, name: str) -> Any:
+        block, _, part = name.rpartition(".")
+        if part == "attn_norm":
+            self.hidden[int(block.removeprefix("blk."))] = x
         weight = self.weights.vector(f"{name}.weight", x.ne[0])
         normed = (lib.ggml_norm if self.shape.has_layer_norm else lib.ggml_rms_norm)(self.context, x, self.shape.eps)
         y = lib.ggml_mul(self.context, normed, weight)
@@ -335,7 +338,7 @@ class Builder:
 
         Of a graph without a head (n_embd, n_out).
         """
-        x = self.hidden = self.norm(x, norm)
+        x = self.hidden[self.shape.n_layer] = self.norm(x, norm)
         if not self.has_head:
             return x
         if self._keeps_all:

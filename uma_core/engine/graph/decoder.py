@@ -170,8 +170,14 @@ class Decoder:
         return self._last.logits(row)
 
     def hidden(self) -> np.ndarray:
-        assert self._last is not None
-        return self._last.hidden(self._last.batch.n_out)
+        last = self._last
+        assert last is not None
+        if not last.batch.has_head:
+            return last.hidden(last.batch.n_out)
+        batch, _ = self._views
+        assert batch is not None
+        wants = batch.want_logits[: batch.n] != 0
+        return np.concatenate([rows[wants] if len(rows) > last.batch.n_out else rows for rows in last.kept()], axis=1)
 
     def close(self) -> None:
         self.settle()

@@ -177,7 +177,7 @@ class GraphEngine:
                 can_mix_rows=True,
                 n_verify_rows=loaded.n_verify(options.n_batch),
                 ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
-                keeps_hidden=loaded.network.keeps_hidden,
+                keeps_hidden=bool(loaded.network.hidden_layers),
             ),
             adapters=loaded.network.adapters.infos,
             embedding=EmbeddingInfo(

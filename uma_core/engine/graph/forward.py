@@ -14,7 +14,7 @@ from uma_core.engine.graph.builder import Builder, Start
 from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.families import Family
 from uma_core.engine.graph.pages import Pages
-from uma_core.engine.graph.shape import Shape
+from uma_core.engine.graph.shape import Shape, Unsupported
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.graph.workspace import Workspace
 from uma_core.engine.lib import ffi, lib
@@ -39,12 +39,12 @@ class Network:
         ropes: tuple[int, int],
         device: Device,
         adapters: Adapters,
-        keeps_hidden: bool = False,
+        hidden_layers: tuple[int, ...] = (),
     ) -> None:
-        """`ropes`: ggml's kind of rotary positions, and how many positions a sequence may have. `keeps_hidden`: graphs
-        with a head have their hidden states as an output too.
+        """`ropes`: ggml's kind of rotary positions, and how many positions a sequence may have. `hidden_layers`: graphs
+        with a head have these layers' inputs as outputs too (see EngineOptions).
         """
-        self.keeps_hidden = keeps_hidden
+        self.hidden_layers = hidden_layers
         self.device = device
         self.adapters = adapters
         self.shape = shape
@@ -65,8 +65,11 @@ class Network:
         builder = Builder(context, graph, self.weights, self.shape, self.adapters)
         builder.start(Start(batch, attention, *self._ropes))
         logits = self.family.build(builder)
-        if self.keeps_hidden and builder.hidden is not None:
-            lib.ggml_set_output(builder.hidden)
+        for layer in self.hidden_layers:
+            if layer in builder.hidden:
+                lib.ggml_set_output(builder.hidden[layer])
+            elif logits is not None:
+                raise Unsupported(f"hidden states before layer {layer}")
         if logits is not None:
             lib.ggml_set_output(logits)
             lib.ggml_build_forward_expand(graph, logits)
@@ -134,7 +137,7 @@ class Forward:
         inputs = builder.inputs()
         scales = builder.scales
         *addresses, at_logits, at_best = workspace.addresses([*inputs, *scales.values(), logits, best])
-        self._hidden: Any = builder.hidden if network.keeps_hidden else None
+        self._hidden: list[Any] = [builder.hidden.get(layer) for layer in network.hidden_layers]
         addresses, at_scales = addresses[: len(inputs)], addresses[len(inputs) :]
         n.token, n.pos, n.out_id = (ffi.cast("int32_t *", at) for at in addresses[:3])
         kinds = compute.attention.cells
@@ -178,19 +181,23 @@ class Forward:
         return np.frombuffer(ffi.buffer(self.native.logits + row * n_vocab, 4 * n_vocab), np.float32)
 
     def hidden(self, n_rows: int) -> np.ndarray:
-        """(n_rows, n_embd) float32, the caller's own: the outputs of a graph without a head, or those that it keeps
-        beside its logits.
-        """
-        n_embd, at = self.native.n_hidden, self.native.logits
-        if self.batch.has_head:
-            n_embd, at = self._hidden.ne[0], lib.ggml_get_data(self._hidden)
-        rows: np.ndarray = np.frombuffer(ffi.buffer(at, 4 * n_rows * n_embd), np.float32).reshape(n_rows, n_embd).copy()
-        return rows
+        """(n_rows, n_embd) float32, the caller's own: the outputs of a graph without a head."""
+        return _rows(self.native.logits, n_rows, self.native.n_hidden)
+
+    def kept(self) -> list[np.ndarray]:
+        """(rows, n_embd) float32 each, the caller's own, by hidden layer: of all rows, or of those with logits."""
+        return [_rows(lib.ggml_get_data(tensor), tensor.ne[1], tensor.ne[0]) for tensor in self._hidden]
 
     def close(self) -> None:
         if self.context:
             lib.ggml_free(self.context)
             self.context = None
+
+
+def _rows(at: Any, n_rows: int, n_embd: int) -> np.ndarray:
+    """A copy of (n_rows, n_embd) floats."""
+    rows: np.ndarray = np.frombuffer(ffi.buffer(at, 4 * n_rows * n_embd), np.float32).reshape(n_rows, n_embd).copy()
+    return rows
 
 
 class Forwards:

@@ -145,8 +145,8 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     kept.append(adapters)
     counts = page_counts(options, shape)
     ropes = (int(lib.llama_model_rope_type(vocab.handle)), counts[2])
-    keeps_hidden = options.mtp and not device.is_stock
-    network = Network(shape, weights, family_of(shape.arch), ropes, device, adapters, keeps_hidden)
+    hidden_layers = () if device.is_stock else (shape.n_layer,) if options.mtp else options.hidden_layers
+    network = Network(shape, weights, family_of(shape.arch), ropes, device, adapters, hidden_layers)
     stock = Cells(shape, options.kv_type, counts[0], device, wish.is_dry) if device.is_stock else None
     unified = is_unified(options)
     n_prefill_slots = 0 if unified else options.prefill_lanes

@@ -47,6 +47,11 @@ class PrefillSlot:
         self.drop()
 
     @property
+    def _keeps_last(self) -> bool:
+        """What the head of the vocabulary is given is wanted of every row, so chunks are computed to their end."""
+        return self._network.shape.n_layer in self._network.hidden_layers
+
+    @property
     def is_free(self) -> bool:
         return self.seq_id < 0
 
@@ -71,8 +76,8 @@ class PrefillSlot:
         Raises: INSUFFICIENT_MEMORY.
         """
         n = len(tokens)
-        self._hidden = Rows.ALL if hidden is None and self._network.keeps_hidden else hidden
-        has_output = want_logits or bool(self._hidden)
+        self._hidden = hidden
+        has_output = want_logits or bool(hidden) or self._keeps_last
         data = np.ascontiguousarray(tokens, np.int32)
         self._pos[:n] = np.arange(self.n_kv, self.n_kv + n, dtype=np.int32)
         self._seq[:n] = self.seq_id
@@ -111,7 +116,7 @@ class PrefillSlot:
             or graph.most.has_head is not has_head
         ):
             self._close_graph()
-            n_out, keeps_all = (1, self._network.keeps_hidden) if has_head else (self._n_most, False)
+            n_out, keeps_all = (1, self._keeps_last) if has_head else (self._n_most, False)
             most = BatchShape(self._n_most, n_out, room, adapters, has_head, keeps_all)
             graph = self._graph = Fitted(self._network, self._pages, self._compute, most, self._space)
         return graph
@@ -142,6 +147,8 @@ class PrefillSlot:
     def hidden(self) -> np.ndarray:
         """(rows, n_embd) float32, of the rows that `start` was told of."""
         assert self._graph is not None
+        if self._hidden is None and self._network.hidden_layers:
+            return np.concatenate(self._graph.forward.kept(), axis=1)
         if not self._hidden:
             return np.zeros((0, self._network.shape.n_embd), np.float32)
         rows = self._graph.forward.hidden(self._n_rows)

@@ -28,30 +28,47 @@ class Hidden:
         self._n_embd = n_embd
         self._rows = np.zeros((0, n_embd), np.float32)
 
-    def open(self, n_rows: int, is_for_heads: bool = False) -> None:
-        """For so many rows, or for prediction heads: for up to so many."""
+    def open(self, n_rows: int) -> None:
         self._rows = np.empty((n_rows, self._n_embd), np.float32)
         self._gate.hidden = ffi.from_buffer("float *", self._rows) if n_rows else ffi.NULL
         self._gate.hidden_max, self._gate.n_hidden = self._rows.size, 0
-        self._gate.is_for_heads = is_for_heads
 
     def close(self) -> None:
         self._gate.hidden = ffi.NULL
 
     def take(self) -> np.ndarray:
-        """(rows, n_embd) float32; for prediction heads those of all tokens, or of those with logits.
-
-        Raises: UNSUPPORTED where the model's graph has no rows for an embedding.
-        """
+        """(rows, n_embd) float32. Raises: UNSUPPORTED where the model's graph has no such rows."""
         rows, self._rows = self._rows, np.zeros((0, self._n_embd), np.float32)
-        if self._gate.is_for_heads:
-            return rows[: self._gate.n_hidden // self._n_embd]
         if self._gate.n_hidden != rows.size:
             raise UmaError(
                 ErrorCode.UNSUPPORTED,
                 "llama.cpp's graph of this architecture shows no hidden states to make a vector of",
             )
         return rows
+
+
+class Kept:
+    """Layers' inputs that a context keeps of every call, for what drafts from them. `layers` empty: none."""
+
+    def __init__(self, context: Any, layers: Sequence[int], n_embd: int) -> None:
+        self._context = context
+        self._layers = tuple(layers)
+        self._n_embd = n_embd
+        for layer in dict.fromkeys(self._layers):
+            lib.uma_hidden_keep(context, layer)
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    def rows(self, n: int) -> np.ndarray:
+        """(n, layers * n_embd) float32, the caller's own: of the n tokens of the last call."""
+        parts = []
+        for layer in self._layers:
+            at = lib.uma_hidden_rows(self._context, layer)
+            if not at:
+                return np.zeros((0, len(self._layers) * self._n_embd), np.float32)
+            parts.append(np.frombuffer(ffi.buffer(at, 4 * n * self._n_embd), np.float32).reshape(n, self._n_embd))
+        return np.concatenate(parts, axis=1)
 
 
 class DecodeContext:
@@ -62,7 +79,6 @@ class DecodeContext:
 
     def __init__(self, model: LlamaModel, params: Any) -> None:
         self.is_broken = False  # neither used nor freed any more
-        self.keeps_hidden = False  # of every call, for prediction heads
         self.adapters: AdapterSet = ()  # that it computes with
         self.gate = ffi.new("uma_gate *")
         self.abort_flag = ffi.new("int32_t *")
@@ -73,6 +89,8 @@ class DecodeContext:
         self.handle = new_context(model, params, "decode")
         self.memory = lib.llama_get_memory(self.handle)
         self.hidden = Hidden(self.gate, model.n_embd)
+        self.kept = Kept(self.handle, model.hidden_layers, model.n_embd)
+        self._is_embedded = False  # the last call's hidden states were wanted, not its logits
         self.n_outputs = int(params.n_outputs_max)
         self.n_vocab = model.n_vocab
         self.n_batch = int(lib.llama_n_batch(self.handle))
@@ -103,13 +121,10 @@ class DecodeContext:
                 self._handles[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         if self.is_broken:
             return BROKEN
+        self._is_embedded = batch.want_hidden
         if batch.want_hidden:
             return self._decode_hidden(batch)
-        if self.keeps_hidden:
-            self.hidden.open(batch.n, True)
         rc = lib.uma_decode(self.handle, rows)
-        if self.keeps_hidden:
-            self.hidden.close()
         self.is_broken = rc == lib.UMA_BROKEN
         if rc == NO_CELLS:
             refusals.add()
@@ -133,10 +148,12 @@ class DecodeContext:
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), [], rows.call_ns, 0)
 
     def take_hidden(self) -> np.ndarray:
-        """(rows, n_embd) float32: of the last call's rows with logits."""
-        rows, (batch, _) = self.hidden.take(), self._views
-        assert batch is not None
-        return rows[batch.want_logits[: batch.n] != 0] if len(rows) > batch.n_rows else rows
+        """(rows, n) float32: what an embedding wanted, or what is kept of rows with logits."""
+        batch, _ = self._views
+        if batch is None or self._is_embedded or not self.kept:
+            return self.hidden.take()
+        rows: np.ndarray = self.kept.rows(batch.n)
+        return rows[batch.want_logits[: batch.n] != 0] if len(rows) else rows
 
     def draw(self, row: int, sampler: Sampler | None) -> TokenId:
         """Of the wanted rows."""

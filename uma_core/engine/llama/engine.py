@@ -92,10 +92,6 @@ class LlamaEngine:
         if self._has_direct_kv:
             lib.uma_kv_release_pages(self.decoder.gate)
         self._compute_bytes = compute_bytes(mark)
-        if options.mtp:
-            self.decoder.keeps_hidden = True
-            for slot in self.prefill_slots:
-                slot.keeps_hidden = True
         self.info = self._describe(options, (*notes, *self._adapters.notes, *isa_notes(options.isa, self._kernels)))
 
     def _open_prefill_slots(self, options: Any) -> None:
@@ -172,7 +168,7 @@ class LlamaEngine:
                 can_mix_rows=is_unified(options),
                 can_mix_adapters=False,
                 n_verify_rows=n_verify,
-                keeps_hidden=options.mtp,
+                keeps_hidden=bool(model.hidden_layers),
             ),
             adapters=self._adapters.infos,
             embedding=EmbeddingInfo(
@@ -310,7 +306,7 @@ class LlamaEngine:
     def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
         slot = self._slot(seq_id)
         assert slot is not None
-        return slot.hidden.take()
+        return slot.take_hidden()
 
     def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
         raise UmaError(ErrorCode.UNSUPPORTED, "this engine reads inputs chunk by chunk")

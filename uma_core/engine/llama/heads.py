@@ -1,7 +1,9 @@
-"""Prediction heads (MTP) of a model's file, in a context of llama.cpp's over the file's own weights.
+"""What drafts from a model's hidden states, in a context of llama.cpp's: the prediction heads (MTP) in the model's own
+file, or an EAGLE 3 model, which is a file of its own.
 
-A head is one more layer behind the model's. llama.cpp maps the file, of which only that layer, the embedding and the
-output's matrix are read.
+Either is about one layer, and shares the embedding and the output's matrix with the served model. With llama.cpp's
+engine these are the engine's own. Beside the graph engine llama.cpp maps the model's file, and reads no more of it than
+that.
 """
 
 from __future__ import annotations
@@ -13,85 +15,123 @@ from typing import Any
 import numpy as np
 
 from uma_core.config.options import EngineOptions
-from uma_core.engine.api import EngineInfo, MemoryUse
+from uma_core.engine.api import Engine, EngineInfo, MemoryUse
 from uma_core.engine.header import Header, refusal, words_of_failure
 from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.estimate import context_bytes, lay_out_context
 from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.params import decode_params, model_params
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SeqId, TokenId
 
-OPTION = "engine.mtp"
+MTP, EAGLE = "engine.mtp", "speculation.draft_model"  # the options that ask for them
 N_BATCH = 64  # of a text read at once: a stream waits for no more
 
 
 class LlamaHeads:
-    """See engine.api.Heads. Owns a llama_model that is mapped, and a context on it."""
+    """See engine.api.Heads. Owns its contexts, and the models that it has loaded for them."""
 
-    def __init__(self, path: str, options: EngineOptions, info: EngineInfo) -> None:
-        """`info`: of the engine that verifies. Blocks.
+    def __init__(self, path: str, options: EngineOptions, engine: Engine, option: str = MTP) -> None:
+        """`path`: the file with the heads. `engine`: the one that verifies; it must outlive the heads. Blocks.
 
-        Raises: CONFIG_INVALID, MODEL_LOAD_FAILED.
+        Raises: CONFIG_INVALID (names `option`), MODEL_LOAD_FAILED.
         """
-        check_heads(path)
+        info = engine.info
+        self._owner = engine if isinstance(engine, LlamaEngine) else None
         self.name = f"the prediction heads of {os.path.basename(path)}"
         self.n_seq, self.n_batch = info.n_seq_max, N_BATCH
+        self._models: list[Any] = []
+        self._contexts: list[Any] = []
         mark = tap.pump()
-        self._context = ffi.NULL
-        self._model = _load(path, options)
-        self.n_embd = int(lib.llama_model_n_embd_out(self._model))
-        self.n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
-        self.state = np.zeros(self.n_embd, np.float32)
-        view = ffi.from_buffer("float *", self.state)
-        self._heads = ffi.new("uma_heads *", {"n_embd": self.n_embd, "state": view})
-        self._kept = view
-        self._open(options, info, mark)
-
-    def _open(self, options: EngineOptions, info: EngineInfo, mark: int) -> None:
-        params = _params(options, info.n_ctx)
-        params.cb_eval, params.cb_eval_user_data = ffi.addressof(lib, "uma_heads_cb"), self._heads
-        self._context = lib.llama_init_from_model(self._model, params)
-        if not self._context:
+        try:
+            self._open(path, options, info, option)
+        except BaseException:
             self.close()
-            raise UmaError(
-                ErrorCode.CONFIG_INVALID,
-                f"{OPTION}: llama.cpp opens no context for {self.name}: {words_of_failure(mark)}",
-                option=OPTION,
-            )
+            raise
         self._memory = lib.llama_get_memory(self._context)
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(self._context))
         self._n_bytes = context_bytes(mark)
 
+    def _open(self, path: str, options: EngineOptions, info: EngineInfo, option: str) -> None:
+        owner = self._owner
+        model = owner.model.handle if owner is not None and option == MTP else self._load(path, options)
+        self.n_embd = int(lib.llama_model_n_embd_out(model))
+        self.n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        self.state = np.zeros(self.n_embd, np.float32)
+        self._view = ffi.from_buffer("float *", self.state)
+        self._heads = ffi.new("uma_heads *", {"n_embd": self.n_embd, "state": self._view})
+        params = _params(options, info.n_ctx, option)
+        params.cb_eval, params.cb_eval_user_data = ffi.addressof(lib, "uma_heads_cb"), self._heads
+        if option == EAGLE and needs_target(path):
+            params.ctx_other = self._open_target(info.model_path, options)
+        self._context = self._new_context(model, params, option)
+
+    def _load(self, path: str, options: EngineOptions) -> Any:
+        """Beside the graph engine, which is one of a CPU, mapped."""
+        if self._owner is None:
+            options = replace(options, load_mode="mmap", n_gpu_layers=0)
+        model = _load(path, options)
+        self._models.append(model)
+        return model
+
+    def _new_context(self, model: Any, params: Any, option: str) -> Any:
+        mark = tap.pump()
+        context = lib.llama_init_from_model(model, params)
+        if not context:
+            raise UmaError(
+                ErrorCode.CONFIG_INVALID,
+                f"{option}: llama.cpp opens no context for {self.name}: {words_of_failure(mark)}",
+                option=option,
+            )
+        self._contexts.append(context)
+        return context
+
+    def _open_target(self, path: str, options: EngineOptions) -> Any:
+        """A context of the served model, through which llama.cpp finds the matrices that are shared."""
+        if self._owner is not None:
+            assert self._owner.decoder is not None
+            return self._owner.decoder.handle
+        small = replace(options, n_ctx=options.n_seq, n_batch=1, n_ubatch=1, mtp=False)
+        return self._new_context(self._load(path, options), decode_params(small, 0), EAGLE)
+
     def read(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray) -> tuple[int, TokenId]:
         data = np.ascontiguousarray(tokens, np.int32)
         rows = np.ascontiguousarray(states, np.float32)
+        if rows.shape[1] != self.n_embd:
+            rc, rows = self._fuse(rows)
+            if rc:
+                return rc, -1
         rc = lib.uma_heads_decode(
             self._context, self._heads, ffi.from_buffer("llama_token *", data), ffi.from_buffer("float *", rows),
             len(data), pos0, seq_id,
         )  # fmt: skip
         return int(rc), int(self._heads.token) if rc == 0 else -1
 
+    def _fuse(self, states: np.ndarray) -> tuple[int, np.ndarray]:
+        """Of several layers' states one for each row."""
+        fused = np.empty((len(states), self.n_embd), np.float32)
+        source, target = (ffi.from_buffer("float *", rows) for rows in (states, fused))
+        return int(lib.uma_heads_fuse(self._context, self._heads, source, len(states), target)), fused
+
     def truncate(self, seq_id: SeqId, n: int) -> None:
         lib.llama_memory_seq_rm(self._memory, seq_id, n, -1)
 
     def memory(self) -> MemoryUse:
-        """The context's; the weights are pages of the file."""
+        """The contexts'; the weights are pages of the files."""
         return MemoryUse(0, self._n_bytes, 0)
 
     def close(self) -> None:
-        if self._context:
-            lib.llama_free(self._context)
-            self._context = ffi.NULL
-        if self._model:
-            lib.llama_model_free(self._model)
-            self._model = ffi.NULL
+        while self._contexts:
+            lib.llama_free(self._contexts.pop())
+        while self._models:
+            lib.llama_model_free(self._models.pop())
 
 
 def _load(path: str, options: EngineOptions, is_dry: bool = False) -> Any:
     """The llama_model; the caller's to free. `is_dry`: without its weights. Raises: MODEL_LOAD_FAILED."""
-    params, kept = model_params(replace(options, load_mode="mmap", n_gpu_layers=0), path)
-    params.load_mtp, params.use_extra_bufts = True, False
+    params, kept = model_params(replace(options, moe_top_k=0, kv_type="f16", mtp=True), path)
+    params.use_extra_bufts = False  # a second copy of a weight
     if is_dry:
         params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
     mark = tap.pump()
@@ -102,16 +142,17 @@ def _load(path: str, options: EngineOptions, is_dry: bool = False) -> Any:
     return model
 
 
-def _params(options: EngineOptions, n_ctx: int) -> Any:
+def _params(options: EngineOptions, n_ctx: int, option: str) -> Any:
     """llama_context_params. `n_ctx`: of all sequences."""
     params = decode_params(replace(options, n_ctx=n_ctx, n_batch=N_BATCH, n_ubatch=N_BATCH, mtp=False), 0)
-    params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
-    params.n_outputs_max = options.n_seq  # less is refused
+    if option == MTP:
+        params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
+    params.n_outputs_max = max(options.n_seq, N_BATCH if option == EAGLE else 0)  # EAGLE's encoder gives every row
     return params
 
 
 def estimate_heads(path: str, options: EngineOptions) -> MemoryUse:
-    """What `LlamaHeads` would take, found without taking it.
+    """What MTP's heads would take, found without taking it.
 
     Raises: MODEL_LOAD_FAILED; CONFIG_INVALID where there are no heads, or none that llama.cpp computes.
     """
@@ -120,9 +161,9 @@ def estimate_heads(path: str, options: EngineOptions) -> MemoryUse:
         model = _load(path, options, is_dry=True)
         try:
             n_ctx = options.n_ctx or int(lib.llama_model_n_ctx_train(model)) * options.n_seq
-            (n_kv, n_compute), _ = lay_out_context(model, _params(options, n_ctx))
+            (n_kv, n_compute), _ = lay_out_context(model, _params(options, n_ctx, MTP))
         except UmaError as error:
-            raise UmaError(ErrorCode.CONFIG_INVALID, f"{OPTION}: {error.message}", option=OPTION) from error
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"{MTP}: {error.message}", option=MTP) from error
         finally:
             lib.llama_model_free(model)
     return MemoryUse(0, n_kv, n_compute)
@@ -137,6 +178,13 @@ def check_heads(path: str) -> None:
     finally:
         header.close()
     if not n_heads or not has_tensors:
-        raise UmaError(
-            ErrorCode.CONFIG_INVALID, f"{OPTION}: {path} has no prediction heads (MTP)", option=OPTION, path=path
-        )
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"{MTP}: {path} has no prediction heads (MTP)", option=MTP, path=path)
+
+
+def needs_target(path: str) -> bool:
+    """An EAGLE 3 file without an embedding or an output's matrix uses the served model's."""
+    header = Header(path)
+    try:
+        return not {"token_embd.weight", "output.weight"} <= header.tensors.keys()
+    finally:
+        header.close()

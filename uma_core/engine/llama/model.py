@@ -65,6 +65,8 @@ class LlamaModel:
         del kept  # what the parameters point at had to live until here
         if not self.handle:
             raise refusal(path, mark)
+        n_layer = int(lib.llama_model_n_layer(self.handle))
+        self.hidden_layers = (n_layer,) if options.mtp else options.hidden_layers  # that contexts on it keep
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
         scratch = ffi.new("char[]", PIECE_BYTES)

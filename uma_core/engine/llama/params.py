@@ -48,6 +48,7 @@ def model_params(options: EngineOptions, path: str) -> tuple[Any, Any]:
     params = lib.llama_model_default_params()
     params.n_gpu_layers = options.n_gpu_layers
     params.load_mode = getattr(lib, LOAD_MODES[options.load_mode])
+    params.load_mtp = options.mtp
     if not n_expert:
         return params, None
     overrides = ffi.new("struct llama_model_kv_override[2]")  # the second one, without a key, ends the list
@@ -114,7 +115,7 @@ def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
         kv_unified=is_unified(options),
         n_outputs_max=n_outputs(options),
         n_batch=options.n_batch,
-        n_rs_seq=N_UNDO if options.mtp else 0,
+        n_rs_seq=N_UNDO if options.mtp or options.hidden_layers else 0,
     )
 
 

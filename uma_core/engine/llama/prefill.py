@@ -10,7 +10,7 @@ import numpy as np
 
 from uma_core.engine.api import PrefillOutcome, PrefillStatus, Rows
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama.decode import NO_CELLS, DecodeContext, Hidden, view_logits
+from uma_core.engine.llama.decode import NO_CELLS, DecodeContext, Hidden, Kept, view_logits
 from uma_core.engine.llama.kv import Move, Span
 from uma_core.engine.llama.model import LlamaModel, new_context
 from uma_core.engine.refusals import refusals
@@ -33,7 +33,6 @@ class PrefillSlot:
     def __init__(self, model: LlamaModel, params: Any, bell: Any) -> None:
         self.handle: Any = None
         self.is_broken = False  # neither used nor freed any more
-        self.keeps_hidden = False  # of every chunk, for prediction heads
         self.adapters: AdapterSet = ()  # that it computes with
         self.native = lib.uma_prefill_new(params.n_ubatch)
         if not self.native:
@@ -44,6 +43,8 @@ class PrefillSlot:
         lib.uma_prefill_bind(self.native, self.handle, bell)
         self.gate = lib.uma_prefill_gate(self.native)
         self.hidden = Hidden(self.gate, model.n_embd)
+        self.kept = Kept(self.handle, model.hidden_layers, model.n_embd)
+        self._is_embedded = False  # the chunk's hidden states are wanted, not its logits
         self.n_outputs = int(params.n_outputs_max)
         self.memory = lib.llama_get_memory(self.handle)
         self.n_cells = int(lib.llama_n_ctx(self.handle))
@@ -105,11 +106,10 @@ class PrefillSlot:
 
     def start(self, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> None:
         n = self.n_chunk = len(tokens)
+        self._is_embedded = hidden is not None
         data = np.ascontiguousarray(tokens, np.int32)
         if hidden is not None:
             self.hidden.open({Rows.NONE: 0, Rows.ALL: n}.get(hidden, 1))
-        elif self.keeps_hidden:
-            self.hidden.open(n, True)
         want = int(want_logits) if hidden is None else int(hidden)
         lib.uma_prefill_start(self.native, ffi.from_buffer("llama_token *", data), n, self.n_kv, want)
 
@@ -136,6 +136,10 @@ class PrefillSlot:
             self.n_chunk_done, self.n_chunk = self.n_chunk, 0
             self.hidden.close()
         return outcome
+
+    def take_hidden(self) -> np.ndarray:
+        """(rows, n) float32: what an embedding wanted, or what is kept of all tokens."""
+        return self.hidden.take() if self._is_embedded or not self.kept else self.kept.rows(self.n_chunk_done)
 
     def logits(self) -> np.ndarray:
         return view_logits(self.handle, self.n_chunk_done - 1, self.n_vocab)

@@ -21,8 +21,7 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.config.options import Config, ns
 from uma_core.engine.api import Engine, MemoryUse
-from uma_core.engine.draft import estimate_with_draft, open_draft
-from uma_core.engine.llama.heads import LlamaHeads
+from uma_core.engine.draft import estimate_with_draft, is_eagle, open_draft, open_heads, with_hidden_layers
 from uma_core.engine.select.open import open_engine
 from uma_core.engine.select.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
@@ -212,7 +211,8 @@ class Host:
     def _build(self, config: Config, is_start: bool) -> Executor:
         if not self._open:
             self._fit(config)
-        engine = open_engine(config.engine, "", self._on_progress, self._trial(config) if is_start else None)
+        options = with_hidden_layers(config.engine, config.speculation.draft_model)
+        engine = open_engine(options, "", self._on_progress, self._trial(config) if is_start else None)
         if is_start:
             budget.give_back()  # of an engine that was only opened to be compared
         drafter: Drafter | None = None
@@ -245,17 +245,17 @@ class Host:
         path, can, name = config.speculation.draft_model, engine.info.capabilities, engine.info.model_name
         if not path and not config.engine.mtp:
             return None
-        what = "the draft model" if path else "prediction heads"
+        what, reads_states = ("the draft model", is_eagle(config.engine, path)) if path else ("prediction heads", True)
         if not can.n_verify_rows:
             log.warning("%s cannot verify drafts: %s would be of no use, and not loaded", name, what)
             return None
-        if not path and not can.keeps_hidden:
-            log.warning("%s does not keep the hidden states that prediction heads read: they are not loaded", name)
+        if reads_states and not can.keeps_hidden:
+            log.warning("%s does not keep the hidden states that %s would read: not loaded", name, what)
             return None
         if config.speculation.mode == OFF:
             log.info("speculation.mode is off: %s: only for requests that ask for drafts", what)
-        if not path:
-            return HeadModel(LlamaHeads(engine.info.model_path, config.engine, engine.info), self._clock)
+        if reads_states:
+            return HeadModel(open_heads(config.engine, path, engine), self._clock)
         return DraftModel(open_draft(config.engine, path), engine.info.n_vocab, self._clock)
 
     def _trial(self, config: Config) -> Trial:
@@ -317,7 +317,7 @@ class Host:
     def _close(self, leaving: list[Engine | Drafter]) -> None:
         """Close the engines that are in the list, and see to it that nothing of them stays in memory."""
         while leaving:
-            self._close_one(leaving.pop())
+            self._close_one(leaving.pop(0))
 
     def _close_one(self, engine: Engine | Drafter) -> None:
         while engine is self.engine or (not isinstance(engine, Drafter) and self.is_in_use(engine)):
@@ -420,7 +420,7 @@ class Host:
 
 
 def _engines(executor: Executor) -> list[Engine | Drafter]:
-    """The executor's engine, and what drafts for it."""
+    """What drafts for the executor's engine, and the engine, whose model both may use: to be closed in this order."""
     model = executor.draft_model
     return [executor.engine] if model is None else [model, executor.engine]
 
