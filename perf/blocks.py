@@ -43,8 +43,8 @@ class BlockPool:
     def make(self, spec: TensorSpec, dead_rows: np.ndarray) -> np.ndarray:
         """The tensor's data: uint8 rows of blocks, or float32. `dead_rows` are zeroed where rows are tokens."""
         if spec.kind == "f32":
-            ones = np.ones(spec.dims, np.float32)
-            return ones if spec.std == 0.0 else self._rng.normal(0.0, spec.std, spec.dims).astype(np.float32)
+            filled = np.full(spec.dims, spec.fill, np.float32)
+            return filled if spec.std == 0.0 else self._rng.normal(0.0, spec.std, spec.dims).astype(np.float32)
         n_weights, n_bytes, _ = BLOCKS[spec.kind]
         blocks = np.empty((int(np.prod(spec.dims)) // n_weights, n_bytes), np.uint8)
         if spec.kind in _INT_STD:

@@ -96,12 +96,27 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.n_rot or shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-6)
     if shape.n_expert:
         writer.add_expert_count(shape.n_expert)
         writer.add_expert_used_count(shape.n_expert_used)
+    if shape.n_state_head:
+        _add_state(writer, shape)
+
+
+def _add_state(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """Of qwen35's layers, in its own keys; text's rotary positions are one third each."""
+    n, dim, pairs = shape.n_state_head, shape.n_state_dim, shape.n_rot // 2
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_sections([-(-pairs // 3), -(-(pairs - 1) // 3), pairs // 3, 0])
+    for key, value in (
+        ("full_attention_interval", 4), ("ssm.conv_kernel", 4), ("ssm.inner_size", n * dim), ("ssm.state_size", dim),
+        ("ssm.time_step_rank", n), ("ssm.group_count", n),
+    ):  # fmt: skip
+        writer.add_uint32(f"{shape.arch}.{key}", value)
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:

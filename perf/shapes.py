@@ -15,7 +15,7 @@ class Shape:
     """One model. All counts as its GGUF metadata states them."""
 
     name: str
-    arch: str  # "qwen2" or "llama"
+    arch: str  # "qwen2", "llama" or "qwen35"
     n_layer: int
     n_embd: int
     n_ff: int
@@ -28,10 +28,14 @@ class Shape:
     n_expert: int = 0
     n_expert_used: int = 0
     quant: str = "q8_0"  # of the file: a type, or one of MIXES
+    n_head_dim: int = 0  # of attention, where that is not n_embd / n_head
+    n_rot: int = 0  # of those that are rotated, where not all are
+    n_state_head: int = 0  # of the delta nets that qwen35 has in place of attention in three layers of four
+    n_state_dim: int = 0  # of their keys and values
 
     @property
     def head_dim(self) -> int:
-        return self.n_embd // self.n_head
+        return self.n_head_dim or self.n_embd // self.n_head
 
     @property
     def n_embd_kv(self) -> int:
@@ -60,8 +64,17 @@ _MOE_1B = Shape("1b-moe-q8_0", "llama", 24, 1024, 512, 16, 8, 49_152, True, 131_
 _MOE64_1B = Shape(
     "1b-moe64-q8_0", "llama", 12, 1024, 512, 16, 8, 49_152, True, 131_072, 1e4, n_expert=64, n_expert_used=8
 )
+# Qwen 3.5 0.8B
+_HYBRID_08B = Shape(
+    "0.8b-hybrid-q8_0", "qwen35", 24, 1024, 3584, 8, 2, 248_320, True, 262_144, 1e7,
+    n_head_dim=256, n_rot=64, n_state_head=16, n_state_dim=128,
+)  # fmt: skip
 _DENSE_8B = Shape("8b-q8_0", "llama", 32, 4096, 14_336, 32, 8, 128_256, False, 131_072, 5e5)
 _TINY = Shape("tiny-q8_0", "qwen2", 2, 64, 128, 2, 1, 512, True, 32_768, 1e4)
+_TINY_HYBRID = Shape(
+    "tiny-hybrid-q8_0", "qwen35", 4, 64, 128, 2, 1, 512, True, 32_768, 1e4,
+    n_head_dim=32, n_rot=16, n_state_head=2, n_state_dim=32,
+)  # fmt: skip
 _TINY_MOE = Shape("tiny-moe-q8_0", "llama", 2, 64, 64, 2, 1, 512, True, 32_768, 1e4, n_expert=4, n_expert_used=2)
 
 SHAPES: dict[str, Shape] = {
@@ -75,12 +88,14 @@ SHAPES: dict[str, Shape] = {
         _MOE_1B,
         _MOE64_1B,
         *(replace(_MOE64_1B, name=f"1b-moe64-{quant}", quant=quant) for quant in ("q4_k_m", "mxfp4")),
+        _HYBRID_08B,
         _DENSE_8B,
         replace(_DENSE_8B, name="8b-q4_k_m", quant="q4_k_m"),
         _TINY,
         replace(_TINY, name="tiny-q4_0", quant="q4_0"),
         replace(_TINY, name="tiny-q4_k_m", quant="q4_k_m", n_embd=256, n_ff=512, n_layer=8),
         _TINY_MOE,
+        _TINY_HYBRID,
     )
 }
 
@@ -94,13 +109,16 @@ def find(name: str) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of the file. `dims` are rows-first (numpy order); `std` is that of its weights, 0 for all ones."""
+    """One tensor of the file. `dims` are rows-first (numpy order); `std` is that of its weights, 0 where all are
+    `fill`.
+    """
 
     name: str
     dims: tuple[int, ...]
     kind: str  # a type of blocks.BLOCKS, or "f32"
     std: float
     is_vocab: bool = False  # rows are tokens: those of unreachable tokens are zero
+    fill: float = 1.0
 
 
 def tensors(shape: Shape) -> list[TensorSpec]:
@@ -117,8 +135,9 @@ def tensors(shape: Shape) -> list[TensorSpec]:
     for i in range(shape.n_layer):
         p = f"blk.{i}."
         out.append(TensorSpec(p + "attn_norm.weight", (embd,), "f32", 0.0))
-        out += _attention(p, shape, kv, i)
-        out.append(TensorSpec(p + "ffn_norm.weight", (embd,), "f32", 0.0))
+        out += _delta_net(p, shape, i) if shape.n_state_head and (i + 1) % 4 else _attention(p, shape, kv, i)
+        norm = "post_attention_norm" if shape.arch == "qwen35" else "ffn_norm"
+        out.append(TensorSpec(f"{p}{norm}.weight", (embd,), "f32", 0.0))
         out += _experts(p, shape, i) if shape.n_expert else _dense(p, shape, i)
     out.append(TensorSpec("output_norm.weight", (embd,), "f32", 0.0))
     if not shape.is_tied:
@@ -140,11 +159,29 @@ def kinds(shape: Shape, layer: int) -> tuple[str, str]:
 def _attention(p: str, shape: Shape, kv: int, layer: int) -> list[TensorSpec]:
     embd, std = shape.n_embd, shape.n_embd**-0.5
     most, more = kinds(shape, layer)
-    sizes = {"q": (embd, most), "k": (kv, most), "v": (kv, more)}
+    width, is_gated = shape.n_head * shape.head_dim, shape.arch == "qwen35"  # whose Q has a gate beside each head
+    sizes = {"q": (2 * width if is_gated else width, most), "k": (kv, most), "v": (kv, more)}
     out = [TensorSpec(f"{p}attn_{x}.weight", (n, embd), kind, std) for x, (n, kind) in sizes.items()]
     if shape.arch == "qwen2":
         out += [TensorSpec(f"{p}attn_{x}.bias", (n,), "f32", 0.1) for x, (n, _) in sizes.items()]
-    return [*out, TensorSpec(p + "attn_output.weight", (embd, embd), most, std)]
+    if is_gated:
+        out += [TensorSpec(f"{p}attn_{x}_norm.weight", (shape.head_dim,), "f32", 0.0) for x in "qk"]
+    return [*out, TensorSpec(p + "attn_output.weight", (embd, width), most, std)]
+
+
+def _delta_net(p: str, shape: Shape, layer: int) -> list[TensorSpec]:
+    """As many heads of keys as of values; a state halves with each token, about."""
+    n, dim, embd = shape.n_state_head, shape.n_state_dim, shape.n_embd
+    most, _ = kinds(shape, layer)
+    sizes = {"attn_qkv": 3 * n * dim, "attn_gate": n * dim, "ssm_beta": n, "ssm_alpha": n}
+    return [
+        *(TensorSpec(f"{p}{name}.weight", (rows, embd), most, embd**-0.5) for name, rows in sizes.items()),
+        TensorSpec(p + "ssm_conv1d.weight", (3 * n * dim, 4), "f32", 0.5),
+        TensorSpec(p + "ssm_dt.bias", (n,), "f32", 0.1),
+        TensorSpec(p + "ssm_a", (n,), "f32", 0.0, fill=-1.0),
+        TensorSpec(p + "ssm_norm.weight", (dim,), "f32", 0.0),
+        TensorSpec(p + "ssm_out.weight", (embd, n * dim), most, (n * dim) ** -0.5),
+    ]
 
 
 def _dense(p: str, shape: Shape, layer: int) -> list[TensorSpec]:

@@ -12,7 +12,7 @@ from perf.blocks import BlockPool
 from perf.gguf_file import EOS_ID, byte_symbols, dead_tokens, ensure, vocabulary
 from perf.shapes import SHAPES, TensorSpec, find, tensors
 
-TINY = ["tiny-q8_0", "tiny-q4_0", "tiny-q4_k_m", "tiny-moe-q8_0"]
+TINY = ["tiny-q8_0", "tiny-q4_0", "tiny-q4_k_m", "tiny-moe-q8_0", "tiny-hybrid-q8_0"]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,8 @@ def test_same_seed_same_bytes_and_rows_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("0.5b-q8_0", 0.494), ("1b-q8_0", 1.236), ("1b-moe-q8_0", 1.33), ("8b-q8_0", 8.03)]
+    ("name", "billions"),
+    [("0.5b-q8_0", 0.494), ("1b-q8_0", 1.236), ("1b-moe-q8_0", 1.33), ("8b-q8_0", 8.03), ("0.8b-hybrid-q8_0", 0.752)],
 )
 def test_parameter_counts_are_those_of_the_real_models(name: str, billions: float) -> None:
     n = sum(int(np.prod(spec.dims)) for spec in tensors(SHAPES[name]))
