@@ -229,8 +229,10 @@ class LlamaEngine:
                 return BAD
             self._use(self.decoder, first)
         outcome = self.decoder.decode(batch, samplers)
-        if not self.info.capabilities.can_rollback:
-            self._n_undo = _n_drafts(batch) if outcome.status is DecodeStatus.OK else {}
+        can = self.info.capabilities
+        if can.n_verify_rows and not can.can_rollback:
+            is_ok = outcome.status is DecodeStatus.OK and batch.n <= can.n_verify_rows
+            self._n_undo = _n_drafts(batch) if is_ok else {}
         if outcome.status is DecodeStatus.ABORTED:
             self.decoder.abort_flag[0] = 0  # one abort stops one call
         return outcome
