@@ -2,8 +2,8 @@
 file, or an EAGLE 3 model, which is a file of its own.
 
 Either is about one layer, and shares the embedding and the output's matrix with the served model. With llama.cpp's
-engine these are the engine's own. Beside the graph engine llama.cpp maps the model's file, and reads no more of it than
-that.
+engine these are the engine's own. Beside the graph engine llama.cpp maps the model's file once more; the system may
+drop the pages of the other layers, which nothing reads again.
 """
 
 from __future__ import annotations
