@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.engine.drive import tokens_of
-from tests.engine.graph.heads import WITH_HEADS, with_eagle, with_heads
+from tests.engine.graph.heads import WITH_HEADS, some_tokens, with_eagle, with_heads
 from tests.engine.graph.models import MODELS, Model, write
 from tests.engine.test_speculation import WORDS, is_same, random_ask, run
 from uma_core.clock import ManualClock, MonotonicClock
@@ -217,6 +217,22 @@ def test_wrong_drafts_of_an_eagle_model_change_nothing(paired: Paired, has_own: 
     n_drafted, n_held = compared(*paired(False, has_own), 30)
     assert n_drafted > N_ANSWERS
     assert n_held < 0.3 * n_drafted
+
+
+@pytest.mark.parametrize("tokens", [[0, 5, 7], [0, -1, 7], [3, 320, 4]])
+def test_an_eagle_model_of_some_tokens_drafts_those(paired: Paired, tmp_path: Path, tokens: list[int]) -> None:
+    """A token that there is not would end the process when it is drafted."""
+    engine, _ = paired(True, True)
+    path = some_tokens(tmp_path, tokens)
+    options = replace(OPTIONS, mtp=False, model=str(tmp_path / "target.gguf"))
+    if min(tokens) < 0 or max(tokens) >= engine.n_vocab:
+        with pytest.raises(UmaError, match="list of tokens"):
+            open_heads(options, path, engine)
+        return
+    heads = open_heads(options, path, engine)
+    rc, token = heads.read(0, np.array([1], np.int32), 1, np.ones((1, heads.n_embd), np.float32))
+    heads.close()
+    assert rc == 0 and token in tokens
 
 
 @pytest.mark.parametrize("change", [{"block_count": 1}, {"embedding_length": 64}])

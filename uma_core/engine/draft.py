@@ -9,6 +9,8 @@ import importlib
 import os
 from dataclasses import replace
 
+import numpy as np
+
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Engine, Heads, MemoryUse
 from uma_core.engine.header import Header
@@ -22,6 +24,8 @@ N_BATCH = 64  # of a prompt read at once: a stream waits for no more
 # tokens by which vocabularies of one family differ in length, as llama.cpp allows (common/speculative.cpp)
 PADDING = 128
 EAGLE_ARCH = "eagle3"
+# its own embedding, and which tokens its output is of; either may be missing
+EAGLE_TOKENS = ("token_embd.weight", "d2t")
 SPECIAL = ("bos", "eos", "eot")
 # metadata keys of models whose memory, in llama.cpp's engine, cannot drop its last tokens
 NO_WAY_BACK = (
@@ -160,6 +164,15 @@ def _check_eagle(draft: Header, target: Header, path: str) -> None:
     layers = _target_layers(draft)
     if not layers or not isinstance(n_layer, int) or not all(0 <= layer <= n_layer for layer in layers):
         raise _unfit(path, f"it reads layers {list(layers)}, the model has {n_layer}")
+
+    n_vocab, embedding, listed = len(draft.strings("tokenizer.ggml.tokens")), *map(draft.tensors.get, EAGLE_TOKENS)
+    if embedding is not None and embedding.ne[1] < n_vocab:
+        raise _unfit(path, f"it has {embedding.ne[1]} embeddings for {n_vocab} tokens")
+    if listed is None:
+        return
+    tokens = np.fromfile(draft.paths[listed.file], np.int64, listed.ne[0], offset=listed.offset)
+    if len(tokens) < listed.ne[0] or listed.n_bytes != tokens.nbytes or tokens.min() < 0 or tokens.max() >= n_vocab:
+        raise _unfit(path, f"its list of tokens names some that are none of {n_vocab}")
 
 
 def _compare(draft: Header, target: Header, path: str) -> None:

@@ -94,14 +94,10 @@ class HeadSource(ModelSource):
         while self._begin < self._n_kv - 1:  # they are read
             self._states.popleft()
 
-    def _read(self, tokens: np.ndarray) -> bool:
+    def _compute(self, tokens: np.ndarray) -> TokenId:
         first = self._n_kv - 1 - self._begin
         if first + len(tokens) <= len(self._states) and not self._drafted:
             states = np.stack([self._states[i] for i in range(first, first + len(tokens))])
         else:
             states = self._heads.state[np.newaxis].copy()
-        self._token = self._model.compute(self._seq_id, tokens, self._n_kv, states)
-        if self._token < 0:
-            return False
-        self._n_kv += len(tokens)
-        return True
+        return self._model.compute(self._seq_id, tokens, self._n_kv, states)

@@ -231,11 +231,14 @@ class ModelSource:
         if tokens.max() >= self._model.n_vocab:
             self._is_over = True
             return False
-        self._token = self._model.compute(self._seq_id, tokens, self._n_kv)
+        self._token = self._compute(tokens)
         if self._token < 0:
             return False
         self._n_kv += len(tokens)
         return True
+
+    def _compute(self, tokens: np.ndarray) -> TokenId:
+        return self._model.compute(self._seq_id, tokens, self._n_kv)
 
     def close(self) -> None:
         self._model.release(self._seq_id)

@@ -63,7 +63,30 @@ def with_eagle(folder: Path, says_next: bool, has_own: bool = True) -> tuple[str
     follows = (normed @ output.T).argmax(axis=1)
     known = np.zeros_like(output)
     np.add.at(known, follows[follows] if says_next else follows, normed)
-    path = str(folder / "eagle.gguf")
+    draw = np.random.default_rng(5)
+    drawn = {"attn_q": (128, 256), "attn_k": (64, 256), "attn_v": (64, 256), "ffn_gate": (64, 128), "ffn_up": (64, 128)}
+    made = {f"blk.0.{name}.weight": draw.standard_normal(dims) / 16 for name, dims in drawn.items()}
+    made |= {f"blk.0.{name}.weight": np.ones(128) for name in ("attn_norm", "attn_norm_2", "ffn_norm")}
+    made |= {"blk.0.attn_output.weight": np.zeros((128, 128)), "blk.0.ffn_down.weight": np.zeros((128, 64))}
+    made |= {"fc.weight": np.hstack([np.zeros((128, 128)), np.eye(128), np.zeros((128, 128))])}
+    made |= {"output_norm.weight": np.ones(128)}
+    if has_own:
+        made |= {"token_embd.weight": embedding, "output.weight": known}
+    path = folder / "eagle.gguf"
+    _write_eagle(path, {name: data.astype(np.float32) for name, data in made.items()})
+    return target, str(path)
+
+
+def some_tokens(folder: Path, tokens: list[int]) -> str:
+    """The EAGLE 3 model in the folder, whose output is of these tokens."""
+    tensors = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(folder / "eagle.gguf").tensors}
+    tensors["output.weight"] = tensors["output.weight"][: len(tokens)]
+    path = folder / "some.gguf"
+    _write_eagle(path, tensors | {"d2t": np.array(tokens, np.int64)})
+    return str(path)
+
+
+def _write_eagle(path: Path, tensors: dict[str, np.ndarray]) -> None:
     writer = gguf.GGUFWriter(path, "eagle3")
     add_vocabulary(writer, N_VOCAB)
     writer.add_context_length(512)
@@ -76,19 +99,9 @@ def with_eagle(folder: Path, says_next: bool, has_own: bool = True) -> tuple[str
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_array("eagle3.target_layers", EAGLE_LAYERS)
     writer.add_uint32("eagle3.target_hidden_size", 128)
-    draw = np.random.default_rng(5)
-    drawn = {"attn_q": (128, 256), "attn_k": (64, 256), "attn_v": (64, 256), "ffn_gate": (64, 128), "ffn_up": (64, 128)}
-    made = {f"blk.0.{name}.weight": draw.standard_normal(dims) / 16 for name, dims in drawn.items()}
-    made |= {f"blk.0.{name}.weight": np.ones(128) for name in ("attn_norm", "attn_norm_2", "ffn_norm")}
-    made |= {"blk.0.attn_output.weight": np.zeros((128, 128)), "blk.0.ffn_down.weight": np.zeros((128, 64))}
-    made |= {"fc.weight": np.hstack([np.zeros((128, 128)), np.eye(128), np.zeros((128, 128))])}
-    made |= {"output_norm.weight": np.ones(128)}
-    if has_own:
-        made |= {"token_embd.weight": embedding, "output.weight": known}
-    for name, data in made.items():
-        writer.add_tensor(name, data.astype(np.float32))
+    for name, data in tensors.items():
+        writer.add_tensor(name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return target, path
