@@ -139,16 +139,28 @@ def test_a_reload_keeps_the_draft_model(serve_model: Serve) -> None:
     assert fast == plain and daemon.status()["speculation"]["draft_model"]
 
 
+N_LOADS = 4  # what a draft costs is timed when the model is loaded: in a bad moment it does not pay
+
+
+def drafted_answer(daemon: DaemonProcess, folder: Path, model: str) -> tuple[str, int]:
+    """What a request for drafts is answered, and how many were verified; after a reload where none were."""
+    for i in range(N_LOADS):
+        text, usage = answer(daemon, speculate="draft", priority="background")
+        assert daemon.status()["speculation"]["drafted"]["draft"] == drafted(usage)
+        if drafted(usage):
+            return text, drafted(usage)
+        assert daemon.ask("reload", model=str(shutil.copy(model, folder / f"{i}.gguf")))["event"] == "reply"
+    return text, 0
+
+
 @pytest.mark.parametrize("engine", ["graph", "llama"])
 def test_prediction_heads_draft(serve_model: Serve, folder: Path, engine: str) -> None:
     path = with_heads(DEEP, folder / "heads.gguf", says_next=True)
-    daemon = serve_model("--engine", engine, "--mtp", "--max-draft-tokens", "4", model=Path(path))
+    daemon = serve_model("--engine", engine, "--mtp", model=Path(path))
     plain, _ = answer(daemon, speculate="off")
-    fast, usage = answer(daemon, speculate="draft", priority="background")
-    assert fast == plain
-    status = daemon.status()["speculation"]
-    assert status["prediction_heads"] == "on"
-    assert status["drafted"]["draft"] == drafted(usage) > 0
+    fast, n_drafted = drafted_answer(daemon, folder, path)
+    assert fast == plain and n_drafted
+    assert daemon.status()["speculation"]["prediction_heads"] == "on"
 
 
 @pytest.mark.parametrize("engine", ["graph", "llama"])
@@ -156,10 +168,9 @@ def test_an_eagle_model_drafts(serve_model: Serve, folder: Path, engine: str) ->
     target, path = with_eagle(folder, says_next=True)
     daemon = serve_model("--engine", engine, "--draft-model", path, model=Path(target))
     plain, _ = answer(daemon, speculate="off")
-    fast, usage = answer(daemon, speculate="draft", priority="background")
-    assert fast == plain
-    status = daemon.status()["speculation"]
-    assert status["draft_model"] and status["drafted"]["draft"] == drafted(usage) > 0
+    fast, n_drafted = drafted_answer(daemon, folder, target)
+    assert fast == plain and n_drafted
+    assert daemon.status()["speculation"]["draft_model"]
     again = str(shutil.copy(target, folder / "again.gguf"))
     assert daemon.ask("reload", model=again)["event"] == "reply"
     eventually(lambda: not daemon.status()["retiring"], "what draft and verify is closed")
