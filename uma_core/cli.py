@@ -60,7 +60,7 @@ def daemon(
         click.echo("the configuration is valid")
     elif estimate:
         estimate_with_draft = importlib.import_module("uma_core.engine.draft").estimate_with_draft
-        need = estimate_with_draft(config.engine, config.speculation.draft_model)
+        need = estimate_with_draft(config.engine, config.speculation)
         click.echo(json.dumps({**{f"{name}_bytes": n for name, n in need._asdict().items()}, "total_bytes": sum(need)}))
     else:
         return config, sources

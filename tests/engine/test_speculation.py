@@ -144,12 +144,12 @@ def is_same(name: str, plain: Answers, fast: Answers) -> bool:
     return one == other and why == also
 
 
-@pytest.fixture(scope="module", params=["graph", "graph-recurrent", "llama"])
+@pytest.fixture(scope="module", params=["graph", "graph-recurrent", "llama", "llama-recurrent"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     name, _, kind = request.param.partition("-")
     recurrent = RECURRENT["qwen35"]
     path = write(recurrent, tmp_path_factory.mktemp("models") / "recurrent.gguf") if kind else str(DRAFT)
-    opened = open_engine(replace(OPTIONS, engine=name), path)
+    opened = open_engine(replace(OPTIONS, engine=name, takes_back=True), path)
     yield opened
     opened.close()
 

@@ -18,10 +18,10 @@ from tests.engine.graph.heads import WITH_HEADS, some_tokens, with_eagle, with_h
 from tests.engine.graph.models import MODELS, Model, write
 from tests.engine.test_speculation import WORDS, is_same, random_ask, run
 from uma_core.clock import ManualClock, MonotonicClock
-from uma_core.config.options import EngineOptions
+from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.api import WANT_IF_HELD, Batch, Engine
-from uma_core.engine.draft import check_draft, open_heads, with_hidden_layers
+from uma_core.engine.draft import check_draft, for_drafts, open_heads
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.errors import ErrorCode, UmaError
@@ -37,7 +37,9 @@ from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
 from uma_core.types import Peer, Priority, Request, TokenId
 
-OPTIONS = EngineOptions(threads=1, n_seq=2, n_ctx=1024, n_batch=64, n_ubatch=64, calibrate="off", mtp=True)
+OPTIONS = EngineOptions(
+    threads=1, n_seq=2, n_ctx=1024, n_batch=64, n_ubatch=64, calibrate="off", mtp=True, takes_back=True
+)
 N_TOKENS = 40
 N_ANSWERS = 5
 N_GROUPS = 60 if os.environ.get("UMA_FUZZ") == "full" else 6
@@ -193,7 +195,7 @@ def paired(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paired]:
 
     def make(says_next: bool, has_own: bool) -> tuple[Engine, HeadModel]:
         target, path = with_eagle(tmp_path, says_next, has_own)
-        options = with_hidden_layers(replace(OPTIONS, mtp=False, model=target), path)
+        options = for_drafts(replace(OPTIONS, mtp=False, model=target), SpeculationOptions(draft_model=path))
         engine = request.param(target, options)
         heads = HeadModel(open_heads(options, path, engine), ManualClock(1))
         kept.extend((engine, heads))

@@ -214,8 +214,9 @@ class EngineOptions:
         max=_DAYS,
         reload="live",
     )
-    # no option: follows from what drafts. Layers whose inputs are kept for it; one behind the last: what the head of
-    # the vocabulary is given
+    # No options: both follow from what drafts. Whether a memory that takes tokens back by copies of itself makes them.
+    takes_back: bool = False
+    # Layers whose inputs are kept for what drafts; one behind the last: what the head of the vocabulary is given.
     hidden_layers: tuple[int, ...] = ()
 
     def backend_environ(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from uma_core.config.options import EngineOptions
+from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.engine.api import Engine, Heads, MemoryUse
 from uma_core.engine.header import Header
 from uma_core.engine.select.open import estimate_engine, open_engine
@@ -59,8 +59,13 @@ def is_eagle(engine: EngineOptions, path: str) -> bool:
         header.close()
 
 
-def with_hidden_layers(engine: EngineOptions, path: str) -> EngineOptions:
-    """These options, so that the engine keeps what the draft model reads. Raises: MODEL_LOAD_FAILED."""
+def for_drafts(engine: EngineOptions, speculation: SpeculationOptions) -> EngineOptions:
+    """These options, so that the engine verifies what it can, and keeps what the draft model reads.
+
+    Raises: MODEL_LOAD_FAILED.
+    """
+    path = speculation.draft_model
+    engine = replace(engine, takes_back=engine.mtp or bool(path) or speculation.mode != "off")
     if not is_eagle(engine, path):
         return engine
     header = Header(path)
@@ -89,12 +94,13 @@ def open_heads(options: EngineOptions, path: str, engine: Engine) -> Heads:
     return heads.LlamaHeads(engine.info.model_path, options, engine)  # type: ignore[no-any-return]
 
 
-def estimate_with_draft(engine: EngineOptions, path: str) -> MemoryUse:
-    """What the engine and its draft model would take, found without taking it; `path` empty: there is none.
+def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) -> MemoryUse:
+    """What the engine and its draft model, if there is one, would take, found without taking it.
 
     Raises as `check_draft` and `estimate_engine` do, and CONFIG_INVALID where `engine.mtp` asks for heads in vain.
     """
-    need = estimate_engine(with_hidden_layers(engine, path))
+    path = speculation.draft_model
+    need = estimate_engine(for_drafts(engine, speculation))
     if engine.mtp:
         need = _sum(need, _estimate_heads(engine))
     if not path:

@@ -92,7 +92,7 @@ class LlamaHeads:
         if self._owner is not None:
             assert self._owner.decoder is not None
             return self._owner.decoder.handle
-        small = replace(options, n_ctx=options.n_seq, n_batch=1, n_ubatch=1, mtp=False)
+        small = replace(options, n_ctx=options.n_seq, n_batch=1, n_ubatch=1, takes_back=False)
         return self._new_context(self._load(path, options), decode_params(small, 0), EAGLE)
 
     def read(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray) -> tuple[int, TokenId]:
@@ -144,7 +144,7 @@ def _load(path: str, options: EngineOptions, is_dry: bool = False) -> Any:
 
 def _params(options: EngineOptions, n_ctx: int, option: str) -> Any:
     """llama_context_params. `n_ctx`: of all sequences."""
-    params = decode_params(replace(options, n_ctx=n_ctx, n_batch=N_BATCH, n_ubatch=N_BATCH, mtp=False), 0)
+    params = decode_params(replace(options, n_ctx=n_ctx, n_batch=N_BATCH, n_ubatch=N_BATCH, takes_back=False), 0)
     if option == MTP:
         params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
     params.n_outputs_max = max(options.n_seq, N_BATCH if option == EAGLE else 0)  # EAGLE's encoder gives every row

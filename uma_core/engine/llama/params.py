@@ -31,7 +31,9 @@ FLASH = {
     "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED",
 }
 KV_BLOCK = 32  # elements that q8_0 and q4_0 quantize together
-N_UNDO = 7  # drafts of a call that a recurrent memory can take back: llama.cpp keeps as many states of each sequence
+# drafts of a call that a recurrent memory can take back, where speculation is on: llama.cpp keeps as many states of
+# each sequence
+N_UNDO = 7
 N_OUTPUTS_MIN = 16  # rows with logits per decode call; the compute buffer grows with it
 ENCODER_BYTES = 1 << 30  # of rows that llama.cpp sets aside for an encoder's call
 ENCODER_LEAST = 64  # tokens of a call, however large the vocabulary is
@@ -115,7 +117,7 @@ def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
         kv_unified=is_unified(options),
         n_outputs_max=n_outputs(options),
         n_batch=options.n_batch,
-        n_rs_seq=N_UNDO if options.mtp or options.hidden_layers else 0,
+        n_rs_seq=N_UNDO if options.takes_back else 0,
     )
 
 

@@ -21,7 +21,7 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.config.options import Config, ns
 from uma_core.engine.api import Engine, MemoryUse
-from uma_core.engine.draft import estimate_with_draft, is_eagle, open_draft, open_heads, with_hidden_layers
+from uma_core.engine.draft import estimate_with_draft, for_drafts, is_eagle, open_draft, open_heads
 from uma_core.engine.select.open import open_engine
 from uma_core.engine.select.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
@@ -202,7 +202,7 @@ class Host:
     # on the loader thread
 
     def _fit(self, config: Config) -> budget.Fit:
-        need = estimate_with_draft(config.engine, config.speculation.draft_model)
+        need = estimate_with_draft(config.engine, config.speculation)
         live = [engine.memory() for engine in list(self._open)]
         held = MemoryUse(*map(sum, zip(*live, strict=True))) if live else None
         budget_bytes = config.engine.memory_budget_mb * budget.MIB
@@ -211,7 +211,7 @@ class Host:
     def _build(self, config: Config, is_start: bool) -> Executor:
         if not self._open:
             self._fit(config)
-        options = with_hidden_layers(config.engine, config.speculation.draft_model)
+        options = for_drafts(config.engine, config.speculation)
         engine = open_engine(options, "", self._on_progress, self._trial(config) if is_start else None)
         if is_start:
             budget.give_back()  # of an engine that was only opened to be compared
