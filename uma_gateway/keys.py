@@ -44,6 +44,11 @@ class Key:
     max_in_flight: int = 0  # 0: any
     is_admin: bool = False
 
+    @property
+    def burst(self) -> float:
+        """Requests that may come at once: those of a minute, but never less than one."""
+        return max(1.0, self.rate)
+
 
 class Caller:
     """Who made a request: its account and what is left of its rate. One per key for as long as the gateway lives."""
@@ -52,7 +57,7 @@ class Caller:
         self.key = key
         self.n_in_flight = 0
         self._clock = clock
-        self._tokens = key.rate
+        self._tokens = key.burst
         self._t_filled = clock()
 
     @property
@@ -62,12 +67,12 @@ class Caller:
     def become(self, key: Key) -> None:
         """The file was read again."""
         self._fill()
-        self._tokens = min(self._tokens, key.rate) if self.key.rate else key.rate
+        self._tokens = min(self._tokens, key.burst) if self.key.rate else key.burst
         self.key = key
 
     def _fill(self) -> None:
         now = self._clock()
-        self._tokens = min(self.key.rate, self._tokens + (now - self._t_filled) * self.key.rate / MINUTE_S)
+        self._tokens = min(self.key.burst, self._tokens + (now - self._t_filled) * self.key.rate / MINUTE_S)
         self._t_filled = now
 
     def enter(self) -> None:
@@ -96,7 +101,7 @@ class Caller:
         """As OpenAI's API tells them."""
         if not self.key.rate:
             return []
-        reset_s = (self.key.rate - self._tokens) * MINUTE_S / self.key.rate
+        reset_s = (self.key.burst - self._tokens) * MINUTE_S / self.key.rate
         return [
             (b"x-ratelimit-limit-requests", f"{self.key.rate:g}".encode()),
             (b"x-ratelimit-remaining-requests", str(int(self._tokens)).encode()),
@@ -129,10 +134,13 @@ class Keys:
         keys = load_keys(self._path) if self._path else []
         if self._single is not None:
             keys.append(self._single)
+        names: set[str] = set()
+        for key in keys:  # all of them before the first one is in force
+            if key.name in names:
+                raise _bad(self._path, f"the name {key.name!r} appears twice")
+            names.add(key.name)
         callers: dict[str, Caller] = {}
         for key in keys:
-            if key.name in callers:
-                raise _bad(self._path, f"the name {key.name!r} appears twice")
             caller = self._callers.get(key.name)
             if caller is None:
                 caller = Caller(key, self._clock)
@@ -186,7 +194,7 @@ def _key(path: str, number: int, item: Any) -> Key:
         _digest(path, name, item.get("hash")),
         _priority(path, name, item.get("priority", "interactive")),
         _number(path, name, "rate", item.get("rate", 0)),
-        int(_number(path, name, "max_in_flight", item.get("max_in_flight", 0))),
+        _whole(path, name, "max_in_flight", item.get("max_in_flight", 0)),
         _flag(path, name, item.get("admin", False)),
     )
 
@@ -212,6 +220,13 @@ def _number(path: str, name: str, field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
         raise _bad(path, f"{name}: {field} must be a number, 0 for no limit")
     return float(value)
+
+
+def _whole(path: str, name: str, field: str, value: Any) -> int:
+    number = _number(path, name, field, value)
+    if not number.is_integer():
+        raise _bad(path, f"{name}: {field} must be a whole number, 0 for no limit")
+    return int(number)
 
 
 def _flag(path: str, name: str, value: Any) -> bool:

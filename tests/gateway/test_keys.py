@@ -1,0 +1,65 @@
+"""Keys, their rates and what is read again, with a clock of the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from uma_core.errors import UmaError
+from uma_gateway.errors import GatewayError
+from uma_gateway.keys import Caller, Key, Keys, entry
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(caller: Caller) -> bool:
+    """Whether a request is let in."""
+    try:
+        caller.enter()
+    except GatewayError:
+        return False
+    caller.leave()
+    return True
+
+
+def test_a_rate_below_one_lets_a_request_in_now_and_then():
+    clock = Clock()
+    caller = Caller(Key("a", b"", rate=0.5), clock)
+    assert asked(caller) and not asked(caller)
+    assert caller.rate_headers()[2] == (b"x-ratelimit-reset-requests", b"120.000s")
+    clock.now = 119.0
+    assert not asked(caller)
+    clock.now = 121.0
+    assert asked(caller) and not asked(caller)
+    clock.now = 10_000.0
+    assert asked(caller) and not asked(caller), "what nobody asked is not saved up"
+
+
+def test_a_wrong_file_changes_nothing_of_the_entries_before_the_mistake_either(tmp_path: Path):
+    path = tmp_path / "keys.yaml"
+    path.write_text(entry("alice", "old"))
+    keys = Keys(str(path), "")
+    changed = entry("alice", "new") + "  admin: true\n"
+    path.write_text(changed + entry("bob", "b") + entry("bob", "c"))
+    with pytest.raises(UmaError, match="appears twice"):
+        keys.reload()
+    alice = keys.find("old")
+    assert alice is not None and not alice.key.is_admin
+    assert keys.find("new") is None and keys.find("b") is None
+    path.write_text(changed)
+    assert keys.reload() == 1
+    assert keys.find("old") is None and keys.find("new") is alice and alice.key.is_admin
+
+
+@pytest.mark.parametrize("value", ["0.5", "1.5", "-1", ".nan", "true", "many"])
+def test_requests_in_flight_are_whole(tmp_path: Path, value: str):
+    path = tmp_path / "keys.yaml"
+    path.write_text(entry("alice", "a") + f"  max_in_flight: {value}\n")
+    with pytest.raises(UmaError, match="max_in_flight must be"):
+        Keys(str(path), "")
