@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 from email.utils import formatdate
 from types import FrameType
 from typing import Any, cast
@@ -206,6 +207,8 @@ class Server(uvicorn.Server):
         if self.config.ssl is not None:
             serve = self._app.gateway.config.serve
             try:
+                # elsewhere first: a certificate that does not fit its key is kept, and the key that did fit is lost
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(serve.tls_cert, serve.tls_key)
                 self.config.ssl.load_cert_chain(serve.tls_cert, serve.tls_key)
                 log.info("the TLS certificate was read again; new connections get it")
             except OSError as error:  # ssl.SSLError is one

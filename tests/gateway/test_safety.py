@@ -517,6 +517,23 @@ def test_a_new_certificate_is_read_at_a_hup_and_a_wrong_one_changes_nothing(befo
     assert shown(gateway.port) == second
 
 
+def test_a_new_certificate_whose_key_is_not_there_yet_changes_nothing(before, folder):
+    """Whoever renews a certificate writes two files."""
+    (openssl,) = need("openssl")
+    cert, key = certificate(openssl, folder, "a")
+    gateway = before(str(folder / "s"), "--tls-cert", str(cert), "--tls-key", str(key))
+    first = shown(gateway.port)
+    new_cert, new_key_file = certificate(openssl, folder, "b")
+    cert.write_bytes(new_cert.read_bytes())
+    gateway.signal(signal.SIGHUP)
+    gateway.logs("the TLS certificate stays as it is")
+    assert shown(gateway.port) == first
+    key.write_bytes(new_key_file.read_bytes())
+    gateway.signal(signal.SIGHUP)
+    gateway.logs("the TLS certificate was read again")
+    assert shown(gateway.port) == new_cert.read_text()
+
+
 def test_a_tls_handshake_that_does_not_come_is_not_waited_for(before, folder):
     (openssl,) = need("openssl")
     cert, key = certificate(openssl, folder, "a")
