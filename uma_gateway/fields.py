@@ -14,6 +14,7 @@ from uma_gateway.errors import invalid, unsupported
 from uma_gateway.model import Model
 
 UNLIMITED = -1
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # of integers that JSON's other readers and writers take
 
 
 class Param(NamedTuple):
@@ -232,6 +233,8 @@ def integer(body: Mapping[str, Any], name: str) -> int | None:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise invalid(f"`{name}` must be an integer", name)
+    if not _LEAST <= value <= _MOST:
+        raise invalid(f"`{name}` must be an integer of at most 64 bits", name)
     return value
 
 
@@ -294,9 +297,12 @@ def logit_bias(value: Any) -> list[list[Any]]:
 
 def _token(key: str) -> int | str:
     try:
-        return int(key)
+        token = int(key)
     except ValueError:
         return key
+    if not _LEAST <= token <= _MOST:
+        raise invalid(f"`logit_bias`: there is no token {key[:100]}", "logit_bias")
+    return token
 
 
 def most_tokens(

@@ -126,6 +126,9 @@ def test_choices_thinking_and_forms():
     assert read(messages=[*HELLO, {"role": "assistant", "content": "The sky"}]).continue_final_message is True
 
 
+DATA = {"type": "text", "media_type": "text/plain", "data": "x"}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -133,6 +136,8 @@ def test_choices_thinking_and_forms():
         {"messages": [{"role": "robot", "content": "x"}]},
         {"messages": [{"role": "user", "content": 3}]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "document", "title": 5, "source": DATA}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "search_result", "title": [], "content": []}]}]},
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "never", "content": "x"}]}]},
         {"tools": [{"name": "x"}]},
         {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}},

@@ -262,6 +262,12 @@ def test_what_the_assistant_did_in_a_row_is_one_message():
     assert [message["content"] for message in messages[3:]] == ["rain", "noon"]
 
 
+@pytest.mark.parametrize("content", [None, 5, "x", [], [5], [{}], [{"type": "reasoning_text", "text": None}]])
+def test_a_thought_that_says_nothing_readable_is_left_out(content):
+    messages = to_messages([{"type": "reasoning", "content": content}, {"role": "user", "content": "hi"}])
+    assert messages == [{"role": "user", "content": "hi"}]
+
+
 def test_an_item_that_lacks_its_text_is_named():
     with pytest.raises(GatewayError) as caught:
         to_messages([{"type": "function_call_output", "output": "x"}])

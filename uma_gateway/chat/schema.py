@@ -182,11 +182,7 @@ def _closed(node: Any) -> Any:
         return node
     copy = dict(node)
     properties = node.get("properties")
-    if (
-        isinstance(properties, dict)
-        and not _OPEN & node.keys()
-        and set(node.get("required") or ()) <= properties.keys()
-    ):
+    if isinstance(properties, dict) and not _OPEN & node.keys() and set(_required(node)) <= properties.keys():
         copy["additionalProperties"] = False
     is_joined = isinstance(properties, dict) and bool(_OPEN & node.keys())
     for key in _MAPS:
@@ -241,8 +237,14 @@ def readable(schema: Any) -> Schema:
     return {
         "type": "object",
         "properties": kept,
-        "required": [name for name in schema.get("required") or () if name in kept],
+        "required": [name for name in _required(schema) if name in kept],
     }
+
+
+def _required(node: Schema) -> list[str]:
+    """Names of properties. What is none is told by whoever compiles the schema."""
+    given = node.get("required")
+    return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
 
 
 def is_readable(schema: Any) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from tests.gateway.chat.conftest import SCHEMA
-from uma_gateway.chat.schema import _FORMATS, _NOT_ENFORCED, constrained, unenforced
+from uma_gateway.chat.schema import _FORMATS, _NOT_ENFORCED, constrained, readable, unenforced
 
 PATTERNS = {
     r"^(?!a)b$": False,
@@ -111,6 +111,13 @@ def test_objects_that_are_put_together_are_not_closed(schema: Any) -> None:
 def test_a_required_property_that_is_not_listed_can_be_written() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "b"]}
     assert allows(constrained(schema, strict=False), '{"a": 1, "b": 2}')
+
+
+@pytest.mark.parametrize("required", [5, 0.5, True, "a", {}, [5], [[]], [{}], None])
+def test_what_is_no_list_of_required_names_is_left_to_whoever_compiles(required: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": required}
+    assert constrained(schema, strict=False)["required"] == required
+    assert set(readable({**schema, "properties": {"a": {"enum": 5}}}).get("required") or ()) <= {"a"}
 
 
 def test_white_space_is_bounded() -> None:

@@ -142,9 +142,9 @@ def _texts(blocks: Any, path: str) -> list[str]:
         if kind == "text":
             found.append(_string(block, "text", place))
         elif kind == "document" and isinstance(source, dict) and source.get("type") == "text":
-            found.append("\n".join(filter(None, [block.get("title"), _string(source, "data", place)])))
+            found.append("\n".join(filter(None, [text(block, "title"), _string(source, "data", place)])))
         elif kind == "search_result":
-            found += [str(block.get("title", "")), *_texts(block.get("content", []), place)]
+            found += [text(block, "title") or "", *_texts(block.get("content", []), place)]
         else:
             raise unsupported(f"{place}: blocks of type {kind[:50]} are not supported: the daemon serves text", path)
     return found

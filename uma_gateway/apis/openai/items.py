@@ -69,7 +69,7 @@ def to_messages(items: list[Item]) -> list[Item]:
             content = _content(item.get("output"), f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", path), "content": content})
         elif kind == "reasoning":
-            thought = "".join(part.get("text", "") for part in item.get("content") or () if isinstance(part, dict))
+            thought = _thought(item.get("content"))
             if thought:  # an encrypted or summarised one says nothing to this model
                 message = _assistant(messages)
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
@@ -78,6 +78,12 @@ def to_messages(items: list[Item]) -> list[Item]:
         else:
             raise invalid(f"`{path}.type` {str(kind)[:50]!r} is not supported", f"{path}.type")
     return messages
+
+
+def _thought(content: Any) -> str:
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _add_message(messages: list[Item], item: Item, path: str) -> None:
