@@ -97,3 +97,9 @@ def test_a_request_of_any_client_can_be_cancelled(serve, before):
     assert answer.json["found"] is True
     eventually(lambda: n_busy(daemon) == 1, "none, or both, were cancelled")
     assert sum(stream.has_ended for stream in streams) <= 1
+
+
+@pytest.mark.parametrize("request_id", ["x" * 129, "", 5])
+def test_what_is_no_id_is_refused_at_once(gateway, request_id):
+    """The daemon could not say whose refusal it is, and all other cancels would wait."""
+    assert gateway.post("/uma/cancel", request_id=request_id).status == 400

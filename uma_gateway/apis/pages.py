@@ -11,6 +11,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from uma_core.errors import UmaError
+from uma_core.protocol.messages import decode_id
 from uma_gateway import sse
 from uma_gateway.apis.base import Access, Family, Route
 from uma_gateway.errors import GatewayError, Kind, invalid
@@ -155,6 +157,10 @@ async def on_cancel(exchange: Exchange) -> None:
     request_id, conn = text(body, "request_id"), integer(body, "conn")
     if not request_id:
         raise invalid("`request_id` is required", "request_id")
+    try:
+        decode_id({"id": request_id})
+    except UmaError:  # the daemon's refusal would have no id, and nobody would know whose it is
+        raise invalid("`request_id` is no id of a request", "request_id") from None
     await exchange.send_json(_inner(await exchange.gateway.daemon.cancel(request_id, conn)))
 
 
