@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 from email.utils import formatdate
 from types import FrameType
 from typing import Any, cast
@@ -58,6 +59,19 @@ class ChunkWriter:
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
+class Endless(int):
+    """Length of a stream that ends with its connection, as uvicorn counts down: HTTP/1.0 has no chunks."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: object) -> Endless:  # type: ignore[override]
+        return self
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
 def protocol_class(config: Config) -> type[asyncio.Protocol]:
     """The HTTP protocol with this configuration's limits."""
     limits = config.limits
@@ -70,6 +84,8 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             super().__init__(*args, **kwargs)
             self._n_head = 0  # bytes of the head that is being read
             self._is_in_head = True  # or before it
+            self._data = b""  # what is being parsed
+            self._again = b""  # what is to be parsed behind it
             self._head_timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
 
@@ -108,7 +124,10 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             if self._is_in_head:
                 self._n_head += len(data)
-            super().data_received(data)
+            while data:
+                self._data, self._again = data, b""
+                super().data_received(data)
+                data = self._again
             if self.transport.is_closing():
                 return
             if self._is_in_head:
@@ -118,7 +137,32 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
                     self._await_head()
 
+        def _is_wish(self) -> bool:
+            """The request would rather be spoken in another protocol."""
+            return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+        def _unsupported_upgrade_warning(self) -> None:
+            """A client that knows HTTP/2 or WebSocket asks for it beside its request, as Java's does with each first
+            one; who ignores that answers in HTTP/1.1. The parser leaves the body out then: it is told the request
+            again, without the wish.
+            """
+            error = sys.exc_info()[1]
+            assert isinstance(error, httptools.HttpParserUpgrade)
+            lines = [b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)]
+            for name, value in self.headers:
+                if name != b"connection":
+                    lines.append(b"%b: %b" % (name, value))
+                elif b"close" in value.lower():
+                    lines.append(b"connection: close")
+            self.parser = httptools.HttpRequestParser(
+                self
+            )  # the old one reads nothing behind a connection's last request
+            self._n_head = 0
+            self._again = b"\r\n".join(lines) + b"\r\n\r\n" + self._data[error.args[0] :]
+
         def on_headers_complete(self) -> None:
+            if self._is_wish():
+                return
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
@@ -127,10 +171,16 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             self._is_in_head = False
             self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             super().on_headers_complete()
-            if self.cycle is not None and self.cycle.scope is self.scope:
+            if self.cycle is None or self.cycle.scope is not self.scope:
+                return
+            if self.scope["http_version"] == "1.0":
+                self.cycle.chunked_encoding, self.cycle.expected_content_length = False, Endless()
+            else:
                 cast("dict[str, Any]", self.scope)[WRITER] = self._writer
 
         def on_message_complete(self) -> None:
+            if self._is_wish():
+                return
             super().on_message_complete()
             self._is_in_head, self._n_head = True, 0
 

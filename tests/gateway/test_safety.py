@@ -454,6 +454,58 @@ def test_pipelined_requests_are_answered_in_order(gateway):
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"200", b"404"]
 
 
+WISH = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_the_wish_for_another_protocol_is_no_reason_to_lose_a_body(gateway, is_late, is_chunked):
+    """Java's client sends it with its first request; who does not grant it answers in HTTP/1.1."""
+    body = json.dumps({"content": "one"}).encode()
+    length = {"transfer-encoding": "chunked", "content-length": None} if is_chunked else {"content-length": len(body)}
+    sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/tokenize", b"" if is_late else sent, {**WISH, **length}, is_last=False)
+        if is_late:
+            raw.sock.sendall(sent)
+        raw.until(b'"tokens"')
+        raw.send("POST", "/tokenize", {"content": "two"}, WISH, is_last=False)
+        raw.send("GET", "/health", None, {**WISH, "connection": "upgrade, close"}, is_last=False)
+        answers = raw.rest()
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"200"]
+    assert b'"tokens"' in answers and b'"ok"' in answers
+
+
+def test_many_wishes_at_once_are_answered_in_order(gateway):
+    wish = b"".join(f"{name}: {value}\r\n".encode() for name, value in WISH.items())
+    with Raw(gateway.port) as raw:
+        raw.sock.sendall((b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + wish + b"\r\n") * 300)
+        raw.send("GET", "/nothing")
+        answers = raw.rest()
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * 300 + [b"404"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}])
+def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection(gateway, fields):
+    body = json.dumps({**CHAT, **fields, "stream": True}).encode()
+    with Raw(gateway.port) as raw:
+        head = b"POST /v1/chat/completions HTTP/1.0\r\nconnection: keep-alive\r\ncontent-length: %d\r\n\r\n"
+        raw.sock.sendall(head % len(body) + body)
+        data = raw.rest()
+    head, _, rest = data.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    lines = [line for line in rest.split(b"\n") if line and not line.startswith(b":")]
+    assert len(lines) > 3 and all(line.startswith(b"data: ") for line in lines), rest
+    assert lines[-1] == b"data: [DONE]"
+
+
+def test_the_head_of_an_endless_stream_ends(gateway):
+    with Raw(gateway.port) as raw:
+        raw.send("HEAD", "/uma/events", is_last=False)
+        raw.send("GET", "/health")
+        assert re.findall(rb"HTTP/1.1 (\d+)", raw.rest()) == [b"200", b"200"]
+
+
 # ---- TLS
 
 

@@ -124,6 +124,10 @@ async def on_events(exchange: Exchange) -> None:
 
     A daemon that is away is told, not an end.
     """
+    if exchange.method == "HEAD":
+        await exchange.start_sse()
+        await exchange.finish()
+        return
     await exchange.while_connected(_events(exchange))
 
 
