@@ -166,6 +166,48 @@ def test_a_reload_in_mid_answer_keeps_what_came(
     expect(page.locator("article")).to_have_count(2)
 
 
+NO_STORAGE = {
+    "forbidden": "Object.defineProperty(window, 'sessionStorage', "
+    "{get() { throw new DOMException('no', 'SecurityError'); }})",
+    "full": "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); }",
+}
+
+
+@pytest.mark.parametrize("how", NO_STORAGE)
+def test_without_storage_a_chat_goes_on_and_says_that_it_is_not_kept(
+    gateway: GatewayProcess, tabs: Tabs, how: str
+) -> None:
+    page = tabs.context().new_page()
+    page.add_init_script(NO_STORAGE[how])
+    page.goto(gateway.url)
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    set_most(page, 5)
+    for n in (1, 2):
+        send(page, "Hello")
+        expect(page.locator("article.assistant")).to_have_count(n)
+        expect(page.locator("#state")).to_contain_text(COUNTED)
+        expect(page.locator("#state")).to_contain_text("a reload loses this chat")
+    page.goto(gateway.url + "/dashboard")
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+
+
+@pytest.mark.parametrize("how", NO_STORAGE)
+def test_without_storage_a_key_is_asked_for_once(serve: Any, before: Any, folder: Any, tabs: Tabs, how: str) -> None:
+    key, path = new_key(), folder / "keys.yaml"
+    path.write_text(entry("alice", key))
+    gateway = before(serve(), "--api-key-file", str(path))
+    page, asked = tabs.context().new_page(), []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept(key)))
+    page.add_init_script(NO_STORAGE[how])
+    page.goto(gateway.url)
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    set_most(page, 5)
+    send(page, "Hello")
+    expect(page.locator("#state")).to_contain_text(COUNTED)
+    assert len(asked) == 1
+    tabs.errors.clear()  # the browser tells of the 401
+
+
 def test_two_tabs_are_two_chats(gateway: GatewayProcess, levers: Callable[..., None], tabs: Tabs) -> None:
     levers(step_ms=5)
     context = tabs.context()

@@ -1,12 +1,15 @@
 // A chat with the served model. The conversation is kept for this tab: a reload in mid-answer keeps what came.
-import { ask, element, events } from "./common.js";
+import { ask, element, events, store, stored } from "./common.js";
 
 const CHAT = "uma.chat";
-let messages = JSON.parse(sessionStorage.getItem(CHAT) ?? "[]");
+let messages = JSON.parse(stored(CHAT) ?? "[]");
 let running = null; // AbortController of the answer that comes
 
 const KEEP_MS = 300;
-const keep = () => sessionStorage.setItem(CHAT, JSON.stringify(messages));
+let isKept = true;
+const keep = () => {
+  isKept = store(CHAT, JSON.stringify(messages));
+};
 const log = element("log");
 let keeping = 0; // timer
 let isLeaving = false;
@@ -67,7 +70,7 @@ function show(message) {
 
 function tell(words, isBad = false) {
   const state = element("state");
-  state.textContent = words;
+  state.textContent = isKept ? words : `${words} (The browser keeps no more: a reload loses this chat.)`.trim();
   state.classList.toggle("bad", isBad);
 }
 

@@ -1,18 +1,39 @@
 // What both pages share: the key, event streams, errors as text.
 const KEY = "uma.key";
 
+// What this tab keeps. A browser may forbid that, and there is room for some megabytes: pages work without.
+export function stored(name) {
+  try {
+    return sessionStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+// False: it is not kept.
+export function store(name, text) {
+  try {
+    sessionStorage.setItem(name, text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+let key = stored(KEY);
+
 export const element = (id) => document.getElementById(id);
 
 export function authorization() {
-  const key = sessionStorage.getItem(KEY);
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
 // Ask for a key once the server wants one. True when a new one was given.
 export function askForKey() {
-  const key = window.prompt("This server needs a key:");
-  if (!key) return false;
-  sessionStorage.setItem(KEY, key);
+  const given = window.prompt("This server needs a key:");
+  if (!given) return false;
+  key = given;
+  store(KEY, key);
   return true;
 }
 
