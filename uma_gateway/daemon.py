@@ -9,6 +9,7 @@ Rules: frames and JSON only; knows no HTTP. Raises GatewayError for whatever goe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import secrets
@@ -32,6 +33,7 @@ QUEUE_HIGH = 256  # frames that wait for their reader: then nothing more is read
 CONNECT_S = 5.0  # while the daemon's backlog is full
 CONNECT_PAUSE_S = 0.005
 CALL_S = 30.0
+LOADED_S = 0.25  # between two looks whether the model is loaded
 RETRY_AFTER_MS = 1000  # of a daemon that is not there
 
 
@@ -338,6 +340,14 @@ class Daemon:
                         return event
         finally:
             link.close()
+
+    async def loaded(self) -> None:
+        """Wait until the daemon runs and has a model. It would log each other question as refused."""
+        while True:
+            with contextlib.suppress(GatewayError):
+                if (await self.call("health"))["is_ready"]:
+                    return
+            await asyncio.sleep(LOADED_S)
 
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
         """Run an operation other than generate and give its reply; fields that are None are left out.

@@ -38,7 +38,12 @@ class Gateway:
         self._model: Model | None = None
         self._t_model = 0.0
         self._asking: asyncio.Task[Model] | None = None
-        self._ask()  # so that the first request need not wait
+        self._greeting = asyncio.get_running_loop().create_task(self._greet())
+
+    async def _greet(self) -> None:
+        """Ask for the model as soon as it is loaded, so that the first request need not wait."""
+        await self.daemon.loaded()
+        self._ask()
 
     async def model(self, is_new: bool = False) -> Model:
         """What is served. `is_new`: ask the daemon again even though something is known. Raises: GatewayError (503)."""
@@ -104,6 +109,7 @@ class Gateway:
             log.error("the keys stay as they are: %s", error)
 
     async def close(self) -> None:
+        self._greeting.cancel()
         await self.daemon.close()
 
 

@@ -49,6 +49,9 @@ class ClusterDaemon(Daemon):
         link = RoutedLink(self.cluster, self.model, fields, request_id, bool(fields.get("x_resume")))
         return Generation(link, request_id)
 
+    async def loaded(self) -> None:
+        """Whoever asks for a model in a cluster has it loaded."""
+
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
         given = {name: value for name, value in fields.items() if value is not None}
         if operation in OF_ALL:
