@@ -47,6 +47,19 @@ class Model:
         can += ["embedding"] if self.has_embeddings and not self.is_reranker else []
         return can
 
+    @property
+    def details(self) -> dict[str, Any]:
+        """What the model is, in Ollama's form."""
+        facts = self.props["model"]
+        return {
+            "parent_model": "",
+            "format": "gguf",
+            "family": facts["arch"],
+            "families": [facts["arch"]],
+            "parameter_size": size_text(facts["n_params"]),
+            "quantization_level": quantisation(facts["description"]),
+        }
+
     def prepare(self) -> None:
         """Begin to load the templates: trying them takes a third of a second, which no chat shall wait for."""
         if self._templates is None:
@@ -83,6 +96,18 @@ class Model:
     def can(self, field: str) -> bool:
         """Whether the daemon's generate takes a field."""
         return field in self.generate_fields
+
+
+def size_text(n: int) -> str:
+    return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M"
+
+
+def quantisation(description: str) -> str:
+    """The type in llama.cpp's description of a model, such as `llama 1B Q4_K - Medium`."""
+    words = description.split(" - ")[0].split()
+    suffix = description.split(" - ")[1][:1] if " - " in description else ""
+    kind = words[-1] if words else ""
+    return f"{kind}_{suffix}" if suffix else kind
 
 
 def _plain_name(name: str, path: str) -> str:

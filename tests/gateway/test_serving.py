@@ -23,6 +23,8 @@ def test_health_and_models(gateway, fake):
         n_ctx,
     )
     assert model["meta"]["n_ctx"] == n_ctx
+    (shown,), (tagged,) = models["models"], gateway.get("/api/tags").json["models"]
+    assert shown["details"] == tagged["details"] and shown["details"]["parameter_size"]
     assert gateway.get("/v1/models/fake").json["id"] == "fake"
     missing = gateway.get("/v1/models/gpt-4")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")

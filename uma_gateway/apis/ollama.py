@@ -399,30 +399,6 @@ async def on_version(exchange: Exchange) -> None:
     await exchange.send_json({"version": VERSION})
 
 
-def details(model: Model) -> dict[str, Any]:
-    facts = model.props["model"]
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": facts["arch"],
-        "families": [facts["arch"]],
-        "parameter_size": size_text(facts["n_params"]),
-        "quantization_level": quantisation(facts["description"]),
-    }
-
-
-def size_text(n: int) -> str:
-    return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M"
-
-
-def quantisation(description: str) -> str:
-    """The type in llama.cpp's description of a model, such as `llama 1B Q4_K - Medium`."""
-    words = description.split(" - ")[0].split()
-    suffix = description.split(" - ")[1][:1] if " - " in description else ""
-    kind = words[-1] if words else ""
-    return f"{kind}_{suffix}" if suffix else kind
-
-
 def listed(model: Model, since: str) -> dict[str, Any]:
     return {
         "name": model.name,
@@ -430,7 +406,7 @@ def listed(model: Model, since: str) -> dict[str, Any]:
         "modified_at": since,
         "size": model.props["model"]["n_bytes"],
         "digest": model.fingerprint,
-        "details": details(model),
+        "details": model.details,
     }
 
 
@@ -465,7 +441,7 @@ async def on_show(exchange: Exchange) -> None:
             "modelfile": f"FROM {model.name}\n",
             "parameters": "",
             "template": template,
-            "details": details(model),
+            "details": model.details,
             "model_info": {
                 "general.architecture": arch,
                 "general.basename": model.name,

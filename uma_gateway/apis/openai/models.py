@@ -56,14 +56,7 @@ def ollama_object(model: Model) -> dict[str, Any]:
         "tags": [""],
         "capabilities": model.abilities,
         "parameters": "",
-        "details": {
-            "parent_model": "",
-            "format": "gguf",
-            "family": facts["arch"],
-            "families": [facts["arch"]],
-            "parameter_size": "",
-            "quantization_level": "",
-        },
+        "details": model.details,
     }
 
 
