@@ -80,6 +80,15 @@ def test_logprobs_are_the_older_api_s_arrays(gateway, stream):
     assert all(p <= 0 for p in arrays["token_logprobs"]) and all(len(top) == 2 for top in arrays["top_logprobs"])
 
 
+def test_tokens_that_are_parts_of_a_character_are_told_apart(tiny_gateway):
+    asked = {"prompt": "x", "grammar": 'root ::= "\U0001f600"', "max_tokens": 9, "logprobs": 20}
+    choice = tiny_gateway.post("/v1/completions", **asked).json["choices"][0]
+    arrays = choice["logprobs"]
+    assert choice["text"] == "\U0001f600"
+    assert arrays["tokens"] == [rf"bytes:\x{byte:02x}" for byte in "\U0001f600".encode()]
+    assert [len(top) for top in arrays["top_logprobs"]] == [20] * 4
+
+
 def test_text_offsets_count_the_echo(gateway):
     (choice,) = complete(gateway, ["ab"], logprobs=0, stream=False).json["choices"]
     assert choice["logprobs"]["text_offset"][0] == 0 and choice["logprobs"]["top_logprobs"][0] is None

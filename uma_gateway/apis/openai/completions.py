@@ -327,4 +327,11 @@ class _Offsets:
 
 
 def _text_of(entry: Event) -> str:
-    return bytes(entry["bytes"]).decode("utf-8", "replace")
+    """A token's text, or its bytes as OpenAI writes them where they are no whole characters: alternatives are told by
+    their texts, and all parts of characters would have the same.
+    """
+    data = bytes(entry["bytes"])
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
