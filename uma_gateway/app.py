@@ -180,9 +180,12 @@ class Endpoint:
 def presented_key(exchange: Exchange) -> str:
     """The key that a request shows: as OpenAI's clients send it, or Anthropic's, or Azure's."""
     scheme, _, token = exchange.header(b"authorization").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
+    if scheme.lower() != "bearer" or not token.strip():
+        token = exchange.header(b"x-api-key") or exchange.header(b"api-key")
+    try:
+        return token.strip().encode("latin-1").decode()  # a header is read as Latin-1; most clients write UTF-8
+    except UnicodeDecodeError:
         return token.strip()
-    return exchange.header(b"x-api-key") or exchange.header(b"api-key")
 
 
 def family_of(path: str) -> Family:

@@ -153,6 +153,15 @@ def test_only_known_keys_are_answered(keyed):
     assert not any(key in gateway.log for key in keys.values())
 
 
+def test_a_key_may_have_any_letters(before, fake):
+    gateway = before(fake, environ={"UMA_GATEWAY_API_KEY": "schlüssel"})
+    for coding in ("utf-8", "latin-1"):  # Raw writes a header's letters as Latin-1
+        key = "schlüssel".encode(coding).decode("latin-1")
+        assert gateway.get("/v1/models", authorization=f"Bearer {key}").status == 200
+        assert gateway.get("/v1/models", x_api_key=key).status == 200
+        assert gateway.get("/v1/models", authorization=f"Bearer {key}x").status == 401
+
+
 def test_a_key_is_an_account_with_a_ceiling(keyed):
     daemon, gateway, keys, _ = keyed
     daemon.pull(step_ms=20)
