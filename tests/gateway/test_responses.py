@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uma_gateway.apis.openai.items import to_messages
+from uma_gateway.apis.openai.items import kept, to_messages
 from uma_gateway.apis.openai.store import Store
 from uma_gateway.errors import GatewayError
 from uma_gateway.keys import entry, new_key
@@ -301,3 +301,9 @@ def test_a_store_without_time_keeps_nothing():
     store = Store(0.0, 1000)
     store.put("a", response("one"), [], [])
     assert store.get("a", "one") is None
+
+
+@pytest.mark.parametrize("item", [{"role": "user", "content": "hi"}, {"type": "function_call", "name": "x"}])
+def test_a_listed_item_has_an_id_and_a_type_where_its_client_wrote_null(item):
+    listed = kept({"id": None, "type": None, **item})
+    assert listed["id"] and listed["type"] == item.get("type", "message")

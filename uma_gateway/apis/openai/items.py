@@ -39,7 +39,8 @@ _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "f
 def kept(item: Item) -> Item:
     """An item of a request as it is listed later: with an id, and its content in parts."""
     kind = item.get("type") or "message"
-    made = {"id": new_id(_PREFIXES.get(kind, "item")), "type": kind, **item}
+    given = {name: value for name, value in item.items() if value is not None}
+    made = {"id": new_id(_PREFIXES.get(kind, "item")), "type": kind, **given}
     if kind != "message":
         return made
     content = item.get("content")
