@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 SPARE_FILES = 64
+MOST_PIPELINED = 16  # requests behind the one that is answered; then no more are read
 LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a pipe that is closed when the daemon, whose child this is, ends
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -86,6 +87,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             self._is_in_head = True  # or before it
             self._data = b""  # what is being parsed
             self._again = b""  # what is to be parsed behind it
+            self._running: Any = None  # uvicorn's cycle that is answered; `cycle` is the last one that came
             self._head_timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
 
@@ -102,7 +104,14 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             self._stop_timers()
             if self.flow is not None:  # else it was one too many
                 self._writer.can_write = False
+                if self._running is not None:
+                    self._running.disconnected = not self._running.response_complete
+                    self._running.message_event.set()
                 super().connection_lost(exc)
+
+        def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
 
         def _await_head(self) -> None:
             if self._head_timer is None:
@@ -171,6 +180,8 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             self._is_in_head = False
             self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             super().on_headers_complete()
+            if 0 < len(self.pipeline) < MOST_PIPELINED:
+                self.flow.resume_reading()  # else nobody would see that the client goes
             if self.cycle is None or self.cycle.scope is not self.scope:
                 return
             if self.scope["http_version"] == "1.0":

@@ -463,6 +463,20 @@ def test_pipelined_requests_are_answered_in_order(gateway):
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"200", b"404"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_pipelines_and_leaves_is_waited_for_by_nobody(gateway, fake, levers, stream):
+    levers(step_ms=50)
+    name = f"left-{stream}"
+    with Raw(gateway.port) as raw:
+        for headers in ({"x-request-id": name}, {}, {}):
+            body = {**CHAT, "max_tokens": 500, "stream": stream}
+            raw.send("POST", "/v1/chat/completions", body, headers, is_last=False)
+        eventually(lambda: n_busy(fake) == 1)
+    line = eventually(lambda: re.search(f"request={name} .*", gateway.log), "the request does not end")
+    assert "client=gone" in line[0], line[0]
+    eventually(lambda: n_busy(fake) == 0)
+
+
 WISH = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
 
 
