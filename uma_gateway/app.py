@@ -32,6 +32,7 @@ access_log = logging.getLogger("uma_gateway.access")
 KEY = "uma.exchange"
 GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 CLIENT_CLOSED = 499
+HEALTH = ("/health", "/v1/health")
 
 
 class App:
@@ -130,7 +131,9 @@ class App:
         ms = round((time.perf_counter() - exchange.t_start) * 1e3, 1)
         who = exchange.caller.account if hasattr(exchange, "caller") else "-"
         fields = {"request": exchange.request_id, "account": who, "ms": ms, **exchange.facts}
-        level = logging.WARNING if exchange.status >= 500 else logging.INFO
+        # whoever waits for a model to load asks again and again, and 503 is the answer
+        is_failure = exchange.status >= 500 and exchange.path not in HEALTH
+        level = logging.WARNING if is_failure else logging.INFO
         access_log.log(level, "%s %s %d", exchange.method, exchange.path[:200], exchange.status, extra=fields)
 
 

@@ -77,6 +77,14 @@ def test_without_a_daemon_it_says_so_and_comes_back_by_itself(serve, before, fol
     assert gateway.chat(max_tokens=3).status == 200, "the daemon was restarted, the gateway not"
 
 
+def test_who_waits_for_the_start_is_no_warning(before, folder):
+    gateway = before(str(folder / "none.sock"))
+    assert gateway.get("/health").status == gateway.get("/v1/models").status == 503
+    health, models = [line for line in gateway.log.splitlines() if "uma_gateway.access" in line]
+    assert " INFO " in health and "/health 503" in health
+    assert " WARNING " in models
+
+
 def test_a_draining_daemon_is_told_as_503_with_a_time_to_come_back(serve, before):
     daemon = serve()
     gateway = before(daemon)
