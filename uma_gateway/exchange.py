@@ -123,6 +123,10 @@ class Exchange:
 
         From here on the gateway is that of the model it names. Raises: GatewayError, ClientGone.
         """
+        coding = self.header(b"content-encoding").lower()
+        if coding not in ("", "identity"):
+            message = f"bodies of Content-Encoding {coding[:50]} are not read: send it as it is"
+            raise GatewayError(Kind.INVALID, message, code="bad_content_encoding")
         body = parse_object(await self.body(), self.gateway.config.limits.max_json_depth)
         self.gateway = self.gateway.serving(body.get("model"))
         self.is_resumable = body.get("resume") is True

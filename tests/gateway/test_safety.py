@@ -5,6 +5,7 @@ smuggling, readers that do not read.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import re
 import signal
@@ -461,6 +462,13 @@ def test_pipelined_requests_are_answered_in_order(gateway):
         raw.send("GET", "/nothing")
         answers = raw.rest()
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"200", b"404"]
+
+
+def test_a_packed_body_is_refused_by_its_coding(gateway):
+    packed = gzip.compress(b'{"content": "one"}')
+    answer = gateway.ask("POST", "/tokenize", packed, {"content-encoding": "gzip"})
+    assert answer.status == 400 and "Content-Encoding gzip" in answer.error["message"]
+    assert gateway.ask("POST", "/tokenize", {"content": "one"}, {"content-encoding": "identity"}).status == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
