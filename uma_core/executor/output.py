@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from uma_core.engine.api import Engine, Transfer
+from uma_core.cache.manager import PrefixCache
+from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.banned_strings import NO_TOKEN, BannedStrings
 from uma_core.executor.constraints import Constraints
@@ -27,18 +28,19 @@ GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 class Output:
     """Turns sampled tokens into events and closes sessions. Owned by the executor."""
 
-    def __init__(self, engine: Engine, table: SessionTable, meters: Meters, events: deque[Event]) -> None:
+    def __init__(
+        self, engine: Engine, table: SessionTable, meters: Meters, events: deque[Event], cache: PrefixCache
+    ) -> None:
         self._engine = engine
         self._table = table
         self._meters = meters
         self._events = events
+        self._cache = cache
         self.constraints = Constraints(table, meters)
         self.scores = Scores(engine, table, lambda event: self._events.append(event))
         self.banned_strings = BannedStrings(engine, table, meters)
         self.tick_ns = 0  # how long ticks take
-        self.on_release: Callable[[Session, int], None] = self._drop_cells  # sequence -1: it had none
         self.on_finished: Callable[[Session], None] = lambda session: None
-        self.on_linger: Callable[[Session, int, Transfer], None] | None = None  # who sees a last chunk's KV arrive
 
     def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
         """Hand one sampled token to the reader, and end the session if it is the last.
@@ -272,13 +274,8 @@ class Output:
         if session.scoring is not None:
             session.scoring.close()
         transfer, session.transfer = session.transfer, None
-        if (
-            transfer is not None
-            and self.on_linger is not None
-            and session.reason in GOOD_ENDS
-            and session.phase is Phase.DECODE
-        ):
-            self.on_linger(session, self._table.linger(session), transfer)
+        if transfer is not None and session.reason in GOOD_ENDS and session.phase is Phase.DECODE:
+            self._cache.linger(session, self._table.linger(session), transfer)
             self._table.remove(session)
             return
         if transfer is not None:
@@ -286,12 +283,8 @@ class Output:
         seq_id = self._table.release(session)
         if seq_id >= 0:
             self._engine.prefill_close(seq_id)
-        self.on_release(session, seq_id)
+        self._cache.release(session, seq_id)
         self._table.remove(session)
-
-    def _drop_cells(self, session: Session, seq_id: int) -> None:
-        if seq_id >= 0:
-            self._engine.kv_truncate(seq_id, 0)
 
     def open_sampler(self, session: Session) -> None:
         """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""
