@@ -385,6 +385,14 @@ def with_windows(shape: Shape, window: int, windowed: list[bool], rope: Rope | N
     )
 
 
+def window_of(meta: Meta, usual: int | None = None) -> int:
+    """Positions that rows of windowed layers see. Raises: Unsupported, where they would not even see their own."""
+    window = meta.number("attention.sliding_window", usual)
+    if not window:
+        raise Unsupported("attention.sliding_window of 0")
+    return window
+
+
 def windowed_by(meta: Meta, pattern: int, key: str = "attention.sliding_window_pattern") -> list[bool]:
     """Which layers have a window: as the file lists them, or all but the last of each `pattern`; 0: all."""
     listed = meta.flags(key)

@@ -9,7 +9,7 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder, Experts
 from uma_core.engine.graph.families import llama
-from uma_core.engine.graph.shape import YARN_UNUSED, Meta, Rules, Shape, windowed_by, with_windows
+from uma_core.engine.graph.shape import YARN_UNUSED, Meta, Rules, Shape, window_of, windowed_by, with_windows
 from uma_core.engine.lib import lib
 
 ALPHA, LIMIT = 1.702, 7.0  # of its SwiGLU; constants of the model, which its files do not name
@@ -19,7 +19,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     rope = shape.layers[0].rope
     assert rope is not None
     windowed = rope._replace(base=meta.real("rope.freq_base_swa", rope.base))
-    shape = with_windows(shape, meta.number("attention.sliding_window"), windowed_by(meta, 2), windowed)
+    shape = with_windows(shape, window_of(meta), windowed_by(meta, 2), windowed)
     return replace(shape, has_sinks=True, scale=rope.n**-0.5)
 
 
