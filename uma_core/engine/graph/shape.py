@@ -317,8 +317,7 @@ def _check_state(state: State) -> None:
 def _scaling(meta: Meta) -> tuple[Scaling, float]:
     """How positions are scaled, and by how much, as llama.cpp decides that (llama_context's constructor)."""
     kind = meta.text("rope.scaling.type", "linear")
-    factor = meta.real("rope.scaling.factor", meta.real("rope.scale_linear"))
-    factor = 1.0 if kind == "none" or factor == 0.0 else factor
+    factor = 1.0 if kind == "none" else trained_factor(meta)
     n_ctx_orig = meta.number("rope.scaling.original_context_length", meta.number("context_length"))
     attn_factor = meta.real("rope.scaling.attn_factor", 1.0)
     if kind in ("none", "linear"):
@@ -330,6 +329,11 @@ def _scaling(meta: Meta) -> tuple[Scaling, float]:
     if factor <= 0.0:
         raise Unsupported(f"rope.scaling.factor of {factor}")
     return Scaling(n_ctx_orig, 1.0, attn_factor * yarn_growth(factor, 0.0)), 1.0 / factor
+
+
+def trained_factor(meta: Meta) -> float:
+    """Positions are divided by it; in windowed layers of some families even where the kind of scaling is `none`."""
+    return meta.real("rope.scaling.factor", meta.real("rope.scale_linear")) or 1.0
 
 
 def yarn_growth(factor: float, weight: float, own: float = 1.0) -> float:
