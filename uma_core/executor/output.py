@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from uma_core.cache.manager import PrefixCache
 from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
@@ -22,6 +24,7 @@ from uma_core.session.table import SessionTable
 from uma_core.types import Ended, FinishReason, Phase, TokenId, TokenLogprob
 
 PROMPT_TAIL = 64  # tokens of the prompt in which a template may have begun a thought
+NONE_ALLOWED = "every token that the constraint allows here is one that may not come, as by `logit_bias`"
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -74,12 +77,7 @@ class Output:
     def _deliver_watched(self, session: Session, token: TokenId, now_ns: int) -> None:
         """A token that may mean more than its text: to a grammar, a stop list, a thought, a prompt that is scored."""
         if token < 0:
-            is_banned = session.bans is not None and session.bans.is_set
-            self.fail(
-                session,
-                UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN) if is_banned else UmaError(ErrorCode.SAMPLER_FAILED),
-                now_ns,
-            )
+            self.fail(session, self._why_none(session), now_ns)
             return
         if session.scoring is not None:
             if session.phase is not Phase.DONE:  # a row of the same call before this one may have failed
@@ -124,6 +122,17 @@ class Output:
             self.finish(session, FinishReason.LENGTH, now_ns)
         elif session.matcher is not None or session.thinking is not None:
             self._steer(session, now_ns)
+
+    def _why_none(self, session: Session) -> UmaError:
+        """No token was drawn for a session that ends of it. What the client asked for is no fault of the engine."""
+        if session.bans is not None and session.bans.is_set:
+            return UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN)
+        sampler, mask = session.sampler, session.matcher.mask if session.matcher is not None else None
+        if sampler is not None and mask is not None:
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._engine.info.n_vocab]
+            if not any(sampler.force(int(token)) for token in np.flatnonzero(bits)):
+                return UmaError(ErrorCode.CONSTRAINT_FAILED, NONE_ALLOWED)
+        return UmaError(ErrorCode.SAMPLER_FAILED)
 
     def _steer(self, session: Session, now_ns: int) -> None:
         """Tell the sampler the next token where there is no choice: the end of a thought that is over its budget
