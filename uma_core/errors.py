@@ -228,7 +228,7 @@ class ErrorCode(Enum):
         False,
         False,
         2,
-        "the answer left its grammar, or that grew too complex",
+        "the answer left its grammar or found no way on in it, or the grammar grew too complex",
     )
     CONSTRAINTS_UNAVAILABLE = Spec(
         "E_CONSTRAINT_003",

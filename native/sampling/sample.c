@@ -209,7 +209,8 @@ static llama_token draw(float * row, int32_t n_vocab, uma_sampler * s, llama_tok
     }
     unmark(n_apart);
     const bool is_drawn = left->size && uma_chain_apply(s->chain, left);
-    if (!is_drawn || left->selected < 0 || left->selected >= (int64_t) left->size) {
+    if (!is_drawn || left->selected < 0 || left->selected >= (int64_t) left->size
+        || isnan(left->data[left->selected].p)) {
         return -1;
     }
     const llama_token token = left->data[left->selected].id;

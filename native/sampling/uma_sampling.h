@@ -58,6 +58,9 @@ bool uma_allows(const uma_sampler * sampler, llama_token token);
 // -- top_p.c: llama_sampler_init_top_p(p, 1) for many candidates
 struct llama_sampler * uma_sampler_top_p(float p);
 
+// -- temperature.c: llama.cpp's dynamic temperature `own`, which it owns; where that comes to nothing, the best is left
+struct llama_sampler * uma_sampler_temperature(struct llama_sampler * own);
+
 // -- possible.c: candidates further below the best than `within` are dropped
 struct llama_sampler * uma_sampler_possible(float within);
 

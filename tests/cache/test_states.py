@@ -4,18 +4,23 @@ read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.cache.real import RealCrowd, RealWorld, Tally
+from tests.cache.real import RealCrowd, RealWorld, Tally, Turn
 from tests.engine.drive import read, step
 from tests.engine.graph.models import RECURRENT, write
+from uma_core.cache.holding import Holding
 from uma_core.cache.settings import CacheSettings
 from uma_core.config.options import EngineOptions
+from uma_core.engine.api import Transfer
 from uma_core.engine.graph.engine import GraphEngine
+from uma_core.errors import ErrorCode
+from uma_core.types import FinishReason
 
 N_CONVERSATIONS = 30
 N_SYSTEM = (60, 150, 280)  # RealCrowd's instructions
@@ -49,7 +54,9 @@ class StateWorld(RealWorld):
 @pytest.mark.model
 @pytest.mark.parametrize("ram_bytes", [0, 64 << 20], ids=["sequences alone", "RAM"])
 @pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "granitehybrid", "lfm2"])
-def test_what_follows_a_cached_beginning_has_the_bits_of_a_full_read(name: str, ram_bytes: int, tmp_path: Path) -> None:
+def test_what_follows_a_cached_beginning_has_the_bits_of_a_full_read(
+    name: str, ram_bytes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     files = tmp_path / "cache"
     files.mkdir()
     settings = CacheSettings(is_on=True, ram_bytes=ram_bytes, disk_dir=str(files), disk_bytes=64 << 20)
@@ -61,3 +68,38 @@ def test_what_follows_a_cached_beginning_has_the_bits_of_a_full_read(name: str, 
     assert tally.cached, tally.line
     assert max(tally.cached + tally.resumed) == 0.0, tally.line
     assert not any(files.iterdir())  # states are not kept on disk
+    assert ErrorCode.BAD_BATCH.code not in caplog.text
+
+
+def test_a_source_that_goes_on_before_it_is_copied_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While what the newcomer's sequence held is saved, other calls are made: the state that was found may be gone."""
+    settings = CacheSettings(is_on=True, ram_bytes=0)
+    world = StateWorld(write(RECURRENT["lfm2"], tmp_path / "model.gguf"), "f16", settings)
+    try:
+        cache, engine = world.executor.cache, world.engine
+        first = Turn("first", list(range(32, 92)))
+        world.submit(first, 4, None)
+        while len(world.executor.table):
+            world.tick()
+        source = next(holding for holding in cache.holdings if holding.n)
+        assert source.n == engine.kv_len(source.seq_id) > len(first.prompt)
+        branch = Turn("branch", [*first.prompt, *world.tokens["first"][:3], 40, 41, 42])
+
+        def vacate(holding: Holding, at: int) -> Iterator[Transfer]:
+            read(engine, source.seq_id, np.array([50], np.int32), False)
+            return iter(())
+
+        other = next(holding.seq_id for holding in cache.holdings if holding is not source)
+        monkeypatch.setattr(cache.finder, "best_in_place", lambda *args: (other, 0))
+        monkeypatch.setattr(cache, "_vacate", vacate)
+        world.submit(branch, 4, None)
+        while len(world.executor.table):
+            world.tick()
+        world.collect()
+    finally:
+        world.close()
+    assert branch.reason is FinishReason.LENGTH
+    assert branch.n_cached == len(first.prompt) - 1, "that state was kept"
+    assert not [r for r in caplog.records if r.name.startswith("uma_core")]

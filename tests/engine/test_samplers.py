@@ -191,6 +191,24 @@ def test_tokens_are_those_of_llama_cpps_chain_over_all_candidates(
         assert len({a for a, _ in said}) > 1, "or the test says nothing"
 
 
+@pytest.mark.parametrize("shift", [0.0, -100.0])
+@pytest.mark.parametrize(("exponent", "gap"), [(1.0, 90.0), (2.0, 46.0), (10.0, 9.5)])
+def test_a_dynamic_temperature_that_comes_to_nothing_takes_the_best(
+    small: LlamaEngine, exponent: float, gap: float, shift: float
+) -> None:
+    """llama.cpp divides by a number that is next to 0 then, and its probabilities are NaN."""
+    row = np.zeros(small.info.n_vocab, np.float32)
+    row[300], row[301] = 200.0, 200.0 - gap  # nothing else has a probability
+    params = replace(NEW, temperature=1.0, dynatemp_range=1.0, dynatemp_exponent=exponent, logprobs=2)
+    params = replace(params, post_sampling_probs=True, samplers=("temperature",))
+    for seed in range(5):
+        sampler = small.sampler(params, seed)
+        assert draw(row + np.float32(shift), sampler) == 300
+        found = sampler.logprobs()
+        assert found is not None and found.logprob == 0.0 and found.top[0] == (300, 0.0)
+        sampler.close()
+
+
 # -- distributions against their definitions, in numpy
 
 N_DRAWS = 100_000

@@ -91,6 +91,8 @@ def test_absurd_values_on_absurd_rows(
         if token >= 0:
             assert token not in banned and row[token] > -np.inf
             assert not is_masked or token % 32 in (5, 6, 7)
+            told = sampler.logprobs()
+            assert told is not None and all(p <= 1e-6 for p in (told.logprob, *(p for _, p in told.top))), "or NaN"
         if shape in ("none", "nan", "inf"):
             assert token == -1
     sampler.close()

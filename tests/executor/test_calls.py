@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.executor.rig import Rig
@@ -100,6 +101,15 @@ def test_opening_a_chunk_takes_of_its_run(min_pieces: int, monkeypatch: pytest.M
     assert len(runs) == min_pieces, "nothing comes on top that can wait: an engine computes at least a piece"
     prompt.calls.prefill(item, prompt.session, plan, prompt.rig.executor.cost)
     assert prompt.session.n_past == CHUNK and prompt.passed_ns() == RUN_NS + CHUNK_NS
+
+
+def test_a_request_that_ends_gives_its_paused_chunk_up() -> None:
+    prompt = Prompt(copy_ns=0)
+    engine, item = prompt.rig.engine, PlanItem(1, 0, Phase.PREFILL, CHUNK, True, -1, "test", PrefillMode.SLICED)
+    prompt.calls.prefill(item, prompt.session, Plan(run_ns=0, quantum_ns=MS), prompt.rig.executor.cost)
+    assert prompt.session.n_chunk and prompt.session.seq_id == 0
+    prompt.rig.executor.output.finish(prompt.session, FinishReason.CANCELLED, prompt.clock.now_ns())
+    assert engine.prefill_open(0, np.arange(CHUNK), False), "the sequence's next prompt can be read"
 
 
 @pytest.mark.parametrize("budget_ns", [2 * MS, 20 * MS])

@@ -238,7 +238,20 @@ def test_a_forced_token_that_is_banned_is_not_forced(compiler):
     ask(rig, compiler, "a", Constraint("regex", "ab[cd]"), sampling=never, max_tokens=30)
     rig.run()
     (final,) = rig.finals("a")
-    assert final.reason is FinishReason.ERROR and final.error.error is ErrorCode.SAMPLER_FAILED and rig.text("a") == "a"
+    assert (
+        final.reason is FinishReason.ERROR and final.error.error is ErrorCode.CONSTRAINT_FAILED and rig.text("a") == "a"
+    )
+
+
+def test_a_row_that_is_no_number_is_the_engines_fault_under_a_constraint_too(compiler):
+    rig = Rig()
+    ask(rig, compiler, "a", Constraint("regex", "a[bc]d"), sampling=SamplingParams(temperature=1.0), max_tokens=30)
+    while not rig.text("a"):
+        rig.tick()
+    rig.faults.nan_rows.add(0)
+    rig.run()
+    (final,) = rig.finals("a")
+    assert final.reason is FinishReason.ERROR and final.error.error is ErrorCode.SAMPLER_FAILED
 
 
 def test_the_end_of_a_thought_is_not_sampled_either():

@@ -86,6 +86,12 @@ class Finder:
         """Whether somebody could go on from the sequence's first n positions."""
         return not self.has_states or self._engine.resumable(holding.seq_id, n) == n
 
+    def copyable(self, source: Holding, n: int) -> int:
+        """How many of the first n tokens can be copied from a sequence now: one with states may have gone on since it
+        was found, and its state at n is gone then.
+        """
+        return self._engine.resumable(source.seq_id, n) if self.has_states else n
+
     def _longest(self, path: list[Node], n: int, seq_id: int) -> tuple[Holding | None, int]:
         if self.has_states:
             return self._longest_resumable(path, n, seq_id)

@@ -292,8 +292,10 @@ class PrefixCache:
 
     def _bring(self, holding: Holding, piece: Piece, reader: CopyReader) -> Legs:
         if isinstance(piece.source, Holding):
-            copy = self.engine.copy_prefix(piece.source.seq_id, holding.seq_id, piece.end, piece.start)
-            yield from reader.copying(self.meters.copied(copy))
+            end = self.finder.copyable(piece.source, piece.end)
+            if end > piece.start:
+                copy = self.engine.copy_prefix(piece.source.seq_id, holding.seq_id, end, piece.start)
+                yield from reader.copying(self.meters.copied(copy))
             return
         try:
             yield from self.store.load(holding.seq_id, piece)

@@ -73,12 +73,11 @@ class Executor:
         self.table = SessionTable(engine.info)
         self.meters = Meters(registry)
         self.events: deque[Event] = deque() if events is None else events
-        self.output = Output(engine, self.table, self.meters, self.events)
-        self.calls = Calls(engine, self.output, self.meters, clock)
         self.cache = PrefixCache(engine, cost, registry, clock)
+        self.output = Output(engine, self.table, self.meters, self.events, self.cache)
+        self.calls = Calls(engine, self.output, self.meters, clock)
         self.housekeeper = Housekeeper(self.cache)
         self.slots = Slots(engine, self.table, self.cache, self.meters)
-        self.output.on_release, self.output.on_linger = self.cache.release, self.cache.linger
         self.prompt_progress = PromptProgress(self.events, clock)
         self.calls.on_read = self.cache.grew
         self.calls.on_progress = self.prompt_progress.on_progress

@@ -7,7 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from uma_core.engine.api import Engine, Transfer
+import numpy as np
+
+from uma_core.cache.manager import PrefixCache
+from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.banned_strings import NO_TOKEN, BannedStrings
 from uma_core.executor.constraints import Constraints
@@ -21,24 +24,26 @@ from uma_core.session.table import SessionTable
 from uma_core.types import Ended, FinishReason, Phase, TokenId, TokenLogprob
 
 PROMPT_TAIL = 64  # tokens of the prompt in which a template may have begun a thought
+NONE_ALLOWED = "every token that the constraint allows here is one that may not come, as by `logit_bias`"
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Output:
     """Turns sampled tokens into events and closes sessions. Owned by the executor."""
 
-    def __init__(self, engine: Engine, table: SessionTable, meters: Meters, events: deque[Event]) -> None:
+    def __init__(
+        self, engine: Engine, table: SessionTable, meters: Meters, events: deque[Event], cache: PrefixCache
+    ) -> None:
         self._engine = engine
         self._table = table
         self._meters = meters
         self._events = events
+        self._cache = cache
         self.constraints = Constraints(table, meters)
         self.scores = Scores(engine, table, lambda event: self._events.append(event))
         self.banned_strings = BannedStrings(engine, table, meters)
         self.tick_ns = 0  # how long ticks take
-        self.on_release: Callable[[Session, int], None] = self._drop_cells  # sequence -1: it had none
         self.on_finished: Callable[[Session], None] = lambda session: None
-        self.on_linger: Callable[[Session, int, Transfer], None] | None = None  # who sees a last chunk's KV arrive
 
     def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
         """Hand one sampled token to the reader, and end the session if it is the last.
@@ -72,12 +77,7 @@ class Output:
     def _deliver_watched(self, session: Session, token: TokenId, now_ns: int) -> None:
         """A token that may mean more than its text: to a grammar, a stop list, a thought, a prompt that is scored."""
         if token < 0:
-            is_banned = session.bans is not None and session.bans.is_set
-            self.fail(
-                session,
-                UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN) if is_banned else UmaError(ErrorCode.SAMPLER_FAILED),
-                now_ns,
-            )
+            self.fail(session, self._why_none(session), now_ns)
             return
         if session.scoring is not None:
             if session.phase is not Phase.DONE:  # a row of the same call before this one may have failed
@@ -122,6 +122,17 @@ class Output:
             self.finish(session, FinishReason.LENGTH, now_ns)
         elif session.matcher is not None or session.thinking is not None:
             self._steer(session, now_ns)
+
+    def _why_none(self, session: Session) -> UmaError:
+        """No token was drawn for a session that ends of it. What the client asked for is no fault of the engine."""
+        if session.bans is not None and session.bans.is_set:
+            return UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN)
+        sampler, mask = session.sampler, session.matcher.mask if session.matcher is not None else None
+        if sampler is not None and mask is not None:
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._engine.info.n_vocab]
+            if not any(sampler.force(int(token)) for token in np.flatnonzero(bits)):
+                return UmaError(ErrorCode.CONSTRAINT_FAILED, NONE_ALLOWED)
+        return UmaError(ErrorCode.SAMPLER_FAILED)
 
     def _steer(self, session: Session, now_ns: int) -> None:
         """Tell the sampler the next token where there is no choice: the end of a thought that is over its budget
@@ -272,13 +283,8 @@ class Output:
         if session.scoring is not None:
             session.scoring.close()
         transfer, session.transfer = session.transfer, None
-        if (
-            transfer is not None
-            and self.on_linger is not None
-            and session.reason in GOOD_ENDS
-            and session.phase is Phase.DECODE
-        ):
-            self.on_linger(session, self._table.linger(session), transfer)
+        if transfer is not None and session.reason in GOOD_ENDS and session.phase is Phase.DECODE:
+            self._cache.linger(session, self._table.linger(session), transfer)
             self._table.remove(session)
             return
         if transfer is not None:
@@ -286,12 +292,8 @@ class Output:
         seq_id = self._table.release(session)
         if seq_id >= 0:
             self._engine.prefill_close(seq_id)
-        self.on_release(session, seq_id)
+        self._cache.release(session, seq_id)
         self._table.remove(session)
-
-    def _drop_cells(self, session: Session, seq_id: int) -> None:
-        if seq_id >= 0:
-            self._engine.kv_truncate(seq_id, 0)
 
     def open_sampler(self, session: Session) -> None:
         """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""

@@ -38,6 +38,13 @@ CASES = {
     ),
     "heads whose K and V differ in length": replace(LLAMA, dim_v=64),
     "block_count of 2147483647": replace(LLAMA, meta={"block_count": 2**31 - 1}),
+    "metadata qwen2moe.expert_weights_scale": replace(
+        MODELS["qwen2moe"], meta=MODELS["qwen2moe"].meta | {"expert_weights_scale": 2.5}
+    ),
+    "metadata minimax-m2.expert_weights_scale": replace(
+        MODELS["minimax-m2"], meta=MODELS["minimax-m2"].meta | {"expert_weights_scale": 2.5}
+    ),
+    "attention.sliding_window of 0": replace(MODELS["gemma2"], meta={"attention.sliding_window": 0}),
     "KV heads of length 576": replace(LLAMA, dim=576),
 }
 

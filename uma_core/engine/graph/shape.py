@@ -202,7 +202,7 @@ KNOWN = frozenset({
     "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.finetuned", "expert_count",
     "expert_used_count",
-    "expert_feed_forward_length", "expert_weights_scale", "tensor_data_layout",
+    "expert_feed_forward_length", "tensor_data_layout",
 })  # fmt: skip
 MAX_GROUP = 64  # query heads per KV head that the attention kernel takes at once
 MAX_DIM = 512
@@ -317,9 +317,8 @@ def _check_state(state: State) -> None:
 def _scaling(meta: Meta) -> tuple[Scaling, float]:
     """How positions are scaled, and by how much, as llama.cpp decides that (llama_context's constructor)."""
     kind = meta.text("rope.scaling.type", "linear")
-    factor = meta.real("rope.scaling.factor", meta.real("rope.scale_linear"))
-    factor = 1.0 if kind == "none" or factor == 0.0 else factor
-    n_ctx_orig = meta.number("rope.scaling.original_context_length", meta.number("context_length"))
+    factor = 1.0 if kind == "none" else trained_factor(meta)
+    n_ctx_orig = meta.number("rope.scaling.original_context_length", 0) or meta.number("context_length")
     attn_factor = meta.real("rope.scaling.attn_factor", 1.0)
     if kind in ("none", "linear"):
         return Scaling(n_ctx_orig, attn_factor=attn_factor), 1.0 / factor
@@ -330,6 +329,11 @@ def _scaling(meta: Meta) -> tuple[Scaling, float]:
     if factor <= 0.0:
         raise Unsupported(f"rope.scaling.factor of {factor}")
     return Scaling(n_ctx_orig, 1.0, attn_factor * yarn_growth(factor, 0.0)), 1.0 / factor
+
+
+def trained_factor(meta: Meta) -> float:
+    """Positions are divided by it; in windowed layers of some families even where the kind of scaling is `none`."""
+    return meta.real("rope.scaling.factor", meta.real("rope.scale_linear")) or 1.0
 
 
 def yarn_growth(factor: float, weight: float, own: float = 1.0) -> float:
@@ -364,12 +368,10 @@ def with_yarn(shape: Shape, meta: Meta) -> Shape:
         beta_fast=meta.real("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=meta.real("rope.scaling.yarn_beta_slow", 1.0),
     )
-    weight, factor = (
-        meta.real("rope.scaling.yarn_log_multiplier"),
-        meta.real("rope.scaling.factor", meta.real("rope.scale_linear")),
-    )
+    weight = meta.real("rope.scaling.yarn_log_multiplier")
     if weight:
-        scaling = scaling._replace(attn_factor=meta.real("rope.scaling.attn_factor", 1.0) * yarn_growth(factor, weight))
+        growth = yarn_growth(trained_factor(meta), weight)
+        scaling = scaling._replace(attn_factor=meta.real("rope.scaling.attn_factor", 1.0) * growth)
     return replace(shape, scaling=scaling)
 
 
@@ -383,6 +385,14 @@ def with_windows(shape: Shape, window: int, windowed: list[bool], rope: Rope | N
             for layer, is_windowed in layers
         ),
     )
+
+
+def window_of(meta: Meta, usual: int | None = None) -> int:
+    """Positions that rows of windowed layers see. Raises: Unsupported, where they would not even see their own."""
+    window = meta.number("attention.sliding_window", usual)
+    if not window:
+        raise Unsupported("attention.sliding_window of 0")
+    return window
 
 
 def windowed_by(meta: Meta, pattern: int, key: str = "attention.sliding_window_pattern") -> list[bool]:

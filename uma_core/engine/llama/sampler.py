@@ -130,7 +130,8 @@ def _window(n: int, n_ctx: int) -> int:
 
 def _temperature(params: SamplingParams) -> Any:
     if params.dynatemp_range > 0.0:
-        return lib.llama_sampler_init_temp_ext(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+        own = lib.llama_sampler_init_temp_ext(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+        return lib.uma_sampler_temperature(own)
     return lib.llama_sampler_init_temp(params.temperature)
 
 

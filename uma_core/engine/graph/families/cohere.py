@@ -11,7 +11,7 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import llama
-from uma_core.engine.graph.shape import Meta, Rules, Shape, windowed_by, with_windows
+from uma_core.engine.graph.shape import Meta, Rules, Shape, window_of, windowed_by, with_windows
 
 KEYS = frozenset({"attention.layer_norm_epsilon", "logit_scale"})
 
@@ -21,7 +21,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
 
 
 def adapt2(shape: Shape, meta: Meta) -> Shape:
-    shape = with_windows(adapt(shape, meta), meta.number("attention.sliding_window"), windowed_by(meta, 4))
+    shape = with_windows(adapt(shape, meta), window_of(meta), windowed_by(meta, 4))
     layers = tuple(layer if layer.window else replace(layer, rope=None) for layer in shape.layers)
     return replace(shape, layers=layers)
 

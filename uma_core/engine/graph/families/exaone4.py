@@ -9,7 +9,7 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import llama
-from uma_core.engine.graph.shape import Meta, Rules, Shape, windowed_by, with_windows
+from uma_core.engine.graph.shape import Meta, Rules, Shape, window_of, windowed_by, with_windows
 
 N_LAYER_WINDOWED = 64  # the 32B; llama.cpp goes by it too
 KEYS = frozenset({"attention.sliding_window", "rope.freq_base_swa"})
@@ -18,7 +18,7 @@ KEYS = frozenset({"attention.sliding_window", "rope.freq_base_swa"})
 def adapt(shape: Shape, meta: Meta) -> Shape:
     if shape.n_layer != N_LAYER_WINDOWED:
         return shape
-    shape = with_windows(shape, meta.number("attention.sliding_window", 4096), windowed_by(meta, 4))
+    shape = with_windows(shape, window_of(meta, 4096), windowed_by(meta, 4))
     layers = tuple(layer if layer.window else replace(layer, rope=None) for layer in shape.layers)
     return replace(shape, layers=layers)
 

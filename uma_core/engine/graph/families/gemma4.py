@@ -12,7 +12,7 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder, Experts
 from uma_core.engine.graph.families.gemma2 import LISTS, WINDOW_KEYS
-from uma_core.engine.graph.shape import Layer, Meta, Rope, Rules, Shape, Unsupported
+from uma_core.engine.graph.shape import Layer, Meta, Rope, Rules, Shape, Unsupported, window_of
 from uma_core.engine.lib import ffi, lib
 
 KEYS = frozenset({
@@ -26,7 +26,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     windowed = meta.flags("attention.sliding_window_pattern")
     if windowed is None:
         raise Unsupported("a file that does not list its layers with a window")
-    window, full = meta.number("attention.sliding_window"), shape.layers[0].rope
+    window, full = window_of(meta), shape.layers[0].rope
     assert full is not None
     dim = meta.number("attention.key_length_swa", shape.layers[0].dim_k)
     if meta.number("attention.value_length_swa", dim) != dim:

@@ -9,7 +9,16 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder, Experts
 from uma_core.engine.graph.families import llama
-from uma_core.engine.graph.shape import YARN_UNUSED, Meta, Rules, Shape, windowed_by, with_windows
+from uma_core.engine.graph.shape import (
+    YARN_UNUSED,
+    Meta,
+    Rules,
+    Shape,
+    trained_factor,
+    window_of,
+    windowed_by,
+    with_windows,
+)
 from uma_core.engine.lib import lib
 
 ALPHA, LIMIT = 1.702, 7.0  # of its SwiGLU; constants of the model, which its files do not name
@@ -18,8 +27,8 @@ ALPHA, LIMIT = 1.702, 7.0  # of its SwiGLU; constants of the model, which its fi
 def adapt(shape: Shape, meta: Meta) -> Shape:
     rope = shape.layers[0].rope
     assert rope is not None
-    windowed = rope._replace(base=meta.real("rope.freq_base_swa", rope.base))
-    shape = with_windows(shape, meta.number("attention.sliding_window"), windowed_by(meta, 2), windowed)
+    windowed = rope._replace(base=meta.real("rope.freq_base_swa", rope.base), scale=1.0 / trained_factor(meta))
+    shape = with_windows(shape, window_of(meta), windowed_by(meta, 2), windowed)
     return replace(shape, has_sinks=True, scale=rope.n**-0.5)
 
 

@@ -17,7 +17,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     return replace(shape, own=found._replace(n_dense=0, how=found.how._replace(is_normed=True)))
 
 
-RULES = Rules(mixture.KEYS, adapt=adapt)
+RULES = Rules(mixture.KEYS - {mixture.SCALE}, adapt=adapt)
 
 
 def build(b: Builder) -> Any:

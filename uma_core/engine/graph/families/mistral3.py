@@ -16,7 +16,7 @@ TEMPERATURE = "attention.temperature_scale"
 
 
 def adapt(shape: Shape, meta: Meta) -> Shape:
-    factor, n = meta.real(TEMPERATURE), shape.scaling.n_ctx_orig
+    factor, n = meta.real(TEMPERATURE), meta.number("rope.scaling.original_context_length", shape.n_ctx_train)
     if factor and not n:
         raise Unsupported(f"{TEMPERATURE} without an original context")
     return replace(with_yarn(shape, meta), temperature=(factor, n))

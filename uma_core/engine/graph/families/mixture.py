@@ -10,10 +10,12 @@ from uma_core.engine.graph.builder import Builder, Experts
 from uma_core.engine.graph.shape import Meta, Unsupported
 from uma_core.engine.lib import lib
 
+SCALE = "expert_weights_scale"  # which llama.cpp does not read in other families
 KEYS = frozenset({
     "leading_dense_block_count", "expert_shared_count", "expert_gating_func", "expert_weights_norm",
     "expert_group_count",
     "expert_group_used_count",
+    SCALE,
 })  # fmt: skip
 GATINGS = {1: "softmax", 2: "sigmoid", 3: "chosen"}  # llama.h: llama_expert_gating_func_type
 SIGMOID = 2
