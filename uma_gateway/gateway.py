@@ -16,6 +16,7 @@ from uma_gateway.daemon import Daemon
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.keys import Keys
 from uma_gateway.model import Model
+from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Gateway:
     async def sleep(self, seconds: float) -> None:
         """For streams that have no end of their own: returns early when the gateway stops."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.stopping.wait(), seconds)
+            await within(seconds, self.stopping.wait())
 
     def reload_keys(self) -> None:
         """On SIGHUP. Keeps the old keys where the file is wrong."""

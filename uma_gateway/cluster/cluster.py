@@ -19,6 +19,7 @@ from typing import Any
 from uma_gateway.cluster.router import Ask, Choice, Knobs, Refusal, Router
 from uma_gateway.cluster.transport import Event, Transport, Unit, UnitLost
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
@@ -193,8 +194,8 @@ class Cluster:
         while not (units := self.of_model(model)):
             self._has_changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._load(model), max(0.0, deadline - time.monotonic()))
-                await asyncio.wait_for(self._has_changed.wait(), min(UNITS_S, max(0.0, deadline - time.monotonic())))
+                await within(max(0.0, deadline - time.monotonic()), self._load(model))
+                await within(min(UNITS_S, max(0.0, deadline - time.monotonic())), self._has_changed.wait())
             if time.monotonic() >= deadline and not self.of_model(model):
                 raise GatewayError(
                     Kind.UNAVAILABLE, f"no daemon of {model} answers", code="daemon_unavailable", retry_after_ms=1000

@@ -23,6 +23,7 @@ from uma_gateway.cluster.local import LocalDaemon
 from uma_gateway.cluster.settings import ClusterSettings, ModelSettings
 from uma_gateway.cluster.transport import UnitLost
 from uma_gateway.errors import GatewayError
+from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ async def estimate_mb(settings: ModelSettings) -> int:
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), ESTIMATE_S)
+        out, err = await within(ESTIMATE_S, process.communicate())
     except asyncio.TimeoutError:
         process.kill()
         raise ValueError(f"the daemon did not estimate {settings.name}") from None

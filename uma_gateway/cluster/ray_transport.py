@@ -16,6 +16,7 @@ from ray.serve.exceptions import RayServeException
 from uma_gateway.cluster import placement, replicas
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.within import within
 
 ABOUT_S = 5.0
 FIRST_S = 30.0  # until Serve has told this process of its replicas
@@ -70,7 +71,7 @@ class RayTransport:
         """Raises: UnitLost."""
         response = _remote(self._handle.options(method_name=method), replica, *args)
         try:
-            reply = await asyncio.wait_for(_awaited(response), timeout_s)
+            reply = await within(timeout_s, _awaited(response))
         except asyncio.TimeoutError:
             raise UnitLost(TIMED_OUT) from None
         except (RayError, RayServeException) as error:
