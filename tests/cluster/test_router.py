@@ -120,6 +120,17 @@ def test_a_silent_daemon_gets_nothing_while_others_speak() -> None:
     assert node_of(router, ask("again"), 21 * S) == "n0"
 
 
+def test_a_silent_daemon_is_told_once_whoever_found_it() -> None:
+    router = routers(digest(), digest())
+    router.heard("n1", digest(), 20 * S)
+    assert node_of(router, ask(), 20 * S) == "n1", "which looked for silent ones"
+    assert router.check(20 * S) == ["n0"]
+    assert router.check(21 * S) == []
+    router.heard("n0", digest(), 21 * S)
+    assert router.check(21 * S) == []
+    assert router.check(32 * S) == ["n0", "n1"]
+
+
 def test_a_daemon_that_drains_gets_nothing_and_keeps_what_it_has() -> None:
     router = routers(digest(PROMPT), digest())
     assert node_of(router, ask("r")) == "n0"

@@ -96,6 +96,7 @@ class _Node:
     group: _Group
     is_open: bool = False
     is_lost: bool = False  # it says nothing
+    is_told: bool = False  # `check` told so
     heard_ns: int = 0  # when its last digest was asked for; 0: never
     waits: tuple[float, float] = (0.0, 0.0)  # ms by priority, as it told
     loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by priority, with what was sent since
@@ -237,6 +238,7 @@ class Router:
         """A reply of `digest` came; `t_asked_ns`: it holds everything that was sent before."""
         node = self._nodes[node_id]
         node.heard_ns, node.is_lost = max(1, t_asked_ns), False
+        node.is_told = False
         node.group.t_open_ns = node.group.t_open_ns or t_asked_ns
         node.is_open = digest["state"] in ("ready", "degraded")
         node.n_seq, node.token_ms = max(1, digest["n_seq_max"]), digest["token_ms"]
@@ -281,25 +283,26 @@ class Router:
                     group.unhold(page, node)
 
     def check(self, now_ns: int) -> list[str]:
-        """Find daemons that say nothing any more: they get no requests until they speak.
+        """Find daemons that say nothing any more: they get no requests until they speak. Each is told once."""
+        self._find_lost(now_ns)
+        found = [node for node in self._nodes.values() if node.is_lost and not node.is_told]
+        for node in found:
+            node.is_told = True
+        return [node.id for node in found]
 
-        Which ones are new among them.
-        """
+    def _find_lost(self, now_ns: int) -> None:
         self._t_checked_ns = now_ns
-        found = []
         for node in self._nodes.values():
             if node.heard_ns and not node.is_lost and now_ns - node.heard_ns > self.knobs.lost_ns:
                 node.is_lost = True
                 node.group.refresh(node, self.knobs)
-                found.append(node.id)
-        return found
 
     # choosing
 
     def choose(self, ask: Ask, now_ns: int) -> Choice | None:
         """The best daemon with room for it; None: none has any. Changes nothing about the request."""
         if now_ns - self._t_checked_ns > CHECK_NS:
-            self.check(now_ns)
+            self._find_lost(now_ns)
         group = self._groups.get(ask.group)
         if group is None:
             return None
