@@ -27,8 +27,8 @@ TOKENS = "0123456789"
 
 class Scripted:
     """A transport. Each request that arrives anywhere does the next act: `whole`, `refuse`, `gone` (not loaded any
-    more), `other` (its daemon is lost, and comes back with another model), `silent` (after one token), or how many
-    tokens it sends before its daemon is lost.
+    more), `other` (its daemon is lost, and comes back with another model), `silent` (after one token), `pairs`
+    (two tokens an event, two events, and its daemon is lost), or how many tokens it sends before its daemon is lost.
     """
 
     def __init__(self, n_units: int, *acts: str | int, pause_s: float = 0.0) -> None:
@@ -49,6 +49,8 @@ class Scripted:
             return {**digest(), "fingerprint": self.models.get(unit.name, "f"), "generation": 1}
         if operation == "detokenize":
             return {"content": "".join(TOKENS[each] for each in fields["tokens"])}
+        if operation == "tokenize":
+            return {"tokens": [TOKENS.index(each) for each in fields["content"]]}
         return {"hashes": [], "n_tokens": 10}
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
@@ -70,6 +72,10 @@ class Scripted:
             yield [json.dumps({"event": "token", "text": TOKENS[0], "token_id": 0}).encode()]
             await asyncio.sleep(3600)
         begun = N_TOKENS - fields["max_tokens"]
+        if act == "pairs":
+            for i in range(begun, min(begun + 4, N_TOKENS), 2):
+                yield [json.dumps({"event": "token", "text": TOKENS[i : i + 2], "token_id": i + 1}).encode()]
+            raise UnitLost("it broke")
         n = fields["max_tokens"] if act == "whole" else min(int(act), fields["max_tokens"])
         for i in range(begun, begun + n):
             yield [json.dumps({"event": "token", "text": TOKENS[i], "token_id": i}).encode()]
@@ -205,6 +211,17 @@ def test_an_answer_is_continued_after_what_was_sent_of_it() -> None:
     again = transport.seen[1][1]
     assert again["prompt"] == ["p", 0, 1] and (again["max_tokens"], again["min_tokens"]) == (4, 3)
     assert again["constraint"] == {"grammar": "g", "prefix": "01"}
+
+
+def test_tokens_that_came_together_are_all_counted() -> None:
+    transport = Scripted(2, "pairs")
+    got = ask(transport, is_resumable=True)
+    assert (got.text, got.ends, got.usage["completion_tokens"]) == ("012345", ["length"], N_TOKENS)
+    assert transport.seen[1][1]["prompt"] == ["p", "0123"] and transport.seen[1][1]["max_tokens"] == 2
+    transport = Scripted(2, "pairs", "pairs")
+    got = ask(transport, is_resumable=True)
+    assert (got.text, got.ends, got.usage["completion_tokens"]) == ("012345", ["length"], N_TOKENS)
+    assert len(transport.seen) == 2, "nothing but the end was lost"
 
 
 def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:

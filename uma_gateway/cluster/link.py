@@ -109,7 +109,7 @@ class RoutedLink:
                     self._check_hope(loss)
                     if self._n_sent:
                         self._group = ask.group
-                        self._tail = await self._sent_tokens()
+                        self._tail = [self._sent_text]
                         ask = await self._ask()
                 except GatewayError as error:
                     if error.code != "daemon_unavailable" or self._is_last_try:
@@ -210,17 +210,18 @@ class RoutedLink:
                 ) from None
             raise
 
-    async def _sent_tokens(self) -> list[str | int]:
-        """The tokens that were sent, where their ids are known: an event of several names only the last one.
+    async def _count_sent(self, unit: Unit) -> None:
+        """Find out which tokens were sent, and how many, before this daemon goes on after them.
 
-        Else the text.
+        An event of several names only the last one: then it is asked how many the text has. Raises: UnitLost.
         """
-        for unit in self._cluster.nearest(await self._available(), 1):
-            with contextlib.suppress(UnitLost, GatewayError):
-                reply = await self._cluster.transport.call(unit, "detokenize", HASHES_S, {"tokens": self._token_ids})
-                if reply["content"] == self._sent_text:
-                    return list(self._token_ids)
-        return [self._sent_text]
+        call, ids, text = self._cluster.transport.call, self._token_ids, self._sent_text
+        with contextlib.suppress(GatewayError):
+            if (await call(unit, "detokenize", HASHES_S, {"tokens": ids}))["content"] == text:
+                self._tail, self._usage["completion_tokens"] = list(ids), len(ids)
+            else:
+                found = (await call(unit, "tokenize", HASHES_S, {"content": text}))["tokens"]
+                self._tail, self._usage["completion_tokens"] = [text], len(found)
 
     async def _hashes(
         self, fields: Mapping[str, Any], units: list[Unit], is_exact: bool = False
@@ -277,12 +278,7 @@ class RoutedLink:
             self._cluster.ended(ask.id, False)
             raise UnitLost("it left the cluster")
         self._unit = unit
-        fields = {
-            **{name: value for name, value in self._continued().items() if not name.startswith("x_")},
-            "id": self._id,
-        }
-        stream = self._cluster.transport.stream(unit, fields)
-        reading = asyncio.ensure_future(self._read(stream, unit))
+        reading = asyncio.ensure_future(self._answer(unit))
         loss = asyncio.Event()
         lost = asyncio.ensure_future(loss.wait())
         self._cluster.reading(unit.name, self, loss.set)
@@ -335,8 +331,23 @@ class RoutedLink:
             if not waiting.done():
                 waiting.cancel()
 
+    async def _answer(self, unit: Unit) -> bool:
+        """Have it answer, or go on after what was sent.
+
+        True: it was the end; False: another daemon is to be tried. Raises: UnitLost.
+        """
+        if self._n_sent:
+            await self._count_sent(unit)
+            if await self._has_all():
+                return True
+        fields = {
+            **{name: value for name, value in self._continued().items() if not name.startswith("x_")},
+            "id": self._id,
+        }
+        return await self._read(self._cluster.transport.stream(unit, fields), unit)
+
     async def _read(self, stream: AsyncIterator[list[bytes]], unit: Unit) -> bool:
-        """Hand on what comes. True: it was the end; False: another daemon is to be tried. Raises: UnitLost."""
+        """Hand on what comes. Result and errors: those of `_answer`."""
         try:
             async for payloads in stream:
                 passed: list[bytes] = []
