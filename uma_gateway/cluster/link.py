@@ -324,7 +324,7 @@ class RoutedLink:
                         "event": "queued",
                         "id": self._id,
                         "position": position,
-                        "wait_ms": int(self._cluster.router.wait_ms(ask)),
+                        "wait_ms": int(self._cluster.router.wait_ms(ask, position)),
                     }
                     self._inbox.put([orjson.dumps(event)])
         finally:

@@ -115,6 +115,10 @@ class _Node:
     def n_requests(self) -> int:
         return self.n_foreign + self.n_ours[0] + self.n_ours[1]
 
+    def n_places(self, slack: float) -> float:
+        """Requests that it is sent before others wait here."""
+        return min(self.n_seq * (1 + slack), self.n_most)
+
     def has_room(self, priority: int, slack: float) -> bool:
         """Background work never keeps interactive work out: the daemon lets that go first."""
         n = self.n_foreign + self.n_ours[0] + (self.n_ours[1] if priority else 0)
@@ -497,14 +501,18 @@ class Router:
             {ask.id: i for queue in found.queues for i, ask in enumerate(queue.in_turn())} if found is not None else {}
         )
 
-    def wait_ms(self, ask: Ask) -> float:
-        """How long one more request would wait here for a place, by the mean time that one takes."""
+    def wait_ms(self, ask: Ask, position: int | None = None) -> float:
+        """How long a request waits here for a place, by the mean time that a daemon has one; `position`: how many of
+        its priority go before it. None: all that wait.
+        """
         group = self._groups.get(ask.group)
         if group is None:
             return 0.0
-        n_places = sum(node.n_seq for node in group.nodes if node is not None and node.is_open) or 1
-        n_before = len(group.queues[0]) + (len(group.queues[1]) if ask.priority else 0)
-        return (n_before + 1) * self._service_ms / n_places
+        slack = self.knobs.slack
+        n_places = sum(node.n_places(slack) for node in group.nodes if node is not None and group.open >> node.bit & 1)
+        n_before = len(group.queues[ask.priority]) if position is None else position
+        n_before += len(group.queues[0]) if ask.priority else 0
+        return (n_before + 1) * self._service_ms / max(1.0, n_places)
 
     @property
     def n_waiting(self) -> int:
