@@ -27,8 +27,9 @@ TOKENS = "0123456789"
 
 class Scripted:
     """A transport. Each request that arrives anywhere does the next act: `whole`, `refuse`, `gone` (not loaded any
-    more), `other` (its daemon is lost, and comes back with another model), `silent` (after one token), `pairs`
-    (two tokens an event, two events, and its daemon is lost), or how many tokens it sends before its daemon is lost.
+    more), `other` (its daemon is lost, and comes back with another model), `silent` or `stopped` (after one token),
+    `pairs` (two tokens an event, two events, and its daemon is lost), or how many tokens it sends before its daemon is
+    lost.
     """
 
     def __init__(self, n_units: int, *acts: str | int, pause_s: float = 0.0) -> None:
@@ -72,6 +73,11 @@ class Scripted:
             yield [json.dumps({"event": "token", "text": TOKENS[0], "token_id": 0}).encode()]
             await asyncio.sleep(3600)
         begun = N_TOKENS - fields["max_tokens"]
+        if act == "stopped":
+            yield [json.dumps({"event": "token", "text": TOKENS[begun], "token_id": begun}).encode()]
+            error = UmaError(ErrorCode.SHUTTING_DOWN).to_dict()
+            yield [json.dumps({"event": "eos", "reason": "error", "error": error, "usage": {}}).encode()]
+            return
         if act == "pairs":
             for i in range(begun, min(begun + 4, N_TOKENS), 2):
                 yield [json.dumps({"event": "token", "text": TOKENS[i : i + 2], "token_id": i + 1}).encode()]
@@ -143,7 +149,7 @@ def hurried() -> Iterator[None]:
         yield
 
 
-acts = st.lists(st.sampled_from(["whole", "refuse", "gone", 0, 1, 3, 6]), max_size=6)
+acts = st.lists(st.sampled_from(["whole", "refuse", "gone", "stopped", 0, 1, 3, 6]), max_size=6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -211,6 +217,12 @@ def test_an_answer_is_continued_after_what_was_sent_of_it() -> None:
     again = transport.seen[1][1]
     assert again["prompt"] == ["p", 0, 1] and (again["max_tokens"], again["min_tokens"]) == (4, 3)
     assert again["constraint"] == {"grammar": "g", "prefix": "01"}
+
+
+def test_a_daemon_that_ends_its_answers_because_it_stops_is_lost() -> None:
+    assert ask(Scripted(2, "stopped")).ends == ["replica_lost"]
+    got = ask(Scripted(2, "stopped"), is_resumable=True)
+    assert (got.text, got.ends) == ("012345", ["length"])
 
 
 def test_tokens_that_came_together_are_all_counted() -> None:

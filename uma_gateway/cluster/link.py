@@ -386,7 +386,8 @@ class RoutedLink:
                 return False
             self._is_done = True
         elif kind == "eos":
-            if event["reason"] == "draining":
+            code = BY_CODE.get(str((event.get("error") or {}).get("code")))
+            if event["reason"] == "draining" or code in (ErrorCode.SHUTTING_DOWN, ErrorCode.ENGINE_HUNG):
                 raise UnitLost("it was stopped")
             self._is_done = True
             return self._whole(event)
