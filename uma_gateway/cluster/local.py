@@ -83,8 +83,11 @@ class LocalDaemon:
                 await asyncio.sleep(HEALTH_S)
                 continue
             t_start = time.monotonic()
-            await self._spawn()
-            await self._watch()
+            try:
+                await self._spawn()
+                await self._watch()
+            except OSError as error:  # no memory or no more processes, for now
+                log.error("the daemon on %s cannot be started: %s", self.path, error)
             await self._end()
             pause_s = FIRST_PAUSE_S if time.monotonic() - t_start > PROVEN_S else min(LONGEST_PAUSE_S, pause_s * 2)
             self.restarts += 1

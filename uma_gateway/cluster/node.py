@@ -94,7 +94,8 @@ class Node:
                 return {"is_new": False}
             try:
                 need = await self.need_mb(model)
-            except ValueError as error:
+                socket = self._models[model].socket or self._socket(model)
+            except (ValueError, OSError) as error:
                 return {"error": str(error)}
             idle = self.evictable()
             if need > self._free_mb() + sum(self._need_mb.get(name, 0) for name in idle):
@@ -105,9 +106,7 @@ class Node:
                 log.info("%s is evicted for %s", name, model)
                 await self._unload(name)
             settings = self._models[model]
-            daemon = LocalDaemon(
-                settings.socket or self._socket(model), settings.daemon, is_startable=not settings.socket
-            )
+            daemon = LocalDaemon(socket, settings.daemon, is_startable=not settings.socket)
             self._daemons[model] = daemon
             daemon.start()
         return {"is_new": True}
