@@ -26,7 +26,8 @@ FRESH_S = 2.0  # how long what is known of the model is shown without asking aga
 class Gateway:
     """One for the life of the process; made in the event loop."""
 
-    def __init__(self, config: Config, keys: Keys, daemon: Daemon | None = None) -> None:
+    def __init__(self, config: Config, keys: Keys, daemon: Daemon | None = None, is_asking: bool = True) -> None:
+        """`is_asking`: what is served is asked at once, so that the first request need not wait."""
         self.config = config
         self.keys = keys
         self.state: dict[str, Any] = {}  # what families keep between requests, by a name of theirs
@@ -39,7 +40,8 @@ class Gateway:
         self._model: Model | None = None
         self._t_model = 0.0
         self._asking: asyncio.Task[Model] | None = None
-        self._ask()  # so that the first request need not wait
+        if is_asking:
+            self._ask()
 
     async def model(self, is_new: bool = False) -> Model:
         """What is served. `is_new`: ask the daemon again even though something is known. Raises: GatewayError (503)."""
