@@ -74,9 +74,11 @@ class Scripted:
             await asyncio.sleep(3600)
         begun = N_TOKENS - fields["max_tokens"]
         if act == "stopped":
-            yield [json.dumps({"event": "token", "text": TOKENS[begun], "token_id": begun}).encode()]
             error = UmaError(ErrorCode.SHUTTING_DOWN).to_dict()
-            yield [json.dumps({"event": "eos", "reason": "error", "error": error, "usage": {}}).encode()]
+            yield [  # which arrive together
+                json.dumps({"event": "token", "text": TOKENS[begun], "token_id": begun}).encode(),
+                json.dumps({"event": "eos", "reason": "error", "error": error, "usage": {}}).encode(),
+            ]
             return
         if act == "pairs":
             for i in range(begun, min(begun + 4, N_TOKENS), 2):

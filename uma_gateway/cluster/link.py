@@ -351,13 +351,15 @@ class RoutedLink:
         try:
             async for payloads in stream:
                 passed: list[bytes] = []
-                for payload in payloads:
-                    verdict = self._judge(orjson.loads(payload), unit)
-                    if verdict is False:
+                try:
+                    for payload in payloads:
+                        verdict = self._judge(orjson.loads(payload), unit)
+                        if verdict is False:
+                            return False
+                        passed.append(payload if verdict is None else orjson.dumps(verdict))
+                finally:  # also what came together with the loss
+                    if passed:
                         self._inbox.put(passed)
-                        return False
-                    passed.append(payload if verdict is None else orjson.dumps(verdict))
-                self._inbox.put(passed)
                 if self._is_done:
                     return True
                 while len(self._inbox.payloads) > QUEUE_HIGH:
