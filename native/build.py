@@ -62,6 +62,7 @@ def prepare(progress: Progress | None = None, force: bool = False) -> Native:
     Blocks: minutes with a cold one. Raises: BuildError.
     """
     progress = progress or Progress()
+    _check_writable(ROOT, LIB_DIR.parent, CHAT_LIB_DIR.parent, HEADERS_DIR.parent)
     pin = load_pin()
     external = os.environ.get("UMA_LLAMA_DIR")
     native = (
@@ -74,6 +75,13 @@ def prepare(progress: Progress | None = None, force: bool = False) -> Native:
     record = {key: value for key, value in asdict(native).items() if key != "lib_dir" or native.is_external}
     _write_if_changed(LIB_DIR / BUILD_RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
     return native
+
+
+def _check_writable(*folders: Path) -> None:
+    """Before minutes of compiling. Raises: BuildError."""
+    for folder in folders:
+        if not os.access(folder, os.W_OK):
+            raise BuildError(f"{folder} cannot be written, but the build puts its libraries into its tree: copy that")
 
 
 def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:

@@ -7,12 +7,14 @@ Rules: nothing is unpacked before its sha256 is checked; nothing is written outs
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 from native.pin import BuildError, Pin, sha256_file
@@ -112,8 +114,9 @@ def extract(sdist: Path, pin: Pin, folder: Path) -> Path:
     """
     try:
         _unpack(sdist, pin, folder)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise BuildError(f"{sdist} cannot be unpacked: {error}") from error
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        why = str(error).splitlines()[0].rstrip(":")  # the other lines are what each kind of archive would want
+        raise BuildError(f"{sdist} cannot be unpacked: {why}") from error
     if tree_digest(folder) != pin.source_sha256:
         raise BuildError(
             f"{sdist} does not hold the pinned source: files below {pin.source_root} differ from native/PIN"

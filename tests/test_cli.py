@@ -149,6 +149,13 @@ def test_printed_json(run):
     assert list(rows) == [opt.key for opt in OPTIONS]
 
 
+@pytest.mark.parametrize("words", ["--json", "--check-config --json"])
+def test_json_without_what_is_printed_is_refused(run, served, words):
+    status, out, err = run("daemon", *words.split())
+    assert (status, out, served) == (1, "", [])
+    assert err == "uma-core: E_CONFIG_001 config_invalid: --json goes with --print-config\n"
+
+
 @pytest.mark.parametrize("words", ["version", "daemon --print-config", "daemon --print-config --json", "--help"])
 def test_a_full_standard_output_is_one_line(words):
     """With a line's status: a script that stores the configuration must know that it has not."""

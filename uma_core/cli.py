@@ -45,6 +45,8 @@ def daemon(
     path: str, check_config: bool, print_config: bool, as_json: bool, estimate: bool, **given: str | bool | None
 ) -> tuple[Config, Sources] | None:
     """Serve until told to stop. Precedence: flag > variable > file > preset > default."""
+    if as_json and not (print_config or estimate):
+        raise click.UsageError("--json goes with --print-config")
     config, sources = load(
         Inputs(
             given_flags(OPTIONS, given),

@@ -56,6 +56,8 @@ def cli() -> None:
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
 def serve(path: str, check_config: bool, print_config: bool, as_json: bool, **given: str | bool | None) -> int:
     """Answer HTTP until told to stop. Precedence: flag > variable > file > default."""
+    if as_json and not print_config:
+        raise click.UsageError("--json goes with --print-config")
     environ = {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
     config, sources = merge(SCHEMA, Inputs(given_flags(OPTIONS, given), environ, path))
     if print_config:

@@ -25,6 +25,7 @@ from uma_core.errors import UmaError
 from uma_core.protocol.framing import FrameReader, encode_frame
 from uma_gateway.errors import GatewayError, Kind, from_daemon
 from uma_gateway.inbox import Inbox
+from uma_gateway.within import within
 
 Event = dict[str, Any]
 
@@ -368,7 +369,7 @@ class Daemon:
             future = self._calls[request_id] = asyncio.get_running_loop().create_future()
             try:
                 link.send({"type": "cancel", "id": request_id, **({} if conn is None else {"conn": conn})})
-                event: Event = await asyncio.wait_for(future, CALL_S)
+                event: Event = await within(CALL_S, future)
             except asyncio.TimeoutError:
                 raise no_daemon("the daemon does not answer") from None
             finally:
@@ -390,7 +391,7 @@ class Daemon:
                     **{name: value for name, value in fields.items() if value is not None},
                 }
             )
-            event = await asyncio.wait_for(future, timeout_s)
+            event = await within(timeout_s, future)
         except asyncio.TimeoutError:
             raise no_daemon("the daemon does not answer") from None
         finally:

@@ -15,6 +15,7 @@ import orjson
 from uma_gateway.daemon import Writer
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.jsons import parse_object
+from uma_gateway.within import within
 
 if TYPE_CHECKING:
     from uma_gateway.apis.base import Family
@@ -91,7 +92,7 @@ class Exchange:
         if declared.isascii() and declared.isdigit() and int(declared) > most:
             raise self._too_large(most)
         try:
-            return await asyncio.wait_for(self._read_body(most), limits.body_timeout_s)
+            return await within(limits.body_timeout_s, self._read_body(most))
         except asyncio.TimeoutError:
             raise GatewayError(
                 Kind.TIMEOUT, f"the body did not come within {limits.body_timeout_s:g} s", code="body_timeout"
@@ -152,7 +153,7 @@ class Exchange:
         if declared.isascii() and declared.isdigit() and int(declared) > DISCARDED_BYTES:
             return False
         try:
-            return await asyncio.wait_for(discard(), DISCARD_S)
+            return await within(DISCARD_S, discard())
         except asyncio.TimeoutError:
             return False
 

@@ -16,6 +16,7 @@ from uma_gateway.daemon import Daemon
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.keys import Keys
 from uma_gateway.model import Model
+from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ FRESH_S = 2.0  # how long what is known of the model is shown without asking aga
 class Gateway:
     """One for the life of the process; made in the event loop."""
 
-    def __init__(self, config: Config, keys: Keys, daemon: Daemon | None = None) -> None:
+    def __init__(self, config: Config, keys: Keys, daemon: Daemon | None = None, is_asking: bool = True) -> None:
+        """`is_asking`: what is served is asked at once, so that the first request need not wait."""
         self.config = config
         self.keys = keys
         self.state: dict[str, Any] = {}  # what families keep between requests, by a name of theirs
@@ -38,7 +40,7 @@ class Gateway:
         self._model: Model | None = None
         self._t_model = 0.0
         self._asking: asyncio.Task[Model] | None = None
-        self._greeting = asyncio.get_running_loop().create_task(self._greet())
+        self._greeting = asyncio.get_running_loop().create_task(self._greet()) if is_asking else None
 
     async def _greet(self) -> None:
         """Ask for the model as soon as it is loaded, so that the first request need not wait."""
@@ -99,7 +101,7 @@ class Gateway:
     async def sleep(self, seconds: float) -> None:
         """For streams that have no end of their own: returns early when the gateway stops."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.stopping.wait(), seconds)
+            await within(seconds, self.stopping.wait())
 
     def reload_keys(self) -> None:
         """On SIGHUP. Keeps the old keys where the file is wrong."""
@@ -109,7 +111,8 @@ class Gateway:
             log.error("the keys stay as they are: %s", error)
 
     async def close(self) -> None:
-        self._greeting.cancel()
+        if self._greeting is not None:
+            self._greeting.cancel()
         await self.daemon.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster.local import LocalDaemon
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
+from uma_gateway.within import within
 
 
 class Sockets:
@@ -42,7 +43,7 @@ class Sockets:
 
     async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         try:
-            await asyncio.wait_for(self._pass(unit), timeout_s)
+            await within(timeout_s, self._pass(unit))
         except asyncio.TimeoutError:
             raise UnitLost("no answer") from None
         return await self.daemons[unit.name].call(operation, timeout_s, fields)

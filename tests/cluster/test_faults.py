@@ -220,9 +220,17 @@ def test_a_request_that_ends_every_daemon_is_given_up(fakes: Callable[..., list[
 
 
 def test_a_client_that_goes_is_cancelled_wherever_it_is(fakes: Callable[..., list[DaemonProcess]]) -> None:
+    """While its prompt is hashed, while it waits for a daemon, and while it is answered."""
     daemons = fakes(2, "--parallel", "2")
     for daemon in daemons:
         daemon.pull(step_ms=20)
+
+    async def go(cluster: Cluster, pause_s: float) -> None:
+        tasks = [asyncio.ensure_future(ask(cluster, i, 2000)) for i in range(30)]
+        await asyncio.sleep(pause_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
     async def work(cluster: Cluster, transport: Sockets) -> None:
         tasks = [asyncio.ensure_future(ask(cluster, i, 2000)) for i in range(30)]
@@ -231,6 +239,8 @@ def test_a_client_that_goes_is_cancelled_wherever_it_is(fakes: Callable[..., lis
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        for i in range(40):
+            await go(cluster, i * 0.0005)
         while cluster.router.n_waiting or any(row["requests"] for row in cluster.table()):
             await asyncio.sleep(0.02)
 

@@ -17,6 +17,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster import cluster as cluster_module
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.link import RoutedLink, can_resume, resumed
+from uma_gateway.cluster.router import Knobs
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.errors import GatewayError
 
@@ -26,7 +27,9 @@ TOKENS = "0123456789"
 
 class Scripted:
     """A transport. Each request that arrives anywhere does the next act: `whole`, `refuse`, `gone` (not loaded any
-    more), or how many tokens it sends before its daemon is lost.
+    more), `other` (its daemon is lost, and comes back with another model), `silent` or `stopped` (after one token),
+    `pairs` (two tokens an event, two events, and its daemon is lost), or how many tokens it sends before its daemon is
+    lost.
     """
 
     def __init__(self, n_units: int, *acts: str | int, pause_s: float = 0.0) -> None:
@@ -35,6 +38,7 @@ class Scripted:
         self.pause_s = pause_s
         self.seen: list[tuple[str, dict[str, Any]]] = []  # what arrived where
         self.n_loads = 0
+        self.models: dict[str, str] = {}  # fingerprints by unit, where they are not "f"
 
     async def units(self) -> list[Unit]:
         return [Unit(name, name, "m") for name in self.names]
@@ -43,9 +47,11 @@ class Scripted:
         if unit.name not in self.names:
             raise UnitLost("gone")
         if operation == "digest":
-            return {**digest(), "fingerprint": "f", "generation": 1}
+            return {**digest(), "fingerprint": self.models.get(unit.name, "f"), "generation": 1}
         if operation == "detokenize":
             return {"content": "".join(TOKENS[each] for each in fields["tokens"])}
+        if operation == "tokenize":
+            return {"tokens": [TOKENS.index(each) for each in fields["content"]]}
         return {"hashes": [], "n_tokens": 10}
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
@@ -60,7 +66,24 @@ class Scripted:
         if act == "gone":
             self.names.remove(unit.name)
             raise UnitLost("m is not loaded here")
+        if act == "other":
+            self.models[unit.name] = "g"
+            raise UnitLost("it broke")
+        if act == "silent":
+            yield [json.dumps({"event": "token", "text": TOKENS[0], "token_id": 0}).encode()]
+            await asyncio.sleep(3600)
         begun = N_TOKENS - fields["max_tokens"]
+        if act == "stopped":
+            error = UmaError(ErrorCode.SHUTTING_DOWN).to_dict()
+            yield [  # which arrive together
+                json.dumps({"event": "token", "text": TOKENS[begun], "token_id": begun}).encode(),
+                json.dumps({"event": "eos", "reason": "error", "error": error, "usage": {}}).encode(),
+            ]
+            return
+        if act == "pairs":
+            for i in range(begun, min(begun + 4, N_TOKENS), 2):
+                yield [json.dumps({"event": "token", "text": TOKENS[i : i + 2], "token_id": i + 1}).encode()]
+            raise UnitLost("it broke")
         n = fields["max_tokens"] if act == "whole" else min(int(act), fields["max_tokens"])
         for i in range(begun, begun + n):
             yield [json.dumps({"event": "token", "text": TOKENS[i], "token_id": i}).encode()]
@@ -89,9 +112,9 @@ class Got:
         self.error: GatewayError | None = None
 
 
-def ask(transport: Scripted, is_resumable: bool = False, **fields: Any) -> Got:
+def ask(transport: Scripted, is_resumable: bool = False, knobs: Knobs | None = None, **fields: Any) -> Got:
     async def work() -> Got:
-        cluster = Cluster(transport, bytes(32))
+        cluster = Cluster(transport, bytes(32), knobs)
         cluster.start()
         request = {"type": "generate", "prompt": "p", "max_tokens": N_TOKENS, **fields}
         link = RoutedLink(cluster, "m", request, "r", is_resumable)
@@ -128,7 +151,7 @@ def hurried() -> Iterator[None]:
         yield
 
 
-acts = st.lists(st.sampled_from(["whole", "refuse", "gone", 0, 1, 3, 6]), max_size=6)
+acts = st.lists(st.sampled_from(["whole", "refuse", "gone", "stopped", 0, 1, 3, 6]), max_size=6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -158,6 +181,37 @@ def test_a_refusal_is_taken_elsewhere_once_and_its_deadline_is_kept() -> None:
     assert ask(Scripted(3, "refuse", "refuse")).ends == ["overloaded"], "the second one is the client's"
 
 
+def test_a_refusal_at_the_last_try_is_the_clients() -> None:
+    assert ask(Scripted(2, 0, 0, 0, "refuse")).ends == ["overloaded"]
+
+
+def test_a_daemon_that_comes_back_with_another_model_answers_who_named_none() -> None:
+    transport = Scripted(1, "other")
+    assert ask(transport).ends == ["length"]
+    assert ask(Scripted(1, "other"), model="f").ends == ["model_changed"]
+
+
+def test_an_answer_is_not_continued_by_another_model() -> None:
+    transport = Scripted(1, 2, "other")
+    got = ask(transport, is_resumable=True)
+    assert (got.text, got.ends) == ("01", ["replica_lost"])
+    assert got.error is not None and got.error.extra == {"tokens_sent": 2, "characters_sent": 2}
+
+
+def test_a_daemon_that_falls_silent_is_given_up_while_the_cluster_does_not_tell_what_it_has() -> None:
+    transport = Scripted(1, "silent")
+    units, call = transport.units, transport.call
+
+    async def silent_units() -> list[Unit]:
+        return await (units() if not transport.seen else asyncio.sleep(3600, []))
+
+    async def silent_call(unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+        return await (call(unit, operation, timeout_s, fields) if not transport.seen else asyncio.sleep(3600, {}))
+
+    transport.units, transport.call = silent_units, silent_call  # type: ignore[method-assign]
+    assert ask(transport, knobs=Knobs(lost_ns=50_000_000)).ends == ["replica_lost"]
+
+
 def test_an_answer_is_continued_after_what_was_sent_of_it() -> None:
     transport = Scripted(2, 2)
     got = ask(transport, is_resumable=True, min_tokens=5, constraint={"grammar": "g"}, timeout_ms=60_000)
@@ -165,6 +219,23 @@ def test_an_answer_is_continued_after_what_was_sent_of_it() -> None:
     again = transport.seen[1][1]
     assert again["prompt"] == ["p", 0, 1] and (again["max_tokens"], again["min_tokens"]) == (4, 3)
     assert again["constraint"] == {"grammar": "g", "prefix": "01"}
+
+
+def test_a_daemon_that_ends_its_answers_because_it_stops_is_lost() -> None:
+    assert ask(Scripted(2, "stopped")).ends == ["replica_lost"]
+    got = ask(Scripted(2, "stopped"), is_resumable=True)
+    assert (got.text, got.ends) == ("012345", ["length"])
+
+
+def test_tokens_that_came_together_are_all_counted() -> None:
+    transport = Scripted(2, "pairs")
+    got = ask(transport, is_resumable=True)
+    assert (got.text, got.ends, got.usage["completion_tokens"]) == ("012345", ["length"], N_TOKENS)
+    assert transport.seen[1][1]["prompt"] == ["p", "0123"] and transport.seen[1][1]["max_tokens"] == 2
+    transport = Scripted(2, "pairs", "pairs")
+    got = ask(transport, is_resumable=True)
+    assert (got.text, got.ends, got.usage["completion_tokens"]) == ("012345", ["length"], N_TOKENS)
+    assert len(transport.seen) == 2, "nothing but the end was lost"
 
 
 def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:

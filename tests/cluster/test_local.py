@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -93,6 +94,30 @@ def test_a_daemon_is_started_used_and_started_again_after_a_crash(folder: Path) 
     assert not is_alive(asyncio.run(work()))
 
 
+def test_a_daemon_that_cannot_be_started_for_now_is_started_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start, n_failures = asyncio.create_subprocess_exec, 2
+
+    async def failing(*args: object, **kwargs: object) -> object:
+        nonlocal n_failures
+        n_failures -= 1
+        if n_failures >= 0:
+            raise OSError(errno.EAGAIN, "no more processes")
+        return await start(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", failing)
+    monkeypatch.setattr(local, "FIRST_PAUSE_S", 0.01)
+
+    async def work() -> None:
+        async with kept(folder, *FAKE) as daemon:
+            await daemon.ready(WAIT_S)
+            assert daemon.restarts == 2
+
+    asyncio.run(work())
+    assert caplog.text.count("cannot be started: [Errno 11] no more processes") == 2
+
+
 def test_running_answers_end_before_the_daemon_does(folder: Path) -> None:
     async def work() -> list[str]:
         async with kept(folder, *SLOW, drain_s=60.0) as daemon:
@@ -136,11 +161,13 @@ def test_a_daemon_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(local, "STOP_S", 0.2)
 
     async def work() -> None:
-        async with kept(folder, *FAKE, hang_s=1.0) as daemon:
+        async with kept(folder, *FAKE) as daemon:
             await daemon.ready(WAIT_S)
+            monkeypatch.setattr(daemon, "_hang_s", 1.0)  # a start takes longer on a busy machine
             pid = daemon.pid
             os.kill(pid, signal.SIGSTOP)
             await until(lambda: daemon.restarts == 1)
+            monkeypatch.setattr(daemon, "_hang_s", local.HANG_S)
             assert not is_alive(pid)
             await daemon.ready(WAIT_S)
 

@@ -108,6 +108,13 @@ def test_the_longest_idle_goes_first_and_only_as_many_as_must(monkeypatch: pytes
     asyncio.run(work())
 
 
+def test_a_folder_of_somebody_else_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr("os.getuid", lambda: 4242)
+    node = Node(parse({"models": [{"name": "m", "memory_mb": 1}]}), "n", "node")
+    assert "uma-cluster-4242 can be written by others" in asyncio.run(node.load("m"))["error"]
+
+
 @pytest.mark.daemon
 def test_a_model_of_ones_own_is_estimated_started_asked_and_stopped(
     folder: Path, monkeypatch: pytest.MonkeyPatch

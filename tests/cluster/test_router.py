@@ -120,6 +120,17 @@ def test_a_silent_daemon_gets_nothing_while_others_speak() -> None:
     assert node_of(router, ask("again"), 21 * S) == "n0"
 
 
+def test_a_silent_daemon_is_told_once_whoever_found_it() -> None:
+    router = routers(digest(), digest())
+    router.heard("n1", digest(), 20 * S)
+    assert node_of(router, ask(), 20 * S) == "n1", "which looked for silent ones"
+    assert router.check(20 * S) == ["n0"]
+    assert router.check(21 * S) == []
+    router.heard("n0", digest(), 21 * S)
+    assert router.check(21 * S) == []
+    assert router.check(32 * S) == ["n0", "n1"]
+
+
 def test_a_daemon_that_drains_gets_nothing_and_keeps_what_it_has() -> None:
     router = routers(digest(PROMPT), digest())
     assert node_of(router, ask("r")) == "n0"
@@ -297,6 +308,44 @@ def test_positions_are_told_in_the_order_in_which_requests_go() -> None:
     assert sorted(places.values()) == [0, 1, 2, 3] and places["b1"] < places["a1"] < places["a2"]
     router.ended("a1", S)
     assert "a1" not in router.positions("m")
+
+
+@pytest.mark.parametrize("slack", [0.0, 1.0, 3.0])
+def test_the_wait_that_is_told_is_the_wait_that_comes(slack: float) -> None:
+    """One daemon that answers two requests at once, a second each; a second one says nothing any more."""
+    router = routers(digest(n_seq_max=2), digest(n_seq_max=2), knobs=Knobs(slack=slack, warm_slack=0.0))
+    told, placed = {}, {}
+    has: list[str] = []  # in the order in which they came
+    for second in range(12, 120):
+        now = second * S
+        for name in has[:2]:
+            router.ended(name, now)
+        del has[:2]
+        n = len(has)
+        router.heard("n0", digest(n_seq_max=2, active=n), now)
+        for each, choice in router.ready(now):
+            assert isinstance(choice, Choice) and choice.node == "n0"
+            placed[each.id] = second
+            has.append(each.id)
+        n_new = 2 if second > 30 else 4  # the queue grows, then it stays as long as it is
+        for request in (ask(f"r{second}-{i}", ()) for i in range(n_new)):
+            if isinstance(router.offer(request, now), Choice):
+                has.append(request.id)
+            else:
+                place = router.positions("m")[request.id]
+                told[request.id] = second, router.wait_ms(request, place) / 1e3, router.wait_ms(request) / 1e3
+    late = [(placed[name] - second, wait, last) for name, (second, wait, last) in told.items() if name in placed]
+    assert len(late) > 100
+    assert all(wait == pytest.approx(true, abs=2.0) and last >= wait for true, wait, last in late[-40:])
+
+
+def test_who_is_nearer_its_turn_is_told_a_shorter_wait() -> None:
+    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    node_of(router, ask("r"))
+    for name, priority in (("i0", 0), ("i1", 0), ("b0", 1)):
+        assert router.offer(ask(name, priority=priority), S) is None
+    assert [router.wait_ms(ask(), n) for n in (0, 1)] == [1000.0, 2000.0]
+    assert router.wait_ms(ask()) == 3000.0 and router.wait_ms(ask(priority=1), 0) == 3000.0
 
 
 events = ["offer", "end", "lost", "hear", "remove", "add", "drain", "ready"]

@@ -158,6 +158,7 @@ def test_what_will_never_be_answered_is_not_asked_for_again(gateway, path):
         (("--cors-origins", "*"), "access.cors_origins"),
         (("--api-key-file", "/nonexistent.yaml"), "/nonexistent.yaml"),
         (("--prot", "1"), "--prot"),
+        (("--json",), "--json goes with --print-config"),
     ],
 )
 def test_a_wrong_configuration_ends_the_start_with_a_reason(folder, args, named):

@@ -22,6 +22,13 @@ def names(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
+def test_a_tree_that_cannot_be_written_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != build.LIB_DIR.parent)
+    monkeypatch.setattr(build, "load_pin", lambda: pytest.fail("it goes on"))
+    with pytest.raises(BuildError, match=r"uma_core cannot be written, but the build puts .+: copy that\Z"):
+        build.prepare()
+
+
 def test_mirror_makes_the_target_equal_and_removes_what_is_old(tmp_path: Path) -> None:
     source = fill(tmp_path / "source", {"a": "1", "inner/b": "2"})
     target = fill(tmp_path / "target", {"a": "old", "stale": "x", "build.json": "{}"})

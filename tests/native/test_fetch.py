@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -126,8 +127,20 @@ def test_a_changed_added_or_missing_file_is_refused(
 def test_something_that_is_no_archive_is_refused(tmp_path: Path, pin: Pin) -> None:
     path = tmp_path / "text.tar.gz"
     path.write_text("not an archive")
-    with pytest.raises(BuildError, match="cannot be unpacked"):
+    with pytest.raises(BuildError, match=r"cannot be unpacked: [^\n]+\Z"):
         fetch.extract(path, pin, tmp_path / "out")
+
+
+def test_a_damaged_archive_is_refused_in_one_line(tmp_path: Path, pin: Pin) -> None:
+    """Wherever a bit is wrong."""
+    whole = tmp_path / "whole.tar.gz"
+    write_tar(whole, {f"{ROOT}/src/{i}.cpp": random.Random(i).randbytes(3000).hex().encode() for i in range(3)})
+    data = whole.read_bytes()
+    for at in range(0, len(data), 50):
+        path = tmp_path / "damaged.tar.gz"
+        path.write_bytes(data[:at] + bytes((data[at] ^ 0x55,)) + data[at + 1 :])
+        with pytest.raises(BuildError, match=r"\A[^\n]+\Z"):
+            fetch.extract(path, pin, tmp_path / str(at))
 
 
 def test_a_packed_source_is_as_good_as_the_whole(

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import uma_core.metrics.catalog as m
+from uma_core.clock import ManualClock
 from uma_core.server.io.app import RESERVE_PLACES
 from uma_core.session.events import HangUp
 
@@ -121,14 +122,31 @@ def test_trickled_bytes_do_not_keep_a_connection(serve, data):
 def test_a_message_that_takes_its_time_is_not_idle(serve):
     """It began late, and has as long again to be complete."""
     server = serve(ipc={"idle_timeout_ms": 1000.0})
+    server.loop.clock = clock = ManualClock()
+
+    def pass_ms(n: int) -> None:
+        """Until the server has looked at its timers."""
+        clock.advance(n * 1_000_000)
+        n_turns = server.loop.n_turns
+        server.loop.wake()
+        server.eventually(lambda: server.loop.n_turns > n_turns + 1 or server.loop.wake())
+
     with server.connect() as client:
         payload = json.dumps({"type": "health", "id": 1}).encode()
         frame = struct.pack("<I", len(payload)) + payload
-        time.sleep(0.7)
+        server.eventually(lambda: len(server.app.clients) == 1)
+        (peer,) = server.app.clients.values()
+        pass_ms(700)
         client.sock.sendall(frame[:10])
-        time.sleep(0.6)
+        server.eventually(lambda: peer.connection.n_buffered == 10)
+        pass_ms(600)
+        assert peer.is_open
         client.sock.sendall(frame[10:])
         assert client.event()["event"] == "reply"
+        client.sock.sendall(frame[:10])
+        server.eventually(lambda: peer.connection.n_buffered == 10)
+        pass_ms(1100)
+        assert client.event()["code"] == "E_LIMIT_005"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class EngineOptions:
     )
     n_ctx: int = option(
         16384,
-        "KV cells in all, shared by the sequences; 0: what the model was trained with",
+        "KV cells in all, shared by the sequences: at most as many for each as the model was trained with; 0: so many",
         unit="tokens",
         min=0,
         max=1 << 24,

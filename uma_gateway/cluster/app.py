@@ -105,7 +105,8 @@ class GatewayActor:
             keys = Keys(config.access.api_key_file, config.access.api_key)
             # one that is always there answers requests without a name
             first = sorted(settings.models, key=lambda model: not model.replicas)
-            return ClusterGateway(config, keys, cluster, [model.name for model in first])
+            on_demand = [model.name for model in first if not model.replicas]
+            return ClusterGateway(config, keys, cluster, [model.name for model in first], on_demand)
 
         return App(make, (pages.FAMILY,))
 

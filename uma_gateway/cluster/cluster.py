@@ -19,6 +19,7 @@ from typing import Any
 from uma_gateway.cluster.router import Ask, Choice, Knobs, Refusal, Router
 from uma_gateway.cluster.transport import Event, Transport, Unit, UnitLost
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ POSITIONS_SHARE = 0.05  # of this process's time that may go into counting place
 PAGES_IN_ALL = 1 << 20  # of all digests together: 300 bytes of memory each
 PAGES_LEAST, PAGES_MOST = 256, 4096  # of one daemon
 UNITS_S = 1.0  # between two looks at which daemons there are
+CHECK_S = 0.25  # between two looks for daemons that say nothing, and for requests whose time has passed
 
 
 class Cluster:
@@ -57,17 +59,18 @@ class Cluster:
             str, dict[object, Callable[[], None]]
         ] = {}  # by unit: who reads from it, and how each is told of its loss
         self._loading: dict[str, asyncio.Task[None]] = {}
-        self._main: asyncio.Task[None] | None = None
+        self._main: list[asyncio.Task[None]] = []
         self._has_changed = asyncio.Event()
         self._by_model: dict[str, list[Unit]] = {}  # that were heard of; built anew when that changes
         self._positions: dict[str, tuple[float, dict[str, int]]] = {}  # by group: good until when, and each request's
 
     def start(self) -> None:
-        if self._main is None:
-            self._main = asyncio.get_running_loop().create_task(self._run())
+        if not self._main:
+            loop = asyncio.get_running_loop()
+            self._main = [loop.create_task(self._run()), loop.create_task(self._watch())]
 
     async def close(self) -> None:
-        tasks = [task for task in (self._main, *self._polls.values(), *self._loading.values()) if task is not None]
+        tasks = [*self._main, *self._polls.values(), *self._loading.values()]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -84,11 +87,19 @@ class Cluster:
                 log.warning("the cluster does not tell which daemons it has: %s", error)
             except Exception:  # without this loop nothing would be routed any more
                 log.exception("looking for daemons failed")
-            for name in self.router.check(time.monotonic_ns()):
-                log.warning("%s says nothing: what it was doing is given up", name)
-                self._lose_readers(name)
-            self._let_go()
             await asyncio.sleep(max(UNITS_S, len(self.units) / CALLS_PER_S))
+
+    async def _watch(self) -> None:
+        """Apart from `_run`: the cluster may take its time to tell which daemons it has."""
+        while True:
+            try:
+                for name in self.router.check(time.monotonic_ns()):
+                    log.warning("%s says nothing: what it was doing is given up", name)
+                    self._lose_readers(name)
+                self._let_go()
+            except Exception:  # without this loop nobody would be told of a loss any more
+                log.exception("looking for silent daemons failed")
+            await asyncio.sleep(CHECK_S)
 
     async def _find_units(self) -> None:
         found = {unit.name: unit for unit in await self.transport.units()}
@@ -193,8 +204,8 @@ class Cluster:
         while not (units := self.of_model(model)):
             self._has_changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._load(model), max(0.0, deadline - time.monotonic()))
-                await asyncio.wait_for(self._has_changed.wait(), min(UNITS_S, max(0.0, deadline - time.monotonic())))
+                await within(max(0.0, deadline - time.monotonic()), self._load(model))
+                await within(min(UNITS_S, max(0.0, deadline - time.monotonic())), self._has_changed.wait())
             if time.monotonic() >= deadline and not self.of_model(model):
                 raise GatewayError(
                     Kind.UNAVAILABLE, f"no daemon of {model} answers", code="daemon_unavailable", retry_after_ms=1000

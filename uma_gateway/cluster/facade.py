@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from uma_gateway.cluster import merge
@@ -105,14 +105,18 @@ class ClusterDaemon(Daemon):
 class ClusterGateway(Gateway):
     """The gateway of a cluster's first model, which knows those of the others."""
 
-    def __init__(self, config: Config, keys: Keys, cluster: Cluster, models: list[str]) -> None:
+    def __init__(
+        self, config: Config, keys: Keys, cluster: Cluster, models: list[str], on_demand: Collection[str] = ()
+    ) -> None:
+        """`on_demand`: those of the models that are loaded by being asked for; the first is none of them."""
         cluster.start()
         super().__init__(config, keys, ClusterDaemon(cluster, models[0]))
         self.cluster = cluster
         self.names = models
         self._by_model: dict[str, Gateway] = {models[0]: self}
         for name in models[1:]:
-            self._by_model[name] = Gateway(config, keys, ClusterDaemon(cluster, name))
+            is_asking = name not in on_demand
+            self._by_model[name] = Gateway(config, keys, ClusterDaemon(cluster, name), is_asking)
         for name, gateway in self._by_model.items():
             gateway.alias = name
             gateway.state = self.state

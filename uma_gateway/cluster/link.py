@@ -61,6 +61,8 @@ class RoutedLink:
         self._usage: dict[str, int] = {}  # of attempts before this one
         self._avoid: set[str] = set()
         self._n_refusals = 0
+        self._is_last_try = False
+        self._group = ""  # of the daemons that can go on with what was sent; "": nothing was
         self._is_done = False
         self._unit: Unit | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -97,20 +99,22 @@ class RoutedLink:
         try:
             ask = await self._ask()
             for n in range(TRIES_MOST):
+                self._is_last_try = n == TRIES_MOST - 1
                 try:
                     if await self._attempt(ask._replace(id=attempt_id(self._id), avoid=frozenset(self._avoid))):
                         return
                 except UnitLost as loss:
                     if await self._has_all():
                         return
-                    self._check_hope(loss, is_last=n == TRIES_MOST - 1)
+                    self._check_hope(loss)
                     if self._n_sent:
-                        self._tail = await self._sent_tokens()
+                        self._group = ask.group
+                        self._tail = [self._sent_text]
                         ask = await self._ask()
-                except GatewayError as error:  # the last daemon of its model may have gone: then another one is loaded
-                    if error.code != "daemon_unavailable" or self._cluster.of_model(self._model) or n == TRIES_MOST - 1:
+                except GatewayError as error:
+                    if error.code != "daemon_unavailable" or self._is_last_try:
                         raise
-                    ask = await self._ask()
+                    ask = await self._asked_anew(ask, error)
         except GatewayError as error:
             if self._n_sent:
                 error.extra |= self._progress()
@@ -120,19 +124,35 @@ class RoutedLink:
                 GatewayError(Kind.SERVER, f"routing failed: {type(error).__name__}: {error}", code="internal")
             )
 
-    def _check_hope(self, loss: UnitLost, is_last: bool) -> None:
+    def _check_hope(self, loss: UnitLost) -> None:
         """Whether the request can go on elsewhere. Raises: GatewayError."""
         counts = self._cluster.counts
-        if not is_last and self._n_sent == 0:
+        if not self._is_last_try and self._n_sent == 0:
             counts["replayed"] += 1
-        elif not is_last and self._is_resumable:
+        elif not self._is_last_try and self._is_resumable:
             counts["resumed"] += 1
         else:
             counts["lost"] += 1
-            message = f"the daemon of this answer was lost after {self._n_sent} tokens: {loss}"
-            raise GatewayError(
-                Kind.UNAVAILABLE, message, code="replica_lost", extra=self._progress(), retry_after_ms=1000
-            )
+            raise self._lost(str(loss))
+
+    def _lost(self, why: str) -> GatewayError:
+        message = f"the daemon of this answer was lost after {self._n_sent} tokens: {why}"
+        return GatewayError(Kind.UNAVAILABLE, message, code="replica_lost", extra=self._progress(), retry_after_ms=1000)
+
+    async def _asked_anew(self, ask: Ask, refusal: GatewayError) -> Ask:
+        """For a request that no daemon takes: they may have another model by now, or the last one of its model may
+        have gone. Then one is loaded. Raises: GatewayError.
+        """
+        units = self._cluster.of_model(self._model)
+        groups = {group_of(self._model, self._cluster.fingerprints[unit.name]) for unit in units}
+        if ask.group in groups:
+            raise refusal
+        anew = await self._ask()
+        if not groups or anew.group in groups:
+            return anew
+        if self._n_sent:
+            raise self._lost("its daemons have another model now")
+        raise GatewayError(Kind.UNAVAILABLE, "the daemons have another model now", code="model_changed")
 
     def _progress(self) -> dict[str, int]:
         """How far the answer came, for its error."""
@@ -162,7 +182,7 @@ class RoutedLink:
         pages, n_tokens = await self._hashes(fields, units)
         fingerprint = fields.get("model") or self._cluster.fingerprint(self._model)
         priority = PRIORITIES.index(fields["priority"]) if fields.get("priority") else 0
-        group = group_of(self._model, fingerprint)
+        group = self._group or group_of(self._model, fingerprint)
         return Ask(
             self._id,
             str(fields.get("account", "")),
@@ -190,17 +210,18 @@ class RoutedLink:
                 ) from None
             raise
 
-    async def _sent_tokens(self) -> list[str | int]:
-        """The tokens that were sent, where their ids are known: an event of several names only the last one.
+    async def _count_sent(self, unit: Unit) -> None:
+        """Find out which tokens were sent, and how many, before this daemon goes on after them.
 
-        Else the text.
+        An event of several names only the last one: then it is asked how many the text has. Raises: UnitLost.
         """
-        for unit in self._cluster.nearest(await self._available(), 1):
-            with contextlib.suppress(UnitLost, GatewayError):
-                reply = await self._cluster.transport.call(unit, "detokenize", HASHES_S, {"tokens": self._token_ids})
-                if reply["content"] == self._sent_text:
-                    return list(self._token_ids)
-        return [self._sent_text]
+        call, ids, text = self._cluster.transport.call, self._token_ids, self._sent_text
+        with contextlib.suppress(GatewayError):
+            if (await call(unit, "detokenize", HASHES_S, {"tokens": ids}))["content"] == text:
+                self._tail, self._usage["completion_tokens"] = list(ids), len(ids)
+            else:
+                found = (await call(unit, "tokenize", HASHES_S, {"content": text}))["tokens"]
+                self._tail, self._usage["completion_tokens"] = [text], len(found)
 
     async def _hashes(
         self, fields: Mapping[str, Any], units: list[Unit], is_exact: bool = False
@@ -257,12 +278,7 @@ class RoutedLink:
             self._cluster.ended(ask.id, False)
             raise UnitLost("it left the cluster")
         self._unit = unit
-        fields = {
-            **{name: value for name, value in self._continued().items() if not name.startswith("x_")},
-            "id": self._id,
-        }
-        stream = self._cluster.transport.stream(unit, fields)
-        reading = asyncio.ensure_future(self._read(stream, unit))
+        reading = asyncio.ensure_future(self._answer(unit))
         loss = asyncio.Event()
         lost = asyncio.ensure_future(loss.wait())
         self._cluster.reading(unit.name, self, loss.set)
@@ -308,25 +324,42 @@ class RoutedLink:
                         "event": "queued",
                         "id": self._id,
                         "position": position,
-                        "wait_ms": int(self._cluster.router.wait_ms(ask)),
+                        "wait_ms": int(self._cluster.router.wait_ms(ask, position)),
                     }
                     self._inbox.put([orjson.dumps(event)])
         finally:
             if not waiting.done():
                 waiting.cancel()
 
+    async def _answer(self, unit: Unit) -> bool:
+        """Have it answer, or go on after what was sent.
+
+        True: it was the end; False: another daemon is to be tried. Raises: UnitLost.
+        """
+        if self._n_sent:
+            await self._count_sent(unit)
+            if await self._has_all():
+                return True
+        fields = {
+            **{name: value for name, value in self._continued().items() if not name.startswith("x_")},
+            "id": self._id,
+        }
+        return await self._read(self._cluster.transport.stream(unit, fields), unit)
+
     async def _read(self, stream: AsyncIterator[list[bytes]], unit: Unit) -> bool:
-        """Hand on what comes. True: it was the end; False: another daemon is to be tried. Raises: UnitLost."""
+        """Hand on what comes. Result and errors: those of `_answer`."""
         try:
             async for payloads in stream:
                 passed: list[bytes] = []
-                for payload in payloads:
-                    verdict = self._judge(orjson.loads(payload), unit)
-                    if verdict is False:
+                try:
+                    for payload in payloads:
+                        verdict = self._judge(orjson.loads(payload), unit)
+                        if verdict is False:
+                            return False
+                        passed.append(payload if verdict is None else orjson.dumps(verdict))
+                finally:  # also what came together with the loss
+                    if passed:
                         self._inbox.put(passed)
-                        return False
-                    passed.append(payload if verdict is None else orjson.dumps(verdict))
-                self._inbox.put(passed)
                 if self._is_done:
                     return True
                 while len(self._inbox.payloads) > QUEUE_HIGH:
@@ -345,7 +378,8 @@ class RoutedLink:
             self._token_ids.append(event["token_id"])
         elif kind == "error":
             code = BY_CODE.get(str(event.get("code")))
-            if code in ELSEWHERE and not self._n_refusals and self._has_others(unit):
+            is_first = not self._n_refusals and not self._is_last_try
+            if code in ELSEWHERE and is_first and self._has_others(unit):
                 self._n_refusals += 1
                 self._avoid.add(unit.name)
                 # nobody else tries the unit before its next digest
@@ -354,7 +388,8 @@ class RoutedLink:
                 return False
             self._is_done = True
         elif kind == "eos":
-            if event["reason"] == "draining":
+            code = BY_CODE.get(str((event.get("error") or {}).get("code")))
+            if event["reason"] == "draining" or code in (ErrorCode.SHUTTING_DOWN, ErrorCode.ENGINE_HUNG):
                 raise UnitLost("it was stopped")
             self._is_done = True
             return self._whole(event)

@@ -18,6 +18,7 @@ from typing import Any
 from uma_gateway.cluster.transport import Event, UnitLost
 from uma_gateway.daemon import Daemon, Link, LinkLost, connect
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +83,11 @@ class LocalDaemon:
                 await asyncio.sleep(HEALTH_S)
                 continue
             t_start = time.monotonic()
-            await self._spawn()
-            await self._watch()
+            try:
+                await self._spawn()
+                await self._watch()
+            except OSError as error:  # no memory or no more processes, for now
+                log.error("the daemon on %s cannot be started: %s", self.path, error)
             await self._end()
             pause_s = FIRST_PAUSE_S if time.monotonic() - t_start > PROVEN_S else min(LONGEST_PAUSE_S, pause_s * 2)
             self.restarts += 1
@@ -114,7 +118,7 @@ class LocalDaemon:
             fast = self.state in ("starting", "gone")
             with contextlib.suppress(asyncio.TimeoutError):
                 waiting = process.wait() if process is not None and process.returncode is None else asyncio.sleep(3600)
-                await asyncio.wait_for(waiting, 0.1 if fast else HEALTH_S)
+                await within(0.1 if fast else HEALTH_S, waiting)
         self.state = "gone"
 
     async def _ask_health(self) -> bool:
@@ -133,7 +137,7 @@ class LocalDaemon:
         if process.stdin is not None:
             process.stdin.close()  # it ends; so it does when this process is killed, because the pipe closes then too
         try:
-            await asyncio.wait_for(process.wait(), STOP_S)
+            await within(STOP_S, process.wait())
         except asyncio.TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -191,7 +195,7 @@ class LocalDaemon:
             if operation in COMPUTED:  # on a connection of its own: who is cancelled here cancels it
                 self.t_used = time.monotonic()
                 computing = self.daemon.compute(operation, str(fields["id"]), fields)
-                return await asyncio.wait_for(computing, timeout_s)
+                return await within(timeout_s, computing)
             return await self.daemon.call(operation, timeout_s, **fields)
         except LinkLost as error:
             raise UnitLost(error.message) from None

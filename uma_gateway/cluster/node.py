@@ -23,6 +23,7 @@ from uma_gateway.cluster.local import LocalDaemon
 from uma_gateway.cluster.settings import ClusterSettings, ModelSettings
 from uma_gateway.cluster.transport import UnitLost
 from uma_gateway.errors import GatewayError
+from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ class Node:
                 return {"is_new": False}
             try:
                 need = await self.need_mb(model)
-            except ValueError as error:
+                socket = self._models[model].socket or self._socket(model)
+            except (ValueError, OSError) as error:
                 return {"error": str(error)}
             idle = self.evictable()
             if need > self._free_mb() + sum(self._need_mb.get(name, 0) for name in idle):
@@ -104,9 +106,7 @@ class Node:
                 log.info("%s is evicted for %s", name, model)
                 await self._unload(name)
             settings = self._models[model]
-            daemon = LocalDaemon(
-                settings.socket or self._socket(model), settings.daemon, is_startable=not settings.socket
-            )
+            daemon = LocalDaemon(socket, settings.daemon, is_startable=not settings.socket)
             self._daemons[model] = daemon
             daemon.start()
         return {"is_new": True}
@@ -188,7 +188,7 @@ async def estimate_mb(settings: ModelSettings) -> int:
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        out, err = await asyncio.wait_for(process.communicate(), ESTIMATE_S)
+        out, err = await within(ESTIMATE_S, process.communicate())
     except asyncio.TimeoutError:
         process.kill()
         raise ValueError(f"the daemon did not estimate {settings.name}") from None

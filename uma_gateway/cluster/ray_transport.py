@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -16,9 +18,13 @@ from ray.serve.exceptions import RayServeException
 from uma_gateway.cluster import placement, replicas
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.within import within
+
+log = logging.getLogger(__name__)
 
 ABOUT_S = 5.0
 FIRST_S = 30.0  # until Serve has told this process of its replicas
+REFUSED_S = 5.0  # a node that refused a model is not asked for it again for so long
 TIMED_OUT = "it did not answer in time"
 
 
@@ -34,6 +40,7 @@ class RayTransport:
         self._models = dict(models)
         self._load_s = load_s
         self._about: dict[str, dict[str, Any]] = {}  # by replica: what it said last
+        self._refusals: dict[tuple[str, str], tuple[float, str]] = {}  # by replica and model: until when, and why
         self._is_known = False
 
     async def units(self) -> list[Unit]:
@@ -41,12 +48,21 @@ class RayTransport:
         if self._is_known:
             for model, replica in placement.missing(self._models, self._about):
                 with contextlib.suppress(UnitLost):
-                    await self._ask("load", replica, model)
+                    reply = await self._ask("load", replica, model)
+                    if "error" in reply:
+                        self._refused(replica, model, str(reply["error"]))
         return [
             Unit(f"{name}/{model}", about["node"], model)
             for name, about in self._about.items()
             for model in about["models"]
         ]
+
+    def _refused(self, replica: str, model: str, why: str) -> None:
+        """Others are asked before it is asked again: each time it may start a process only to estimate."""
+        if self._refusals.get((replica, model), (0.0, ""))[1] != why:
+            log.error("%s cannot be loaded on %s: %s", model, replica, why)
+        self._refusals[replica, model] = time.monotonic() + REFUSED_S, why
+        self._about[replica].setdefault("refused", {})[model] = why
 
     async def _look(self) -> None:
         """Ask all replicas what they have. One that does not answer in time has what it had."""
@@ -56,12 +72,19 @@ class RayTransport:
                 await self._ask("about", "", timeout_s=FIRST_S)
             names = replicas.running(self._deployment)
         self._about = {name: about for name, about in self._about.items() if name in names}
+        self._refusals = {key: value for key, value in self._refusals.items() if key[0] in names}
         replies = await asyncio.gather(
             *(self._ask("about", name, timeout_s=ABOUT_S) for name in names), return_exceptions=True
         )
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, dict) and "name" in reply:
-                self._about[name] = reply
+                now = time.monotonic()
+                refusals = {
+                    model: why
+                    for (replica, model), (t_until, why) in self._refusals.items()
+                    if replica == name and t_until > now
+                }
+                self._about[name] = {**reply, "refused": refusals}
             elif isinstance(reply, UnitLost) and str(reply) != TIMED_OUT:
                 self._about.pop(name, None)
         self._is_known = bool(names) and len(self._about) == len(names)
@@ -70,7 +93,7 @@ class RayTransport:
         """Raises: UnitLost."""
         response = _remote(self._handle.options(method_name=method), replica, *args)
         try:
-            reply = await asyncio.wait_for(_awaited(response), timeout_s)
+            reply = await within(timeout_s, _awaited(response))
         except asyncio.TimeoutError:
             raise UnitLost(TIMED_OUT) from None
         except (RayError, RayServeException) as error:
@@ -111,19 +134,23 @@ class RayTransport:
         await self._look()
         for _ in range(len(self._about) + 1):
             place = placement.place(model, self._about)
+            if place is None and (not self._about or any(model in about["models"] for about in self._about.values())):
+                return  # it is there already, or being loaded; or no node is known yet
             if place is None:
-                return  # it is there already, or being loaded
+                break
             with contextlib.suppress(UnitLost):
                 reply = await self._ask("load", place, model, timeout_s=self._load_s)
                 if "error" not in reply:
                     await self._look()
                     return
-                refusal = str(reply["error"])
-                self._about[place].setdefault("refused", {})[model] = refusal
+                self._refused(place, model, str(reply["error"]))
         refusals = [about["refused"][model] for about in self._about.values() if model in about.get("refused", {})]
         message = refusals[0] if refusals else "no node of the cluster answers"
         raise GatewayError(
-            Kind.UNAVAILABLE, f"{model} cannot be loaded: {message}", code="insufficient_memory", retry_after_ms=5000
+            Kind.UNAVAILABLE,
+            f"{model} cannot be loaded: {message}",
+            code="insufficient_memory",
+            retry_after_ms=int(REFUSED_S * 1e3),
         )
 
     async def close(self) -> None:

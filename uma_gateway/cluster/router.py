@@ -96,6 +96,7 @@ class _Node:
     group: _Group
     is_open: bool = False
     is_lost: bool = False  # it says nothing
+    is_told: bool = False  # `check` told so
     heard_ns: int = 0  # when its last digest was asked for; 0: never
     waits: tuple[float, float] = (0.0, 0.0)  # ms by priority, as it told
     loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by priority, with what was sent since
@@ -113,6 +114,10 @@ class _Node:
     @property
     def n_requests(self) -> int:
         return self.n_foreign + self.n_ours[0] + self.n_ours[1]
+
+    def n_places(self, slack: float) -> float:
+        """Requests that it is sent before others wait here."""
+        return min(self.n_seq * (1 + slack), self.n_most)
 
     def has_room(self, priority: int, slack: float) -> bool:
         """Background work never keeps interactive work out: the daemon lets that go first."""
@@ -237,6 +242,7 @@ class Router:
         """A reply of `digest` came; `t_asked_ns`: it holds everything that was sent before."""
         node = self._nodes[node_id]
         node.heard_ns, node.is_lost = max(1, t_asked_ns), False
+        node.is_told = False
         node.group.t_open_ns = node.group.t_open_ns or t_asked_ns
         node.is_open = digest["state"] in ("ready", "degraded")
         node.n_seq, node.token_ms = max(1, digest["n_seq_max"]), digest["token_ms"]
@@ -281,25 +287,26 @@ class Router:
                     group.unhold(page, node)
 
     def check(self, now_ns: int) -> list[str]:
-        """Find daemons that say nothing any more: they get no requests until they speak.
+        """Find daemons that say nothing any more: they get no requests until they speak. Each is told once."""
+        self._find_lost(now_ns)
+        found = [node for node in self._nodes.values() if node.is_lost and not node.is_told]
+        for node in found:
+            node.is_told = True
+        return [node.id for node in found]
 
-        Which ones are new among them.
-        """
+    def _find_lost(self, now_ns: int) -> None:
         self._t_checked_ns = now_ns
-        found = []
         for node in self._nodes.values():
             if node.heard_ns and not node.is_lost and now_ns - node.heard_ns > self.knobs.lost_ns:
                 node.is_lost = True
                 node.group.refresh(node, self.knobs)
-                found.append(node.id)
-        return found
 
     # choosing
 
     def choose(self, ask: Ask, now_ns: int) -> Choice | None:
         """The best daemon with room for it; None: none has any. Changes nothing about the request."""
         if now_ns - self._t_checked_ns > CHECK_NS:
-            self.check(now_ns)
+            self._find_lost(now_ns)
         group = self._groups.get(ask.group)
         if group is None:
             return None
@@ -494,14 +501,18 @@ class Router:
             {ask.id: i for queue in found.queues for i, ask in enumerate(queue.in_turn())} if found is not None else {}
         )
 
-    def wait_ms(self, ask: Ask) -> float:
-        """How long one more request would wait here for a place, by the mean time that one takes."""
+    def wait_ms(self, ask: Ask, position: int | None = None) -> float:
+        """How long a request waits here for a place, by the mean time that a daemon has one; `position`: how many of
+        its priority go before it. None: all that wait.
+        """
         group = self._groups.get(ask.group)
         if group is None:
             return 0.0
-        n_places = sum(node.n_seq for node in group.nodes if node is not None and node.is_open) or 1
-        n_before = len(group.queues[0]) + (len(group.queues[1]) if ask.priority else 0)
-        return (n_before + 1) * self._service_ms / n_places
+        slack = self.knobs.slack
+        n_places = sum(node.n_places(slack) for node in group.nodes if node is not None and group.open >> node.bit & 1)
+        n_before = len(group.queues[ask.priority]) if position is None else position
+        n_before += len(group.queues[0]) if ask.priority else 0
+        return (n_before + 1) * self._service_ms / max(1.0, n_places)
 
     @property
     def n_waiting(self) -> int:

@@ -35,9 +35,34 @@ def open_engine(
         return importlib.import_module("uma_core.engine.fake.open").open_fake(options, path)  # type: ignore[no-any-return]
     if _is_encoder(path):
         return importlib.import_module("uma_core.engine.llama.encoder").EncoderEngine(path, options, progress)  # type: ignore[no-any-return]
-    if options.engine == "auto":
-        return _open_chosen(options, path, progress, trial)
-    return _open(options.engine, options, path, progress)
+    options, note = as_trained(options, path)
+    engine = (
+        _open_chosen(options, path, progress, trial)
+        if options.engine == "auto"
+        else _open(options.engine, options, path, progress)
+    )
+    if note:
+        engine.info = replace(engine.info, notes=(*engine.info.notes, note))
+    return engine
+
+
+def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
+    """With no more cells than the sequences can use: past the positions that a model was trained for it writes
+    nonsense. And what is told of that; "": nothing was changed.
+
+    Raises: MODEL_LOAD_FAILED.
+    """
+    header = importlib.import_module("uma_core.engine.header").Header(path)
+    n_trained = header.of_arch().get("context_length")
+    header.close()
+    if not isinstance(n_trained, int) or not 0 < n_trained * options.n_seq < options.n_ctx:
+        return options, ""
+    n_ctx = n_trained * options.n_seq
+    note = (
+        f"engine.n_ctx {options.n_ctx} is lowered to {n_ctx}: {options.n_seq} sequences of the {n_trained} tokens that "
+        "the model was trained with"
+    )
+    return replace(options, n_ctx=n_ctx), note
 
 
 def _open(name: str, options: EngineOptions, path: str, progress: Progress | None) -> Engine:
@@ -103,6 +128,7 @@ def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
         return importlib.import_module("uma_core.engine.fake.open").estimate_fake(options)  # type: ignore[no-any-return]
     if _is_encoder(path):
         return importlib.import_module("uma_core.engine.llama.estimate").estimate(path, options, is_encoding=True)  # type: ignore[no-any-return]
+    options, _ = as_trained(options, path)
     if name == "auto":
         name = importlib.import_module("uma_core.engine.select.choose").choose(path, options).engine
     return _estimate(name, options, path)

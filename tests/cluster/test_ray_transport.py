@@ -1,0 +1,73 @@
+"""What a gateway asks of its nodes, over nodes that do as the test says; Ray itself is in test_ray.py."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
+
+from uma_gateway.cluster import ray_transport, replicas
+from uma_gateway.cluster.ray_transport import RayTransport
+from uma_gateway.errors import GatewayError
+
+
+class Nodes(RayTransport):
+    """Two; `large` has most memory and refuses."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "nodes", {"m": 1}, 60.0)
+        self.asked: list[str] = []
+        self.models: dict[str, dict[str, Any]] = {"large": {}, "small": {}}
+        self.refusing = {"large"}
+
+    async def _ask(self, method: str, replica: str, *args: Any, timeout_s: float = 60.0) -> dict[str, Any]:
+        if method == "load":
+            self.asked.append(replica)
+            if replica in self.refusing:
+                return {"error": "no such file"}
+            self.models[replica]["m"] = {}
+            return {"is_new": True}
+        free = 100 if replica == "large" else 50
+        return {"name": replica, "node": replica, "free_mb": free, "need_mb": {}, "models": dict(self.models[replica])}
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    monkeypatch.setattr(replicas, "running", lambda deployment: {"large": "1", "small": "2"})
+    return Nodes()
+
+
+def test_a_model_that_one_node_refuses_is_loaded_on_another(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> list[str]:
+        for _ in range(3):
+            found = await nodes.units()
+        return [unit.node for unit in found]
+
+    assert asyncio.run(work()) == ["small"] and nodes.asked == ["large", "small"]
+    assert caplog.text.count("m cannot be loaded on large: no such file") == 1
+
+
+def test_nodes_that_refuse_are_asked_again_after_a_while(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes.refusing.add("small")
+
+    async def work() -> None:
+        for _ in range(5):
+            await nodes.units()
+        assert nodes.asked == ["large", "small"]
+        with pytest.raises(GatewayError, match="no such file"):
+            await nodes.load("m")
+
+    asyncio.run(work())
+    nodes.asked.clear()
+    monkeypatch.setattr(ray_transport, "REFUSED_S", 0.0)
+    nodes._refusals.clear()
+
+    async def later() -> None:
+        for _ in range(2):
+            await nodes.units()
+
+    asyncio.run(later())
+    assert nodes.asked == ["large", "large"]

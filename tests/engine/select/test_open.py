@@ -1,0 +1,40 @@
+"""What an engine is opened with: no more positions than the model was trained for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.conftest import DRAFT
+from uma_core.config.options import EngineOptions
+from uma_core.engine.select.open import estimate_engine, open_engine
+
+OPTIONS = EngineOptions(model=str(DRAFT), threads=1, n_seq=2, n_batch=64, n_ubatch=64, calibrate="off")
+
+
+@pytest.mark.parametrize("engine", ["llama", "graph", "auto"])
+def test_sequences_get_no_more_positions_than_the_model_was_trained_with(engine: str) -> None:
+    options = replace(OPTIONS, engine=engine, n_ctx=1 << 20)
+    opened = open_engine(options)
+    info = opened.info
+    opened.close()
+    assert info.n_ctx_seq == info.n_ctx_train and info.n_ctx == 2 * info.n_ctx_train
+    assert any(
+        note.startswith(f"engine.n_ctx {1 << 20} is lowered to {info.n_ctx}: 2 sequences") for note in info.notes
+    )
+    assert estimate_engine(options) == estimate_engine(replace(options, n_ctx=info.n_ctx))
+
+
+def test_fewer_positions_are_as_they_were_asked_for() -> None:
+    opened = open_engine(replace(OPTIONS, engine="llama", n_ctx=1024))
+    info = opened.info
+    opened.close()
+    assert (info.n_ctx, info.n_ctx_seq) == (1024, 512) and not any("lowered" in note for note in info.notes)
+
+
+def test_the_embedded_model_is_served_as_it_was_trained_by_default() -> None:
+    opened = open_engine(EngineOptions(engine="llama", threads=1, calibrate="off"))
+    info = opened.info
+    opened.close()
+    assert info.n_ctx_seq <= info.n_ctx_train
