@@ -234,7 +234,7 @@ def test_service_tiers_and_the_header_choose_the_lane(gateway, fake, levers):
         with Raw(gateway.port) as raw:
             raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True, **more}, headers)
             raw.until(b"delta")
-            (row,) = fake.ask("sessions")["sessions"]
+            (row,) = eventually(lambda: fake.ask("sessions")["sessions"], "what runs is listed a little later")
             assert row["lane"] == priority, more
         eventually(lambda: n_busy(fake) == 0)
 

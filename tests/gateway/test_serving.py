@@ -80,9 +80,13 @@ def test_without_a_daemon_it_says_so_and_comes_back_by_itself(serve, before, fol
 def test_who_waits_for_the_start_is_no_warning(before, folder):
     gateway = before(str(folder / "none.sock"))
     assert gateway.get("/health").status == gateway.get("/v1/models").status == 503
-    health, models = [line for line in gateway.log.splitlines() if "uma_gateway.access" in line]
-    assert " INFO " in health and "/health 503" in health
-    assert " WARNING " in models
+
+    def logged(path: str) -> str:
+        lines = [line for line in gateway.log.splitlines() if "uma_gateway.access" in line and path in line]
+        return lines[0] if lines else ""
+
+    assert " INFO " in eventually(lambda: logged("/health 503"), "it is logged after the answer")
+    assert " WARNING " in eventually(lambda: logged("/v1/models 503"))
 
 
 def test_a_draining_daemon_is_told_as_503_with_a_time_to_come_back(serve, before):

@@ -14,7 +14,7 @@ import numpy as np
 from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.engine.api import Engine, Heads, MemoryUse
 from uma_core.engine.header import Header
-from uma_core.engine.select.open import estimate_engine, open_engine
+from uma_core.engine.select.open import as_trained, estimate_engine, open_engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
 
@@ -101,6 +101,8 @@ def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) 
     """
     path = speculation.draft_model
     need = estimate_engine(for_drafts(engine, speculation))
+    if engine.engine != "fake":
+        engine, _ = as_trained(engine, engine.model or str(default_model_path()))
     if engine.mtp:
         need = _sum(need, _estimate_heads(engine))
     if not path:
