@@ -1,5 +1,5 @@
-// Prediction heads of a model, in a context of their own: MTP layers (LLAMA_CONTEXT_TYPE_MTP) or an EAGLE 3 model. A row
-// is a token and a state of the position before it; what comes out says which token follows the row's.
+// Prediction heads of a model, in a context of their own: MTP layers (LLAMA_CONTEXT_TYPE_MTP) or an EAGLE 3 model.
+// A row is a token and a state of the position before it; what comes out says which token follows the row's.
 //
 // llama.h has no call for the states that heads give, which their next row needs, so the eval callback takes them from
 // the graph by their names.

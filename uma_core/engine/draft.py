@@ -26,6 +26,8 @@ PADDING = 128
 EAGLE_ARCH = "eagle3"
 # its own embedding, and which tokens its output is of; either may be missing
 EAGLE_TOKENS = ("token_embd.weight", "d2t")
+EAGLE_COUNTS = ("embedding_length", "attention.head_count", "attention.head_count_kv", "context_length")
+F16_BYTES = 2
 SPECIAL = ("bos", "eos", "eot")
 # metadata keys of models whose memory, in llama.cpp's engine, cannot drop its last tokens
 NO_WAY_BACK = (
@@ -117,12 +119,18 @@ def _one_layer(engine: EngineOptions, path: str) -> int:
     """Bytes of an EAGLE model's K and V, for all cells."""
     header = Header(path)
     try:
-        meta = header.of_arch()
-        n_embd, n_head = (int(str(meta.get(key, 1))) for key in ("embedding_length", "attention.head_count"))
-        n_kv, n_ctx = (int(str(meta.get(key, n_head))) for key in ("attention.head_count_kv", "context_length"))
+        n_embd, n_head, n_kv, n_ctx = (_count(header, key) for key in EAGLE_COUNTS)
     finally:
         header.close()
-    return 2 * 2 * n_kv * (n_embd // max(1, n_head)) * (engine.n_ctx or n_ctx * engine.n_seq)
+    n_each = (n_kv or n_head) * (n_embd // max(1, n_head))
+    return 2 * F16_BYTES * n_each * (engine.n_ctx or n_ctx * engine.n_seq)
+
+
+def _count(header: Header, key: str) -> int:
+    """Of the one layer, where the file has a list by layers; 0: it says nothing."""
+    value = header.of_arch().get(key)
+    value = value[0] if isinstance(value, list) and value else value
+    return value if isinstance(value, int) else 0
 
 
 def _sum(one: MemoryUse, other: MemoryUse) -> MemoryUse:
