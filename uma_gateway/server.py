@@ -146,8 +146,8 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
                     self._await_head()
 
-        def _is_wish(self) -> bool:
-            """The request would rather be spoken in another protocol."""
+        def _wants_upgrade(self) -> bool:
+            """Whether the request asks to go on in another protocol, such as HTTP/2."""
             return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
         def _unsupported_upgrade_warning(self) -> None:
@@ -163,14 +163,13 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                     lines.append(b"%b: %b" % (name, value))
                 elif b"close" in value.lower():
                     lines.append(b"connection: close")
-            self.parser = httptools.HttpRequestParser(
-                self
-            )  # the old one reads nothing behind a connection's last request
+            # the old parser reads nothing behind a connection's last request
+            self.parser = httptools.HttpRequestParser(self)
             self._n_head = 0
             self._again = b"\r\n".join(lines) + b"\r\n\r\n" + self._data[error.args[0] :]
 
         def on_headers_complete(self) -> None:
-            if self._is_wish():
+            if self._wants_upgrade():
                 return
             if self._head_timer is not None:
                 self._head_timer.cancel()
@@ -190,7 +189,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 cast("dict[str, Any]", self.scope)[WRITER] = self._writer
 
         def on_message_complete(self) -> None:
-            if self._is_wish():
+            if self._wants_upgrade():
                 return
             super().on_message_complete()
             self._is_in_head, self._n_head = True, 0

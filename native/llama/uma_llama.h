@@ -76,7 +76,7 @@ bool    uma_gate_cb(struct ggml_tensor * t, bool ask, void * gate); // a ggml_ba
 // Append n cells to the sequence as if n tokens had been decoded; their K and V are undefined until copied in.
 int32_t uma_kv_mark(struct llama_context * ctx, uma_gate * gate, llama_seq_id seq_id, llama_pos pos0, int32_t n);
 
-// -- hidden.cpp: what they read of the model's own context
+// -- hidden.cpp: what prediction heads and EAGLE 3 models read from the context of the model that verifies
 // Keep a layer's inputs from the next call on; n_layer: what the head of the vocabulary is given.
 void    uma_hidden_keep(struct llama_context * ctx, int32_t layer);
 // (tokens, n_embd) of the last call, in batch order; borrowed until the next one. NULL: there are none.
