@@ -30,15 +30,23 @@ static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
     return (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
 }
 
-// Panels multiplied at once: two where a tile of rows leaves registers for them.
-static inline int panels_at_once(int64_t n_rows) { return n_rows > V_TILE_ROWS ? V_QUANT_PANELS : 1; }
+// Weights of less than 8 bits are multiplied where they lie by a few tiles of rows: parting them for each tile takes
+// less time than storing them as bytes.
+static inline bool multiplies_bits(const struct uma_mm * mm) {
+    return mm->is_arranged && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
+}
 
-static inline int most_tile_rows(int64_t n_rows) {
-    return panels_at_once(n_rows) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS;
+// Panels multiplied at once: two where a tile of rows leaves registers for them.
+static inline int panels_at_once(const struct uma_mm * mm) {
+    return mm->n_rows <= V_TILE_ROWS || multiplies_bits(mm) ? 1 : V_QUANT_PANELS;
+}
+
+static inline int most_tile_rows(const struct uma_mm * mm) {
+    return panels_at_once(mm) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS;
 }
 
 static inline int64_t n_tiles(const struct uma_mm * mm) {
-    const int rows = most_tile_rows(mm->n_rows);
+    const int rows = most_tile_rows(mm);
     return (mm->n_rows + rows - 1) / rows;
 }
 

@@ -76,6 +76,14 @@ static void start_fetching(const struct uma_mm * mm, int64_t out, int n_panels, 
         * mm->w_stride;
 }
 
+// How many tiles fetch what is multiplied next, each its share: where the first one asks for everything, nothing is
+// computed meanwhile.
+static int64_t share_fetching(struct panel * p, int n_panels, int64_t n_tiles) {
+    const int64_t n_lines = p->fetch / 64, n = n_tiles < n_lines ? n_tiles : n_lines > 1 ? n_lines : 1;
+    for (int i = 0; i < n_panels; i++) p[i].fetch /= (int)n;
+    return n;
+}
+
 // y for the n weight rows (at most V_LANES a panel) from `out`.
 static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct scratch * s) {
     const int n_panels = (n + V_LANES - 1) / V_LANES;
@@ -86,10 +94,11 @@ static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct 
     for (int64_t col = 0; col < mm->n_in; col += CHUNK) {
         const int64_t width = mm->n_in - col < CHUNK ? mm->n_in - col : CHUNK;
         for (int i = 0; i < n_panels; i++) unpack_panel(mm, out + i * V_LANES, col, width, s->panels + i, s->copy);
+        const int64_t n_fetching = share_fetching(s->panels, n_panels, n_tiles(mm));
         for (int64_t t = 0; t < n_tiles(mm); t++) {
             const struct part x = from_column(tile_at(mm, t), col, mm->type);
+            for (int i = 0; i < n_panels && t == n_fetching; i++) s->panels[i].is_fetching = 0;
             product(s->panels, &x, s->acc + x.row * ACC_ROW, width);
-            for (int i = 0; i < n_panels; i++) s->panels[i].is_fetching = 0; // once per chunk
         }
     }
     write_rows(mm, out, n, s->acc);
@@ -109,7 +118,7 @@ static void mm_rows(const struct uma_mm * mm, int64_t out_begin, int64_t out_end
         return;
     }
     struct scratch s = scratch_at(scratch);
-    const int step = panels_at_once(mm->n_rows) * V_LANES;
+    const int step = panels_at_once(mm) * V_LANES;
     for (int64_t out = out_begin; out < out_end; out += step) {
         panels_product(mm, out, out_end - out < step ? (int)(out_end - out) : step, &s);
     }

@@ -30,17 +30,8 @@ static inline enum kind kind_in_place(enum uma_type type) {
     }
 }
 
-// Panels of bits are multiplied where they lie by one tile of rows: the work of parting them is then done once, and
-// nothing is stored. (smmla wants bytes.)
-#ifdef V_HAS_I8MM
-enum { MULTIPLIES_BITS = 0 };
-#else
-enum { MULTIPLIES_BITS = 1 };
-#endif
-
 static inline bool is_in_place(const struct uma_mm * mm) {
-    if (!mm->is_arranged) return false;
-    return uma_type_info(mm->type).bits == 8 || (MULTIPLIES_BITS && mm->n_rows <= V_TILE_ROWS);
+    return multiplies_bits(mm) || (mm->is_arranged && uma_type_info(mm->type).bits == 8);
 }
 
 #ifdef V_HAS_DOT_AT
@@ -85,21 +76,16 @@ static inline int bits_of(const enum kind kind) {
 }
 
 // Whether lines are fetched one at a time between products: while all of a sub-block's are asked for at once, nothing
-// is computed. Not for one or two rows of bytes, which compute next to nothing, and not for two panels at once, which
-// read prompts and wait for no memory. (2 cores, AVX-512 VNNI: a step of 1, 2, 4 and 8 rows of the 1B Q4_K_M takes
+// is computed. Not for one or two rows of bytes, which compute next to nothing. (2 cores, AVX-512 VNNI: a step of 1, 2, 4 and 8 rows of the 1B Q4_K_M takes
 // 0.94, 0.91, 0.91 and 0.95 of the time so; of the 0.5B Q8_0 1.05 with one row, 0.98 with four, 0.96 with eight.)
 #ifdef V_HAS_I8MM
-V_INLINE bool is_spread(const enum kind kind, const int R, const int NP) {
-    return (void)kind, (void)R, (void)NP, false;
-}
+V_INLINE bool is_spread(const enum kind kind, const int R) { return (void)kind, (void)R, false; }
 #else
-V_INLINE bool is_spread(const enum kind kind, const int R, const int NP) {
-    return NP == 1 && (kind == KIND_S8 ? R > 2 : bits_of(kind) < 8);
-}
+V_INLINE bool is_spread(const enum kind kind, const int R) { return kind == KIND_S8 ? R > 2 : bits_of(kind) < 8; }
 #endif
 
-V_INLINE void fetch_next(struct panel * p, const enum kind kind, const int R, const int NP) {
-    if (!is_spread(kind, R, NP) || p->ahead >= p->until) return;
+V_INLINE void fetch_next(struct panel * p, const enum kind kind, const int R) {
+    if (!is_spread(kind, R) || p->ahead >= p->until) return;
     fetch_line(p, p->ahead);
     p->ahead += 64;
 }
@@ -134,7 +120,7 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
         vi w[V_PANELS];
         V_UNROLL for (int i = 0; i < NP; i++) {
             w[i] = vi_load(p[i].q + at);
-            fetch_next(p + i, kind, R, NP);
+            fetch_next(p + i, kind, R);
         }
         V_UNROLL for (int r = 0; r < R; r++) {
             if (V_DOTS_AT && NP == 1) {
@@ -181,7 +167,7 @@ V_INLINE void bit_dots(vi dot[V_TILE_ROWS], struct panel * p, const uint8_t * w,
         vi v[4];
         six_bits(w, v);
         V_UNROLL for (int g = 0; g < 4; g++) {
-            fetch_next(p, kind, R, 1);
+            fetch_next(p, kind, R);
             group_dots(to, v[g], q, g, R, kind);
             if (!has_pairs || g % 2 == 0) continue;
             widen_rows(dot, pairs, R);
@@ -196,7 +182,7 @@ V_INLINE void bit_dots(vi dot[V_TILE_ROWS], struct panel * p, const uint8_t * w,
         nibbles(w + 4 * V_LANES * k, &low, &high);
         if (kind == KIND_N5 || kind == KIND_N5_MIN) add_fifth(&fifth, &low, &high);
         if (kind == KIND_NT) low = vi_lookup(p->table, low), high = vi_lookup(p->table, high);
-        fetch_next(p, kind, R, 1);
+        fetch_next(p, kind, R);
         group_dots(to, low, q, k, R, kind);
         group_dots(to, high, q, k + 4, R, kind);
         if (!has_pairs || 2 * (k + 1) % groups_in_pairs(kind)) continue;
@@ -220,7 +206,7 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
         const bool fetches = (kind == KIND_S8 || bits < 8) && p->is_fetching;
         if (fetches) {
             V_UNROLL for (int i = 0; i < NP; i++) {
-                if (is_spread(kind, R, NP)) p[i].until = p[i].ahead + (uintptr_t)p[i].fetch;
+                if (is_spread(kind, R)) p[i].until = p[i].ahead + (uintptr_t)p[i].fetch;
                 else fetch_ahead(p + i, p[i].fetch);
             }
         }
@@ -231,7 +217,7 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
         }
         if (bits == 8) sub_dots(dot, p, s * run, q, sub, R, NP, kind);
         else bit_dots(dot[0], p, p->q + s * run, q, R, kind);
-        if (fetches && is_spread(kind, R, NP)) {
+        if (fetches && is_spread(kind, R)) {
             V_UNROLL for (int i = 0; i < NP; i++) fetch_rest(p + i);
         }
         V_UNROLL for (int i = 0; i < NP; i++) {

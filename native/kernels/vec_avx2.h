@@ -13,6 +13,7 @@
 #define V_LANES 8
 #define V_TILE_ROWS 4
 #define V_QUANT_PANELS 1
+#define V_MOST_IN_PLACE 8
 #define V_MIN_ROWS 1 // as fast as ggml, and what a row becomes does not depend on how many others a call has
 #define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 2

@@ -13,6 +13,7 @@
 #define V_LANES 16
 #define V_TILE_ROWS 8  // activation rows kept in registers at once
 #define V_QUANT_PANELS 2
+#define V_MOST_IN_PLACE 32
 #define V_MIN_ROWS 1
 #define V_BLOCK_COLS 4 // vectors per row in a register block of f32 products
 #define V_DIRECT_ROWS 6

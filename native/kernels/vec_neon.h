@@ -26,6 +26,11 @@
 #define V_LANES 4
 #define V_TILE_ROWS 8
 #define V_QUANT_PANELS 2
+#ifdef V_HAS_I8MM
+#define V_MOST_IN_PLACE 0 // smmla wants bytes
+#else
+#define V_MOST_IN_PLACE 16
+#endif
 #define V_MIN_ROWS 2
 #define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 4

@@ -13,6 +13,7 @@
 #define V_LANES 8
 #define V_TILE_ROWS 4  // activation rows kept in registers at once: 4 or 8
 #define V_QUANT_PANELS 1 // quantised panels multiplied at once when there are many rows: 1 or 2, as registers allow
+#define V_MOST_IN_PLACE 8 // rows for which weights of less than 8 bits are parted for each tile, not stored as bytes
 #define V_MIN_ROWS 2     // fewer are computed no faster here than by ggml
 #define V_BEATS_REPACKED 0 // see kernels.h
 #define V_BLOCK_COLS 1 // vectors per row in a register block of f32 products
