@@ -31,7 +31,8 @@ static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
 }
 
 // Weights of less than 8 bits are multiplied where they lie by a few tiles of rows: parting them for each tile takes
-// less time than storing them as bytes.
+// less time than storing them as bytes, and lets all tiles fetch. (One core, AVX-512 VNNI, weights in memory: products
+// of 10, 16, 24 and 32 rows by Q4_K take 0.79, 0.80, 0.89 and 0.93 of the time, by Q6_K 0.77, 0.77, 0.83 and 0.91.)
 static inline bool multiplies_bits(const struct uma_mm * mm) {
     return mm->is_arranged && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
 }

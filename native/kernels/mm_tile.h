@@ -76,8 +76,9 @@ static inline int bits_of(const enum kind kind) {
 }
 
 // Whether lines are fetched one at a time between products: while all of a sub-block's are asked for at once, nothing
-// is computed. Not for one or two rows of bytes, which compute next to nothing. (2 cores, AVX-512 VNNI: a step of 1, 2, 4 and 8 rows of the 1B Q4_K_M takes
-// 0.94, 0.91, 0.91 and 0.95 of the time so; of the 0.5B Q8_0 1.05 with one row, 0.98 with four, 0.96 with eight.)
+// is computed. Not for one or two rows of bytes, which compute next to nothing. (2 cores, AVX-512 VNNI: a step of 1, 2,
+// 4 and 8 rows of the 1B Q4_K_M takes 0.94, 0.91, 0.91 and 0.95 of the time so; of the 0.5B Q8_0 1.05 with one row,
+// 0.98 with four, 0.96 with eight.)
 #ifdef V_HAS_I8MM
 V_INLINE bool is_spread(const enum kind kind, const int R) { return (void)kind, (void)R, false; }
 #else
