@@ -103,9 +103,7 @@ def test_running_sequences_stay() -> None:
         (-1, (0, 20), [1, 2, 0]),
     ],
 )
-def test_what_somebody_is_about_to_copy_from_goes_last(
-    n_free: int, span: tuple[int, int], expected: list[int]
-) -> None:
+def test_what_somebody_is_about_to_copy_from_goes_last(n_free: int, span: tuple[int, int], expected: list[int]) -> None:
     assert emptied(APART, n_free, copied={0: span}) == expected
 
 

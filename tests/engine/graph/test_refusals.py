@@ -43,6 +43,12 @@ CASES = {
     ),
     "attention.sliding_window of 0": replace(MODELS["gemma2"], meta={"attention.sliding_window": 0}),
     "KV heads of length 576": replace(LLAMA, dim=576),
+    "rope.scaling.original_context_length of 0": replace(
+        MODELS["phi3"], meta=MODELS["phi3"].meta | {"rope.scaling.original_context_length": 0}
+    ),
+    "rotary positions over 0 of 32": replace(
+        MODELS["gpt-oss"], meta=MODELS["gpt-oss"].meta | {"rope.dimension_count": 0}
+    ),
     "final_logit_softcapping of 0": replace(MODELS["gemma2"], meta={"final_logit_softcapping": 0.0}),
 }
 MINIMAX = MODELS["minimax-m2"]
