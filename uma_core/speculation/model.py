@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 MODEL = "draft"
 N_READ = 64  # tokens read in one call: what a row costs there holds for larger ones
 N_TIMED = 3  # calls of each kind by which times are taken; the fastest counts
-# times of a token after which its time is doubted, where nothing was drafted: other work may have made the calls slow by
-# which it is known, and what costs too much is never asked. So probes take 1 part of 200 of the time at most. Not tuned.
+# Times of a token after which its time is doubted, where nothing was drafted: other work may have made the calls slow
+# by which it is known, and what costs too much is never asked. So probes take 1 part of 200 of the time at most. Not
+# tuned.
 DOUBTED_AFTER = 200
 GAIN = 0.1  # of what a call took, over what was known: a change of speed is followed within some twenty calls
 
