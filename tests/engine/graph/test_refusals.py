@@ -49,6 +49,7 @@ CASES = {
     "rotary positions over 0 of 32": replace(
         MODELS["gpt-oss"], meta=MODELS["gpt-oss"].meta | {"rope.dimension_count": 0}
     ),
+    "rope.scaling.alpha of heads of length 2": replace(MODELS["hunyuan-dense"], dim=2),
     "final_logit_softcapping of 0": replace(MODELS["gemma2"], meta={"final_logit_softcapping": 0.0}),
 }
 MINIMAX = MODELS["minimax-m2"]
