@@ -34,10 +34,10 @@ def vocabulary() -> Any:
     """The embedded model's, in which the recorded texts are read: 8,192 tokens, which every larger vocabulary has
     numbers for.
     """
-    from uma_core.engine.llama.model import LlamaModel
+    from uma_core.engine.llama.model import LlamaModel, Parts
 
     path = str(default_model_path())
-    return LlamaModel(path, EngineOptions(model=path), is_vocab_only=True)
+    return LlamaModel(path, EngineOptions(model=path), None, Parts.VOCABULARY)
 
 
 class Replay:

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from tests.engine.conftest import DRAFT, OPTIONS
 from uma_core.cache.holding import Holding
 from uma_core.cache.room import make_cells
-from uma_core.engine.api import NO_PAGES
+from uma_core.cache.settings import CacheSettings
+from uma_core.clock import MonotonicClock
+from uma_core.engine.api import NO_PAGES, Engine
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.executor.admission import AdmissionControl, Limits
+from uma_core.executor.executor import Executor, device_view
+from uma_core.metrics.catalog import new_registry
+from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost import guess
+from uma_core.session.events import Final, Submit
+from uma_core.types import Peer, Request
 
 PAGE = 10
 
 
+class Copier(NamedTuple):
+    span: tuple[int, int]
+
+    def lose_source(self) -> None: ...
+
+
 def emptied(
-    pages: dict[int, list[int]], n_free: int, running: Any = NO_PAGES, size: int = PAGE, busy: tuple[int, ...] = ()
+    pages: dict[int, list[int]],
+    n_free: int,
+    running: Any = NO_PAGES,
+    size: int = PAGE,
+    busy: tuple[int, ...] = (),
+    copied: dict[int, tuple[int, int]] | None = None,
 ) -> list[int]:
-    """The sequences that go, in order; older ones have lower numbers."""
+    """The sequences that go, in order; older ones have lower numbers. `copied`: positions that are about to be."""
     holdings, gone = [], []
     for seq_id, own in pages.items():
         holding = Holding(seq_id)
         holding.n, holding.t_used, holding.owner = len(own) * PAGE, seq_id, int(seq_id in busy)
+        holding.readers = {Copier(span) for other, span in (copied or {}).items() if other == seq_id}
         holdings.append(holding)
     engine = SimpleNamespace(
         info=SimpleNamespace(kv_page=size), kv_pages=lambda seq, n: np.array(pages[seq][: -(-n // PAGE)], np.int32)
@@ -34,7 +59,7 @@ def emptied(
         gone.append(holding.seq_id)
         holding.n = 0
 
-    make_cells(SimpleNamespace(holdings=holdings, engine=engine, meters=meters, empty=empty), n_free, running)  # type: ignore[arg-type]
+    make_cells(SimpleNamespace(holdings=holdings, engine=engine, meters=meters, dismiss=empty), n_free, running)  # type: ignore[arg-type]
     return gone
 
 
@@ -65,3 +90,47 @@ def test_twins_that_only_free_something_together() -> None:
 
 def test_running_sequences_stay() -> None:
     assert emptied(APART, 0, busy=(0, 2)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("n_free", "span", "expected"),
+    [
+        (30, (0, 20), []),  # the pages are the copier's already
+        (20, (0, 20), [1]),
+        (0, (0, 20), [1, 2]),
+        (30, (0, 19), [1]),  # of the second page it gets a copy
+        (30, (5, 20), [1]),  # and of the first one
+        (-1, (0, 20), [1, 2, 0]),
+    ],
+)
+def test_what_somebody_is_about_to_copy_from_goes_last(n_free: int, span: tuple[int, int], expected: list[int]) -> None:
+    assert emptied(APART, n_free, copied={0: span}) == expected
+
+
+@pytest.fixture
+def pool() -> Iterator[Engine]:
+    engine = GraphEngine(DRAFT, replace(OPTIONS, n_ctx=512, n_seq=3, kv_mode="unified"))
+    yield engine
+    engine.close()
+
+
+def test_a_prompt_begins_with_what_makes_room_for_it(pool: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    clock = MonotonicClock()
+    executor = Executor(
+        pool, AdmissionControl(Limits(), clock), SchedulerConfig(), guess(device_view(pool)), new_registry(), clock
+    )
+    executor.set_cache(CacheSettings(is_on=True, ram_bytes=0))
+
+    def asked(name: str, prompt: list[int], n: int) -> Final:
+        executor.submit(Submit(1, Peer(1, 1, 1), Request(name, max_tokens=n, ignore_eos=True), prompt, clock.now_ns()))
+        while len(executor.table):
+            executor.tick()
+        return next(event for event in executor.events if isinstance(event, Final) and event.request_id == name)
+
+    first, other = list(range(100, 400)), list(range(400, 410))
+    asked("first", first, 2)
+    second = asked("second", first[:200] + other, 250)
+    assert second.usage["cached_tokens"] == 200 and second.usage["completion_tokens"] == 250
+    assert not caplog.records
+    assert not executor.cache.holdings[0].n or not executor.cache.holdings[1].n, "the rest of the first one made room"
+    executor.close(1.0)

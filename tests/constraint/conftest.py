@@ -7,7 +7,7 @@ import pytest
 from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.fake.engine import FakeEngine
-from uma_core.engine.llama.model import LlamaModel
+from uma_core.engine.llama.model import LlamaModel, Parts
 from uma_core.metrics.catalog import new_registry
 from uma_core.models import default_model_path
 from uma_core.types import TokenId
@@ -17,7 +17,7 @@ class Vocab:
     """The text side of a model without its weights."""
 
     def __init__(self, path: str) -> None:
-        self.model = LlamaModel(path, EngineOptions(), is_vocab_only=True)
+        self.model = LlamaModel(path, EngineOptions(), None, Parts.VOCABULARY)
         self.n_vocab = self.model.n_vocab
         self.tokenize = self.model.tokenize
         self.is_control = self.model.is_control

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.engine.drive import tokens_of
-from tests.engine.graph.heads import WITH_HEADS, some_tokens, with_eagle, with_heads
+from tests.engine.graph.heads import DEEP, WITH_HEADS, some_tokens, with_eagle, with_heads
 from tests.engine.graph.models import MODELS, Model, write
 from tests.engine.test_speculation import WORDS, is_same, random_ask, run
 from uma_core.clock import ManualClock, MonotonicClock
@@ -67,6 +67,23 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     yield make
     for each in reversed(kept):
         each.close()
+
+
+def test_the_files_pages_are_in_memory_once(tmp_path: Path) -> None:
+    """Beside the graph engine, whose weights are copies: of the heads' own mapping only what they read."""
+    path = with_heads(DEEP, tmp_path / "heads.gguf", True)
+    options = replace(OPTIONS, load_mode="none")
+    engine = GraphEngine(path, options)
+    heads = HeadModel(open_heads(options, "", engine), ManualClock(1))
+    try:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:
+        pytest.skip("the system does not tell what is in memory")
+    at = next(i for i, line in enumerate(lines) if line.endswith(path))
+    n_resident = next(int(line.split()[1]) << 10 for line in lines[at:] if line.startswith("Rss:"))
+    heads.close()
+    engine.close()
+    assert 0 < n_resident < os.path.getsize(path) / 4
 
 
 class Answer(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from uma_core.clock import ManualClock
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.speculation.acceptance import Acceptance
-from uma_core.speculation.model import N_READ, DraftModel, ModelSource
+from uma_core.speculation.model import DOUBTED_AFTER, N_READ, DraftModel, ModelSource
 from uma_core.types import TokenId
 
 PROMPT = np.arange(40, 90, dtype=np.int32)
@@ -115,3 +115,57 @@ def test_tokens_that_it_does_not_know_and_texts_too_long_for_it_end_its_drafts(m
     long.run([65] * 4, 3, LONG)
     assert not strange.rates(2) and not long.rates(2)
     assert not strange.draft([100_000]).tokens and not long.draft([65] * 4).tokens
+
+
+class Slowed:
+    """An engine whose calls take as long as is said."""
+
+    def __init__(self, engine: FakeEngine, clock: ManualClock) -> None:
+        self.ns, self.n_calls = 100, 0
+        real = engine.decode
+
+        def decode(batch, samplers):  # type: ignore[no-untyped-def]
+            clock.advance(self.ns)
+            self.n_calls += 1
+            return real(batch, samplers)
+
+        engine.decode = decode  # type: ignore[method-assign]
+
+
+def test_a_price_that_was_taken_beside_other_work_is_doubted_when_nobody_pays_it(engine: FakeEngine) -> None:
+    clock = ManualClock(1)
+    slowed = Slowed(engine, clock)
+    slowed.ns = 5_000
+    model = DraftModel(engine, engine.info.n_vocab, clock)
+    slowed.ns, slowed.n_calls = 100, 0
+    opened(model).close()
+    assert model.token_ns == 5_000 and not slowed.n_calls, "a new price is believed"
+    clock.advance(DOUBTED_AFTER * 5_000 + 1)
+    source = opened(model)
+    assert model.token_ns == 100
+    source.run([], 4, LONG)
+    assert source.draft([]).tokens == tuple(says(4)), "the sequence is as empty as any"
+
+
+def test_a_right_price_is_asked_for_seldom_and_stays(engine: FakeEngine) -> None:
+    clock = ManualClock(1)
+    slowed = Slowed(engine, clock)
+    model = DraftModel(engine, engine.info.n_vocab, clock)
+    slowed.ns, slowed.n_calls = 900, 0  # other work makes the probes slow
+    t0 = clock.now_ns()
+    for _ in range(3_000):
+        opened(model).close()
+        clock.advance(50)
+    assert model.token_ns == 100
+    assert 1 < slowed.n_calls <= (clock.now_ns() - t0) / (DOUBTED_AFTER * 100)
+
+
+def test_reading_that_was_thought_slow_is_not_done_token_by_token_for_ever(engine: FakeEngine) -> None:
+    clock = ManualClock(1)
+    slowed = Slowed(engine, clock)
+    model = DraftModel(engine, engine.info.n_vocab, clock)
+    model.read_ns = 1 << 40
+    source = opened(model, np.arange(200, dtype=np.int32))
+    slowed.n_calls = 0
+    source.run([], 1, 100_000)
+    assert source.draft([]).tokens and slowed.n_calls < 20

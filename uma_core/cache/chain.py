@@ -105,7 +105,8 @@ class DiskRead:
 class CopyReader:
     """A restore that copies, or will copy, from another sequence, as that sequence's holding knows it."""
 
-    def __init__(self, chains: dict[int, Chain], seq_id: int) -> None:
+    def __init__(self, chains: dict[int, Chain], seq_id: int, span: tuple[int, int]) -> None:
+        self.span = span
         self._chains = chains
         self._seq_id = seq_id
         self._is_lost = self._is_copying = False

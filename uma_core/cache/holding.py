@@ -17,6 +17,10 @@ from uma_core.cache.radix import Node, Tree
 class Reader(Protocol):
     """A transfer that copies from a sequence."""
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """From which position to which."""
+
     def lose_source(self) -> None:
         """The cells are not to be trusted any more: do without them."""
 
@@ -24,7 +28,7 @@ class Reader(Protocol):
 class Holding:
     """One sequence. Idle when `owner` is 0; `is_claimed` while an admitted session waits to take it over."""
 
-    __slots__ = ("end", "is_claimed", "n", "owner", "readers", "seq_id", "t_used", "tree")
+    __slots__ = ("end", "is_claimed", "is_leaving", "n", "owner", "readers", "seq_id", "t_used", "tree")
 
     def __init__(self, seq_id: int) -> None:
         self.seq_id = seq_id
@@ -33,6 +37,7 @@ class Holding:
         self.n = 0
         self.owner = 0  # sid of the running session
         self.is_claimed = False
+        self.is_leaving = False  # idle, and to be emptied when nobody copies from it any more
         self.readers: set[Reader] = set()
         self.t_used = 0
 

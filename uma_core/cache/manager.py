@@ -203,7 +203,8 @@ class PrefixCache:
     def _legs(self, session: Session, holding: Holding, at: int, pieces: list[Piece], goal: Node | None) -> Legs:
         t0, is_taken = self.clock.now_ns(), holding.owner == session.sid
         tree = self._tree_of(session)
-        reader = CopyReader(self._chains, holding.seq_id)
+        copied = next(((p.start, p.end) for p in pieces if isinstance(p.source, Holding)), (0, 0))
+        reader = CopyReader(self._chains, holding.seq_id, copied)
         sources = [p.source for p in pieces if isinstance(p.source, Holding)]
         for source in sources:  # from now on: what was found shall still be there when its turn comes
             source.readers.add(reader)
@@ -227,6 +228,8 @@ class PrefixCache:
             self._chains.pop(holding.seq_id, None)
             for source in sources:
                 source.readers.discard(reader)
+                if source.is_leaving and not (source.readers or source.owner or source.is_claimed):
+                    self.empty(source)
             if goal is not None:
                 tree.unkeep(goal)
 
@@ -279,7 +282,7 @@ class PrefixCache:
             self.engine.kv_truncate(holding.seq_id, 0)
         self.engine.set_adapters(holding.seq_id, session.adapters)
         self._keep_states(session, holding.seq_id)
-        holding.owner, holding.is_claimed = session.sid, False
+        holding.owner, holding.is_claimed, holding.is_leaving = session.sid, False, False
         return holding.n
 
     def _keep_states(self, session: Session, seq_id: int) -> None:
@@ -402,7 +405,20 @@ class PrefixCache:
         for reader in list(holding.readers):
             reader.lose_source()
         holding.cut(0)
+        holding.is_leaving = False
         self.engine.kv_truncate(holding.seq_id, 0)
+
+    def dismiss(self, holding: Holding) -> None:
+        """An idle sequence's cells go; those that somebody is about to share from the first one on, and so has
+        reserved, when that is done.
+        """
+        spans = [reader.span for reader in holding.readers] if self.engine.info.kv_page > 1 else []
+        n = max((end for _, end in spans), default=0)
+        if n and not any(start for start, _ in spans) and self._truncate(holding.seq_id, n):
+            holding.cut(n)
+            holding.is_leaving = True
+        else:
+            self.empty(holding)
 
     def linger(self, session: Session, seq_id: int, transfer: Transfer) -> None:
         """Like `release`, for a session that ended before its last chunk's KV arrived: `on_free` is called when it

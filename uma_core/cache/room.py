@@ -14,9 +14,11 @@ from uma_core.engine.api import NO_PAGES, Engine
 
 def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) -> None:
     """Idle sequences may hold no more than `n_free` cells beside the pages `running`: the oldest whose end frees
-    something go first.
+    something go first, and those last that somebody is about to copy from.
     """
-    idle = sorted((h for h in cache.holdings if h.n and not h.owner and not h.is_claimed), key=lambda h: h.t_used)
+    idle = [h for h in cache.holdings if h.n and not h.owner and not h.is_claimed]
+    idle.sort(key=lambda h: (bool(h.readers), h.t_used))
+    running = np.union1d(running, _claimed_pages(cache.engine, idle))
     n_held = n_cells(cache.engine, idle, running)
     while idle and n_held > n_free:
         for victim in idle:
@@ -28,7 +30,17 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
         idle.remove(victim)
         n_held = n_left
         cache.meters.evictions[RESIDENT].add()
-        cache.empty(victim)
+        cache.dismiss(victim)
+
+
+def _claimed_pages(engine: Engine, holdings: list[Holding]) -> np.ndarray:
+    """Whole pages that transfers are about to share with running sequences, whose cells they are already."""
+    size = engine.info.kv_page
+    if size == 1:
+        return NO_PAGES
+    spans = [(holding.seq_id, *reader.span) for holding in holdings for reader in holding.readers]
+    pages = [engine.kv_pages(seq_id, end // size * size)[-(-start // size) :] for seq_id, start, end in spans]
+    return np.concatenate(pages) if pages else NO_PAGES
 
 
 def n_cells(engine: Engine, idle: list[Holding], running: np.ndarray) -> int:

@@ -6,7 +6,7 @@ It reads text as the engines of the model do.
 from __future__ import annotations
 
 from uma_core.config.options import EngineOptions
-from uma_core.engine.llama.model import LlamaModel
+from uma_core.engine.llama.model import LlamaModel, Parts
 from uma_core.types import TokenId
 
 
@@ -14,7 +14,7 @@ class Vocabulary:
     """Loads vocabulary and chat template: some tens of MB. Raises: what loading a model raises."""
 
     def __init__(self, path: str) -> None:
-        self._model = model = LlamaModel(path, EngineOptions(model=path), None, is_vocab_only=True)
+        self._model = model = LlamaModel(path, EngineOptions(model=path), None, Parts.VOCABULARY)
         self.fingerprint = model.fingerprint
         self.n_vocab = model.n_vocab
         self.special = model.special

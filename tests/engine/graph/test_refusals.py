@@ -12,6 +12,7 @@ from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import MODELS, Model
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.estimate import estimate
+from uma_core.engine.llama.estimate import estimate as llama_estimate
 from uma_core.errors import ErrorCode, UmaError
 
 LLAMA = MODELS["llama"]
@@ -24,11 +25,7 @@ CASES = {
         LLAMA, meta={"rope.scaling.type": "of a new kind", "rope.scaling.factor": 4.0}
     ),
     "metadata llama.expert_used_count that differs by layer": replace(LLAMA, meta={"expert_used_count": [2, 1]}),
-    "a file without blk.1.ffn_up.weight": replace(LLAMA, without=("blk.1.ffn_up.weight",)),
-    "a use of blk.0.attn_sinks.weight": replace(LLAMA, tensors={"blk.0.attn_sinks.weight": (4,)}),
-    "blk.0.attn_norm.weight of this shape": replace(
-        LLAMA, without=("blk.0.attn_norm.weight",), tensors={"blk.0.attn_norm.weight": (64,)}
-    ),
+    "a use of blk.0.attn_q.scale": replace(LLAMA, tensors={"blk.0.attn_q.scale": (1,)}),
     "K of these lengths": replace(MODELS["deepseek2"], dim=64),
     "K and V are not parted by heads": replace(MODELS["llama"], arch="deepseek2"),
     "3 of 4 groups of 6 experts": replace(
@@ -46,6 +43,28 @@ CASES = {
     ),
     "attention.sliding_window of 0": replace(MODELS["gemma2"], meta={"attention.sliding_window": 0}),
     "KV heads of length 576": replace(LLAMA, dim=576),
+    "rope.scaling.original_context_length of 0": replace(
+        MODELS["phi3"], meta=MODELS["phi3"].meta | {"rope.scaling.original_context_length": 0}
+    ),
+    "rotary positions over 0 of 32": replace(
+        MODELS["gpt-oss"], meta=MODELS["gpt-oss"].meta | {"rope.dimension_count": 0}
+    ),
+    "rope.scaling.alpha of heads of length 2": replace(MODELS["hunyuan-dense"], dim=2),
+    "final_logit_softcapping of 0": replace(MODELS["gemma2"], meta={"final_logit_softcapping": 0.0}),
+}
+MINIMAX = MODELS["minimax-m2"]
+DAMAGED = {
+    "blk.1.ffn_up.weight": replace(LLAMA, without=("blk.1.ffn_up.weight",)),
+    "blk.0.attn_norm.weight": replace(
+        LLAMA, without=("blk.0.attn_norm.weight",), tensors={"blk.0.attn_norm.weight": (64,)}
+    ),
+    "invalid n_rot": replace(LLAMA, meta={"rope.dimension_count": 16}),
+    "n_embd_head == n_rot": replace(MODELS["qwen2"], meta={"rope.dimension_count": 16}),
+    "n_expert_used_max": replace(LLAMA, meta={"expert_used_count": 2}),
+    "blk.0.ffn_gate.weight": replace(LLAMA, n_layer=1, meta={"feed_forward_length": 64}),
+    "wrong number of tensors": replace(LLAMA, tensors={"output.bias": (320,)}),
+    "output.weight": replace(MODELS["olmo2"], is_tied=True),
+    "fatal error": replace(MINIMAX, meta=MINIMAX.meta | {"expert_gating_func": 0}),
 }
 
 
@@ -56,6 +75,20 @@ def test_a_model_that_is_not_understood(missing: str, written: Callable[[Model],
     assert caught.value.error is ErrorCode.CONFIG_INVALID
     assert missing in str(caught.value)
     assert caught.value.detail["option"] == "engine.engine"
+
+
+@pytest.mark.parametrize("wrong", DAMAGED)
+def test_a_file_that_llama_cpp_refuses(wrong: str, is_stock: bool, written: Callable[[Model], str]) -> None:
+    """Some are read with defaults that only look right, and another engine would not take them either."""
+    path = written(DAMAGED[wrong])
+    for attempt in (
+        lambda: GraphEngine(path, SMALL, is_stock=is_stock),
+        lambda: estimate(path, SMALL, is_stock),
+        lambda: llama_estimate(path, SMALL),
+    ):
+        with pytest.raises(UmaError, match=wrong) as caught:
+            attempt()
+        assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from uma_core.config.options import EngineOptions
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
-from uma_core.engine.llama.model import LlamaModel
+from uma_core.engine.llama.model import LlamaModel, Parts
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
 from uma_core.protocol.messages import Source, Unfit
@@ -93,7 +93,7 @@ def test_a_prompt_line_is_its_own_source(helper, fake):
 
 def test_a_models_own_vocabulary_is_read_there(helper):
     """And its own template, as far as it has one."""
-    model = LlamaModel(str(default_model_path()), EngineOptions(), None, is_vocab_only=True)
+    model = LlamaModel(str(default_model_path()), EngineOptions(), None, Parts.VOCABULARY)
     text = SimpleNamespace(info=SimpleNamespace(engine="graph", model_path=model.path, fingerprint=model.fingerprint))
     prompt = "The shell reads commands and " * 50
     assert helper.encode(text, source(prompt=prompt)).tokens.tolist() == model.tokenize(prompt, True, True)

@@ -28,12 +28,18 @@ from uma_core.engine.graph.weights import Weights
 from uma_core.engine.header import Header
 from uma_core.engine.lib import lib
 from uma_core.engine.llama.engine import isa_notes, use_kernels
-from uma_core.engine.llama.model import LlamaModel, Progress
-from uma_core.engine.llama.params import is_unified, n_threads_of
+from uma_core.engine.llama.estimate import lay_out_context
+from uma_core.engine.llama.log import tap
+from uma_core.engine.llama.model import LlamaModel, Parts, Progress
+from uma_core.engine.llama.params import context_params, is_unified, n_threads_of
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import available_bytes
 
 ARRANGED_SHARE = 0.75  # of the available memory, at most; the rest is for KV, graphs and others
+# of a context that shows whether llama.cpp makes a graph of a model
+SMALLEST = context_params(
+    n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, flash_attn_type=lib.LLAMA_FLASH_ATTN_TYPE_ENABLED, no_perf=True
+)
 STATES_NOTE = (
     "recurrent layers: a sequence cannot be cut back to any length; the cache knows where messages, prompts and "
     "answers ended, in memory, not on disk"
@@ -125,7 +131,7 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     header.leave_out(shape.n_layer)
     device = device_of(options, wish.is_stock)
     kernels = use_kernels(options.cpu_kernels, options.isa) if device.is_cpu else ""
-    vocab = LlamaModel(header.path, options, None, is_vocab_only=True)
+    vocab = _laid_out(header.path, options)
     kept.append(vocab)
     if shape.has_states and device.is_stock:
         raise Unsupported(f"recurrent layers on {device.name}")
@@ -164,6 +170,21 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
         kernels=kernels,
         notes=(*_notes(network, unified), *adapters.notes, *(isa_notes(options.isa, kernels) if device.is_cpu else ())),
     )  # fmt: skip
+
+
+def _laid_out(path: str, options: EngineOptions) -> LlamaModel:
+    """The model without weights. What llama.cpp would not load or lay out is a damaged file, and no engine's to guess.
+
+    Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
+    """
+    with tap.quiet():
+        model = LlamaModel(path, options, None, Parts.LAYOUT)
+        try:
+            lay_out_context(model.handle, SMALLEST)
+        except BaseException:
+            model.close()
+            raise
+    return model
 
 
 def _cache(header: Header, fingerprint: str, options: EngineOptions) -> RepackCache | None:

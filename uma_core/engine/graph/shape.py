@@ -323,6 +323,8 @@ def _scaling(meta: Meta) -> tuple[Scaling, float]:
     if kind in ("none", "linear"):
         return Scaling(n_ctx_orig, attn_factor=attn_factor), 1.0 / factor
     if kind == "longrope":
+        if not meta.number("rope.scaling.original_context_length", n_ctx_orig):  # every context is longer than that
+            raise Unsupported("rope.scaling.original_context_length of 0")
         return Scaling(n_ctx_orig, attn_factor=attn_factor, is_long=True), 1.0 / factor
     if kind != "yarn":
         raise Unsupported(f"rope scaling {kind}")

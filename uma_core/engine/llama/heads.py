@@ -2,8 +2,8 @@
 file, or an EAGLE 3 model, which is a file of its own.
 
 Either is about one layer, and shares the embedding and the output's matrix with the served model. With llama.cpp's
-engine these are the engine's own. Beside the graph engine llama.cpp maps the model's file once more; the system may
-drop the pages of the other layers, which nothing reads again.
+engine these are the engine's own. Beside the graph engine llama.cpp maps the model's file once more; the pages of the
+other layers, which nothing reads again, are dropped.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.estimate import context_bytes, lay_out_context
 from uma_core.engine.llama.log import tap
+from uma_core.engine.llama.pages import read_only_mappings, release_mappings
 from uma_core.engine.llama.params import decode_params, model_params
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SeqId, TokenId
@@ -43,12 +44,14 @@ class LlamaHeads:
         self.n_seq, self.n_batch = info.n_seq_max, N_BATCH
         self._models: list[Any] = []
         self._contexts: list[Any] = []
-        mark = tap.pump()
+        mark, before = tap.pump(), read_only_mappings()
         try:
             self._open(path, options, info, option)
         except BaseException:
             self.close()
             raise
+        if self._owner is None:
+            release_mappings(read_only_mappings() - before)
         self._memory = lib.llama_get_memory(self._context)
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(self._context))
         self._n_bytes = context_bytes(mark)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,18 +43,28 @@ VOCAB_TYPES = dict(enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo
 POOLING = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # llama.h: enum llama_pooling_type
 
 
+class Parts(enum.Enum):
+    """What of a model is loaded."""
+
+    ALL = enum.auto()
+    LAYOUT = enum.auto()  # vocabulary, metadata and the places of weights, for an engine that has its own weights
+    VOCABULARY = enum.auto()
+
+
 class LlamaModel:
     """Owns a llama_model. `close` frees it; every context on it must be gone by then."""
 
     def __init__(
-        self, path: str, options: EngineOptions, progress: Progress | None = None, is_vocab_only: bool = False
+        self, path: str, options: EngineOptions, progress: Progress | None = None, what: Parts = Parts.ALL
     ) -> None:
-        """`is_vocab_only`: no weights, for an engine that has its own."""
         check_file(path)
         self.path = path
         self.fingerprint = fingerprint(path)
         params, kept = model_params(options, path)
-        params.vocab_only = is_vocab_only
+        params.vocab_only = what is Parts.VOCABULARY
+        if what is Parts.LAYOUT:
+            no_devices = ffi.new("ggml_backend_dev_t[1]")
+            params.no_alloc, params.load_mode, params.devices = True, lib.LLAMA_LOAD_MODE_NONE, no_devices
         callback = (
             ffi.callback("llama_progress_callback", lambda share, _: progress(share))
             if progress is not None

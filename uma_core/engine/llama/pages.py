@@ -1,5 +1,5 @@
-"""Pages of empty KV go back to the system, and come again. Host memory on Linux only: elsewhere the system has no such
-request for it.
+"""Pages of empty KV, and of mapped files, go back to the system, and come again. Host memory on Linux only: elsewhere
+the system has no such request for it.
 
 Rules: ctypes for the operating system alone. Cells that nobody marked as used may read as zeros at any time.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,43 @@ def release_stream(gate: Any, stream: int) -> int:
     """Give back the pages that only this stream's cells use; returns how many bytes that could be."""
     if not sys.platform.startswith("linux"):
         return 0
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     n_bytes = 0
     for tensor in [*gate.k[0 : gate.n_layer], *gate.v[0 : gate.n_layer]]:
         if not lib.ggml_backend_buffer_is_host(tensor.buffer):
             continue
         start = int(ffi.cast("uintptr_t", tensor.data)) + stream * tensor.nb[2]
         begin, end = whole_pages(start, start + tensor.nb[2])
-        if begin < end and madvise(begin, end - begin, MADV_DONTNEED) == 0:
+        if begin < end and _drop(begin, end):
             n_bytes += end - begin
     return n_bytes
+
+
+def _drop(begin: int, end: int) -> bool:
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return bool(madvise(begin, end - begin, MADV_DONTNEED) == 0)
+
+
+Mappings = frozenset[tuple[int, int]]  # of files, from address to address
+
+
+def read_only_mappings() -> Mappings:
+    """Those that no writing can change, as llama.cpp's of weights. Linux, proc(5); none elsewhere."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = (line.split(None, 2)[:2] for line in lines)
+    return frozenset(
+        (int(begin, 16), int(end, 16))
+        for begin, _, end in (span.partition("-") for span, rights in found if rights == "r--s")
+    )
+
+
+def release_mappings(mappings: Mappings) -> None:
+    """llama.cpp has the system read whole files at load. What is used comes again, from the system's cache."""
+    for begin, end in mappings:
+        _drop(begin, end)
 
 
 def touch_stream(gate: Any, stream: int, n: int) -> None:

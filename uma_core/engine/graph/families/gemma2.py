@@ -10,7 +10,16 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import gemma
-from uma_core.engine.graph.shape import Meta, Rules, Shape, trained_factor, window_of, windowed_by, with_windows
+from uma_core.engine.graph.shape import (
+    Meta,
+    Rules,
+    Shape,
+    Unsupported,
+    trained_factor,
+    window_of,
+    windowed_by,
+    with_windows,
+)
 
 WINDOW_KEYS = frozenset({"attention.sliding_window", "rope.freq_base_swa", "final_logit_softcapping"})
 LISTS = frozenset({"attention.sliding_window_pattern"})
@@ -22,6 +31,8 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     assert rope is not None
     windowed = rope._replace(base=meta.real("rope.freq_base_swa", rope.base), scale=1.0 / trained_factor(meta))
     shape = with_windows(shape, window_of(meta, 4096), windowed_by(meta, 2), windowed)
+    if not meta.real("final_logit_softcapping", 30.0):  # llama.cpp divides by it, and every logit is the same
+        raise Unsupported("final_logit_softcapping of 0")
     caps = meta.real("attn_logit_softcapping", 50.0), meta.real("final_logit_softcapping", 30.0)
     return replace(shape, softcap=caps[0], final_softcap=caps[1], scale=scale_of(shape, N_LAYER_WIDEST))
 

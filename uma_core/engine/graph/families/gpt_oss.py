@@ -29,7 +29,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     assert rope is not None
     windowed = rope._replace(base=meta.real("rope.freq_base_swa", rope.base), scale=1.0 / trained_factor(meta))
     shape = with_windows(shape, window_of(meta), windowed_by(meta, 2), windowed)
-    return replace(shape, has_sinks=True, scale=rope.n**-0.5)
+    return replace(shape, has_sinks=True, scale=max(1, rope.n) ** -0.5)
 
 
 RULES = Rules(

@@ -7,7 +7,7 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import llama
-from uma_core.engine.graph.shape import Meta, Rules, Shape
+from uma_core.engine.graph.shape import Meta, Rules, Shape, Unsupported
 
 ALPHA = "rope.scaling.alpha"  # NTK-aware: a larger base for longer contexts
 
@@ -18,6 +18,8 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
         return shape
 
     def scaled(dim: int, base: float) -> float:
+        if dim <= 2:
+            raise Unsupported(f"{ALPHA} of heads of length {dim}")
         return float(base * alpha ** (dim / (dim - 2)))
 
     layers = tuple(
