@@ -6,8 +6,10 @@ a plain `SchedulerState` works everywhere and is sorted on demand.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from uma_core.policy.plan import PlanItem
 from uma_core.policy.state import SchedulerState, SessionView, sharing
 from uma_core.types import Phase, Priority
 
@@ -85,6 +87,12 @@ def rows_time(state: SchedulerState, views: list[SessionView]) -> int:
     """Predicted time of one decode round of these sessions in their best calls."""
     groups = sharing(state.device, views)
     return sum([state.cost.rows_ns(len(group), sum([v.n_past for v in group])) for group in groups])
+
+
+def views_of(state: SchedulerState, items: Iterable[PlanItem]) -> list[SessionView]:
+    """Views of the sessions that these items are for, in order of arrival."""
+    sids = {item.sid for item in items}
+    return [v for v in state.sessions if v.sid in sids]
 
 
 def prompt_view(state: SchedulerState, sid: int) -> SessionView:
