@@ -176,5 +176,5 @@ def test_something_is_done_whenever_something_can_be(state):
     if index.interactive or index.arriving or not (index.background or index.prompts):
         return
     plan = planned(state)
-    slots_busy = state.device.n_prefill_slots and index.n_slots_used >= state.device.n_prefill_slots - 1
+    slots_busy = state.device.n_prefill_slots and len(index.slots) >= state.device.n_prefill_slots - 1
     assert plan.items or plan.restore or plan.park or (slots_busy and not index.background)

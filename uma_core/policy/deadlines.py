@@ -70,7 +70,7 @@ def begin_together(state: IndexedState) -> IndexedState:
     if not index.streams or any(v.t_first_ns for v in index.streams) or not _can_wait(state, index):
         return state
     waiting = IndexedState(*state)
-    waiting.index_ = index._replace(interactive=[], arriving=[], decodes=index.background, round_ns=0)
+    waiting.index_ = index._replace(interactive=[], arriving=[], round_ns=0)
     return waiting
 
 

@@ -83,6 +83,14 @@ class Plan(NamedTuple):
     drafting: tuple[tuple[int, int], ...] = ()  # (sid, tokens) that the draft model drafts after the decode calls ...
     drafting_ns: int = 0  # ... in so much time, reading what it has not seen yet included
 
+    @property
+    def decodes(self) -> tuple[PlanItem, ...]:
+        return tuple([item for item in self.items if item.phase is Phase.DECODE])
+
+    @property
+    def prompts(self) -> tuple[PlanItem, ...]:
+        return tuple([item for item in self.items if item.phase is Phase.PREFILL])
+
     def remember(self, **fields: Any) -> Plan:
         """The plan with a stage's memory: `remember(stage=value)`."""
         return self._replace(memory=self.memory._replace(**fields))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uma_core.policy.cost.model import SPLIT_GAIN
 from uma_core.policy.index import rows_time
 from uma_core.policy.plan import PlanItem
-from uma_core.policy.state import SchedulerState, SessionView, by_adapters
+from uma_core.policy.state import SchedulerState, SessionView, sharing
 from uma_core.types import Phase
 
 
@@ -30,15 +30,13 @@ def decode_items(
 
 
 def _grouped(state: SchedulerState, views: list[SessionView], first_call: int, reason: str) -> tuple[PlanItem, ...]:
-    items: tuple[PlanItem, ...] = ()
-    for alike in by_adapters(state.device, views):
-        items += _alike(state, alike, items[-1].call + 1 if items else first_call, reason)
-    return items
-
-
-def _alike(state: SchedulerState, views: list[SessionView], first_call: int, reason: str) -> tuple[PlanItem, ...]:
-    device = state.device
-    views = sorted(views, key=lambda v: v.seq_id)
-    groups = state.cost.best_groups([v.seq_id for v in views], device.can_mix_rows, device.n_batch)
-    turns = [(views[i], call) for call, group in enumerate(groups, first_call) for i in group]
-    return tuple([PlanItem(v.sid, v.seq_id, Phase.DECODE, 1, True, call, reason) for v, call in turns])
+    calls: list[list[SessionView]] = []
+    for group in sharing(state.device, views):
+        for size in state.cost.call_sizes(len(group), state.device.n_batch):
+            calls.append(group[:size])
+            group = group[size:]
+    return tuple(
+        PlanItem(v.sid, v.seq_id, Phase.DECODE, 1, True, call, reason)
+        for call, rows in enumerate(calls, first_call)
+        for v in rows
+    )

@@ -128,3 +128,19 @@ def by_adapters(device: DeviceView, views: list[SessionView]) -> list[list[Sessi
     for view in views:
         groups.setdefault(view.adapters, []).append(view)
     return list(groups.values())
+
+
+def sharing(device: DeviceView, views: list[SessionView]) -> list[list[SessionView]]:
+    """The sessions in groups whose rows can share a call, each in the order of their sequences.
+
+    Where sequences have streams of their own, a call spans neighbours only.
+    """
+    groups: list[list[SessionView]] = []
+    for alike in by_adapters(device, views):
+        last = None
+        for view in sorted(alike, key=lambda v: v.seq_id):
+            if last is None or not (device.can_mix_rows or view.seq_id == last + 1):
+                groups.append([])
+            groups[-1].append(view)
+            last = view.seq_id
+    return groups

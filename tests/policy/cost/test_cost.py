@@ -48,27 +48,17 @@ def test_fit_returns_what_was_measured_and_separates_context_from_rows():
     assert model.solo_step_ns(0) == model.decode_ns(1, 0)
 
 
-def test_groups_follow_the_measured_times_alone():
-    cpu = [len(g) for g in CPU.best_groups([0, 1], False, 512)]
-    gpu = [len(g) for g in GPU.best_groups([0, 1], False, 512)]
-    assert cpu == [1, 1], "two separate rows are faster than one call of two on this CPU"
-    assert gpu == [2]
-    assert [len(g) for g in CPU.best_groups(list(range(8)), False, 512)] == [8]
+def test_calls_follow_the_measured_times_alone():
+    assert CPU.call_sizes(2, 512) == [1, 1], "two separate rows are faster than one call of two on this CPU"
+    assert GPU.call_sizes(2, 512) == [2]
+    assert CPU.call_sizes(8, 512) == [8]
 
 
-def test_calls_never_span_a_gap_of_sequences_where_each_has_its_own_stream():
-    ids = [0, 1, 3, 4, 7]
-    groups = GPU.best_groups(ids, False, 512)
-    assert [[ids[i] for i in g] for g in groups] == [[0, 1], [3, 4], [7]]
-    assert len(GPU.best_groups(ids, True, 512)) == 1
-
-
-@given(st.sets(st.integers(0, 63), min_size=1), st.booleans(), st.integers(1, 64))
-def test_groups_are_a_partition_in_order_within_the_batch(ids, can_mix_rows, n_batch):
-    ordered = sorted(ids)
-    groups = CPU.best_groups(ordered, can_mix_rows, n_batch)
-    assert [i for g in groups for i in g] == list(range(len(ordered)))
-    assert all(len(g) <= n_batch for g in groups)
+@given(st.integers(0, 64), st.integers(1, 64))
+def test_calls_hold_all_rows_within_the_batch(n_rows, n_batch):
+    sizes = CPU.call_sizes(n_rows, n_batch)
+    assert sum(sizes) == n_rows
+    assert all(1 <= size <= n_batch for size in sizes)
 
 
 def test_legal_chunks_leave_out_sizes_that_a_larger_one_undercuts():

@@ -7,7 +7,7 @@ cliffs lie where they were measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from uma_core.policy.cost.curve import Curve
@@ -104,28 +104,14 @@ class CostModel(NamedTuple):
         """Prefill time per token in the best chunks: the unit of remaining work."""
         return self.prefill.ns(self.sweet_chunk, 0) / self.sweet_chunk * self.factors[PREFILL]
 
-    def best_groups(self, seq_ids: Sequence[int], can_mix_rows: bool, n_batch: int) -> list[list[int]]:
-        """Split one-token rows into decode calls with the least total predicted time.
-
-        `seq_ids` ascend; the result holds indices into it. Where sequences have their own streams only
-        runs of consecutive ids share a ubatch, so that a call never spans a gap.
-        """
-        groups: list[list[int]] = []
-        start, n = 0, len(seq_ids)
-        for i in range(1, n + 1):
-            if i == n or (not can_mix_rows and seq_ids[i] != seq_ids[i - 1] + 1):
-                self._split_run(range(start, i), n_batch, groups)
-                start = i
-        return groups
-
-    def _split_run(self, run: range, n_batch: int, groups: list[list[int]]) -> None:
-        at = run.start
-        while at < run.stop:
-            n = run.stop - at
-            for size in self.splits[n] if n <= MAX_ROWS else (n,):
-                size = min(size, n_batch)
-                groups.append(list(range(at, at + size)))
-                at += size
+    def call_sizes(self, n_rows: int, n_batch: int) -> list[int]:
+        """How many of `n_rows` one-token rows each decode call gets, with the least total predicted time."""
+        sizes: list[int] = []
+        while n_rows:
+            for size in self.splits[n_rows] if n_rows <= MAX_ROWS else (n_rows,):
+                sizes.append(min(size, n_batch))
+                n_rows -= sizes[-1]
+        return sizes
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON-able values; `from_dict` gives an equal model back."""

@@ -26,7 +26,9 @@ STAY_NS = 500_000_000
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
     index = index_of(state)
-    held = [v for v in index.held if state.now_ns - v.t_held_ns >= HELD_NS]
+    held = [
+        v for v in index.resident if v.t_held_ns and not v.is_transferring and state.now_ns - v.t_held_ns >= HELD_NS
+    ]
     if not index.waiting:
         return _free_slots(plan, index, held)
     admitted: list[Admission] = []
@@ -68,7 +70,10 @@ def _admit(
     device = state.device
     free = list(device.free_seqs)
     n_cells = device.n_cells_free
-    n_prompts_left = max(2, device.n_prefill_slots) - index.n_prompts_background
+    n_reading = sum(
+        v.priority is Priority.BACKGROUND and v.phase is Phase.PREFILL and not v.t_held_ns for v in index.resident
+    )
+    n_prompts_left = max(2, device.n_prefill_slots) - n_reading
     admitted: list[Admission] = []
     blocked: SessionView | None = None
     for view in ordered:

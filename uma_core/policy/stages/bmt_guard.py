@@ -9,7 +9,7 @@ the guard slows things down, it never stops them. With the budget off it only ma
 from __future__ import annotations
 
 from uma_core.policy import traffic
-from uma_core.policy.index import index_of, prompt_view
+from uma_core.policy.index import prompt_view, views_of
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.rows import decode_items
 from uma_core.policy.state import SchedulerState, SessionView
@@ -19,21 +19,14 @@ from uma_core.types import Phase, Priority
 def run(state: SchedulerState, plan: Plan) -> Plan:
     if not plan.items:
         return plan
-    budget = _budget(state, plan)
-    decode, prompt = _estimate(state, plan)
-    if budget and decode + prompt > budget:
-        why = f"{(decode + prompt) / 1e6:.0f} MB > {budget / 1e6:.0f}"
-        is_forced = plan.guard is not None and plan.guard.kind == "forced"
-        if prompt and decode and not is_forced:
-            plan = _for_interactive_prompts(state, plan, budget, why)
-            decode, prompt = _estimate(state, plan)
-        if prompt and decode and not is_forced and decode + prompt > budget:
-            plan = _less_prompt(state, plan, max(0.0, (budget - decode) / prompt), why)
-            decode, prompt = _estimate(state, plan)
-        if decode + prompt > budget:
-            plan = _fewer_rows(state, plan, budget - prompt, why, is_forced)
-            decode, prompt = _estimate(state, plan)
-    return plan._replace(bmt_bytes=decode + prompt, bmt_budget=budget)
+    budget, moved = _budget(state, plan), _estimate(state, plan)
+    why = f"{sum(moved) / 1e6:.0f} MB > {budget / 1e6:.0f}"
+    is_forced = plan.guard is not None and plan.guard.kind == "forced"
+    for cut in (_fewer_rows,) if is_forced else (_for_interactive_prompts, _less_prompt, _fewer_rows):
+        if budget and sum(moved) > budget:
+            plan = cut(state, plan, budget, why)
+            moved = _estimate(state, plan)
+    return plan._replace(bmt_bytes=sum(moved), bmt_budget=budget)
 
 
 def _budget(state: SchedulerState, plan: Plan) -> int:
@@ -79,51 +72,52 @@ def _for_interactive_prompts(state: SchedulerState, plan: Plan, budget: int, why
     """Without the background rows, and the prompts listed last, that an interactive prompt would be dropped for; the
     plan as it is where no interactive prompt has room even so. One that can pause has ticks without rows anyway.
     """
-    prompts = [i for i in plan.items if i.phase is Phase.PREFILL]
-    n_kept = len(prompts) if prompts[0].mode is PrefillMode.OWN_CALL else 0
+    prompts = plan.prompts if plan.decodes else ()
+    n_kept = len(prompts) if prompts and prompts[0].mode is PrefillMode.OWN_CALL else 0
     while n_kept and prompt_view(state, prompts[n_kept - 1].sid).priority is not Priority.INTERACTIVE:
         n_kept -= 1
     if not n_kept:
         return plan
-    fewer = _first_prompts(plan, prompts, n_kept, why) if n_kept < len(prompts) else plan
-    _, prompt = _estimate(state, fewer)
-    fewer = _fewer_rows(state, fewer, budget - prompt, why, False)
-    decode, prompt = _estimate(state, fewer)
-    return fewer if not decode or decode + prompt <= budget else plan
+    fewer = _first_prompts(plan, n_kept, why) if n_kept < len(prompts) else plan
+    fewer = _fewer_rows(state, fewer, budget, why)
+    return fewer if not fewer.decodes or sum(_estimate(state, fewer)) <= budget else plan
 
 
-def _first_prompts(plan: Plan, prompts: list[PlanItem], n: int, why: str) -> Plan:
-    dropped = {i.sid for i in prompts[n:]}
+def _first_prompts(plan: Plan, n: int, why: str) -> Plan:
+    dropped = {i.sid for i in plan.prompts[n:]}
     plan = plan._replace(items=tuple(i for i in plan.items if i.sid not in dropped))
     return plan.note(f"bmt_guard: {len(dropped)} prompts wait: {why}")
 
 
-def _less_prompt(state: SchedulerState, plan: Plan, part: float, why: str) -> Plan:
-    """Shorten the run to `part` of what it would compute; without resumable prefill drop the last prompts' calls."""
-    prompts = [i for i in plan.items if i.phase is Phase.PREFILL]
-    keep = 0
-    if prompts[0].mode is PrefillMode.SLICED:
-        view = prompt_view(state, prompts[0].sid)
-        whole = state.cost.prefill_ns(prompts[0].n_tokens, view.n_past) * (1.0 - view.chunk_fraction)
+def _less_prompt(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
+    """Shorten the run to what the decode calls leave; without resumable prefill drop the last prompts' calls."""
+    decode, prompt = _estimate(state, plan)
+    if not (decode and prompt):
+        return plan
+    part, first, n_kept = max(0.0, (budget - decode) / prompt), plan.prompts[0], 0
+    if first.mode is PrefillMode.SLICED:
+        view = prompt_view(state, first.sid)
+        whole = state.cost.prefill_ns(first.n_tokens, view.n_past) * (1.0 - view.chunk_fraction)
         run_ns = int(min(plan.run_ns, whole) * part)
         if run_ns >= plan.quantum_ns > 0:
             return plan._replace(run_ns=run_ns).note(f"bmt_guard: shorter prompt run: {why}")
         plan = plan._replace(run_ns=0, quantum_ns=0)
-    elif prompts[0].mode is PrefillMode.OWN_CALL:
-        keep = int(len(prompts) * part)
-    return _first_prompts(plan, prompts, keep, why)
+    elif first.mode is PrefillMode.OWN_CALL:
+        n_kept = int(len(plan.prompts) * part)
+    return _first_prompts(plan, n_kept, why)
 
 
-def _fewer_rows(state: SchedulerState, plan: Plan, budget: int, why: str, is_forced: bool) -> Plan:
-    """Drop background rows, most recently served first, until the decode calls fit."""
-    index = index_of(state)
-    planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
-    interactive = [v for v in index.interactive if v.sid in planned]
-    background = sorted((v for v in index.background if v.sid in planned), key=lambda v: (v.t_last_ns, v.sid))
-    others = tuple(i for i in plan.items if i.phase is not Phase.DECODE)
+def _fewer_rows(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
+    """Drop background rows, most recently served first, until the decode calls fit beside the prompts."""
+    planned, others = views_of(state, plan.decodes), plan.prompts
+    left = budget - _estimate(state, plan)[1]
+    interactive = [v for v in planned if v.priority is Priority.INTERACTIVE]
+    background = [v for v in planned if v.priority is Priority.BACKGROUND]
+    background.sort(key=lambda v: (v.t_last_ns, v.sid))
     n = n_all = len(background)
+    is_forced = plan.guard is not None and plan.guard.kind == "forced"
     fewest = 0 if (interactive or others) and not is_forced else 1
-    while n > fewest and traffic.decode_call(state.device, interactive + background[:n]) > budget:
+    while n > fewest and traffic.decode_call(state.device, interactive + background[:n]) > left:
         n -= 1
     if n == n_all:
         return plan

@@ -10,7 +10,6 @@ of one tick's uninterruptible choice (one admitted request per sequence).
 
 from __future__ import annotations
 
-from uma_core.policy.index import index_of
 from uma_core.policy.memory import Ledger
 from uma_core.policy.plan import Plan, PrefillMode
 from uma_core.policy.state import SchedulerState
@@ -19,7 +18,7 @@ from uma_core.types import Phase
 
 def learn(state: SchedulerState, plan: Plan) -> Plan:
     """Charge the previous tick, drop clients that left, and publish the counters in the plan."""
-    clients, old = index_of(state).clients, plan.memory.fairness
+    clients, old = {s.client for s in state.sessions}, plan.memory.fairness
     if len(clients) < 2:
         return plan.remember(fairness=None)
     counters = _charged(state, old or Ledger({}))

@@ -21,7 +21,7 @@ from uma_core.policy.rows import decode_items, is_shared
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
-from uma_core.types import Phase, Priority
+from uma_core.types import Priority
 
 # times `starvation_ticks`, for work that exceeds a long gap: a paste's coarse pieces double a chat's worst pause with 1
 RARELY = 4
@@ -100,8 +100,8 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     room = room_of(memory, limits, state.config.long_tick_share)
     transfer_ns, kind = _transfer(state, index, room)
     gap = Gap(state, index, limits, memory, _less(room, transfer_ns))
-    item = next((i for i in plan.items if i.phase is Phase.PREFILL), None)
-    planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
+    item = plan.prompts[0] if plan.prompts else None
+    planned = {i.sid for i in plan.decodes}
     wanted = [v for v in index.background if v.sid in planned]
     grant = _shared(gap, item, wanted)
     grant = grant._replace(kind=max(grant.kind, kind))
@@ -278,7 +278,7 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
 def _applied(gap: Gap, plan: Plan, grant: Grant, transfer_ns: int) -> Plan:
     """The plan with what was granted."""
     rows, item = list(grant.rows), grant.prefill
-    items = tuple([i for i in plan.items if i.phase is Phase.DECODE])
+    items = plan.decodes
     if len(items) != len(gap.sessions.interactive) + len(rows):
         items = decode_items(gap.state, gap.sessions.interactive, rows)
     quantum = 0

@@ -24,7 +24,7 @@ CHUNK_TICKS = 4
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
-    prompts = [i for i in plan.items if i.phase is Phase.PREFILL]
+    prompts = plan.prompts
     index = index_of(state)
     if not prompts:
         return plan._replace(transfer_ns=state.config.tick_budget_ns) if index.moving else plan
@@ -36,7 +36,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanItem) -> Plan:
     view = prompt_view(state, item.sid)
     budget, share = state.config.tick_budget_ns, state.config.interactive_share
-    items = tuple(i for i in plan.items if i.phase is Phase.DECODE)
+    items = plan.decodes
     decode_ns = rows_time(state, index.decodes) if items else 0
     period_ns = int(decode_ns * share / (1.0 - share))  # prefill time between two rounds of background streams
     run_ns = max(budget, period_ns) if items else IDLE_TICKS * budget
@@ -68,7 +68,7 @@ def _bearable(state: SchedulerState, item: PlanItem, view: SessionView) -> int:
     return min(n, limit)
 
 
-def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: list[PlanItem]) -> Plan:
+def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: tuple[PlanItem, ...]) -> Plan:
     """Size chunks in order until the token budget is used up; the first prompt always gets one."""
     budget = _tokens(state)
     n_left = budget if index.decodes else state.device.n_batch
@@ -84,8 +84,7 @@ def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: l
         n_left -= n
     if len(kept) < len(prompts):
         plan = plan.note(f"prefill_budget: {len(kept)} of {len(prompts)} prompts fit {budget} tokens")
-    decodes = tuple(i for i in plan.items if i.phase is Phase.DECODE)
-    plan = plan._replace(items=decodes + tuple(kept), transfer_ns=state.config.tick_budget_ns)
+    plan = plan._replace(items=plan.decodes + tuple(kept), transfer_ns=state.config.tick_budget_ns)
     return plan.remember(prefill_budget=budget)
 
 

@@ -9,7 +9,7 @@ Without resumable prefill all prompts are listed in order, each as a call of its
 
 from __future__ import annotations
 
-from uma_core.policy.index import SessionIndex, index_of, prompts_of, seq_of
+from uma_core.policy.index import SessionIndex, index_of
 from uma_core.policy.order import is_starved, urgency_key
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
@@ -17,12 +17,12 @@ from uma_core.types import Phase, Priority
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
-    prompts, n_slots = prompts_of(state, plan), state.device.n_prefill_slots
+    index, n_slots = index_of(state), state.device.n_prefill_slots
+    prompts = _prompts(index, plan)
     n_all = len(prompts)
     if not n_all:
         return plan
     if n_slots:
-        index = index_of(state)
         prompts = [v for v in prompts if v.n_chunk or _may_open(state, index, v)]
         if not prompts:
             return plan.note("prefill_order: every prefill slot is taken")
@@ -40,16 +40,28 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     return plan._replace(items=(*plan.items, *items))
 
 
+def _prompts(index: SessionIndex, plan: Plan) -> list[SessionView]:
+    """Sessions whose prompt can be read in this tick: those in PREFILL, and those that the plan admits.
+
+    A session that is parked or restored (its cached beginning, or all of it after parking) is left for the next tick.
+    """
+    admitted, away = {a.sid for a in plan.admit}, {*plan.restore, *plan.park}
+    fresh = [v for v in index.waiting if v.sid in admitted and v.phase is Phase.QUEUED and v.n_left]
+    return [v for v in index.prompts + fresh if v.sid not in away]
+
+
 def _item(
     state: SchedulerState, plan: Plan, view: SessionView, mode: PrefillMode, call: int, starved: SessionView | None
 ) -> PlanItem:
     n = view.n_chunk or min(view.n_left, state.device.n_ubatch, state.device.n_batch)
     reason = "starved" if view is starved else "resume" if view.n_chunk else "open"
-    return PlanItem(view.sid, seq_of(plan, view), Phase.PREFILL, n, n == view.n_left, call, reason, mode)
+    seq_id = view.seq_id if view.seq_id >= 0 else next(a.seq_id for a in plan.admit if a.sid == view.sid)
+    return PlanItem(view.sid, seq_id, Phase.PREFILL, n, n == view.n_left, call, reason, mode)
 
 
 def _may_open(state: SchedulerState, index: SessionIndex, view: SessionView) -> bool:
     n_slots = state.device.n_prefill_slots
-    if index.n_slots_used >= n_slots:
+    if len(index.slots) >= n_slots:
         return False
-    return view.priority is Priority.INTERACTIVE or index.n_slots_background < max(1, n_slots - 1)
+    n_background = sum(v.priority is Priority.BACKGROUND for v in index.slots)
+    return view.priority is Priority.INTERACTIVE or n_background < max(1, n_slots - 1)

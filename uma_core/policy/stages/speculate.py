@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from uma_core.policy.deadlines import is_first_awaited
-from uma_core.policy.index import index_of, prompt_view, rows_time
+from uma_core.policy.index import index_of, prompt_view, rows_time, views_of
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase, Priority
@@ -67,8 +67,7 @@ def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
         return UNLIMITED
     if guard.kind not in ORDINARY:
         return DraftRoom(0, 0, 0, 0)
-    planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
-    views = [v for v in state.sessions if v.sid in planned]
+    views = views_of(state, plan.decodes)
     own_call_ns = guard.need_ns if any(i.mode is PrefillMode.OWN_CALL for i in plan.items) else 0
     taken_ns = rows_time(state, views) + plan.run_ns - _spare(state, plan) + own_call_ns
     in_everyday_ns = guard.round_ns + guard.room_ns - taken_ns
@@ -102,7 +101,7 @@ def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView],
     room_ns = room.in_everyday_ns
     n_drafts = dict.fromkeys((i.sid for i in plan.items), 0)
     draft_ns = n_taken = 0
-    for call in sorted({i.call for i in plan.items if i.sid in drafting and i.phase is Phase.DECODE}):
+    for call in sorted({i.call for i in plan.decodes if i.sid in drafting}):
         items = [i for i in plan.items if i.call == call]
         if not (state.device.can_mix_rows or len(items) == 1):
             continue
@@ -112,7 +111,7 @@ def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView],
             own = room if is_all else room._replace(in_everyday_ns=room_ns - draft_ns, in_long_ns=room_ns - draft_ns)
             draft_ns += _allot(state, items, drafting, own, n_drafts)
         elif prompt.mode is PrefillMode.MIXED and not prompt.want_logits and not _is_awaited(state, prompt):
-            n_taken = _exchange(state, plan, items, drafting, n_drafts)
+            n_taken = _exchange(state, plan, items, prompt, drafting, n_drafts)
     if not any(n_drafts.values()):
         return plan, room_ns
     items = [i._replace(n_tokens=1 + n_drafts[i.sid]) if n_drafts[i.sid] else i for i in plan.items]
@@ -141,8 +140,7 @@ def _allot(
 
     Several rows may be within the limit where the first of them alone is not: it may take one for each stream.
     """
-    sids = {i.sid for i in items}
-    views = {v.sid: v for v in state.sessions if v.sid in sids}
+    views = {v.sid: v for v in views_of(state, items)}
     n, n_kv = len(items), sum(v.n_past for v in views.values())
     alone_ns = call_ns = state.cost.decode_ns(n, n_kv)
     expected = float(n)
@@ -172,6 +170,7 @@ def _exchange(
     state: SchedulerState,
     plan: Plan,
     items: list[PlanItem],
+    prompt: PlanItem,
     drafting: dict[int, SessionView],
     n_drafts: dict[int, int],
 ) -> int:
@@ -180,14 +179,12 @@ def _exchange(
     A row brings the prompt one token, or a stream as many as the draft's survival. Each counts as the time for which it
     would be computed otherwise: a prompt's token in a chunk, a stream's in a step.
     """
-    prompt = next(i for i in items if i.phase is Phase.PREFILL)
     is_ordinary = plan.guard is not None and plan.guard.kind in ORDINARY
     if not is_ordinary or sum(i.n_tokens for i in items) > state.device.n_verify_rows:
         return 0
     n_past = prompt_view(state, prompt.sid).n_past
     streams = [i for i in items if i.phase is Phase.DECODE]
-    views = [v for v in state.sessions if v.sid in {i.sid for i in streams}]
-    step_ns = state.cost.decode_ns(len(streams), sum(v.n_past for v in views))
+    step_ns = state.cost.decode_ns(len(streams), sum(v.n_past for v in views_of(state, streams)))
     token_ns = state.cost.prefill_ns(state.cost.sweet_chunk, n_past) / state.cost.sweet_chunk
     expected, n_taken = float(len(streams)), 0
     for survival, sid in _likeliest(streams, drafting):
@@ -221,7 +218,7 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
     index = index_of(state)
     if not token_ns or len(index.decodes) > N_DRAFTING:
         return plan
-    planned = {i.sid for i in plan.items if i.phase is Phase.DECODE}
+    planned = {i.sid for i in plan.decodes}
     views = [v for v in index.decodes if v.draft_rates and v.sid in planned]
     if not views:
         return plan
@@ -254,13 +251,12 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
 
 def _floor(state: SchedulerState, plan: Plan, room: DraftRoom) -> Plan:
     """Note how likely a draft must be to get a row: while there is none, the plan may be repeated."""
-    items = [i for i in plan.items if i.phase is Phase.DECODE]
-    if plan.guard is None or not items or len(items) >= state.device.n_verify_rows:
+    cells = [v.n_past for v in views_of(state, plan.decodes)]
+    n = len(cells)
+    if plan.guard is None or not n or n >= state.device.n_verify_rows:
         return plan
-    views = {v.sid: v for v in state.sessions if v.sid in {i.sid for i in items}}
-    n_kv = sum(v.n_past for v in views.values())
-    step_ns = state.cost.decode_ns(len(items), n_kv)
-    more_ns = state.cost.decode_ns(len(items) + 1, n_kv + min(v.n_past for v in views.values())) - step_ns
+    step_ns = state.cost.decode_ns(n, sum(cells))
+    more_ns = state.cost.decode_ns(n + 1, sum(cells) + min(cells)) - step_ns
     if more_ns > room.in_long_ns:
         return plan._replace(draft_floor=2.0)
-    return plan._replace(draft_floor=max(LEAST_SURVIVAL, len(items) * more_ns / step_ns))
+    return plan._replace(draft_floor=max(LEAST_SURVIVAL, n * more_ns / step_ns))

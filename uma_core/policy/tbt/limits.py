@@ -18,7 +18,6 @@ from typing import NamedTuple
 from uma_core.policy.index import SessionIndex, index_of, rows_time
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState
-from uma_core.types import Phase
 
 # Where the streams' round takes far longer than one stream's limit, the limit is 1 + part x (cap - 1) rounds: 1.1 at a
 # `guard_cap` of 1.2, so that a tenth of a round is left for others ...
@@ -74,11 +73,11 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
     if index.round_ns:
         limits = tbt_limits(state, index)
         error = plan.guard.error if plan.guard is not None else 0.0
-        n_calls = len({item.call for item in plan.items if item.phase is Phase.DECODE})
+        n_calls = len({item.call for item in plan.decodes})
         alone = limits.round_ns + n_calls * state.overhead_ns
         promised = max(state.config.guard_floor_ns, int(state.config.guard_cap * (1.0 + error) * alone))
         tick_ns = max(limits.everyday_ns, limits.round_ns + plan.run_ns)
         return plan._replace(tbt_limit_ns=promised + plan.draft_ns, tick_limit_ns=tick_ns + plan.draft_ns)
-    if not any(item.phase is Phase.DECODE for item in plan.items):
+    if not plan.decodes:
         return plan
     return plan._replace(tick_limit_ns=max(state.config.tick_budget_ns, rows_time(state, index.decodes) + plan.run_ns))
