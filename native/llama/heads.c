@@ -98,7 +98,9 @@ int32_t uma_heads_decode(struct llama_context * ctx, uma_heads * h, const llama_
 int32_t uma_heads_fuse(struct llama_context * ctx, uma_heads * h, const float * states, int32_t n, float * fused) {
     batch_parts  parts;
     llama_seq_id seq_id = 0;
-    if (!make_parts(&parts, n, 0, &seq_id)) {
+    // positions that follow those in the heads' memory: llama.cpp checks that, though nothing here reads or fills it
+    const llama_pos pos0 = llama_memory_seq_pos_max(llama_get_memory(ctx), seq_id) + 1;
+    if (!make_parts(&parts, n, pos0, &seq_id)) {
         return NO_MEMORY;
     }
     h->has_state = false;

@@ -238,6 +238,16 @@ def test_wrong_drafts_of_an_eagle_model_change_nothing(paired: Paired, has_own: 
     assert n_held < 0.3 * n_drafted
 
 
+def test_an_eagle_model_reads_every_text_on_and_on(paired: Paired) -> None:
+    """Drafting ends for good where it cannot read: texts of all sequences, in several calls each."""
+    _, model = paired(True, True)
+    heads = model.heads
+    states = np.zeros((3, 3 * heads.n_embd), np.float32)
+    for pos in (0, 3, 6):
+        for seq_id in range(heads.n_seq):
+            assert heads.read(seq_id, np.zeros(3, np.int32), pos, states)[0] == 0
+
+
 @pytest.mark.parametrize("tokens", [[0, 5, 7], [0, -1, 7], [3, 320, 4]])
 def test_an_eagle_model_of_some_tokens_drafts_those(paired: Paired, tmp_path: Path, tokens: list[int]) -> None:
     """A token that there is not would end the process when it is drafted."""
