@@ -111,7 +111,9 @@ class Gateway:
             await within(seconds, self.stopping.wait())
 
     def reload_keys(self) -> None:
-        """On SIGHUP. Keeps the old keys where the file is wrong."""
+        """On SIGHUP, or a reload of the daemon. Keeps the old keys where the file is wrong."""
+        if self.keys.is_open:
+            return
         try:
             log.info("%d keys are in force", self.keys.reload())
         except UmaError as error:
