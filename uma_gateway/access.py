@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from uma_gateway.errors import GatewayError, Kind
 
-_HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
+_HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{0,5})?")  # a port may be empty (RFC 3986, 3.2.3)
 ANY = "*"
 
 

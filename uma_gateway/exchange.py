@@ -60,6 +60,7 @@ class Exchange:
         self.scope = scope
         self.request_id = request_id
         self.params: dict[str, str] = {}  # of the path
+        self.asked: dict[str, Any] = {}  # the body, once it was read as JSON
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first of each name
         self.extra_headers: Headers = []  # of the answer, whatever it is
         self.status = 0  # of the answer; 0: none has begun
@@ -131,6 +132,7 @@ class Exchange:
         body = parse_object(await self.body(), self.gateway.config.limits.max_json_depth)
         self.gateway = self.gateway.serving(body.get("model"))
         self.is_resumable = body.get("resume") is True
+        self.asked = body
         return body
 
     async def _discard_body(self) -> bool:

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from uma_core.errors import UmaError
@@ -47,13 +48,19 @@ class Gateway:
         await self.daemon.loaded()
         self._ask()
 
-    async def model(self, is_new: bool = False) -> Model:
-        """What is served. `is_new`: ask the daemon again even though something is known. Raises: GatewayError (503)."""
+    async def model(self, is_new: bool = False, asked: Mapping[str, Any] | None = None) -> Model:
+        """What is served. `is_new`: ask the daemon again even though something is known. `asked`: the request that it
+        is for; one that may name a LoRA adapter waits for a new answer where the known one is old.
+
+        Raises: GatewayError (503).
+        """
         known = self._model
         if known is not None and not is_new:
-            if time.monotonic() - self._t_model > FRESH_S:
-                self._ask()
-            return known
+            is_old = time.monotonic() - self._t_model > FRESH_S
+            if not is_old or not _may_name_adapter(asked or {}, known):
+                if is_old:
+                    self._ask()
+                return known
         return await asyncio.shield(self._ask())
 
     def _ask(self) -> asyncio.Task[Model]:
@@ -104,7 +111,9 @@ class Gateway:
             await within(seconds, self.stopping.wait())
 
     def reload_keys(self) -> None:
-        """On SIGHUP. Keeps the old keys where the file is wrong."""
+        """On SIGHUP, or a reload of the daemon. Keeps the old keys where the file is wrong."""
+        if self.keys.is_open:
+            return
         try:
             log.info("%d keys are in force", self.keys.reload())
         except UmaError as error:
@@ -114,6 +123,13 @@ class Gateway:
         if self._greeting is not None:
             self._greeting.cancel()
         await self.daemon.close()
+
+
+def _may_name_adapter(asked: Mapping[str, Any], known: Model) -> bool:
+    """A reload brings adapters and takes them, and the model's fingerprint says nothing of them: by what was known
+    before it, the name of a new one would be a mere name, and the answer not the adapter's.
+    """
+    return bool(asked.get("lora")) or asked.get("model") not in (None, "", known.name)
 
 
 def _without_envelope(reply: dict[str, Any]) -> dict[str, Any]:

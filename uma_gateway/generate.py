@@ -53,7 +53,7 @@ async def begin(
 
 async def _begun(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]) -> tuple[Plan, Generation]:
     for n in range(TRIES):
-        model = await exchange.gateway.model(is_new=n > 0)
+        model = await exchange.gateway.model(is_new=n > 0, asked=exchange.asked)
         plan = await plan_for(model)
         try:
             return plan, await send(exchange, plan)

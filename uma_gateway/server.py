@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 SPARE_FILES = 64
 MOST_PIPELINED = 16  # requests behind the one that is answered; then no more are read
-LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a pipe that is closed when the daemon, whose child this is, ends
+LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a pipe from the daemon whose child this is
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -222,7 +222,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
 
 
 class Server(uvicorn.Server):
-    """Tells where it listens, and reads the keys again at SIGHUP."""
+    """Tells where it listens, and reads the keys again at SIGHUP or when the daemon is reloaded."""
 
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)
@@ -259,7 +259,7 @@ class Server(uvicorn.Server):
         gc.freeze()
         lifeline = os.environ.get(LIFELINE, "")
         if lifeline.isdigit():  # a daemon started this process: it ends with the daemon
-            loop.add_reader(int(lifeline), self._let_go, int(lifeline))
+            loop.add_reader(int(lifeline), self._on_lifeline, int(lifeline))
 
     def _on_hup(self) -> None:
         assert self._app.gateway is not None
@@ -274,7 +274,11 @@ class Server(uvicorn.Server):
             except OSError as error:  # ssl.SSLError is one
                 log.error("the TLS certificate stays as it is: %s", error)
 
-    def _let_go(self, lifeline: int) -> None:
+    def _on_lifeline(self, lifeline: int) -> None:
+        """What comes says that the daemon was reloaded; its end, that the daemon ended."""
+        if os.read(lifeline, 4096):
+            self._on_hup()
+            return
         asyncio.get_running_loop().remove_reader(lifeline)
         self.should_exit = True
         self._told_to_stop.set()

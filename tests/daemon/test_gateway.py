@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.support import DaemonProcess, eventually
+from uma_gateway.keys import entry, new_key
 
 
 def free_port() -> int:
@@ -22,10 +23,10 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+def ask(port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body))
+        connection.request(method, path, None if body is None else json.dumps(body), headers or {})
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
     except OSError:
@@ -83,6 +84,29 @@ def test_a_killed_daemon_takes_it_along(serve, port):
     (pid,) = children(daemon)
     daemon.process.kill()
     eventually(lambda: not is_alive(pid), "the gateway outlived the daemon")
+
+
+def test_a_reload_of_the_daemon_lets_it_read_its_keys_again(serve, folder, port):
+    names = ("alice", "bob")
+    keys = {name: new_key() for name in names}
+    path, config = folder / "keys.yaml", folder / "gateway.yaml"
+    path.write_text(entry("alice", keys["alice"]))
+    config.write_text(f"access: {{api_key_file: {path}}}\n")
+    daemon = serve("--http", str(port), "--http-config", str(config))
+    eventually(lambda: answers(port))
+
+    def statuses() -> list[int]:
+        headers = [{"authorization": f"Bearer {keys[name]}"} for name in names]
+        return [ask(port, "GET", "/v1/models", headers=each)[0] for each in headers]
+
+    assert statuses() == [200, 401]
+    path.write_text(entry("bob", keys["bob"]))
+    daemon.ask("reload")
+    eventually(lambda: statuses() == [401, 200], "its keys are the old ones")
+    path.write_text("- name: bob\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.logs("the keys stay as they are")
+    assert statuses() == [401, 200] and daemon.status()["http"]["restarts"] == 0
 
 
 def test_a_reload_starts_moves_and_ends_it(serve, folder, port):

@@ -129,7 +129,7 @@ def test_llama_servers_own_form(bert_gateway: GatewayProcess, bert: DaemonProces
     assert bert_gateway.post(path).status == 400
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v1/reranking", "/reranking"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"])
 def test_reranking_in_jinas_form(rank_gateway: GatewayProcess, path: str) -> None:
     found = rank_gateway.post(path, model="m", query="the query", documents=TEXTS, top_n=2, return_documents=True).json
     scores = [result["relevance_score"] for result in found["results"]]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from uma_gateway import gateway as gateway_module
 from uma_gateway.config import Config
 from uma_gateway.daemon import CALL_S, Daemon, Event, no_daemon
 from uma_gateway.gateway import Gateway
@@ -39,3 +42,46 @@ def test_the_model_is_asked_for_once_it_is_loaded():
         return daemon.asked
 
     assert asyncio.run(run()) == ["health", "health", "health", "props"]
+
+
+class Reloaded(Daemon):
+    """A daemon whose adapters `adapters` names. `n_asked`: how often it told them."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.adapters: list[str] = []
+        self.n_asked = 0
+
+    async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
+        self.n_asked += 1
+        facts = {"name": "served", "path": "", "fingerprint": "f", "n_ctx_train": 8, "n_vocab": 8}
+        capabilities = {"operations": [], "generate": [], "chat": False, "infill": False, "rerank": False}
+        adapters = [{"id": name, "path": name, "scale": 0.0} for name in self.adapters]
+        return {
+            "model": facts, "n_ctx_seq": 8, "limits": {"max_tokens": 8}, "adapters": adapters,
+            "capabilities": {**capabilities, "embeddings": False}, "chat_template": None,
+            "chat_template_tool_use": None, "special": {}, "add_bos": False, "add_eos": False,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_new"),
+    [({"model": "tone"}, True), ({"lora": [{"id": 0}]}, True), ({"model": "served"}, False), ({}, False)],
+)
+def test_a_request_that_may_name_an_adapter_is_answered_by_what_the_daemon_has_now(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], is_new: bool
+) -> None:
+    """What is known is old at once. Other requests do not wait, but let the gateway ask."""
+
+    async def run() -> tuple[list[str], list[str], int]:
+        daemon = Reloaded()
+        gateway = Gateway(Config(), Keys("", ""), daemon, is_asking=False)
+        before = (await gateway.model()).adapters
+        daemon.adapters = ["tone"]
+        after = (await gateway.model(asked=asked)).adapters
+        await asyncio.sleep(0)  # the question that nobody waits for
+        await gateway.close()
+        return before, after, daemon.n_asked
+
+    monkeypatch.setattr(gateway_module, "FRESH_S", -1.0)
+    assert asyncio.run(run()) == ([], ["tone"] if is_new else [], 2)

@@ -56,3 +56,14 @@ def test_an_adapter_that_is_not_there_is_refused(adapted, lora):
 def test_nobody_changes_everybodys_scales(adapted):
     answer = adapted.post("/lora-adapters")
     assert answer.status == 501 and "engine.lora_scale" in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_ollamas_clients_name_an_adapter_as_their_model(adapted, path):
+    def say(**fields):
+        asked = {"messages": [{"role": "user", "content": "hello"}], "prompt": "hello", "raw": True, "stream": False}
+        answer = adapted.post(path, **asked, options={"num_predict": 12, "temperature": 0}, **fields).json
+        return answer["message"]["content"] if path == "/api/chat" else answer["response"]
+
+    assert say(model="any") != say(model="tone") == say(model="tone:latest") == say(lora=[{"id": 0}])
+    assert [model["name"] for model in adapted.get("/api/tags").json["models"][1:]] == ["tone", "topic"]

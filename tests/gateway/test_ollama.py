@@ -198,3 +198,14 @@ def test_tool_results_are_matched_with_their_calls():
         and made[3]["tool_call_id"] == weather["id"]
         and made[3]["name"] == "weather"
     )
+
+
+def test_results_of_one_tool_called_twice_are_told_apart_by_their_ids():
+    from uma_gateway.apis.ollama import openai_messages
+
+    calls = [{"id": name, "function": {"name": "weather", "arguments": {"city": name}}} for name in ("oslo", "rome")]
+    results = [
+        {"role": "tool", "tool_name": "weather", "tool_call_id": name, "content": name} for name in ("rome", "oslo")
+    ]
+    made = openai_messages([{"role": "assistant", "content": "", "tool_calls": calls}, *results])
+    assert [(message["tool_call_id"], message["content"]) for message in made[1:]] == [("rome",) * 2, ("oslo",) * 2]

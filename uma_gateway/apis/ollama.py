@@ -40,6 +40,7 @@ VERSION = "0.12.0"  # of the API that is spoken: Copilot asks for at least 0.6.4
 KEPT = datetime.timedelta(days=290 * 365)  # of models that stay: Ollama's clients call what is so far ahead forever
 NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # as a duration
 MS = 1_000_000
+LATEST = ":latest"  # what clients write behind a name without a tag
 THINK_LEVELS = ("low", "medium", "high")
 # options that say how to load a model: that is the daemon's configuration
 LOADING = frozenset(
@@ -294,8 +295,11 @@ def ndjson(value: dict[str, Any]) -> bytes:
 
 
 def options_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Sampling options under the names that other APIs share. A limit of -2 fills the context; so does none."""
+    """Sampling options under the names that other APIs share, with the LoRA adapters that the request names. A limit of
+    -2 fills the context; so does none.
+    """
     options = {name: value for name, value in table(body, "options").items() if name not in LOADING}
+    options |= {"model": (text(body, "model") or "").removesuffix(LATEST), "lora": body.get("lora")}
     if integer(options, "num_predict") in (-2, 0):
         options["num_predict"] = None
     return options
@@ -320,7 +324,10 @@ def openai_messages(messages: list[Any]) -> list[dict[str, Any]]:
             waiting += [(call["function"]["name"], call["id"]) for call in new["tool_calls"]]
         if message["role"] == "tool":
             name = message.get("tool_name") or message.get("name")
-            found = next((pair for pair in waiting if name in (None, pair[0])), None)
+            given_id = message.get("tool_call_id")
+            found = next((pair for pair in waiting if given_id == pair[1]), None) or next(
+                (pair for pair in waiting if name in (None, pair[0])), None
+            )
             if found is not None:
                 waiting.remove(found)
                 new["tool_call_id"] = found[1]
@@ -399,10 +406,11 @@ async def on_version(exchange: Exchange) -> None:
     await exchange.send_json({"version": VERSION})
 
 
-def listed(model: Model, since: str) -> dict[str, Any]:
+def listed(model: Model, since: str, name: str = "") -> dict[str, Any]:
+    """`name`: of a LoRA adapter, which requests name like a model."""
     return {
-        "name": model.name,
-        "model": model.name,
+        "name": name or model.name,
+        "model": name or model.name,
         "modified_at": since,
         "size": model.props["model"]["n_bytes"],
         "digest": model.fingerprint,
@@ -416,7 +424,9 @@ def _since(exchange: Exchange) -> str:
 
 
 async def on_tags(exchange: Exchange) -> None:
-    await exchange.send_json({"models": [listed(model, _since(exchange)) for model in await exchange.gateway.models()]})
+    since = _since(exchange)
+    models = [listed(model, since, name) for model in await exchange.gateway.models() for name in ("", *model.adapters)]
+    await exchange.send_json({"models": models})
 
 
 async def on_ps(exchange: Exchange) -> None:

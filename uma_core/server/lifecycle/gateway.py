@@ -1,12 +1,13 @@
 """The HTTP gateway as a child of the daemon: started with it, started again when it ends, ended with it.
 
 Rules: on the I/O thread, which never waits for the child: a thread does. The child holds the reading end of a pipe
-whose other end only the daemon has, so that it ends when the daemon does, however that is. It logs to the daemon's
-stderr.
+whose other end only the daemon has, so that it ends when the daemon does, however that is. A byte in it says that the
+daemon was reloaded. The child logs to the daemon's stderr.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -24,6 +25,7 @@ from uma_core.server.io.loop import Loop, Timer
 log = logging.getLogger(__name__)
 
 LIFELINE = "UMA_GATEWAY_LIFELINE"  # the pipe's number, for the child
+RELOADED = b"\n"  # in the pipe
 FIRST_PAUSE_NS = 1_000_000_000  # before it is started again; twice as long each time ...
 LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
 PROVEN_NS = 60_000_000_000  # a child that lived so long starts afresh
@@ -75,6 +77,7 @@ class Gateway:
 
     def apply(self, options: HttpOptions) -> None:
         if options == self._options:
+            self._tell_of_reload()
             return
         self._options = options
         self._pause_ns = FIRST_PAUSE_NS
@@ -82,6 +85,12 @@ class Gateway:
             self._hang_up()  # its end starts the next one
         elif options.port:
             self._start()
+
+    def _tell_of_reload(self) -> None:
+        """It reads its keys and its certificate again: whoever reloads the daemon knows nothing of its child."""
+        if self._lifeline >= 0:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it has not read for ages, or has just ended
+                os.write(self._lifeline, RELOADED)
 
     def report(self) -> dict[str, Any] | None:
         """For `status`; None where no gateway is wanted."""
@@ -117,6 +126,7 @@ class Gateway:
         if self._is_leaving or self._process is not None or not self._options.port:
             return
         reading, self._lifeline = os.pipe()
+        os.set_blocking(self._lifeline, False)
         try:
             self._process = subprocess.Popen(
                 self._command(),

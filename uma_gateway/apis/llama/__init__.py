@@ -35,7 +35,7 @@ FAMILY = Family(
         Route("POST", "/embeddings", on_embedding, is_work=True),
         *(
             Route("POST", path, on_rerank, is_work=True)
-            for path in ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
+            for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
         ),
         Route("POST", "/tokenize", on_tokenize),
         Route("POST", "/detokenize", on_detokenize),

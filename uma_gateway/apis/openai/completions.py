@@ -104,7 +104,7 @@ def _logprobs_wanted(body: dict[str, Any]) -> int | None:
 
 
 async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
-    model = await exchange.gateway.model()
+    model = await exchange.gateway.model(asked=exchange.asked)
     plans = [_plan(exchange, body, ask, model, prompt) for prompt in ask.prompts]
     shape = Shape.of(exchange, model, "cmpl-", body)
     echoes = [await _echo(exchange, model, prompt) if ask.has_echo else Echo() for prompt in ask.prompts]

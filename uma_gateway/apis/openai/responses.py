@@ -82,7 +82,9 @@ def _found(exchange: Exchange, response_id: str, param: str | None = None) -> St
     if stored is None:
         kept_s = exchange.gateway.config.answers.responses_kept_s
         message = f"there is no response {response_id[:100]!r}: responses are kept for {kept_s:g} s, in memory"
-        raise GatewayError(Kind.NOT_FOUND, message, param, "previous_response_not_found" if param else "not_found")
+        if param:  # 400, as OpenAI has it: nothing is wrong with the path
+            raise invalid(message, param, "previous_response_not_found")
+        raise GatewayError(Kind.NOT_FOUND, message, code="not_found")
     return stored
 
 
@@ -289,7 +291,10 @@ def usage(counts: dict[str, int]) -> dict[str, Any]:
     n_prompt, n_answer = counts["prompt_tokens"], counts["completion_tokens"]
     return {
         "input_tokens": n_prompt,
-        "input_tokens_details": {"cached_tokens": counts["cached_tokens"]},
+        "input_tokens_details": {
+            "cached_tokens": counts["cached_tokens"],
+            "cache_write_tokens": 0,
+        },  # OpenAI's type has both
         "output_tokens": n_answer,
         "output_tokens_details": {"reasoning_tokens": counts.get("reasoning_tokens", 0)},
         "total_tokens": n_prompt + n_answer,
