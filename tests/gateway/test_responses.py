@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from uma_gateway.apis.openai.items import kept, to_messages
@@ -262,6 +264,21 @@ def test_what_the_assistant_did_in_a_row_is_one_message():
 def test_a_thought_that_says_nothing_readable_is_left_out(content):
     messages = to_messages([{"type": "reasoning", "content": content}, {"role": "user", "content": "hi"}])
     assert messages == [{"role": "user", "content": "hi"}]
+
+
+def test_a_conversation_that_began_elsewhere_goes_on_here():
+    """Codex keeps its history when its user changes the model."""
+    user, asst, tool = to_messages(
+        [
+            {"role": "user", "content": "Fix it."},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+            {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
+            {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done."},
+        ]
+    )
+    (call,) = asst["tool_calls"]
+    assert (call["id"], json.loads(call["function"]["arguments"])) == ("c1", {"input": "*** Begin"})
+    assert (user["content"], tool["tool_call_id"], tool["content"]) == ("Fix it.", "c1", "Done.")
 
 
 def test_an_item_that_lacks_its_text_is_named():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+import orjson
+
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.parsing import Message
 from uma_gateway.turns import plain_content
@@ -62,11 +64,10 @@ def to_messages(items: list[Item]) -> list[Item]:
         if kind == "message":
             _add_message(messages, item, path)
         elif kind == "function_call":
-            call = {"name": _text(item, "name", path), "arguments": _text(item, "arguments", path)}
-            _assistant(messages).setdefault("tool_calls", []).append(
-                {"id": _text(item, "call_id", path), "type": "function", "function": call}
-            )
-        elif kind == "function_call_output":
+            _add_call(messages, item, path, _text(item, "arguments", path))
+        elif kind == "custom_tool_call":  # of a conversation that another server began: its input is any text
+            _add_call(messages, item, path, orjson.dumps({"input": _text(item, "input", path)}).decode())
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             content = _content(item.get("output"), f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", path), "content": content})
         elif kind == "reasoning":
@@ -74,11 +75,20 @@ def to_messages(items: list[Item]) -> list[Item]:
             if thought:  # an encrypted or summarised one says nothing to this model
                 message = _assistant(messages)
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
+        elif kind == "web_search_call":  # what was found is not in it: OpenAI's servers told the model
+            pass
         elif kind == "item_reference":
             raise unsupported(f"`{path}`: items cannot be referred to; use `previous_response_id`", path)
         else:
             raise invalid(f"`{path}.type` {str(kind)[:50]!r} is not supported", f"{path}.type")
     return messages
+
+
+def _add_call(messages: list[Item], item: Item, path: str, arguments: str) -> None:
+    call = {"name": _text(item, "name", path), "arguments": arguments}
+    _assistant(messages).setdefault("tool_calls", []).append(
+        {"id": _text(item, "call_id", path), "type": "function", "function": call}
+    )
 
 
 def _thought(content: Any) -> str:
