@@ -32,7 +32,7 @@ WIDE = SchedulerConfig(guard_cap=1.6)  # room for a few pieces
 
 
 def state(*views, **more) -> SchedulerState:
-    return state_of(*views, **{"cost": FLAT, "n_verify_rows": 8, "can_mix_rows": True, "is_unified": True, **more})
+    return state_of(*views, **{"cost": FLAT, "n_verify_rows": 16, "can_mix_rows": True, "is_unified": True, **more})
 
 
 def planned(at: SchedulerState) -> Plan:

@@ -191,6 +191,7 @@ def _key(engine: Engine) -> str:
     parts: tuple[object, ...] = (VERSION, info.engine, info.fingerprint, info.backend, info.devices)
     parts += (info.n_threads, info.n_seq_max, info.n_ctx_seq)
     parts += (info.n_ubatch, info.kv_type, info.is_unified, info.capabilities.n_prefill_slots, info.kernels)
+    parts += (info.capabilities.n_verify_rows,)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 

@@ -55,7 +55,7 @@ from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 from uma_core.waking import wake
 
 N_EMBD = 8  # numbers of a vector
-N_VERIFY_ROWS = 8  # as the graph engine's
+N_VERIFY_ROWS = 16  # as the graph engine's
 
 
 @dataclass

@@ -16,7 +16,7 @@ from uma_core.engine.graph.attention import BatchShape
 from uma_core.engine.graph.forward import Compute, Forward, Forwards, Network
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.states import Next
-from uma_core.engine.graph.ticks import VERIFY_ROWS
+from uma_core.engine.graph.ticks import VERIFY_ROWS_OF_STATES
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.refusals import refusals
 from uma_core.errors import UmaError
@@ -155,7 +155,8 @@ class Decoder:
         Raises: INSUFFICIENT_MEMORY.
         """
         assert self._last is not None
-        for n, n_out in shapes:
+        largest_first = sorted(shapes, key=lambda shape: shape[::-1], reverse=True)  # the memory that they share moves
+        for n, n_out in largest_first * 2:  # once for all; the second time those that lost it to one still larger
             self.forwards.of(BatchShape(n, n_out, self._attention.room(self._last.span, n)))
 
     def draw(self, row: int, sampler: Sampler | None) -> int:
@@ -193,7 +194,7 @@ def drafts_of(runs: list[Run], batch: Batch) -> list[bool]:
     """
     wants, row, found = batch.want_logits[: batch.n].tolist(), 0, []
     for _, _, n in runs:
-        found.append(1 < n <= VERIFY_ROWS and bool(wants[row]))
+        found.append(1 < n <= VERIFY_ROWS_OF_STATES and bool(wants[row]))
         row += n
     return found
 

@@ -26,8 +26,9 @@ def estimate(path: str, options: EngineOptions, is_stock: bool = False) -> Memor
         n_compute = loaded.n_prefill_slots * graph_bytes(loaded, loaded.n_ubatch, 1)
         rides = ride_rows(loaded.device.is_cpu, options.n_batch)
         n_verify = loaded.n_verify(options.n_batch)
-        n_compute += sum(graph_bytes(loaded, n, n_out) for n, n_out in tick_shapes(options.n_seq, rides, n_verify))
         is_mapped = not loaded.device.is_stock
+        ticks = [graph_bytes(loaded, n, n_out) for n, n_out in tick_shapes(options.n_seq, rides, n_verify)]
+        n_compute += max(ticks) if is_mapped else sum(ticks)  # see forward.Forwards
         sizes = arrangeable(loaded.header) if is_mapped and is_arranging(loaded.header, options, loaded.kernels) else {}
         return MemoryUse(bytes_with(loaded.header, sizes), loaded.pages.n_bytes, n_compute)
     finally:

@@ -24,8 +24,8 @@ from uma_core.errors import ErrorCode, UmaError
 # 80; experts add as many as are used.
 NODES_PER_LAYER = 96
 NODES_BESIDE = 64
-N_SMALL = 16  # batches of up to so many tokens keep graph and memory each, larger ones share one memory
-N_KEPT = 64  # small ones
+N_SMALL = 16  # batches of up to so many tokens keep their graph; of larger ones the last is kept
+N_KEPT = 128  # small ones: fifty are made at load, and as many more for each set of LoRA adapters in use
 
 
 class Network:
@@ -110,7 +110,7 @@ class Compute(NamedTuple):
 class Forward:
     """One graph, placed in a workspace. `native` is what native/graph/forward.c works on.
 
-    It is computed any number of times, as long as its workspace places no other graph.
+    It is computed any number of times, as long as its workspace does not move.
     """
 
     def __init__(
@@ -201,7 +201,11 @@ def _rows(at: Any, n_rows: int, n_embd: int) -> np.ndarray:
 
 
 class Forwards:
-    """Graphs by batch shape. Small batches, the decode ticks, keep theirs; of the large ones only the last is kept."""
+    """Graphs by batch shape. Small batches, the decode ticks, keep theirs; of the large ones only the last is kept.
+
+    Where our operations compute on the CPU, graphs keep nothing in their memory, so that small ones share it: one of
+    sixteen rows takes 10 MB for the logits of 152k tokens, and there are fifty. A device's keep masks there.
+    """
 
     def __init__(self, network: Network, pages: Pages, compute: Compute) -> None:
         self._network = network
@@ -210,6 +214,7 @@ class Forwards:
         self._small: OrderedDict[BatchShape, Forward] = OrderedDict()
         self._large: Forward | None = None
         self._space = Workspace(network.device)
+        self._shared = None if network.device.is_stock else Workspace(network.device)
 
     def of(self, batch: BatchShape) -> Forward:
         """The graph of a batch. Raises: INSUFFICIENT_MEMORY."""
@@ -229,29 +234,50 @@ class Forwards:
     def _new_small(self, batch: BatchShape) -> Forward:
         while len(self._small) >= N_KEPT:
             _, oldest = self._small.popitem(last=False)
-            oldest.close()
-            oldest.workspace.close()
-        workspace = Workspace(self._network.device)
-        try:
-            forward = self._small[batch] = self._new(batch, workspace)
-        except BaseException:
-            workspace.close()
-            raise
+            self._close_small(oldest)
+        if self._shared is not None:
+            forward = self._new_sharing(batch, self._shared)
+        else:
+            workspace = Workspace(self._network.device)
+            try:
+                forward = self._new(batch, workspace)
+            except BaseException:
+                workspace.close()
+                raise
+        self._small[batch] = forward
         return forward
+
+    def _new_sharing(self, batch: BatchShape, workspace: Workspace) -> Forward:
+        n_moves = workspace.n_moves
+        try:
+            return self._new(batch, workspace)
+        finally:
+            if workspace.n_moves > n_moves:
+                self._close_all_small()  # they have lost their memory, and are built anew when they are wanted
+
+    def _close_small(self, forward: Forward) -> None:
+        forward.close()
+        if forward.workspace is not self._shared:
+            forward.workspace.close()
+
+    def _close_all_small(self) -> None:
+        while self._small:
+            self._close_small(self._small.popitem()[1])
 
     def _new(self, batch: BatchShape, workspace: Workspace) -> Forward:
         return Forward(self._network, self._pages, self._compute, batch, workspace)
 
     @property
     def n_bytes(self) -> int:
+        if self._shared is not None:
+            return self._space.n_bytes + self._shared.n_bytes
         return self._space.n_bytes + sum(forward.workspace.n_bytes for forward in list(self._small.values()))
 
     def close(self) -> None:
-        for forward in self._small.values():
-            forward.close()
-            forward.workspace.close()
-        self._small.clear()
+        self._close_all_small()
         if self._large is not None:
             self._large.close()
             self._large = None
         self._space.close()
+        if self._shared is not None:
+            self._shared.close()

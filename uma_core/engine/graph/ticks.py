@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from uma_core.engine.graph.forward import N_SMALL
 
-# of a call with drafts: up to eight, a row costs 0.06 of a step, beyond 0.1 to 0.16 (docs/ENGINE.md), and logits of
-# 152k tokens take 0.6 MB a row in each graph
-VERIFY_ROWS = 8
+# Of a call with drafts. Sixteen instead of eight: four streams' edits 1.9 instead of 1.5 times as fast
+# (docs/SPECULATION.md). Beyond sixteen a row costs as much of a step as it can bring. Recurrent layers keep a state of
+# each row, of 10 to 20 MB.
+VERIFY_ROWS = N_SMALL
+VERIFY_ROWS_OF_STATES = 8
 RIDE_ROWS = (2, 3, 4, 5, 6, 8, 16)  # up to N_SMALL: each has a graph for every count of streams
 
 
@@ -19,12 +21,12 @@ def ride_rows(is_cpu: bool, n_batch: int) -> tuple[int, ...]:
     return tuple(n for n in RIDE_ROWS if n <= n_batch) if is_cpu else ()
 
 
-def verify_rows(is_cpu: bool, n_batch: int) -> int:
+def verify_rows(is_cpu: bool, n_batch: int, has_states: bool) -> int:
     """Most rows of a call that holds drafts; 0: none does.
 
     On a GPU each span of cells would need graphs of its own for them.
     """
-    return min(VERIFY_ROWS, n_batch) if is_cpu else 0
+    return min(VERIFY_ROWS_OF_STATES if has_states else VERIFY_ROWS, n_batch) if is_cpu else 0
 
 
 def tick_shapes(n_seq: int, rides: tuple[int, ...], n_verify: int) -> Iterator[tuple[int, int]]:

@@ -20,12 +20,17 @@ def new_allocator(device: Device) -> Any:
 
 
 class Workspace:
-    """Grows to what the largest graph needed. One graph at a time has its place in it."""
+    """Grows to what the largest graph needed.
+
+    Graphs that keep nothing in it between computations may have it in common: one at a time is computed. Those placed
+    before lose their memory when `n_moves` counts up.
+    """
 
     def __init__(self, device: Device) -> None:
         """Raises: INSUFFICIENT_MEMORY."""
         self._device = device
         self._allocator = new_allocator(device)
+        self.n_moves = 0
         self._host: Any = None
         self._n_host = 0
 
@@ -38,10 +43,12 @@ class Workspace:
         """Give every node of `graph` its memory. Raises: INSUFFICIENT_MEMORY."""
         if not self._allocator:
             self._allocator = new_allocator(self._device)
+        n_before = self._n_data
         if not lib.ggml_gallocr_alloc_graph(self._allocator, graph):
             # it has noted the new layout, and has no memory for it: asked again, it would place nodes nowhere
             self._free_allocator()
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a graph's data")
+        self.n_moves += self._n_data > n_before
 
     def addresses(self, tensors: list[Any]) -> list[Any]:
         """Where the host writes or reads what placed tensors hold; NULL for None. Raises: INSUFFICIENT_MEMORY."""
@@ -69,14 +76,18 @@ class Workspace:
         self._host, self._n_host = None, 0
 
     @property
+    def _n_data(self) -> int:
+        return int(lib.ggml_gallocr_get_buffer_size(self._allocator, 0)) if self._allocator else 0
+
+    @property
     def n_bytes(self) -> int:
-        n_data = int(lib.ggml_gallocr_get_buffer_size(self._allocator, 0)) if self._allocator else 0
-        return n_data + self._n_host
+        return self._n_data + self._n_host
 
     def _free_allocator(self) -> None:
         if self._allocator:
             lib.ggml_gallocr_free(self._allocator)
             self._allocator = None
+            self.n_moves += 1
 
     def close(self) -> None:
         self._free_allocator()

@@ -48,7 +48,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     the others a prompt's after n_kv cells. Time each two or three times.
     """
     n_most = min(max(device.n_seq_max, device.n_verify_rows), device.n_batch)  # rows of a decode call, drafts included
-    rows = [n for n in (1, 2, 4, 3, 8, 16, 6, 12, 9, 24, 32) if n <= n_most]
+    rows = [n for n in (1, 2, 4, 16, 3, 8, 6, 12, 9, 24, 32) if n <= n_most]
     sizes = [n for n in (64, 512, 256, 128, 32, 16, 63, 8, 1024, 2048) if n <= device.n_ubatch]
     if device.n_ubatch not in sizes:
         sizes.append(device.n_ubatch)
