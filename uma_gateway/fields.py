@@ -93,6 +93,8 @@ _MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
 def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptions) -> dict[str, Any]:
     """The wire's fields. Raises: GatewayError that names the field."""
     body = _in_range(body)
+    if (integer(body, "min_keep") or 0) > 1:
+        raise unsupported("`min_keep` is not supported: `top_p`, `min_p` and `typical_p` keep one token", "min_keep")
     fields: dict[str, Any] = {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,
@@ -190,6 +192,20 @@ def need(model: Model, field: str, param: str) -> None:
     """Raises: GatewayError (501) where the daemon's generate does not take a field."""
     if not model.can(field):
         raise unsupported(f"`{param}` is not supported by this daemon", param)
+
+
+def plain_prompt(value: Any) -> Any:
+    """The text of a prompt that is written as an object, as llama-server's clients do; others as they are.
+
+    Raises: GatewayError.
+    """
+    if not isinstance(value, dict):
+        return value
+    if value.get("multimodal_data"):
+        raise unsupported("`prompt.multimodal_data` is not supported: the daemon serves text", "prompt")
+    if not isinstance(value.get("prompt_string"), str):
+        raise invalid("`prompt.prompt_string` must be a string", "prompt")
+    return value["prompt_string"]
 
 
 def text_prompt(model: Model, text: str) -> dict[str, Any]:

@@ -100,7 +100,12 @@ REQUESTS = (
         "/v1/chat/completions",
         {**CHAT, **STREAM, "max_tokens": 120, "tools": TOOLS, "tool_choice": "required"},
     ),
+    Request("chat/probs", "/v1/chat/completions", {**CHAT, "n_probs": 2}),
+    Request("chat/tokens", "/chat/completions/input_tokens", CHAT),
     Request("completions/whole", "/v1/completions", OLDER),
+    Request("completions/timed", "/v1/completions", {**OLDER, **STREAM}),
+    Request("completions/mixed", "/v1/completions", {**OLDER, "prompt": [1, "The package", 42]}),
+    Request("completions/progress", "/v1/completions", {**OLDER, **USAGE, "return_progress": True}),
     Request("completions/stream", "/v1/completions", {**OLDER, **USAGE}),
     Request("completions/stop", "/v1/completions", {**OLDER, "max_tokens": 40, "stop": ["e"]}),
     Request("completions/logprobs", "/v1/completions", {**OLDER, "logprobs": 2}),
@@ -110,6 +115,9 @@ REQUESTS = (
     Request("completion/probs", "/completion", {**NATIVE, "n_probs": 2}),
     Request("completion/probs-after", "/completion", {**NATIVE, "n_probs": 2, "post_sampling_probs": True}),
     Request("completion/tokens", "/completion", {**NATIVE, "prompt": [1, 40, 41, 42], "return_tokens": True}),
+    Request("completion/named-probs", "/completion", {**NATIVE, "logprobs": 2}),
+    Request("completion/bias", "/completion", {**NATIVE, "logit_bias": [[40, 5.0], [41, False]]}),
+    Request("completion/object", "/completion", {**NATIVE, "prompt": {"prompt_string": "The package"}}),
     Request("completion/schema", "/completion", {**NATIVE, "n_predict": 60, "json_schema": FORM}),
     Request("completion/grammar", "/completion", {**NATIVE, "grammar": 'root ::= "yes" | "no"'}),
     Request(
@@ -120,6 +128,8 @@ REQUESTS = (
     Request("completion/several", "/completion", {**NATIVE, "prompt": ["The package", "A file"]}),
     Request("completion/progress", "/completion", {**NATIVE, **STREAM, "return_progress": True}),
     Request("infill/code", "/infill", {"input_prefix": "def f():\n", "input_suffix": "\n", "n_predict": 4, **GREEDY}),
+    Request("responses/tokens", "/responses/input_tokens", {"model": ALIAS, "input": "Hello"}),
+    Request("error/slot", "/slots/0?action=erase", {}),
     Request("error/messages", "/v1/chat/completions", {"model": ALIAS}),
     Request(
         "error/too-long", "/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "word " * 5000}]}

@@ -221,6 +221,9 @@ def test_log_probabilities_where_they_are_included(gateway):
             "input[0].arguments",
         ),
         ({"background": True}, 501, "background"),
+        ({"context_management": [{"type": "compaction", "compact_threshold": 900}]}, 501, "context_management"),
+        ({"moderation": {"model": "omni-moderation-latest"}}, 501, "moderation"),
+        ({"min_keep": 2}, 501, "min_keep"),
         ({"conversation": "c"}, 501, "conversation"),
         ({"truncation": "some"}, 400, "truncation"),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),
@@ -320,3 +323,19 @@ def test_a_store_without_time_keeps_nothing():
 def test_a_listed_item_has_an_id_and_a_type_where_its_client_wrote_null(item):
     listed = kept({"id": None, "type": None, **item})
     assert listed["id"] and listed["type"] == item.get("type", "message")
+
+
+def test_a_kept_response_is_neither_streamed_again_nor_cancelled(gateway):
+    """OpenAI's client would read a whole response as a stream without events."""
+    path = f"/v1/responses/{respond(gateway).json['id']}"
+    assert (gateway.get(f"{path}?stream=true").status, gateway.get(f"{path}?stream=false").status) == (501, 200)
+    answer = gateway.post(f"{path}/cancel")
+    assert (answer.status, answer.error["param"]) == (400, "background")
+    assert gateway.post("/v1/responses/resp_none/cancel").status == 404
+
+
+def test_llama_server_s_shorter_paths(gateway):
+    fields = {"input": "hello", "temperature": 0, "max_output_tokens": 8}
+    assert text_of(gateway.post("/responses", **fields).json) == text_of(respond(gateway).json)
+    assert gateway.post("/responses/input_tokens", input="hello").json["input_tokens"] > 0
+    assert gateway.post("/responses").error["param"] == "input"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from uma_gateway.apis.openai import chunks
@@ -68,7 +69,7 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
         choices.append(
             {
                 "index": answer["index"],
-                "message": message_object(message),
+                "message": message_object(replace(message, content=ask.echo + message.content)),
                 "logprobs": {"content": chunks.logprobs(told)} if ask.n_logprobs is not None else None,
                 "finish_reason": finish_reason(answer, message),
             }
@@ -150,8 +151,7 @@ class _Stream:
             self._on_text(index, event["text"], event.get("logprobs"), out)
         elif kind == "progress":
             if 0 not in self._begun:
-                self._begun.add(0)
-                out.append(self._chunk.role(0))
+                self._begin(0, out)
             out.append(self._chunk.progress(event))
         elif kind == "end":
             self._on_end(index, ended(event), out)
@@ -169,11 +169,16 @@ class _Stream:
         self, index: int, text: str, logprobs: list[Event] | None, out: list[bytes], is_final: bool = False
     ) -> None:
         if index not in self._begun:
-            self._begun.add(index)
-            out.append(self._chunk.role(index))
+            self._begin(index, out)
         if logprobs:
             self._held[index].add(logprobs)
         out += [self._diff(index, diff) for diff in self._parsers[index].feed(text, is_final)]
+
+    def _begin(self, index: int, out: list[bytes]) -> None:
+        self._begun.add(index)
+        out.append(self._chunk.role(index))
+        if self._ask.echo:
+            out.append(self._chunk.content(index, self._ask.echo))
 
     def _diff(self, index: int, diff: Diff) -> bytes:
         if not self._held and diff.content and not diff.reasoning:

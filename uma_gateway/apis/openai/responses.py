@@ -12,7 +12,7 @@ from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
 from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item
-from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, answer_form, read_tools
+from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, answer_form, read_tools, read_verbosity
 from uma_gateway.apis.openai.store import Store, Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
@@ -88,14 +88,20 @@ def _found(exchange: Exchange, response_id: str, param: str | None = None) -> St
     return stored
 
 
+def _query(exchange: Exchange) -> dict[str, str]:
+    return {name: values[-1] for name, values in parse_qs(exchange.scope["query_string"].decode("latin-1")).items()}
+
+
 async def on_get(exchange: Exchange) -> None:
+    if _query(exchange).get("stream") == "true":
+        raise unsupported("`stream`: a response that was made is not streamed again", "stream")
     await exchange.send_json(_found(exchange, exchange.params["id"]).response)
 
 
 async def on_input_items(exchange: Exchange) -> None:
     """The items of a response's request, the newest first unless `order` is asc."""
     listed = _found(exchange, exchange.params["id"]).input_items
-    query = {name: values[-1] for name, values in parse_qs(exchange.scope["query_string"].decode("latin-1")).items()}
+    query = _query(exchange)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid("`order` must be asc or desc", "order")
@@ -125,6 +131,12 @@ async def on_delete(exchange: Exchange) -> None:
     await exchange.send_json({"id": response_id, "object": "response", "deleted": True})
 
 
+async def on_cancel(exchange: Exchange) -> None:
+    """Raises: GatewayError, as OpenAI does for a response that was not made in the background."""
+    _found(exchange, exchange.params["id"])
+    raise invalid("a response that is kept has ended: only those of `background` can be cancelled", "background")
+
+
 # ---- the request
 
 
@@ -132,6 +144,9 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     """Raises: GatewayError."""
     if boolean(body, "background"):
         raise unsupported("`background` is not supported: a response ends with its connection", "background")
+    for name in ("context_management", "moderation"):
+        if body.get(name):
+            raise unsupported(f"`{name}` is done by OpenAI's servers, and not supported", name)
     for name in ("conversation", "prompt"):
         if body.get(name) is not None:
             raise unsupported(f"`{name}` is kept on OpenAI's servers, and not supported", name)
@@ -152,6 +167,7 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     )
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
     _read_effort(table(body, "reasoning"), chat)
+    read_verbosity(table(body, "text"), chat)
     ask = Ask(chat, is_stream=boolean(body, "stream"), n_logprobs=_logprobs_wanted(body))
     truncation = text(body, "truncation") or "disabled"
     if truncation not in ("auto", "disabled"):
