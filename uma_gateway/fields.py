@@ -95,6 +95,8 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
     body = _in_range(body)
     if (integer(body, "min_keep") or 0) > 1:
         raise unsupported("`min_keep` is not supported: `top_p`, `min_p` and `typical_p` keep one token", "min_keep")
+    if boolean(body, "grammar_lazy"):
+        raise unsupported("`grammar_lazy` is not supported: a grammar holds from the first token on", "grammar_lazy")
     fields: dict[str, Any] = {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,

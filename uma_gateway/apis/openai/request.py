@@ -203,6 +203,7 @@ def read_thinking(body: dict[str, Any], chat: Chat) -> None:
         if budget is not None and budget >= 0:
             chat.reasoning_budget = budget
             break
+    chat.reasoning_message = text(body, "reasoning_budget_message") or ""
 
 
 def read_verbosity(body: dict[str, Any], chat: Chat) -> None:
