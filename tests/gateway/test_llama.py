@@ -47,6 +47,30 @@ def test_a_stream_tells_how_far_its_prompt_is_read(gateway, path, fields):
     assert not any("prompt_progress" in event for event in silent)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "n_prompts"),
+    [
+        ("/completion", {"prompt": ["hello", "goodbye"], "n_predict": 5}, 2),
+        ("/v1/completions", {"prompt": ["hello", "goodbye"], "max_tokens": 5}, 2),
+        ("/v1/completions", {"prompt": "hello", "max_tokens": 5, "n": 2}, 2),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}, 1),
+    ],
+)
+def test_a_stream_tells_its_figures_with_every_token(gateway, path, fields, n_prompts):
+    def told(**more):
+        events = gateway.post(path, stream=True, temperature=0, **fields, **more).events
+        assert not any("prompt_progress" in event for event in events)
+        return [event["timings"] for event in events if "timings" in event and not is_last(event)]
+
+    def is_last(event):
+        return event["stop"] if "stop" in event else event["choices"][0]["finish_reason"] is not None
+
+    timings = told(timings_per_token=True)
+    assert sorted(each["predicted_n"] for each in timings) == sorted([1, 2, 3, 4, 5] * n_prompts)
+    assert all(each["prompt_n"] + each["cache_n"] > 0 for each in timings)
+    assert told() == []
+
+
 def test_a_prompt_is_read_ahead_without_an_answer(gateway):
     text = "a prompt that somebody will go on with"
     ahead = gateway.post("/completion", prompt=text, n_predict=0).json

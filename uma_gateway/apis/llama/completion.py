@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
+from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import answers_wanted
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
@@ -172,9 +173,8 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
     if n_probs or has_tokens:
         need(model, "logprobs", name if n_probs else "return_tokens")
         fields["logprobs"] = n_probs
-    if is_stream and boolean(body, "return_progress"):
-        need(model, "prompt_progress", "return_progress")
-        fields["prompt_progress"] = True
+    if is_stream:
+        fields |= progress_field(body, model)
     n = _answers_wanted(body, limits)
     if n > 1:
         need(model, "n", "n_cmpl")
@@ -206,7 +206,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompts: list[dict[s
             plans.append(_plan(exchange, body, prompt, plan.model))
             generations.append(await stack.enter_async_context(await send(exchange, plans[-1], f".{i}")))
         if is_stream:
-            await _stream(exchange, generations, plans, wanted)
+            await _stream(exchange, generations, plans, wanted, [Pace(body) for _ in plans])
             return
         made = [
             selected(whole, wanted)
@@ -263,7 +263,9 @@ async def _followed(generation: Generation, lines: Lines) -> Event:
                 return {**lines.ended(event), "text": "".join(parts), "logprobs": logprobs}
 
 
-async def _stream(exchange: Exchange, generations: list[Generation], plans: list[Plan], wanted: list[str]) -> None:
+async def _stream(
+    exchange: Exchange, generations: list[Generation], plans: list[Plan], wanted: list[str], paces: list[Pace]
+) -> None:
     await exchange.start_sse()
     n = plans[0].fields.get("n", 1)
     followed = [Lines(plan.context) for plan in plans for _ in range(n)]
@@ -281,11 +283,12 @@ async def _stream(exchange: Exchange, generations: list[Generation], plans: list
                     return b""
             return sse.data(selected(last_object(plan, end, "", index, lines.has_new_line), wanted))
         if event["event"] == "progress":
-            return sse.data({**chunk_of(index, "", [], 0), "prompt_progress": chunks.prompt_progress(event)})
+            told = paces[number].read(event)
+            return sse.data({**chunk_of(index, "", [], 0), **told}) if told else b""
         if event["event"] != "token" or lines.is_over:
             return b""
-        told = _told(lines, generations[number], event["text"])
-        chunk = chunk_of(index, told, [event["token_id"]], lines.n_tokens)
+        text = _told(lines, generations[number], event["text"])
+        chunk = {**chunk_of(index, text, [event["token_id"]], lines.n_tokens), **paces[number].token(index)}
         if event.get("logprobs"):
             chunk["completion_probabilities"] = [probability(entry, plan) for entry in event["logprobs"]]
         return sse.data(chunk)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
+from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answers_wanted, read_n_probs, wanted_form
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
@@ -123,7 +124,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
         for i, plan in enumerate(plans):
             generations.append(await send(exchange, plan, f".{i}" if i else ""))
         if ask.is_stream:
-            await _Stream(exchange, shape, ask, echoes).run(generations)
+            await _Stream(exchange, shape, ask, echoes, [Pace(body) for _ in plans]).run(generations)
         else:
             await exchange.send_json(await _whole(exchange, shape, ask, echoes, generations))
     finally:
@@ -149,9 +150,8 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
         "stream": ask.is_stream,
         **constraint_field(model, form.schema, text(body, "grammar") or "", form.param, form.constraint),
     }
-    if ask.is_stream and boolean(body, "return_progress"):
-        need(model, "prompt_progress", "return_progress")
-        fields["prompt_progress"] = True
+    if ask.is_stream:
+        fields |= progress_field(body, model)
     if ask.n_logprobs is not None:
         need(model, "logprobs", "logprobs")
         if ask.has_echo:
@@ -244,8 +244,9 @@ def _summed(finals: list[Event]) -> dict[str, int]:
 class _Stream:
     """One streamed request; its answers, of one prompt or of several, are told apart by their index."""
 
-    def __init__(self, exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo]) -> None:
+    def __init__(self, exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo], paces: list[Pace]) -> None:
         self._exchange = exchange
+        self._paces = paces
         self._ask = ask
         self._echoes = echoes
         self._offsets: dict[int, _Offsets] = {}
@@ -286,10 +287,12 @@ class _Stream:
         if kind == "error":
             raise from_daemon(event)
         if kind == "progress":
-            return [self._chunk(index, "", prompt_progress=chunks.prompt_progress(event))]
+            told = self._paces[number].read(event)
+            return [self._chunk(index, "", **told)] if told else []
         echo = self._echo(number)
         if kind == "token":
-            return [*echo, self._chunk(index, event["text"], event.get("logprobs"))]
+            more = self._paces[number].token(index)
+            return [*echo, self._chunk(index, event["text"], event.get("logprobs"), **more)]
         if kind == "end":
             return [*echo, self._chunk(index, "", event.get("logprobs"), ended(event)["reason"])]
         note_end(self._exchange, event)
