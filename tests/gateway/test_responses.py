@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from uma_gateway.apis.openai.items import kept, to_messages
+from uma_gateway.apis.openai.items import input_of, kept, to_messages
 from uma_gateway.apis.openai.store import Store
 from uma_gateway.errors import GatewayError
 from uma_gateway.keys import entry, new_key
@@ -339,3 +339,37 @@ def test_llama_server_s_shorter_paths(gateway):
     assert text_of(gateway.post("/responses", **fields).json) == text_of(respond(gateway).json)
     assert gateway.post("/responses/input_tokens", input="hello").json["input_tokens"] > 0
     assert gateway.post("/responses").error["param"] == "input"
+
+
+SAY = {"type": "custom", "name": "say", "description": "Says a text"}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "name": "say"}])
+def test_a_custom_tool_is_given_a_text(work_gateway, choice):
+    fields = {"tools": [SAY], "tool_choice": choice, "max_output_tokens": 200}
+    response = respond(work_gateway, "Say hello.", **fields).json
+    (call,) = [item for item in response["output"] if item["type"] == "custom_tool_call"]
+    assert call["name"] == "say" and call["call_id"] and not call["input"].startswith("{")
+    events = respond(work_gateway, "Say hello.", stream=True, **fields).events
+    assert events[-1]["response"]["output"][-1]["input"] == call["input"]
+    parts = [event for event in events if event["type"].startswith("response.custom_tool_call_input.")]
+    assert [part.get("delta", part.get("input")) for part in parts] == [call["input"]] * 2
+    item_ids = {event["item"]["id"] for event in events if event["type"].startswith("response.output_item.")}
+    assert {part["item_id"] for part in parts} <= item_ids
+    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "said"}
+    assert respond(work_gateway, [result], previous_response_id=response["id"], tools=[SAY]).status == 200
+
+
+def test_a_custom_tool_with_a_grammar_is_left_out(gateway):
+    form = {"type": "grammar", "syntax": "regex", "definition": "[a-c]+"}
+    assert respond(gateway, tools=[{**SAY, "format": form}]).status == 200
+    assert respond(gateway, tools=[{**SAY, "format": form}], tool_choice="required").error["param"] == "tool_choice"
+    assert respond(gateway, tools=[{"type": "custom"}]).error["param"] == "tools[0].function.name"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [('{"input": "a\\nb"}', "a\nb"), ('{"input": "a', '{"input": "a'), ('{"input": 3}', '{"input": 3}'), ("[]", "[]")],
+)
+def test_the_text_of_a_custom_tool(arguments, given):
+    assert input_of(arguments) == given

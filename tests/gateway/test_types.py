@@ -52,6 +52,7 @@ CASES = [
                 "tools": [{"type": "function", **FUNCTION, "strict": True}],
                 "tool_choice": {"type": "function", "name": "get_weather"},
             },
+            {"tools": [{"type": "custom", "name": "say"}], "tool_choice": {"type": "custom", "name": "say"}},
             {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
             {"text": {"format": {"type": "json_schema", "name": "city", "schema": CITY}, "verbosity": "low"}},
             {"reasoning": {"effort": "high", "summary": "auto"}, "truncation": "auto"},

@@ -49,6 +49,7 @@ class Request:
     items: list[Item]  # all of the conversation
     is_kept: bool
     is_cut: bool  # what does not fit the context is left out
+    custom: frozenset[str]  # names of the custom tools that may be called
 
     @property
     def has_logprobs(self) -> bool:
@@ -172,7 +173,9 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     truncation = text(body, "truncation") or "disabled"
     if truncation not in ("auto", "disabled"):
         raise invalid("`truncation` must be auto or disabled", "truncation")
-    return Request(body, ask, input_items, conversation, boolean(body, "store", True), truncation == "auto")
+    custom = frozenset(tool["name"] for tool in array(body, "tools") if items.is_custom(tool))
+    is_kept, is_cut = boolean(body, "store", True), truncation == "auto"
+    return Request(body, ask, input_items, conversation, is_kept, is_cut, custom)
 
 
 def _choice(choice: Any) -> Any:
@@ -180,7 +183,7 @@ def _choice(choice: Any) -> Any:
 
     Raises: GatewayError.
     """
-    if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
+    if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools"):
         raise unsupported("`tool_choice` names a tool that is no function", "tool_choice")
     return choice
 
@@ -287,7 +290,7 @@ def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]
 def _whole(request: Request, prompt: Prompt, eos: Event) -> list[Item]:
     message, told = read_whole(prompt.parser(), eos.get("text", ""), eos.get("logprobs") or ())
     status = "completed" if eos["reason"] == "stop" else "incomplete"
-    return items.output_items(message, status, chunks.logprobs(told) if request.has_logprobs else None)
+    return items.output_items(message, status, chunks.logprobs(told) if request.has_logprobs else None, request.custom)
 
 
 def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, Any]:
@@ -331,7 +334,7 @@ class _Open:
     """The item that the answer is at."""
 
     def __init__(self, kind: str, item_id: str, number: int, call: Diff | None = None) -> None:
-        self.kind = kind  # "reasoning", "message", "call"
+        self.kind = kind  # "reasoning", "message", "call", "custom"
         self.id = item_id
         self.number = number  # output_index
         self.call = call
@@ -345,6 +348,8 @@ class _Open:
     def item(self, status: str) -> Item:
         if self.kind == "reasoning":
             return items.reasoning_item(self.id, self.text, status)
+        if self.call is not None and self.kind == "custom":
+            return items.custom_item(self.id, self.call.tool_id, self.call.tool_name, self.text)
         if self.call is not None:
             return items.call_item(self.id, self.call.tool_id, self.call.tool_name, self.text, status)
         return items.message_item(self.id, [items.text_part(self.text, self.logprobs)], status)
@@ -417,8 +422,11 @@ class _Stream:
         if diff.tool >= 0:
             if diff.tool != self._tool:
                 self._tool = diff.tool
-                out += self._close("completed") + self._begin("call", items.new_id("fc"), diff)
-            if diff.tool_arguments:
+                kind, prefix = ("custom", "ctc") if diff.tool_name in self._request.custom else ("call", "fc")
+                out += self._close("completed") + self._begin(kind, items.new_id(prefix), diff)
+            if self._open is not None and self._open.kind == "custom":
+                self._open.parts.append(diff.tool_arguments)  # told whole: these are JSON, a custom tool's text is not
+            elif diff.tool_arguments:
                 out += self._add("response.function_call_arguments.delta", diff.tool_arguments)
         return out
 
@@ -459,6 +467,10 @@ class _Stream:
             out.append(self._event("response.content_part.done", **place, part=item["content"][0]))
         elif opened.kind == "reasoning":
             out.append(self._event("response.reasoning_text.done", **place, text=opened.text))
+        elif opened.kind == "custom":
+            where = {"item_id": opened.id, "output_index": opened.number}
+            out.append(self._event("response.custom_tool_call_input.delta", **where, delta=item["input"]))
+            out.append(self._event("response.custom_tool_call_input.done", **where, input=item["input"]))
         else:
             where = {"item_id": opened.id, "output_index": opened.number}
             out.append(
