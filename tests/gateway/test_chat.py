@@ -195,6 +195,12 @@ def test_a_body_that_is_no_json_object(gateway, body):
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
 
 
+def test_a_body_may_begin_with_the_mark_of_its_encoding(gateway):
+    body = b'\xef\xbb\xbf{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
+    assert gateway.ask("POST", "/v1/chat/completions", body).status == 200
+    assert gateway.ask("POST", "/v1/chat/completions", b"\xef\xbb\xbf").status == 400
+
+
 def test_json_that_is_nested_too_deep(gateway):
     deep: dict = {}
     for _ in range(300):

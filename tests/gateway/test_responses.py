@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from uma_gateway.apis.openai.items import input_of, kept, to_messages
 from uma_gateway.apis.openai.store import Store
@@ -182,7 +184,10 @@ def test_a_failure_in_mid_stream_is_a_failed_response(gateway, levers):
     levers(statuses=["OK"] * 4 + ["FATAL"])
     events = respond(gateway, stream=True, max_output_tokens=50).events
     assert events[-1]["type"] == "response.failed"
-    assert events[-1]["response"]["status"] == "failed" and events[-1]["response"]["error"]["code"] == "decode_failed"
+    TypeAdapter(ResponseStreamEvent).validate_json(json.dumps(events[-1]), strict=True)
+    error = events[-1]["response"]["error"]
+    assert events[-1]["response"]["status"] == "failed"
+    assert (error["code"], error["reason"]) == ("server_error", "decode_failed")
 
 
 def test_log_probabilities_where_they_are_included(gateway):

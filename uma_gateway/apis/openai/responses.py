@@ -306,6 +306,12 @@ def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, A
     }
 
 
+def _failure(error: GatewayError) -> dict[str, Any]:
+    """Of a response that failed. OpenAI's type knows few codes; ours is beside it."""
+    code = "rate_limit_exceeded" if error.kind is Kind.RATE_LIMIT else "server_error"
+    return {"code": code, "message": error.message, "reason": error.code}
+
+
 def usage(counts: dict[str, int]) -> dict[str, Any]:
     n_prompt, n_answer = counts["prompt_tokens"], counts["completion_tokens"]
     return {
@@ -384,7 +390,7 @@ class _Stream:
             failed = {
                 **self._shape,
                 "status": "failed",
-                "error": {"code": error.code or "server_error", "message": error.message},
+                "error": _failure(error),
             }
             await self._exchange.finish(self._event("response.failed", response={**failed, "output": self._output}))
             return
