@@ -54,6 +54,7 @@ PARAMS = (
     Param("adaptive_decay", "number"),
     Param("samplers", "array"),
     Param("banned_strings", "array", neutral=[]),
+    Param("bad_words", "array", "banned_strings", neutral=[]),  # vLLM's name
     Param("stop_token_ids", "array", neutral=[]),
     Param("min_tokens", "integer", neutral=0),
     Param("ignore_eos", "boolean", neutral=False),
@@ -63,6 +64,14 @@ PARAMS = (
     Param("overflow", "string"),
     Param("slo", "object"),
 )
+
+REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # of other servers: why not, and the values that are like none
+    "min_keep": ("`top_p`, `min_p` and `typical_p` keep one token", (0, 1)),
+    "grammar_lazy": ("a grammar holds from the first token on", (False,)),
+    "allowed_token_ids": ("`logit_bias` and grammars choose among tokens", ([],)),
+    "include_stop_str_in_output": ("a stop text is no part of the answer", (False,)),
+    "truncate_prompt_tokens": ("nothing is cut off a prompt", (-1, 0)),
+}
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "number": (int, float),
@@ -93,10 +102,9 @@ _MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
 def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptions) -> dict[str, Any]:
     """The wire's fields. Raises: GatewayError that names the field."""
     body = _in_range(body)
-    if (integer(body, "min_keep") or 0) > 1:
-        raise unsupported("`min_keep` is not supported: `top_p`, `min_p` and `typical_p` keep one token", "min_keep")
-    if boolean(body, "grammar_lazy"):
-        raise unsupported("`grammar_lazy` is not supported: a grammar holds from the first token on", "grammar_lazy")
+    for name, (reason, neutral) in REFUSED.items():
+        if body.get(name) not in (None, *neutral):
+            raise unsupported(f"`{name}` is not supported: {reason}", name)
     fields: dict[str, Any] = {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,
@@ -110,7 +118,7 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
             wire = param.wire or param.name
             if not model.can(wire):
                 raise unsupported(f"`{param.name}` is not supported by this daemon", param.name)
-            fields[wire] = value
+            fields[wire] = [*fields[wire], *value] if isinstance(value, list) and wire in fields else value
     seed = integer(body, "seed")
     if seed is not None and seed != UNLIMITED:
         fields["seed"] = seed & 0xFFFFFFFF

@@ -96,6 +96,12 @@ def test_neutral_fields_that_clients_send_by_habit_change_nothing(gateway):
         "verbosity": "low",
         "unknown_field_of_tomorrow": {"a": [1]},
         "service_tier": "auto",
+        "min_keep": 0,
+        "grammar_lazy": False,
+        "allowed_token_ids": [],
+        "bad_words": [],
+        "include_stop_str_in_output": False,
+        "truncate_prompt_tokens": -1,
         "prediction": {"type": "content", "content": "hello"},
     }
     plain = gateway.chat(max_tokens=5, temperature=0).json["choices"]
@@ -178,6 +184,9 @@ def test_content_in_parts_is_text(gateway):
         ({"continue_final_message": "end"}, 400, "continue_final_message"),
         ({"n_probs": 99}, 400, "n_probs"),
         ({"min_keep": 5}, 501, "min_keep"),
+        ({"allowed_token_ids": [5]}, 501, "allowed_token_ids"),
+        ({"include_stop_str_in_output": True}, 501, "include_stop_str_in_output"),
+        ({"truncate_prompt_tokens": 9}, 501, "truncate_prompt_tokens"),
         ({"service_tier": "flex", "priority": "urgent"}, 400, "priority"),
     ],
 )

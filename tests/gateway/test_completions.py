@@ -244,13 +244,13 @@ def test_a_form_of_vllm_that_cannot_be_had_is_named(gateway, path, form, status,
     assert (answer.status, answer.error["param"]) == (status, param), answer.body
 
 
-def test_banned_strings_pass_through(tiny_gateway):
+@pytest.mark.parametrize("names", [("banned_strings",), ("bad_words",), ("banned_strings", "bad_words")])
+def test_banned_strings_pass_through(tiny_gateway, names):
     free = complete(tiny_gateway, "The kernel", max_tokens=30).json["choices"][0]["text"]
-    word = free.split()[3]
-    assert (
-        word
-        not in complete(tiny_gateway, "The kernel", max_tokens=30, banned_strings=[word]).json["choices"][0]["text"]
-    )
+    words = free.split()[3 : 3 + len(names)]
+    banned = {name: [word] for name, word in zip(names, words, strict=True)}
+    text = complete(tiny_gateway, "The kernel", max_tokens=30, **banned).json["choices"][0]["text"]
+    assert not any(word in text for word in words)
 
 
 def test_prompts_may_have_llama_server_s_forms(tiny_gateway):
