@@ -355,7 +355,10 @@ def settings(plan: Plan) -> dict[str, Any]:
         ],
         "n_probs": fields.get("logprobs", 0),
         "grammar": (fields.get("constraint") or {}).get("gbnf", ""),
-        "lora": fields.get("lora", []),
+        "lora": [
+            {"id": plan.model.adapters.index(each["id"]), "scale": each.get("scale", 1.0)}
+            for each in fields.get("lora", ())
+        ],
         "stream": fields["stream"],
     }
 
