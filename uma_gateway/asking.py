@@ -22,6 +22,7 @@ class Ask:
     n: int = 1
     n_logprobs: int | None = None  # alternatives beside each token; None: no log probabilities
     prediction: str = ""  # what the answer probably is
+    echo: str = ""  # what each answer begins with: the part of it that the request had already
 
 
 async def count_tokens(exchange: Exchange, model: Model, chat: Chat) -> int:

@@ -54,6 +54,7 @@ PARAMS = (
     Param("adaptive_decay", "number"),
     Param("samplers", "array"),
     Param("banned_strings", "array", neutral=[]),
+    Param("bad_words", "array", "banned_strings", neutral=[]),  # vLLM's name
     Param("stop_token_ids", "array", neutral=[]),
     Param("min_tokens", "integer", neutral=0),
     Param("ignore_eos", "boolean", neutral=False),
@@ -63,6 +64,14 @@ PARAMS = (
     Param("overflow", "string"),
     Param("slo", "object"),
 )
+
+REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # of other servers: why not, and the values that are like none
+    "min_keep": ("`top_p`, `min_p` and `typical_p` keep one token", (0, 1)),
+    "grammar_lazy": ("a grammar holds from the first token on", (False,)),
+    "allowed_token_ids": ("`logit_bias` and grammars choose among tokens", ([],)),
+    "include_stop_str_in_output": ("a stop text is no part of the answer", (False,)),
+    "truncate_prompt_tokens": ("nothing is cut off a prompt", (-1, 0)),
+}
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "number": (int, float),
@@ -93,6 +102,9 @@ _MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
 def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptions) -> dict[str, Any]:
     """The wire's fields. Raises: GatewayError that names the field."""
     body = _in_range(body)
+    for name, (reason, neutral) in REFUSED.items():
+        if body.get(name) not in (None, *neutral):
+            raise unsupported(f"`{name}` is not supported: {reason}", name)
     fields: dict[str, Any] = {
         "temperature": defaults.temperature,
         "top_k": defaults.top_k,
@@ -106,7 +118,7 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
             wire = param.wire or param.name
             if not model.can(wire):
                 raise unsupported(f"`{param.name}` is not supported by this daemon", param.name)
-            fields[wire] = value
+            fields[wire] = [*fields[wire], *value] if isinstance(value, list) and wire in fields else value
     seed = integer(body, "seed")
     if seed is not None and seed != UNLIMITED:
         fields["seed"] = seed & 0xFFFFFFFF
@@ -190,6 +202,20 @@ def need(model: Model, field: str, param: str) -> None:
     """Raises: GatewayError (501) where the daemon's generate does not take a field."""
     if not model.can(field):
         raise unsupported(f"`{param}` is not supported by this daemon", param)
+
+
+def plain_prompt(value: Any) -> Any:
+    """The text of a prompt that is written as an object, as llama-server's clients do; others as they are.
+
+    Raises: GatewayError.
+    """
+    if not isinstance(value, dict):
+        return value
+    if value.get("multimodal_data"):
+        raise unsupported("`prompt.multimodal_data` is not supported: the daemon serves text", "prompt")
+    if not isinstance(value.get("prompt_string"), str):
+        raise invalid("`prompt.prompt_string` must be a string", "prompt")
+    return value["prompt_string"]
 
 
 def text_prompt(model: Model, text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ from uma_gateway.errors import GatewayError, Kind, invalid
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     """Parse a request's body, which must be an object. Raises: GatewayError (400)."""
+    body = body.removeprefix(codecs.BOM_UTF8)  # which PowerShell and .NET write before a text
     if not body.strip():
         raise invalid("the body is empty: send a JSON object")
     try:

@@ -42,6 +42,7 @@ class Chat:
     reasoning_format: str = "auto"
     enable_thinking: bool = True
     reasoning_budget: int | None = None  # tokens; None: any
+    reasoning_message: str = ""  # what a thought says at last that its budget ends
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -134,5 +135,7 @@ def _thinking(model: Model, chat: Chat, applied: Applied) -> dict[str, Any]:
         need(model, "reasoning", "reasoning_budget_tokens")
     elif not model.can("reasoning"):
         return {}
-    budget = {} if chat.reasoning_budget is None else {"budget_tokens": chat.reasoning_budget}
+    budget: dict[str, Any] = {}
+    if chat.reasoning_budget is not None:
+        budget = {"budget_tokens": chat.reasoning_budget, "message": chat.reasoning_message}
     return {"reasoning": {"start": applied.thinking.start, "end": applied.thinking.end, **budget}}

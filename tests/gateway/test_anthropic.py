@@ -240,6 +240,7 @@ def test_errors_are_the_clients_own(client, gateway):
         ({"temperature": -0.1}, 400, "temperature"),
         ({"thinking": {"type": "enabled"}}, 400, "budget_tokens"),
         ({"mcp_servers": [{}]}, 501, "mcp_servers"),
+        ({"container": "container_1"}, 501, "container"),
     ],
 )
 def test_a_wrong_field_is_named_and_the_request_too(gateway, fields, status, word):

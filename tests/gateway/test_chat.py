@@ -6,6 +6,7 @@ import pytest
 
 from tests.daemon.support import eventually
 from tests.gateway.support import Raw, n_busy
+from uma_gateway.apis.openai.request import read_chat
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -95,6 +96,12 @@ def test_neutral_fields_that_clients_send_by_habit_change_nothing(gateway):
         "verbosity": "low",
         "unknown_field_of_tomorrow": {"a": [1]},
         "service_tier": "auto",
+        "min_keep": 0,
+        "grammar_lazy": False,
+        "allowed_token_ids": [],
+        "bad_words": [],
+        "include_stop_str_in_output": False,
+        "truncate_prompt_tokens": -1,
         "prediction": {"type": "content", "content": "hello"},
     }
     plain = gateway.chat(max_tokens=5, temperature=0).json["choices"]
@@ -171,6 +178,15 @@ def test_content_in_parts_is_text(gateway):
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema.schema"),
         ({"modalities": ["audio"]}, 501, "modalities"),
+        ({"web_search_options": {}}, 501, "web_search_options"),
+        ({"moderation": {"model": "omni-moderation-latest"}}, 501, "moderation"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, 501, "tools[0]"),
+        ({"continue_final_message": "end"}, 400, "continue_final_message"),
+        ({"n_probs": 99}, 400, "n_probs"),
+        ({"min_keep": 5}, 501, "min_keep"),
+        ({"allowed_token_ids": [5]}, 501, "allowed_token_ids"),
+        ({"include_stop_str_in_output": True}, 501, "include_stop_str_in_output"),
+        ({"truncate_prompt_tokens": 9}, 501, "truncate_prompt_tokens"),
         ({"service_tier": "flex", "priority": "urgent"}, 400, "priority"),
     ],
 )
@@ -186,6 +202,12 @@ def test_a_wrong_field_is_named(gateway, body, status, param):
 def test_a_body_that_is_no_json_object(gateway, body):
     answer = gateway.ask("POST", "/v1/chat/completions", body)
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+
+
+def test_a_body_may_begin_with_the_mark_of_its_encoding(gateway):
+    body = b'\xef\xbb\xbf{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
+    assert gateway.ask("POST", "/v1/chat/completions", body).status == 200
+    assert gateway.ask("POST", "/v1/chat/completions", b"\xef\xbb\xbf").status == 400
 
 
 def test_json_that_is_nested_too_deep(gateway):
@@ -323,3 +345,37 @@ def test_several_answers_whole_and_streamed(gateway):
         assert mine[0]["delta"] == {"role": "assistant", "content": None} and mine[-1]["finish_reason"] == "length"
         assert "".join(choice["delta"].get("content") or "" for choice in mine) == text
     assert last["usage"]["completion_tokens"] == 12 and answer.data[-1] == "[DONE]"
+
+
+def test_llama_server_s_way_of_asking_for_log_probabilities(gateway):
+    asked, chosen = (
+        gateway.chat(max_tokens=3, temperature=0, **fields).json["choices"][0]["logprobs"]
+        for fields in ({"n_probs": 2}, {"logprobs": True, "top_logprobs": 2})
+    )
+    assert asked == chosen and len(asked["content"][0]["top_logprobs"]) == 2
+    assert gateway.chat(max_tokens=3, n_probs=0).json["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("part", [True, "content"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_goes_on_gives_back_what_it_goes_on_with(gateway, stream, part):
+    """`echo`, as vLLM has it; the part of the message by its name, as llama-server has it."""
+    fields = {"max_tokens": 6, "temperature": 0, "stream": stream, "continue_final_message": part}
+    messages = [*USER, {"role": "assistant", "content": [{"type": "text", "text": "Well"}]}]
+    plain = said(gateway.chat(messages=messages, **fields), stream)
+    assert len(plain) == 6 and said(gateway.chat(messages=messages, echo=True, **fields), stream) == f"Well{plain}"
+    alone = {**fields, "continue_final_message": False}
+    assert len(said(gateway.chat(messages=USER, echo=True, **alone), stream)) == 6
+
+
+def test_a_thought_that_is_gone_on_with(work_gateway):
+    """`continue_final_message` may name the part."""
+    messages = [*USER, {"role": "assistant", "content": "", "reasoning_content": "They greet"}]
+    fields = {"messages": messages, "continue_final_message": "reasoning_content", "add_generation_prompt": False}
+    assert work_gateway.post("/apply-template", **fields).json["prompt"].endswith("They greet")
+    assert work_gateway.chat(max_tokens=3, **fields).status == 200
+
+
+def test_what_a_template_is_told_of_the_answer():
+    told = read_chat({"messages": USER, "verbosity": "low", "reasoning_effort": "high"}).chat.template_kwargs
+    assert told == {"verbosity": "low", "reasoning_effort": "high"}

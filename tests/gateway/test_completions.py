@@ -100,8 +100,12 @@ def test_text_offsets_count_the_echo(gateway):
         ({"prompt": None}, 400, "prompt"),
         ({"prompt": []}, 400, "prompt"),
         ({"prompt": [[]]}, 400, "prompt"),
-        ({"prompt": ["a", 1]}, 400, "prompt"),
+        ({"prompt": ["a", None]}, 400, "prompt"),
         ({"prompt": {"a": 1}}, 400, "prompt"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, 501, "prompt"),
+        ({"prompt": ["a", 1], "echo": True}, 400, "echo"),
+        ({"n_probs": 99}, 400, "n_probs"),
+        ({"min_keep": 2}, 501, "min_keep"),
         ({"prompt": ["x"] * 200}, 400, "prompt"),
         ({"logprobs": 99}, 400, "logprobs"),
         ({"best_of": 1, "n": 2}, 400, "best_of"),
@@ -240,10 +244,39 @@ def test_a_form_of_vllm_that_cannot_be_had_is_named(gateway, path, form, status,
     assert (answer.status, answer.error["param"]) == (status, param), answer.body
 
 
-def test_banned_strings_pass_through(tiny_gateway):
+@pytest.mark.parametrize("names", [("banned_strings",), ("bad_words",), ("banned_strings", "bad_words")])
+def test_banned_strings_pass_through(tiny_gateway, names):
     free = complete(tiny_gateway, "The kernel", max_tokens=30).json["choices"][0]["text"]
-    word = free.split()[3]
-    assert (
-        word
-        not in complete(tiny_gateway, "The kernel", max_tokens=30, banned_strings=[word]).json["choices"][0]["text"]
+    words = free.split()[3 : 3 + len(names)]
+    banned = {name: [word] for name, word in zip(names, words, strict=True)}
+    text = complete(tiny_gateway, "The kernel", max_tokens=30, **banned).json["choices"][0]["text"]
+    assert not any(word in text for word in words)
+
+
+def test_prompts_may_have_llama_server_s_forms(tiny_gateway):
+    """An object with a text; token ids with texts between them, which are one prompt."""
+
+    def texts(prompt):
+        return [choice["text"] for choice in complete(tiny_gateway, prompt).json["choices"]]
+
+    assert texts({"prompt_string": "once upon"}) == texts("once upon")
+    assert texts(["a time", {"prompt_string": "once upon"}]) == texts("a time") + texts("once upon")
+    tokens = tiny_gateway.post("/tokenize", content=[40, " upon a time"]).json["tokens"]
+    assert texts([40, " upon a time"]) == texts(tokens)
+    assert texts([[40, " upon a time"], [41]]) == texts(tokens) + texts([41])
+
+
+@pytest.mark.parametrize("prompt", ["once upon", ["once upon", "a time"]])
+def test_a_stream_ends_with_its_timings(gateway, prompt):
+    """Without the chunk that has them beside the usage."""
+    ends = [e for e in complete(gateway, prompt, stream=True).events if e["choices"][0]["finish_reason"]]
+    assert len(ends) == (1 if isinstance(prompt, str) else 2)
+    assert all(end["timings"]["predicted_n"] == 8 and "usage" not in end for end in ends)
+
+
+def test_llama_server_s_way_of_asking_for_log_probabilities(gateway):
+    asked, older = (
+        complete(gateway, **fields).json["choices"][0]["logprobs"] for fields in ({"n_probs": 2}, {"logprobs": 2})
     )
+    assert asked == older and len(asked["top_logprobs"][0]) == 2
+    assert complete(gateway, n_probs=0).json["choices"][0]["logprobs"] is None

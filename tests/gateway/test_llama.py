@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.daemon.support import eventually
-from tests.gateway.support import n_busy
+from tests.gateway.support import Raw, n_busy
+from uma_gateway.apis.llama.about import THEIRS, line_of, sums
 from uma_gateway.apis.llama.completion import Lines, _Limits
 
 
@@ -33,6 +34,7 @@ def test_a_streamed_completion_says_what_the_whole_one_says(gateway):
     [
         ("/completion", {"prompt": "hello " * 300, "n_predict": 3}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 300}], "max_tokens": 3}),
+        ("/v1/completions", {"prompt": "hello " * 301, "max_tokens": 3}),
     ],
 )
 def test_a_stream_tells_how_far_its_prompt_is_read(gateway, path, fields):
@@ -43,6 +45,30 @@ def test_a_stream_tells_how_far_its_prompt_is_read(gateway, path, fields):
     assert [each["processed"] for each in told] == sorted({each["processed"] for each in told})
     silent = gateway.post(path, stream=True, **fields).events
     assert not any("prompt_progress" in event for event in silent)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "n_prompts"),
+    [
+        ("/completion", {"prompt": ["hello", "goodbye"], "n_predict": 5}, 2),
+        ("/v1/completions", {"prompt": ["hello", "goodbye"], "max_tokens": 5}, 2),
+        ("/v1/completions", {"prompt": "hello", "max_tokens": 5, "n": 2}, 2),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}, 1),
+    ],
+)
+def test_a_stream_tells_its_figures_with_every_token(gateway, path, fields, n_prompts):
+    def told(**more):
+        events = gateway.post(path, stream=True, temperature=0, **fields, **more).events
+        assert not any("prompt_progress" in event for event in events)
+        return [event["timings"] for event in events if "timings" in event and not is_last(event)]
+
+    def is_last(event):
+        return event["stop"] if "stop" in event else event["choices"][0]["finish_reason"] is not None
+
+    timings = told(timings_per_token=True)
+    assert sorted(each["predicted_n"] for each in timings) == sorted([1, 2, 3, 4, 5] * n_prompts)
+    assert all(each["prompt_n"] + each["cache_n"] > 0 for each in timings)
+    assert told() == []
 
 
 def test_a_prompt_is_read_ahead_without_an_answer(gateway):
@@ -94,6 +120,9 @@ def test_several_prompts_have_an_answer_each(gateway):
 @pytest.mark.parametrize(
     ("given", "name", "meant"),
     [
+        ({}, "seed", 0xFFFFFFFF),
+        ({"logit_bias": [[5, 2.5], [6, False]]}, "logit_bias", [{"token": 5, "bias": 2.5}, {"token": 6, "bias": None}]),
+        ({"logit_bias": {"5": 2, "a": -1}}, "logit_bias", [{"token": 5, "bias": 2}, {"token": "a", "bias": -1}]),
         ({"top_k": -1}, "top_k", 0),
         ({"top_k": 7.0}, "top_k", 7),
         ({"temperature": -0.5}, "temperature", 0),
@@ -217,7 +246,13 @@ def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
     [
         ("/completion", {}, 400, "prompt"),
         ("/completion", {"prompt": [1, None]}, 400, "prompt"),
+        ("/completion", {"prompt": {"prompt_string": 3}}, 400, "prompt_string"),
+        ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["a"]}}, 501, "multimodal_data"),
         ("/completion", {"prompt": "x", "n_probs": 99}, 400, "n_probs"),
+        ("/completion", {"prompt": "x", "logprobs": 99}, 400, "logprobs"),
+        ("/completion", {"prompt": "x", "min_keep": 2}, 501, "min_keep"),
+        ("/completion", {"prompt": "x", "grammar": 'root ::= "a"', "grammar_lazy": True}, 501, "grammar_lazy"),
+        ("/slots/0?action=erase", {}, 501, "slots"),
         ("/completion", {"prompt": "x", "json_schema": 3}, 400, "json_schema"),
         ("/infill", {}, 400, "input_prefix"),
         ("/infill", {"input_prefix": "a", "input_extra": [3]}, 400, "input_extra"),
@@ -230,3 +265,79 @@ def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
 def test_errors_have_llama_servers_form(gateway, path, body, status, word):
     answer = gateway.post(path, **body)
     assert answer.status == status and answer.error["code"] == status and word in answer.error["message"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"n_cmpl": 2, "temperature": 1}, {"n_probs": 2}, {"t_max_predict_ms": 60_000}])
+def test_an_answer_has_its_tokens_where_they_are_asked_for(gateway, fields):
+    ask = {"prompt": "hello", "n_predict": 5, "temperature": 0, "seed": 2, **fields}
+    plain = gateway.post("/completion", **ask).json
+    asked = gateway.post("/completion", return_tokens=True, **ask).json
+    events = gateway.post("/completion", stream=True, **ask).events
+    for answer, before in zip(*(each if isinstance(each, list) else [each] for each in (asked, plain)), strict=True):
+        mine = [token for event in events if event["index"] == answer["index"] for token in event["tokens"]]
+        assert answer["tokens"] == mine and len(mine) == 5 and before["tokens"] == []
+        assert answer["content"] == before["content"]
+        assert ("completion_probabilities" in answer) == ("n_probs" in fields)
+
+
+def test_log_probabilities_by_their_other_name(gateway):
+    ask = {"prompt": "hello", "n_predict": 2, "temperature": 0}
+    names = ({"n_probs": 2}, {"logprobs": 2}, {"n_probs": 2, "logprobs": 1})
+    told = [gateway.post("/completion", **ask, **name).json["completion_probabilities"] for name in names]
+    assert told[0] == told[1] == told[2] and len(told[0][0]["top_logprobs"]) == 2
+
+
+def test_a_prompt_may_be_an_object(gateway):
+    def said(prompt):
+        answers = gateway.post("/completion", prompt=prompt, n_predict=4, temperature=0).json
+        return [answer["content"] for answer in (answers if isinstance(answers, list) else [answers])]
+
+    assert said({"prompt_string": "hello"}) == said("hello")
+    assert said(["goodbye", {"prompt_string": "hello", "multimodal_data": []}]) == said("goodbye") + said("hello")
+
+
+def test_an_empty_schema_is_any_object(tiny_gateway):
+    """As llama-server has it. Any value would be a number that does not end, with a small model."""
+    answer = tiny_gateway.post("/completion", prompt="The package", json_schema={}, n_predict=60, temperature=0).json
+    assert answer["content"].lstrip().startswith("{")
+
+
+def test_whether_a_slot_is_free_may_be_asked_beside_other_things(serve, before):
+    daemon = serve("--parallel", "1")
+    gateway = before(daemon)
+    daemon.pull(step_ms=20)
+    paths = [
+        f"/slots?{query}" for query in ("fail_on_no_slot=1", "model=any&fail_on_no_slot=1", "fail_on_no_slot=true")
+    ]
+    assert [gateway.get(path).status for path in paths] == [200] * 3
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/completion", {"prompt": "hello", "n_predict": 900, "ignore_eos": True, "stream": True})
+        raw.until(b"data: ")
+        assert [gateway.get(path).status for path in paths] == [503] * 3
+        (busy,) = gateway.get("/slots").json
+        assert busy["is_processing"] and busy["next_token"][0]["has_next_token"] is True
+
+
+def test_metrics_under_llama_server_s_names(gateway, fake):
+    gateway.post("/completion", prompt="metrics of a prompt", n_predict=9, ignore_eos=True)
+    gateway.post("/completion", prompt="metrics of a prompt", n_predict=9, ignore_eos=True)
+    lines = gateway.get("/metrics").body.decode().split("\n")
+    told = {name: float(value) for name, value in (line.split() for line in lines if line.startswith("llamacpp:"))}
+    for name in (
+        "prompt_tokens",
+        "prompt_tokens_cached",
+        "prompt_seconds",
+        "tokens_predicted",
+        "tokens_predicted_seconds",
+    ):
+        assert told[f"llamacpp:{name}_total"] > 0
+    assert told["llamacpp:predicted_tokens_seconds"] > 0 and told["llamacpp:prompt_tokens_seconds"] > 0
+    assert told["llamacpp:spec_decode_num_draft_tokens_total"] >= told["llamacpp:spec_decode_num_accepted_tokens_total"]
+
+
+def test_large_counts_are_told_whole():
+    """Rounded to six digits a counter stands still, and its rate with it."""
+    metric = next(each for each in THEIRS if each.name == "tokens_predicted_total")
+    assert line_of(metric, sums('uma_tokens_generated_total{lane="x"} 1234567\numa_tokens_generated_total 1\n')) == (
+        "llamacpp:tokens_predicted_total 1234568"
+    )

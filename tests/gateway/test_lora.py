@@ -37,6 +37,19 @@ def test_requests_choose_by_number_by_name_and_as_a_model(adapted):
     assert answers[0] != answers[1] == answers[2]
 
 
+def test_the_settings_of_an_answer_name_adapters_by_number(adapted):
+    """As `/lora-adapters` and llama-server's settings do, however the request names them."""
+
+    def told(**fields):
+        answer = adapted.post("/completion", prompt="hello", n_predict=1, **fields).json
+        return answer["generation_settings"]["lora"]
+
+    assert (
+        told(lora=[{"id": "topic", "scale": 0.5}]) == told(lora=[{"id": 1, "scale": 0.5}]) == [{"id": 1, "scale": 0.5}]
+    )
+    assert told(model="tone") == [{"id": 0, "scale": 1.0}] and told() == []
+
+
 def test_adapters_are_listed_as_models(adapted):
     models = adapted.get("/v1/models").json["data"]
     assert [model["id"] for model in models[1:]] == ["tone", "topic"] and all(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
-from uma_gateway.apis.openai.items import kept, to_messages
+from uma_gateway.apis.openai.items import input_of, kept, to_messages
 from uma_gateway.apis.openai.store import Store
 from uma_gateway.errors import GatewayError
 from uma_gateway.keys import entry, new_key
@@ -182,7 +184,10 @@ def test_a_failure_in_mid_stream_is_a_failed_response(gateway, levers):
     levers(statuses=["OK"] * 4 + ["FATAL"])
     events = respond(gateway, stream=True, max_output_tokens=50).events
     assert events[-1]["type"] == "response.failed"
-    assert events[-1]["response"]["status"] == "failed" and events[-1]["response"]["error"]["code"] == "decode_failed"
+    TypeAdapter(ResponseStreamEvent).validate_json(json.dumps(events[-1]), strict=True)
+    error = events[-1]["response"]["error"]
+    assert events[-1]["response"]["status"] == "failed"
+    assert (error["code"], error["reason"]) == ("server_error", "decode_failed")
 
 
 def test_log_probabilities_where_they_are_included(gateway):
@@ -221,6 +226,9 @@ def test_log_probabilities_where_they_are_included(gateway):
             "input[0].arguments",
         ),
         ({"background": True}, 501, "background"),
+        ({"context_management": [{"type": "compaction", "compact_threshold": 900}]}, 501, "context_management"),
+        ({"moderation": {"model": "omni-moderation-latest"}}, 501, "moderation"),
+        ({"min_keep": 2}, 501, "min_keep"),
         ({"conversation": "c"}, 501, "conversation"),
         ({"truncation": "some"}, 400, "truncation"),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),
@@ -320,3 +328,53 @@ def test_a_store_without_time_keeps_nothing():
 def test_a_listed_item_has_an_id_and_a_type_where_its_client_wrote_null(item):
     listed = kept({"id": None, "type": None, **item})
     assert listed["id"] and listed["type"] == item.get("type", "message")
+
+
+def test_a_kept_response_is_neither_streamed_again_nor_cancelled(gateway):
+    """OpenAI's client would read a whole response as a stream without events."""
+    path = f"/v1/responses/{respond(gateway).json['id']}"
+    assert (gateway.get(f"{path}?stream=true").status, gateway.get(f"{path}?stream=false").status) == (501, 200)
+    answer = gateway.post(f"{path}/cancel")
+    assert (answer.status, answer.error["param"]) == (400, "background")
+    assert gateway.post("/v1/responses/resp_none/cancel").status == 404
+
+
+def test_llama_server_s_shorter_paths(gateway):
+    fields = {"input": "hello", "temperature": 0, "max_output_tokens": 8}
+    assert text_of(gateway.post("/responses", **fields).json) == text_of(respond(gateway).json)
+    assert gateway.post("/responses/input_tokens", input="hello").json["input_tokens"] > 0
+    assert gateway.post("/responses").error["param"] == "input"
+
+
+SAY = {"type": "custom", "name": "say", "description": "Says a text"}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "name": "say"}])
+def test_a_custom_tool_is_given_a_text(work_gateway, choice):
+    fields = {"tools": [SAY], "tool_choice": choice, "max_output_tokens": 200}
+    response = respond(work_gateway, "Say hello.", **fields).json
+    (call,) = [item for item in response["output"] if item["type"] == "custom_tool_call"]
+    assert call["name"] == "say" and call["call_id"] and not call["input"].startswith("{")
+    events = respond(work_gateway, "Say hello.", stream=True, **fields).events
+    assert events[-1]["response"]["output"][-1]["input"] == call["input"]
+    parts = [event for event in events if event["type"].startswith("response.custom_tool_call_input.")]
+    assert [part.get("delta", part.get("input")) for part in parts] == [call["input"]] * 2
+    item_ids = {event["item"]["id"] for event in events if event["type"].startswith("response.output_item.")}
+    assert {part["item_id"] for part in parts} <= item_ids
+    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "said"}
+    assert respond(work_gateway, [result], previous_response_id=response["id"], tools=[SAY]).status == 200
+
+
+def test_a_custom_tool_with_a_grammar_is_left_out(gateway):
+    form = {"type": "grammar", "syntax": "regex", "definition": "[a-c]+"}
+    assert respond(gateway, tools=[{**SAY, "format": form}]).status == 200
+    assert respond(gateway, tools=[{**SAY, "format": form}], tool_choice="required").error["param"] == "tool_choice"
+    assert respond(gateway, tools=[{"type": "custom"}]).error["param"] == "tools[0].function.name"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [('{"input": "a\\nb"}', "a\nb"), ('{"input": "a', '{"input": "a'), ('{"input": 3}', '{"input": 3}'), ("[]", "[]")],
+)
+def test_the_text_of_a_custom_tool(arguments, given):
+    assert input_of(arguments) == given

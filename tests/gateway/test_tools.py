@@ -246,6 +246,12 @@ def test_a_spent_budget_ends_the_thought_and_the_answer_keeps_its_form(client, f
         assert message.content.strip() == '"seven"'
 
 
+def test_a_spent_budget_says_what_it_is_told_to(client):
+    budget = {"reasoning_budget_tokens": 5, "reasoning_budget_message": " That is enough."}
+    message = chat(client, [{"role": "user", "content": THINKS}], max_tokens=300, extra_body=budget).choices[0].message
+    assert message.reasoning_content.endswith(" That is enough.") and message.content
+
+
 def test_a_text_s_form_conflicts_with_tools(client):
     with pytest.raises(openai.BadRequestError, match="guided_choice"):
         chat(client, tools=TOOLS, extra_body={"guided_choice": ["a"]})

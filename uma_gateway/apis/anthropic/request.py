@@ -41,6 +41,8 @@ def read_request(body: dict[str, Any]) -> Ask:
         raise invalid("messages: at least one message is required", "messages")
     if array(body, "mcp_servers"):
         raise unsupported("mcp_servers: are not supported: Anthropic's servers ask them", "mcp_servers")
+    if body.get("container") is not None:
+        raise unsupported("container: is not supported: Anthropic's servers run it", "container")
     chat = Chat([*_system(body.get("system")), *_messages(messages)])
     chat.tools, names = _tools(array(body, "tools"))
     _read_choice(table(body, "tool_choice"), chat, names)

@@ -11,6 +11,7 @@ from uma_gateway.apis.llama.about import (
     on_props,
     on_set_adapters,
     on_set_props,
+    on_slot,
     on_slots,
 )
 from uma_gateway.apis.llama.completion import on_completion, on_infill
@@ -25,6 +26,7 @@ FAMILY = Family(
         Route("GET", "/props", on_props),
         Route("POST", "/props", on_set_props),
         Route("GET", "/slots", on_slots),
+        Route("POST", "/slots/{id}", on_slot),
         Route("GET", "/metrics", on_metrics),
         Route("GET", "/lora-adapters", on_adapters),
         Route("POST", "/lora-adapters", on_set_adapters),

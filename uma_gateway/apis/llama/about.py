@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs
 
-from uma_gateway.apis.llama.completion import SHOWN
+from uma_gateway.apis.llama.completion import RANDOM_SEED, SHOWN
 from uma_gateway.chat.errors import ChatError
 from uma_gateway.errors import GatewayError, Kind, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import PARAMS, UNLIMITED
 from uma_gateway.model import Model
-
-RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
 
 
 async def on_health(exchange: Exchange) -> None:
@@ -107,9 +107,14 @@ async def on_slots(exchange: Exchange) -> None:
     busy = [row for row in sessions if row["phase"] in ("prefill", "decode")]
     rows = [slot_object(i, model.n_ctx, row) for i, row in enumerate(busy)]
     rows += [slot_object(i, model.n_ctx, None) for i in range(len(rows), model.props["n_seq_max"])]
-    if exchange.scope["query_string"] == b"fail_on_no_slot=1" and len(busy) >= len(rows):
+    wants_one = "fail_on_no_slot" in parse_qs(exchange.scope["query_string"].decode("latin-1"))
+    if wants_one and len(busy) >= len(rows):
         raise GatewayError(Kind.UNAVAILABLE, "no slot available", code="no_slot_available")
     await exchange.send_json(rows)
+
+
+async def on_slot(exchange: Exchange) -> None:
+    raise unsupported("there are no slots to save, restore or erase: the prefix cache keeps prompts by itself")
 
 
 def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None) -> dict[str, Any]:
@@ -122,44 +127,97 @@ def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None) -> dict[str
             "n_prompt_tokens_processed": row["prefilled_tokens"],
             "n_prompt_tokens_cache": row["cached_tokens"],
             "next_token": [
-                {"n_decoded": row["completion_tokens"], "n_remain": row["max_tokens"] - row["completion_tokens"]}
+                {
+                    "has_next_token": True,
+                    "n_decoded": row["completion_tokens"],
+                    "n_remain": row["max_tokens"] - row["completion_tokens"],
+                }
             ],
         }
     return made
 
 
 class Theirs(NamedTuple):
-    """A metric under llama-server's name."""
+    """A metric under llama-server's name; `value` is made of our own, by their names."""
 
     name: str
     kind: str
     help: str
-    value: Callable[[dict[str, Any]], float]
+    value: Callable[[Mapping[str, float]], float]
 
 
-def _sum(name: str) -> Callable[[dict[str, Any]], float]:
-    """The sum over one of our metrics, where it has labels."""
+def sums(text: str) -> Mapping[str, float]:
+    """Each of the metrics of Prometheus's text form, summed over its labels."""
+    sums: dict[str, float] = defaultdict(float)
+    for line in text.splitlines():
+        if line and line[0] != "#":
+            sums[line.partition("{")[0].partition(" ")[0].removeprefix("uma_")] += float(line.rpartition(" ")[2])
+    return sums
 
-    def read(metrics: dict[str, Any]) -> float:
-        value = metrics.get(name, 0)
-        return float(sum(value.values())) if isinstance(value, dict) else float(value)
 
-    return read
+def _prompt_seconds(ours: Mapping[str, float]) -> float:
+    """As in an answer's `timings`: from the end of the queue to the first token."""
+    return max(0.0, ours["time_to_first_token_seconds_sum"] - ours["queue_seconds_sum"])
+
+
+def _per(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds else 0.0
 
 
 THEIRS = (
-    Theirs("prompt_tokens_total", "counter", "Prompt tokens processed.", _sum("prefill_tokens_total")),
-    Theirs("tokens_predicted_total", "counter", "Generated tokens.", _sum("tokens_generated_total")),
-    Theirs("n_decode_total", "counter", "Calls of llama_decode.", _sum("batch_calls_total")),
-    Theirs("requests_deferred", "gauge", "Requests that wait.", _sum("queue_depth")),
+    Theirs("prompt_tokens_total", "counter", "Prompt tokens processed.", lambda ours: ours["prefill_tokens_total"]),
+    Theirs(
+        "prompt_tokens_cached_total",
+        "counter",
+        "Prompt tokens that the cache had.",
+        lambda ours: ours["cache_tokens_saved_total"],
+    ),
+    Theirs("prompt_seconds_total", "counter", "Time of reading prompts.", _prompt_seconds),
+    Theirs("tokens_predicted_total", "counter", "Generated tokens.", lambda ours: ours["tokens_generated_total"]),
+    Theirs(
+        "tokens_predicted_seconds_total",
+        "counter",
+        "Time of generating tokens.",
+        lambda ours: ours["inter_token_seconds_sum"],
+    ),
+    Theirs("n_decode_total", "counter", "Calls of llama_decode.", lambda ours: ours["batch_calls_total"]),
+    Theirs(
+        "spec_decode_num_draft_tokens_total",
+        "counter",
+        "Draft tokens that were verified.",
+        lambda ours: ours["draft_tokens_total"],
+    ),
+    Theirs(
+        "spec_decode_num_accepted_tokens_total",
+        "counter",
+        "Draft tokens that were accepted.",
+        lambda ours: ours["accepted_draft_tokens_total"],
+    ),
+    Theirs(
+        "prompt_tokens_seconds",
+        "gauge",
+        "Prompt tokens a second.",
+        lambda ours: _per(ours["prefill_tokens_total"], _prompt_seconds(ours)),
+    ),
+    Theirs(
+        "predicted_tokens_seconds",
+        "gauge",
+        "Generated tokens a second of a stream.",
+        lambda ours: _per(ours["inter_token_seconds_count"], ours["inter_token_seconds_sum"]),
+    ),
+    Theirs("requests_deferred", "gauge", "Requests that wait.", lambda ours: ours["queue_depth"]),
 )
+
+
+def line_of(metric: Theirs, ours: Mapping[str, float]) -> str:
+    return f"llamacpp:{metric.name} {metric.value(ours):.15g}"
 
 
 async def on_metrics(exchange: Exchange) -> None:
     """The daemon's metrics in Prometheus's text form, and those that llama-server's dashboards read under its names."""
     daemon = exchange.gateway.daemon
-    ours = (await daemon.call("metrics", format="prometheus"))["text"]
-    values = (await daemon.call("metrics"))["metrics"]
+    text = (await daemon.call("metrics", format="prometheus"))["text"]
+    ours = sums(text)
     sessions = (await daemon.call("sessions"))["sessions"]
     n_running = sum(row["phase"] in ("prefill", "decode") for row in sessions)
     lines = [
@@ -169,7 +227,7 @@ async def on_metrics(exchange: Exchange) -> None:
     lines.append(f"llamacpp:requests_processing {n_running}")
     for metric in THEIRS:
         name = f"llamacpp:{metric.name}"
-        lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}", f"{name} {metric.value(values):g}"]
+        lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}", line_of(metric, ours)]
     started = str(exchange.gateway.started_at).encode()
     headers = [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"), (b"process-start-time-unix", started)]
-    await exchange.send_bytes(200, (ours.rstrip("\n") + "\n" + "\n".join(lines) + "\n").encode(), headers)
+    await exchange.send_bytes(200, (text.rstrip("\n") + "\n" + "\n".join(lines) + "\n").encode(), headers)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
+from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import answers_wanted
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
@@ -22,6 +23,7 @@ from uma_gateway.fields import (
     integer,
     most_tokens,
     need,
+    plain_prompt,
     sampling_fields,
     table,
     text,
@@ -31,6 +33,7 @@ from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_f
 from uma_gateway.model import Model
 
 MOST_PROBS, MOST_PROMPTS = 20, 128
+RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
 SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
     "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
     "dynatemp_range",
@@ -46,7 +49,7 @@ async def on_completion(exchange: Exchange) -> None:
     """
     body = await exchange.json()
     given = body.get("prompt")
-    several = given if isinstance(given, list) and all(isinstance(item, str | list) for item in given) else []
+    several = given if isinstance(given, list) and all(isinstance(item, str | list | dict) for item in given) else []
     if len(several) > MOST_PROMPTS:
         raise invalid(f"`prompt` holds {len(several)} prompts, {MOST_PROMPTS} at most", "prompt")
     prompts = [_prompt(item) for item in several] or [_prompt(given)]
@@ -78,6 +81,7 @@ def _is_file(value: Any) -> bool:
 
 def _prompt(value: Any) -> dict[str, Any]:
     """Raises: GatewayError."""
+    value = plain_prompt(value)
     if isinstance(value, str):
         return {"prompt": value}
     if isinstance(value, list) and value and all(type(item) is int for item in value):
@@ -161,20 +165,21 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
         need(model, "infill", "input_prefix")
         if not model.has_infill:
             raise unsupported("the model has no tokens for filling in", "input_prefix")
-    n_probs = integer(body, "n_probs") or 0
+    name = "logprobs" if body.get("n_probs") is None else "n_probs"
+    n_probs = integer(body, name) or 0
     if not 0 <= n_probs <= MOST_PROBS:
-        raise invalid(f"`n_probs` goes from 0 to {MOST_PROBS}", "n_probs")
-    if n_probs:
-        need(model, "logprobs", "n_probs")
+        raise invalid(f"`{name}` goes from 0 to {MOST_PROBS}", name)
+    has_tokens = boolean(body, "return_tokens") and not is_stream  # a stream tells them in any case
+    if n_probs or has_tokens:
+        need(model, "logprobs", name if n_probs else "return_tokens")
         fields["logprobs"] = n_probs
-    if is_stream and boolean(body, "return_progress"):
-        need(model, "prompt_progress", "return_progress")
-        fields["prompt_progress"] = True
+    if is_stream:
+        fields |= progress_field(body, model)
     n = _answers_wanted(body, limits)
     if n > 1:
         need(model, "n", "n_cmpl")
         fields["n"] = n
-    form = table(body, "json_schema") if body.get("json_schema") is not None else None
+    form = (table(body, "json_schema") or True) if body.get("json_schema") is not None else None
     return Plan(model, {**fields, **constraint_field(model, form, text(body, "grammar") or "", "json_schema")}, limits)
 
 
@@ -201,17 +206,19 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompts: list[dict[s
             plans.append(_plan(exchange, body, prompt, plan.model))
             generations.append(await stack.enter_async_context(await send(exchange, plans[-1], f".{i}")))
         if is_stream:
-            await _stream(exchange, generations, plans, wanted)
+            await _stream(exchange, generations, plans, wanted, [Pace(body) for _ in plans])
             return
         made = [
             selected(whole, wanted)
             for i, generation in enumerate(generations)
-            for whole in await _whole(exchange, generation, i, plans[i])
+            for whole in await _whole(exchange, generation, i, plans[i], boolean(body, "return_tokens"))
         ]
         await exchange.send_json(made if len(made) > 1 else made[0])
 
 
-async def _whole(exchange: Exchange, generation: Generation, number: int, plan: Plan) -> list[dict[str, Any]]:
+async def _whole(
+    exchange: Exchange, generation: Generation, number: int, plan: Plan, has_tokens: bool
+) -> list[dict[str, Any]]:
     """The answers to one prompt."""
     eos = await (_followed(generation, Lines(plan.context)) if plan.context.are_any else final(generation))
     note_end(exchange, eos)
@@ -221,7 +228,9 @@ async def _whole(exchange: Exchange, generation: Generation, number: int, plan: 
         text = answer.get("text", "")
         whole = last_object(plan, answer, text, number * n + answer["index"], "\n" in text)
         whole["generation_settings"]["stream"] = False  # whatever the daemon was asked for
-        if answer.get("logprobs"):
+        if has_tokens:
+            whole["tokens"] = [entry["id"] for entry in answer.get("logprobs") or ()]
+        if answer.get("logprobs") and plan.fields["logprobs"]:
             whole["completion_probabilities"] = [probability(entry, plan) for entry in answer["logprobs"]]
         made.append(whole)
     return made
@@ -254,7 +263,9 @@ async def _followed(generation: Generation, lines: Lines) -> Event:
                 return {**lines.ended(event), "text": "".join(parts), "logprobs": logprobs}
 
 
-async def _stream(exchange: Exchange, generations: list[Generation], plans: list[Plan], wanted: list[str]) -> None:
+async def _stream(
+    exchange: Exchange, generations: list[Generation], plans: list[Plan], wanted: list[str], paces: list[Pace]
+) -> None:
     await exchange.start_sse()
     n = plans[0].fields.get("n", 1)
     followed = [Lines(plan.context) for plan in plans for _ in range(n)]
@@ -272,11 +283,12 @@ async def _stream(exchange: Exchange, generations: list[Generation], plans: list
                     return b""
             return sse.data(selected(last_object(plan, end, "", index, lines.has_new_line), wanted))
         if event["event"] == "progress":
-            return sse.data({**chunk_of(index, "", [], 0), "prompt_progress": chunks.prompt_progress(event)})
+            told = paces[number].read(event)
+            return sse.data({**chunk_of(index, "", [], 0), **told}) if told else b""
         if event["event"] != "token" or lines.is_over:
             return b""
-        told = _told(lines, generations[number], event["text"])
-        chunk = chunk_of(index, told, [event["token_id"]], lines.n_tokens)
+        text = _told(lines, generations[number], event["text"])
+        chunk = {**chunk_of(index, text, [event["token_id"]], lines.n_tokens), **paces[number].token(index)}
         if event.get("logprobs"):
             chunk["completion_probabilities"] = [probability(entry, plan) for entry in event["logprobs"]]
         return sse.data(chunk)
@@ -334,14 +346,19 @@ def settings(plan: Plan) -> dict[str, Any]:
     made = {param.name: fields.get(param.wire or param.name, param.neutral) for param in PARAMS if param.name in SHOWN}
     return {
         **made,
-        **({"seed": fields["seed"]} if "seed" in fields else {}),
+        "seed": fields.get("seed", RANDOM_SEED),
         "n_predict": fields["max_tokens"],
         "max_tokens": fields["max_tokens"],
         "stop": fields.get("stop", []),
-        "logit_bias": fields.get("logit_bias", []),
+        "logit_bias": [
+            {"token": token, "bias": None if bias is False else bias} for token, bias in fields.get("logit_bias", ())
+        ],
         "n_probs": fields.get("logprobs", 0),
         "grammar": (fields.get("constraint") or {}).get("gbnf", ""),
-        "lora": fields.get("lora", []),
+        "lora": [
+            {"id": plan.model.adapters.index(each["id"]), "scale": each.get("scale", 1.0)}
+            for each in fields.get("lora", ())
+        ],
         "stream": fields["stream"],
     }
 

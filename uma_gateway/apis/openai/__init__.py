@@ -19,15 +19,19 @@ FAMILY = Family(
         Route("POST", "/chat/completions/input_tokens", on_input_tokens),
         Route("POST", "/v1/completions", on_completions, is_work=True),
         Route("POST", "/v1/embeddings", on_embeddings, is_work=True),
-        Route("POST", "/v1/responses", responses.on_responses, is_work=True),
-        Route("POST", "/v1/responses/input_tokens", responses.on_input_tokens),
+        *(Route("POST", path, responses.on_responses, is_work=True) for path in ("/v1/responses", "/responses")),
+        *(
+            Route("POST", path, responses.on_input_tokens)
+            for path in ("/v1/responses/input_tokens", "/responses/input_tokens")
+        ),
         Route("GET", "/v1/responses/{id}", responses.on_get),
         Route("DELETE", "/v1/responses/{id}", responses.on_delete),
+        Route("POST", "/v1/responses/{id}/cancel", responses.on_cancel),
         Route("GET", "/v1/responses/{id}/input_items", responses.on_input_items),
         Route("GET", "/v1/models", on_models),
         Route("GET", "/v1/models/{name:path}", on_model),
         Route("GET", "/models", on_models),
     ),
     error_object,
-    ("/v1/", "/models", "/chat/"),
+    ("/v1/", "/models", "/chat/", "/responses"),
 )

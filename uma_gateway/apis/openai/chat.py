@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from uma_gateway.apis.openai import chunks
 from uma_gateway.apis.openai.held import Held, read_whole
+from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import Shape, read_chat, response_format
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import boolean, most_tokens, need
+from uma_gateway.fields import most_tokens
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser
@@ -41,15 +43,14 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
     async def plan_for(model: Model) -> Plan:
         max_tokens = most_tokens(body, LIMITS, model, exchange.gateway.config.answers)
         plan = await plan_chat(exchange, model, ask, body, max_tokens)
-        if ask.is_stream and boolean(body, "return_progress"):
-            need(model, "prompt_progress", "return_progress")
-            plan.fields["prompt_progress"] = True
+        if ask.is_stream:
+            plan.fields.update(progress_field(body, model))
         return plan
 
     async with begin(exchange, plan_for) as (plan, generation):
         shape = Shape.of(exchange, plan.model, "chatcmpl-", body)
         if ask.is_stream:
-            await _Stream(exchange, shape, plan.context, ask, generation).run()
+            await _Stream(exchange, shape, plan.context, ask, Pace(body)).run(generation)
         else:
             eos = await final(generation)
             note_end(exchange, eos)
@@ -68,7 +69,7 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
         choices.append(
             {
                 "index": answer["index"],
-                "message": message_object(message),
+                "message": message_object(replace(message, content=ask.echo + message.content)),
                 "logprobs": {"content": chunks.logprobs(told)} if ask.n_logprobs is not None else None,
                 "finish_reason": finish_reason(answer, message),
             }
@@ -115,21 +116,21 @@ def finish_reason(end: Event, message: Message) -> str:
 class _Stream:
     """One streamed request: a parser for each of its answers, chunks as they come."""
 
-    def __init__(self, exchange: Exchange, shape: Shape, prompt: Prompt, ask: Ask, generation: Generation) -> None:
+    def __init__(self, exchange: Exchange, shape: Shape, prompt: Prompt, ask: Ask, pace: Pace) -> None:
         self._exchange = exchange
         self._shape = shape
         self._ask = ask
-        self._generation = generation
+        self._pace = pace
         self._parsers: list[Parser] = [prompt.parser() for _ in range(ask.n)]
         self._messages = [Message() for _ in range(ask.n)]  # only the tool calls are kept: nobody reads the rest
         self._begun: set[int] = set()
         self._held = {} if ask.n_logprobs is None else {index: Held() for index in range(ask.n)}
         self._chunk = chunks.ChatChunks(shape)
 
-    async def run(self) -> None:
+    async def run(self, generation: Generation) -> None:
         await self._exchange.start_sse()
         try:
-            await relay(self._exchange, [self._generation], self._encode)
+            await relay(self._exchange, [generation], self._encode)
         except GatewayError as error:
             self._exchange.facts["error"] = error.code
             await self._exchange.finish(error_event(self._exchange.error_object(error)))
@@ -140,19 +141,19 @@ class _Stream:
         """The chunks of an event. Raises: GatewayError."""
         kind, index = event["event"], event.get("index", 0)
         # Most events are plain text: their way is written out, for a call costs microseconds after a model's step.
-        if kind == "token" and index in self._begun and "logprobs" not in event:
+        if kind == "token" and index in self._begun and "logprobs" not in event and not self._pace.tells_timings:
             diffs = self._parsers[index].feed(event["text"])
             if len(diffs) == 1 and diffs[0].content and not diffs[0].reasoning and not self._held:
                 return self._chunk.content(index, diffs[0].content)
             return b"".join([self._diff(index, diff) for diff in diffs])
         out: list[bytes] = []
         if kind == "token":
-            self._on_text(index, event["text"], event.get("logprobs"), out)
+            self._on_text(index, event["text"], event.get("logprobs"), out, **self._pace.token(index))
         elif kind == "progress":
-            if 0 not in self._begun:
-                self._begun.add(0)
-                out.append(self._chunk.role(0))
-            out.append(self._chunk.progress(event))
+            told = self._pace.read(event)
+            if told and 0 not in self._begun:
+                self._begin(0, out)
+            out += [self._chunk.delta(0, {}, **told)] if told else []
         elif kind == "end":
             self._on_end(index, ended(event), out)
         elif kind == "error":
@@ -166,22 +167,27 @@ class _Stream:
         return b"".join(out)
 
     def _on_text(
-        self, index: int, text: str, logprobs: list[Event] | None, out: list[bytes], is_final: bool = False
+        self, index: int, text: str, logprobs: list[Event] | None, out: list[bytes], is_final: bool = False, **more: Any
     ) -> None:
         if index not in self._begun:
-            self._begun.add(index)
-            out.append(self._chunk.role(index))
+            self._begin(index, out)
         if logprobs:
             self._held[index].add(logprobs)
-        out += [self._diff(index, diff) for diff in self._parsers[index].feed(text, is_final)]
+        out += [self._diff(index, diff, **more) for diff in self._parsers[index].feed(text, is_final)]
 
-    def _diff(self, index: int, diff: Diff) -> bytes:
-        if not self._held and diff.content and not diff.reasoning:
+    def _begin(self, index: int, out: list[bytes]) -> None:
+        self._begun.add(index)
+        out.append(self._chunk.role(index))
+        if self._ask.echo:
+            out.append(self._chunk.content(index, self._ask.echo))
+
+    def _diff(self, index: int, diff: Diff, **more: Any) -> bytes:
+        if not self._held and not more and diff.content and not diff.reasoning:
             return self._chunk.content(index, diff.content)
         if diff.tool >= 0:
             self._messages[index].add(diff)
         told = self._held[index].take(diff) if self._held else []
-        return self._chunk.delta(index, delta_object(diff), chunks.logprobs(told) if told else None)
+        return self._chunk.delta(index, delta_object(diff), chunks.logprobs(told) if told else None, **more)
 
     def _on_end(self, index: int, end: Event, out: list[bytes]) -> None:
         self._on_text(index, "", end.get("logprobs"), out, is_final=True)

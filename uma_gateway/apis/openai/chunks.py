@@ -47,16 +47,11 @@ class ChatChunks:
         """The first chunk of an answer."""
         return self._bytes([{"finish_reason": None, "index": index, "delta": {"role": "assistant", "content": None}}])
 
-    def progress(self, event: Event) -> bytes:
-        """How far the prompt is read (`return_progress`)."""
-        choice: dict[str, Any] = {"finish_reason": None, "index": 0, "delta": {}}
-        return self._bytes([choice], prompt_progress=prompt_progress(event))
-
-    def delta(self, index: int, delta: dict[str, Any], logprobs: list[Any] | None = None) -> bytes:
+    def delta(self, index: int, delta: dict[str, Any], logprobs: list[Any] | None = None, **more: Any) -> bytes:
         choice: dict[str, Any] = {"finish_reason": None, "index": index, "delta": delta}
         if logprobs is not None:
             choice["logprobs"] = {"content": logprobs}
-        return self._bytes([choice])
+        return self._bytes([choice], **more)
 
     def finish(self, index: int, reason: str, timings: dict[str, Any] | None) -> bytes:
         """The last chunk of an answer."""

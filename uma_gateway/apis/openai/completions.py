@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
-from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answers_wanted, wanted_form
+from uma_gateway.apis.openai.pace import Pace, progress_field
+from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answers_wanted, read_n_probs, wanted_form
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
@@ -18,6 +19,7 @@ from uma_gateway.fields import (
     integer,
     most_tokens,
     need,
+    plain_prompt,
     sampling_fields,
     table,
     text,
@@ -30,7 +32,7 @@ MOST_PROMPTS = 128
 MOST_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
-Prompt = str | list[int]
+Prompt = str | list[int | str]  # a list of both is llama-server's
 
 
 @dataclass
@@ -62,29 +64,38 @@ def _read(body: dict[str, Any]) -> Ask:
         raise invalid(f"`best_of` goes from `n` to {MOST_ANSWERS}", "best_of")
     if is_stream and best_of > n:
         raise invalid("`best_of` chooses among whole answers: it cannot be streamed", "best_of")
+    prompts, has_echo = _prompts(body.get("prompt")), boolean(body, "echo")
+    if has_echo and any(not isinstance(prompt, str) and not _is_tokens(prompt) for prompt in prompts):
+        raise invalid("`echo` needs prompts that are texts, or token ids alone", "echo")
     return Ask(
-        prompts=_prompts(body.get("prompt")),
+        prompts=prompts,
         is_stream=is_stream,
         wants_usage=boolean(table(body, "stream_options"), "include_usage"),
         n=n,
         best_of=best_of,
         n_logprobs=_logprobs_wanted(body),
-        has_echo=boolean(body, "echo"),
+        has_echo=has_echo,
         suffix=text(body, "suffix") or "",
     )
 
 
 def _prompts(value: Any) -> list[Prompt]:
     """One prompt or several, each a text or token ids. Raises: GatewayError."""
-    if isinstance(value, str) or _is_tokens(value):
+    if isinstance(value, str | dict) or (_is_mixed(value) and not all(isinstance(item, str) for item in value)):
         value = [value]
     if not isinstance(value, list) or not value:
         raise invalid("`prompt` is required: a string, token ids, or an array of either", "prompt")
-    if not all(isinstance(item, str) or _is_tokens(item) for item in value):
+    prompts = [plain_prompt(item) for item in value]
+    if not all(isinstance(item, str) or _is_mixed(item) for item in prompts):
         raise invalid("`prompt` must hold strings, or arrays of token ids", "prompt")
-    if len(value) > MOST_PROMPTS:
+    if len(prompts) > MOST_PROMPTS:
         raise invalid(f"`prompt` may hold {MOST_PROMPTS} prompts", "prompt")
-    return value
+    return prompts
+
+
+def _is_mixed(value: Any) -> bool:
+    """Whether these are token ids, with texts between them or without."""
+    return isinstance(value, list) and bool(value) and all(type(item) in (int, str) for item in value)
 
 
 def _is_tokens(value: Any) -> bool:
@@ -94,7 +105,7 @@ def _is_tokens(value: Any) -> bool:
 def _logprobs_wanted(body: dict[str, Any]) -> int | None:
     value = body.get("logprobs")
     if value is None or value is False:
-        return None
+        return read_n_probs(body) or None
     if value is True:  # chat clients' way of asking
         return integer(body, "top_logprobs") or 0
     n_top = integer(body, "logprobs")
@@ -113,12 +124,16 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
         for i, plan in enumerate(plans):
             generations.append(await send(exchange, plan, f".{i}" if i else ""))
         if ask.is_stream:
-            await _Stream(exchange, shape, ask, echoes).run(generations)
+            await _Stream(exchange, shape, ask, echoes, [Pace(body) for _ in plans]).run(generations)
         else:
             await exchange.send_json(await _whole(exchange, shape, ask, echoes, generations))
     finally:
         for generation in generations:
             generation.close()
+
+
+def _ids(prompt: list[int | str]) -> dict[str, Any]:
+    return {"tokens" if _is_tokens(prompt) else "prompt": prompt}
 
 
 def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prompt: Prompt) -> Plan:
@@ -128,13 +143,15 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
     fields = {
         **sampling_fields(body, model, answers),
         **priority_fields(exchange, body),
-        **(text_prompt(model, prompt) if isinstance(prompt, str) else {"tokens": prompt}),
+        **(text_prompt(model, prompt) if isinstance(prompt, str) else _ids(prompt)),
         "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers, 0)
         if has_limit
         else DEFAULT_MAX_TOKENS,
         "stream": ask.is_stream,
         **constraint_field(model, form.schema, text(body, "grammar") or "", form.param, form.constraint),
     }
+    if ask.is_stream:
+        fields |= progress_field(body, model)
     if ask.n_logprobs is not None:
         need(model, "logprobs", "logprobs")
         if ask.has_echo:
@@ -227,8 +244,9 @@ def _summed(finals: list[Event]) -> dict[str, int]:
 class _Stream:
     """One streamed request; its answers, of one prompt or of several, are told apart by their index."""
 
-    def __init__(self, exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo]) -> None:
+    def __init__(self, exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo], paces: list[Pace]) -> None:
         self._exchange = exchange
+        self._paces = paces
         self._ask = ask
         self._echoes = echoes
         self._offsets: dict[int, _Offsets] = {}
@@ -268,14 +286,21 @@ class _Stream:
             return []
         if kind == "error":
             raise from_daemon(event)
+        if kind == "progress":
+            told = self._paces[number].read(event)
+            return [self._chunk(index, "", **told)] if told else []
         echo = self._echo(number)
         if kind == "token":
-            return [*echo, self._chunk(index, event["text"], event.get("logprobs"))]
+            more = self._paces[number].token(index)
+            return [*echo, self._chunk(index, event["text"], event.get("logprobs"), **more)]
         if kind == "end":
             return [*echo, self._chunk(index, "", event.get("logprobs"), ended(event)["reason"])]
         note_end(self._exchange, event)
         self._finals.append(ended(event))
-        return [*echo, self._chunk(index, "", event.get("logprobs"), event["reason"])] if self._ask.n == 1 else echo
+        if self._ask.n > 1:
+            return echo
+        more = {} if self._ask.wants_usage else {"timings": chunks.timings(event)}
+        return [*echo, self._chunk(index, "", event.get("logprobs"), event["reason"], **more)]
 
     def _echo(self, number: int) -> list[bytes]:
         """The chunks that give a prompt back, once; with their tokens' log probabilities, where those are wanted."""
@@ -288,11 +313,13 @@ class _Stream:
             self._offsets[index] = _Offsets(self._echoes[number].start(echo))
         return [self._chunk(index, self._echoes[number].text, echo) for index in indices]
 
-    def _chunk(self, index: int, text: str, logprobs: list[Event] | None = None, reason: str | None = None) -> bytes:
+    def _chunk(
+        self, index: int, text: str, logprobs: list[Event] | None = None, reason: str | None = None, **more: Any
+    ) -> bytes:
         choice: dict[str, Any] = {"text": text, "index": index, "logprobs": None, "finish_reason": reason}
         if logprobs and self._ask.n_logprobs is not None:
             choice["logprobs"] = self._offsets.setdefault(index, _Offsets(0)).arrays(logprobs)
-        return sse.data({"choices": [choice], **self._common})
+        return sse.data({"choices": [choice], **self._common, **more})
 
     def _usage(self) -> bytes:
         if not self._ask.wants_usage:

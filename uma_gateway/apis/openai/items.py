@@ -145,9 +145,10 @@ def _text(item: Item, name: str, path: str) -> str:
 
 
 def read_tools(tools: list[Any]) -> list[Item]:
-    """Function tools in the chat API's form.
+    """Function tools in the chat API's form; custom ones are functions of one text.
 
-    Others run on OpenAI's servers, and clients send them by habit: they are left out.
+    Others run on OpenAI's servers, and clients send them by habit: they are left out. So are custom ones whose text has
+    a grammar: inside of a function's arguments it could not be enforced.
     """
     made = []
     for i, tool in enumerate(tools):
@@ -156,7 +157,24 @@ def read_tools(tools: list[Any]) -> list[Item]:
         if tool["type"] == "function":
             function = {name: value for name, value in tool.items() if name != "type"}
             made.append({"type": "function", "function": tool.get("function") or function})
+        elif is_custom(tool):
+            told = {"name": tool.get("name"), "description": tool.get("description") or "", "parameters": _ONE_TEXT}
+            made.append({"type": "function", "function": told})
     return made
+
+
+_ONE_TEXT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def is_custom(tool: Any) -> bool:
+    """Whether it is a custom tool that the model may call."""
+    form = tool.get("format") if isinstance(tool, dict) and tool.get("type") == "custom" else False
+    return form is None or (isinstance(form, dict) and form.get("type") == "text")
 
 
 # ---- out
@@ -193,12 +211,38 @@ def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str
     }
 
 
-def output_items(message: Message, status: str, logprobs: list[Any] | None = None) -> list[Item]:
-    """A whole answer as items."""
+def custom_item(item_id: str, call_id: str, name: str, arguments: str) -> Item:
+    return {
+        "id": item_id,
+        "type": "custom_tool_call",
+        "call_id": call_id,
+        "name": name,
+        "input": input_of(arguments) if arguments else "",
+    }
+
+
+def input_of(arguments: str) -> str:
+    """What a custom tool is given, from the arguments that the model wrote: all of these where they were cut off."""
+    try:
+        value = orjson.loads(arguments)["input"]
+    except (ValueError, LookupError, TypeError):
+        return arguments
+    return value if isinstance(value, str) else arguments
+
+
+def output_items(
+    message: Message, status: str, logprobs: list[Any] | None = None, custom: frozenset[str] = frozenset()
+) -> list[Item]:
+    """A whole answer as items. `custom`: names of custom tools."""
     made = []
     if message.reasoning:
         made.append(reasoning_item(new_id("rs"), message.reasoning, "completed"))
     if message.content or not message.tool_calls:
         made.append(message_item(new_id("msg"), [text_part(message.content, logprobs)], status))
-    made += [call_item(new_id("fc"), call.id, call.name, call.arguments, status) for call in message.tool_calls]
+    made += [
+        custom_item(new_id("ctc"), call.id, call.name, call.arguments)
+        if call.name in custom
+        else call_item(new_id("fc"), call.id, call.name, call.arguments, status)
+        for call in message.tool_calls
+    ]
     return made

@@ -50,11 +50,12 @@ def read_chat(body: dict[str, Any]) -> Ask:
         choice,
         boolean(body, "parallel_tool_calls") if body.get("parallel_tool_calls") is not None else None,
         add_generation_prompt=boolean(body, "add_generation_prompt", True),
-        continue_final_message=boolean(body, "continue_final_message"),
+        continue_final_message=_continued(body),
         reasoning_format=text(body, "reasoning_format") or "auto",
         grammar=text(body, "grammar") or "",
     )
     read_thinking(body, chat)
+    read_verbosity(body, chat)
     return Ask(
         chat,
         is_stream=boolean(body, "stream"),
@@ -62,7 +63,25 @@ def read_chat(body: dict[str, Any]) -> Ask:
         n=answers_wanted(body),
         n_logprobs=read_logprobs(body),
         prediction=read_prediction(body),
+        echo=_echoed(chat) if boolean(body, "echo") else "",
     )
+
+
+def _continued(body: dict[str, Any]) -> bool | str:
+    """Whether the last message is to be continued, or which part of it: llama-server takes the part's name.
+
+    Raises: GatewayError.
+    """
+    wish = body.get("continue_final_message")
+    return wish if wish in ("content", "reasoning_content") else boolean(body, "continue_final_message")
+
+
+def _echoed(chat: Chat) -> str:
+    """What an answer that continues the last message begins with, for who wants it back. Thoughts are not repeated."""
+    last = chat.messages[-1] if chat.messages else None
+    if not isinstance(last, dict) or chat.continue_final_message not in (True, "content"):
+        return ""
+    return plain_content(last.get("content"))
 
 
 def read_prediction(body: dict[str, Any]) -> str:
@@ -77,6 +96,9 @@ def refuse_media(body: dict[str, Any]) -> None:
     """What would change the answer's kind is refused, not ignored. Raises: GatewayError."""
     if body.get("audio") is not None or any(kind != "text" for kind in array(body, "modalities")):
         raise unsupported("only text can be generated", "modalities")
+    for name in ("web_search_options", "moderation"):
+        if body.get(name) is not None:
+            raise unsupported(f"`{name}` is done by OpenAI's servers, and not supported", name)
     for name in ("functions", "function_call"):
         if body.get(name) is not None:
             raise unsupported(f"`{name}` was replaced by `tools` and `tool_choice`, which are supported", name)
@@ -95,11 +117,19 @@ def read_logprobs(body: dict[str, Any]) -> int | None:
     n_top = integer(body, "top_logprobs")
     if n_top is not None and not 0 <= n_top <= MOST_TOP_LOGPROBS:
         raise invalid(f"`top_logprobs` goes from 0 to {MOST_TOP_LOGPROBS}", "top_logprobs")
-    if not boolean(body, "logprobs"):
-        if n_top:
-            raise invalid("`top_logprobs` needs `logprobs`: true", "top_logprobs")
-        return None
-    return n_top or 0
+    if boolean(body, "logprobs"):
+        return n_top or 0
+    if n_top:
+        raise invalid("`top_logprobs` needs `logprobs`: true", "top_logprobs")
+    return read_n_probs(body) or None
+
+
+def read_n_probs(body: dict[str, Any]) -> int:
+    """llama-server's way of asking for log probabilities. Raises: GatewayError."""
+    n_probs = integer(body, "n_probs") or 0
+    if not 0 <= n_probs <= MOST_TOP_LOGPROBS:
+        raise invalid(f"`n_probs` goes from 0 to {MOST_TOP_LOGPROBS}", "n_probs")
+    return n_probs
 
 
 def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str | dict[str, Any]]:
@@ -131,6 +161,8 @@ def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str
 
 def _tool(tool: Any, i: int) -> dict[str, Any]:
     path = f"tools[{i}]"
+    if isinstance(tool, dict) and tool.get("type") == "custom":
+        raise unsupported(f"`{path}`: custom tools are not supported; a function with one text does the same", path)
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
         raise invalid(f"`{path}` must be an object of type function", path)
     function = tool.get("function")
@@ -171,6 +203,14 @@ def read_thinking(body: dict[str, Any], chat: Chat) -> None:
         if budget is not None and budget >= 0:
             chat.reasoning_budget = budget
             break
+    chat.reasoning_message = text(body, "reasoning_budget_message") or ""
+
+
+def read_verbosity(body: dict[str, Any], chat: Chat) -> None:
+    """How much the model is to say: templates that know the word tell it. Raises: GatewayError."""
+    verbosity = text(body, "verbosity")
+    if verbosity:
+        chat.template_kwargs.setdefault("verbosity", verbosity)
 
 
 def response_format(body: dict[str, Any], chat: Chat) -> None:

@@ -12,7 +12,7 @@ from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
 from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item
-from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, answer_form, read_tools
+from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, answer_form, read_tools, read_verbosity
 from uma_gateway.apis.openai.store import Store, Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
@@ -49,6 +49,7 @@ class Request:
     items: list[Item]  # all of the conversation
     is_kept: bool
     is_cut: bool  # what does not fit the context is left out
+    custom: frozenset[str]  # names of the custom tools that may be called
 
     @property
     def has_logprobs(self) -> bool:
@@ -88,14 +89,20 @@ def _found(exchange: Exchange, response_id: str, param: str | None = None) -> St
     return stored
 
 
+def _query(exchange: Exchange) -> dict[str, str]:
+    return {name: values[-1] for name, values in parse_qs(exchange.scope["query_string"].decode("latin-1")).items()}
+
+
 async def on_get(exchange: Exchange) -> None:
+    if _query(exchange).get("stream") == "true":
+        raise unsupported("`stream`: a response that was made is not streamed again", "stream")
     await exchange.send_json(_found(exchange, exchange.params["id"]).response)
 
 
 async def on_input_items(exchange: Exchange) -> None:
     """The items of a response's request, the newest first unless `order` is asc."""
     listed = _found(exchange, exchange.params["id"]).input_items
-    query = {name: values[-1] for name, values in parse_qs(exchange.scope["query_string"].decode("latin-1")).items()}
+    query = _query(exchange)
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid("`order` must be asc or desc", "order")
@@ -125,6 +132,12 @@ async def on_delete(exchange: Exchange) -> None:
     await exchange.send_json({"id": response_id, "object": "response", "deleted": True})
 
 
+async def on_cancel(exchange: Exchange) -> None:
+    """Raises: GatewayError, as OpenAI does for a response that was not made in the background."""
+    _found(exchange, exchange.params["id"])
+    raise invalid("a response that is kept has ended: only those of `background` can be cancelled", "background")
+
+
 # ---- the request
 
 
@@ -132,6 +145,9 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     """Raises: GatewayError."""
     if boolean(body, "background"):
         raise unsupported("`background` is not supported: a response ends with its connection", "background")
+    for name in ("context_management", "moderation"):
+        if body.get(name):
+            raise unsupported(f"`{name}` is done by OpenAI's servers, and not supported", name)
     for name in ("conversation", "prompt"):
         if body.get(name) is not None:
             raise unsupported(f"`{name}` is kept on OpenAI's servers, and not supported", name)
@@ -152,11 +168,14 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     )
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
     _read_effort(table(body, "reasoning"), chat)
+    read_verbosity(table(body, "text"), chat)
     ask = Ask(chat, is_stream=boolean(body, "stream"), n_logprobs=_logprobs_wanted(body))
     truncation = text(body, "truncation") or "disabled"
     if truncation not in ("auto", "disabled"):
         raise invalid("`truncation` must be auto or disabled", "truncation")
-    return Request(body, ask, input_items, conversation, boolean(body, "store", True), truncation == "auto")
+    custom = frozenset(tool["name"] for tool in array(body, "tools") if items.is_custom(tool))
+    is_kept, is_cut = boolean(body, "store", True), truncation == "auto"
+    return Request(body, ask, input_items, conversation, is_kept, is_cut, custom)
 
 
 def _choice(choice: Any) -> Any:
@@ -164,7 +183,7 @@ def _choice(choice: Any) -> Any:
 
     Raises: GatewayError.
     """
-    if isinstance(choice, dict) and choice.get("type") not in ("function", "allowed_tools"):
+    if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools"):
         raise unsupported("`tool_choice` names a tool that is no function", "tool_choice")
     return choice
 
@@ -271,7 +290,7 @@ def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]
 def _whole(request: Request, prompt: Prompt, eos: Event) -> list[Item]:
     message, told = read_whole(prompt.parser(), eos.get("text", ""), eos.get("logprobs") or ())
     status = "completed" if eos["reason"] == "stop" else "incomplete"
-    return items.output_items(message, status, chunks.logprobs(told) if request.has_logprobs else None)
+    return items.output_items(message, status, chunks.logprobs(told) if request.has_logprobs else None, request.custom)
 
 
 def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, Any]:
@@ -285,6 +304,12 @@ def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, A
         "usage": usage(eos["usage"]),
         "timings": chunks.timings(eos),
     }
+
+
+def _failure(error: GatewayError) -> dict[str, Any]:
+    """Of a response that failed. OpenAI's type knows few codes; ours is beside it."""
+    code = "rate_limit_exceeded" if error.kind is Kind.RATE_LIMIT else "server_error"
+    return {"code": code, "message": error.message, "reason": error.code}
 
 
 def usage(counts: dict[str, int]) -> dict[str, Any]:
@@ -315,7 +340,7 @@ class _Open:
     """The item that the answer is at."""
 
     def __init__(self, kind: str, item_id: str, number: int, call: Diff | None = None) -> None:
-        self.kind = kind  # "reasoning", "message", "call"
+        self.kind = kind  # "reasoning", "message", "call", "custom"
         self.id = item_id
         self.number = number  # output_index
         self.call = call
@@ -329,6 +354,8 @@ class _Open:
     def item(self, status: str) -> Item:
         if self.kind == "reasoning":
             return items.reasoning_item(self.id, self.text, status)
+        if self.call is not None and self.kind == "custom":
+            return items.custom_item(self.id, self.call.tool_id, self.call.tool_name, self.text)
         if self.call is not None:
             return items.call_item(self.id, self.call.tool_id, self.call.tool_name, self.text, status)
         return items.message_item(self.id, [items.text_part(self.text, self.logprobs)], status)
@@ -363,7 +390,7 @@ class _Stream:
             failed = {
                 **self._shape,
                 "status": "failed",
-                "error": {"code": error.code or "server_error", "message": error.message},
+                "error": _failure(error),
             }
             await self._exchange.finish(self._event("response.failed", response={**failed, "output": self._output}))
             return
@@ -401,8 +428,11 @@ class _Stream:
         if diff.tool >= 0:
             if diff.tool != self._tool:
                 self._tool = diff.tool
-                out += self._close("completed") + self._begin("call", items.new_id("fc"), diff)
-            if diff.tool_arguments:
+                kind, prefix = ("custom", "ctc") if diff.tool_name in self._request.custom else ("call", "fc")
+                out += self._close("completed") + self._begin(kind, items.new_id(prefix), diff)
+            if self._open is not None and self._open.kind == "custom":
+                self._open.parts.append(diff.tool_arguments)  # told whole: these are JSON, a custom tool's text is not
+            elif diff.tool_arguments:
                 out += self._add("response.function_call_arguments.delta", diff.tool_arguments)
         return out
 
@@ -443,6 +473,10 @@ class _Stream:
             out.append(self._event("response.content_part.done", **place, part=item["content"][0]))
         elif opened.kind == "reasoning":
             out.append(self._event("response.reasoning_text.done", **place, text=opened.text))
+        elif opened.kind == "custom":
+            where = {"item_id": opened.id, "output_index": opened.number}
+            out.append(self._event("response.custom_tool_call_input.delta", **where, delta=item["input"]))
+            out.append(self._event("response.custom_tool_call_input.done", **where, input=item["input"]))
         else:
             where = {"item_id": opened.id, "output_index": opened.number}
             out.append(

@@ -1,0 +1,112 @@
+"""Answers and stream events hold all that the types of OpenAI's, Anthropic's and Ollama's packages promise.
+
+Their clients take what comes and check nothing: a missing field is an AttributeError in the user's program.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from ollama import ChatResponse, EmbedResponse, GenerateResponse
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
+from pydantic import TypeAdapter
+
+ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
+CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+FUNCTION = {"name": "get_weather", "description": "Tells the weather", "parameters": CITY}
+GREEDY = {"model": "any", "temperature": 0}
+CHAT = {**GREEDY, "messages": ASK, "max_tokens": 150}
+OLDER = {**GREEDY, "prompt": "The weather", "max_tokens": 5}
+ITEMS = {**GREEDY, "input": "What is the weather in Paris?", "max_output_tokens": 150}
+OLLAMA = {"model": "any", "messages": ASK, "options": {"temperature": 0, "num_predict": 150}}
+GENERATE = {"model": "any", "prompt": "The weather", "options": {"num_predict": 5}}
+CASES = [
+    *(
+        ("/v1/chat/completions", {**CHAT, **fields}, ChatCompletion, ChatCompletionChunk)
+        for fields in (
+            {},
+            {"max_tokens": 3},
+            {"n": 2},
+            {"logprobs": True, "top_logprobs": 2},
+            {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}},
+            {"reasoning_effort": "high", "service_tier": "flex"},
+            {"return_progress": True, "timings_per_token": True},
+        )
+    ),
+    # of a stream's chunks OpenAI's type has a `finish_reason` that is never null, and its servers do not keep to it
+    *(("/v1/completions", {**OLDER, **fields}, Completion, None) for fields in ({}, {"logprobs": 2, "echo": True})),
+    *(
+        ("/v1/responses", {**ITEMS, **fields}, Response, ResponseStreamEvent)
+        for fields in (
+            {},
+            {"max_output_tokens": 3, "store": False, "instructions": "Be kind.", "metadata": {"a": "b"}},
+            {"tools": [{"type": "function", **FUNCTION, "strict": True}], "tool_choice": "required"},
+            {
+                "tools": [{"type": "function", **FUNCTION, "strict": True}],
+                "tool_choice": {"type": "function", "name": "get_weather"},
+            },
+            {"tools": [{"type": "custom", "name": "say"}], "tool_choice": {"type": "custom", "name": "say"}},
+            {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+            {"text": {"format": {"type": "json_schema", "name": "city", "schema": CITY}, "verbosity": "low"}},
+            {"reasoning": {"effort": "high", "summary": "auto"}, "truncation": "auto"},
+        )
+    ),
+    *(
+        ("/v1/messages", {**CHAT, **fields}, Message, RawMessageStreamEvent)
+        for fields in (
+            {},
+            {"max_tokens": 3},
+            {"stop_sequences": ["e"]},
+            {"tools": [{"name": "get_weather", "input_schema": CITY}], "tool_choice": {"type": "any"}},
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1400},
+        )
+    ),
+    *(
+        ("/api/chat", {**OLLAMA, **fields}, ChatResponse, ChatResponse)
+        for fields in (
+            {},
+            {"tools": [{"type": "function", "function": FUNCTION}]},
+            {"think": True},
+            {"format": CITY},
+            {"logprobs": True, "top_logprobs": 2},
+        )
+    ),
+    ("/api/generate", GENERATE, GenerateResponse, GenerateResponse),
+    ("/api/embed", {"model": "any", "input": ["a", "b"]}, EmbedResponse, None),
+    ("/v1/embeddings", {"model": "any", "input": "a"}, CreateEmbeddingResponse, None),
+    ("/v1/messages/count_tokens", {"model": "any", "messages": ASK}, MessageTokensCount, None),
+    ("/v1/responses/input_tokens", {"model": "any", "input": "a"}, InputTokenCountResponse, None),
+]
+
+
+def hold(kind: Any, values: list[Any]) -> None:
+    """Raises: pydantic.ValidationError, for a number that is a text as well."""
+    assert values
+    for value in values:
+        TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+
+
+@pytest.mark.parametrize(("path", "fields", "whole", "part"), CASES)
+def test_answers_are_what_their_clients_types_say(work_gateway, path, fields, whole, part):
+    answer = work_gateway.post(path, **fields, **({"stream": False} if path.startswith("/api/") else {}))
+    assert answer.status == 200, answer.body
+    hold(whole, [answer.json])
+    if part is None:
+        return
+    answer = work_gateway.post(path, **fields, stream=True)
+    lines = [json.loads(line) for line in answer.body.splitlines()] if path.startswith("/api/") else answer.events
+    hold(part, [line for line in lines if line.get("type") != "ping"])  # which Anthropic's client skips before it
+
+
+def test_lists_are_what_their_client_s_types_say(work_gateway):
+    hold(Model, work_gateway.get("/v1/models").json["data"])
+    response = work_gateway.post("/v1/responses", **ITEMS).json
+    hold(Response, [work_gateway.get(f"/v1/responses/{response['id']}").json])
+    hold(ResponseItem, work_gateway.get(f"/v1/responses/{response['id']}/input_items").json["data"])
