@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,30 @@ def test_a_file_is_read_and_the_command_line_goes_before_it(tmp_path: Path) -> N
     assert (settings.port, settings.nodes, settings.models[0].idle_s) == (2, 0, 5.0)
 
 
-@pytest.mark.parametrize("text", ["models: [", "- a", "7", "\x00"])
-def test_a_file_that_is_no_mapping_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_a_pipe_in_place_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    os.mkfifo(path)
+    with pytest.raises(UmaError, match="not a regular file"):
+        load(str(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models: [",
+        "- a",
+        "7",
+        "\x00",
+        "[" * 5000,
+        "lost_s: 2026-99-99",
+        "port: 0x",
+        f"port: {'9' * 5000}",
+        "port: 1\nport: 2\nmodels: [{name: a}]",
+        "models: [&a {name: a}, *a]",
+    ],
+    ids=["cut", "list", "number", "nul", "deep", "date", "hex", "huge", "twice", "alias"],
+)
+def test_a_file_that_is_no_strict_mapping_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     for name in (str(path), str(tmp_path / "absent.yaml")):

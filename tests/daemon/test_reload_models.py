@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 
@@ -91,6 +92,25 @@ def test_bad_files_leave_the_old_model_serving(serve_model, folder):
     status = daemon.status()
     assert (status["state"], status["generation"], status["reload"]["last"]) == ("ready", 1, "failed")
     assert text_of(daemon.generate(PROMPTS[0], max_tokens=20)) == expected
+
+
+def test_a_pipe_in_place_of_a_file_holds_no_reload_up(serve_model, folder):
+    config = folder / "daemon.yaml"
+    config.write_text("{}")
+    pipe = folder / "pipe.gguf"
+    os.mkfifo(pipe)
+    daemon = serve_model("--config", str(config))
+    wishes = (
+        ("{}", {"model": str(pipe)}),
+        (f"engine: {{lora: {{one: {pipe}}}}}", {}),
+        (f"speculation: {{draft_model: {pipe}}}", {}),
+    )
+    for text, fields in wishes:
+        config.write_text(text)
+        answer = daemon.ask("reload", **fields)
+        assert "not a regular file" in answer["message"], answer
+    config.write_text("{}")
+    assert daemon.ask("reload", model=str(MOE))["event"] == "reply"
 
 
 def test_too_little_memory_is_refused_before_loading(serve_model, folder):

@@ -5,6 +5,8 @@ several files.
 from __future__ import annotations
 
 import math
+import os
+import stat
 from typing import Any, NamedTuple
 
 from uma_core.engine.lib import ffi, lib, text
@@ -27,15 +29,21 @@ def is_of_weights(kind: int) -> bool:
 
 
 def check_file(path: str) -> None:
-    """Refuse what is plainly no GGUF before the loader touches it.
+    """Refuse what is plainly no GGUF before the loader touches it: a pipe would block it for ever.
 
     Raises: MODEL_LOAD_FAILED.
     """
     try:
-        with open(path, "rb") as file:
-            magic = file.read(4)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            is_regular = stat.S_ISREG(os.fstat(fd).st_mode)
+            magic = os.read(fd, 4) if is_regular else b""
+        finally:
+            os.close(fd)
     except OSError as error:
         raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=path) from error
+    if not is_regular:
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: not a regular file", path=path)
     if magic != b"GGUF":
         raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: not a GGUF file", path=path)
 

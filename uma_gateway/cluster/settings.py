@@ -8,12 +8,9 @@ import os
 import re
 import secrets
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from uma_core.config.merge import Inputs, merge
+from uma_core.config.merge import Inputs, merge, read_yaml
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.config import SCHEMA, Config
 
@@ -54,14 +51,7 @@ class ClusterSettings:
 
 def load(path: str, **given: Any) -> ClusterSettings:
     """Read a file ("": none) and put what was given on the command line over it. Raises: CONFIG_INVALID."""
-    values: Any = {}
-    if path:
-        try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise _invalid(path, " ".join(str(error).split())) from None
-    if not isinstance(values, dict):
-        raise _invalid(path, "it must be a mapping")
+    values = dict(read_yaml(path)) if path else {}
     values |= {name: value for name, value in given.items() if value is not None}
     return parse(values, path or "the command line")
 
