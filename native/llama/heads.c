@@ -103,6 +103,7 @@ int32_t uma_heads_fuse(struct llama_context * ctx, uma_heads * h, const float * 
     if (!make_parts(&parts, n, pos0, &seq_id)) {
         return NO_MEMORY;
     }
+    memset(parts.want, 1, (size_t) n); // llama_encode gives all rows, and warns of a row that is not marked
     h->has_state = false;
     h->fused     = fused;
     h->n_fused   = n;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -38,6 +38,8 @@ class Scripted:
         self.pause_s = pause_s
         self.seen: list[tuple[str, dict[str, Any]]] = []  # what arrived where
         self.n_loads = 0
+        self.limits = {"max_tokens": 100, "default_max_tokens": 50}
+        self.cancels: list[int | None] = []
         self.models: dict[str, str] = {}  # fingerprints by unit, where they are not "f"
 
     async def units(self) -> list[Unit]:
@@ -52,6 +54,11 @@ class Scripted:
             return {"content": "".join(TOKENS[each] for each in fields["tokens"])}
         if operation == "tokenize":
             return {"tokens": [TOKENS.index(each) for each in fields["content"]]}
+        if operation == "props":
+            return {"limits": self.limits}
+        if operation == "cancel":
+            self.cancels.append(fields["index"])
+            return {"found": True}
         return {"hashes": [], "n_tokens": 10}
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
@@ -244,6 +251,122 @@ def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:
     assert got.usage == {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": N_TOKENS}
 
 
+@pytest.mark.parametrize(
+    ("limits", "fields", "left"),
+    [
+        ({"max_tokens": N_TOKENS, "default_max_tokens": 50}, {"max_tokens": 50}, 4),
+        ({"max_tokens": 100, "default_max_tokens": 5}, {"max_tokens": None}, 3),
+    ],
+)
+def test_a_continued_answer_has_what_is_left_of_its_daemons_limit(
+    limits: dict[str, int], fields: dict[str, Any], left: int
+) -> None:
+    transport = Scripted(2)
+    transport.limits = limits
+    sent = iter([2, 0])
+
+    async def stream(unit: Unit, given: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        transport.seen.append((unit.name, dict(given)))
+        n = next(sent)
+        for i in range(n):
+            yield [json.dumps({"event": "token", "text": TOKENS[i], "token_id": i}).encode()]
+        if n:
+            raise UnitLost("it broke")
+        usage = {"prompt_tokens": 12, "cached_tokens": 0, "completion_tokens": 0}
+        yield [json.dumps({"event": "eos", "reason": "length", "text": "", "usage": usage}).encode()]
+
+    transport.stream = stream  # type: ignore[method-assign]
+    assert ask(transport, is_resumable=True, **fields).ends == ["length"]
+    assert transport.seen[1][1]["max_tokens"] == left
+
+
+def cancelled(transport: Scripted, when: Callable[[], bool], index: int | None = None, **fields: Any) -> list[str]:
+    """The ends of a request that is cancelled at a moment."""
+
+    async def work() -> list[str]:
+        cluster = Cluster(transport, bytes(32))
+        cluster.start()
+        link = RoutedLink(cluster, "m", {"prompt": "p", "max_tokens": N_TOKENS, **fields}, "r", True)
+        while not when():
+            await asyncio.sleep(0)
+        link.send({"type": "cancel", "id": "r", **({} if index is None else {"index": index})})
+        ends: list[str] = []
+        while not ends:
+            events = [json.loads(payload) for payload in await link.receive()]
+            ends += [event["reason"] for event in events if event["event"] == "eos"]
+        link.close()
+        await cluster.close()
+        return ends
+
+    return asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
+def test_a_cancel_while_no_daemon_has_the_request_ends_it() -> None:
+    """Between a daemon that was lost, which is not there any more, and the next one."""
+    transport = Scripted(1, "gone")
+
+    async def load(model: str) -> None:
+        if transport.names:
+            return
+        transport.n_loads += 1
+        await asyncio.sleep(3600)
+
+    transport.load = load  # type: ignore[method-assign]
+    assert cancelled(transport, lambda: transport.n_loads > 0) == ["cancelled"]
+    assert len(transport.seen) == 1
+
+
+def test_a_cancel_before_the_model_is_there_ends_the_request() -> None:
+    transport = Scripted(0)
+
+    async def load(model: str) -> None:
+        transport.n_loads += 1
+        await asyncio.sleep(3600)
+
+    transport.load = load  # type: ignore[method-assign]
+    assert cancelled(transport, lambda: transport.n_loads > 0) == ["cancelled"]
+
+
+def test_a_cancel_that_comes_before_the_daemon_has_the_request_is_told_again() -> None:
+    transport = Scripted(1, "silent")
+    call, found = transport.call, iter([False, False])
+    has_it = asyncio.Event()
+
+    async def late(unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+        reply = await call(unit, operation, timeout_s, fields)
+        if operation == "cancel":
+            reply = {"found": next(found, True)}
+            if reply["found"]:
+                has_it.set()
+        return reply
+
+    async def stream(unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        transport.seen.append((unit.name, dict(fields)))
+        await has_it.wait()
+        yield [json.dumps({"event": "eos", "reason": "cancelled", "text": "", "usage": {}}).encode()]
+
+    transport.call, transport.stream = late, stream  # type: ignore[method-assign]
+    assert cancelled(transport, lambda: bool(transport.seen)) == ["cancelled"]
+    assert transport.cancels == [None] * 3
+
+
+def test_a_cancel_of_one_answer_goes_with_the_request_to_another_daemon() -> None:
+    transport = Scripted(2)
+
+    async def stream(unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        transport.seen.append((unit.name, dict(fields)))
+        n = len(transport.seen)
+        while len(transport.cancels) < n:
+            await asyncio.sleep(0)
+        if n == 1:
+            raise UnitLost("it broke")
+        yield [json.dumps({"event": "eos", "reason": "length", "text": "", "usage": {}}).encode()]
+
+    transport.stream = stream  # type: ignore[method-assign]
+    assert cancelled(transport, lambda: bool(transport.seen), index=1, n=2) == ["length"]
+    assert transport.cancels == [1, 1]
+
+
 def test_the_only_daemon_is_asked_again_when_it_is_back() -> None:
     transport = Scripted(1, 0)
     assert ask(transport).ends == ["length"]
@@ -279,6 +402,14 @@ def test_a_model_that_does_not_come_in_time_is_a_timeout() -> None:
 )
 def test_only_what_can_be_told_by_its_text_is_continued(fields: dict[str, Any], can: bool) -> None:
     assert can_resume(fields) == can
+
+
+def test_a_thought_that_goes_on_has_what_is_left_of_its_budget() -> None:
+    request = {"prompt": "p", "reasoning": {"start": "", "end": "</think>", "budget_tokens": 10}}
+    assert resumed(request, ["abcd"], "abcd", 4)["reasoning"]["budget_tokens"] == 6
+    request["reasoning"]["start"] = "<>"  # type: ignore[index]
+    assert resumed(request, ["<>abcd"], "<>abcd", 6)["reasoning"]["budget_tokens"] == 6
+    assert resumed(request, ["<>" + "a" * 98], "<>" + "a" * 98, 100)["reasoning"]["budget_tokens"] == 0
 
 
 def test_a_thought_goes_on_only_while_it_is_not_finished() -> None:

@@ -131,6 +131,34 @@ def test_running_answers_end_before_the_daemon_does(folder: Path) -> None:
     assert events[-1] == "length" and events.count("token") == 30
 
 
+def test_requests_that_have_the_same_id_are_cancelled_and_end_apart(fakes: Callable[..., list[DaemonProcess]]) -> None:
+    """Clients choose ids."""
+    (other,) = fakes(1, "--model", "step-20ms")
+
+    async def ended(daemon: LocalDaemon, attempt: str, n: int) -> str:
+        fields = {"id": "r", "type": "generate", "prompt": "p", "max_tokens": n, "ignore_eos": True}
+        reasons = []
+        async for payloads in daemon.stream({**fields, "x_attempt": attempt}):
+            reasons += [event["reason"] for event in map(orjson.loads, payloads) if event["event"] == "eos"]
+        (reason,) = reasons
+        return str(reason)
+
+    async def work() -> None:
+        daemon = LocalDaemon(other.path)
+        first, short, last = (
+            asyncio.ensure_future(ended(daemon, name, n)) for name, n in (("a", 2000), ("b", 3), ("c", 2000))
+        )
+        assert await short == "length"
+        for attempt, running in (("a", first), ("c", last)):
+            assert (await daemon.call("cancel", WAIT_S, {"id": "r", "attempt": attempt}))["found"]
+            assert await running == "cancelled"
+            assert attempt == "c" or not last.done()
+        assert not (await daemon.call("cancel", WAIT_S, {"id": "r"}))["found"]
+        await daemon.daemon.close()
+
+    asyncio.run(work())
+
+
 def test_a_daemon_of_somebody_else_is_used_and_never_stopped(fakes: Callable[..., list[DaemonProcess]]) -> None:
     (other,) = fakes(1)
 

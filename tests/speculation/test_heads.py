@@ -24,6 +24,7 @@ from uma_core.engine.api import WANT_IF_HELD, Batch, Engine
 from uma_core.engine.draft import check_draft, for_drafts, open_heads
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
+from uma_core.engine.llama.log import tap
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.admission import AdmissionControl, Limits
 from uma_core.executor.executor import Executor, device_view
@@ -238,7 +239,7 @@ def test_wrong_drafts_of_an_eagle_model_change_nothing(paired: Paired, has_own: 
     assert n_held < 0.3 * n_drafted
 
 
-def test_an_eagle_model_reads_every_text_on_and_on(paired: Paired) -> None:
+def test_an_eagle_model_reads_every_text_on_and_on(paired: Paired, caplog: pytest.LogCaptureFixture) -> None:
     """Drafting ends for good where it cannot read: texts of all sequences, in several calls each."""
     _, model = paired(True, True)
     heads = model.heads
@@ -246,6 +247,8 @@ def test_an_eagle_model_reads_every_text_on_and_on(paired: Paired) -> None:
     for pos in (0, 3, 6):
         for seq_id in range(heads.n_seq):
             assert heads.read(seq_id, np.zeros(3, np.int32), pos, states)[0] == 0
+    tap.pump()
+    assert "not marked as outputs" not in caplog.text
 
 
 @pytest.mark.parametrize("tokens", [[0, 5, 7], [0, -1, 7], [3, 320, 4]])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -30,6 +31,7 @@ TRIES_MOST = 4  # daemons that a request may lose before it is given up: it may 
 HASHES_S = 5.0
 FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # until a client that waits is told so, and between two words about it
 GRACE_S = 5.0  # past its deadline, for the daemon's own word that it passed
+CANCEL_S = 0.05  # until a daemon that does not have the request yet is told again to cancel it
 ELSEWHERE = frozenset(  # refusals that another daemon may not share
     {
         ErrorCode.OVERLOADED, ErrorCode.TOO_MANY_SESSIONS, ErrorCode.DRAINING, ErrorCode.SHUTTING_DOWN,
@@ -49,6 +51,7 @@ class RoutedLink:
         self._model = model
         self._fields = dict(fields)
         self._id = request_id
+        self._attempt_key = secrets.token_hex(8)  # clients choose ids, and two requests may have the same one
         self._is_resumable = is_resumable and can_resume(fields)
         timeout_ms = fields.get("timeout_ms") or 0
         self._deadline_ns = time.monotonic_ns() + int(timeout_ms * 1e6) if timeout_ms else 0
@@ -65,6 +68,7 @@ class RoutedLink:
         self._group = ""  # of the daemons that can go on with what was sent; "": nothing was
         self._is_done = False
         self._unit: Unit | None = None
+        self._cancels: list[int | None] = []  # what every daemon that has the request is to end; None: all of it
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     # as daemon.Link
@@ -84,9 +88,35 @@ class RoutedLink:
 
     async def _cancel(self, message: Mapping[str, Any]) -> None:
         index, unit = message.get("index"), self._unit
-        if unit is not None and not self._is_done:
-            with contextlib.suppress(UnitLost, GatewayError):
-                await self._cluster.transport.call(unit, "cancel", HASHES_S, {"id": self._id, "index": index})
+        if self._is_done or index in self._cancels:
+            return
+        self._cancels.append(index)
+        if unit is not None:
+            await self._tell(unit, index)
+        elif index is None and not self._task.done():  # between two daemons, or before the first
+            self._task.cancel()
+            await self._end_cancelled()
+
+    async def _tell(self, unit: Unit, index: int | None) -> None:
+        """Have a daemon cancel, as soon as it has the request."""
+        fields = {"id": self._id, "index": index, "attempt": self._attempt_key}
+        with contextlib.suppress(UnitLost, GatewayError):
+            while unit is self._unit and not self._is_done:
+                if (await self._cluster.transport.call(unit, "cancel", HASHES_S, fields)).get("found"):
+                    return
+                await asyncio.sleep(CANCEL_S)
+
+    async def _end_cancelled(self) -> None:
+        """End a request that no daemon has any more."""
+        if not self._is_done:
+            self._is_done = True
+            await self._put_end("cancelled", self._usage.get("completion_tokens", 0))
+
+    async def _put_end(self, reason: str, n_tokens: int) -> None:
+        _, n_prompt = await self._hashes(self._fields, self._cluster.of_model(self._model), is_exact=True)
+        usage = {"prompt_tokens": n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
+        end = {"event": "eos", "id": self._id, "reason": reason, "text": "", "usage": usage, "timing": {}}
+        self._inbox.put([orjson.dumps(end)])
 
     def close(self) -> None:
         """The client is gone, or has all: what still runs is cancelled."""
@@ -104,6 +134,9 @@ class RoutedLink:
                     if await self._attempt(ask._replace(id=attempt_id(self._id), avoid=frozenset(self._avoid))):
                         return
                 except UnitLost as loss:
+                    if None in self._cancels:
+                        await self._end_cancelled()
+                        return
                     if await self._has_all():
                         return
                     self._check_hope(loss)
@@ -164,15 +197,8 @@ class RoutedLink:
         is_one = can_resume(self._fields)  # of several answers' tokens nobody knows here how many each has
         if not self._n_sent or not is_one or n_tokens < (self._fields.get("max_tokens") or INFINITE):
             return False
-        _, n_prompt = await self._hashes(self._fields, self._cluster.of_model(self._model), is_exact=True)
-        usage = {"prompt_tokens": n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
-        self._inbox.put(
-            [
-                orjson.dumps(
-                    {"event": "eos", "id": self._id, "reason": "length", "text": "", "usage": usage, "timing": {}}
-                )
-            ]
-        )
+        self._is_done = True
+        await self._put_end("length", n_tokens)
         return True
 
     async def _ask(self) -> Ask:
@@ -217,6 +243,9 @@ class RoutedLink:
         """
         call, ids, text = self._cluster.transport.call, self._token_ids, self._sent_text
         with contextlib.suppress(GatewayError):
+            limits = (await call(unit, "props", HASHES_S, {}))["limits"]  # else its limit would begin anew
+            n_most = self._fields.get("max_tokens") or limits["default_max_tokens"]
+            self._fields["max_tokens"] = min(n_most, limits["max_tokens"])
             if (await call(unit, "detokenize", HASHES_S, {"tokens": ids}))["content"] == text:
                 self._tail, self._usage["completion_tokens"] = list(ids), len(ids)
             else:
@@ -279,6 +308,7 @@ class RoutedLink:
             raise UnitLost("it left the cluster")
         self._unit = unit
         reading = asyncio.ensure_future(self._answer(unit))
+        telling = [asyncio.ensure_future(self._tell(unit, index)) for index in self._cancels]
         loss = asyncio.Event()
         lost = asyncio.ensure_future(loss.wait())
         self._cluster.reading(unit.name, self, loss.set)
@@ -302,8 +332,8 @@ class RoutedLink:
             self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + self._n_sent - n_before
             raise
         finally:
-            lost.cancel()
-            reading.cancel()
+            for task in (lost, reading, *telling):
+                task.cancel()
             self._cluster.left(unit.name, self)
             self._cluster.ended(ask.id, self._n_sent > n_before or self._is_done)
             self._unit = None
@@ -343,6 +373,7 @@ class RoutedLink:
         fields = {
             **{name: value for name, value in self._continued().items() if not name.startswith("x_")},
             "id": self._id,
+            "x_attempt": self._attempt_key,
         }
         return await self._read(self._cluster.transport.stream(unit, fields), unit)
 
@@ -436,7 +467,13 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
     thought = fields.get("reasoning")
     if thought is not None:
         is_inside = thought["end"] not in text and (not thought.get("start") or thought["start"] in text)
-        more["reasoning"] = {**thought, "start": ""} if is_inside else None
-        if more["reasoning"] is None:
+        if is_inside:
+            more["reasoning"] = {**thought, "start": ""}
+            if thought.get("budget_tokens") is not None:
+                # of the tokens that were counted, those behind its start, as far as their text tells
+                start = thought.get("start", "")
+                n_thought = round(n_tokens * len(text[text.find(start) + len(start) :]) / max(1, len(text)))
+                more["reasoning"]["budget_tokens"] = max(0, thought["budget_tokens"] - n_thought)
+        else:
             del more["reasoning"]
     return more

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import sys
 import time
@@ -44,7 +45,8 @@ class LocalDaemon:
         self.t_used = time.monotonic()
         self.n_streams = 0
         self.daemon = Daemon(path)
-        self._links: dict[str, Link] = {}  # of running requests, by id
+        # of running requests, by id and attempt: clients choose ids, and two requests may have the same one
+        self._links: dict[tuple[str, str], Link] = {}
         self._hang_s = hang_s
         self._process: asyncio.subprocess.Process | None = None
         self._main: asyncio.Task[None] | None = None
@@ -165,9 +167,10 @@ class LocalDaemon:
         self.t_used = time.monotonic()
         self.n_streams += 1
         link: Link | None = None
+        key = str(fields["id"]), str(fields.get("x_attempt") or secrets.token_hex(8))
         try:
-            link = self._links[str(fields["id"])] = await connect(self.path)
-            link.send(fields)
+            link = self._links[key] = await connect(self.path)
+            link.send({name: value for name, value in fields.items() if name != "x_attempt"})
             while True:
                 payloads = await link.receive()
                 yield payloads
@@ -178,20 +181,23 @@ class LocalDaemon:
         finally:
             self.n_streams -= 1
             self.t_used = time.monotonic()
-            self._links.pop(str(fields["id"]), None)
             if link is not None:
+                if self._links.get(key) is link:
+                    del self._links[key]
                 link.close()
 
     async def call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         """See transport.Transport.call."""
         try:
             if operation == "cancel":  # by the connection that the request is on
-                link = self._links.get(str(fields["id"]))
-                if link is not None:
-                    link.send(
-                        {"type": operation, **{name: value for name, value in fields.items() if value is not None}}
-                    )
-                return {"found": link is not None}
+                wanted = str(fields["id"]), fields.get("attempt")
+                links = [
+                    link for (name, attempt), link in self._links.items() if wanted in ((name, attempt), (name, None))
+                ]
+                message = {name: value for name, value in fields.items() if value is not None and name != "attempt"}
+                for link in links:
+                    link.send({"type": operation, **message})
+                return {"found": bool(links)}
             if operation in COMPUTED:  # on a connection of its own: who is cancelled here cancels it
                 self.t_used = time.monotonic()
                 computing = self.daemon.compute(operation, str(fields["id"]), fields)
