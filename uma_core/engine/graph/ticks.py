@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from uma_core.engine.graph.forward import N_SMALL
 
-# Of a call with drafts. Sixteen instead of eight: four streams' edits 1.9 instead of 1.5 times as fast
-# (docs/SPECULATION.md). Beyond sixteen a row costs as much of a step as it can bring. Recurrent layers keep a state of
-# each row, of 10 to 20 MB.
+# Of a call with drafts, in rows. Sixteen instead of eight: four streams' edits are 1.74 instead of 1.53 times as fast
+# (docs/SPECULATION.md). Graphs of more rows are not kept. Recurrent layers keep a state of each row, of 10 to 20 MB.
 VERIFY_ROWS = N_SMALL
 VERIFY_ROWS_OF_STATES = 8
 RIDE_ROWS = (2, 3, 4, 5, 6, 8, 16)  # up to N_SMALL: each has a graph for every count of streams
