@@ -46,7 +46,7 @@ def _prompts(index: SessionIndex, plan: Plan) -> list[SessionView]:
     A session that is parked or restored (its cached beginning, or all of it after parking) is left for the next tick.
     """
     admitted, away = {a.sid for a in plan.admit}, {*plan.restore, *plan.park}
-    fresh = [v for v in index.waiting if v.sid in admitted and v.phase is Phase.QUEUED and v.n_left]
+    fresh = [v for v in index.waiting if v.sid in admitted and v.phase is Phase.QUEUED and v.n_left] if admitted else []
     return [v for v in index.prompts + fresh if v.sid not in away]
 
 
