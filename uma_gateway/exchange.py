@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -82,6 +83,12 @@ class Exchange:
     @property
     def path(self) -> str:
         return str(self.scope["path"])
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters behind the path's `?`, the last of each name; those without a value are left out."""
+        given = parse_qs(self.scope["query_string"].decode("latin-1"))
+        return {name: values[-1] for name, values in given.items()}
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1").strip()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs
 
 from uma_gateway.apis.llama.completion import RANDOM_SEED, SHOWN
 from uma_gateway.chat.errors import ChatError
@@ -107,8 +107,7 @@ async def on_slots(exchange: Exchange) -> None:
     busy = [row for row in sessions if row["phase"] in ("prefill", "decode")]
     rows = [slot_object(i, model.n_ctx, row) for i, row in enumerate(busy)]
     rows += [slot_object(i, model.n_ctx, None) for i in range(len(rows), model.props["n_seq_max"])]
-    wants_one = "fail_on_no_slot" in parse_qs(exchange.scope["query_string"].decode("latin-1"))
-    if wants_one and len(busy) >= len(rows):
+    if "fail_on_no_slot" in exchange.query and len(busy) >= len(rows):
         raise GatewayError(Kind.UNAVAILABLE, "no slot available", code="no_slot_available")
     await exchange.send_json(rows)
 
@@ -148,11 +147,11 @@ class Theirs(NamedTuple):
 
 def sums(text: str) -> Mapping[str, float]:
     """Each of the metrics of Prometheus's text form, summed over its labels."""
-    sums: dict[str, float] = defaultdict(float)
+    found: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if line and line[0] != "#":
-            sums[line.partition("{")[0].partition(" ")[0].removeprefix("uma_")] += float(line.rpartition(" ")[2])
-    return sums
+            found[line.partition("{")[0].partition(" ")[0].removeprefix("uma_")] += float(line.rpartition(" ")[2])
+    return found
 
 
 def _prompt_seconds(ours: Mapping[str, float]) -> float:
@@ -165,33 +164,30 @@ def _per(amount: float, seconds: float) -> float:
 
 
 THEIRS = (
-    Theirs("prompt_tokens_total", "counter", "Prompt tokens processed.", lambda ours: ours["prefill_tokens_total"]),
+    Theirs("prompt_tokens_total", "counter", "Prompt tokens processed.", itemgetter("prefill_tokens_total")),
     Theirs(
         "prompt_tokens_cached_total",
         "counter",
         "Prompt tokens that the cache had.",
-        lambda ours: ours["cache_tokens_saved_total"],
+        itemgetter("cache_tokens_saved_total"),
     ),
     Theirs("prompt_seconds_total", "counter", "Time of reading prompts.", _prompt_seconds),
-    Theirs("tokens_predicted_total", "counter", "Generated tokens.", lambda ours: ours["tokens_generated_total"]),
+    Theirs("tokens_predicted_total", "counter", "Generated tokens.", itemgetter("tokens_generated_total")),
     Theirs(
-        "tokens_predicted_seconds_total",
-        "counter",
-        "Time of generating tokens.",
-        lambda ours: ours["inter_token_seconds_sum"],
+        "tokens_predicted_seconds_total", "counter", "Time of generating tokens.", itemgetter("inter_token_seconds_sum")
     ),
-    Theirs("n_decode_total", "counter", "Calls of llama_decode.", lambda ours: ours["batch_calls_total"]),
+    Theirs("n_decode_total", "counter", "Calls of llama_decode.", itemgetter("batch_calls_total")),
     Theirs(
         "spec_decode_num_draft_tokens_total",
         "counter",
         "Draft tokens that were verified.",
-        lambda ours: ours["draft_tokens_total"],
+        itemgetter("draft_tokens_total"),
     ),
     Theirs(
         "spec_decode_num_accepted_tokens_total",
         "counter",
         "Draft tokens that were accepted.",
-        lambda ours: ours["accepted_draft_tokens_total"],
+        itemgetter("accepted_draft_tokens_total"),
     ),
     Theirs(
         "prompt_tokens_seconds",
@@ -205,7 +201,7 @@ THEIRS = (
         "Generated tokens a second of a stream.",
         lambda ours: _per(ours["inter_token_seconds_count"], ours["inter_token_seconds_sum"]),
     ),
-    Theirs("requests_deferred", "gauge", "Requests that wait.", lambda ours: ours["queue_depth"]),
+    Theirs("requests_deferred", "gauge", "Requests that wait.", itemgetter("queue_depth")),
 )
 
 

@@ -6,7 +6,6 @@ import re
 import time
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import parse_qs
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
@@ -89,12 +88,8 @@ def _found(exchange: Exchange, response_id: str, param: str | None = None) -> St
     return stored
 
 
-def _query(exchange: Exchange) -> dict[str, str]:
-    return {name: values[-1] for name, values in parse_qs(exchange.scope["query_string"].decode("latin-1")).items()}
-
-
 async def on_get(exchange: Exchange) -> None:
-    if _query(exchange).get("stream") == "true":
+    if exchange.query.get("stream") == "true":
         raise unsupported("`stream`: a response that was made is not streamed again", "stream")
     await exchange.send_json(_found(exchange, exchange.params["id"]).response)
 
@@ -102,7 +97,7 @@ async def on_get(exchange: Exchange) -> None:
 async def on_input_items(exchange: Exchange) -> None:
     """The items of a response's request, the newest first unless `order` is asc."""
     listed = _found(exchange, exchange.params["id"]).input_items
-    query = _query(exchange)
+    query = exchange.query
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid("`order` must be asc or desc", "order")
