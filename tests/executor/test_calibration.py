@@ -9,9 +9,10 @@ import pytest
 from uma_core.clock import ManualClock
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
-from uma_core.executor.calibration import _is_calm, calibrate, measure
+from uma_core.executor import calibration
+from uma_core.executor.calibration import calibrate, is_calm, samples_of, time_shapes
 from uma_core.executor.executor import device_view
-from uma_core.policy.cost import DECODE, SHORT, Sample, fit
+from uma_core.policy.cost import DECODE, MIXED, SHORT, CostModel, Shape, fit
 
 
 @pytest.mark.parametrize("n_seq", [1, 2, 3, 8])
@@ -19,7 +20,7 @@ def test_rows_of_drafts_are_timed_where_there_are_fewer_sequences(n_seq: int) ->
     clock = ManualClock(1)
     engine = FakeEngine(FakeModel(n_seq_max=n_seq, n_ctx=4096 * n_seq), CPU_SHAPE, clock)
     device = device_view(engine)
-    model = fit(measure(engine, device, clock), device)
+    model = fit(samples_of(time_shapes(engine, device, clock), device), device)
     batch_ns = {n: model.decode_ns(n, 64 * n) for n in (1, 2, 4, 8)}
     assert max(model.decode.sizes) >= device.n_verify_rows == 16
     assert batch_ns[8] < 6 * batch_ns[1], "not in proportion: eight rows read the weights once"
@@ -37,10 +38,40 @@ def test_calls_of_more_rows_than_were_timed_are_timed_again(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("times_ms", "is_calm"),
+    ("times_ms", "is_free"),
     [((16.2, 38.5, 47.0, 52.0), True), ((16.0, 15.0, 48.0, 20.0), True), ((0.7, 275.8, 0.9, 13.9), False)],
 )
-def test_rows_that_take_far_longer_than_one_by_one_were_disturbed(times_ms: tuple[float, ...], is_calm: bool) -> None:
-    alone = [Sample(DECODE, 1, SHORT, int(times_ms[0] * 1e6))] * 4
-    rows = [Sample(DECODE, n, SHORT, int(ms * 1e6)) for n, ms in enumerate(times_ms, 1)]
-    assert _is_calm(alone + rows) == is_calm
+def test_rows_that_take_far_longer_than_one_by_one_were_disturbed(times_ms: tuple[float, ...], is_free: bool) -> None:
+    times = {Shape(DECODE, n, SHORT): [(int(ms * 1e6),) * 2] * 5 for n, ms in enumerate(times_ms, 1)}
+    assert is_calm(times) == is_free
+
+
+@pytest.mark.parametrize("kind", [DECODE, MIXED])
+def test_a_call_whose_best_times_differ_was_disturbed(kind: str) -> None:
+    one, odd = Shape(DECODE, 1, SHORT), Shape(kind, 4, 0)
+    steady = {one: [(20, 20)] * 5}
+    assert is_calm({**steady, odd: [(90, 90), (25, 25), (22, 22), (300, 300), (40, 40)]})
+    assert not is_calm({**steady, odd: [(90, 90), (45, 45), (22, 22), (300, 300), (40, 40)]})
+    assert not is_calm({})
+
+
+class _Moody(ManualClock):
+    """A machine that is a fifth slower now and then, for longer than a call takes: the calls of such times are dear."""
+
+    def advance(self, ns: int) -> None:
+        is_slow = (self.now_ns() // 300_000_000 * 2654435761 >> 7) % 3 == 0  # without a rhythm
+        super().advance(ns * 6 // 5 if is_slow else ns)
+
+
+def test_prices_do_not_depend_on_the_moment_at_which_each_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prices that are too high for some rows only feed prompts in smaller parts, for as long as they are stored."""
+    monkeypatch.setattr(calibration, "BUDGET_NS", 60_000_000_000)
+    models: list[CostModel] = []
+    for clock in (ManualClock(1), _Moody(1)):
+        engine = FakeEngine(FakeModel(n_seq_max=4, n_ctx=16384), CPU_SHAPE, clock)
+        device = device_view(engine)
+        models.append(fit(samples_of(time_shapes(engine, device, clock), device), device))
+    for n in (1, 2, 3, 4, 6, 8, 16):
+        assert models[1].decode_ns(n, 0) == pytest.approx(models[0].decode_ns(n, 0), rel=0.01)
+    for n in (1, 3, 7, 15):
+        assert models[1].mixed_ns(1, n, 0) == pytest.approx(models[0].mixed_ns(1, n, 0), rel=0.05)

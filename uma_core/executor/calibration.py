@@ -32,15 +32,21 @@ from uma_core.policy.state import DeviceView
 
 log = logging.getLogger(__name__)
 
-BUDGET_NS = 8_000_000_000
-REPEATS = {DECODE: 5, CHUNK: 2, TRANSFER: 3, MIXED: 5}
+BUDGET_NS = 10_000_000_000  # a 0.5B model in Q8_0 on 2 cores needs 9 s for all of it
+# Rounds in which shapes are timed; each keeps its least time. Where others share the machine, its speed drifts by a
+# fifth within seconds: timings of one shape in a row all fall into one of its moods, and the prices of two shapes then
+# differ by the mood. The least of five rounds had a spread of 7 % from one calibration to the next, the median of five
+# timings in a row more than 16 % (0.5B Q8_0, 2 cores of a Xeon beside unknown neighbours).
+N_ROUNDS = 5
+ENOUGH_NS = 400_000_000  # what one shape is timed for in all: a long chunk once, since it outlasts most disturbances
 FOREVER_NS = 2**62
-CALM_SPREAD = 1.3
-N_ALONE = 4  # samples of one row at the same context that come first
+CALM_SPREAD = 1.3  # the two least times of a call of few rows differ by no more on a machine that is free
 # A call of n rows takes no longer than n calls of one: 2 rows of llama.cpp's took 2.4 steps at most. One that takes so
 # many times as long was disturbed.
 ROWS_SPREAD = 2.0
-VERSION = 11  # of what is measured; stored results of another version are measured again
+VERSION = 12  # of what is measured; stored results of another version are measured again
+
+Times = tuple[int, int]  # ns of the whole, and of its longest piece
 
 
 def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> CostModel:
@@ -58,9 +64,9 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
             "no stored calibration for %s: it is guessed, and corrected by what ticks take", engine.info.model_name
         )
         return guess(device)
-    samples = measure(engine, device, clock)
-    model = fit(samples, device)
-    if _is_calm(samples):
+    times = time_shapes(engine, device, clock)
+    model = fit(samples_of(times, device), device)
+    if is_calm(times):
         _save(path, model)
     else:
         log.warning(
@@ -70,18 +76,17 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
     return model
 
 
-def _is_calm(samples: list[Sample]) -> bool:
-    """Whether the machine was free. One row over a short context is timed several times, which must not differ much,
-    and several rows must not take much longer than one by one.
+def is_calm(times: dict[Shape, list[Times]]) -> bool:
+    """Whether the machine was free. The two least times of each call of few rows must not differ much, and several rows
+    must not take much longer than one by one.
     """
-    alone = [s.ns for s in samples if s.kind == DECODE and s.n_rows == 1]
-    shortest = min(alone, default=0)
-    return (
-        bool(alone)
-        and sorted(alone)[len(alone) // 2] <= CALM_SPREAD * shortest
-        and max(alone[:N_ALONE]) <= 2 * CALM_SPREAD * shortest
-        and not any(s.ns > ROWS_SPREAD * s.n_rows * shortest for s in samples if s.kind == DECODE and s.n_kv == SHORT)
-    )
+    rows = {shape: sorted(ns for ns, _ in of) for shape, of in times.items() if shape.kind in (DECODE, MIXED)}
+    alone = rows.get(Shape(DECODE, 1, SHORT))
+    if not alone:
+        return False
+    are_agreed = all(len(of) < 2 or of[1] <= CALM_SPREAD * of[0] for of in rows.values())
+    together = [(shape, of[0]) for shape, of in rows.items() if shape.kind == DECODE and shape.n_kv == SHORT]
+    return are_agreed and not any(ns > ROWS_SPREAD * shape.n_rows * alone[0] for shape, ns in together)
 
 
 def warm_up(engine: Engine) -> None:
@@ -97,26 +102,29 @@ def warm_up(engine: Engine) -> None:
         raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"the first decode call failed ({outcome.status.name})")
 
 
-def measure(engine: Engine, device: DeviceView, clock: Clock) -> list[Sample]:
-    """Time shapes in order until the budget is used up. Leaves every sequence empty."""
+def time_shapes(engine: Engine, device: DeviceView, clock: Clock) -> dict[Shape, list[Times]]:
+    """Time shapes in rounds, the most telling first, until the budget is used up. Leaves every sequence empty."""
     deadline = clock.now_ns() + BUDGET_NS
-    samples: list[Sample] = []
-    for shape in calibration_shapes(device):
-        if clock.now_ns() >= deadline:
-            log.info("calibration stopped after %d samples: its time is used up", len(samples))
-            break
-        timer = {DECODE: _decode, CHUNK: _chunk, TRANSFER: _transfer, MIXED: _mixed}.get(shape.kind)
-        if timer is None:
-            continue
-        times = [timer(engine, shape, device, clock) for _ in range(REPEATS[shape.kind])]
-        whole = sorted(t[0] for t in times)
-        samples.append(Sample(*shape, ns=whole[(len(whole) - 1) // 2]))
-        if shape.kind == CHUNK and device.n_prefill_slots and not shape.n_kv:
-            samples.append(Sample(PIECE, shape.n_rows, 0, min(t[1] for t in times)))
+    timers = {DECODE: _decode, CHUNK: _chunk, TRANSFER: _transfer, MIXED: _mixed}
+    times: dict[Shape, list[Times]] = {}
+    for i in range(N_ROUNDS):
+        for shape in calibration_shapes(device):
+            if i and i * times[shape][0][0] >= ENOUGH_NS:
+                continue
+            if clock.now_ns() >= deadline:
+                log.info("calibration stopped in round %d of %d: its time is used up", i + 1, N_ROUNDS)
+                return times
+            times.setdefault(shape, []).append(timers[shape.kind](engine, shape, device, clock))
+    return times
+
+
+def samples_of(times: dict[Shape, list[Times]], device: DeviceView) -> list[Sample]:
+    """Each shape's least time, and the longest piece of prompts' chunks. Pure."""
+    samples = [Sample(*shape, ns=min(ns for ns, _ in of)) for shape, of in times.items()]
+    if device.n_prefill_slots:
+        chunks = [(shape, of) for shape, of in times.items() if shape.kind == CHUNK and not shape.n_kv]
+        samples += [Sample(PIECE, shape.n_rows, 0, min(piece for _, piece in of)) for shape, of in chunks]
     return samples
-
-
-Times = tuple[int, int]  # ns of the whole, and of its longest piece
 
 
 def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:

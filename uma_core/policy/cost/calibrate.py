@@ -45,7 +45,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     `decode`: one call of n_rows rows, each with n_kv cells, of as many sequences as there are. `prefill`: one chunk
     after n_kv cells; where prefill is resumable it is cut as finely as the engine can, and its longest piece is a
     sample of kind `piece`. `transfer`: moving n_rows bytes. `mixed`: one call of n_rows rows, one of them a stream's,
-    the others a prompt's after n_kv cells. Time each two or three times.
+    the others a prompt's after n_kv cells.
     """
     n_most = min(max(device.n_seq_max, device.n_verify_rows), device.n_batch)  # rows of a decode call, drafts included
     rows = [n for n in (1, 2, 4, 16, 3, 8, 6, 12, 9, 24, 32) if n <= n_most]
@@ -53,7 +53,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     if device.n_ubatch not in sizes:
         sizes.append(device.n_ubatch)
     long_kv = min(LONG, device.n_ctx_seq // 2)
-    shapes = [Shape(DECODE, 1, SHORT)] * 3 + [Shape(DECODE, n, SHORT) for n in rows[:4]]
+    shapes = [Shape(DECODE, n, SHORT) for n in rows[:4]]
     shapes += [Shape(CHUNK, n, 0) for n in sizes[:5]]
     if device.mixed_rows and device.n_seq_max > 1:
         shapes += [Shape(MIXED, n, 0) for n in device.mixed_rows] + [Shape(MIXED, device.mixed_rows[-1], long_kv)]
@@ -61,7 +61,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     shapes += [Shape(DECODE, n, SHORT) for n in rows[4:]] + [Shape(CHUNK, n, 0) for n in sizes[5:]]
     shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, n_most), long_kv)]
     shapes.append(Shape(CHUNK, min(512, device.n_ubatch), long_kv))
-    return [s for s in shapes if _fits(s, device)]
+    return [s for s in dict.fromkeys(shapes) if _fits(s, device)]
 
 
 def _fits(shape: Shape, device: DeviceView) -> bool:
