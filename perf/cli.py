@@ -304,9 +304,25 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
 @click.option("--streams", default="1,2,4,8", show_default=True, help="How many at a time.")
 @click.option("--storm/--no-storm", "has_storm", default=True, help="Beside a prefill storm, too.")
 @click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
+@click.option(
+    "--mode",
+    type=click.Choice(("auto", "lookup", "draft")),
+    default="auto",
+    show_default=True,
+    help="Of speculation; where rows are not exact, as on a GPU, auto drafts nothing.",
+)
+@click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all.")
 @click.option("--out", type=_FOLDER, default=_OUT / "replay", show_default=True, help="Folder for results.")
 def replay(
-    workloads: tuple[str, ...], model: str, threads: int, streams: str, has_storm: bool, repeats: int, out: Path
+    workloads: tuple[str, ...],
+    model: str,
+    threads: int,
+    streams: str,
+    has_storm: bool,
+    repeats: int,
+    mode: str,
+    gpu_layers: int,
+    out: Path,
 ) -> None:
     """Compare tokens a second with and without speculation, in turn, on recorded texts: edit, agent, json, summary,
     prose.
@@ -320,14 +336,14 @@ def replay(
     counts = [int(n) for n in streams.split(",")]
     storms = (False, True) if has_storm else (False,)
     cases = [replaying.Case(w, n, s) for w in workloads or WORKLOADS for n in counts for s in storms]
-    results = _results({"model": model, "threads": threads})
-    server = replaying.ReplayServer(OURS, replaying.settings(path, threads), out / "logs")
+    results = _results({"model": model, "threads": threads, **({"gpu_layers": gpu_layers} if gpu_layers else {})})
+    server = replaying.ReplayServer(OURS, replaying.settings(path, threads, gpu_layers), out / "logs")
     rows: dict[tuple[replaying.Case, str], list[dict[str, float]]] = {}
     try:
         with running([server]):
-            for case, mode, figures in replaying.compare(server, cases, repeats):
-                rows.setdefault((case, mode), []).append(figures)
-                label = f"{OURS}:speculate={mode}"
+            for case, each, figures in replaying.compare(server, cases, mode, repeats):
+                rows.setdefault((case, each), []).append(figures)
+                label = f"{OURS}:speculate={each}"
                 results.titles[case.name] = case.title
                 results.cell(case.name, label).figures.append(figures)
                 results.save(out)
@@ -335,14 +351,14 @@ def replay(
         raise click.ClickException(f"{error}\n{server.log_tail()}") from error
     solo = [
         row["step_p50_ms"]
-        for (c, mode), found in rows.items()
-        if mode == replaying.OFF and c.n_streams == 1 and not c.has_storm
+        for (c, each), found in rows.items()
+        if each == replaying.OFF and c.n_streams == 1 and not c.has_storm
         for row in found
     ]
     alone_ms = sorted(solo)[len(solo) // 2] if solo else float("nan")
     click.echo(f"times are in steps of one stream without drafts: {alone_ms:.2f} ms")
     for case in cases:
-        click.echo(replaying.words(case, rows[case, replaying.ON], rows[case, replaying.OFF], alone_ms))
+        click.echo(replaying.words(case, rows[case, mode], rows[case, replaying.OFF], alone_ms))
 
 
 @main.command()

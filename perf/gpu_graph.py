@@ -26,7 +26,7 @@ from perf.gguf_file import ensure
 from perf.greedy import OURS, compare, noise
 from perf.perplexity import ENGINES, perplexities
 from uma_core.config.options import EngineOptions
-from uma_core.engine.api import Batch, Engine, PrefillStatus, Transfer
+from uma_core.engine.api import WANT_LOGITS, Batch, Engine, PrefillStatus, Transfer
 from uma_core.engine.graph.device import device_of
 from uma_core.engine.lib import lib, text
 from uma_core.engine.select.open import open_engine
@@ -151,6 +151,30 @@ def moves(arguments: argparse.Namespace) -> Rows:
     return rows
 
 
+def drafts(arguments: argparse.Namespace) -> Rows:
+    """Right drafts, verified in one call, and a wrong one rolled back: logits beside those of steps of their own.
+
+    `off` as in `moves`; `same`: rows with the same best token.
+    """
+    rows: Rows = []
+    for path in trained():
+        with closing(
+            open_engine(EngineOptions(engine="graph", model=path, threads=arguments.threads, n_ctx=4 * 1024))
+        ) as engine:
+            tokens = np.array(engine.tokenize(texts(), False, False)[:400], np.int32)
+            _read(engine, 0, tokens[:384])
+            steps = np.stack([_step(engine, 0, int(token)) for token in tokens[384:]])
+            engine.kv_truncate(0, 384)
+            _verify(engine, [int(tokens[384]), *(int(token) ^ 1 for token in tokens[385:392])])
+            engine.kv_truncate(0, 385)  # only the first row was no draft
+            found = _verify(engine, [int(token) for token in tokens[385:]])
+            off = float((np.abs(found - steps[1:]).max(axis=1) / steps[1:].std(axis=1)).max())
+            n_same = int((found.argmax(axis=1) == steps[1:].argmax(axis=1)).sum())
+            row = {"model": Path(path).stem, "off": off, "same": n_same, "of": len(found)}
+            rows.append(row | {"is_ok": off < 0.15 and engine.info.capabilities.n_verify_rows >= len(found)})
+    return rows
+
+
 def speed(arguments: argparse.Namespace) -> Rows:
     """Both engines' calls as they are by default."""
     return _timed(arguments, EngineOptions(n_ubatch=512))
@@ -184,7 +208,7 @@ def _timed(arguments: argparse.Namespace, base: EngineOptions) -> Rows:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
-    f.__name__: f for f in (facts, moves, perplexity, speed, recorded, greedy)
+    f.__name__: f for f in (facts, moves, drafts, perplexity, speed, recorded, greedy)
 }
 
 
@@ -200,6 +224,16 @@ def _step(engine: Engine, seq_id: int, token: int) -> np.ndarray:
     batch.add(token, engine.kv_len(seq_id), seq_id, True)
     engine.decode(batch, [None])
     return np.array(engine.logits(0))
+
+
+def _verify(engine: Engine, tokens: list[int]) -> np.ndarray:
+    """(rows, n_vocab) logits of sequence 0's next token and the drafts behind it, in one call."""
+    batch = Batch(len(tokens))
+    n = engine.kv_len(0)
+    batch.add(tokens[0], n, 0, True)
+    batch.verify(tokens[1:], n + 1, 0, WANT_LOGITS)
+    engine.decode(batch, [None] * len(tokens))
+    return np.stack([np.array(engine.logits(row)) for row in range(len(tokens))])
 
 
 def _finish(transfer: Transfer) -> None:

@@ -20,7 +20,7 @@ from perf.servers import Settings, UmaServer
 from perf.stats import percentile
 from perf.wire import frame
 
-ON, OFF = "auto", "off"
+OFF = "off"
 N_TOKENS = 256  # of an answer: its first 96 repeat too little (JSON was 1.38x as fast with drafts, with 256 1.74x)
 N_TURNS_EACH = 4  # of the agent's, by each stream
 N_STORM, N_STORM_PROMPT, STORM_EVERY_S = 6, 1200, 0.4
@@ -34,7 +34,8 @@ class ReplayServer(UmaServer):
     def command(self) -> list[str]:
         command = super().command()
         command[command.index("uma_core")] = "perf.replayed"
-        return [*command, "--history-tokens", "0", "--engine", "graph"]
+        # what is drawn is replaced after it was drawn: a step that was begun with it would be computed in vain
+        return [*command, "--history-tokens", "0", "--engine", "graph", "--decode-ahead", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +183,22 @@ def _events(buffer: bytearray) -> Iterator[dict[str, Any]]:
         del buffer[: 4 + size]
 
 
-def compare(server: ReplayServer, cases: Sequence[Case], repeats: int) -> Iterator[tuple[Case, str, dict[str, float]]]:
-    """Figures of every case with speculation and without, in turn, repeat by repeat; every other one in reverse."""
+def compare(
+    server: ReplayServer, cases: Sequence[Case], mode: str, repeats: int
+) -> Iterator[tuple[Case, str, dict[str, float]]]:
+    """Figures of every case with a mode of speculation and without, in turn, repeat by repeat; every other one in
+    reverse.
+    """
     replayer = Replayer(str(server.socket_path))
     for repeat in range(repeats):
         for case in cases:
             replayer.warm(case, repeat)
-            for mode in (OFF, ON) if repeat % 2 == 0 else (ON, OFF):
-                yield case, mode, replayer.measure(case, mode, repeat)
+            for each in (OFF, mode) if repeat % 2 == 0 else (mode, OFF):
+                yield case, each, replayer.measure(case, each, repeat)
 
 
-def settings(model: Path, threads: int) -> Settings:
-    return Settings(model, threads, n_seq=8, n_ctx_seq=2048)
+def settings(model: Path, threads: int, n_gpu_layers: int = 0) -> Settings:
+    return Settings(model, threads, n_seq=8, n_ctx_seq=2048, n_gpu_layers=n_gpu_layers)
 
 
 def words(case: Case, on: list[dict[str, float]], off: list[dict[str, float]], alone_step_ms: float) -> str:

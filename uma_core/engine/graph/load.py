@@ -84,7 +84,7 @@ class Loaded:
 
     def n_verify(self, n_batch: int) -> int:
         """Most rows of a call that holds drafts; 0: none does."""
-        return verify_rows(self.device.is_cpu, n_batch, self.network.shape.has_states)
+        return verify_rows(n_batch, self.network.shape.has_states)
 
     @property
     def expert_bytes(self) -> int:
@@ -156,7 +156,7 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     stock = Cells(shape, options.kv_type, counts[0], device, wish.is_dry) if device.is_stock else None
     unified = is_unified(options)
     n_prefill_slots = 0 if unified else options.prefill_lanes
-    n_verify = verify_rows(device.is_cpu, options.n_batch, shape.has_states)
+    n_verify = verify_rows(options.n_batch, shape.has_states)
     states = States(shape, options.n_seq, n_prefill_slots, n_verify) if shape.has_states else None
     pages = Pages(stock or Arena(shape, options.kv_type, counts[0]), counts, states)
     kept.append(pages)

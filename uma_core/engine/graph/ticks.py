@@ -20,12 +20,9 @@ def ride_rows(is_cpu: bool, n_batch: int) -> tuple[int, ...]:
     return tuple(n for n in RIDE_ROWS if n <= n_batch) if is_cpu else ()
 
 
-def verify_rows(is_cpu: bool, n_batch: int, has_states: bool) -> int:
-    """Most rows of a call that holds drafts; 0: none does.
-
-    On a GPU each span of cells would need graphs of its own for them.
-    """
-    return min(VERIFY_ROWS_OF_STATES if has_states else VERIFY_ROWS, n_batch) if is_cpu else 0
+def verify_rows(n_batch: int, has_states: bool) -> int:
+    """Most rows of a call that holds drafts."""
+    return min(VERIFY_ROWS_OF_STATES if has_states else VERIFY_ROWS, n_batch)
 
 
 def tick_shapes(n_seq: int, rides: tuple[int, ...], n_verify: int) -> Iterator[tuple[int, int]]:
