@@ -138,6 +138,7 @@ ALLOWED = {
             "uma_core.config.merge",
             "uma_core.config.flags",
             "uma_core.log",
+            "uma_core.regular",
         ),  # how options and lines are written
     },
     "uma_gateway.chat": {"uma_gateway.chat", "uma_core.constraint.escapes"},  # which is pure: how names may be written
