@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+from uma_core.regular import read_regular
+
+MAX_BYTES = 1 << 20  # of one file; ours have a few KiB
 
 
 def folder() -> Path:
@@ -28,5 +34,35 @@ def save(path: Path, values: dict[str, Any]) -> None:
     """Replace the file whole. Raises: OSError; losing a measurement costs no more than making it again."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(json.dumps(values))
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps({"check": _check(path, values), "values": values}))
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What `save` wrote there, and nothing else: one wrong digit could be a split into calls with which a tick never
+    ends.
+
+    Raises: FileNotFoundError, OSError, ValueError.
+    """
+    data = read_regular(path, MAX_BYTES)
+    if len(data) > MAX_BYTES:
+        raise ValueError("larger than any of ours")
+    try:
+        stored = json.loads(data)
+        values: dict[str, Any] = stored["values"]
+        is_ours = isinstance(values, dict) and stored["check"] == _check(path, values)
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"not one of ours: {error!r}") from error
+    if not is_ours:
+        raise ValueError("it was changed, or is that of another file")
+    return values
+
+
+def _check(path: Path, values: dict[str, Any]) -> str:
+    """The name is part of it: a file that was copied over another one is none of ours."""
+    return hashlib.sha256(f"{path.name} {json.dumps(values)}".encode()).hexdigest()

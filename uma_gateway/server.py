@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -25,6 +26,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.regular import read_regular
 from uma_gateway.app import App
 from uma_gateway.config import Config, LimitOptions
 from uma_gateway.exchange import WRITER
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 SPARE_FILES = 64
+MAX_PEM_BYTES = 1 << 20
 MOST_PIPELINED = 16  # requests behind the one that is answered; then no more are read
 LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a pipe from the daemon whose child this is
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -268,8 +271,10 @@ class Server(uvicorn.Server):
             serve = self._app.gateway.config.serve
             try:
                 # elsewhere first: a certificate that does not fit its key is kept, and the key that did fit is lost
-                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(serve.tls_cert, serve.tls_key)
-                self.config.ssl.load_cert_chain(serve.tls_cert, serve.tls_key)
+                check_pem(serve.tls_cert, serve.tls_key)
+                tried = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                for context in (tried, self.config.ssl):  # a password would be asked for at the terminal
+                    context.load_cert_chain(serve.tls_cert, serve.tls_key, password="")
                 log.info("the TLS certificate was read again; new connections get it")
             except OSError as error:  # ssl.SSLError is one
                 log.error("the TLS certificate stays as it is: %s", error)
@@ -282,6 +287,13 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().remove_reader(lifeline)
         self.should_exit = True
         self._told_to_stop.set()
+
+
+def check_pem(*paths: str) -> None:
+    """OpenSSL would wait for whoever writes to a pipe, and read for as long as a file goes on. Raises: OSError."""
+    for path in paths:
+        if len(read_regular(path, MAX_PEM_BYTES)) > MAX_PEM_BYTES:
+            raise OSError(errno.EFBIG, "too large for a certificate or a key", path)
 
 
 def make_room(limits: LimitOptions) -> None:
@@ -317,6 +329,8 @@ def serve(config: Config, keys: Keys) -> int:
         ssl_keyfile=config.serve.tls_key or None,
     )
     try:
+        if config.serve.tls_cert:
+            check_pem(config.serve.tls_cert, config.serve.tls_key)
         options.load()
     except OSError as error:  # ssl.SSLError is one
         if not config.serve.tls_cert:

@@ -27,7 +27,8 @@ ALLOWED = {
     "uma_core.clock": set(),
     "uma_core.waking": set(),
     "uma_core.machine": set(),
-    "uma_core.measured": set(),
+    "uma_core.regular": set(),
+    "uma_core.measured": {"uma_core.regular"},
     "uma_core.suggest": set(),
     "uma_core.peer": {"uma_core.types"},
     "uma_core.endpoint": {"uma_core.peer"},
@@ -43,7 +44,7 @@ ALLOWED = {
         "uma_core.suggest",
         "uma_core.types",
     },
-    "uma_core.config.merge": {"uma_core.config.schema", "uma_core.errors", "uma_core.suggest"},
+    "uma_core.config.merge": {"uma_core.config.schema", "uma_core.errors", "uma_core.regular", "uma_core.suggest"},
     "uma_core.config.flags": {"uma_core.config.merge", "uma_core.config.schema"},
     "uma_core.config.load": {
         "uma_core.config.presets",
@@ -137,6 +138,7 @@ ALLOWED = {
             "uma_core.config.merge",
             "uma_core.config.flags",
             "uma_core.log",
+            "uma_core.regular",
         ),  # how options and lines are written
     },
     "uma_gateway.chat": {"uma_gateway.chat", "uma_core.constraint.escapes"},  # which is pure: how names may be written

@@ -157,6 +157,29 @@ def test_a_port_that_another_program_has_is_refused_at_the_start_and_by_a_reload
     eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "folder", "nowhere", "damaged", "descriptor"])
+def test_a_file_that_would_keep_ending_it_is_refused_at_the_start_and_by_a_reload(serve, folder, port, kind):
+    path, config = folder / "gateway.yaml", folder / "config.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "damaged":
+        path.write_text("access: {")
+    elif kind == "descriptor":
+        path = Path("/dev/fd/63")
+    daemon = DaemonProcess(folder, "--engine", "fake", "--http", str(port), "--http-config", str(path))
+    assert daemon.wait() == 1
+    daemon.logs(str(path))
+    config.write_text(f"http: {{port: {port}}}\n")
+    daemon = serve("--config", str(config))
+    eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
+    config.write_text(f"http: {{port: {port}, config: '{path}'}}\n")
+    refusal = daemon.ask("reload")
+    assert refusal["name"] == "config_invalid" and str(path) in refusal["message"]
+    assert answers(port) and daemon.status()["http"]["restarts"] == 0
+
+
 def test_a_port_that_becomes_free_soon_is_waited_for(serve, port):
     """That of a daemon's gateway which was killed a moment ago."""
     taken = socket.create_server(("127.0.0.1", port))

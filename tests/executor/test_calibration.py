@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,26 @@ def test_calls_of_more_rows_than_were_timed_are_timed_again(monkeypatch: pytest.
         engine = FakeEngine(FakeModel(n_seq_max=1, n_batch=n_batch, n_ctx=4096), CPU_SHAPE, clock)
         model = calibrate(engine, device_view(engine), clock, "auto")
     assert max(model.decode.sizes) == 16
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a wrong digit", "too deep"])
+def test_a_stored_calibration_that_is_none_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.setenv("UMA_BUILD_CACHE", str(tmp_path))
+    clock = ManualClock(1)
+    engine = FakeEngine(FakeModel(n_seq_max=2, n_ctx=4096), CPU_SHAPE, clock)
+    first = calibrate(engine, device_view(engine), clock, "auto")
+    (path,) = (tmp_path / "calibration").iterdir()
+    text = path.read_text()
+    path.unlink()
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        # calls of no rows would never serve the rows of a tick
+        path.write_text(text.replace('"splits": [[], [1]', '"splits": [[], [0]') if kind[0] == "a" else "[" * 100_000)
+    assert calibrate(engine, device_view(engine), clock, "auto").splits == first.splits
+    assert path.is_file() and path.read_text() == text
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import re
 import signal
 import socket
@@ -573,12 +574,21 @@ def test_tls_by_files(serve, before, folder):
     assert Answer(data).status == 200
 
 
-@pytest.mark.parametrize("wrong", ["missing", "no certificate", "another key"])
+@pytest.mark.parametrize("wrong", ["missing", "no certificate", "another key", "a pipe", "endless"])
 def test_a_certificate_that_is_none_ends_the_start_with_a_reason(folder, wrong):
     (openssl,) = need("openssl")
     cert, key = certificate(openssl, folder, "a")
     other = certificate(openssl, folder, "b")[1]
-    cert, key = {"missing": (folder / "none", key), "no certificate": (key, key), "another key": (cert, other)}[wrong]
+    os.mkfifo(folder / "pipe")
+    (folder / "sparse").touch()
+    os.truncate(folder / "sparse", 1 << 40)
+    cert, key = {
+        "missing": (folder / "none", key),
+        "no certificate": (key, key),
+        "another key": (cert, other),
+        "a pipe": (cert, folder / "pipe"),
+        "endless": (folder / "sparse", key),
+    }[wrong]
     gateway = GatewayProcess(folder, str(folder / "s"), "--tls-cert", str(cert), "--tls-key", str(key))
     assert gateway.wait() == 1
     assert "E_CONFIG_001" in gateway.log and "serve.tls_cert" in gateway.log and len(gateway.log.splitlines()) == 1
@@ -615,6 +625,19 @@ def test_a_new_certificate_is_read_at_a_hup_and_a_wrong_one_changes_nothing(befo
     gateway.signal(signal.SIGHUP)
     gateway.logs("the TLS certificate stays as it is")
     assert shown(gateway.port) == second
+
+
+def test_a_pipe_in_place_of_the_key_freezes_nobody(before, folder):
+    (openssl,) = need("openssl")
+    cert, key = certificate(openssl, folder, "a")
+    gateway = before(str(folder / "s"), "--tls-cert", str(cert), "--tls-key", str(key))
+    first = shown(gateway.port)
+    key.unlink()
+    os.mkfifo(key)
+    gateway.signal(signal.SIGHUP)
+    gateway.logs("the TLS certificate stays as it is")
+    gateway.logs("not a regular file")
+    assert shown(gateway.port) == first
 
 
 def test_a_new_certificate_whose_key_is_not_there_yet_changes_nothing(before, folder):

@@ -209,11 +209,32 @@ def test_cancel_needs_an_id():
         (b'{"\\u0000":1}', ErrorCode.BAD_UTF8),
         (b'{"a":[{"b":"\\ud800"}]}', ErrorCode.BAD_UTF8),
         ('{"a":1}'.encode("utf-16"), ErrorCode.BAD_UTF8),
+        (b'{"x_a":1,"x_a":1}', ErrorCode.BAD_REQUEST),
+        (b'{"a":[{"\\u0000":1,"\\u0000":2}]}', ErrorCode.BAD_UTF8),
         (b'{"type":"explode"}', ErrorCode.UNKNOWN_TYPE),
     ],
 )
 def test_what_is_no_request_is_refused(payload, code):
     assert refuse(payload).error is code
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"id":7,"prompt":"a","max_tokens":1,"max_tokens":9}', "max_tokens"),
+        ('{"id":7,"messages":[{"role":"user","content":"a","content":"b"}]}', "content"),
+        (
+            '{"id":7,"prompt":"a","constraint":{"json_schema":{"properties":{"b":{"type":"null","type":"null"}}}}}',
+            "type",
+        ),
+        ('{"prompt":"a","id":7,"id":7}', "id"),
+        ('{"id":7,"prompt":"a","' + "n" * 900 + '":1,"' + "n" * 900 + '":1}', "n" * 64),
+    ],
+)
+def test_a_name_that_appears_twice_is_refused_under_the_request_s_id(text, name):
+    unfit = messages.read(text)
+    assert isinstance(unfit, messages.Unfit) and unfit.wire_id == 7
+    assert (unfit.error.error, unfit.error.detail["field"]) == (ErrorCode.BAD_REQUEST, name)
 
 
 def test_escaped_surrogate_pairs_are_text():

@@ -8,9 +8,7 @@ type or an unfit value is CONFIG_INVALID and names the key and its source. Knows
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +18,7 @@ import yaml
 
 from uma_core.config.schema import FALSE_WORDS, BadValue, Option, parse_native, parse_text, shown
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.regular import read_regular
 from uma_core.suggest import suggest
 
 MAX_FILE_BYTES = 1 << 20
@@ -230,15 +229,8 @@ def _read_yaml(path: str) -> Any:
 
 
 def _read_file(path: str) -> str:
-    """A pipe or a device could block its reader for ever, or never end. Raises: CONFIG_INVALID, OSError, ValueError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot read {path}: not a regular file", path=path)
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    finally:
-        os.close(fd)
+    """Raises: CONFIG_INVALID, OSError, ValueError."""
+    data = read_regular(path, MAX_FILE_BYTES)
     if len(data) > MAX_FILE_BYTES:
         raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is larger than a configuration can be", path=path)
     return data.decode()

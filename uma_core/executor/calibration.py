@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from pathlib import Path
 
@@ -44,7 +43,7 @@ CALM_SPREAD = 1.3  # the two least times of a call of few rows differ by no more
 # A call of n rows takes no longer than n calls of one: 2 rows of llama.cpp's took 2.4 steps at most. One that takes so
 # many times as long was disturbed.
 ROWS_SPREAD = 2.0
-VERSION = 12  # of what is measured; stored results of another version are measured again
+VERSION = 13  # of what is measured; stored results of another version are measured again
 
 Times = tuple[int, int]  # ns of the whole, and of its longest piece
 
@@ -205,7 +204,7 @@ def _key(engine: Engine) -> str:
 
 def _load(path: Path) -> CostModel | None:
     try:
-        return CostModel.from_dict(json.loads(path.read_text()))
+        return CostModel.from_dict(measured.load(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

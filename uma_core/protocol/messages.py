@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any, NamedTuple
 
 from uma_core.errors import ErrorCode, UmaError
@@ -78,37 +79,49 @@ def read(payload: bytes | str) -> Message | Unfit:
     wire_id = None
     try:
         text = payload if isinstance(payload, str) else to_text(payload)
-        value = _parse(text)
+        value, twice = _parse(text)
         wire_id = decode_id(value)
-        _check_text(text, value)
+        _check_text(text, value, twice)
         return decode(value, wire_id)
     except UmaError as error:
         return Unfit(wire_id, error)
 
 
 def parse_object(payload: bytes | str) -> dict[str, Any]:
-    """Parse one JSON object. Raises: BAD_UTF8, INVALID_JSON."""
+    """Parse one JSON object. Raises: BAD_UTF8, INVALID_JSON, BAD_REQUEST."""
     text = payload if isinstance(payload, str) else to_text(payload)
-    value = _parse(text)
-    _check_text(text, value)
+    value, twice = _parse(text)
+    _check_text(text, value, twice)
     return value
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _parse(text: str) -> tuple[dict[str, Any], list[str]]:
+    """The object, and names that one of its objects has twice: JSON leaves open which of their values counts."""
+    twice: list[str] = []
+
+    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs) and not twice:
+            twice.append(Counter(name for name, _ in pairs).most_common(1)[0][0])
+        return found
+
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=to_dict)
     except RecursionError:
         raise UmaError(ErrorCode.INVALID_JSON, "nested too deeply") from None
     except ValueError as error:  # JSONDecodeError, our own two, and integers of thousands of digits
         raise UmaError(ErrorCode.INVALID_JSON, str(error)) from None
     if type(value) is not dict:
         raise UmaError(ErrorCode.INVALID_JSON, "not an object")
-    return value
+    return value, twice
 
 
-def _check_text(text: str, value: dict[str, Any]) -> None:
+def _check_text(text: str, value: dict[str, Any], twice: list[str]) -> None:
+    """`twice`: names that must not be. Raises: BAD_UTF8, BAD_REQUEST."""
     if "\\u" in text:
         _check_escapes(value)
+    if twice:
+        raise bad_field(twice[0][:64], "appears twice in one object")
 
 
 def _refuse_constant(name: str) -> float:

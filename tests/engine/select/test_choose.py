@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -88,11 +89,20 @@ def test_a_stored_choice_holds_for_its_options_only() -> None:
         assert choose(DRAFT, other).is_due
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"engine": "graph"}'])
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"engine": "graph", "reason": "by hand"}', "[" * 100_000])
 def test_a_damaged_store_is_no_choice(content: str) -> None:
     store(DRAFT, AUTO, FASTER)
     stored_in(DRAFT, AUTO).write_text(content)
     assert choose(DRAFT, AUTO).is_due
+
+
+def test_a_pipe_in_place_of_the_store_is_no_choice() -> None:
+    store(DRAFT, AUTO, FASTER)
+    stored_in(DRAFT, AUTO).unlink()
+    os.mkfifo(stored_in(DRAFT, AUTO))
+    assert choose(DRAFT, AUTO).is_due
+    store(DRAFT, AUTO, FASTER)
+    assert choose(DRAFT, AUTO) == FASTER
 
 
 def test_the_first_start_compares_and_later_ones_remember(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ these options. Here nothing is measured (compare.py): what is not known yet is l
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from uma_core.engine.llama.params import n_threads_of
 
 log = logging.getLogger(__name__)
 
-VERSION = 5  # of what is measured; stored choices of another version do not count
+VERSION = 6  # of what is measured; stored choices of another version do not count
 
 
 class Choice(NamedTuple):
@@ -43,9 +42,9 @@ def choose(path: str, options: EngineOptions) -> Choice:
     if options.calibrate == "off":
         return Choice("llama", "the engines are not compared while the calibration is off")
     try:
-        values = json.loads(stored_in(path, options).read_text())
+        values = measured.load(stored_in(path, options))
         known = Choice(values["engine"], values["reason"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, KeyError):
         return Choice(
             "llama", "the engines were not compared yet; the daemon's next start with this model compares them", True
         )

@@ -30,7 +30,7 @@ from uma_core.server.io.loop import Loop
 from uma_core.server.io.ports import Services
 from uma_core.server.io.scrape import Scraper
 from uma_core.server.lifecycle import signals, stdin
-from uma_core.server.lifecycle.gateway import STOP_S, Gateway, check_address
+from uma_core.server.lifecycle.gateway import STOP_S, Gateway, check_http
 from uma_core.server.lifecycle.host import Host
 from uma_core.server.lifecycle.lifecycle import EXIT, Lifecycle
 from uma_core.server.lifecycle.notify import Notifier
@@ -122,7 +122,7 @@ class Daemon:
         signals.install(self.loop, self.lifecycle, self._reload)
         if config.ipc.stop_at_eof:
             stdin.watch(lambda: self.loop.call_soon(self._let_go))
-        check_address(config.http, STOP_S)
+        check_http(config.http, STOP_S)
         address = loopback(config.metrics.listen)
         if address is not None:
             self.scraper = Scraper(self.loop, address, self.status.prometheus)

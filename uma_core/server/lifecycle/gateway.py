@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any
 
+from uma_core.config.merge import read_yaml
 from uma_core.config.options import HttpOptions
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.io.loop import Loop, Timer
@@ -29,10 +30,34 @@ RELOADED = b"\n"  # in the pipe
 FIRST_PAUSE_NS = 1_000_000_000  # before it is started again; twice as long each time ...
 LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
 PROVEN_NS = 60_000_000_000  # a child that lived so long starts afresh
+OF_THIS_PROCESS = ("/dev/fd/", "/dev/std", "/proc/self/")  # paths that mean something else in the child
 STOP_S = 3.0  # to say goodbye to its clients, once there is no daemon behind it any more
 
 
-def check_address(options: HttpOptions, patience_s: float = 0.0) -> None:
+def check_http(options: HttpOptions, patience_s: float = 0.0) -> None:
+    """Find out before it is started what would keep ending it: its file, its address.
+
+    Blocks: reads the file, looks up a name. Raises: CONFIG_INVALID.
+    """
+    check_http_file(options)
+    _check_address(options, patience_s)
+
+
+def check_http_file(options: HttpOptions) -> None:
+    """What is in it is the gateway's to judge. Raises: CONFIG_INVALID."""
+    if not options.port or not options.config:
+        return
+    path = os.path.abspath(options.config)
+    if path.startswith(OF_THIS_PROCESS):
+        message = f"{path} is a descriptor of the daemon, which its gateway does not have: give the path of a file"
+        raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.config")
+    try:
+        read_yaml(path)
+    except UmaError as error:
+        raise UmaError(error.error, f"http.config: {error.message}", option="http.config") from error
+
+
+def _check_address(options: HttpOptions, patience_s: float = 0.0) -> None:
     """Try whether the gateway can listen there, for so long: that of a daemon which was killed may still be there.
 
     Blocks for a name's lookup. Raises: CONFIG_INVALID.
