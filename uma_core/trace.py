@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -301,19 +302,27 @@ def _settings(texts: Iterable[str]) -> dict[str, Any]:
     return {name: json.loads(value) for name, _, value in pairs}
 
 
+PIPE_CLOSED = 141  # 128 + SIGPIPE, as of a program that the signal ended
 USAGE = """usage: python -m uma_core.trace replay FILE
        python -m uma_core.trace show FILE [TICK] [SETTING=VALUE ...]"""
 
 
 def main(argv: list[str]) -> int:
-    """Raises: OSError."""
     command, path, *more = (*argv, "", "")
     if command not in ("replay", "show") or not path or (command == "replay" and any(more)):
         print(USAGE, file=sys.stderr)
         return 2
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return _replay(file, path) if command == "replay" else _show(file, [text for text in more if text])
+            status = _replay(file, path) if command == "replay" else _show(file, path, [text for text in more if text])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who reads has seen enough; what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except OSError as error:
+        print(f"{path}: {error.strerror}", file=sys.stderr)
+        return 2
     except (ValueError, KeyError, TypeError) as error:
         print(f"{path} is not a recording of this version, or a setting is wrong: {error}", file=sys.stderr)
         return 2
@@ -327,13 +336,18 @@ def _replay(file: TextIO, path: str) -> int:
     return 1 if found else 0
 
 
-def _show(file: TextIO, more: list[str]) -> int:
+def _show(file: TextIO, path: str, more: list[str]) -> int:
     """1 where the recording does not have the tick."""
     ticks = [int(text) for text in more if "=" not in text]
     n = 0
     for text in shown(file, ticks[0] if ticks else None, _settings(text for text in more if "=" in text)):
         print(text)
         n += 1
+    if not n:
+        file.seek(0)
+        numbers = [state.tick for _, _, state in recorded(file)]
+        has = f"ticks {numbers[0]} to {numbers[-1]}, without those that repeated a plan" if numbers else "no ticks"
+        print(f"{path} has {has}", file=sys.stderr)
     return 0 if n else 1
 
 

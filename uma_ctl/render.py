@@ -357,13 +357,13 @@ def summary(usage: Fields, timing: Fields, reason: str) -> str:
     total, tokens = timing.get("total_ms"), usage.get("completion_tokens")
     rate = (
         f"{tokens / (total / 1000):.0f} tokens/s"
-        if units.is_number(total) and units.is_number(tokens) and total
+        if units.is_number(total) and units.is_number(tokens) and total and tokens
         else ""
     )
     return joined(
         units.text(reason),
         f"{units.count(usage.get('prompt_tokens'))} + {units.count(tokens)} tokens",
-        f"{units.ms(timing.get('ttft_ms'))} to the first",
+        "" if tokens == 0 else f"{units.ms(timing.get('ttft_ms'))} to the first",  # there was none
         rate,
     )
 

@@ -174,3 +174,11 @@ def test_bars():
     assert units.bar(1, 2, 4) == "██··"
     assert units.bar(9, 2, 4) == "████"
     assert units.bar(None, 2, 4) == "····"
+
+
+def test_an_answer_that_ended_before_its_first_token_has_no_time_to_it():
+    timing = {"ttft_ms": 0.0, "total_ms": 4000.0}
+    told = render.summary({"prompt_tokens": 3, "completion_tokens": 0}, timing, "timeout")
+    assert told == "timeout, 3 + 0 tokens"
+    told = render.summary({"prompt_tokens": 3, "completion_tokens": 8}, timing | {"ttft_ms": 5.0}, "stop")
+    assert told == "stop, 3 + 8 tokens, 5.00 ms to the first, 2 tokens/s"

@@ -146,6 +146,17 @@ def test_without_a_terminal_it_says_what_to_use_instead(ctl):
     assert "status --watch" in done.stderr
 
 
+def test_on_a_dumb_terminal_it_says_what_to_use_instead(serve, start, environment, read_until):
+    serve(lambda peer, message: peer.reply(message))
+    environment["TERM"] = "dumb"
+    ours, theirs = pty.openpty()
+    process = start("uma_ctl", "top", stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert b"TERM is dumb" in read_until(ours, b"status --watch")
+    assert process.wait(timeout=30) == 1
+    os.close(ours)
+
+
 def test_keys_cancel_and_drain_on_a_terminal(serve, start, environment, read_until):
     def script(peer, message):
         replies = {

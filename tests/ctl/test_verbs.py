@@ -53,6 +53,19 @@ def test_status_tells_readiness_by_its_exit_code(serve, ctl, state, code):
     assert "demonstration model" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--timeout", "3"], "--timeout goes with --wait"),
+        (["--interval", "3"], "--interval goes with --watch"),
+        (["--watch", "--wait", "ready"], "not both"),
+    ],
+)
+def test_status_refuses_an_option_that_would_do_nothing(ctl, args, told):
+    done = ctl("status", *args)
+    assert done.returncode == 1 and told in done.stderr
+
+
 @pytest.mark.parametrize("place", [("--json", "status"), ("status", "--json")])
 def test_json_may_stand_before_or_after_the_verb(serve, ctl, place):
     serve(answering(status=READY))

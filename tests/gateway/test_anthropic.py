@@ -241,6 +241,8 @@ def test_errors_are_the_clients_own(client, gateway):
         ({"thinking": {"type": "enabled"}}, 400, "budget_tokens"),
         ({"mcp_servers": [{}]}, 501, "mcp_servers"),
         ({"container": "container_1"}, 501, "container"),
+        ({"thread": {"type": "create"}}, 400, "thread"),
+        ({"compaction": {"type": "summarize"}}, 501, "compaction"),
     ],
 )
 def test_a_wrong_field_is_named_and_the_request_too(gateway, fields, status, word):
@@ -250,11 +252,42 @@ def test_a_wrong_field_is_named_and_the_request_too(gateway, fields, status, wor
     assert "request-id" not in gateway.post("/v1/chat/completions", **fields).headers
 
 
+def test_its_clients_own_loop_calls_a_tool_and_answers(work_client):
+    """It would have its conversation kept here, and learns that it is not."""
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Get the weather of a city."""
+        asked.append(city)
+        return "Sunny"
+
+    runner = work_client.beta.messages.tool_runner(
+        model="any", max_tokens=100, messages=ASKED, tools=[get_weather], extra_body=COLD
+    )
+    assert runner.until_done().stop_reason == "end_turn"
+    assert asked == ["Paris"]
+
+
+def test_a_thread_is_refused_in_words_that_the_client_knows(gateway):
+    answer = gateway.post("/v1/messages", **ask(), thread={"type": "continue", "previous_message_id": "msg_1"})
+    assert answer.error["details"] == {"error_code": "thread_unsupported_request"}
+    assert gateway.post("/v1/messages", **ask(), thread=None).status == 200
+
+
 def test_an_error_in_mid_stream_names_its_request(gateway, levers):
     levers(statuses=["OK"] * 4 + ["FATAL"])
     answer = gateway.post("/v1/messages", **{**ask(max_tokens=50), "stream": True})
     assert answer.events[-1]["type"] == "error"
     assert answer.events[-1]["request_id"] == answer.headers["request-id"]
+
+
+def test_its_client_lists_the_model(client, gateway):
+    (model,) = client.models.list(limit=20)
+    assert (model.type, model.display_name, model.lifecycle) == ("model", model.id, "active")
+    assert model.created_at.year > 2020 and model.max_input_tokens == model.max_tokens > 0
+    assert client.models.retrieve(model.id) == model
+    assert "display_name" not in gateway.get("/v1/models").json["data"][0]
 
 
 def test_its_client_knows_the_request(client):

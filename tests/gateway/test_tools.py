@@ -164,6 +164,15 @@ def test_json_object_is_any_object(client):
     assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
+@pytest.mark.parametrize("form", [{"type": "json_object", "value": PERSON}, {"type": "json", "value": PERSON}])
+def test_a_schema_is_kept_as_hugging_face_clients_write_it(client, form):
+    ask = [{"role": "user", "content": "Write a JSON record of a ship, 7 m long."}]
+    record = json.loads(chat(client, ask, response_format=form).choices[0].message.content)
+    assert set(record) == {"name", "age"} and isinstance(record["age"], int)
+    with pytest.raises(openai.BadRequestError, match="conflicts"):
+        chat(client, ask, response_format={**form, "schema": PERSON})
+
+
 def test_the_sdk_parses_into_its_own_types(client):
     pydantic = pytest.importorskip("pydantic")
 

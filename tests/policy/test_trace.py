@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -82,8 +85,22 @@ def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
     assert trace.main(["show", str(path), number, "guard_cap=3.0", "pause_cap=4.0"]) == 0
     assert not json.loads(capsys.readouterr().out)["guard"]["holds_prompt"]
     assert trace.main(["show", str(path), "999999"]) == 1
+    assert f"{path} has ticks {ticks[0].state.tick} to {ticks[-1].state.tick}" in capsys.readouterr().err
     assert trace.main(["show", str(path), number, "no_such=1"]) == 2
     assert "no_such" in capsys.readouterr().err
+
+
+def test_the_command_survives_a_closed_pipe_and_names_an_absent_file(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(lines_of(recorded())) + "\n")
+    command = [sys.executable, "-m", "uma_core.trace", "show"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*command, str(path)], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+    done = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == f"{tmp_path / 'none'}: No such file or directory\n"
 
 
 def test_what_could_not_be_read_back_is_refused_at_once():

@@ -9,6 +9,11 @@ import os
 from collections.abc import Iterator
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assert would otherwise fork a debugger out of the daemon
+# OpenMP's threads (libgomp) would spin for 300,000 rounds, some 10 ms, wherever they wait for each other. A system that
+# shares by groups of processes may leave two of them on one processor and another program alone on the next: every
+# operation then took as long as that, and a token 600 times as long. Before libgomp is loaded, and what is set stays.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 from uma_core.engine import processor
 

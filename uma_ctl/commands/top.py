@@ -22,6 +22,8 @@ from uma_ctl.errors import CtlError, ServerError
 from uma_ctl.options import Target, with_target
 from uma_ctl.ranges import seconds
 
+DUMB = ("dumb", "unknown")  # terminals on which rich draws nothing
+
 
 @click.command()
 @with_target
@@ -44,6 +46,11 @@ def command(target: Target, interval: float) -> None:
         )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("the dashboard needs a terminal; use: uma-ctl status --watch")
+    if os.environ.get("TERM", "").lower() in DUMB:
+        raise click.UsageError(
+            f"the dashboard needs a terminal whose cursor moves, and TERM is {os.environ['TERM']}; "
+            "use: uma-ctl status --watch"
+        )
     Top(target, interval).run()
 
 

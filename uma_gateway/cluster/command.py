@@ -19,8 +19,11 @@ from uma_gateway.cluster.app import APPLICATION, NODES, application, n_alive
 from uma_gateway.cluster.settings import ClusterSettings, gateway_config
 
 
-def connect(address: str) -> None:
-    """To the Ray cluster there, or to this machine's, which is started if there is none. Raises: UmaError."""
+def connect(address: str, is_started: bool = False) -> None:
+    """To the Ray cluster there, or to this machine's; with `is_started` one is started here if there is none.
+
+    Raises: UmaError.
+    """
     if ray.is_initialized():
         return
     try:
@@ -29,6 +32,8 @@ def connect(address: str) -> None:
         except ConnectionError:
             if address:
                 raise
+            if not is_started:
+                raise _absent() from None
             ray.init(log_to_driver=False, namespace=APPLICATION, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UmaError(
@@ -36,12 +41,16 @@ def connect(address: str) -> None:
         ) from None
 
 
+def _absent() -> UmaError:
+    return UmaError(ErrorCode.CONFIG_INVALID, "no cluster runs there: start one with `uma-gateway cluster up`")
+
+
 def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
     """Start the application, or bring a running one to these settings.
 
     In the foreground: until told to stop, and stop it then.
     """
-    connect(settings.address)
+    connect(settings.address, is_started=True)
     n_nodes = _wanted(settings)
     config = gateway_config(settings)
     if not config.is_local and not (config.access.api_key or config.access.api_key_file) and not config.serve.insecure:
@@ -50,7 +59,7 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
         )
     serve.start(proxy_location="HeadOnly", http_options={"host": settings.host, "port": settings.port})
     serve.run(application(settings, n_nodes), name=APPLICATION, route_prefix="/")
-    tell(f"{n_nodes} nodes, listening on http://{settings.host}:{settings.port}")
+    tell(f"{n_nodes} node{'s' * (n_nodes != 1)}, listening on http://{settings.host}:{settings.port}")
     if not is_foreground:
         return 0
     stopped = threading.Event()
@@ -68,6 +77,7 @@ def _wanted(settings: ClusterSettings) -> int:
 
 
 def down(address: str) -> None:
+    """Raises: UmaError where no cluster runs."""
     connect(address)
     serve.shutdown()
 
@@ -85,7 +95,7 @@ def status(address: str) -> list[dict[str, Any]]:
             for reply in _handle("about").broadcast("about", "").results(timeout_s=30.0)
             if isinstance(reply, dict)
         ]
-    raise UmaError(ErrorCode.CONFIG_INVALID, "no cluster runs there: start one with `uma-gateway cluster up`")
+    raise _absent()
 
 
 def table(rows: list[dict[str, Any]]) -> str:

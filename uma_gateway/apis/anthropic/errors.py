@@ -21,11 +21,10 @@ _TYPES = {
 
 
 def error_object(error: GatewayError) -> dict[str, Any]:
-    return {
-        "type": "error",
-        "error": {"type": _TYPES.get(error.kind, "invalid_request_error"), "message": _message(error)},
-        "request_id": error.request_id,
-    }
+    told = {"type": _TYPES.get(error.kind, "invalid_request_error"), "message": _message(error)}
+    if "details" in error.extra:
+        told["details"] = error.extra["details"]
+    return {"type": "error", "error": told, "request_id": error.request_id}
 
 
 def _message(error: GatewayError) -> str:

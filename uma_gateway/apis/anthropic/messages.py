@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from uma_gateway import sse
-from uma_gateway.apis.anthropic.request import check_numbers, read_request
+from uma_gateway.apis.anthropic.request import check_answer, read_request
 from uma_gateway.asking import count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
@@ -24,7 +24,7 @@ Block = dict[str, Any]
 
 async def on_messages(exchange: Exchange) -> None:
     body = await exchange.json()
-    check_numbers(body)
+    check_answer(body)
     ask = read_request(body)
     stops = stop_texts(body, "stop_sequences")
 

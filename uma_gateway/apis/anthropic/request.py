@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from uma_gateway.asking import Ask
-from uma_gateway.errors import invalid, unsupported
+from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.fields import array, boolean, integer, table, text
 from uma_gateway.prompting import Chat
 
@@ -22,8 +22,8 @@ _BILLING = re.compile(r"\A(?:\s*x-anthropic-[a-z-]+:[^\n]*(?:\n|\Z))+")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def check_numbers(body: dict[str, Any]) -> None:
-    """What only an answer has. Its ranges are narrower than other APIs'. Raises: GatewayError."""
+def check_answer(body: dict[str, Any]) -> None:
+    """What only an answer has. Ranges are narrower than other APIs'. Raises: GatewayError."""
     max_tokens = integer(body, "max_tokens")
     if max_tokens is None:
         raise invalid("max_tokens: Field required", "max_tokens")
@@ -32,6 +32,8 @@ def check_numbers(body: dict[str, Any]) -> None:
     temperature = body.get("temperature")
     if isinstance(temperature, (int, float)) and not 0 <= temperature <= 1:
         raise invalid("temperature: goes from 0 to 1", "temperature")
+    if body.get("compaction") is not None:  # tokens are counted with it too, as if it were not there
+        raise unsupported("compaction: is not supported: ask for a summary as for any answer", "compaction")
 
 
 def read_request(body: dict[str, Any]) -> Ask:
@@ -43,6 +45,8 @@ def read_request(body: dict[str, Any]) -> Ask:
         raise unsupported("mcp_servers: are not supported: Anthropic's servers ask them", "mcp_servers")
     if body.get("container") is not None:
         raise unsupported("container: is not supported: Anthropic's servers run it", "container")
+    if body.get("thread") is not None:
+        raise _unthreaded()
     chat = Chat([*_system(body.get("system")), *_messages(messages)])
     chat.tools, names = _tools(array(body, "tools"))
     _read_choice(table(body, "tool_choice"), chat, names)
@@ -54,6 +58,15 @@ def read_request(body: dict[str, Any]) -> Ask:
             raise invalid("messages: the last one must not call tools: their results are to follow", "messages")
         chat.continue_final_message, chat.add_generation_prompt = True, False
     return Ask(chat, is_stream=boolean(body, "stream"))
+
+
+def _unthreaded() -> GatewayError:
+    """In the words by which Anthropic's client knows that it has to send whole conversations: its `tool_runner` begins
+    with a thread, and goes on without one then.
+    """
+    told = "thread: conversations are not kept here: send the whole one, without `thread`"
+    details = {"error_code": "thread_unsupported_request"}
+    return GatewayError(Kind.INVALID, told, "thread", details["error_code"], extra={"details": details})
 
 
 # ---- messages

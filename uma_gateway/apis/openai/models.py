@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 from uma_gateway.errors import GatewayError, Kind
@@ -42,6 +43,22 @@ def adapter_object(model: Model, name: str, created: int) -> dict[str, Any]:
     return {**model_object(model, created), "id": name, "parent": model.name}
 
 
+def anthropic_fields(model: Model, name: str, created: int) -> dict[str, Any]:
+    """What Anthropic's clients read of a model. They share this path with OpenAI's."""
+    return {
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": model.n_ctx,
+        "max_tokens": model.n_ctx,
+    }
+
+
+def is_anthropic(exchange: Exchange) -> bool:
+    return bool(exchange.header(b"anthropic-version"))
+
+
 def ollama_object(model: Model) -> dict[str, Any]:
     """What Codex looks for beside `data`."""
     facts = model.props["model"]
@@ -65,18 +82,29 @@ async def on_models(exchange: Exchange) -> None:
     created = exchange.gateway.started_at
     data = []
     for model in models:
-        data += [model_object(model, created), *(adapter_object(model, name, created) for name in model.adapters)]
-    await exchange.send_json({"object": "list", "data": data, "models": [ollama_object(model) for model in models]})
+        found = [model_object(model, created), *(adapter_object(model, name, created) for name in model.adapters)]
+        data += [_told(exchange, model, item) for item in found]
+    pages = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"has_more": False}
+    told = {"object": "list", "data": data, "models": [ollama_object(model) for model in models]}
+    await exchange.send_json({**told, **pages} if is_anthropic(exchange) else told)
 
 
 async def on_model(exchange: Exchange) -> None:
-    model = await exchange.gateway.serving(exchange.params["name"]).model(is_new=True)
-    if exchange.params["name"] in model.adapters:
-        await exchange.send_json(adapter_object(model, exchange.params["name"], exchange.gateway.started_at))
-        return
-    if exchange.params["name"] != model.name:
-        name = exchange.params["name"][:100]
+    name, created = exchange.params["name"], exchange.gateway.started_at
+    model = await exchange.gateway.serving(name).model(is_new=True)
+    if name in model.adapters:
+        item = adapter_object(model, name, created)
+    elif name == model.name:
+        item = model_object(model, created)
+    else:
         raise GatewayError(
-            Kind.NOT_FOUND, f"the model {name!r} is not served here; {model.name!r} is", "model", "model_not_found"
+            Kind.NOT_FOUND,
+            f"the model {name[:100]!r} is not served here; {model.name!r} is",
+            "model",
+            "model_not_found",
         )
-    await exchange.send_json(model_object(model, exchange.gateway.started_at))
+    await exchange.send_json(_told(exchange, model, item))
+
+
+def _told(exchange: Exchange, model: Model, item: dict[str, Any]) -> dict[str, Any]:
+    return {**item, **anthropic_fields(model, item["id"], item["created"])} if is_anthropic(exchange) else item

@@ -258,8 +258,10 @@ def answer_form(form: dict[str, Any], param: str) -> tuple[dict[str, Any] | bool
     kind = form.get("type", "text" if not form else None)
     if kind == "text":
         return None, False
-    if kind == "json_object":
-        return table(form, "schema") or True, False
+    if kind in ("json_object", "json"):  # with llama-server's `schema`, or Text Generation Inference's `value`
+        if form.get("schema") is not None and form.get("value") is not None:
+            raise invalid(f"`{param}.value` conflicts with `{param}.schema`", f"{param}.value")
+        return table(form, "schema") or table(form, "value") or True, False
     if kind != "json_schema":
         raise invalid(f"`{param}.type` must be text, json_object or json_schema", f"{param}.type")
     inner, path = (table(form, "json_schema"), f"{param}.json_schema") if "schema" not in form else (form, param)
