@@ -13,7 +13,11 @@ SHOW = "import os; os.environ['OMP_DISPLAY_ENV'] = 'verbose'; import uma_core.en
 
 @pytest.mark.parametrize(
     ("given", "spins"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "777"}, "777"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")],
+    [
+        ({}, str(1_000 * len(os.sched_getaffinity(0)))),
+        ({"GOMP_SPINCOUNT": "777"}, "777"),
+        ({"OMP_WAIT_POLICY": "active"}, "30000000000"),
+    ],
 )
 def test_threads_that_wait_for_each_other_spin_for_a_moment_only_unless_told(given, spins):
     """Two that share a processor with nobody, beside another program, hold each other up by what they spin."""
