@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import click
 
-from uma_core import __version__
+from uma_core import __version__, openmp
 from uma_core.config.flags import FlagsCommand, OptionFlag, given_flags, print_values
 from uma_core.config.load import SCHEMA, Inputs, Sources, load
 from uma_core.config.options import OPTIONS, Config
@@ -144,7 +144,9 @@ def _run(config: Config, sources: Sources) -> int:
         for warning in sources.warnings:
             logging.getLogger(__name__).warning(warning)
         # imported here: it loads the compiled bindings, which checking a configuration must not need
-        return int(importlib.import_module("uma_core.server.lifecycle.daemon").run(config, sources))
+        with openmp.told(config.engine.threads):
+            daemon = importlib.import_module("uma_core.server.lifecycle.daemon")
+        return int(daemon.run(config, sources))
     finally:
         output.close()
 

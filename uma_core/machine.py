@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import resource
 import sys
 from pathlib import Path
 from typing import Any
 
+# That this process may use, where the system tells. Looked up once: a thread that computes is bound to one of them.
+PROCESSORS = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset[int]()
+N_PROCESSORS = len(PROCESSORS) or os.cpu_count() or 1
 ENDLESS_STACK = 2 << 20  # of a thread where stacks have no limit, on x86-64
+
+
+def use_all_processors() -> None:
+    """The calling thread may run on any of them again, and so may threads and processes that it begins."""
+    if PROCESSORS:
+        with contextlib.suppress(OSError):  # some were taken from this process since
+            os.sched_setaffinity(0, PROCESSORS)
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:

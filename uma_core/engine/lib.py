@@ -9,13 +9,6 @@ import os
 from collections.abc import Iterator
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assert would otherwise fork a debugger out of the daemon
-# OpenMP's threads (libgomp) would spin for 300,000 rounds, some 20 ms, wherever they wait for each other. A system that
-# shares by groups of processes may leave two of them on one processor and another program alone on the next: every
-# operation then takes as long as that (docs/SYSTEM_DESIGN.md has the measurements). Many threads wait for each other
-# longer than two. This comes before libgomp is loaded; what the user has set stays.
-if "OMP_WAIT_POLICY" not in os.environ:
-    n_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("GOMP_SPINCOUNT", str(1_000 * n_processors))
 
 from uma_core.engine import processor
 

@@ -32,18 +32,20 @@ from uma_core.policy.state import DeviceView
 log = logging.getLogger(__name__)
 
 BUDGET_NS = 10_000_000_000  # a 0.5B model in Q8_0 on 2 cores needs 9 s for all of it
-# Rounds in which shapes are timed; each keeps its least time. Where others share the machine, its speed drifts by a
-# fifth within seconds: timings of one shape in a row all fall into one of its moods, and the prices of two shapes then
-# differ by the mood. The least of five rounds had a spread of 7 % from one calibration to the next, the median of five
-# timings in a row more than 16 % (0.5B Q8_0, 2 cores of a Xeon beside unknown neighbours).
+# Rounds in which calls of few rows are timed; each keeps its least time. Where others share the machine, its speed
+# drifts by a fifth within seconds: timings of one shape in a row all fall into one of its moods, and the prices of two
+# shapes then differ by the mood. The least of five rounds had a spread of 7 % from one calibration to the next, the
+# median of five timings in a row more than 16 % (0.5B Q8_0, 2 cores of a Xeon beside unknown neighbours).
 N_ROUNDS = 5
-ENOUGH_NS = 400_000_000  # what one shape is timed for in all: a long chunk once, since it outlasts most disturbances
+# Chunks are timed in the first and the last of them, all as often: the least of more timings is less, and while short
+# chunks were timed four times and long ones once, only those of up to 64 tokens seemed worth using.
+CHUNK_ROUNDS = (0, N_ROUNDS - 1)
 FOREVER_NS = 2**62
 CALM_SPREAD = 1.3  # the two least times of a call of few rows differ by no more on a machine that is free
 # A call of n rows takes no longer than n calls of one: 2 rows of llama.cpp's took 2.4 steps at most. One that takes so
 # many times as long was disturbed.
 ROWS_SPREAD = 2.0
-VERSION = 13  # of what is measured; stored results of another version are measured again
+VERSION = 14  # of what is measured; stored results of another version are measured again
 
 Times = tuple[int, int]  # ns of the whole, and of its longest piece
 
@@ -108,7 +110,7 @@ def time_shapes(engine: Engine, device: DeviceView, clock: Clock) -> dict[Shape,
     times: dict[Shape, list[Times]] = {}
     for i in range(N_ROUNDS):
         for shape in calibration_shapes(device):
-            if i and i * times[shape][0][0] >= ENOUGH_NS:
+            if shape.kind == CHUNK and i not in CHUNK_ROUNDS:
                 continue
             if clock.now_ns() >= deadline:
                 log.info("calibration stopped in round %d of %d: its time is used up", i + 1, N_ROUNDS)

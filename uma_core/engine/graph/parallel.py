@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from uma_core.machine import use_all_processors
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -43,6 +45,7 @@ def in_parallel(
 
 
 def _yield_to_streams() -> None:
+    use_all_processors()  # who loads may have computed, and be bound to one
     with contextlib.suppress(OSError, AttributeError):  # Linux has priorities per thread
         if os.uname().sysname == "Linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from uma_core.config.options import EngineOptions
 from uma_core.engine.header import Header, Value
 from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.machine import N_PROCESSORS
 
 LOAD_MODES = {
     "auto": "LLAMA_LOAD_MODE_AUTO",
@@ -200,5 +200,4 @@ def check_threads(n_threads: int) -> None:
 
 def n_threads_of(options: EngineOptions) -> int:
     """As configured, or the cores that this process may use."""
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return options.threads or max(1, n_cores)
+    return options.threads or N_PROCESSORS

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import gc
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from uma_core.executor.admission import AdmissionControl, Limits
 from uma_core.executor.calibration import calibrate, warm_up
 from uma_core.executor.executor import Executor, device_view
 from uma_core.executor.thread import ComputeThread
+from uma_core.machine import N_PROCESSORS
 from uma_core.metrics.catalog import Registry
 from uma_core.models import is_default_model
 from uma_core.server.io.loop import Loop
@@ -43,7 +43,6 @@ from uma_core.trace import Sink
 
 log = logging.getLogger(__name__)
 
-N_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 # between two views while work is done: a view costs hundreds of microseconds between two ticks
 PUBLISH_NS = 250_000_000
 CLOSE_POLL_S = 0.01
