@@ -133,21 +133,15 @@ def moves(arguments: argparse.Namespace) -> Rows:
     cent.
     """
     rows: Rows = []
-    for path in trained():
-        with closing(
-            open_engine(EngineOptions(engine="graph", model=path, threads=arguments.threads, n_ctx=4 * 1024))
-        ) as engine:
-            tokens = np.array(engine.tokenize(texts(), False, False)[:401], np.int32)
-            whole = _step(engine, _read(engine, 0, tokens[:400]), int(tokens[400]))
-            for name, way in (("pieces", _pieces), ("shared", _shared), ("host", _host)):
-                engine.kv_truncate(0, 0)
-                n_pieces = way(engine, tokens[:400])
-                off = float(np.abs(_step(engine, 1, int(tokens[400])) - whole).max() / whole.std())
-                rows.append(
-                    {"model": Path(path).stem, "way": name, "off": off, "pieces": n_pieces, "is_ok": off < 0.15}
-                )
-                for seq_id in range(engine.info.n_seq_max):
-                    engine.kv_truncate(seq_id, 0)
+    for model, engine, tokens in _loaded(arguments):
+        whole = _step(engine, _read(engine, 0, tokens[:400]), int(tokens[400]))
+        for name, way in (("pieces", _pieces), ("shared", _shared), ("host", _host)):
+            engine.kv_truncate(0, 0)
+            n_pieces = way(engine, tokens[:400])
+            off = float(np.abs(_step(engine, 1, int(tokens[400])) - whole).max() / whole.std())
+            rows.append({"model": model, "way": name, "off": off, "pieces": n_pieces, "is_ok": off < 0.15})
+            for seq_id in range(engine.info.n_seq_max):
+                engine.kv_truncate(seq_id, 0)
     return rows
 
 
@@ -157,21 +151,17 @@ def drafts(arguments: argparse.Namespace) -> Rows:
     `off` as in `moves`; `same`: rows with the same best token.
     """
     rows: Rows = []
-    for path in trained():
-        with closing(
-            open_engine(EngineOptions(engine="graph", model=path, threads=arguments.threads, n_ctx=4 * 1024))
-        ) as engine:
-            tokens = np.array(engine.tokenize(texts(), False, False)[:400], np.int32)
-            _read(engine, 0, tokens[:384])
-            steps = np.stack([_step(engine, 0, int(token)) for token in tokens[384:]])
-            engine.kv_truncate(0, 384)
-            _verify(engine, [int(tokens[384]), *(int(token) ^ 1 for token in tokens[385:392])])
-            engine.kv_truncate(0, 385)  # only the first row was no draft
-            found = _verify(engine, [int(token) for token in tokens[385:]])
-            off = float((np.abs(found - steps[1:]).max(axis=1) / steps[1:].std(axis=1)).max())
-            n_same = int((found.argmax(axis=1) == steps[1:].argmax(axis=1)).sum())
-            row = {"model": Path(path).stem, "off": off, "same": n_same, "of": len(found)}
-            rows.append(row | {"is_ok": off < 0.15 and engine.info.capabilities.n_verify_rows >= len(found)})
+    for model, engine, tokens in _loaded(arguments):
+        _read(engine, 0, tokens[:384])
+        steps = np.stack([_step(engine, 0, int(token)) for token in tokens[384:400]])
+        engine.kv_truncate(0, 384)
+        _verify(engine, [int(tokens[384]), *(int(token) ^ 1 for token in tokens[385:392])])
+        engine.kv_truncate(0, 385)  # only the first row was no draft
+        found = _verify(engine, [int(token) for token in tokens[385:400]])
+        off = float((np.abs(found - steps[1:]).max(axis=1) / steps[1:].std(axis=1)).max())
+        n_same = int((found.argmax(axis=1) == steps[1:].argmax(axis=1)).sum())
+        row = {"model": model, "off": off, "same": n_same, "of": len(found)}
+        rows.append(row | {"is_ok": off < 0.15 and engine.info.capabilities.n_verify_rows >= len(found)})
     return rows
 
 
@@ -210,6 +200,14 @@ def _timed(arguments: argparse.Namespace, base: EngineOptions) -> Rows:
 PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
     f.__name__: f for f in (facts, moves, drafts, perplexity, speed, recorded, greedy)
 }
+
+
+def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[str, Engine, np.ndarray]]:
+    """Each trained model's name, its graph engine, open until the next is asked for, and 401 tokens of text."""
+    for path in trained():
+        options = EngineOptions(engine="graph", model=path, threads=arguments.threads, n_ctx=4 * 1024)
+        with closing(open_engine(options)) as engine:
+            yield Path(path).stem, engine, np.array(engine.tokenize(texts(), False, False)[:401], np.int32)
 
 
 def _read(engine: Engine, seq_id: int, tokens: np.ndarray) -> int:

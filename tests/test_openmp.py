@@ -1,4 +1,4 @@
-"""Where compute threads run, and how long they wait awake."""
+"""Where compute threads run, and how long they spin."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from uma_core import openmp
 from uma_core.machine import N_PROCESSORS
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere libgomp is told nothing")
-# libgomp tells what it goes by when it is loaded
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp is configured on Linux only")
+# libgomp prints its configuration when it is loaded
 SHOW = """
 import os, sys
 from uma_core import openmp
-with openmp.told(int(sys.argv[1])):
+with openmp.configured(int(sys.argv[1])):
     os.environ["OMP_DISPLAY_ENV"] = "verbose"
     import uma_core.engine.lib
-print(len(os.sched_getaffinity(0)), *(name for name in openmp.GIVEN if name in os.environ))
+print(len(os.sched_getaffinity(0)), *(name for name in openmp.USER_VARIABLES if name in os.environ))
 """
 
 
@@ -40,12 +40,12 @@ def test_as_many_threads_as_processors_get_one_each(n_threads: int) -> None:
 
 
 @pytest.mark.skipif(N_PROCESSORS < 2, reason="one thread needs no place")
-def test_fewer_threads_are_free_to_go_where_nobody_computes_and_do_not_wait_awake_for_long() -> None:
-    told = shown(N_PROCESSORS - 1)
-    assert "OMP_PROC_BIND = 'TRUE'" not in told
-    assert f"GOMP_SPINCOUNT = '{openmp.ROUNDS}'" in told
+def test_fewer_threads_are_free_to_go_where_nobody_computes_and_spin_briefly() -> None:
+    printed = shown(N_PROCESSORS - 1)
+    assert "OMP_PROC_BIND = 'TRUE'" not in printed
+    assert f"GOMP_SPINCOUNT = '{openmp.SPIN_COUNT}'" in printed
 
 
-@pytest.mark.parametrize("name", openmp.GIVEN)
+@pytest.mark.parametrize("name", openmp.USER_VARIABLES)
 def test_what_the_user_has_set_stays(name: str) -> None:
     assert openmp.variables(0, {name: "1"}) == {}

@@ -144,7 +144,7 @@ def _run(config: Config, sources: Sources) -> int:
         for warning in sources.warnings:
             logging.getLogger(__name__).warning(warning)
         # imported here: it loads the compiled bindings, which checking a configuration must not need
-        with openmp.told(config.engine.threads):
+        with openmp.configured(config.engine.threads):
             daemon = importlib.import_module("uma_core.server.lifecycle.daemon")
         return int(daemon.run(config, sources))
     finally:

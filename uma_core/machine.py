@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# That this process may use, where the system tells. Looked up once: a thread that computes is bound to one of them.
+# Processors that this process may use; empty if the system does not tell. Read once: compute threads are bound to one.
 PROCESSORS = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset[int]()
 N_PROCESSORS = len(PROCESSORS) or os.cpu_count() or 1
 ENDLESS_STACK = 2 << 20  # of a thread where stacks have no limit, on x86-64

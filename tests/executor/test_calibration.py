@@ -76,8 +76,8 @@ def test_a_call_whose_best_times_differ_was_disturbed(kind: str) -> None:
     assert not is_calm({})
 
 
-class _Moody(ManualClock):
-    """A machine that is a fifth slower now and then, for longer than a call takes: the calls of such times are dear."""
+class _Drifting(ManualClock):
+    """A machine that is a fifth slower now and then, for longer than a call takes."""
 
     def advance(self, ns: int) -> None:
         is_slow = (self.now_ns() // 300_000_000 * 2654435761 >> 7) % 3 == 0  # without a rhythm
@@ -88,7 +88,7 @@ def test_prices_do_not_depend_on_the_moment_at_which_each_was_timed(monkeypatch:
     """Prices that are too high for some rows only feed prompts in smaller parts, for as long as they are stored."""
     monkeypatch.setattr(calibration, "BUDGET_NS", 60_000_000_000)
     models: list[CostModel] = []
-    for clock in (ManualClock(1), _Moody(1)):
+    for clock in (ManualClock(1), _Drifting(1)):
         engine = FakeEngine(FakeModel(n_seq_max=4, n_ctx=16384), CPU_SHAPE, clock)
         device = device_view(engine)
         models.append(fit(samples_of(time_shapes(engine, device, clock), device), device))

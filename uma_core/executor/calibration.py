@@ -32,13 +32,13 @@ from uma_core.policy.state import DeviceView
 log = logging.getLogger(__name__)
 
 BUDGET_NS = 10_000_000_000  # a 0.5B model in Q8_0 on 2 cores needs 9 s for all of it
-# Rounds in which calls of few rows are timed; each keeps its least time. Where others share the machine, its speed
-# drifts by a fifth within seconds: timings of one shape in a row all fall into one of its moods, and the prices of two
-# shapes then differ by the mood. The least of five rounds had a spread of 7 % from one calibration to the next, the
-# median of five timings in a row more than 16 % (0.5B Q8_0, 2 cores of a Xeon beside unknown neighbours).
+# Each shape's time is the least of its rounds. The speed of a shared machine drifts by a fifth within seconds. Timings
+# of one shape in a row are then all fast or all slow, and two shapes' prices differ by when they were timed. The least
+# of five rounds had a spread of 7 % from one calibration to the next, the median of five timings in a row more than
+# 16 % (0.5B Q8_0, 2 cores of a Xeon).
 N_ROUNDS = 5
-# Chunks are timed in the first and the last of them, all as often: the least of more timings is less, and while short
-# chunks were timed four times and long ones once, only those of up to 64 tokens seemed worth using.
+# All chunks are timed equally often, in the first and the last round: the least of more timings is less. When short
+# chunks were timed four times and long ones once, only chunks of up to 64 tokens seemed worth using.
 CHUNK_ROUNDS = (0, N_ROUNDS - 1)
 FOREVER_NS = 2**62
 CALM_SPREAD = 1.3  # the two least times of a call of few rows differ by no more on a machine that is free

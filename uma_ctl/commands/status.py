@@ -40,7 +40,7 @@ def command(target: Target, verbose: bool, watch: bool, interval: float, wanted:
     The exit code is 0 when the daemon is ready, 2 when it is in any other state, 1 when it cannot be reached. With
     --wait it is 0 when the state was reached in time.
     """
-    _check_company(watch, wanted)
+    _check_pairs(watch, wanted)
     if wanted:
         return _wait(target, wanted, time.monotonic() + timeout)
     if watch:
@@ -48,14 +48,14 @@ def command(target: Target, verbose: bool, watch: bool, interval: float, wanted:
     return _show(target, ask(target), verbose)
 
 
-def _check_company(watch: bool, wanted: str | None) -> None:
+def _check_pairs(watch: bool, wanted: str | None) -> None:
     """Refuse an option that would do nothing. Raises: click.UsageError."""
     if watch and wanted:
         raise click.UsageError("--watch or --wait, not both")
-    for name, company, is_there in (("interval", "--watch", watch), ("timeout", "--wait", bool(wanted))):
+    for name, partner, is_there in (("interval", "--watch", watch), ("timeout", "--wait", bool(wanted))):
         source = click.get_current_context().get_parameter_source(name)
         if source is ParameterSource.COMMANDLINE and not is_there:
-            raise click.UsageError(f"--{name} goes with {company}")
+            raise click.UsageError(f"--{name} goes with {partner}")
 
 
 def ask(target: Target, timeout_s: float = DEFAULT_TIMEOUT_S) -> Event:

@@ -33,7 +33,7 @@ def connect(address: str, is_started: bool = False) -> None:
             if address:
                 raise
             if not is_started:
-                raise _absent() from None
+                raise _no_cluster() from None
             ray.init(log_to_driver=False, namespace=APPLICATION, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UmaError(
@@ -41,7 +41,7 @@ def connect(address: str, is_started: bool = False) -> None:
         ) from None
 
 
-def _absent() -> UmaError:
+def _no_cluster() -> UmaError:
     return UmaError(ErrorCode.CONFIG_INVALID, "no cluster runs there: start one with `uma-gateway cluster up`")
 
 
@@ -95,7 +95,7 @@ def status(address: str) -> list[dict[str, Any]]:
             for reply in _handle("about").broadcast("about", "").results(timeout_s=30.0)
             if isinstance(reply, dict)
         ]
-    raise _absent()
+    raise _no_cluster()
 
 
 def table(rows: list[dict[str, Any]]) -> str:

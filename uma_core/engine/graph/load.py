@@ -83,7 +83,7 @@ class Loaded:
         return f"a product of ours for {others[0]} as it lies in memory" if others else ""
 
     def n_verify(self, n_batch: int) -> int:
-        """Most rows of a call that holds drafts; 0: none does."""
+        """Most rows of a call that holds drafts."""
         return verify_rows(n_batch, self.network.shape.has_states)
 
     @property

@@ -45,7 +45,7 @@ def in_parallel(
 
 
 def _yield_to_streams() -> None:
-    use_all_processors()  # who loads may have computed, and be bound to one
+    use_all_processors()  # the thread that started this one may be bound to one
     with contextlib.suppress(OSError, AttributeError):  # Linux has priorities per thread
         if os.uname().sysname == "Linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -83,7 +83,7 @@ async def on_models(exchange: Exchange) -> None:
     data = []
     for model in models:
         found = [model_object(model, created), *(adapter_object(model, name, created) for name in model.adapters)]
-        data += [_told(exchange, model, item) for item in found]
+        data += [_for_client(exchange, model, item) for item in found]
     pages = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"has_more": False}
     told = {"object": "list", "data": data, "models": [ollama_object(model) for model in models]}
     await exchange.send_json({**told, **pages} if is_anthropic(exchange) else told)
@@ -103,8 +103,8 @@ async def on_model(exchange: Exchange) -> None:
             "model",
             "model_not_found",
         )
-    await exchange.send_json(_told(exchange, model, item))
+    await exchange.send_json(_for_client(exchange, model, item))
 
 
-def _told(exchange: Exchange, model: Model, item: dict[str, Any]) -> dict[str, Any]:
+def _for_client(exchange: Exchange, model: Model, item: dict[str, Any]) -> dict[str, Any]:
     return {**item, **anthropic_fields(model, item["id"], item["created"])} if is_anthropic(exchange) else item
