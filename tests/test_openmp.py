@@ -36,7 +36,9 @@ def shown(n_threads: int, **given: str) -> str:
 @pytest.mark.parametrize("n_threads", [0, N_PROCESSORS, N_PROCESSORS + 1])
 def test_as_many_threads_as_processors_get_one_each(n_threads: int) -> None:
     """Two on one processor, and another program alone on the next, took 600 times as long for a token."""
-    assert "OMP_PROC_BIND = 'TRUE'" in shown(n_threads)
+    printed = shown(n_threads)
+    assert "OMP_PROC_BIND = 'TRUE'" in printed
+    assert f"GOMP_SPINCOUNT = '{openmp.SPIN_COUNT}'" in printed, "two computing processes would starve each other"
 
 
 @pytest.mark.skipif(N_PROCESSORS < 2, reason="one thread needs no place")

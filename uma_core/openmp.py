@@ -1,8 +1,9 @@
 """How OpenMP's runtime (libgomp) is configured when it is loaded: where compute threads run, how long they spin.
 
 Compute threads spin at a barrier for up to 300,000 rounds, some 20 ms. A kernel that schedules groups of processes (a
-session, a service) may keep two of them on one processor while another program has the next one to itself. Each
-operation then takes as long as the spinning. docs/SYSTEM_DESIGN.md has the measurements.
+session, a service) may keep two of them on one processor while another program has the next one to itself, and two
+processes that compute may each wait for threads that the other keeps from running. Each operation then takes as long as
+the spinning. docs/SYSTEM_DESIGN.md has the measurements.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from contextlib import contextmanager
 from uma_core.machine import N_PROCESSORS, use_all_processors
 
 USER_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-# Where fewer threads than processors compute: some 0.7 ms. With 8 of 16 processors a step takes the same time as with
-# 300,000 rounds; with 300 it takes a third longer.
-SPIN_COUNT = "10000"
+# Some 2 ms. Two processes with 16 threads each on 16 processors take 14 ms a step with 30,000 rounds, and give no result
+# in 30 s with 300,000. Alone, and in storms, a step takes the same time with 3,000 to 300,000; with 300 it takes a third
+# longer.
+SPIN_COUNT = "30000"
 
 
 def variables(n_threads: int, environ: Mapping[str, str]) -> dict[str, str]:
     """What to set for `n_threads` compute threads (0: one for each processor). Empty if the user has set any of them.
 
     With at least as many threads as processors, each thread is bound to one: no other place would be better. Fewer
-    threads stay free to move to idle processors. Bound threads keep libgomp's spin count: with 10,000 a storm took 7 %
-    longer.
+    threads stay free to move to idle processors.
     """
     if sys.platform != "linux" or any(name in environ for name in USER_VARIABLES):
         return {}
-    return {"GOMP_SPINCOUNT": SPIN_COUNT} if 0 < n_threads < N_PROCESSORS else {"OMP_PROC_BIND": "true"}
+    bound = {} if 0 < n_threads < N_PROCESSORS else {"OMP_PROC_BIND": "true"}
+    return bound | {"GOMP_SPINCOUNT": SPIN_COUNT}
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def test_log_probabilities_of_every_token(gateway, path, stream):
 
 
 def test_its_client_reads_log_probabilities(client):
-    answer = client.chat("any", USER, logprobs=True, options={"num_predict": 3})
+    answer = client.chat("any", USER, logprobs=True, options={"num_predict": 3, "ignore_eos": True})
     assert len(answer.logprobs) == 3 and not answer.logprobs[0].top_logprobs
 
 
