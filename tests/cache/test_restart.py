@@ -371,6 +371,21 @@ def test_damaged_files_cost_time_only(tmp_path: Path, how: str, caplog: pytest.L
     check_idle(w)
 
 
+def test_a_restore_that_failed_is_no_hit_of_its_tier(tmp_path: Path) -> None:
+    w = World(model(), settings(tmp_path, ram_bytes=0))
+    w.ask("a", text(700), n=5)
+    w.restart()
+    hits = {tier: w.registry.counter(m.CACHE_HITS, tier=tier) for tier in ("resident", "disk")}
+    w.ask("short", text(100), n=5)
+    before = {tier: hits[tier].value for tier in hits}
+    for path in (tmp_path / "kv").iterdir():
+        data = path.read_bytes()
+        path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    w.ask("b", text(700), n=5)
+    assert 0 < w.cached("b") < 699  # what a sequence held
+    assert {tier: hits[tier].value - before[tier] for tier in hits} == {"resident": 1, "disk": 0}
+
+
 def test_a_full_disk_does_not_stop_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

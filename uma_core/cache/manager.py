@@ -324,19 +324,21 @@ class PrefixCache:
             session.become(Phase.DECODE)
 
     def _count(self, session: Session, pieces: list[Piece], n_gained: int, n: int, t0: int) -> None:
-        tiers = [p.tier for p in pieces] or [RESIDENT]
-        slowest = max(tiers, key=TIERS.index)
-        if not session.n_seen and not session.is_private:
-            (self.meters.hits[slowest] if n_gained else self.meters.misses).add()
+        given: set[str] = set()  # by those of the plan's pieces that did come
         left = n_gained
         for piece in reversed(pieces):
             n_piece = min(left, max(0, min(piece.end, n) - piece.start))
             self.meters.saved[piece.tier].add(n_piece)
             left -= n_piece
+            if n_piece:
+                given.add(piece.tier)
         self.meters.saved[RESIDENT].add(left)
+        slowest = max(given or {RESIDENT}, key=TIERS.index)
+        if not session.n_seen and not session.is_private:
+            (self.meters.hits[slowest] if n_gained else self.meters.misses).add()
         self.meters.kv_bytes.add(n_gained * self.finder.cell_bytes)
         session.n_cached += n_gained
-        if pieces:
+        if given:
             self.meters.restore[slowest].observe(self.clock.now_ns() - t0)
 
     # a session's content changes
