@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import Any
 
@@ -27,6 +28,10 @@ class Child:
     def kill(self) -> None:
         self._over.set()
 
+    @property
+    def has_ended(self) -> bool:
+        return self._over.is_set()
+
 
 def test_a_reload_while_its_next_start_is_due_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, children, is_broken = ManualClock(1_000), [], [True]
@@ -50,6 +55,49 @@ def test_a_reload_while_its_next_start_is_due_starts_one(monkeypatch: pytest.Mon
         clock.advance(2 * LONGEST_PAUSE_NS)
         loop.turn(0)
         assert len(children) == 1
+    finally:
+        for each in children:
+            each.kill()
+        child.close()
+        loop.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "error"),
+    [
+        (gateway.os, "pipe", OSError(errno.EMFILE, "Too many open files")),
+        (gateway.threading.Thread, "start", RuntimeError("can't start new thread")),
+    ],
+)
+def test_it_is_started_once_the_daemon_has_room_for_it_again(
+    module: Any, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, children = ManualClock(1_000), []
+
+    def start(*args: Any, **kwargs: Any) -> Child:
+        children.append(Child())
+        return children[-1]
+
+    def fail(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(gateway.subprocess, "Popen", start)
+    monkeypatch.setattr(gateway, "STOP_S", 0.01)
+    loop = Loop(clock)
+    child = Gateway(loop, "/run/uma.sock")
+    try:
+        with monkeypatch.context() as short:
+            short.setattr(module, name, fail)
+            child.apply(HttpOptions(port=8080))
+            clock.advance(2 * LONGEST_PAUSE_NS)
+            loop.turn(0)  # the retry fails, too
+        assert "cannot be started" in caplog.text and "Traceback" not in caplog.text
+        assert child.report() == {"host": "127.0.0.1", "port": 8080, "is_running": False, "restarts": 0}
+        assert all(each.has_ended for each in children)
+        clock.advance(2 * LONGEST_PAUSE_NS)
+        loop.turn(0)
+        assert child.report() == {"host": "127.0.0.1", "port": 8080, "is_running": True, "restarts": 0}
+        assert sum(not each.has_ended for each in children) == 1
     finally:
         for each in children:
             each.kill()

@@ -150,10 +150,25 @@ class Gateway:
             self._retry = None
         if self._is_leaving or self._process is not None or not self._options.port:
             return
-        reading, self._lifeline = os.pipe()
-        os.set_blocking(self._lifeline, False)
         try:
-            self._process = subprocess.Popen(
+            self._process = self._spawn()
+        except (OSError, RuntimeError) as error:
+            log.error("the HTTP gateway cannot be started: %s", error)
+            self._hang_up()
+            self._again()
+            return
+        self._n_starts += 1
+        self._t_started_ns = self._loop.clock.now_ns()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        """The child, with a thread that waits for its end.
+
+        Raises: OSError, also where descriptors are short; RuntimeError: there is no thread to be had.
+        """
+        reading, self._lifeline = os.pipe()
+        try:
+            os.set_blocking(self._lifeline, False)
+            process = subprocess.Popen(
                 self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -161,17 +176,15 @@ class Gateway:
                 pass_fds=(reading,),
                 start_new_session=True,  # Ctrl-C in the terminal drains the daemon, with the gateway still there
             )
-        except OSError as error:
-            log.error("the HTTP gateway cannot be started: %s", error)
-            self._hang_up()
-            self._again()
-            return
         finally:
             os.close(reading)
-        self._n_starts += 1
-        self._t_started_ns = self._loop.clock.now_ns()
-        process = self._process
-        threading.Thread(target=self._wait, args=(process,), name="gateway", daemon=True).start()
+        try:
+            threading.Thread(target=self._wait, args=(process,), name="gateway", daemon=True).start()
+        except RuntimeError:
+            process.kill()
+            process.wait()
+            raise
+        return process
 
     def _command(self) -> list[str]:
         options = self._options
