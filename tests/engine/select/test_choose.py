@@ -90,10 +90,12 @@ def test_a_stored_choice_holds_for_its_options_only() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"engine": "graph", "reason": "by hand"}', "[" * 100_000])
-def test_a_damaged_store_is_no_choice(content: str) -> None:
+def test_a_damaged_store_is_no_choice_and_a_line_says_so(content: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert choose(DRAFT, AUTO).is_due and not caplog.text  # there is none
     store(DRAFT, AUTO, FASTER)
     stored_in(DRAFT, AUTO).write_text(content)
     assert choose(DRAFT, AUTO).is_due
+    assert stored_in(DRAFT, AUTO).name in caplog.text
 
 
 def test_a_pipe_in_place_of_the_store_is_no_choice() -> None:

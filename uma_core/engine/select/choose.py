@@ -41,10 +41,13 @@ def choose(path: str, options: EngineOptions) -> Choice:
         return Choice("graph", "engine.deterministic is its promise")
     if options.calibrate == "off":
         return Choice("llama", "the engines are not compared while the calibration is off")
+    stored = stored_in(path, options)
     try:
-        values = measured.load(stored_in(path, options))
+        values = measured.load(stored)
         known = Choice(values["engine"], values["reason"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError) as error:
+        if not isinstance(error, FileNotFoundError):
+            log.warning("the stored comparison %s is not usable (%s): as good as none", stored.name, error)
         return Choice(
             "llama", "the engines were not compared yet; the daemon's next start with this model compares them", True
         )
