@@ -163,3 +163,16 @@ def test_a_full_standard_output_is_one_line(words):
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr == "uma-core: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("n", [8, 16])
+@pytest.mark.parametrize("option", ["--http=18080", "--log-level=info"])
+def test_too_few_descriptors_are_one_coded_line(n, option, tmp_path):
+    """The limit holds for a process of its own; one that starts elsewhere ends in a traceback or a damaged model."""
+    command = f"ulimit -n {n}; exec {sys.executable} -m uma_core daemon --socket {tmp_path / 's'} {option}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "uma-core: E_CONFIG_001 config_invalid: the daemon needs 24 open files, the system allows "
+        f"{n} (ulimit -Hn, LimitNOFILE)\n"
+    )

@@ -9,6 +9,7 @@ import importlib
 import json
 import logging
 import os
+import resource
 import sys
 from contextlib import suppress
 
@@ -25,6 +26,7 @@ from uma_core.machine import limit_room, stack_bytes
 PROGRAM = "uma-core"
 START_BYTES = 56 << 20  # private memory of the interpreter and all that is imported
 N_THREADS = 6  # log, compute, two of the intake, loader, cache
+N_DESCRIPTORS = 24  # of a start with every option that opens something, and a few connections
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -136,9 +138,21 @@ def _check_memory() -> None:
         raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, text, need_mb=need >> 20, limit_mb=room >> 20)
 
 
+def _check_descriptors() -> None:
+    """Refuse what would end in the middle of the start, at whichever file happened to be one too many.
+
+    Raises: CONFIG_INVALID.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft limit is raised to it
+    if hard != resource.RLIM_INFINITY and hard < N_DESCRIPTORS:
+        text = f"the daemon needs {N_DESCRIPTORS} open files, the system allows {hard} (ulimit -Hn, LimitNOFILE)"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text)
+
+
 def _run(config: Config, sources: Sources) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, unused here: 40 MiB and a thread for every core
     _check_memory()
+    _check_descriptors()
     output = Output(config.log)
     try:
         for warning in sources.warnings:
