@@ -60,6 +60,17 @@ def test_each_answer_is_that_of_its_own_seed_and_the_prompt_is_read_once(
     rig.check_all_free()
 
 
+def test_a_request_counts_once_however_many_answers_it_has() -> None:
+    rig = Rig()
+    rig.submit("a", PROMPT, max_tokens=12, n=3, sampling=HOT)
+    rig.run()
+    meters = rig.executor.meters
+    assert sum(counter.value for counter in meters.accepted.values()) == 1
+    assert {reason: counter.value for reason, counter in meters.ended.items() if counter.value} == {
+        FinishReason.LENGTH: 1
+    }
+
+
 def test_without_a_stream_all_answers_come_at_the_end() -> None:
     rig = Rig()
     rig.submit("a", PROMPT, max_tokens=12, n=3, stream=False, sampling=HOT)

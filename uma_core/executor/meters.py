@@ -148,9 +148,9 @@ class Meters:
             if 0 < target < gap:
                 self.slo["tbt", priority].add()
 
-    def on_end(self, session: Session, reason: FinishReason) -> None:
+    def on_end(self, session: Session) -> None:
+        """Of an answer."""
         self.settle()
-        self.ended[reason].add()
         elapsed, worst = 0, 0
         for gap in session.gaps_ns:
             worst = gap if gap > worst else worst

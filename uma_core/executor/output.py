@@ -246,13 +246,13 @@ class Output:
         unsent = session.answer.take() if session.answer is not None else ()
         session.reason = reason
         self._free(session)
-        self._meters.on_end(session, reason)
+        self._meters.on_end(session)
         text = "" if session.request.stream else "".join(session.parts)
         logprobs = self._kept_logprobs(session, unsent)
         usage, timing = session.usage(), session.timing(now_ns)
         if session.group is None:
             embedding = session.embedding if reason is FinishReason.STOP else None
-            self._events.append(
+            self._end(
                 Final(
                     session.conn_id, session.id, reason, text, usage, timing, error, stop, logprobs, embedding=embedding
                 )
@@ -264,7 +264,12 @@ class Output:
             self._events.append(End(session.conn_id, session.id, answer))
         final = session.group.end(session, answer, error)
         if final is not None:
-            self._events.append(final)
+            self._end(final)
+
+    def _end(self, final: Final) -> None:
+        """Of a request, however many answers it had."""
+        self._meters.ended[final.reason].add()
+        self._events.append(final)
 
     def _kept_logprobs(self, session: Session, unsent: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...] | None:
         kept = (*session.logprobs, *unsent)
