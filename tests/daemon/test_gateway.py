@@ -180,6 +180,30 @@ def test_a_file_that_would_keep_ending_it_is_refused_at_the_start_and_by_a_reloa
     assert answers(port) and daemon.status()["http"]["restarts"] == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("nope: {a: 1}", "nope is not an option"),
+        ("serve: {nope: 1}", "serve.nope is not an option"),
+        ("limits: {max_json_depth: 99999}", "limits.max_json_depth must be"),
+        ("access: {api_key_file: /nowhere/keys.yaml}", "/nowhere/keys.yaml"),
+    ],
+)
+def test_a_file_with_wrong_options_is_refused_at_the_start_and_by_a_reload(serve, folder, port, text, named):
+    path, config = folder / "gateway.yaml", folder / "config.yaml"
+    path.write_text(f"{text}\n")
+    daemon = DaemonProcess(folder, "--engine", "fake", "--http", str(port), "--http-config", str(path))
+    assert daemon.wait() == 1
+    daemon.logs(named)
+    config.write_text(f"http: {{port: {port}}}\n")
+    daemon = serve("--config", str(config))
+    eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
+    config.write_text(f"http: {{port: {port}, config: '{path}'}}\n")
+    refusal = daemon.ask("reload")
+    assert refusal["name"] == "config_invalid" and named in refusal["message"]
+    assert answers(port) and daemon.status()["http"]["restarts"] == 0
+
+
 def test_a_port_that_becomes_free_soon_is_waited_for(serve, port):
     """That of a daemon's gateway which was killed a moment ago."""
     taken = socket.create_server(("127.0.0.1", port))

@@ -31,20 +31,21 @@ FIRST_PAUSE_NS = 1_000_000_000  # before it is started again; twice as long each
 LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
 PROVEN_NS = 60_000_000_000  # a child that lived so long starts afresh
 OF_THIS_PROCESS = ("/dev/fd/", "/dev/std", "/proc/self/")  # paths that mean something else in the child
+CHECK_S = 20.0  # for the gateway to judge its file; it takes a fraction of a second where nothing is wrong
 STOP_S = 3.0  # to say goodbye to its clients, once there is no daemon behind it any more
 
 
 def check_http(options: HttpOptions, patience_s: float = 0.0) -> None:
     """Find out before it is started what would keep ending it: its file, its address.
 
-    Blocks: reads the file, looks up a name. Raises: CONFIG_INVALID.
+    Blocks: reads the file, lets the gateway judge it, looks up a name. Raises: CONFIG_INVALID.
     """
     check_http_file(options)
     _check_address(options, patience_s)
 
 
 def check_http_file(options: HttpOptions) -> None:
-    """What is in it is the gateway's to judge. Raises: CONFIG_INVALID."""
+    """Whether it can be read, and what the gateway says of it. Blocks. Raises: CONFIG_INVALID."""
     if not options.port or not options.config:
         return
     path = os.path.abspath(options.config)
@@ -55,6 +56,28 @@ def check_http_file(options: HttpOptions) -> None:
         read_yaml(path)
     except UmaError as error:
         raise UmaError(error.error, f"http.config: {error.message}", option="http.config") from error
+    _check_values(options)
+
+
+def _check_values(options: HttpOptions) -> None:
+    """Let the gateway check its file, in a process of its own: the daemon knows nothing of its options.
+
+    Raises: CONFIG_INVALID, in the gateway's words. A check that cannot be run refuses nothing.
+    """
+    command = (sys.executable, "-m", "uma_gateway", "serve", "--check-config", "--config", options.config)
+    flags = ("--host", options.host, "--port", str(options.port))
+    try:
+        checked = subprocess.run(
+            (*command, *flags), stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("http.config: %s was not checked: %s", options.config, error)
+        return
+    text = checked.stderr.decode(errors="replace")
+    _, mark, message = text.partition(f"{ErrorCode.CONFIG_INVALID.spec.name}: ")
+    if checked.returncode and mark:
+        message = f"http.config: {' '.join(message.split())}"
+        raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.config")
 
 
 def _check_address(options: HttpOptions, patience_s: float = 0.0) -> None:
