@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from uma_core.machine import N_PROCESSORS, use_all_processors
 
 USER_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-# Some 2 ms. Two processes with 16 threads each on 16 processors take 14 ms a step with 30,000 rounds, and give no result
-# in 30 s with 300,000. Alone, and in storms, a step takes the same time with 3,000 to 300,000; with 300 it takes a third
-# longer.
+# Some 2 ms. Two processes with 16 threads each on 16 processors take 14 ms a step with 30,000 rounds, and give no
+# result in 30 s with 300,000. Alone, and in storms, a step takes the same time with 3,000 to 300,000; with 300 it takes
+# a third longer.
 SPIN_COUNT = "30000"
 
 

@@ -61,6 +61,10 @@ REFS = (
         "'lark', 'start: ' + '(' * 60000 + '\"a\"' + ')' * 60000",
         f"'lark', {LARK_CHAIN}",
         "'lark', 'start: start start | \"a\"'",
+        "'lark', 'start: /' + 'a*' * 100000 + '/'",
+        "'lark', 'start: T' + chr(10) + 'A: /a*/' + chr(10) + 'T: ' + 'A ' * 100000",
+        "'lark', 'start: ' + ' '.join(f'\"w{i}\"' for i in range(27000))",
+        "'lark', 'start: %json ' + __import__('json').dumps({'properties': {f'p{i}': {} for i in range(9000)}})",
         f"'lark', 'start: %json ' + __import__('json').dumps({REFS})",
         "'lark', 'start: %json ' + '{\"items\":' * 20000 + '{}' + '}' * 20000",
         f"'gbnf', {GBNF_CHAIN}",
@@ -84,7 +88,7 @@ REFS = (
         "'gbnf', 'root ::= \"a\"', (__import__('uma_core.types', fromlist=['Trigger']).Trigger('pattern', "
         "'x' + '(?:' * 25 + '){100}' * 25),)",
     ],
-    ids=range(26),
+    ids=range(30),
 )
 def test_it_is_refused_or_harmless(source):
     done = subprocess.run(

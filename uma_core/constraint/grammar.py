@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from uma_core.constraint import bounds, escapes, gbnf, schema
+from uma_core.constraint import bounds, escapes, gbnf, lark, schema
 from uma_core.constraint.lexemes import to_lark
 from uma_core.constraint.lib import ffi, load
 from uma_core.constraint.vocabulary import Vocabulary
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import Constraint, TokenId
 
-N_BYTES_MOST = 256 << 10  # of a schema or grammar; a 50-property schema has 4 KiB
 N_REGEX_BYTES_MOST = 16 << 10  # compiling one takes up to its length's square: 0.7 s
-# llguidance goes from definition to definition by recursion: a chain of 4,000 overflows a stack of 8 MiB, which would
-# end the daemon.
-N_DEFINITIONS_MOST = 1_000
-N_REFS_IN_LARK_MOST = 200  # in `%json`, which is not checked as schemas are
 # Between two tokens JSON allows any white space, of which a small model does not find the end: here one blank, or a new
 # line with an indentation, as people and programs write it.
 WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
-_DEFINITION = re.compile(rb"[\w-]\s*(?:\[[^\]]*\]\s*)?:")  # or what looks like one
 _PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # what llguidance's regular expressions want escaped
 
 # Bounds of one grammar. A step is the mask of one token, on the compute thread: llguidance gives 14,000 lexer units and
@@ -62,10 +55,10 @@ def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
     if constraint.kind == "gbnf":
         _sized(Source(b"gbnf", value.encode()), constraint)
         try:
-            lark = to_lark(gbnf.parse(value, vocabulary.id_of, vocabulary.names_in(value)))
+            written = to_lark(gbnf.parse(value, vocabulary.id_of, vocabulary.names_in(value)))
         except gbnf.GbnfError as error:
             raise refused(constraint, str(error)) from None
-        return _sized(Source(b"lark", lark.encode()), constraint)
+        return _sized(Source(b"lark", written.encode()), constraint)
     if constraint.kind == "regex" and len(value) > N_REGEX_BYTES_MOST:
         raise refused(constraint, f"it has {len(value)} characters, at most {N_REGEX_BYTES_MOST} are read")
     if constraint.kind == "regex" and bounds.pattern_states(value) > bounds.N_STATES_MOST:
@@ -79,18 +72,19 @@ def _schema_source(value: Any) -> Source:
     if found.tells_names:
         guidance["json_allowed_escapes"] = escapes.SHORT
     text = json.dumps({"x-guidance": guidance, **found.schema}, ensure_ascii=False)
-    if len(text) > N_BYTES_MOST:
-        raise schema.refused(f"the schema has {len(text)} characters, at most {N_BYTES_MOST} are read")
+    if len(text) > schema.N_BYTES_MOST:
+        raise schema.refused(f"the schema has {len(text)} characters, at most {schema.N_BYTES_MOST} are read")
     return Source(b"json_schema", text.encode())
 
 
 def _sized(source: Source, constraint: Constraint) -> Source:
-    if len(source.text) > N_BYTES_MOST:
-        raise refused(constraint, f"it has {len(source.text)} bytes, at most {N_BYTES_MOST} are read")
-    if source.kind == b"lark" and len(_DEFINITION.findall(source.text)) > N_DEFINITIONS_MOST:
-        raise refused(constraint, f"it has more than {N_DEFINITIONS_MOST} definitions")
-    if source.kind == b"lark" and source.text.count(b'"$ref"') > N_REFS_IN_LARK_MOST:
-        raise refused(constraint, f"its schemas have more than {N_REFS_IN_LARK_MOST} references")
+    if len(source.text) > schema.N_BYTES_MOST:
+        raise refused(constraint, f"it has {len(source.text)} bytes, at most {schema.N_BYTES_MOST} are read")
+    if source.kind == b"lark":
+        try:
+            lark.check(source.text.decode())
+        except lark.TooLarge as error:
+            raise refused(constraint, str(error)) from None
     return source
 
 

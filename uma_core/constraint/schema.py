@@ -16,6 +16,7 @@ from uma_core.constraint import bounds, escapes, together
 from uma_core.constraint.ecma import ForeignError, to_rust
 from uma_core.errors import ErrorCode, UmaError
 
+N_BYTES_MOST = 256 << 10  # of a schema or grammar; a 50-property schema has 4 KiB
 N_DEEP_MOST = 64  # llguidance's JSON reader gives up at 128, and its grammar is as deep as the schema
 N_NODES_MOST = 12_000  # JSON values in a schema: compiling takes up to 0.1 ms for each
 N_NAMED_MOST = 1_000  # properties of one object: compiling takes their number's square (1,000: 60 ms)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from uma_core.constraint.lark import TooLarge, check
+from uma_core.constraint.schema import N_BYTES_MOST
 from uma_gateway.chat.grammar import Grammar, Node, Reader, Unsettled
 from uma_gateway.chat.lark import write_lark
 from uma_gateway.chat.schema import Schema, constrained, part
@@ -52,6 +54,11 @@ class Schemas:
             return constrained({}, False)
         whole = tool.get("parameters") or {"type": "object", "properties": {}}
         return constrained(part(whole, pointer), bool(tool.get("strict")))
+
+    def with_any_arguments(self) -> Schemas:
+        """The same tools, whose arguments are any object."""
+        tools = [{"function": {"name": name, "parameters": {"type": "object"}}} for name in self._tools]
+        return Schemas(tools, self._json_schema, self._is_strict, self.one_call)
 
     def key(self) -> str:
         return json.dumps([self._tools, self._json_schema, self._is_strict, self.one_call])
@@ -159,6 +166,18 @@ def either_constraint(tools: dict[str, Any], text: dict[str, Any], schemas: Sche
     return {"lark": lark} if lark else None
 
 
+def too_large(constraint: Constraint | None) -> str:
+    """Why the daemon would not take a constraint, "" where it would."""
+    if constraint is None:
+        return ""
+    try:
+        check(constraint.get("lark", ""))
+    except TooLarge as error:
+        return str(error)
+    n_bytes = len((constraint.get("lark") or constraint.get("gbnf") or "").encode())
+    return f"it has {n_bytes} bytes, at most {N_BYTES_MOST} are read" if n_bytes > N_BYTES_MOST else ""
+
+
 def _trigger(trigger: dict[str, str]) -> dict[str, str]:
     """llama.cpp's trigger as the wire has it. Its patterns are tried at every token, so that `$` means "so far"."""
     kind, value = trigger["type"], trigger["value"]
@@ -199,12 +218,9 @@ def _unmarked_names(parser: str, generation_prompt: str, schemas: str) -> tuple[
     try:
         grammar = Grammar()
         root = _calls(grammar, parser, generation_prompt, schemas)
-        return tuple(
-            name
-            for name in json.loads(schemas)[0]
-            if _PLAIN_NAME.fullmatch(name)
-            and grammar.after(root, f'{{"type": "function", "name": "{name}", "parameters": ')
-        )
+        names = [name for name in json.loads(schemas)[0] if _PLAIN_NAME.fullmatch(name)]
+        calls = grammar.after_each(root, (f'{{"type": "function", "name": "{name}", "parameters": ' for name in names))
+        return tuple(name for name, rest in zip(names, calls, strict=True) if rest is not None)
     except (Unsettled, RecursionError):
         return ()
 

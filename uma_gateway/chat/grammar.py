@@ -10,7 +10,8 @@ uma_gateway/chat/lark.py writes the result down.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Set
+from functools import cached_property
 from typing import Any
 
 Letters = frozenset[str]  # characters; all those beyond ASCII count as one
@@ -101,15 +102,21 @@ class Sequence(Node):
     def __init__(self, items: tuple[Node, ...]) -> None:
         self.items = items
         self.nullable = all(item.nullable for item in items)
-        self.first = union(item.first for item in _reached(items))
-        ends = _reached(items[::-1])  # the last item that takes text, and those after it
+        self.first = first_of(items)
+        self.regular = all(item.regular for item in items)
+
+    @cached_property
+    def more(self) -> Letters:  # type: ignore[override]
+        ends = _reached(self.items[::-1])  # the last item that takes text, and those after it
         # where an item can take what belongs to the next, a text may be split in two ways, and go on in two ways
-        unclear = [item.alphabet for i, item in enumerate(items[:-1]) if runs_into(item, items[i + 1 :])]
-        self.more = union(
+        unclear = [item.alphabet for i, item in enumerate(self.items[:-1]) if runs_into(item, self.items[i + 1 :])]
+        return union(
             [*(item.more for item in ends), *(item.first for item in ends[: None if self.nullable else -1]), *unclear]
         )
-        self.alphabet = union(item.alphabet for item in items)
-        self.regular = all(item.regular for item in items)
+
+    @cached_property
+    def alphabet(self) -> Letters:  # type: ignore[override]
+        return union(item.alphabet for item in self.items)
 
 
 class Choice(Node):
@@ -117,19 +124,29 @@ class Choice(Node):
         self.items = items
         self.nullable = any(item.nullable for item in items)
         self.first = union(item.first for item in items)
-        self.more = union([*(item.more for item in items), *self._rivals()])
-        self.alphabet = union(item.alphabet for item in items)
         self.regular = all(item.regular for item in items)
 
-    def _rivals(self) -> Iterable[Letters]:
-        """Where one alternative is the beginning of another, the longer one's next character counts."""
-        for i, one in enumerate(self.items):
-            for other in self.items[i + 1 :]:
-                if isinstance(one, Literal) and isinstance(other, Literal):
-                    short, long = sorted((one.text, other.text), key=len)
-                    yield letters(long[len(short)]) if long.startswith(short) else NONE
-                elif not one.first.isdisjoint(other.first):
-                    yield ALL
+    @cached_property
+    def more(self) -> Letters:  # type: ignore[override]
+        return union([*(item.more for item in self.items), self._after_shorter()])
+
+    @cached_property
+    def alphabet(self) -> Letters:  # type: ignore[override]
+        return union(item.alphabet for item in self.items)
+
+    def _after_shorter(self) -> Letters:
+        """Where one alternative is the beginning of another, the longer one's next character counts; ALL where that is
+        not known.
+        """
+        texts = {item.text for item in self.items if isinstance(item, Literal)}
+        begun = union(letters(text[:1]) for text in texts)
+        for item in self.items:
+            if isinstance(item, Literal):
+                continue
+            if not item.first.isdisjoint(begun):
+                return ALL
+            begun |= item.first
+        return letters("".join(text[n] for text in texts for n in shorter(text, texts)))
 
 
 class Repeat(Node):
@@ -166,6 +183,11 @@ def union(sets: Iterable[Letters]) -> Letters:
 def first_of(items: Iterable[Node]) -> Letters:
     """With which a text of these items, one after the other, may begin."""
     return union(item.first for item in _reached(tuple(items)))
+
+
+def shorter(text: str, texts: Set[str]) -> list[int]:
+    """The lengths of those texts with which `text` begins, itself left out."""
+    return [n for n in range(len(text)) if text[:n] in texts]
 
 
 def runs_into(node: Node, rest: Iterable[Node]) -> bool:
@@ -264,6 +286,16 @@ class Grammar:
         for character in text:
             left = self._after(left, character) if left is not None else None
         return left
+
+    def after_each(self, node: Node, texts: Iterable[str]) -> Iterator[Node | None]:
+        """`after` for many texts: what they begin with in common is taken once."""
+        left: dict[str, Node | None] = {"": node}
+        for text in texts:
+            for n, character in enumerate(text, 1):
+                if text[:n] not in left:
+                    before = left[text[: n - 1]]
+                    left[text[:n]] = self._after(before, character) if before is not None else None
+            yield left[text]
 
     def _after(self, node: Node, character: str) -> Node | None:
         if isinstance(node, Literal):

@@ -11,6 +11,7 @@ import json
 
 from uma_gateway.chat.grammar import (
     ALL,
+    NONE,
     Chars,
     Choice,
     Grammar,
@@ -25,7 +26,10 @@ from uma_gateway.chat.grammar import (
     Until,
     UpTo,
     first_of,
+    letters,
     runs_into,
+    shorter,
+    union,
 )
 
 Parts = list[Node]
@@ -65,12 +69,7 @@ class _Writer:
         another.
         """
         cut = {item: self._cut(item) for item in node.items}
-        rivals = {
-            item
-            for item in node.items
-            for other in node.items
-            if other is not item and _are_rivals(cut[item], cut[other])
-        }
+        rivals = _rivals([(item, parts) for item, parts in cut.items()])
         return [parts for item in node.items for parts in (self._uncut(item) if item in rivals else [cut[item]])]
 
     def _uncut(self, node: Node, n_inside: int = 0) -> list[Parts]:
@@ -246,17 +245,37 @@ def _ends_with_delimiter(node: Node) -> bool:
     return isinstance(node, UpTo)
 
 
-def _are_rivals(one: Parts, other: Parts) -> bool:
-    """True where the lexer could follow one alternative to a place from which only the other goes on."""
-    for a, b in zip(one, other, strict=False):
-        if a is b:
-            continue
-        if a.first == ALL or b.first == ALL or a.first.isdisjoint(b.first):
-            return False  # an open text may take anything, and so it should
-        if isinstance(a, Literal) and isinstance(b, Literal):
-            return a.text.startswith(b.text) or b.text.startswith(a.text)
-        return True
-    return False
+def _rivals(alternatives: list[tuple[Node, Parts]]) -> set[Node]:
+    """Those of the alternatives of which the lexer could follow one to a place from which only another goes on. They
+    differ in their first part: alternatives with the same one are looked at behind it.
+    """
+    groups: dict[Node, list[tuple[Node, Parts]]] = {}
+    for node, parts in alternatives:
+        if parts:
+            groups.setdefault(parts[0], []).append((node, parts[1:]))
+    found = {node for first in _hidden(list(groups)) for node, _ in groups[first]}
+    return found.union(*(_rivals(group) for group in groups.values() if len(group) > 1))
+
+
+def _hidden(parts: Parts) -> list[Node]:
+    """Those of different parts that begin like another. An open text may take anything, and so it should."""
+    literals = {part.text for part in parts if isinstance(part, Literal) and part.text}
+    longer = {text for text in literals if shorter(text, literals)}
+    hidden_texts = longer | {text[:n] for text in longer for n in shorter(text, literals)}
+    begun, twice = NONE, NONE  # with which others than literals begin; with which several of them do
+    for part in parts:
+        if not isinstance(part, Literal) and part.first != ALL:
+            begun, twice = begun | part.first, twice | (begun & part.first)
+    of_literals = union(letters(text[:1]) for text in literals)
+    return [
+        part
+        for part in parts
+        if (
+            (part.text in hidden_texts or not part.first.isdisjoint(begun))
+            if isinstance(part, Literal)
+            else part.first != ALL and not part.first.isdisjoint(of_literals | twice)
+        )
+    ]
 
 
 def _times(least: int, most: int | None) -> str:

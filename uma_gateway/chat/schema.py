@@ -58,6 +58,10 @@ _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostnam
 _BESIDE_REF = frozenset(
     ("$ref", "$defs", "definitions", "title", "description", "default", "examples", "$schema", "$comment")
 )
+# say nothing of an answer's form; often most of a schema
+_ANNOTATIONS = frozenset(
+    ("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly")
+)
 # with one of these beside its properties an object may have more of them than `properties` says
 _OPEN = frozenset(
     (
@@ -146,7 +150,7 @@ def constrained(schema: Any, strict: bool) -> Schema:
 
     Objects that list their properties have no others unless the schema says so: small models invent them without end.
     """
-    whole: Schema = dict(schema) if isinstance(schema, dict) else {}
+    whole: Schema = _bare(schema) if isinstance(schema, dict) else {}
     if not strict:
         whole = _loosened(whole)
     if _may_be_closed(whole):
@@ -156,6 +160,20 @@ def constrained(schema: Any, strict: bool) -> Schema:
     if any(map(tells_names, nodes)) and not any(map(unwritable, nodes)):
         whole["x-guidance"]["json_allowed_escapes"] = SHORT
     return whole
+
+
+def _bare(node: Any) -> Any:
+    """A copy without annotations."""
+    if not isinstance(node, dict):
+        return node
+    copy = {key: value for key, value in node.items() if key not in _ANNOTATIONS}
+    for key in _MAPS:
+        if isinstance(copy.get(key), dict):
+            copy[key] = {name: _bare(sub) for name, sub in copy[key].items()}
+    for key in _LISTS:
+        if isinstance(copy.get(key), list):
+            copy[key] = [_bare(sub) for sub in copy[key]]
+    return copy | {key: _bare(copy[key]) for key in _ONE if key in copy}
 
 
 def _loosened(node: Any) -> Any:

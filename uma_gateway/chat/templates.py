@@ -18,6 +18,7 @@ from uma_gateway.chat.constraint import (
     constraint_of,
     either_constraint,
     json_constraint,
+    too_large,
     unmarked_constraint,
 )
 from uma_gateway.chat.errors import ChatCode, ChatError
@@ -305,16 +306,32 @@ class _Request:
         )
 
     def _tools_constraint(self, side: Templates, rendered: dict[str, Any], answer: dict[str, Any]) -> Constraint | None:
+        """Where a grammar of all tools is more than the daemon takes, their arguments may be any object. Where that is
+        too much as well, an optional call is not constrained, and one that must follow a grammar is refused.
+        """
+        is_strict = any(tool["function"].get("strict") for tool in self._callable)
+        why = ""
+        for schemas in (self._schemas, *(() if is_strict else (self._schemas.with_any_arguments(),))):
+            constraint = self._constraint_by(schemas, side, rendered, answer)
+            why = too_large(constraint)
+            if not why:
+                return constraint
+        if self._choice.mode == "auto" and self._schema is None and not is_strict:
+            return None
+        message = f"a grammar of calls to {len(self._callable)} tools is too large: {why}"
+        raise ChatError(ChatCode.SCHEMA_UNSUPPORTED, message)
+
+    def _constraint_by(
+        self, schemas: Schemas, side: Templates, rendered: dict[str, Any], answer: dict[str, Any]
+    ) -> Constraint | None:
         if self._schema is None and self._choice.mode == "auto" and not answer["has_grammar"]:
-            return unmarked_constraint(
-                self._fitted(self._with_tools(side, rendered, "required"), rendered), self._schemas
-            )
+            return unmarked_constraint(self._fitted(self._with_tools(side, rendered, "required"), rendered), schemas)
         if self._schema is None or self._choice.mode == "required":
-            return constraint_of(self._fitted(answer, rendered), self._schemas, self._choice.mode == "required")
+            return constraint_of(self._fitted(answer, rendered), schemas, self._choice.mode == "required")
         must = self._with_tools(side, rendered, "required")
         text = self._text_format(side)
-        either = either_constraint(self._fitted(must, rendered), self._fitted(text, rendered), self._schemas)
-        return either or constraint_of(self._fitted(answer, rendered), self._schemas)
+        either = either_constraint(self._fitted(must, rendered), self._fitted(text, rendered), schemas)
+        return either or constraint_of(self._fitted(answer, rendered), schemas)
 
     def _json_only(self, rendered: dict[str, Any]) -> tuple[dict[str, Any], Constraint | None]:
         text = self._text_format(self._templates)

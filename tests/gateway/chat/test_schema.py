@@ -140,3 +140,25 @@ def test_a_name_has_one_form_where_other_names_may_come() -> None:
     assert "json_allowed_escapes" not in constrained({"type": "string"}, strict=False)["x-guidance"]
     insists = open_to_others | {"properties": {"a": {"const": "\x01"}}}
     assert "json_allowed_escapes" not in constrained(insists, strict=False)["x-guidance"]
+
+
+def test_annotations_do_not_go_to_the_daemon_but_properties_of_their_names_do() -> None:
+    """Descriptions are most of what tools say: those of 150 tools made a grammar that was refused."""
+    note = {"title": "t", "description": "e.g.: a", "examples": ["x"], "default": "x", "$comment": "c"}
+    schema = {
+        **note,
+        "type": "object",
+        "properties": {
+            "description": {"type": "string", **note},
+            "list": {"type": "array", "items": {"anyOf": [note]}},
+        },
+        "enum": [{"description": "kept"}],
+        "$defs": {"title": {**note, "type": "integer"}},
+    }
+    found = constrained(schema, strict=True)
+    assert found["properties"] == {
+        "description": {"type": "string"},
+        "list": {"type": "array", "items": {"anyOf": [{}]}},
+    }
+    assert found["enum"] == [{"description": "kept"}] and found["$defs"] == {"title": {"type": "integer"}}
+    assert not note.keys() & found.keys()

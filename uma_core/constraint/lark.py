@@ -1,0 +1,163 @@
+"""What a grammar in llguidance's Lark takes to compile, found before that. Pure.
+
+Two things grow with a square (llguidance 1.9, 2 cores). A lexeme of n repetitions that may each be empty takes n x n of
+time and memory: 1 s and 250 MB for 8,000 of them, 134 s and 16 GB for 125,000. So do n different lexemes one after the
+other: 1.8 s and 1.5 GB for 27,000.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from uma_core.constraint.schema import N_NAMED_MOST, N_PATTERN_MOST, N_PATTERN_NAMES_MOST
+
+# llguidance goes from definition to definition by recursion: a chain of 4,000 overflows a stack of 8 MiB, which would
+# end the daemon.
+N_DEFINITIONS_MOST = 1_000
+N_REFS_MOST = 200  # in all `%json`, which are not checked as schemas are
+N_LEXEMES_MOST = 12_000  # different ones: up to 1.4 s and 0.3 GB
+N_USES_MOST = 16_000  # of lexemes in rules: 1 s, or 5 s where each may be left out
+N_REPEATS_MOST = 8_000  # of one lexeme; of several, the root of the sum of their squares: 1 s and 250 MB
+
+_TOKEN = re.compile(
+    r"""(?P<string>"(?:\\.|[^"\\])*"i?)
+      | (?P<comment>//[^\n]*|\#[^\n]*)
+      | (?P<regex>/(?:\\.|[^/\\])+/[a-z]*)
+      | (?P<json>%json\s*)
+      | (?P<special><[^<>\s]+>)
+      | (?P<name>[A-Za-z_][\w-]*)
+      | (?P<colon>:)
+      | (?P<open>\[)
+      | (?P<close>\])
+      | (?P<repeat>[*+?{~])""",
+    re.VERBOSE | re.DOTALL,
+)
+_NO_REPEAT = re.compile(r"\\[upPx]\{[^}]*\}|\\.|\(\?|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_REPEAT = re.compile(r"[*+?{]")
+
+
+@dataclass(slots=True)
+class _Definition:
+    """One rule or terminal."""
+
+    n_repeats: int = 0
+    names: list[str] = field(default_factory=list)  # to which it refers
+
+
+class TooLarge(Exception):
+    """Says why in its text."""
+
+
+def check(text: str) -> None:
+    """Raises: TooLarge."""
+    definitions: dict[str, _Definition] = {}
+    lexemes: set[str] = set()
+    squares, n_uses, n_refs, n_definitions = 0, 0, 0, 0
+    here, is_terminal = _Definition(), False
+    for kind, token in _tokens(text):
+        if kind == "colon" and here.names:  # what came last was no reference, but the name of a definition
+            name = here.names.pop()
+            n_definitions += 1
+            n_uses -= not is_terminal and _is_terminal(name)
+            is_terminal = _is_terminal(name)
+            here = definitions.setdefault(name, _Definition())
+        elif kind == "json":
+            n_uses += 1
+            lexemes.add(token)
+            n_refs += token.count('"$ref"')
+            squares += _json_squares(token)
+        elif kind == "name":
+            here.names.append(token)
+            n_uses += not is_terminal and _is_terminal(token)
+        elif is_terminal:
+            here.n_repeats += n_repeats(token) if kind == "regex" else kind == "repeat"
+        elif kind in ("string", "regex", "special"):
+            n_uses += 1
+            lexemes.add(token)
+            squares += n_repeats(token) ** 2 if kind == "regex" else 0
+    if n_definitions > N_DEFINITIONS_MOST:
+        raise TooLarge(f"it has more than {N_DEFINITIONS_MOST} definitions")
+    if n_refs > N_REFS_MOST:
+        raise TooLarge(f"its schemas have more than {N_REFS_MOST} references")
+    if len(lexemes) > N_LEXEMES_MOST:
+        raise TooLarge(f"its rules have {len(lexemes)} different texts, at most {N_LEXEMES_MOST} are read")
+    if n_uses > N_USES_MOST:
+        raise TooLarge(f"its rules use texts and terminals {n_uses} times, at most {N_USES_MOST} are read")
+    if squares + sum(n**2 for n in _terminal_repeats(definitions)) > N_REPEATS_MOST**2:
+        raise TooLarge("its regular expressions have too many repetitions (`*`, `+`, `?`, `{}`)")
+
+
+def n_repeats(expression: str) -> int:
+    """Of a regular expression."""
+    return len(_REPEAT.findall(_NO_REPEAT.sub("", expression)))
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    """Kinds and texts, without what stands in the brackets of attributes; of `%json`, its value. What llguidance cannot
+    read is left for it to tell.
+    """
+    decoder = json.JSONDecoder()
+    at = depth = 0
+    while match := _TOKEN.search(text, at):
+        kind, at = str(match.lastgroup), match.end()
+        if kind == "json":
+            try:
+                _, end = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                continue
+            yield kind, text[at:end]
+            at = end
+        elif kind in ("open", "close"):
+            depth = max(0, depth + (1 if kind == "open" else -1))
+        elif kind != "comment" and not depth:
+            yield kind, match.group()
+
+
+def _is_terminal(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
+def _json_squares(text: str) -> int:
+    """Of the repetitions in a schema's patterns."""
+    squares = 0
+    waiting: list[Any] = [json.loads(text)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        if not isinstance(value, dict):
+            continue
+        waiting += value.values()
+        names, by_pattern = value.get("properties"), value.get("patternProperties")
+        if isinstance(names, dict) and len(names) > N_NAMED_MOST:
+            raise TooLarge(f"an object of its schemas has more than {N_NAMED_MOST} properties")
+        patterns = list(by_pattern) if isinstance(by_pattern, dict) else []
+        if len(patterns) > N_PATTERN_NAMES_MOST:
+            raise TooLarge(f"its schemas have more than {N_PATTERN_NAMES_MOST} `patternProperties` of one object")
+        if isinstance(value.get("pattern"), str):
+            patterns.append(value["pattern"])
+        if any(len(pattern) > N_PATTERN_MOST for pattern in patterns):
+            raise TooLarge(f"a pattern of its schemas has more than {N_PATTERN_MOST} characters")
+        squares += sum(n_repeats(pattern) ** 2 for pattern in patterns)
+    return squares
+
+
+def _terminal_repeats(definitions: dict[str, _Definition]) -> Iterator[int]:
+    """Repetitions of each terminal with those of all to which it refers, counted up to one more than may be."""
+    found: dict[str, int] = {}
+    for name in definitions:
+        waiting = [name] if _is_terminal(name) else []
+        while waiting:
+            definition = definitions[waiting[-1]]
+            missing = (n for n in definition.names if n in definitions and n not in found and n not in waiting)
+            below = next(missing, None)
+            if below is not None:
+                waiting.append(below)
+                continue
+            n = definition.n_repeats + sum(found.get(n, 0) for n in definition.names)
+            found[waiting.pop()] = min(n, N_REPEATS_MOST + 1)
+    yield from found.values()
