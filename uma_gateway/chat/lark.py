@@ -69,7 +69,7 @@ class _Writer:
         another.
         """
         cut = {item: self._cut(item) for item in node.items}
-        rivals = _rivals([(item, parts) for item, parts in cut.items()])
+        rivals = _rivals(list(cut.items()))
         return [parts for item in node.items for parts in (self._uncut(item) if item in rivals else [cut[item]])]
 
     def _uncut(self, node: Node, n_inside: int = 0) -> list[Parts]:
