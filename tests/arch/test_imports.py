@@ -143,7 +143,13 @@ ALLOWED = {
             "uma_core.regular",
         ),  # how options and lines are written
     },
-    "uma_gateway.chat": {"uma_gateway.chat", "uma_core.constraint.escapes"},  # which is pure: how names may be written
+    # pure: how names may be written, and what the daemon takes of a grammar
+    "uma_gateway.chat": {
+        "uma_gateway.chat",
+        "uma_core.constraint.escapes",
+        "uma_core.constraint.lark",
+        "uma_core.constraint.schema",
+    },
     "uma_gateway.cluster.router": set(),
 }
 
