@@ -168,14 +168,19 @@ def either_constraint(tools: dict[str, Any], text: dict[str, Any], schemas: Sche
 
 def too_large(constraint: Constraint | None) -> str:
     """Why the daemon would not take a constraint, "" where it would."""
-    if constraint is None:
-        return ""
+    return _too_large(constraint.get("lark", ""), constraint.get("gbnf", "")) if constraint is not None else ""
+
+
+@functools.lru_cache(maxsize=_N_KEPT)
+def _too_large(lark: str, gbnf: str) -> str:
+    n_bytes = len((lark or gbnf).encode())
+    if n_bytes > N_BYTES_MOST:
+        return f"it has {n_bytes} bytes, at most {N_BYTES_MOST} are read"
     try:
-        check(constraint.get("lark", ""))
+        check(lark)
     except TooLarge as error:
         return str(error)
-    n_bytes = len((constraint.get("lark") or constraint.get("gbnf") or "").encode())
-    return f"it has {n_bytes} bytes, at most {N_BYTES_MOST} are read" if n_bytes > N_BYTES_MOST else ""
+    return ""
 
 
 def _trigger(trigger: dict[str, str]) -> dict[str, str]:

@@ -52,6 +52,7 @@ class _Writer:
         self._rule_names: dict[Node, str] = {}
         self._as_rules: dict[Node, Rule] = {}
         self._terminal_names: dict[str, str] = {}
+        self._names_given: set[str] = set()
 
     # --- rules
 
@@ -189,10 +190,11 @@ class _Writer:
         return self._named(self._expression(node))
 
     def _named(self, expression: str) -> str:
-        if expression in self._terminal_names.values():
+        if expression in self._names_given:
             return expression
         if expression not in self._terminal_names:
             self._terminal_names[expression] = f"T{len(self._terminal_names)}"
+            self._names_given.add(self._terminal_names[expression])
             self.terminals.append(f"{self._terminal_names[expression]}: {expression}")
         return self._terminal_names[expression]
 

@@ -424,12 +424,11 @@ def test_where_a_grammar_would_be_too_large_arguments_are_any_object() -> None:
     assert constraint.too_large(applied.constraint) == ""
 
 
-@pytest.mark.parametrize("name", ["Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder", "meta-llama-Llama-3.1-8B-Instruct"])
-def test_optional_calls_of_thousands_of_tools_are_left_to_the_model_and_others_are_refused(name: str) -> None:
+def test_optional_calls_of_hundreds_of_tools_are_left_to_the_model_and_others_are_refused() -> None:
     """300 tools of Llama 3.x took 80 s, 3,000 of Qwen's 90 s, and then the grammar was refused."""
-    tools = large_tools(1_200)
-    assert constraint.too_large(templates(name).apply(MESSAGES, tools=tools).constraint) == ""
-    with pytest.raises(ChatError, match="1200 tools is too large"):
-        templates(name).apply(MESSAGES, tools=tools, tool_choice="required")
+    model, tools = templates("Qwen-Qwen2.5-7B-Instruct"), large_tools(500)
+    assert model.apply(MESSAGES, tools=tools).constraint is None
+    with pytest.raises(ChatError, match="500 tools is too large"):
+        model.apply(MESSAGES, tools=tools, tool_choice="required")
     with pytest.raises(ChatError, match="too large"):
-        templates(name).apply(MESSAGES, tools=large_tools(1_200, strict=True))
+        model.apply(MESSAGES, tools=large_tools(500, strict=True))
