@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.support import DaemonProcess, running
+from uma_gateway.cluster import token
+
+token.use(os.environ, Path.home())  # before a test imports ray: a user with a token has clusters that ask for it
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
