@@ -53,7 +53,7 @@ class TooLarge(Exception):
 
 
 def check(text: str) -> None:
-    """Raises: TooLarge."""
+    """Refuse a grammar that would take minutes or gigabytes to compile. Raises: TooLarge."""
     definitions: dict[str, _Definition] = {}
     lexemes: set[str] = set()
     squares, n_uses, n_refs, n_definitions = 0, 0, 0, 0

@@ -55,9 +55,7 @@ _NOT_ENFORCED = frozenset(
 )
 _NO_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9bBkc]")  # looking around, going back: not regular
 _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
-_BESIDE_REF = frozenset(
-    ("$ref", "$defs", "definitions", "title", "description", "default", "examples", "$schema", "$comment")
-)
+_BESIDE_REF = frozenset(("$ref", "$defs", "definitions", "$schema"))
 # say nothing of an answer's form; often most of a schema
 _ANNOTATIONS = frozenset(
     ("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly")
