@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import os
 import signal
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 from tests.daemon.support import DaemonProcess, eventually
+from uma_core.config.options import HttpOptions
+from uma_core.errors import UmaError
+from uma_core.server.lifecycle.gateway import check_http
 from uma_gateway.keys import entry, new_key
 
 
@@ -132,9 +136,15 @@ def test_its_own_file_configures_it(serve, folder, port):
     eventually(lambda: ask(port, "GET", "/v1/models")[0] == 401)
 
 
-def test_a_gateway_that_cannot_start_ends_nothing_and_says_why(serve, port):
-    daemon = serve("--http", str(port), "--http-host", "0.0.0.0")
-    daemon.logs("can be reached by others")
+def test_a_gateway_that_cannot_start_again_ends_nothing_and_says_why(serve, folder, port):
+    config = folder / "gateway.yaml"
+    config.write_text("access: {}\n")
+    daemon = serve("--http", str(port), "--http-config", str(config))
+    eventually(lambda: answers(port))
+    config.write_text("access: {nope: 1}\n")
+    (pid,) = children(daemon)
+    os.kill(pid, signal.SIGKILL)
+    daemon.logs("access.nope is not an option")
     assert daemon.generate("hello", max_tokens=2)[-1]["reason"] == "length"
     assert daemon.state() == "ready"
 
@@ -202,6 +212,28 @@ def test_a_file_with_wrong_options_is_refused_at_the_start_and_by_a_reload(serve
     refusal = daemon.ask("reload")
     assert refusal["name"] == "config_invalid" and named in refusal["message"]
     assert answers(port) and daemon.status()["http"]["restarts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "named"),
+    [
+        ((), {"UMA_GATEWAY_MAX_JSON_DEPTH": "deep"}, "limits.max_json_depth"),
+        ((), {"UMA_GATEWAY_API_KEY_FILE": "/nowhere/keys.yaml"}, "/nowhere/keys.yaml"),
+        (("--http-host", "0.0.0.0"), {}, "give keys"),
+    ],
+)
+def test_variables_and_addresses_that_would_keep_ending_it_are_refused_at_the_start(
+    folder, port, flags, variables, named
+):
+    daemon = DaemonProcess(folder, "--engine", "fake", "--http", str(port), *flags, environ=variables)
+    assert daemon.wait() == 1
+    daemon.logs(named)
+
+
+def test_without_its_libraries_it_is_refused_with_what_to_install(port, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UmaError, match="extra \\[http\\]"):
+        check_http(HttpOptions(port=port))
 
 
 def test_a_port_that_becomes_free_soon_is_waited_for(serve, port):

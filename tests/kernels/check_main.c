@@ -1,4 +1,5 @@
-// Checks one kernel table, or lists those that this processor runs: check_kernels NAME | --list
+// Checks the products or the attention of one kernel table, or lists what this processor runs:
+// check_kernels mm NAME | attention NAME | --list
 #include "check.h"
 
 double f16_value(uint16_t h) {
@@ -23,29 +24,38 @@ uint16_t f16_bits(float f) {
     return f < 0 ? (uint16_t)(best | 0x8000) : best;
 }
 
-static int report(const char * what, const struct tally * t) {
-    printf("%-10s %6ld cases %8ld values %ld bad, worst error %.3f of the tolerance\n", what, t->n_cases, t->n_values,
-        t->n_bad, t->worst);
-    return t->n_bad == 0 && t->n_cases > 0 && t->n_values > 0;
+static const char * const NAMES[] = {
+    "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable" };
+enum { N_NAMES = sizeof NAMES / sizeof *NAMES };
+
+// Several tables share one attention: it is listed for the first of them.
+static int is_attention_new(size_t table) {
+    for (size_t i = 0; i < table; i++) {
+        const struct uma_kernels * before = uma_kernels_named(NAMES[i]);
+        if (before && before->attn == uma_kernels_named(NAMES[table])->attn) return 0;
+    }
+    return 1;
+}
+
+static int list(void) {
+    for (size_t i = 0; i < N_NAMES; i++) {
+        if (!uma_kernels_named(NAMES[i])) continue;
+        printf("mm %s\n", NAMES[i]);
+        if (is_attention_new(i)) printf("attention %s\n", NAMES[i]);
+    }
+    return 0;
 }
 
 int main(int argc, char ** argv) {
-    static const char * const NAMES[] = {
-        "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable" };
-    if (argc == 2 && strcmp(argv[1], "--list") == 0) {
-        for (size_t i = 0; i < sizeof NAMES / sizeof *NAMES; i++) {
-            if (uma_kernels_named(NAMES[i])) puts(NAMES[i]);
-        }
-        return 0;
-    }
-    const struct uma_kernels * k = argc == 2 ? uma_kernels_named(argv[1]) : NULL;
+    if (argc == 2 && strcmp(argv[1], "--list") == 0) return list();
+    const struct uma_kernels * k = argc == 3 ? uma_kernels_named(argv[2]) : NULL;
     if (!k) {
-        fprintf(stderr, "no such kernels on this processor: %s\n", argc == 2 ? argv[1] : "");
+        fprintf(stderr, "no such kernels on this processor: %s\n", argc == 3 ? argv[2] : "");
         return 2;
     }
-    struct tally mm = { 0 }, attn = { 0 };
-    check_mm(k, &mm);
-    check_attn(k, &attn);
-    const int mm_is_good = report("mm", &mm), attn_is_good = report("attention", &attn);
-    return mm_is_good && attn_is_good ? 0 : 1;
+    struct tally t = { 0 };
+    if (strcmp(argv[1], "mm") == 0) check_mm(k, &t);
+    else check_attn(k, &t);
+    printf("%ld cases, %ld values, %ld bad, worst error %.3f of the tolerance\n", t.n_cases, t.n_values, t.n_bad, t.worst);
+    return t.n_bad == 0 && t.n_cases > 0 && t.n_values > 0 ? 0 : 1;
 }

@@ -145,6 +145,17 @@ class TestTransfers:
         assert plan.transfer_ns > 0
         assert SOLO + plan.run_ns + plan.transfer_ns <= 1.2 * SOLO
 
+    def test_a_chats_prompt_has_what_they_leave_of_the_limit(self):
+        moving = reading(2, is_ready=False, is_transferring=True)
+        big = {"kv_bytes_per_cell": 100_000}
+        plan = run(state_of(talking(0), reading(1, n_prompt=10, slo_ttft_ns=10**10), moving, **big))
+        assert plan.guard.kind == "normal" and plan.transfer_ns > 0.02 * SOLO and plan.run_ns > 0
+        assert SOLO + plan.run_ns + plan.transfer_ns <= 1.2 * SOLO
+        late = reading(1, n_prompt=1200, t_queued_ns=NOW - 10**10)
+        plan = run(state_of(talking(0), late, moving, **big))
+        assert plan.guard.kind == "urgent" and plan.run_ns > SOLO
+        assert SOLO + plan.run_ns + plan.transfer_ns <= 3.0 * SOLO
+
     def test_a_background_copy_takes_half_of_the_room_at_most(self):
         big = {"kv_bytes_per_cell": 10_000_000}
         chat = run(state_of(talking(0), reading(2, is_ready=False, is_transferring=True), **big)).transfer_ns

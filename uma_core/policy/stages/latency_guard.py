@@ -60,6 +60,7 @@ class Gap(NamedTuple):
     limits: TbtLimits
     memory: TbtMemory
     room: Room  # after transfers
+    transfer_ns: int
 
     @property
     def has_long(self) -> bool:
@@ -99,13 +100,13 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     limits = tbt_limits(state, index)
     room = room_of(memory, limits, state.config.long_tick_share)
     transfer_ns, kind = _transfer(state, index, room)
-    gap = Gap(state, index, limits, memory, _less(room, transfer_ns))
+    gap = Gap(state, index, limits, memory, _less(room, transfer_ns), transfer_ns)
     item = plan.prompts[0] if plan.prompts else None
     planned = {i.sid for i in plan.decodes}
     wanted = [v for v in index.background if v.sid in planned]
     grant = _shared(gap, item, wanted)
     grant = grant._replace(kind=max(grant.kind, kind))
-    plan = _applied(gap, plan, grant, transfer_ns)
+    plan = _applied(gap, plan, grant)
     plan = plan._replace(guard=_decision(gap, grant, len(grant.rows) < len(wanted)))
     return plan.remember(latency_guard=_remembered(gap, plan, grant))
 
@@ -261,7 +262,8 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
     Such prompts are in few gaps, so they may fill an everyday gap up to its limit, with no allowance for the error.
     """
     limits, state = gap.limits, gap.state
-    plain = max(gap.room.in_everyday_ns, min(gap.room.in_long_ns, limits.everyday_ns - limits.round_ns))
+    everyday_ns = limits.everyday_ns - limits.round_ns - gap.transfer_ns
+    plain = max(gap.room.in_everyday_ns, min(gap.room.in_long_ns, everyday_ns))
     room = gap.room._replace(in_everyday_ns=plain)
     sample, need = sized(state, item, view, room)
     if sample.mode is PrefillMode.MIXED:
@@ -271,11 +273,11 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
     limit = next_limit_ns(state, view, limits, usual)
     if limit <= limits.everyday_ns:
         return room, False
-    raised = room_below(limit, limits, gap.memory)
+    raised = max(0, room_below(limit, limits, gap.memory) - gap.transfer_ns)
     return Room(raised, raised), True
 
 
-def _applied(gap: Gap, plan: Plan, grant: Grant, transfer_ns: int) -> Plan:
+def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:
     """The plan with what was granted."""
     rows, item = list(grant.rows), grant.prefill
     items = plan.decodes
@@ -297,7 +299,7 @@ def _applied(gap: Gap, plan: Plan, grant: Grant, transfer_ns: int) -> Plan:
         run_ns=grant.run_ns if is_run else 0,
         quantum_ns=quantum,
         min_pieces=grant.min_pieces,
-        transfer_ns=max(transfer_ns, least),
+        transfer_ns=max(gap.transfer_ns, least),
         notes=plan.notes + grant.notes,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import logging
 import os
 import socket
@@ -25,30 +26,41 @@ from uma_core.server.io.loop import Loop, Timer
 
 log = logging.getLogger(__name__)
 
-LIFELINE = "UMA_GATEWAY_LIFELINE"  # the pipe's number, for the child
+VARIABLES = "UMA_GATEWAY_"  # how the names of the gateway's variables begin
+LIFELINE = f"{VARIABLES}LIFELINE"  # the pipe's number, for the child
 RELOADED = b"\n"  # in the pipe
 FIRST_PAUSE_NS = 1_000_000_000  # before it is started again; twice as long each time ...
 LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
 PROVEN_NS = 60_000_000_000  # a child that lived so long starts afresh
 OF_THIS_PROCESS = ("/dev/fd/", "/dev/std", "/proc/self/")  # paths that mean something else in the child
-CHECK_S = 20.0  # for the gateway to judge its file; it takes a fraction of a second where nothing is wrong
+CHECK_S = 20.0  # for the gateway to judge its options; it takes a fraction of a second where nothing is wrong
 STOP_S = 3.0  # to say goodbye to its clients, once there is no daemon behind it any more
 
 
 def check_http(options: HttpOptions, patience_s: float = 0.0) -> None:
-    """Find out before it is started what would keep ending it: its file, its address.
+    """Find out before it is started what would keep ending it: its options, its address.
 
-    Blocks: reads the file, lets the gateway judge it, looks up a name. Raises: CONFIG_INVALID.
+    Blocks: reads its file, lets the gateway judge its options, looks up a name. Raises: CONFIG_INVALID.
     """
-    check_http_file(options)
+    check_http_options(options)
     _check_address(options, patience_s)
 
 
-def check_http_file(options: HttpOptions) -> None:
-    """Whether it can be read, and what the gateway says of it. Blocks. Raises: CONFIG_INVALID."""
-    if not options.port or not options.config:
+def check_http_options(options: HttpOptions) -> None:
+    """Whether it is installed, its file can be read, and its options are valid. Blocks. Raises: CONFIG_INVALID."""
+    if not options.port:
         return
-    path = os.path.abspath(options.config)
+    if importlib.util.find_spec("uvicorn") is None:
+        message = "the HTTP gateway is not installed: install UMA Serve with the extra [http]"
+        raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.port")
+    if options.config:
+        _check_file(options.config)
+    if options != HttpOptions(port=options.port) or any(name.startswith(VARIABLES) for name in os.environ):
+        _check_values(options)
+
+
+def _check_file(path: str) -> None:
+    path = os.path.abspath(path)
     if path.startswith(OF_THIS_PROCESS):
         message = f"{path} is a descriptor of the daemon, which its gateway does not have: give the path of a file"
         raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.config")
@@ -56,28 +68,30 @@ def check_http_file(options: HttpOptions) -> None:
         read_yaml(path)
     except UmaError as error:
         raise UmaError(error.error, f"http.config: {error.message}", option="http.config") from error
-    _check_values(options)
 
 
 def _check_values(options: HttpOptions) -> None:
-    """Let the gateway check its file, in a process of its own: the daemon knows nothing of its options.
+    """Let the gateway check its options, in a process of its own: the daemon knows nothing of them.
 
     Raises: CONFIG_INVALID, in the gateway's words. A check that cannot be run refuses nothing.
     """
-    command = (sys.executable, "-m", "uma_gateway", "serve", "--check-config", "--config", options.config)
-    flags = ("--host", options.host, "--port", str(options.port))
+    command = [sys.executable, "-m", "uma_gateway", "serve", "--check-config", *_flags(options)]
     try:
-        checked = subprocess.run(
-            (*command, *flags), stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_S, check=False
-        )
+        checked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        log.warning("http.config: %s was not checked: %s", options.config, error)
+        log.warning("the HTTP gateway's options were not checked: %s", error)
         return
     text = checked.stderr.decode(errors="replace")
     _, mark, message = text.partition(f"{ErrorCode.CONFIG_INVALID.spec.name}: ")
     if checked.returncode and mark:
-        message = f"http.config: {' '.join(message.split())}"
-        raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.config")
+        message = f"the HTTP gateway: {' '.join(message.split())}"
+        raise UmaError(ErrorCode.CONFIG_INVALID, message)
+
+
+def _flags(options: HttpOptions) -> list[str]:
+    """What the child is told of them."""
+    config = ("--config", options.config) if options.config else ()
+    return [*config, "--host", options.host, "--port", str(options.port)]
 
 
 def _check_address(options: HttpOptions, patience_s: float = 0.0) -> None:
@@ -210,10 +224,7 @@ class Gateway:
         return process
 
     def _command(self) -> list[str]:
-        options = self._options
-        config = ("--config", options.config) if options.config else ()
-        flags = ("--socket", self._path, "--host", options.host, "--port", str(options.port))
-        return [sys.executable, "-m", "uma_gateway", "serve", *config, *flags]
+        return [sys.executable, "-m", "uma_gateway", "serve", "--socket", self._path, *_flags(self._options)]
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()

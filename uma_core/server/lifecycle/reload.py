@@ -20,7 +20,7 @@ from uma_core.config.options import Config, HttpOptions
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.io.aside import run_aside
 from uma_core.server.io.loop import Loop
-from uma_core.server.lifecycle.gateway import check_http, check_http_file
+from uma_core.server.lifecycle.gateway import check_http, check_http_options
 from uma_core.server.lifecycle.host import Host
 from uma_core.server.lifecycle.lifecycle import Lifecycle
 from uma_core.server.memory.budget import Fit
@@ -249,7 +249,7 @@ def _read(inputs: Inputs, http: HttpOptions) -> tuple[Config, Sources]:
     if (config.http.host, config.http.port) != (http.host, http.port):
         check_http(config.http)
     elif config.http != http:  # it has the address already
-        check_http_file(config.http)
+        check_http_options(config.http)
     return config, sources
 
 

@@ -137,6 +137,8 @@ def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str
     known = [_tool(tool, i) for i, tool in enumerate(tools)]
     if choice is None:
         return known, "auto"
+    if choice == "any":  # what Mistral's clients call it
+        choice = "required"
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
             raise invalid("`tool_choice` must be auto, none, required or an object", "tool_choice")
