@@ -176,3 +176,33 @@ def test_too_few_descriptors_are_one_coded_line(n, option, tmp_path):
         "uma-core: E_CONFIG_001 config_invalid: the daemon needs 24 open files, the system allows "
         f"{n} (ulimit -Hn, LimitNOFILE)\n"
     )
+
+
+LIMITED = """
+import sys, threading
+name, left = sys.argv.pop(1), int(sys.argv.pop(1))
+start = threading.Thread.start
+
+def limited(thread):
+    global left
+    if thread.name.startswith(name):
+        if left == 0:
+            raise RuntimeError("can't start new thread")
+        left -= 1
+    start(thread)
+
+threading.Thread.start = limited
+from uma_core.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("engine", "name", "n"), [*(("fake", "", n) for n in range(5)), ("graph", "loader_", 0)])
+def test_too_few_threads_are_one_coded_line_and_leave_no_socket(engine, name, n, tmp_path):
+    """As under `ulimit -u`, which does not hold for root. Of threads whose names begin so, `n` can be had."""
+    path = tmp_path / "s"
+    options = ("--engine", engine, "--threads", "2", "--socket", str(path))
+    command = [sys.executable, "-c", LIMITED, name, str(n), "daemon", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "E_MODEL_004 insufficient_memory: " in done.stderr and "thread" in done.stderr
+    assert done.returncode == 1 and "Traceback" not in done.stderr and not path.exists()

@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any, Protocol, TextIO
 
+from uma_core import threads
+
 
 class LogOptions(Protocol):
     """The `log` section of a configuration."""
@@ -85,7 +87,7 @@ class Output(logging.Handler):
         logger = logging.getLogger(root)
         logger.propagate = False
         logger.addHandler(self)
-        self._writer.start()
+        threads.start(self._writer)
 
     def apply(self, options: LogOptions) -> None:
         """Take over level and format; live."""

@@ -14,6 +14,8 @@ import time
 from collections import deque
 from typing import BinaryIO
 
+from uma_core import threads
+from uma_core.errors import UmaError
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import CallReport, SchedulerState
 from uma_core.trace import Lines, Tick
@@ -41,7 +43,11 @@ class TraceFile:
         self._has_ticks = threading.Event()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
-        self._thread.start()
+        try:
+            threads.start(self._thread)
+        except UmaError as error:
+            self.has_failed = True
+            log.warning("no ticks are written to %s: %s", path, error)
 
     def __call__(self, state: SchedulerState, plan: Plan, reports: tuple[CallReport, ...]) -> None:
         if len(self._ticks) >= CAPACITY:
@@ -57,7 +63,8 @@ class TraceFile:
         """Write what is queued and end. True when it did. Idempotent."""
         self._is_closing = True
         self._has_ticks.set()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     # on its own thread

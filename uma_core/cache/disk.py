@@ -24,6 +24,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from uma_core import threads
 from uma_core.cache.files import (
     FIXED_BYTES,
     SUFFIX,
@@ -37,7 +38,7 @@ from uma_core.cache.files import (
     payload_digest,
 )
 from uma_core.clock import Clock
-from uma_core.errors import ErrorCode, UmaError
+from uma_core.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
@@ -113,11 +114,7 @@ class DiskTier:
         self._order = itertools.count()
         self._results: deque[Callable[[], None]] = deque()
         self._warned: set[str] = set()
-        self._thread = threading.Thread(target=self._work, name="cache-disk", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for the thread of the cache's disk") from error
+        self._thread = threads.start(threading.Thread(target=self._work, name="cache-disk", daemon=True))
 
     @property
     def can_write(self) -> bool:

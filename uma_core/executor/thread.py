@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from uma_core import threads
 from uma_core.clock import Clock, MonotonicClock
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.executor import Executor
@@ -58,7 +59,7 @@ class ComputeThread:
         self._retire()
 
     def start(self) -> None:
-        self._thread.start()
+        threads.start(self._thread)
 
     def submit(self, command: Command) -> None:
         """Any thread; never blocks."""

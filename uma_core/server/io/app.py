@@ -86,8 +86,8 @@ class IoApp:
 
     def start(self, sockets: list[BoundSocket]) -> None:
         """Begin to accept."""
-        self.intake.start()
         self._listeners = [Listener(self.loop, bound, self._accept, self._shed) for bound in sockets]
+        self.intake.start()
 
     def stop_accepting(self) -> None:
         for listener in self._listeners:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from uma_core import threads
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.io.loop import Loop
 
@@ -33,5 +34,9 @@ def run_aside(loop: Loop, name: str, work: Callable[[], T], done: Callable[[T | 
         loop.call_soon(lambda: done(outcome))
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread
+    try:
+        return threads.start(thread)
+    except UmaError as error:
+        refusal = error
+        loop.call_soon(lambda: done(refusal))
+        return thread

@@ -130,8 +130,8 @@ class Daemon:
             bind_unix(self._path(), config.ipc.backlog, config.ipc.check_folder)
         ]
         try:
-            self.compute.start()
             self.app.start(sockets)
+            self.compute.start()
             self.supervision.start()
             self.relief.apply(config)
             self.tracing.apply(config.log)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from uma_core import threads
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.config.options import Config, ns
@@ -425,11 +426,12 @@ def _engines(executor: Executor) -> list[Engine | Drafter]:
 
 
 def _load_failure(error: Exception) -> UmaError:
-    """What an exception without a code says of a load: the system had no memory, or the model is not what was
-    expected.
+    """What an exception without a code says of a load: the system had no memory or thread, or the model is not what
+    was expected.
     """
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    is_short = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if is_short or threads.is_refusal(error):
         return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text)
     log.error("loading failed", exc_info=error)
     return UmaError(ErrorCode.MODEL_LOAD_FAILED, text)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from uma_core import threads
 from uma_core.errors import ErrorCode, UmaError
 
 PIECE = 4096  # bytes; whatever comes is thrown away
@@ -30,4 +31,4 @@ def watch(on_end: Callable[[], None]) -> None:
                 pass
         on_end()
 
-    threading.Thread(target=wait, name="stdin", daemon=True).start()
+    threads.start(threading.Thread(target=wait, name="stdin", daemon=True))

@@ -13,6 +13,7 @@ import threading
 from enum import Enum
 from pathlib import Path
 
+from uma_core import threads
 from uma_core.engine.api import MemoryUse
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import available_bytes as available_bytes
@@ -73,12 +74,9 @@ def start(thread: threading.Thread) -> None:
     for more.
     """
     room = limit_room()
-    try:
-        if room is not None and room < stack_bytes() + THREAD_BYTES:
-            raise MemoryError
-        thread.start()
-    except (MemoryError, RuntimeError) as error:
-        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no memory for the thread {thread.name!r}") from error
+    if room is not None and room < stack_bytes() + THREAD_BYTES:
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no memory for the thread {thread.name!r}")
+    threads.start(thread)
 
 
 def resident_bytes() -> int:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from uma_core import threads
 from uma_core.clock import Clock
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.messages import Message, Source, Unfit
@@ -171,7 +172,7 @@ class Intake:
 
     def start(self) -> None:
         for thread in self._threads:
-            thread.start()
+            threads.start(thread)
 
     def stop(self) -> None:
         """Refuse what waits, and end the threads after the jobs they are at; large ones are given up."""
