@@ -28,7 +28,7 @@ from native.cmake_build import HIDE_ARCHIVES, n_jobs
 from native.pin import BuildError
 from native.probe import library_paths
 from native.progress import Progress
-from native.toolchain import cpu_identity, find_toolchain
+from native.toolchain import Toolchain, cpu_identity, find_toolchain
 
 BUILD_DIR = ROOT / "build" / "bindings"
 STRICT = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion", "-Werror=implicit-function-declaration"]
@@ -113,19 +113,18 @@ def compile_objects(native: Native, progress: Progress) -> list[Path]:
     include = include_flags()
     tools = find_toolchain("cpu", needs_cmake=False)
     units = [Unit(emitted, [*tools.cc, *COMMON, *STRICT, *BINDING_FLAGS], include)]
-    for source in own_sources():
-        compiler = tools.cc if source.suffix == ".c" else tools.cxx
-        units.append(
-            Unit(
-                source,
-                [*compiler, *STANDARD[source.suffix], *COMMON, *OWN_FLAGS, *cpu_flags(native.is_native_cpu)],
-                include,
-            )
-        )
+    units += [own_unit(source, tools, native.is_native_cpu) for source in own_sources()]
     with ThreadPoolExecutor(n_jobs()) as pool:
         objects = list(pool.map(lambda unit: compile_unit(unit, tools.identity, progress), units))
     cache.prune(cache.cache_root(), "objects", N_KEPT_OBJECTS)
     return objects
+
+
+def own_unit(source: Path, tools: Toolchain, is_native_cpu: bool) -> Unit:
+    """One of our own sources, as it goes into the module."""
+    compiler = tools.cc if source.suffix == ".c" else tools.cxx
+    flags = [*STANDARD[source.suffix], *COMMON, *OWN_FLAGS, *cpu_flags(is_native_cpu)]
+    return Unit(source, [*compiler, *flags], include_flags())
 
 
 def include_flags() -> list[str]:

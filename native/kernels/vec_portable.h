@@ -3,6 +3,14 @@
 #ifndef UMA_VEC_H
 #define UMA_VEC_H
 
+// A multiplication and an addition stay two: where a compiler may fuse them (-march=native, with FMA), it fuses other
+// ones in a tile of other rows, and a row's bits would depend on its company.
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#elif defined(__GNUC__)
+#pragma GCC optimize("fp-contract=off")
+#endif
+
 #include "blocks.h"
 
 #include <math.h>

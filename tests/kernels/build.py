@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -10,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bindings.compile import STANDARD, Unit, compile_unit, include_flags
-from native.build import LIB_DIR, ROOT
+from bindings.compile import STANDARD, Unit, compile_unit, include_flags, own_unit
+from native.build import BUILD_RECORD, LIB_DIR, ROOT
 from native.probe import library_paths
 from native.progress import Progress
 from native.toolchain import find_toolchain
@@ -33,8 +34,6 @@ SANITIZERS = [
     "-fno-var-tracking-assignments",
     "--param=asan-instrumentation-with-call-threshold=0",
 ]
-# one compilation of the kernels serves all optimised programs
-OPTIMISED = ["-O3"]
 
 
 @dataclass(frozen=True)
@@ -80,14 +79,28 @@ def objects(sources: Sequence[Path], compilers: Compilers, flags: Sequence[str])
         return list(pool.map(compiled, sources))
 
 
+def shipped(sources: Sequence[Path]) -> list[Path]:
+    """The objects that the product consists of: its build has made them already."""
+    tools = find_toolchain("cpu", needs_cmake=False)
+    is_native_cpu = json.loads((LIB_DIR / BUILD_RECORD).read_text())["is_native_cpu"]
+    return [compile_unit(own_unit(each, tools, is_native_cpu), tools.identity, Progress()) for each in sources]
+
+
 def link(command: Sequence[str], output: Path) -> Path:
     done = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return output
 
 
+def shipped_check_program(output: Path) -> list[str]:
+    """The command line of check_kernels for the kernels that the product has."""
+    made = [*shipped(KERNELS), *objects(CHECKS, host(), ["-O2"])]
+    link([*host().cc, *map(str, made), "-lm", "-pthread"], output)
+    return [str(output)]
+
+
 def check_program(compilers: Compilers, flags: Sequence[str], output: Path) -> list[str]:
-    """The command line of check_kernels, built with these flags."""
+    """The command line of check_kernels, built with these flags, kernels included."""
     static = ["-static"] if compilers.run else []
     made = objects([*KERNELS, *CHECKS], compilers, flags)
     sanitize = [flag for flag in flags if flag.startswith("-fsanitize")]
@@ -96,14 +109,13 @@ def check_program(compilers: Compilers, flags: Sequence[str], output: Path) -> l
 
 
 def kernel_library(output: Path) -> Path:
-    """All kernels as a shared library, for calls from Python."""
-    compilers = host()
-    return link([*compilers.cc, "-shared", *map(str, objects(KERNELS, compilers, OPTIMISED)), "-lm"], output)
+    """The product's kernels as a shared library, for calls from Python."""
+    made = [*shipped(KERNELS), *objects([HERE / "exported.c"], host(), ["-O2"])]
+    return link([*host().cc, "-shared", *map(str, made), "-lm"], output)
 
 
 def llama_program(output: Path) -> Path:
     """check_llama, linked with the libraries that the product ships."""
-    compilers = host()
-    made = objects([*KERNELS, *DEVICE, HERE / "check_llama.c"], compilers, OPTIMISED)
+    made = [*shipped([*KERNELS, *DEVICE]), *objects([HERE / "check_llama.c"], host(), ["-O2"])]
     libraries = [str(path) for path in library_paths(LIB_DIR)]
-    return link([*compilers.cxx, *map(str, made), *libraries, f"-Wl,-rpath,{LIB_DIR}", "-lm", "-pthread"], output)
+    return link([*host().cxx, *map(str, made), *libraries, f"-Wl,-rpath,{LIB_DIR}", "-lm", "-pthread"], output)

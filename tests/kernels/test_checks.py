@@ -21,10 +21,9 @@ ENVIRONMENT = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1"}
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder = tmp_path_factory.mktemp("kernels")
-    host = build.host()
     return {
-        "sanitized": build.check_program(host, build.SANITIZERS, folder / "sanitized"),
-        "optimised": build.check_program(host, build.OPTIMISED, folder / "optimised"),
+        "sanitized": build.check_program(build.host(), build.SANITIZERS, folder / "sanitized"),
+        "shipped": build.shipped_check_program(folder / "shipped"),
     }
 
 
@@ -50,7 +49,7 @@ def tables(command: list[str]) -> list[str]:
     return [name for part, name in (line.split() for line in listed(command)) if part == "mm"]
 
 
-@pytest.mark.parametrize("build_name", ["sanitized", "optimised"])
+@pytest.mark.parametrize("build_name", ["sanitized", "shipped"])
 def test_every_table_of_this_processor_computes_what_the_formats_say(programs, build_name):
     found = listed(programs[build_name])
     assert found[-2:] == ["mm portable", "attention portable"]
@@ -58,7 +57,7 @@ def test_every_table_of_this_processor_computes_what_the_formats_say(programs, b
 
 
 def test_an_unknown_table_is_refused(programs):
-    done = subprocess.run([*programs["optimised"], "mm", "sse9"], capture_output=True, text=True)
+    done = subprocess.run([*programs["shipped"], "mm", "sse9"], capture_output=True, text=True)
     assert done.returncode == 2 and "sse9" in done.stderr
 
 

@@ -75,13 +75,13 @@ class Kernels(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = ctypes.CDLL(str(build.kernel_library(Path(tmp_path_factory.mktemp("kernels")) / "libkernels.so")))
-    library.uma_kernels.restype = library.uma_kernels_named.restype = ctypes.POINTER(Kernels)
+    library.kernels.restype = library.kernels_named.restype = ctypes.POINTER(Kernels)
     return library
 
 
 @pytest.fixture(scope="module")
 def table(library: ctypes.CDLL) -> Table:
-    return library.uma_kernels().contents.mm.contents
+    return library.kernels().contents.mm.contents
 
 
 def aligned(n_bytes: int) -> np.ndarray:
@@ -178,7 +178,7 @@ def test_another_layout_has_another_version(library: ctypes.CDLL, isa: str) -> N
     """Files of arranged weights outlive the daemon that kept them: a new layout under an old version would be read
     as the old one.
     """
-    kernels = library.uma_kernels_named(isa.encode())
+    kernels = library.kernels_named(isa.encode())
     if not kernels:
         return
     table, rng, digest = kernels.contents.mm.contents, np.random.default_rng(1), hashlib.sha256()
