@@ -19,6 +19,8 @@ def start(thread: threading.Thread) -> threading.Thread:
     try:
         thread.start()
     except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_refusal(error):  # such as one that was started before
+            raise
         text = f"the system allows no thread for {thread.name!r} (ulimit -u, TasksMax, memory)"
         raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, text) from error
     return thread

@@ -3,8 +3,8 @@
 #ifndef UMA_VEC_H
 #define UMA_VEC_H
 
-// A multiplication and an addition stay two: where a compiler may fuse them (-march=native, with FMA), it fuses other
-// ones in a tile of other rows, and a row's bits would depend on its company.
+// Fused multiply-add is off. A compiler that may use it (-march=native) fuses different operations in tiles of different
+// row counts, so a row's bits would depend on how many rows were computed with it.
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
