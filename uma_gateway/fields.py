@@ -37,6 +37,7 @@ PARAMS = (
     Param("repetition_penalty", "number", "repeat_penalty", neutral=1),  # vLLM's name
     Param("repeat_last_n", "integer"),
     Param("typical_p", "number", neutral=1),
+    Param("min_keep", "integer", neutral=0),
     Param("top_n_sigma", "number", neutral=-1),
     Param("xtc_probability", "number", neutral=0),
     Param("xtc_threshold", "number", neutral=0.1),
@@ -66,7 +67,6 @@ PARAMS = (
 )
 
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # of other servers: why not, and the values that are like none
-    "min_keep": ("`top_p`, `min_p` and `typical_p` keep one token", (0, 1)),
     "grammar_lazy": ("a grammar holds from the first token on", (False,)),
     "allowed_token_ids": ("`logit_bias` and grammars choose among tokens", ([],)),
     "include_stop_str_in_output": ("a stop text is no part of the answer", (False,)),

@@ -49,7 +49,7 @@ static bool depends(const measures * step) {
 
 static int32_t count(struct ggml_context * context) {
     int32_t n = 0;
-    for (const struct ggml_tensor * t = ggml_get_first_tensor(context); t; t = ggml_get_next_tensor(context, t)) {
+    for (struct ggml_tensor * t = ggml_get_first_tensor(context); t; t = ggml_get_next_tensor(context, t)) {
         n++;
     }
     return n;

@@ -2,6 +2,7 @@
 // the cut are sorted.
 #include "sampling/uma_sampling.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,37 +39,46 @@ static size_t gather(llama_token_data_array * c, float best, int last) {
     return n;
 }
 
-static float p_of(const struct llama_sampler * s) {
-    float p;
-    const uintptr_t bits = (uintptr_t) s->ctx;
-    const uint32_t low = (uint32_t) bits;
-    memcpy(&p, &low, sizeof(p));
-    return p;
+// A link's parameters, kept in the pointer that it has for a context.
+struct top_p { float p; uint32_t min_keep; };
+
+static_assert(sizeof(struct top_p) == sizeof(void *), "a pointer holds the parameters");
+
+static struct top_p params_of(const struct llama_sampler * s) {
+    struct top_p params;
+    memcpy(&params, &s->ctx, sizeof(params));
+    return params;
 }
 
-// The likeliest candidates whose probabilities add up to p, likeliest first; at least one.
+// The likeliest candidates whose probabilities add up to p, likeliest first; at least min_keep, and one.
 static void top_p_apply(struct llama_sampler * s, llama_token_data_array * c) {
+    const struct top_p params = params_of(s);
     const float best = largest_logit(c);
     if (c->size < 2 || !isfinite(best)) {
         return;
     }
     double mass_of[N_BINS] = { 0 }; // sums of exp(logit - best)
+    size_t n_of[N_BINS] = { 0 };
     double total = 0;
     for (size_t i = 0; i < c->size; i++) {
         const float mass = expf(c->data[i].logit - best);
-        mass_of[bin_of(c->data[i].logit, best)] += mass;
+        const int bin = bin_of(c->data[i].logit, best);
+        mass_of[bin] += mass;
+        n_of[bin]++;
         total += mass;
     }
-    const double wanted = total * p_of(s);
+    const double wanted = total * params.p;
     int    last = 0;
     double seen = mass_of[0];
-    while (seen < wanted && last < N_BINS - 1) {
+    size_t n_seen = n_of[0];
+    while ((seen < wanted || n_seen < params.min_keep) && last < N_BINS - 1) {
         seen += mass_of[++last];
+        n_seen += n_of[last];
     }
     const size_t n = gather(c, best, last);
     qsort(c->data, n, sizeof(*c->data), is_less_likely);
     size_t kept = 0;
-    for (double sum = 0; kept < n && (kept == 0 || sum < wanted); kept++) {
+    for (double sum = 0; kept < n && (kept == 0 || kept < params.min_keep || sum < wanted); kept++) {
         sum += expf(c->data[kept].logit - best);
     }
     c->size   = kept;
@@ -76,12 +86,16 @@ static void top_p_apply(struct llama_sampler * s, llama_token_data_array * c) {
 }
 
 static const char * top_p_name(const struct llama_sampler * s) { (void) s; return "uma-top-p"; }
-static struct llama_sampler * top_p_clone(const struct llama_sampler * s) { return uma_sampler_top_p(p_of(s)); }
+static struct llama_sampler * top_p_clone(const struct llama_sampler * s) {
+    const struct top_p params = params_of(s);
+    return uma_sampler_top_p(params.p, params.min_keep);
+}
 
 static struct llama_sampler_i TOP_P = { .name = top_p_name, .apply = top_p_apply, .clone = top_p_clone };
 
-struct llama_sampler * uma_sampler_top_p(float p) {
-    uint32_t bits;
-    memcpy(&bits, &p, sizeof(bits));
-    return llama_sampler_init(&TOP_P, (llama_sampler_context_t) (uintptr_t) bits);
+struct llama_sampler * uma_sampler_top_p(float p, uint32_t min_keep) {
+    const struct top_p params = { p, min_keep };
+    llama_sampler_context_t ctx;
+    memcpy(&ctx, &params, sizeof(ctx));
+    return llama_sampler_init(&TOP_P, ctx);
 }

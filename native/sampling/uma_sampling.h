@@ -55,8 +55,8 @@ bool uma_sampler_recount(uma_sampler * sampler, const llama_token * tokens, int3
 bool uma_takes_best(const uma_sampler * sampler);
 bool uma_allows(const uma_sampler * sampler, llama_token token);
 
-// -- top_p.c: llama_sampler_init_top_p(p, 1) for many candidates
-struct llama_sampler * uma_sampler_top_p(float p);
+// -- top_p.c: llama_sampler_init_top_p for many candidates
+struct llama_sampler * uma_sampler_top_p(float p, uint32_t min_keep);
 
 // -- temperature.c: llama.cpp's dynamic temperature `own`, which it owns; where that comes to nothing, the best is left
 struct llama_sampler * uma_sampler_temperature(struct llama_sampler * own);

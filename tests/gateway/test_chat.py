@@ -183,7 +183,7 @@ def test_content_in_parts_is_text(gateway):
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, 501, "tools[0]"),
         ({"continue_final_message": "end"}, 400, "continue_final_message"),
         ({"n_probs": 99}, 400, "n_probs"),
-        ({"min_keep": 5}, 501, "min_keep"),
+        ({"min_keep": "five"}, 400, "min_keep"),
         ({"allowed_token_ids": [5]}, 501, "allowed_token_ids"),
         ({"include_stop_str_in_output": True}, 501, "include_stop_str_in_output"),
         ({"truncate_prompt_tokens": 9}, 501, "truncate_prompt_tokens"),

@@ -105,7 +105,7 @@ def test_text_offsets_count_the_echo(gateway):
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, 501, "prompt"),
         ({"prompt": ["a", 1], "echo": True}, 400, "echo"),
         ({"n_probs": 99}, 400, "n_probs"),
-        ({"min_keep": 2}, 501, "min_keep"),
+        ({"min_keep": -2}, 400, "min_keep"),
         ({"prompt": ["x"] * 200}, 400, "prompt"),
         ({"logprobs": 99}, 400, "logprobs"),
         ({"best_of": 1, "n": 2}, 400, "best_of"),

@@ -250,7 +250,7 @@ def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
         ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["a"]}}, 501, "multimodal_data"),
         ("/completion", {"prompt": "x", "n_probs": 99}, 400, "n_probs"),
         ("/completion", {"prompt": "x", "logprobs": 99}, 400, "logprobs"),
-        ("/completion", {"prompt": "x", "min_keep": 2}, 501, "min_keep"),
+        ("/completion", {"prompt": "x", "min_keep": -2}, 400, "min_keep"),
         ("/completion", {"prompt": "x", "grammar": 'root ::= "a"', "grammar_lazy": True}, 501, "grammar_lazy"),
         ("/slots/0?action=erase", {}, 501, "slots"),
         ("/completion", {"prompt": "x", "json_schema": 3}, 400, "json_schema"),

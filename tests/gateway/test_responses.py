@@ -228,7 +228,7 @@ def test_log_probabilities_where_they_are_included(gateway):
         ({"background": True}, 501, "background"),
         ({"context_management": [{"type": "compaction", "compact_threshold": 900}]}, 501, "context_management"),
         ({"moderation": {"model": "omni-moderation-latest"}}, 501, "moderation"),
-        ({"min_keep": 2}, 501, "min_keep"),
+        ({"min_keep": -2}, 400, "min_keep"),
         ({"conversation": "c"}, 501, "conversation"),
         ({"truncation": "some"}, 400, "truncation"),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),

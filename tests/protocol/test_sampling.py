@@ -25,7 +25,7 @@ def test_without_fields_nothing_is_on():
 def test_every_field_arrives_under_its_name():
     fields = {
         "temperature": 0.5, "dynatemp_range": 0.25, "dynatemp_exponent": 2.0, "top_k": 7, "top_p": 0.5, "min_p": 0.125,
-        "typical_p": 0.75,
+        "typical_p": 0.75, "min_keep": 3,
         "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.25, "repeat_penalty": 1.5, "repeat_last_n": -1,
         "frequency_penalty": -0.5, "presence_penalty": 0.5, "dry_multiplier": 1.0, "dry_base": 1.5,
         "dry_allowed_length": 3,

@@ -99,6 +99,7 @@ class Links:
 
     def _link(self, name: str, params: SamplingParams, seed: int, n_ctx: int) -> list[Any]:
         """The links of a sampler; none where it is off."""
+        keep = max(1, params.min_keep)
         if name == "penalties" and params.has_penalties:
             window = _window(params.repeat_last_n, n_ctx)
             repeat, frequency, presence = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
@@ -110,13 +111,13 @@ class Links:
         if name == "top_k" and params.top_k > 0:
             return [lib.llama_sampler_init_top_k(params.top_k)]
         if name == "typ_p" and params.typical_p < 1.0:
-            return [lib.uma_sampler_possible(POSSIBLE_NATS), lib.llama_sampler_init_typical(params.typical_p, 1)]
+            return [lib.uma_sampler_possible(POSSIBLE_NATS), lib.llama_sampler_init_typical(params.typical_p, keep)]
         if name == "top_p" and params.top_p < 1.0:
-            return [lib.uma_sampler_top_p(params.top_p)]
+            return [lib.uma_sampler_top_p(params.top_p, keep)]
         if name == "min_p" and params.min_p > 0.0:
-            return [lib.llama_sampler_init_min_p(params.min_p, 1)]
+            return [lib.llama_sampler_init_min_p(params.min_p, keep)]
         if name == "xtc" and has_xtc(params):
-            return [lib.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, 1, seed)]
+            return [lib.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, keep, seed)]
         if name == "temperature":
             return [_temperature(params)]
         if name == "infill":
@@ -167,6 +168,8 @@ def bounds(params: SamplingParams) -> tuple[int, float]:
         return 0, ALL
     if is_top_k:
         return n_keep, ALL
+    if params.min_keep > 1:
+        return 0, ALL
     nats = max(KEEP_NATS, -math.log(params.min_p)) if order[cut] == "min_p" else KEEP_NATS
     return 0, nats * hottest + gap
 
@@ -187,6 +190,8 @@ def _counts_all(name: str, params: SamplingParams) -> bool:
         return params.top_n_sigma > 0.0
     if name == "temperature":
         return params.dynatemp_range > 0.0
+    if name == "xtc":
+        return has_xtc(params) and params.min_keep > 1
     return name == "infill" or (name == "adaptive_p" and params.adaptive_target >= 0.0)
 
 

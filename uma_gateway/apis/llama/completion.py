@@ -35,9 +35,8 @@ from uma_gateway.model import Model
 MOST_PROBS, MOST_PROMPTS = 20, 128
 RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
 SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold",
-    "dynatemp_range",
-    "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty", "dry_multiplier", "mirostat",
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "min_keep", "top_n_sigma", "xtc_probability",
+    "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty", "dry_multiplier", "mirostat",
     "adaptive_target",
     "ignore_eos", "post_sampling_probs",
 )  # fmt: skip
