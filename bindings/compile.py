@@ -48,6 +48,9 @@ class Unit:
     source: Path
     command: list[str]  # compiler and flags that change the object
     include: list[str]
+    python: str = (
+        ""  # the Python whose headers it includes; none of our own sources does: all Pythons share their objects
+    )
 
 
 def own_sources(root: Path = ROOT) -> list[Path]:
@@ -110,14 +113,20 @@ def compile_objects(native: Native, progress: Progress) -> list[Path]:
     emitted = BUILD_DIR / "_llama.c"
     with contextlib.redirect_stdout(io.StringIO()):  # cffi reports "generating" and "up-to-date"
         ffi.emit_c_code(str(emitted))
-    include = include_flags()
     tools = find_toolchain("cpu", needs_cmake=False)
-    units = [Unit(emitted, [*tools.cc, *COMMON, *STRICT, *BINDING_FLAGS], include)]
+    units = [binding_unit(emitted, tools)]
     units += [own_unit(source, tools, native.is_native_cpu) for source in own_sources()]
     with ThreadPoolExecutor(n_jobs()) as pool:
         objects = list(pool.map(lambda unit: compile_unit(unit, tools.identity, progress), units))
     cache.prune(cache.cache_root(), "objects", N_KEPT_OBJECTS)
     return objects
+
+
+def binding_unit(emitted: Path, tools: Toolchain, *flags: str) -> Unit:
+    """What cffi wrote, for the Python that runs."""
+    command = [*tools.cc, *COMMON, *STRICT, *BINDING_FLAGS, *flags]
+    include = [*include_flags(), f"-isystem{sysconfig.get_paths()['include']}"]
+    return Unit(emitted, command, include, python=str(sys.implementation.cache_tag))
 
 
 def own_unit(source: Path, tools: Toolchain, is_native_cpu: bool) -> Unit:
@@ -128,7 +137,7 @@ def own_unit(source: Path, tools: Toolchain, is_native_cpu: bool) -> Unit:
 
 
 def include_flags() -> list[str]:
-    system = (HEADERS_DIR, HEADERS_DIR / "inner", Path(sysconfig.get_paths()["include"]))  # their warnings are not ours
+    system = (HEADERS_DIR, HEADERS_DIR / "inner")  # their warnings are not ours
     return [f"-I{ROOT / 'native'}", *(f"-isystem{folder}" for folder in system)]
 
 
@@ -143,7 +152,7 @@ def compile_unit(unit: Unit, identity: str, progress: Progress) -> Path:
         "command": unit.command,
         "compiler": identity,
         "cpu": cpu_identity(),
-        "python": f"{sys.implementation.cache_tag} {sysconfig.get_platform()}",
+        "python": f"{unit.python} {sysconfig.get_platform()}",
     }
 
     def produce(entry: Path) -> None:

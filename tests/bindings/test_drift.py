@@ -42,12 +42,9 @@ def build(tmp_path: Path, native: Native, monkeypatch: pytest.MonkeyPatch) -> Bu
         source = tmp_path / "_llama.c"
         ffi.emit_c_code(str(source))
         tools = find_toolchain("cpu")
-        unit = compile.Unit(
-            source,
-            [*tools.cc, *compile.COMMON, *compile.STRICT, *compile.BINDING_FLAGS, "-O0"],
-            compile.include_flags(),
+        compiled = compile.compile_unit(
+            compile.binding_unit(source, tools, "-O0"), tools.identity, Progress(io.StringIO())
         )
-        compiled = compile.compile_unit(unit, tools.identity, Progress(io.StringIO()))
         if not native.is_external:
             (tmp_path / "lib").symlink_to(native.lib_dir)
         compile.link([compiled], native, tmp_path / "_llama.so")

@@ -129,8 +129,8 @@ static void quantised_row(const struct format * f, const float * x, int64_t n, d
     }
 }
 
-static void judge_all(const struct format * f, const struct uma_mm * mm, int64_t y_rows, const double * x,
-    struct tally * t) {
+// `w`: the weights' values, [n_out][n_in]; `x`: those of the activations.
+static void judge_all(const struct uma_mm * mm, const double * w, const double * x, struct tally * t) {
     for (int64_t r = 0; r < mm->n_rows; r++) {
         const double * row = x + (mm->x_index ? mm->x_index[r] : r) * mm->n_in;
         const float * y = (const float *)((const char *)mm->y
@@ -138,14 +138,13 @@ static void judge_all(const struct format * f, const struct uma_mm * mm, int64_t
         for (int64_t o = 0; o < mm->n_out; o++) {
             double sum = 0, size = 0;
             for (int64_t i = 0; i < mm->n_in; i++) {
-                const double product = weight(f, (const uint8_t *)mm->w + (size_t)o * mm->w_stride, i) * row[i];
+                const double product = w[o * mm->n_in + i] * row[i];
                 sum += product;
                 size += fabs(product);
             }
             judge(t, (double)y[o], sum, size, 1e-6);
         }
     }
-    (void)y_rows;
 }
 
 // One product, its rows split between `nth` callers as threads would.
@@ -179,17 +178,17 @@ static void check_alone(const struct uma_kernels * k, const struct uma_mm * mm, 
 }
 
 // The same product once more, on arranged weights where the table arranges this type.
-static void check_arranged(const struct uma_kernels * k, const struct format * f, const struct uma_mm * mm,
-    size_t y_bytes, const double * x, struct tally * t) {
-    const size_t bytes = k->mm->arranged_bytes(f->type, mm->n_out, mm->n_in);
+static void check_arranged(const struct uma_kernels * k, const struct uma_mm * mm, size_t y_bytes, const double * w,
+    const double * x, struct tally * t) {
+    const size_t bytes = k->mm->arranged_bytes(mm->type, mm->n_out, mm->n_in);
     if (bytes == 0) return;
     void * arranged = new_aligned(bytes);
     struct uma_mm other = *mm;
-    k->mm->arrange(f->type, mm->n_out, mm->n_in, mm->w, mm->w_stride, arranged);
+    k->mm->arrange(mm->type, mm->n_out, mm->n_in, mm->w, mm->w_stride, arranged);
     other.w = arranged, other.w_stride = 0, other.is_arranged = 1;
     memset(mm->y, 0xff, y_bytes); // NaN
     run_split(k, &other, 1 + rand_below(3));
-    judge_all(f, mm, 0, x, t);
+    judge_all(mm, w, x, t);
     check_alone(k, &other, t);
     t->n_cases++;
     free(arranged);
@@ -203,11 +202,12 @@ static void one_case(const struct uma_kernels * k, const struct format * f, int6
     uint8_t * w = new_bytes(w_stride * (size_t)(n_out - 1) + row_bytes);
     float * x = new_bytes((size_t)(n_held * n_in) * 4);
     float * y = new_bytes((size_t)((n_held - 1) * y_stride + n_out) * 4);
-    double * quantised = new_bytes((size_t)(n_held * n_in) * 8);
+    double * quantised = new_bytes((size_t)(n_held * n_in) * 8), * weights = new_bytes((size_t)(n_out * n_in) * 8);
     int32_t * index = new_bytes((size_t)n_rows * 8);
     for (int64_t o = 0; o < n_out; o++) {
         for (int64_t b = 0; b < n_in / f->block; b++)
             random_block(f, w + (size_t)o * w_stride + (size_t)(b * f->bytes));
+        for (int64_t i = 0; i < n_in; i++) weights[o * n_in + i] = weight(f, w + (size_t)o * w_stride, i);
     }
     for (int64_t i = 0; i < n_held * n_in; i++) x[i] = rand_below(50) == 0 ? 30 * rand_float() : rand_float();
     memset(x, 0, (size_t)(n_in < 64 ? n_in : 64) * 4);
@@ -221,13 +221,13 @@ static void one_case(const struct uma_kernels * k, const struct format * f, int6
     mm.acts = new_aligned(k->mm->acts_bytes(f->type, n_in, n_rows));
     if (f->is_plain) {
         run_split(k, &mm, 1 + rand_below(3));
-        judge_all(f, &mm, n_held, quantised, t);
+        judge_all(&mm, weights, quantised, t);
         check_alone(k, &mm, t);
         t->n_cases++;
     }
-    check_arranged(k, f, &mm, (size_t)((n_held - 1) * y_stride + n_out) * 4, quantised, t);
+    check_arranged(k, &mm, (size_t)((n_held - 1) * y_stride + n_out) * 4, weights, quantised, t);
     free(mm.acts);
-    free(w), free(x), free(y), free(quantised), free(index);
+    free(w), free(x), free(y), free(quantised), free(weights), free(index);
 }
 
 void check_mm(const struct uma_kernels * k, struct tally * t) {

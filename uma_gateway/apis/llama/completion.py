@@ -36,9 +36,8 @@ MOST_PROBS, MOST_PROMPTS = 20, 128
 RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
 SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
     "temperature", "top_k", "top_p", "min_p", "typical_p", "min_keep", "top_n_sigma", "xtc_probability",
-    "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty", "dry_multiplier", "mirostat",
-    "adaptive_target",
-    "ignore_eos", "post_sampling_probs",
+    "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty",
+    "dry_multiplier", "mirostat", "adaptive_target", "ignore_eos", "post_sampling_probs",
 )  # fmt: skip
 
 
