@@ -18,7 +18,7 @@ venv: $(READY) ## make .venv with UMA Serve in it (editable)
 
 $(READY): pyproject.toml setup.py native/PIN
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --disable-pip-version-check -e '.[$(EXTRAS)]'
+	$(VENV)/bin/pip install --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]'
 	touch $@
 
 build: $(READY) ## build llama.cpp's libraries and the bindings, through the cache
