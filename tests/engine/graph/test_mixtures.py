@@ -20,7 +20,7 @@ from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
 
-# Of the logits' standard deviation, where ggml's kernels compute: batches of other shapes round otherwise (0.037 was
+# Of the logits' standard deviation, where ggml's kernels compute: batches of other shapes round otherwise (0.09 was
 # seen). Our kernels give the same bits.
 TOLERANCE = 0.15
 # Of the comparisons of a mixture of experts with ggml's kernels so many are within that. Where two experts are nearly
@@ -35,6 +35,8 @@ class World:
     def __init__(self, path: str, seed: int, is_stock: bool, options: EngineOptions = OPTIONS) -> None:
         self.engine = GraphEngine(path, options, is_stock=is_stock)
         self.n_vocab = min(8000, self.engine.info.n_vocab)
+        # where batches round otherwise, pieces must not end by the clock: a busy machine gave other logits (0.20)
+        self.run_ns = [1, 10**12] if is_stock else [1, 10**5, 10**7]
         self.random = random.Random(seed)
         self.tokens: list[list[int]] = [[] for _ in range(OPTIONS.n_seq)]
         self.parked: list[tuple[bytes, list[int]]] = []
@@ -63,7 +65,7 @@ class World:
 
     def go_on(self) -> None:
         for seq in list(self.reading):
-            if self.engine.prefill_run(seq, 0, self.random.choice([1, 10**5, 10**7]), 1).status is PrefillStatus.DONE:
+            if self.engine.prefill_run(seq, 0, self.random.choice(self.run_ns), 1).status is PrefillStatus.DONE:
                 finish(self.engine.handover(seq))
                 self.tokens[seq] += self.reading.pop(seq)
 

@@ -291,7 +291,7 @@ class Host:
         for recorder in self._recorders:
             executor.record(recorder)
         self._open += _engines(executor)
-        self._publish(False)
+        self._publish(False, has_changed=True)
 
     def _installed(self, executor: Executor, is_demo: bool, failure: BaseException | None, done: Done) -> None:
         self.is_loading = False
@@ -401,14 +401,15 @@ class Host:
 
     # views, on the compute thread
 
-    def _publish(self, is_busy: bool) -> None:
+    def _publish(self, is_busy: bool, has_changed: bool = False) -> None:
+        """Renew the views, at most every PUBLISH_NS while sessions stay the same and no other model was installed."""
         self.on_crowded(
             is_busy and any(e.has_streams and e.engine.info.n_threads >= N_PROCESSORS for e in self._compute.executors)
         )
         executors, current, last = self._compute.executors, self._compute.current, self.view
         now, n_sessions = self._clock.now_ns(), sum(len(e.table) for e in executors)
         is_fresh = last is not None and now - last.at_ns < PUBLISH_NS and n_sessions == len(self.rows)
-        if is_fresh and (is_busy or n_sessions):
+        if is_fresh and not has_changed and (is_busy or n_sessions):
             return
         if current is not None:
             views = [view.take(executor, now) for executor in executors]
