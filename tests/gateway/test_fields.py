@@ -1,11 +1,15 @@
-"""Values of a body that are no values of ours."""
+"""Fields of a body: what is refused, and what reaches the daemon."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from uma_core.protocol.messages import decode
+from uma_gateway.config import AnswerOptions
 from uma_gateway.errors import GatewayError, Kind
-from uma_gateway.fields import integer, logit_bias
+from uma_gateway.fields import PARAMS, integer, logit_bias, sampling_fields
 from uma_gateway.jsons import parse_object
 
 
@@ -30,3 +34,27 @@ def test_a_token_of_more_than_64_bits_is_none():
 
 def test_of_a_name_that_appears_twice_the_last_value_counts():
     assert parse_object(b'{"a": 1, "b": {"c": 1, "c": 2}, "a": 3}', 8) == {"a": 3, "b": {"c": 2}}
+
+
+GIVEN = {
+    "temperature": 0.5, "top_p": 0.5, "top_k": 7, "min_p": 0.25, "frequency_penalty": 0.5, "presence_penalty": -0.5,
+    "repeat_penalty": 1.5, "repetition_penalty": 1.25, "repeat_last_n": 9, "typical_p": 0.75, "min_keep": 3,
+    "top_n_sigma": 2.5, "xtc_probability": 0.5, "xtc_threshold": 0.25, "dynatemp_range": 0.5, "dynatemp_exponent": 2.0,
+    "dry_multiplier": 0.75, "dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 8,
+    "dry_sequence_breakers": ["a"], "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.25, "adaptive_target": 0.5,
+    "adaptive_decay": 0.25, "samplers": ["top_k", "temperature"], "banned_strings": ["no"], "bad_words": ["never"],
+    "stop_token_ids": [5], "min_tokens": 4, "ignore_eos": True, "cache_prompt": False, "post_sampling_probs": True,
+    "timeout_ms": 900, "overflow": "error", "slo": {"target_ttft_ms": 90},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("param", PARAMS, ids=lambda param: param.name)
+def test_what_a_program_asks_for_reaches_the_daemon(param):
+    """Under the daemon's name, with its value, in a form that the daemon takes."""
+    model = SimpleNamespace(can=lambda field: True, adapters=[])
+    company = {"dry_multiplier": 0.75} if param.name.startswith("dry") else {}
+    company |= {"mirostat": 2} if param.name.startswith("mirostat") else {}
+    company |= {"logprobs": 1} if param.name == "post_sampling_probs" else {}
+    fields = sampling_fields({**company, param.name: GIVEN[param.name]}, model, AnswerOptions())
+    assert fields[param.wire or param.name] == GIVEN[param.name]
+    assert decode({"prompt": "x", **({"logprobs": 1} if "logprobs" in company else {}), **fields}, None).request
