@@ -23,7 +23,7 @@ Serve = Callable[..., DaemonProcess]
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("lora")
     yield {
-        "tone": write_adapter(str(DRAFT), folder / "tone.gguf", 1),
+        "tone": write_adapter(str(DRAFT), folder / "tone.gguf", 1, meta={"adapter.lora.task_name": "tone"}),
         "topic": write_adapter(str(DRAFT), folder / "topic.gguf", 2, 8, kind=np.float16),
         "foreign": write_adapter(str(TINY), folder / "foreign.gguf", 3),
     }
@@ -97,7 +97,9 @@ def test_requests_choose_their_adapters(serve_model: Serve, adapters: dict[str, 
         assert texts[f"{i}"][:24] == alone[:24], "in a mixture as alone, up to rounding that may show later"
     status = daemon.ask("status")
     assert [(each["id"], each["scale"]) for each in status["engine"]["adapters"]] == [("tone", 0), ("topic", 0.5)]
-    assert [each["id"] for each in daemon.ask("props")["adapters"]] == ["tone", "topic"]
+    told = daemon.ask("props")["adapters"]
+    said = [(each["id"], each["task_name"], each["prompt_prefix"]) for each in told]
+    assert said == [("tone", "tone", ""), ("topic", "", "")]
     assert any("calls of their own" in note for note in status["engine"]["notes"]) == (engine == "llama")
     assert not daemon.ask("metrics")["metrics"]["plan_violations_total"]
 

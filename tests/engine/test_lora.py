@@ -45,7 +45,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str
     def make(name: str) -> tuple[str, dict[str, str]]:
         if name not in known:
             path = {"draft": DRAFT, "moe": MOE}.get(name) or write(MODELS[name], folder / f"{name}.gguf")
-            one = write_adapter(path, folder / f"{name}-one.gguf", 1)
+            says = {"adapter.lora.task_name": "sums", "adapter.lora.prompt_prefix": "Add:"}
+            one = write_adapter(path, folder / f"{name}-one.gguf", 1, meta=says)
             two = write_adapter(
                 path, folder / f"{name}-two.gguf", 2, 8, 0.0, kind=np.float16, wants=lambda each: "ffn" not in each
             )
@@ -232,6 +233,7 @@ def test_the_adapters_that_are_loaded_are_told(open_engine: Open, files: Any) ->
     adapters = open_engine("llama").info.adapters
     assert [(each.id, each.path, each.scale) for each in adapters] == [(name, path, 0.0) for name, path in lora.items()]
     assert all(each.n_bytes > 1000 for each in adapters) and len({each.fingerprint for each in adapters}) == 2
+    assert [(each.task_name, each.prompt_prefix) for each in adapters] == [("sums", "Add:"), ("", "")]
 
 
 # ---- files that are not served

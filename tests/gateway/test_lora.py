@@ -18,8 +18,8 @@ def adapted(folder):
 def test_requests_choose_by_number_by_name_and_as_a_model(adapted):
     listed = adapted.get("/lora-adapters").json
     assert listed == [
-        {"id": 0, "name": "tone", "path": "tone.gguf", "scale": 0.0},
-        {"id": 1, "name": "topic", "path": "topic.gguf", "scale": 0.5},
+        {"id": 0, "name": "tone", "path": "tone.gguf", "scale": 0.0, "task_name": "", "prompt_prefix": ""},
+        {"id": 1, "name": "topic", "path": "topic.gguf", "scale": 0.5, "task_name": "", "prompt_prefix": ""},
     ]
 
     def say(path="/completion", **fields):

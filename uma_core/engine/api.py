@@ -127,6 +127,8 @@ class Adapter(NamedTuple):
     scale: float  # of requests that do not say which adapters they want
     fingerprint: str  # of its file
     n_bytes: int
+    task_name: str = ""  # what the file says that it is for, and what a prompt should begin with
+    prompt_prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

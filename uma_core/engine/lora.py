@@ -48,7 +48,9 @@ class AdapterFile:
             raise self._refusal(error.message) from error
         try:
             n_bytes = sum(place.n_bytes for place in self.header.tensors.values())
-            self.info = Adapter(name, path, scale, fingerprint(path), n_bytes)
+            told = (self.header.meta.get(f"adapter.lora.{key}", "") for key in ("task_name", "prompt_prefix"))
+            texts = (value if isinstance(value, str) else "" for value in told)
+            self.info = Adapter(name, path, scale, fingerprint(path), n_bytes, *texts)
             self.alpha = self._alpha()
             self.pairs = self._read_pairs()
         except OSError as error:

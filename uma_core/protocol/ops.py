@@ -362,7 +362,8 @@ _OPS = (
             Field(
                 "adapters",
                 Kind.LIST,
-                "LoRA adapters that `lora` may name: `id`, `path` and the `scale` that requests without `lora` get",
+                "LoRA adapters that `lora` may name: `id`, `path`, the `scale` that requests without `lora` get, and "
+                "the `task_name` and `prompt_prefix` of the file",
             ),
             Field("special", Kind.OBJECT, "special tokens by name (bos, eos, eot, fim_pre, …): `id` and `text`"),
             Field("add_bos", Kind.BOOLEAN, "`prompt` gets the bos token in front"),

@@ -38,7 +38,10 @@ def props(engine: Engine | None, is_demo: bool, config: Config, generation: int,
         "n_seq_max": info.n_seq_max,
         "chat_template": facts.chat_template,
         "chat_template_tool_use": facts.chat_template_tool_use,
-        "adapters": [{"id": each.id, "path": each.path, "scale": each.scale} for each in info.adapters],
+        "adapters": [
+            {name: getattr(each, name) for name in ("id", "path", "scale", "task_name", "prompt_prefix")}
+            for each in info.adapters
+        ],
         "special": {name: {"id": token, "text": text} for name, (token, text) in facts.special.items()},
         "add_bos": facts.add_bos,
         "add_eos": facts.add_eos,

@@ -64,7 +64,12 @@ async def on_adapters(exchange: Exchange) -> None:
     model = await exchange.gateway.model(is_new=True)
     adapters = model.props.get("adapters", ())
     rows = [
-        {"id": i, "name": each["id"], "path": each["path"], "scale": each["scale"]} for i, each in enumerate(adapters)
+        {
+            "id": i,
+            "name": each["id"],
+            **{name: each.get(name, "") for name in ("path", "scale", "task_name", "prompt_prefix")},
+        }
+        for i, each in enumerate(adapters)
     ]
     await exchange.send_json(rows)
 
