@@ -48,9 +48,8 @@ class Unit:
     source: Path
     command: list[str]  # compiler and flags that change the object
     include: list[str]
-    python: str = (
-        ""  # the Python whose headers it includes; none of our own sources does: all Pythons share their objects
-    )
+    # the Python whose headers it includes; our own sources include none, so all Pythons share their objects
+    python: str = ""
 
 
 def own_sources(root: Path = ROOT) -> list[Path]:
