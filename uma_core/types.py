@@ -80,7 +80,7 @@ class SamplingParams:
     dynatemp_exponent: float = 1.0
     top_n_sigma: float = -1.0
     typical_p: float = 1.0
-    min_keep: int = 0  # top-p, min-p, typical-p and XTC leave at least so many
+    min_keep: int = 0  # top-p, min-p, typical-p and XTC keep at least this many
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     frequency_penalty: float = 0.0

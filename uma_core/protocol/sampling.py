@@ -31,7 +31,7 @@ SAMPLING_FIELDS = (
     _number("min_p", 0, 1, "drop tokens below this share of the likeliest"),
     _number("typical_p", 0, 1, "keep tokens of typical surprise that sum to this probability; 1: "
                                "off", is_open_low=True),
-    _count("min_keep", 0, 1 << 30, "`top_p`, `min_p`, `typical_p` and XTC leave at least so many tokens"),
+    _count("min_keep", 0, 1 << 30, "`top_p`, `min_p`, `typical_p` and XTC keep at least this many tokens"),
     _number("top_n_sigma", -1, 1000, "keep logits within so many standard deviations of the best; 0 or less: off"),
     _number("xtc_probability", 0, 1, "how often XTC drops the likeliest tokens but the last above its threshold"),
     _number("xtc_threshold", 0, 1, "a probability; above 0.5: off"),

@@ -99,7 +99,6 @@ class Links:
 
     def _link(self, name: str, params: SamplingParams, seed: int, n_ctx: int) -> list[Any]:
         """The links of a sampler; none where it is off."""
-        keep = max(1, params.min_keep)
         if name == "penalties" and params.has_penalties:
             window = _window(params.repeat_last_n, n_ctx)
             repeat, frequency, presence = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
@@ -111,13 +110,16 @@ class Links:
         if name == "top_k" and params.top_k > 0:
             return [lib.llama_sampler_init_top_k(params.top_k)]
         if name == "typ_p" and params.typical_p < 1.0:
-            return [lib.uma_sampler_possible(POSSIBLE_NATS), lib.llama_sampler_init_typical(params.typical_p, keep)]
+            return [
+                lib.uma_sampler_possible(POSSIBLE_NATS),
+                lib.llama_sampler_init_typical(params.typical_p, params.min_keep),
+            ]
         if name == "top_p" and params.top_p < 1.0:
-            return [lib.uma_sampler_top_p(params.top_p, keep)]
+            return [lib.uma_sampler_top_p(params.top_p, params.min_keep)]
         if name == "min_p" and params.min_p > 0.0:
-            return [lib.llama_sampler_init_min_p(params.min_p, keep)]
+            return [lib.llama_sampler_init_min_p(params.min_p, params.min_keep)]
         if name == "xtc" and has_xtc(params):
-            return [lib.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, keep, seed)]
+            return [lib.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, params.min_keep, seed)]
         if name == "temperature":
             return [_temperature(params)]
         if name == "infill":
@@ -168,7 +170,7 @@ def bounds(params: SamplingParams) -> tuple[int, float]:
         return 0, ALL
     if is_top_k:
         return n_keep, ALL
-    if params.min_keep > 1:
+    if params.min_keep > 1:  # the cut may keep candidates below its own threshold
         return 0, ALL
     nats = max(KEEP_NATS, -math.log(params.min_p)) if order[cut] == "min_p" else KEEP_NATS
     return 0, nats * hottest + gap

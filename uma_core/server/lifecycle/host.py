@@ -402,7 +402,7 @@ class Host:
     # views, on the compute thread
 
     def _publish(self, is_busy: bool, has_changed: bool = False) -> None:
-        """Renew the views, at most every PUBLISH_NS while sessions stay the same and no other model was installed."""
+        """Renew the views, once in PUBLISH_NS unless a model was installed or the number of sessions changed."""
         self.on_crowded(
             is_busy and any(e.has_streams and e.engine.info.n_threads >= N_PROCESSORS for e in self._compute.executors)
         )
