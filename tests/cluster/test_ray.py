@@ -112,7 +112,7 @@ def serving() -> Iterator[Serving]:
                 ],
                 "port": port,
                 "memory_mb": 200,
-                "lost_s": 3.0,
+                "lost_s": 8.0,  # a busy machine may stop a daemon for 3 s
                 "drain_s": 20.0,
                 "gateway": {"log": {"access": False}},
             }
@@ -166,7 +166,7 @@ def whole(serving: Serving) -> dict[int, str]:
     """What each of the requests is answered with when nothing goes wrong; made by all daemons together."""
     threads, answers = flood(serving, 100, 30)
     joined(threads, answers)
-    assert Counter(end for _, end, _ in answers.values()) == {"length": 100}
+    assert {number: (end, error) for number, (_, end, error) in answers.items() if end != "length"} == {}
     return {number: text for number, (text, _, _) in answers.items()}
 
 

@@ -25,6 +25,7 @@ from uma_core.engine.refusals import refusals
 from uma_core.engine.select.open import open_engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor import calibration, executor
+from uma_core.executor.thread import ComputeThread
 from uma_core.server.io import app, listener
 from uma_core.server.lifecycle import host
 from uma_core.server.memory import budget, relief
@@ -46,6 +47,7 @@ class Levers:
         self.is_deaf = False  # a hang that not even an abort ends
         self.is_reading = False  # every text is read for as long
         self.load_ms = 0.0  # every load takes so much longer
+        self.end_ms = 0.0  # the compute thread takes so much longer to end
         self.load_errors: deque[str] = deque()  # names of error codes that the next loads end with
         self.peer: list[int] | None = None  # who the next connections are
         self.accept_errors: deque[str] = deque()  # names of errno values that the next accepts end with
@@ -192,6 +194,13 @@ def install() -> None:
         write(*args)
 
     disk._write_all = write_slowly
+    stop = ComputeThread.stop
+
+    def stop_slowly(self: ComputeThread, timeout_s: float) -> bool:
+        time.sleep(LEVERS.end_ms / 1e3)
+        return stop(self, timeout_s)
+
+    ComputeThread.stop = stop_slowly  # type: ignore[method-assign]
     check_plan = executor.check_plan
 
     def check(*args: Any) -> list[str]:

@@ -48,6 +48,13 @@ def test_sigterm_while_loading_ends_cleanly(serve):
     assert daemon.wait() == 0
 
 
+def test_a_load_that_ends_while_the_daemon_does_is_no_failure(serve):
+    levers = {"TEST_LEVERS": '{"load_ms": 1000, "end_ms": 1500}'}
+    daemon = serve(state="starting", environ=levers)
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+
+
 @pytest.mark.parametrize("number", LEAVING)
 def test_streams_finish_before_the_daemon_leaves(serve, number):
     daemon = serve()

@@ -150,6 +150,8 @@ class Daemon:
         return self.exit_status
 
     def _loaded(self, error: UmaError | None) -> None:
+        if error is not None and error.error is ErrorCode.SHUTTING_DOWN and self.lifecycle.is_leaving:
+            return  # the load was given up for that reason: it did not fail
         if error is not None:
             log.error("%s", error)
             self.exit_status = error.error.spec.exit_status
