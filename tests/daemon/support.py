@@ -95,6 +95,15 @@ class Wire:
         return False
 
 
+def is_ready(path: Path) -> bool:
+    """Whether a daemon serves this socket, with its model."""
+    try:
+        with Wire(str(path)) as wire:
+            return wire.ask("health")["state"] == "ready"
+    except (OSError, EOFError):
+        return False
+
+
 def text_of(events: list[Event]) -> str:
     return "".join(event["text"] for event in events if event["event"] == "token")
 

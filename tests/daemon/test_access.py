@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, Wire, eventually, running
+from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, Wire, eventually, is_ready, running
 
 OTHER, FRIEND, CLERK = 4001, 4002, 4003
 
@@ -100,7 +100,7 @@ def test_a_lane_ceiling_lowers_what_is_asked_for(serve):
     daemon = serve("--allow-uids", str(FRIEND), "--lane-ceiling", f"{FRIEND}=background")
     daemon.pull(peer=[FRIEND, FRIEND, 1], step_ms=20)
     stream = daemon.stream(max_tokens=4000, priority="interactive").begun()
-    (row,) = daemon.ask("sessions")["sessions"]
+    (row,) = eventually(lambda: daemon.ask("sessions")["sessions"])
     assert row["lane"] == "background"
     stream.cancel()
     assert stream.end()["reason"] == "cancelled"
@@ -125,7 +125,7 @@ def test_a_stranger_may_not_cancel_for_others(serve):
     daemon = serve("--allow-uids", f"{FRIEND},{OTHER}")
     daemon.pull(peer=[FRIEND, FRIEND, 1], step_ms=20)
     stream = daemon.stream(max_tokens=4000).begun()
-    (row,) = daemon.ask("sessions")["sessions"]
+    (row,) = eventually(lambda: daemon.ask("sessions")["sessions"])
     daemon.pull(peer=[OTHER, OTHER, 1])
     with daemon.connect() as wire:
         wire.send(type="cancel", id="s", conn=row["conn"])
@@ -141,7 +141,7 @@ def test_only_trusted_peers_name_an_account(serve):
     assert [event["code"] for event in refused] == ["E_ACCESS_002"] and refused[0]["detail"]["field"] == "account"
     daemon.pull(peer=[CLERK, CLERK, 1], step_ms=20)
     stream = daemon.stream(max_tokens=4000, account="alice").begun()
-    (row,) = daemon.ask("sessions")["sessions"]
+    (row,) = eventually(lambda: daemon.ask("sessions")["sessions"])
     assert (row["account"], row["uid"], row["request_id"]) == ("alice", CLERK, "s")
     (client,) = daemon.status()["clients"]
     assert client["account"] == "alice"
@@ -191,7 +191,7 @@ def test_without_a_path_the_daemon_and_its_clients_meet_in_the_users_own_folder(
         [*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, stderr=subprocess.DEVNULL
     )
     try:
-        eventually(lambda: (folder / "uma.sock").exists() or process.poll() is not None)
+        eventually(lambda: is_ready(folder / "uma.sock"))
         done = subprocess.run(
             [*run, "uma_ctl", "socket"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=WAIT_S
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.support import DaemonProcess, eventually
+from tests.daemon.support import ENDLESS, DaemonProcess, eventually
 from uma_core.config.options import HttpOptions
 from uma_core.errors import UmaError
 from uma_core.server.lifecycle.gateway import check_http
@@ -62,7 +62,7 @@ def port() -> int:
 
 
 def test_one_command_gives_a_working_endpoint(serve, port):
-    daemon = serve("--http", str(port))
+    daemon = serve("--http", str(port), **ENDLESS)
     eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
     status, chat = ask(port, "POST", "/v1/completions", {"prompt": "hello", "max_tokens": 4})
     assert status == 200 and len(chat["choices"][0]["text"]) == 4

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.daemon.support import ROOT, WAIT_S, Wire, eventually
+from tests.daemon.support import ROOT, WAIT_S, eventually, is_ready
 
 LEAVING = (signal.SIGTERM, signal.SIGINT)
 FOREVER = {"max_tokens": 4000}
@@ -215,7 +215,7 @@ def test_the_socket_and_its_lock_are_gone_after_a_clean_end(serve, folder):
 
 def test_closed_standard_descriptors_are_not_taken_by_sockets(folder):
     """Whoever starts it with `>&- 2>&-` must not get a log, or a library's words, into a client's answer."""
-    path = str(folder / "uma.sock")
+    path = folder / "uma.sock"
     script = 'exec 0<&- 1>&- 2>&-; exec "$@"'
     command = [
         "/bin/sh",
@@ -229,13 +229,11 @@ def test_closed_standard_descriptors_are_not_taken_by_sockets(folder):
         "--engine",
         "fake",
         "--socket",
-        path,
+        str(path),
     ]
     process = subprocess.Popen([*command, "--log-level", "debug"], cwd=ROOT)
     try:
-        eventually(lambda: os.path.exists(path) or process.poll() is not None)
-        with Wire(path) as wire:
-            eventually(lambda: wire.ask("health")["is_ready"])
+        eventually(lambda: is_ready(path))
         links = [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in range(3)]
         assert links == [os.devnull] * 3
     finally:

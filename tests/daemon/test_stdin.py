@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.cluster.conftest import short_folder
-from tests.daemon.support import ROOT, WAIT_S, Stream, Wire, eventually
+from tests.daemon.support import ROOT, WAIT_S, Stream, eventually, is_ready
 
 pytestmark = pytest.mark.daemon
 COMMAND = [sys.executable, "-m", "uma_core", "daemon", "--engine", "fake", "--calibrate", "off", "--stop-at-eof"]
-
-
-def is_ready(path: Path) -> bool:
-    try:
-        with Wire(str(path)) as wire:
-            return wire.ask("health")["state"] == "ready"
-    except (OSError, EOFError):
-        return False
 
 
 def test_what_runs_may_end_when_standard_input_closes_and_then_the_daemon_does() -> None:

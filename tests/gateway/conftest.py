@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.fixtures import folder, serve, short_folder
-from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, running
+from tests.daemon.support import ENDLESS, ROOT, SMALL, TINY, DaemonProcess, running
 from tests.gateway.support import GatewayProcess, gateway_before
 
 
@@ -23,7 +23,7 @@ def module_folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def fake(module_folder: Path) -> Iterator[DaemonProcess]:
     """A daemon on the simulated engine, with levers."""
-    with running(module_folder, "--engine", "fake", has_levers=True) as daemon:
+    with running(module_folder, "--engine", "fake", has_levers=True, **ENDLESS) as daemon:
         yield daemon
 
 

@@ -194,7 +194,7 @@ def test_a_key_is_an_account_with_a_ceiling(keyed):
                 {**as_(keys[name]), "x-priority": "interactive"},
             )
             raw.until(b"delta")
-            (row,) = daemon.ask("sessions")["sessions"]
+            (row,) = eventually(lambda: daemon.ask("sessions")["sessions"])
             priorities[row["account"]] = row["lane"]
         eventually(lambda: n_busy(daemon) == 0)
     assert priorities == {"alice": "interactive", "bob": "background"}

@@ -58,7 +58,7 @@ def test_the_request_id_and_the_account_are_seen_in_the_daemon_s_sessions(gatewa
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, "stream": True}
         raw.send("POST", "/v1/chat/completions", body, {"x-request-id": "seen-1"})
         raw.until(b"delta")
-        (row,) = fake.ask("sessions")["sessions"]
+        (row,) = eventually(lambda: fake.ask("sessions")["sessions"])
         assert (row["request_id"], row["account"]) == ("seen-1", "http")
     eventually(lambda: n_busy(fake) == 0)
 

@@ -23,7 +23,6 @@ from uma_core.engine.api import (
     EngineInfo,
     Export,
     MemoryUse,
-    ModelFacts,
     PrefillOutcome,
     Rows,
     Sampler,
@@ -52,6 +51,7 @@ from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.model import Progress
 from uma_core.engine.llama.params import check_threads, n_outputs
 from uma_core.engine.llama.sampler import LlamaSampler
+from uma_core.engine.llama.text import TextOfModel
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
@@ -59,7 +59,7 @@ from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 WARM_UP_TOKENS = 64  # of a chunk: what a row costs there holds for larger ones
 
 
-class GraphEngine:
+class GraphEngine(TextOfModel):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(
@@ -70,13 +70,15 @@ class GraphEngine:
         """
         self._bell = ffi.new("int32_t *")
         self._abort_flag = ffi.new("int32_t *")
-        self._loaded: Loaded | None = load(path, options, Wish(progress, is_stock))
+        loaded = load(path, options, Wish(progress, is_stock))
+        self._loaded: Loaded | None = loaded
+        self.model = loaded.vocab
         self.decoder: Decoder | None = None
         self.prefill_slots: list[PrefillSlot] = []
         self._backends: list[Any] = []
         self._broken: list[str] = []  # why the backends must neither compute nor be freed any more
         try:
-            self._open(self._loaded, options)
+            self._open(loaded, options)
         except BaseException:
             self.close()
             raise
@@ -197,39 +199,6 @@ class GraphEngine:
     def repacked_memory(self) -> memoryview | None:
         """The memory that products read, where weights are repacked, until `close`."""
         return self._loaded.weights.repacked() if self._loaded is not None else None
-
-    # text
-
-    @property
-    def model(self) -> Any:
-        """The vocabulary, as llama.cpp loads it."""
-        assert self._loaded is not None
-        return self._loaded.vocab
-
-    def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
-        return self.model.tokenize(string, add_special, parse_special)  # type: ignore[no-any-return]
-
-    @property
-    def n_vocab(self) -> int:
-        return self.info.n_vocab
-
-    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
-        return self.model.piece(token, unparse_special)  # type: ignore[no-any-return]
-
-    def is_eog(self, token: TokenId) -> bool:
-        return token in self.model.eog
-
-    def is_control(self, token: TokenId) -> bool:
-        return self.model.is_control(token)  # type: ignore[no-any-return]
-
-    def chat_template(self) -> str | None:
-        return self.model.chat_template  # type: ignore[no-any-return]
-
-    def special(self, name: str) -> str:
-        return self.model.special(name)  # type: ignore[no-any-return]
-
-    def facts(self) -> ModelFacts:
-        return self.model.facts()  # type: ignore[no-any-return]
 
     # decode
 

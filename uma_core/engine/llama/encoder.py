@@ -24,7 +24,6 @@ from uma_core.engine.api import (
     EngineInfo,
     Export,
     MemoryUse,
-    ModelFacts,
     PrefillOutcome,
     PrefillStatus,
     Rows,
@@ -32,13 +31,14 @@ from uma_core.engine.api import (
     Transfer,
 )
 from uma_core.engine.header import Header
-from uma_core.engine.lib import ffi, lib, text
-from uma_core.engine.llama.engine import backend_name, isa_notes, use_kernels
+from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama.engine import backend_name, device_names, isa_notes, use_kernels
 from uma_core.engine.llama.estimate import context_bytes
 from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.model import LlamaModel, Progress, new_context
 from uma_core.engine.llama.params import check_threads, encoder_params, encoder_shape, n_threads_of
 from uma_core.engine.llama.sampler import LlamaSampler
+from uma_core.engine.llama.text import TextOfModel
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
@@ -143,7 +143,7 @@ class Encoder:
         self.handle = None
 
 
-class EncoderEngine:
+class EncoderEngine(TextOfModel):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None) -> None:
@@ -185,10 +185,6 @@ class EncoderEngine:
         model, options = self.model, self._options
         n_ctx_train = int(lib.llama_model_n_ctx_train(model.handle))
         n_input, n_batch, n_inputs = encoder_shape(options, n_ctx_train, model.n_vocab)
-        devices = tuple(
-            text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i)))
-            for i in range(lib.ggml_backend_dev_count())
-        )
         can_rank = self._default_pooling == RANK
         return EngineInfo(
             engine="encoder",
@@ -197,7 +193,7 @@ class EncoderEngine:
             fingerprint=model.fingerprint,
             arch=model.arch,
             backend=backend_name(),
-            devices=devices,
+            devices=device_names(),
             n_vocab=model.n_vocab,
             n_layer=int(lib.llama_model_n_layer(model.handle)),
             n_ctx_train=n_ctx_train,
@@ -225,33 +221,6 @@ class EncoderEngine:
             kernels=kernels,
             notes=isa_notes(options.isa, kernels),
         )
-
-    # text
-
-    def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
-        return self.model.tokenize(string, add_special, parse_special)
-
-    @property
-    def n_vocab(self) -> int:
-        return self.info.n_vocab
-
-    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
-        return self.model.piece(token, unparse_special)
-
-    def is_eog(self, token: TokenId) -> bool:
-        return token in self.model.eog
-
-    def is_control(self, token: TokenId) -> bool:
-        return self.model.is_control(token)
-
-    def chat_template(self) -> str | None:
-        return self.model.chat_template
-
-    def special(self, name: str) -> str:
-        return self.model.special(name)
-
-    def facts(self) -> ModelFacts:
-        return self.model.facts()
 
     # encode
 

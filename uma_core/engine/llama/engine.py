@@ -24,7 +24,6 @@ from uma_core.engine.api import (
     EngineInfo,
     Export,
     MemoryUse,
-    ModelFacts,
     PrefillOutcome,
     Rows,
     Sampler,
@@ -49,12 +48,13 @@ from uma_core.engine.llama.params import (
 from uma_core.engine.llama.prefill import PrefillSlot
 from uma_core.engine.llama.probe import discover, proves_direct_kv, warm_up
 from uma_core.engine.llama.sampler import LlamaSampler
+from uma_core.engine.llama.text import TextOfModel
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
 
-class LlamaEngine:
+class LlamaEngine(TextOfModel):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(self, path: str, options: Any, progress: Progress | None = None) -> None:
@@ -119,10 +119,6 @@ class LlamaEngine:
         is_rollback = not model.is_recurrent and int(lib.llama_model_n_swa(model.handle)) == 0
         n_undo = options.n_batch if is_rollback else int(lib.llama_n_rs_seq(context.handle))
         n_verify = min(n_outputs(options), options.n_batch, n_undo + 1) if n_undo else 0
-        devices = tuple(
-            text(lib.ggml_backend_dev_description(lib.ggml_backend_dev_get(i)))
-            for i in range(lib.ggml_backend_dev_count())
-        )
         n_ctx = int(lib.llama_n_ctx(context.handle))
         kv_bytes = (
             int(lib.uma_kv_bytes(context.gate, 1))
@@ -141,7 +137,7 @@ class LlamaEngine:
             fingerprint=model.fingerprint,
             arch=model.arch,
             backend=backend_name(),
-            devices=devices,
+            devices=device_names(),
             n_vocab=model.n_vocab,
             suppressed=model.suppressed,
             n_outputs=n_outputs(options),
@@ -182,33 +178,6 @@ class LlamaEngine:
             kv_facts=(self._kernels, n_expert_used, int(self.n_ctx_seq > n_ctx_orig)),
             notes=notes,
         )
-
-    # text
-
-    def tokenize(self, string: str, add_special: bool, parse_special: bool) -> list[TokenId]:
-        return self.model.tokenize(string, add_special, parse_special)
-
-    @property
-    def n_vocab(self) -> int:
-        return self.info.n_vocab
-
-    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
-        return self.model.piece(token, unparse_special)
-
-    def is_eog(self, token: TokenId) -> bool:
-        return token in self.model.eog
-
-    def is_control(self, token: TokenId) -> bool:
-        return self.model.is_control(token)
-
-    def chat_template(self) -> str | None:
-        return self.model.chat_template
-
-    def special(self, name: str) -> str:
-        return self.model.special(name)
-
-    def facts(self) -> ModelFacts:
-        return self.model.facts()
 
     # decode
 
@@ -474,6 +443,12 @@ def backend_name() -> str:
         if lib.ggml_backend_dev_type(device) in (lib.GGML_BACKEND_DEVICE_TYPE_GPU, lib.GGML_BACKEND_DEVICE_TYPE_IGPU):
             return text(lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(device))).lower()
     return "cpu"
+
+
+def device_names() -> tuple[str, ...]:
+    """All devices, as ggml's registry lists them."""
+    devices = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
+    return tuple(text(lib.ggml_backend_dev_description(device)) for device in devices)
 
 
 def expert_bytes(path: str) -> int:
