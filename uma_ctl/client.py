@@ -155,8 +155,8 @@ def _parse(payload: bytes) -> Event:
 
 def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, str]:
     """The connection, and the path at which somebody listened."""
-    paths = endpoint.places(os.environ) if path is None else (path,)
-    for place in paths:
+    silent: list[str] = []  # places where nobody listens, each with its reason
+    for place in endpoint.places(os.environ) if path is None else (path,):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout_s)
         try:
@@ -165,15 +165,14 @@ def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, 
             return connection, place
         except (FileNotFoundError, ConnectionRefusedError) as error:
             connection.close()
-            if place == paths[-1]:
-                raise CannotConnect(f"cannot connect to {' or '.join(paths)}: {_reason(error)}") from None
+            silent.append(f"{place}: {_reason(error)}")
         except (OSError, ValueError) as error:  # ValueError: a path with NUL
             connection.close()
             raise CannotConnect(f"cannot connect to {place}: {_reason(error)}") from None
         except CannotConnect:
             connection.close()
             raise
-    raise AssertionError("there is always a place")
+    raise CannotConnect(f"cannot connect to {', or to '.join(silent)} (start a daemon with: uma-core daemon)")
 
 
 def _check_listener(connection: socket.socket, path: str) -> None:
@@ -207,12 +206,9 @@ def _connect_patiently(connection: socket.socket, path: str, timeout_s: float | 
 
 def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
-        return "no such socket (is the daemon running? start it with: uma-core daemon)"
+        return "no such socket"
     if isinstance(error, ConnectionRefusedError):
-        return (
-            "nobody listens there (the daemon that made it is gone, or it is no socket; start one with: uma-core "
-            "daemon)"
-        )
+        return "nobody listens there, for the daemon that made it is gone or it is no socket"
     if isinstance(error, PermissionError):
         return "permission denied (the socket belongs to another user)"
     return getattr(error, "strerror", None) or str(error)
