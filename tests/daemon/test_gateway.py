@@ -180,7 +180,7 @@ def test_a_file_that_would_keep_ending_it_is_refused_at_the_start_and_by_a_reloa
         path = Path("/dev/fd/63")
     daemon = DaemonProcess(folder, "--engine", "fake", "--http", str(port), "--http-config", str(path))
     assert daemon.wait() == 1
-    daemon.logs(str(path))
+    daemon.logs(str(path) if kind != "descriptor" else f"{path} is a descriptor of the daemon")
     config.write_text(f"http: {{port: {port}}}\n")
     daemon = serve("--config", str(config))
     eventually(lambda: answers(port), f"no endpoint: {daemon.log}")

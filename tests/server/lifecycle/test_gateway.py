@@ -66,6 +66,7 @@ def test_a_reload_while_its_next_start_is_due_starts_one(monkeypatch: pytest.Mon
     ("module", "name", "error"),
     [
         (gateway.os, "pipe", OSError(errno.EMFILE, "Too many open files")),
+        (gateway.subprocess, "Popen", OSError(errno.EAGAIN, "Resource temporarily unavailable")),
         (gateway.threading.Thread, "start", RuntimeError("can't start new thread")),
     ],
 )
@@ -78,7 +79,7 @@ def test_it_is_started_once_the_daemon_has_room_for_it_again(
         children.append(Child())
         return children[-1]
 
-    def fail(*args: Any) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
         raise error
 
     monkeypatch.setattr(gateway.subprocess, "Popen", start)

@@ -19,7 +19,6 @@ import threading
 import time
 from typing import Any
 
-from uma_core.config.merge import read_yaml
 from uma_core.config.options import HttpOptions
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.io.loop import Loop, Timer
@@ -47,27 +46,23 @@ def check_http(options: HttpOptions, patience_s: float = 0.0) -> None:
 
 
 def check_http_options(options: HttpOptions) -> None:
-    """Whether it is installed, its file can be read, and its options are valid. Blocks. Raises: CONFIG_INVALID."""
+    """Whether it is installed, and its options and those of its file are valid. Blocks. Raises: CONFIG_INVALID."""
     if not options.port:
         return
     if importlib.util.find_spec("uvicorn") is None:
         message = "the HTTP gateway is not installed: install UMA Serve with the extra [http]"
         raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.port")
-    if options.config:
-        _check_file(options.config)
+    _refuse_descriptor(options.config)
     if options != HttpOptions(port=options.port) or any(name.startswith(VARIABLES) for name in os.environ):
         _check_values(options)
 
 
-def _check_file(path: str) -> None:
+def _refuse_descriptor(path: str) -> None:
+    """Refuse what a shell makes of `<(command)`. Raises: CONFIG_INVALID."""
     path = os.path.abspath(path)
     if path.startswith(OF_THIS_PROCESS):
         message = f"{path} is a descriptor of the daemon, which its gateway does not have: give the path of a file"
         raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.config")
-    try:
-        read_yaml(path)
-    except UmaError as error:
-        raise UmaError(error.error, f"http.config: {error.message}", option="http.config") from error
 
 
 def _check_values(options: HttpOptions) -> None:
