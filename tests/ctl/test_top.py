@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from uma_ctl.commands import top
 from uma_ctl.dashboard import TOKENS_TOTAL, Cell, Dashboard, Key, parse_keys
+from uma_ctl.main import group, run
 from uma_ctl.top_view import screen
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
@@ -144,6 +146,13 @@ def test_without_a_terminal_it_says_what_to_use_instead(ctl):
     done = ctl("top")
     assert done.returncode == 1
     assert "status --watch" in done.stderr
+
+
+def test_without_its_library_it_says_what_to_install_and_what_to_use_instead(monkeypatch, capsys):
+    monkeypatch.setattr(top, "find_spec", lambda name: None)
+    assert run(group, "uma-ctl", ["top"]) == 1
+    told = capsys.readouterr().err
+    assert "uma-serve[top]" in told and "status --watch" in told
 
 
 def test_on_a_dumb_terminal_it_says_what_to_use_instead(serve, start, environment, read_until):
