@@ -9,8 +9,8 @@ EXTRAS := top,http,cluster,perf,test,dev
 PURE := $(addprefix tests/,arch bindings cluster/test_simulation.py config constraint executor gateway/chat metrics \
 	policy protocol session speculation)
 
-# The tests start thousands of processes. Where this is set, each of them compiles every module that it imports: a
-# daemon's imports take 2.1 s instead of 0.7, Ray's 6.8 s instead of 2.6 (AMD EPYC).
+# The tests start many processes. With this variable set, each of them would compile every module that it imports: a
+# daemon's imports would take 2.1 s instead of 0.7, Ray's 6.8 s instead of 2.6 (AMD EPYC).
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help venv build ext demo test test-deps portable check fuzz audit conversations differential perf gen size clean distclean

@@ -155,7 +155,7 @@ def _parse(payload: bytes) -> Event:
 
 def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, str]:
     """The connection, and the path at which somebody listened."""
-    silent: list[str] = []  # places where nobody listens, each with its reason
+    refusals: list[str] = []  # the places where nobody listens, each with its reason
     for place in endpoint.places(os.environ) if path is None else (path,):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout_s)
@@ -165,14 +165,14 @@ def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, 
             return connection, place
         except (FileNotFoundError, ConnectionRefusedError) as error:
             connection.close()
-            silent.append(f"{place}: {_reason(error)}")
+            refusals.append(f"{place}: {_reason(error)}")
         except (OSError, ValueError) as error:  # ValueError: a path with NUL
             connection.close()
             raise CannotConnect(f"cannot connect to {place}: {_reason(error)}") from None
         except CannotConnect:
             connection.close()
             raise
-    raise CannotConnect(f"cannot connect to {', or to '.join(silent)} (start a daemon with: uma-core daemon)")
+    raise CannotConnect(f"cannot connect to {'; to '.join(refusals)}; start a daemon with: uma-core daemon")
 
 
 def _check_listener(connection: socket.socket, path: str) -> None:
@@ -208,7 +208,7 @@ def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such socket"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there, for the daemon that made it is gone or it is no socket"
+        return "nobody listens there (it was left by a daemon that is gone, or is no socket)"
     if isinstance(error, PermissionError):
         return "permission denied (the socket belongs to another user)"
     return getattr(error, "strerror", None) or str(error)

@@ -150,9 +150,9 @@ class Daemon:
         return self.exit_status
 
     def _loaded(self, error: UmaError | None) -> None:
-        if error is not None and error.error is ErrorCode.SHUTTING_DOWN and self.lifecycle.is_leaving:
-            return  # the load was given up for that reason: it did not fail
         if error is not None:
+            if error.error is ErrorCode.SHUTTING_DOWN and self.lifecycle.is_leaving:
+                return  # the load was given up because the daemon ends: it did not fail
             log.error("%s", error)
             self.exit_status = error.error.spec.exit_status
             self.lifecycle.stop()

@@ -63,15 +63,7 @@ async def on_adapters(exchange: Exchange) -> None:
     """The LoRA adapters that requests may name by `id`, or by `name`; `scale` is what requests without `lora` get."""
     model = await exchange.gateway.model(is_new=True)
     adapters = model.props.get("adapters", ())
-    rows = [
-        {
-            "id": i,
-            "name": each["id"],
-            **{name: each.get(name, "") for name in ("path", "scale", "task_name", "prompt_prefix")},
-        }
-        for i, each in enumerate(adapters)
-    ]
-    await exchange.send_json(rows)
+    await exchange.send_json([{**each, "id": i, "name": each["id"]} for i, each in enumerate(adapters)])
 
 
 async def on_set_adapters(exchange: Exchange) -> None:
