@@ -1,26 +1,21 @@
-"""Daemons by the hundred: each is a fork of one process that has imported everything, so that a start costs no import.
-
-What happens after the fork is the product's own code, from the command line on; the exit status, or the signal, is the
-daemon's own.
-"""
+"""Daemons by the hundred, one after the other, and what became of each."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import select
+import resource
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tests.daemon.support import ROOT, Event, Wire
+from tests.daemon.support import IMPORTED, Event, Wire
+from tests.forks import Forked, ForkServer
 
 LONGEST_S = 300.0  # a start, an answer or a stop that takes longer is a hang, even with 1,000 threads on a busy machine
 ANSWERED = {"stop", "length"}
@@ -52,41 +47,38 @@ class Outcome(NamedTuple):
 
 
 class Nursery:
-    """Forks daemons one at a time; `run` lives one's whole life."""
+    """Starts daemons one at a time; `run` lives one's whole life."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pid = 0
-        self._status: int | None = 0  # of the daemon that runs, or ran last; None while it runs
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
-        environ |= {"XDG_CACHE_HOME": str(folder / "home"), "GOMP_SPINCOUNT": "0", "OPENBLAS_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.daemon.forked"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environ,
-        )
-        assert self._read(LONGEST_S) == {"ready": True}
+        self._environ = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+        self._environ |= {"XDG_CACHE_HOME": str(folder / "home"), "GOMP_SPINCOUNT": "0", "OPENBLAS_NUM_THREADS": "1"}
+        self._forks = ForkServer(IMPORTED, self._environ)
 
     def run(self, model: Path, flags: Mapping[str, object], data_bytes: int = 0) -> Outcome:
         """Start a daemon, let it answer a few requests once it is ready, stop it.
 
         `data_bytes`: its limit of private memory, 0: none.
         """
-        self._stop_what_runs()
-        self._pid = self._fork(
-            ["daemon", "--socket", self._socket, "--model", str(model), *as_arguments(flags)], data_bytes
-        )
-        status, reasons = self._reach_ready(), ()
-        if status == "ready":
-            try:
-                reasons = ask(self._socket)
-            except (OSError, EOFError):
-                return self._end("in its answers", LONGEST_S / 10, ())
-            os.kill(self._pid, signal.SIGTERM)
-            return self._end("at the stop", LONGEST_S, reasons)
-        return self._end("at the start", 0.0, ())
+        limits = {resource.RLIMIT_CORE: 0} | ({resource.RLIMIT_DATA: data_bytes} if data_bytes else {})
+        arguments = ["daemon", "--socket", self._socket, "--model", str(model), *as_arguments(flags)]
+        with self._log.open("wb") as log:
+            daemon = self._forks.start("uma_core", arguments, environ=self._environ, stderr=log.fileno(), limits=limits)
+        try:
+            return self._live(daemon)
+        finally:
+            daemon.kill()
+            daemon.wait(LONGEST_S)
+
+    def _live(self, daemon: Forked) -> Outcome:
+        if not self._is_up(daemon):
+            return self._outcome(daemon, 0.0, "at the start")
+        try:
+            reasons = ask(self._socket)
+        except (OSError, EOFError):
+            return self._outcome(daemon, LONGEST_S / 10, "in its answers")
+        daemon.send_signal(signal.SIGTERM)
+        return self._outcome(daemon, LONGEST_S, "at the stop", reasons)
 
     @property
     def _socket(self) -> str:
@@ -96,56 +88,25 @@ class Nursery:
     def _log(self) -> Path:
         return self._folder / "log"
 
-    def _fork(self, argv: list[str], data_bytes: int) -> int:
-        self._log.unlink(missing_ok=True)
-        assert self._process.stdin is not None
-        self._process.stdin.write(
-            json.dumps({"argv": argv, "log": str(self._log), "data_bytes": data_bytes}).encode() + b"\n"
-        )
-        self._process.stdin.flush()
-        self._status = None
-        return int(self._read(LONGEST_S)["pid"])
-
-    def _has_ended(self, seconds: float) -> bool:
-        if self._status is None:
-            self._status = self._read(seconds).get("status")
-        return self._status is not None
-
-    def _reach_ready(self) -> str:
+    def _is_up(self, daemon: Forked) -> bool:
+        """Wait until it is ready, has ended or hangs."""
         deadline = time.monotonic() + LONGEST_S
-        while time.monotonic() < deadline and not self._has_ended(0.01):
+        while time.monotonic() < deadline and daemon.poll() is None:
             with contextlib.suppress(OSError, EOFError), Wire(self._socket) as wire:
                 wire.sock.settimeout(LONGEST_S)
                 if wire.ask("health")["state"] == "ready":
-                    return "ready"
-        return "ended" if self._status is not None else "hung"
+                    return True
+            time.sleep(0.01)
+        return False
 
-    def _end(self, where: str, seconds: float, reasons: tuple[str, ...]) -> Outcome:
-        is_ended = self._has_ended(seconds)
-        self._stop_what_runs()
-        log = self._log.read_text(errors="replace") if self._log.exists() else ""
-        return Outcome(self._status if is_ended else None, where, reasons, log)
-
-    def _stop_what_runs(self) -> None:
-        if self._status is None:
-            os.kill(self._pid, signal.SIGKILL)
-            self._has_ended(LONGEST_S)
-
-    def _read(self, seconds: float) -> dict[str, Any]:
-        """The next line of the process that forks; {} where none comes in time."""
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
-            return {}
-        line = self._process.stdout.readline()
-        assert line, "the process that forks has ended"
-        return json.loads(line)  # type: ignore[no-any-return]
+    def _outcome(self, daemon: Forked, seconds: float, where: str, reasons: tuple[str, ...] = ()) -> Outcome:
+        """`seconds`: how long its end is waited for."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(seconds)
+        return Outcome(daemon.returncode, where, reasons, self._log.read_text(errors="replace"))
 
     def close(self) -> None:
-        self._stop_what_runs()
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        self._forks.close()
 
 
 @contextlib.contextmanager
@@ -191,57 +152,3 @@ def how(event: Event) -> str:
 
 def prompt(n: int, stride: int) -> list[int]:
     return [40 + i * stride % 100 for i in range(n)]
-
-
-# the process that is forked
-
-
-def fork_on_request() -> None:
-    """Fork a daemon for every line on stdin, tell its pid, wait for its end, tell its status.
-
-    Ends with stdin, and ends what still runs.
-    """
-    import uma_core.engine.graph.engine
-    import uma_core.engine.llama.engine
-    import uma_core.engine.select.compare
-    import uma_core.server.lifecycle.daemon  # noqa: F401 -- what a start would import
-
-    tell({"ready": True})
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            be_daemon(json.loads(line))
-        tell({"pid": pid})
-        _, status = os.waitpid(pid, 0)
-        tell({"status": os.waitstatus_to_exitcode(status)})
-
-
-def tell(answer: dict[str, Any]) -> None:
-    os.write(1, json.dumps(answer).encode() + b"\n")
-
-
-def be_daemon(order: dict[str, Any]) -> None:
-    """Never returns."""
-    import resource
-
-    from uma_core import cli
-
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd, target in ((null, 0), (null, 1), (log, 2)):
-        os.dup2(fd, target)
-    os.closerange(3, 256)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if order["data_bytes"]:
-        resource.setrlimit(resource.RLIMIT_DATA, (order["data_bytes"],) * 2)
-    sys.argv = ["uma-core", *order["argv"]]
-    status = 70  # of an exception that nobody caught
-    try:
-        status = cli.main()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-if __name__ == "__main__":
-    fork_on_request()

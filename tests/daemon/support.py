@@ -8,13 +8,13 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.forks import Forked, server_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "data" / "models" / "uma-tiny-q8_0.gguf"
@@ -22,6 +22,15 @@ MOE = ROOT / "tests" / "data" / "models" / "uma-moe-q8_0.gguf"
 DRAFT = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
 WAIT_S = 120.0  # a test that waits so long has failed; nothing depends on its value
 SMALL = ("--threads", "1", "--n-ctx", "2048", "--n-ubatch", "64", "--calibrate", "off")  # quick to load, light to run
+
+# what daemons import at their start
+IMPORTED = (
+    "uma_core.server.lifecycle.daemon",
+    "uma_core.engine.fake.open",
+    "uma_core.engine.graph.engine",
+    "uma_core.engine.llama.engine",
+    "uma_core.engine.select.compare",
+)
 
 Event = dict[str, Any]
 
@@ -166,17 +175,14 @@ class DaemonProcess:
         self.path = path or str(folder / "uma.sock")
         self.log_path = folder / f"log{len(list(folder.glob('log*')))}"
         module = "tests.daemon.launcher" if has_levers else "uma_core"
-        where = () if "pass_fds" in spawn else ("--socket", self.path)
         environ = {**os.environ, "UMA_BUILD_CACHE": str(folder / "cache"), **spawn.pop("environ", {})}
-        stderr = spawn.pop("log", None)
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "daemon", *where, *args],
-                cwd=ROOT,
-                env=environ,
-                stdin=subprocess.PIPE if has_levers else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if has_levers else subprocess.DEVNULL,
-                stderr=stderr or log,
+            self.process: Forked = server_of(*IMPORTED).start(
+                module,
+                ["daemon", "--socket", self.path, *args],
+                environ=environ,
+                has_pipes=has_levers,
+                stderr=spawn.pop("log", log.fileno()),
                 **spawn,
             )
 

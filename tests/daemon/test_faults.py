@@ -147,7 +147,7 @@ def test_a_full_disk_under_log_and_calibration_stops_nothing(folder, serve):
 
 def test_a_log_that_cannot_be_written_is_counted(folder, serve):
     with open("/dev/full", "wb") as full:
-        daemon = serve("--log-level", "debug", has_levers=True, log=full)
+        daemon = serve("--log-level", "debug", has_levers=True, log=full.fileno())
         check_clean(daemon)
         assert daemon.ask("metrics")["metrics"]["log_lines_dropped_total"] > 0
 

@@ -11,13 +11,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, eventually
+from tests.daemon.support import WAIT_S, DaemonProcess, eventually
+from tests.forks import server_of
 
 Json = dict[str, Any]
 
@@ -114,13 +113,11 @@ class GatewayProcess:
     def __init__(self, folder: Path, daemon_path: str, *args: str, environ: Json | None = None) -> None:
         self.log_path = folder / f"gateway{len(list(folder.glob('gateway*')))}"
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "uma_gateway", "--socket", daemon_path, "--port", "0", *args],
-                cwd=ROOT,
-                env={**os.environ, **(environ or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
+            self.process = server_of("uma_gateway.cli", "uma_gateway.server").start(
+                "uma_gateway",
+                ["--socket", daemon_path, "--port", "0", *args],
+                environ={**os.environ, **(environ or {})},
+                stderr=log.fileno(),
             )
         self.port = 0
 

@@ -1,0 +1,213 @@
+"""Processes that begin as forks of one that has imported the product already, so that a start costs no import.
+
+What happens after the fork is the product's own code, from the command line on. A daemon's imports take 0.6 s of a core
+(AMD EPYC), more than most tests take for the rest, and the suite starts some hundreds of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import resource
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Order(NamedTuple):
+    """What a fork shall be."""
+
+    module: str
+    args: list[str]
+    environ: dict[str, str]
+    has_new_session: bool
+    limits: dict[int, int]
+
+
+class Forked:
+    """One such process: what tests use of subprocess.Popen."""
+
+    def __init__(self, answers: socket.socket, stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:
+        self._answers = answers
+        self.stdin, self.stdout = stdin, stdout
+        self.returncode: int | None = None
+        self.pid = int(self._answer()["pid"])
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self.returncode = int(self._answer()["status"])
+            self._answers.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and its status is on the way
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _answer(self) -> dict[str, int]:
+        data = b""
+        while not data.endswith(b"\n"):
+            byte = self._answers.recv(1)
+            assert byte, "whoever waits for the process has ended"
+            data += byte
+        answer: dict[str, int] = json.loads(data)
+        return answer
+
+
+class ForkServer:
+    """A process that has imported `modules`, and forks whenever it is asked to.
+
+    Its own environment is `environ`, which is what libraries see that read it when they are loaded.
+    """
+
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forks", str(theirs.fileno()), *modules],
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def start(
+        self,
+        module: str,
+        args: Sequence[str],
+        *,
+        stderr: int,
+        environ: Mapping[str, str] | None = None,
+        has_pipes: bool = False,
+        start_new_session: bool = False,
+        limits: Mapping[int, int] | None = None,
+    ) -> Forked:
+        """`python -m MODULE ARGS`. Standard input and output are pipes, or nothing.
+
+        `limits` by number, as `resource` has them.
+        """
+        order = Order(module, list(args), dict(environ or os.environ), start_new_session, dict(limits or {}))
+        if not has_pipes:
+            with open(os.devnull, "r+b") as null:
+                return Forked(self._send(order, null.fileno(), null.fileno(), stderr))
+        (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
+        answers = self._send(order, theirs_in, theirs_out, stderr)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        return Forked(answers, os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb"))
+
+    def _send(self, order: Order, *standard: int) -> socket.socket:
+        """Returns where the process's number and status will be told."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._control, [b"."], [theirs.fileno(), *standard])
+        ours.sendall(json.dumps(order).encode() + b"\n")
+        return ours
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+_servers: dict[tuple[str, ...], ForkServer] = {}
+_lock = threading.Lock()
+
+
+def server_of(*modules: str) -> ForkServer:
+    """The one of this process, started when it is first asked for."""
+    with _lock:
+        if modules not in _servers:
+            _servers[modules] = ForkServer(modules)
+            atexit.register(_servers[modules].close)
+        return _servers[modules]
+
+
+# the process that forks
+
+
+def serve(control: socket.socket) -> Order | None:
+    """Fork for every message, until nobody is left to send one: then None. In a fork: what that shall be."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for those who wait
+    while fds := socket.recv_fds(control, 1, 4)[1]:
+        if os.fork() == 0:
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return fork_and_wait(socket.socket(fileno=fds[0]), fds[1:])
+        close(fds)
+    return None
+
+
+def fork_and_wait(answers: socket.socket, standard: list[int]) -> Order:
+    """Fork, and tell the fork's number and, once it has ended, its status. Returns in the fork only."""
+    with answers.makefile() as orders:
+        order = Order(*json.loads(orders.readline()))
+    pid = os.fork()
+    if pid == 0:
+        answers.close()
+        for target, fd in enumerate(standard):
+            os.dup2(fd, target)
+        close(standard)
+        return order
+    close(standard)
+    tell(answers, pid=pid)
+    tell(answers, status=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def tell(answers: socket.socket, **answer: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+        answers.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def become(order: Order) -> None:
+    os.environ.clear()
+    os.environ.update(order.environ)
+    if order.has_new_session:
+        os.setsid()
+    for number, most in order.limits.items():
+        resource.setrlimit(int(number), (most, most))
+    sys.argv = [order.module, *order.args]
+    runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    if order := serve(socket.socket(fileno=int(sys.argv[1]))):
+        become(order)
+
+
+if __name__ == "__main__":
+    main()
