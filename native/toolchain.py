@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,13 @@ from pathlib import Path
 from native.pin import BuildError
 
 BACKENDS = ("cpu", "cuda", "vulkan", "metal")
+# What ggml's Vulkan backend includes. Headers of 2022 (Debian 12) lack the first, which the compiler would tell after
+# ten minutes of compiling shaders.
+VULKAN_HEADERS = {
+    "#include <vulkan/vulkan.hpp>\nvk::LayerSettingEXT setting;": "Vulkan's headers, 1.3.275 or later (Debian 13 or "
+    "Ubuntu 24.04: `apt install libvulkan-dev`; elsewhere: UMA_CMAKE_ARGS=-DVulkan_INCLUDE_DIR=FOLDER)",
+    "#include <spirv/unified1/spirv.hpp>": "SPIR-V's headers (`apt install spirv-headers`)",
+}
 
 
 @dataclass(frozen=True)
@@ -70,8 +78,10 @@ def find_toolchain(backend: str, needs_cmake: bool = True) -> Toolchain:
             backend_identity = _version_line([nvcc, "--version"], last=True)
         else:
             missing.append("the CUDA toolkit (`nvcc` on PATH, in CUDACXX or below CUDA_HOME)")
-    if backend == "vulkan" and not shutil.which("glslc"):
-        missing.append("the Vulkan SDK (`glslc`; Debian: `apt install libvulkan-dev glslc`)")
+    if backend == "vulkan":
+        if not shutil.which("glslc"):
+            helpers.append("Vulkan's compiler of shaders (`apt install glslc`)")
+        helpers += _vulkan_headers_missing(cxx) if cxx and needs_cmake else []
     if missing or needs_cmake:
         missing += helpers  # named together, so that one message is enough
     if missing:
@@ -137,6 +147,19 @@ def _nvcc() -> str | None:
         if path:
             return path
     return None
+
+
+def _vulkan_headers_missing(cxx: list[str]) -> list[str]:
+    folders = [f"{sdk}/include"] if (sdk := os.environ.get("VULKAN_SDK")) else []
+    for word in words_of("UMA_CMAKE_ARGS"):
+        if match := re.match(r"-DVulkan_INCLUDE_DIR(?::\w+)?=(.+)", word):
+            folders.insert(0, match[1])
+    command = [*cxx, "-std=c++17", "-fsyntax-only", *(f"-I{folder}" for folder in folders), "-x", "c++", "-"]
+    return [
+        what
+        for program, what in VULKAN_HEADERS.items()
+        if subprocess.run(command, input=program, capture_output=True, text=True).returncode
+    ]
 
 
 def _version_line(command: list[str], last: bool = False) -> str:

@@ -19,7 +19,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
-    for name in ("CC", "CXX", "CUDACXX", "CUDA_HOME", "CUDA_PATH"):
+    for name in ("CC", "CXX", "CUDACXX", "CUDA_HOME", "CUDA_PATH", "VULKAN_SDK", "UMA_CMAKE_ARGS"):
         monkeypatch.delenv(name, raising=False)
     for name in ("cmake", "ninja"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -119,6 +119,38 @@ def test_a_backend_names_its_own_tools(
         program(bare_machine, name)
     with pytest.raises(BuildError, match=tool):
         toolchain.find_toolchain(backend)
+
+
+def test_headers_of_vulkan_that_are_missing_are_named_before_anything_is_compiled(
+    bare_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old ones were found out by the compiler, after ten minutes."""
+    for name in ("cc", "make", "cmake", "glslc"):
+        program(bare_machine, name)
+    compiler = bare_machine / "c++"  # finds what one of its folders has
+    compiler.write_text(
+        """#!/bin/sh
+read -r include
+case $include in *vulkan*) wanted=vulkan ;; *) wanted=spirv ;; esac
+for word in "$@"; do
+  case $word in -I*) test -e "${word#-I}/$wanted" && exit 0 ;; esac
+done
+exit 1
+"""
+    )
+    compiler.chmod(0o755)
+    new, sdk = bare_machine / "new", bare_machine / "sdk"
+    with pytest.raises(BuildError, match=r"libvulkan-dev.*spirv-headers"):
+        toolchain.find_toolchain("vulkan")
+    (new / "vulkan").mkdir(parents=True)
+    monkeypatch.setenv("UMA_CMAKE_ARGS", f"-DGGML_LTO=ON '-DVulkan_INCLUDE_DIR={new}'")
+    with pytest.raises(BuildError, match=r"needs SPIR-V's headers"):
+        toolchain.find_toolchain("vulkan")
+    (sdk / "include" / "spirv").mkdir(parents=True)
+    monkeypatch.setenv("VULKAN_SDK", str(sdk))
+    assert toolchain.find_toolchain("vulkan").cxx == ["c++"]
+    monkeypatch.delenv("VULKAN_SDK")
+    assert toolchain.find_toolchain("vulkan", needs_cmake=False), "a build from the cache compiles nothing of it"
 
 
 def test_the_cuda_compiler_becomes_part_of_the_identity(bare_machine: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from tests.engine.conftest import DRAFT
 from tests.engine.drive import finish, read, step, tokens_of
 from tests.engine.graph.conftest import SMALL
 from uma_core.config.options import EngineOptions
+from uma_core.engine.graph import device as device_module
 from uma_core.engine.graph.device import Device, device_of
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.lib import ffi, lib
@@ -39,6 +42,21 @@ def test_without_layers_on_a_gpu_the_cpu_computes_with_our_operations() -> None:
     device = device_of(ON_CPU)
     assert (device.is_cpu, device.is_stock, device.name) == (True, False, "cpu")
     assert device_of(ON_CPU, is_stock=True).is_stock
+
+
+def test_a_gpu_of_the_processor_computes_only_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's engine leaves it out, too."""
+    cpu = lib.GGML_BACKEND_DEVICE_TYPE_CPU
+    present = {cpu: "cpu"}
+    registry = SimpleNamespace(ggml_backend_dev_by_type=present.get, GGML_BACKEND_DEVICE_TYPE_CPU=cpu)
+    monkeypatch.setattr(device_module, "lib", registry)
+    monkeypatch.setattr(device_module, "Device", lambda handle, is_stock: handle)
+    assert device_of(EngineOptions()) == "cpu"
+    present[lib.GGML_BACKEND_DEVICE_TYPE_IGPU] = "shared memory"
+    assert device_of(EngineOptions()) == "shared memory"
+    present[lib.GGML_BACKEND_DEVICE_TYPE_GPU] = "memory of its own"
+    assert device_of(EngineOptions()) == "memory of its own"
+    assert device_of(ON_CPU) == "cpu"
 
 
 def test_the_cpu_has_no_memory_of_its_own() -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,6 +88,17 @@ def test_a_stored_choice_holds_for_its_options_only() -> None:
     assert choose(DRAFT, replace(AUTO, calibrate="off")).engine == "llama"
     for other in (replace(AUTO, threads=1), replace(AUTO, n_seq=2), replace(AUTO, kv_type="q8_0")):
         assert choose(DRAFT, other).is_due
+
+
+def test_a_stored_choice_holds_for_the_gpus_it_was_made_with_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's engine computes on all of them."""
+    gpu = SimpleNamespace(is_cpu=False, description="a GPU")
+    monkeypatch.setattr(module, "device_of", lambda options: gpu)
+    monkeypatch.setattr(module, "device_names", lambda: ("a GPU", "another", "cpu"))
+    store(DRAFT, AUTO, FASTER)
+    assert choose(DRAFT, AUTO) == FASTER
+    monkeypatch.setattr(module, "device_names", lambda: ("a GPU", "cpu"))
+    assert choose(DRAFT, AUTO).is_due
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"engine": "graph", "reason": "by hand"}', "[" * 100_000])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from uma_core.config.options import EngineOptions
+from uma_core.engine.devices import GPUS
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.errors import ErrorCode, UmaError
-
-GPUS = (lib.GGML_BACKEND_DEVICE_TYPE_GPU, lib.GGML_BACKEND_DEVICE_TYPE_IGPU)
 
 
 class Device:
@@ -98,9 +97,10 @@ def tensor_context(n: int) -> Any:
 
 
 def device_of(options: EngineOptions, is_stock: bool = False) -> Device:
-    """The first GPU where layers are wanted on one, else the CPU; there with our operations unless `is_stock`."""
-    devices = [lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count())]
-    gpus = [handle for handle in devices if lib.ggml_backend_dev_type(handle) in GPUS]
+    """The first GPU where layers are wanted on one, a GPU of the processor only where there is no other; else the CPU,
+    with our operations unless `is_stock`.
+    """
+    gpus = [gpu for kind in GPUS if (gpu := lib.ggml_backend_dev_by_type(kind))]
     if gpus and options.n_gpu_layers:
         return Device(gpus[0], True)
     return Device(lib.ggml_backend_dev_by_type(lib.GGML_BACKEND_DEVICE_TYPE_CPU), is_stock)

@@ -29,6 +29,7 @@ from uma_core.engine.api import (
     Sampler,
     Transfer,
 )
+from uma_core.engine.devices import backend_name, device_names
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama.decode import BAD, DecodeContext
 from uma_core.engine.llama.estimate import compute_bytes
@@ -434,21 +435,6 @@ def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
         f"{ours}, as engine.isa asks; ggml's own operations use what they were built for "
         f"({text(lib.llama_print_system_info()).strip(' |')})",
     )
-
-
-def backend_name() -> str:
-    """The first device that is not the CPU names the backend, as ggml's registry lists them."""
-    for i in range(lib.ggml_backend_dev_count()):
-        device = lib.ggml_backend_dev_get(i)
-        if lib.ggml_backend_dev_type(device) in (lib.GGML_BACKEND_DEVICE_TYPE_GPU, lib.GGML_BACKEND_DEVICE_TYPE_IGPU):
-            return text(lib.ggml_backend_reg_name(lib.ggml_backend_dev_backend_reg(device))).lower()
-    return "cpu"
-
-
-def device_names() -> tuple[str, ...]:
-    """All devices, as ggml's registry lists them."""
-    devices = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
-    return tuple(text(lib.ggml_backend_dev_description(device)) for device in devices)
 
 
 def expert_bytes(path: str) -> int:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from uma_core import measured
 from uma_core.config.options import EngineOptions
+from uma_core.engine.devices import device_names
 from uma_core.engine.fingerprint import fingerprint
 from uma_core.engine.graph.device import device_of
 from uma_core.engine.graph.load import check
@@ -86,10 +87,11 @@ def stored_in(path: str, options: EngineOptions) -> Path:
         options.prefill_lanes,
     )
     kernels = (options.cpu_kernels, options.isa, options.load_mode, options.moe_top_k)
+    device = device_of(options)
     facts = (
         VERSION,
         fingerprint(path),
-        device_of(options).description,
+        *((device.description,) if device.is_cpu else device_names()),  # llama.cpp computes on all GPUs
         n_threads_of(options),
         text(lib.ggml_commit()),
         *kernels,
