@@ -151,10 +151,10 @@ class TestTransfers:
         plan = run(state_of(talking(0), reading(1, n_prompt=10, slo_ttft_ns=10**10), moving, **big))
         assert plan.guard.kind == "normal" and plan.transfer_ns > 0.02 * SOLO and plan.run_ns > 0
         assert SOLO + plan.run_ns + plan.transfer_ns <= 1.2 * SOLO
-        late = reading(1, n_prompt=1200, t_queued_ns=NOW - 10**10)
+        late = reading(1, n_prompt=1200, t_queued_ns=NOW - 10**12)
         plan = run(state_of(talking(0), late, moving, **big))
         assert plan.guard.kind == "urgent" and plan.run_ns > SOLO
-        assert SOLO + plan.run_ns + plan.transfer_ns <= 3.0 * SOLO
+        assert SOLO + plan.run_ns + plan.transfer_ns <= 2.7 * SOLO  # 0.3 of it stay free for the machine
 
     def test_a_background_copy_takes_half_of_the_room_at_most(self):
         big = {"kv_bytes_per_cell": 10_000_000}
