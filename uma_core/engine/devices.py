@@ -6,6 +6,8 @@ from uma_core.engine.lib import lib, text
 
 GPUS = (lib.GGML_BACKEND_DEVICE_TYPE_GPU, lib.GGML_BACKEND_DEVICE_TYPE_IGPU)  # the better kind first
 
+FOR_GPUS = ("CUDA", "ROCm", "Vulkan")  # backends that a build may have on a machine without such a device
+
 
 def backend_name() -> str:
     """The first device that is not the CPU names the backend, as ggml's registry lists them."""
@@ -20,3 +22,12 @@ def device_names() -> tuple[str, ...]:
     """All devices, as ggml's registry lists them."""
     devices = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
     return tuple(text(lib.ggml_backend_dev_description(device)) for device in devices)
+
+
+def missing_gpu() -> str:
+    """What `status` says where this build is for a GPU and found none; "" otherwise."""
+    if backend_name() != "cpu":
+        return ""
+    registered = map(lib.ggml_backend_reg_get, range(lib.ggml_backend_reg_count()))
+    names = [name for each in registered if (name := text(lib.ggml_backend_reg_name(each))) in FOR_GPUS]
+    return f"{' and '.join(names)} found no GPU: the CPU computes" if names else ""

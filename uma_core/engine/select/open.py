@@ -33,16 +33,18 @@ def open_engine(
     path = _path(options, path)
     if options.engine == "fake":
         return importlib.import_module("uma_core.engine.fake.open").open_fake(options, path)  # type: ignore[no-any-return]
+    note, engine = "", None
     if _is_encoder(path):
-        return importlib.import_module("uma_core.engine.llama.encoder").EncoderEngine(path, options, progress)  # type: ignore[no-any-return]
-    options, note = as_trained(options, path)
-    engine = (
-        _open_chosen(options, path, progress, trial)
-        if options.engine == "auto"
-        else _open(options.engine, options, path, progress)
-    )
-    if note:
-        engine.info = replace(engine.info, notes=(*engine.info.notes, note))
+        engine = importlib.import_module("uma_core.engine.llama.encoder").EncoderEngine(path, options, progress)
+    else:
+        options, note = as_trained(options, path)
+        engine = (
+            _open_chosen(options, path, progress, trial)
+            if options.engine == "auto"
+            else _open(options.engine, options, path, progress)
+        )
+    missing = importlib.import_module("uma_core.engine.devices").missing_gpu() if options.n_gpu_layers else ""
+    engine.info = replace(engine.info, notes=(*engine.info.notes, *filter(None, (note, missing))))
     return engine
 
 
