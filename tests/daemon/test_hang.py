@@ -66,7 +66,7 @@ def test_drain_past_its_deadline_aborts_a_hung_call(serve):
 def test_a_hang_that_nothing_ends_still_ends_with_final_events(serve):
     daemon = serve(*HANG_MS)
     streams = [daemon.stream(max_tokens=4000).begun() for _ in range(2)]
-    daemon.pull(is_hanging=True, is_deaf=True)
+    daemon.pull(is_hanging=True, is_deaf=True, gives_up_soon=True)
     daemon.reach("degraded")
     daemon.ask("drain", timeout_ms=1, then="exit")
     for stream in streams:
@@ -77,7 +77,7 @@ def test_a_hang_that_nothing_ends_still_ends_with_final_events(serve):
 
 def test_a_prompt_that_is_read_for_ever_does_not_hold_a_drain(serve):
     daemon = serve()
-    daemon.pull(is_reading=True)
+    daemon.pull(is_reading=True, gives_up_soon=True)
     with daemon.connect() as wire:
         wire.send(id=1, prompt="read for ever")
         wire.ask("health")  # answered after the prompt was taken in
@@ -89,7 +89,7 @@ def test_a_prompt_that_is_read_for_ever_does_not_hold_a_drain(serve):
 def test_sigint_leaves_a_hung_engine(serve):
     daemon = serve(*HANG_MS)
     stream = daemon.stream(max_tokens=4000).begun()
-    daemon.pull(is_hanging=True, is_deaf=True)
+    daemon.pull(is_hanging=True, is_deaf=True, gives_up_soon=True)
     daemon.reach("degraded")
     daemon.signal(signal.SIGINT)
     daemon.reach("draining")

@@ -25,7 +25,7 @@ def test_ready_is_reported_with_how_long_it_took(serve):
 
 def test_while_the_model_loads_the_socket_answers(serve):
     daemon = serve("--calibrate", "off", state="ready")
-    daemon.pull(load_ms=600_000)
+    daemon.pull(load_ms=600_000, gives_up_soon=True)
     with daemon.connect() as wire:
         wire.send(type="reload", id="r", model="other")
         eventually(lambda: daemon.status()["reload"]["is_under_way"])
@@ -40,7 +40,8 @@ def test_while_the_model_loads_the_socket_answers(serve):
 
 
 def test_sigterm_while_loading_ends_cleanly(serve):
-    daemon = serve("--drain-deadline-ms", "60000", state="starting", environ={"TEST_LEVERS": '{"load_ms": 600000}'})
+    levers = {"TEST_LEVERS": '{"load_ms": 600000, "gives_up_soon": true}'}
+    daemon = serve("--drain-deadline-ms", "60000", state="starting", environ=levers)
     refused = daemon.generate("too early")[-1]
     assert (refused["event"], refused["name"]) == ("error", "model_not_loaded")
     assert refused["detail"]["retry_after_ms"] > 0
