@@ -348,3 +348,110 @@ def test_a_named_tool_is_called_whatever_the_question(work_client):
     )
     assert [block.name for block in called.content if block.type == "tool_use"] == ["set_timer"]
     assert isinstance(called.content[-1].input["minutes"], int)
+
+
+# ---- tools that the model gets to know in mid-conversation
+
+
+SEARCH = {"name": "ToolSearch", "input_schema": {"type": "object"}}
+DEFERRED = {**TIMER, "defer_loading": True}
+
+
+def found(*names, **fields):
+    """A conversation in which a search found tools."""
+    return read(
+        tools=[DEFERRED, SEARCH, {**WEATHER, "defer_loading": True}],
+        messages=[
+            *HELLO,
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}]},
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": [{"type": "tool_reference", "tool_name": name} for name in names],
+                    }
+                ],
+            },
+        ],
+        **fields,
+    )
+
+
+def shown(chat):
+    return [tool["function"]["name"] for tool in chat.tools]
+
+
+def changed(*messages):
+    """The tools of a conversation with such messages of the system."""
+    return shown(
+        read(
+            tools=[WEATHER, DEFERRED],
+            messages=[*HELLO, *({"role": "system", "content": blocks} for blocks in messages)],
+        )
+    )
+
+
+def change(kind, **tool):
+    return {"type": f"tool_{kind}", "tool": {"type": "tool_reference", **tool}}
+
+
+def test_a_deferred_tool_is_shown_once_a_result_refers_to_it():
+    assert shown(found()) == ["ToolSearch"]
+    chat = found("get_weather")
+    assert shown(chat) == ["ToolSearch", "get_weather"]  # behind the others: the prompt begins as before
+    assert "get_weather" in chat.messages[-1]["content"] and chat.messages[-1]["role"] == "tool"
+    assert shown(found("get_weather", "set_timer", "get_weather")) == ["ToolSearch", "get_weather", "set_timer"]
+    assert found("set_timer", tool_choice={"type": "tool", "name": "set_timer"}).tool_choice["type"] == "function"
+    with pytest.raises(GatewayError, match="Tool reference 'other' not found"):
+        found("other")
+    with pytest.raises(GatewayError, match="there is no tool set_timer"):
+        found(tool_choice={"type": "tool", "name": "set_timer"})
+
+
+def test_nothing_is_deferred_where_anthropic_s_servers_were_to_search():
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    assert shown(read(tools=[search, DEFERRED, WEATHER])) == ["set_timer", "get_weather"]
+
+
+def test_messages_of_the_system_add_and_remove_tools():
+    assert changed() == ["get_weather"]
+    assert changed([change("addition", name="set_timer")]) == ["get_weather", "set_timer"]
+    assert changed([change("removal", name="get_weather")], [change("addition", name="set_timer")]) == ["set_timer"]
+    inline = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": SEARCH}}
+    assert changed([inline, {"type": "text", "text": "Search."}]) == ["get_weather", "ToolSearch"]
+    chat = read(tools=[DEFERRED], messages=[*HELLO, {"role": "system", "content": [inline]}])
+    assert chat.messages == HELLO  # nothing is said
+    with pytest.raises(GatewayError, match=r"messages\.1\.content\.0"):
+        changed([change("addition", name="other")])
+    with pytest.raises(GatewayError, match="mcp_tool_reference"):
+        changed([change("addition", name="x", server_name="y", type="mcp_tool_reference")])
+    with pytest.raises(GatewayError, match="at least one message"):
+        read(messages=[{"role": "system", "content": []}])
+
+
+def test_sets_of_tools_have_no_name():
+    assert shown(read(tools=[{"type": "browser_toolset_20260801"}, WEATHER])) == ["get_weather"]
+
+
+def test_its_client_is_answered_where_a_search_found_a_tool(work_client):
+    messages = [
+        *ASKED,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}]},
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t1",
+                    "content": [{"type": "tool_reference", "tool_name": "get_weather"}],
+                }
+            ],
+        },
+    ]
+    tools = [SEARCH, {**WEATHER, "defer_loading": True}]
+    (call,) = work_client.messages.create(
+        **ask(tools=tools, messages=messages, max_tokens=150, tool_choice={"type": "tool", "name": "get_weather"})
+    ).content
+    assert (call.type, call.name) == ("tool_use", "get_weather")

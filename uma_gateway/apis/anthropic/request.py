@@ -7,6 +7,7 @@ the model.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -19,6 +20,7 @@ from uma_gateway.prompting import Chat
 # Claude Code begins its system prompt with a line that is another one in every request: no cached prompt would fit any
 # more
 _BILLING = re.compile(r"\A(?:\s*x-anthropic-[a-z-]+:[^\n]*(?:\n|\Z))+")
+_TOOL_CHANGES = ("tool_addition", "tool_removal")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -48,7 +50,7 @@ def read_request(body: dict[str, Any]) -> Ask:
     if body.get("thread") is not None:
         raise _unthreaded()
     chat = Chat([*_system(body.get("system")), *_messages(messages)])
-    chat.tools, names = _tools(array(body, "tools"))
+    chat.tools, names = _tools(array(body, "tools"), messages)
     _read_choice(table(body, "tool_choice"), chat, names)
     _read_thinking(body, chat)
     _read_format(body, chat)
@@ -89,15 +91,27 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
         if role not in ("user", "assistant", "system"):
             raise invalid(f"{path}.role: must be user or assistant", f"{path}.role")
         content = message.get("content")
-        if isinstance(content, str):
+        if role == "system":
+            made += _told(message.get("content", []), f"{path}.content")
+        elif isinstance(content, str):
             made.append({"role": role, "content": content})
         elif not isinstance(content, list):
             raise invalid(f"{path}.content: must be a string or an array of blocks", f"{path}.content")
         elif role == "assistant":
             made.append(_assistant(content, f"{path}.content", names))
         else:
-            made += _user(role, content, f"{path}.content", names)
+            made += _user(content, f"{path}.content", names)
+    if not made:
+        raise invalid("messages: at least one message has to say something", "messages")
     return made
+
+
+def _told(content: Any, path: str) -> list[dict[str, Any]]:
+    """A message of the system amid the others, but for what it changes of tools. It may say nothing else."""
+    if isinstance(content, list):
+        content = [block for i, block in enumerate(content) if _kind(block, f"{path}.{i}") not in _TOOL_CHANGES]
+    texts = [content] if isinstance(content, str) else _texts(content, path)
+    return [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
 
 
 def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str, Any]:
@@ -127,7 +141,7 @@ def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str,
     return made
 
 
-def _user(role: str, blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str, Any]]:
+def _user(blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str, Any]]:
     """Results of tools are messages of their own, before what the user says to them."""
     results: list[dict[str, Any]] = []
     said: list[Any] = []
@@ -138,12 +152,27 @@ def _user(role: str, blocks: list[Any], path: str, names: dict[str, str]) -> lis
         call_id = _string(block, "tool_use_id", f"{path}.{i}")
         if call_id not in names:
             raise invalid(f"{path}.{i}.tool_use_id: no call before it has the id {call_id[:100]}", path)
-        given = block.get("content")
-        result = given if isinstance(given, str) else "\n".join(_texts(given or [], f"{path}.{i}.content"))
+        result = _result(block.get("content"), f"{path}.{i}.content")
         content = f"Error: {result}" if block.get("is_error") else result
         results.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": content})
     texts = _texts(said, path)
-    return [*results, {"role": role, "content": "\n\n".join(texts)}] if texts or not results else results
+    return [*results, {"role": "user", "content": "\n\n".join(texts)}] if texts or not results else results
+
+
+def _result(given: Any, path: str) -> str:
+    """What a tool told; of a tool that it refers to, that there is one: `_tools` shows that to the model."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        return "\n".join(_texts(given or [], path))
+    told = []
+    for i, block in enumerate(given):
+        if _kind(block, f"{path}.{i}") == "tool_reference":
+            name = _string(block, "tool_name", f"{path}.{i}")
+            told.append({"type": "text", "text": f"The tool {name} can be called now."})
+        else:
+            told.append(block)
+    return "\n".join(_texts(told, path))
 
 
 def _texts(blocks: Any, path: str) -> list[str]:
@@ -182,22 +211,76 @@ def _string(block: dict[str, Any], name: str, path: str) -> str:
 # ---- tools, thinking, form
 
 
-def _tools(given: list[Any]) -> tuple[list[dict[str, Any]], set[str]]:
-    made: list[dict[str, Any]] = []
+def _tools(given: list[Any], messages: list[Any]) -> tuple[list[dict[str, Any]], set[str]]:
+    """The tools that may be called at the end of the conversation, and their names: not those whose loading is deferred
+    until a result refers to them, and as messages of the system add and remove them. What comes later stands behind the
+    others: the prompt begins as before. Where Anthropic's servers were to search for tools nothing is deferred: here
+    nobody finds them.
+    """
+    known: dict[str, dict[str, Any] | None] = {}  # None: run by Anthropic's servers, or known to Claude alone
+    shown: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, path: str) -> None:
+        if name not in known:
+            raise invalid(f"{path}: Tool reference '{name[:100]}' not found in available tools", path)
+        tool = known[name]
+        if tool is not None:
+            shown[name] = tool
+
+    names: list[tuple[str, bool]] = []  # of tools, and whether they are deferred
     for i, tool in enumerate(given):
-        path = f"tools.{i}"
-        if not isinstance(tool, dict):
-            raise invalid(f"{path}: must be an object", path)
-        name = _string(tool, "name", path)
-        if tool.get("type", "custom") not in (None, "custom"):
-            continue  # run by Anthropic's servers, or known to Claude alone
-        if not name or not isinstance(tool.get("input_schema"), dict):
-            raise invalid(f"{path}: needs a name and an input_schema", path)
-        function = {"name": name, "description": text(tool, "description") or "", "parameters": tool["input_schema"]}
-        if boolean(tool, "strict"):
-            function["strict"] = True
-        made.append({"type": "function", "function": function})
-    return made, {tool["function"]["name"] for tool in made}
+        name, known_tool = _tool(tool, f"tools.{i}")
+        known[name] = known_tool
+        names.append((name, boolean(tool, "defer_loading")))
+    has_search = any(str(tool.get("type")).startswith("tool_search_tool") for tool in given)
+    for name, is_deferred in names:
+        if has_search or not is_deferred:
+            add(name, "tools")
+    for path, block in _tool_changes(messages):
+        if block["type"] == "tool_reference":
+            add(block["tool_name"], path)
+            continue
+        tool = table(block, "tool")
+        kind = _kind(tool, f"{path}.tool")
+        if kind == "tool_definition" and block["type"] == "tool_addition":
+            name, known[name] = _tool(tool.get("definition"), f"{path}.tool.definition")
+        elif kind == "tool_reference":
+            name = _string(tool, "name", f"{path}.tool")
+        else:
+            raise unsupported(f"{path}.tool: tools of type {kind[:50]} are not supported", path)
+        if block["type"] == "tool_addition":
+            add(name, path)
+        else:
+            shown.pop(name, None)
+    return list(shown.values()), set(shown)
+
+
+def _tool(tool: Any, path: str) -> tuple[str, dict[str, Any] | None]:
+    """A tool's name, and the function that the model sees. Sets of tools have no name, and are of Anthropic's."""
+    if not isinstance(tool, dict):
+        raise invalid(f"{path}: must be an object", path)
+    if tool.get("type", "custom") not in (None, "custom"):
+        return text(tool, "name") or "", None
+    name = _string(tool, "name", path)
+    if not name or not isinstance(tool.get("input_schema"), dict):
+        raise invalid(f"{path}: needs a name and an input_schema", path)
+    function = {"name": name, "description": text(tool, "description") or "", "parameters": tool["input_schema"]}
+    if boolean(tool, "strict"):
+        function["strict"] = True
+    return name, {"type": "function", "function": function}
+
+
+def _tool_changes(messages: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The blocks of messages that were read by which the model gets to know tools, or loses them, with their paths."""
+    for i, message in enumerate(messages):
+        content, path = message.get("content"), f"messages.{i}.content"
+        for j, block in enumerate(content if isinstance(content, list) else []):
+            if block["type"] in _TOOL_CHANGES:
+                yield f"{path}.{j}", block
+            results = block.get("content") if block["type"] == "tool_result" else None
+            for n, result in enumerate(results if isinstance(results, list) else []):
+                if result["type"] == "tool_reference":
+                    yield f"{path}.{j}.content.{n}", result
 
 
 def _read_choice(given: dict[str, Any], chat: Chat, names: set[str]) -> None:
