@@ -431,6 +431,33 @@ def test_messages_of_the_system_add_and_remove_tools():
         read(messages=[{"role": "system", "content": []}])
 
 
+def test_a_message_of_the_system_may_be_for_one_turn():
+    note = {"role": "system", "content": "Be brief.", "clear_at": "next_user_message"}
+    answered = [*HELLO, note, {"role": "assistant", "content": "Hi."}]
+    assert [message["role"] for message in read(messages=[*HELLO, note]).messages] == ["user", "system"]
+    assert [message["role"] for message in read(messages=answered).messages] == ["user", "system", "assistant"]
+    assert [message["role"] for message in read(messages=[*answered, *HELLO]).messages] == ["user", "assistant", "user"]
+    kept = [*HELLO, {**note, "clear_at": "never"}, *HELLO]
+    assert [message["role"] for message in read(messages=kept).messages] == ["user", "system", "user"]
+    with pytest.raises(GatewayError, match="clear_at"):
+        read(messages=[*HELLO, {**note, "clear_at": "later"}])
+
+
+def test_a_message_of_the_system_sets_the_effort_of_its_turn():
+    def effort(*messages):
+        chat = read(messages=[*HELLO, *messages], output_config={"effort": "high"})
+        assert not any(message["role"] == "system" for message in chat.messages)
+        return chat.template_kwargs["reasoning_effort"]
+
+    wish = {"role": "system", "output_config": {"effort": "low"}}
+    call = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "Sun"}
+    turn = [wish, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    assert effort() == "high"
+    assert effort({**wish, "content": []}) == effort(wish) == effort(*turn) == "low"
+    assert effort(*turn, *HELLO) == "high"
+
+
 def test_sets_of_tools_have_no_name():
     assert shown(read(tools=[{"type": "browser_toolset_20260801"}, WEATHER])) == ["get_weather"]
 

@@ -52,7 +52,7 @@ def read_request(body: dict[str, Any]) -> Ask:
     chat = Chat([*_system(body.get("system")), *_messages(messages)])
     chat.tools, names = _tools(array(body, "tools"), messages)
     _read_choice(table(body, "tool_choice"), chat, names)
-    _read_thinking(body, chat)
+    _read_thinking(body, chat, messages)
     _read_format(body, chat)
     last = chat.messages[-1]
     if last["role"] == "assistant":
@@ -92,7 +92,8 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
             raise invalid(f"{path}.role: must be user or assistant", f"{path}.role")
         content = message.get("content")
         if role == "system":
-            made += _told(message.get("content", []), f"{path}.content")
+            told = _told(message.get("content", []), f"{path}.content")
+            made += [] if _is_over(message, given[i + 1 :], path) else told
         elif isinstance(content, str):
             made.append({"role": role, "content": content})
         elif not isinstance(content, list):
@@ -112,6 +113,14 @@ def _told(content: Any, path: str) -> list[dict[str, Any]]:
         content = [block for i, block in enumerate(content) if _kind(block, f"{path}.{i}") not in _TOOL_CHANGES]
     texts = [content] if isinstance(content, str) else _texts(content, path)
     return [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
+
+
+def _is_over(message: dict[str, Any], later: list[Any], path: str) -> bool:
+    """Whether a message of the system was meant for a turn before the last one."""
+    clear_at = message.get("clear_at")
+    if clear_at not in (None, "never", "next_user_message"):
+        raise invalid(f"{path}.clear_at: must be never or next_user_message", f"{path}.clear_at")
+    return clear_at == "next_user_message" and any(isinstance(new, dict) and new.get("role") == "user" for new in later)
 
 
 def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str, Any]:
@@ -302,7 +311,7 @@ def _read_choice(given: dict[str, Any], chat: Chat, names: set[str]) -> None:
         chat.parallel_tool_calls = False
 
 
-def _read_thinking(body: dict[str, Any], chat: Chat) -> None:
+def _read_thinking(body: dict[str, Any], chat: Chat, messages: list[Any]) -> None:
     """Models think only where the request says so."""
     thinking = table(body, "thinking")
     kind = thinking.get("type", "disabled")
@@ -316,9 +325,24 @@ def _read_thinking(body: dict[str, Any], chat: Chat) -> None:
         if budget < 1:
             raise invalid("thinking.budget_tokens: must be at least 1", "thinking")
         chat.reasoning_budget = budget
-    effort = text(table(body, "output_config"), "effort")
+    effort = _turn_effort(messages) or text(table(body, "output_config"), "effort")
     if effort:
         chat.template_kwargs["reasoning_effort"] = effort
+
+
+def _turn_effort(messages: list[Any]) -> str | None:
+    """What a message of the system asks of the turn that is to be answered. Results of tools go on with a turn."""
+    for message in reversed(messages):
+        effort = text(table(message, "output_config"), "effort") if message["role"] == "system" else None
+        if effort:
+            return effort
+        if message["role"] == "user" and not _has_results(message["content"]):
+            break
+    return None
+
+
+def _has_results(content: Any) -> bool:
+    return isinstance(content, list) and any(block["type"] == "tool_result" for block in content)
 
 
 def _read_format(body: dict[str, Any], chat: Chat) -> None:
