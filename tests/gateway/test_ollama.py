@@ -113,6 +113,21 @@ def test_its_client_reads_log_probabilities(client):
     assert len(answer.logprobs) == 3 and not answer.logprobs[0].top_logprobs
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_of_tools_counts(work_gateway, stream):
+    names = ("get_weather", "set_timer")
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
+    fields = {"tools": tools, "messages": USER, "stream": stream, "options": {"num_predict": 60, "temperature": 0}}
+
+    def called(choice):
+        told = lines(work_gateway.post("/api/chat", tool_choice=choice, **fields))
+        return [call["function"]["name"] for line in told for call in line["message"].get("tool_calls", ())]
+
+    assert called("required") and not called("none")
+    assert called({"type": "function", "name": "set_timer"})[0] == "set_timer"  # as the AI SDK's provider writes it
+    assert called({"type": "function", "function": {"name": "get_weather"}})[0] == "get_weather"
+
+
 def test_a_last_message_of_the_assistant_is_continued(work_gateway):
     fields = {"stream": False, "options": {"num_predict": 12, "temperature": 0}}
     question = {"role": "user", "content": "Say: The sky is blue."}

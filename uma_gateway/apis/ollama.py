@@ -141,8 +141,8 @@ async def on_chat(exchange: Exchange) -> None:
     if not messages:
         await _loaded(exchange, body, chat_part)
         return
-    tools, _ = read_tools(array(body, "tools"), None)
-    chat = _with_options(body, Chat(messages=openai_messages(messages), tools=tools))
+    tools, choice = read_tools(array(body, "tools"), body.get("tool_choice"))  # which only some of its clients send
+    chat = _with_options(body, Chat(messages=openai_messages(messages), tools=tools, tool_choice=choice))
     last = chat.messages[-1]
     if last["role"] == "assistant" and not last.get("tool_calls"):
         chat.continue_final_message, chat.add_generation_prompt = True, False
