@@ -187,12 +187,13 @@ def parse(payload: bytes) -> Event:
 
 
 class Writer(Protocol):
-    """Where the pieces of a stream that has begun can be written at once, without a coroutine."""
+    """Where the messages of a stream that has begun can be written at once, without a coroutine."""
 
-    can_write: bool  # the reader is there, and has room for a piece
+    can_write: bool  # the reader is there, and has room for a message
+    end: bytes  # of a message
 
     def write(self, data: bytes) -> None:
-        """Send a piece without waiting. Only while `can_write`."""
+        """Send whole messages without waiting. Only while `can_write`."""
 
 
 class Source(Protocol):

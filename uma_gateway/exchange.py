@@ -43,7 +43,20 @@ FINAL = frozenset({Kind.NOT_SUPPORTED, Kind.GENERATION_TIMEOUT, Kind.CANCELLED})
 BUSY_RETRY_MS = 1000  # where the daemon did not say when to come back
 
 
+SSE_END, LINE_END = b"\n\n", b"\n"  # of a message of a stream
+
+
 WRITER = "uma.writer"  # where the server puts a Writer into the scope, if it has one
+
+
+def messages_of(data: bytes, end: bytes) -> list[bytes]:
+    """The messages of a stream that are written together.
+
+    Each of them is an HTTP chunk of its own, as those of llama-server and Ollama are. Node's `http` and aiohttp give
+    chunk by chunk, and there are clients that take each for one message.
+    """
+    parts = data.split(end)
+    return [data] if len(parts) <= 2 else [part + end for part in parts[:-1]]
 
 
 class ClientGone(Exception):
@@ -72,6 +85,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_body_read = False
+        self._end = SSE_END  # of a message of the stream that the answer is
         self.writer: Writer | None = scope.get(WRITER)  # for pieces of a stream from outside a task
 
     # the request
@@ -195,8 +209,9 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.extra_headers]})
 
     async def write(self, data: bytes) -> None:
-        """Send a piece of a stream. Waits while the client reads slowly."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        """Send whole messages of a stream. Waits while the client reads slowly."""
+        for message in messages_of(data, self._end):
+            await self._send({"type": "http.response.body", "body": message, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
@@ -209,10 +224,17 @@ class Exchange:
         await self.send_bytes(status, orjson.dumps(value), [JSON_TYPE, *(headers or ())])
 
     async def start_sse(self, headers: Headers | None = None) -> None:
+        self._stream_of(SSE_END)
         await self.start(200, [SSE_TYPE, *STREAM_HEADERS, *(headers or ())])
 
     async def start_ndjson(self, headers: Headers | None = None) -> None:
+        self._stream_of(LINE_END)
         await self.start(200, [NDJSON_TYPE, *STREAM_HEADERS, *(headers or ())])
+
+    def _stream_of(self, end: bytes) -> None:
+        self._end = end
+        if self.writer is not None:
+            self.writer.end = end
 
     async def send_error(self, error: GatewayError) -> None:
         """Answer with an error in the family's form. Before anything else was sent."""

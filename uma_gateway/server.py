@@ -29,7 +29,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.regular import read_regular
 from uma_gateway.app import App
 from uma_gateway.config import Config, LimitOptions
-from uma_gateway.exchange import WRITER
+from uma_gateway.exchange import SSE_END, WRITER, messages_of
 from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
 
@@ -50,7 +50,7 @@ TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: cl
 
 
 class ChunkWriter:
-    """daemon.Writer of a connection: writes a chunk as uvicorn's `send` does, without its coroutine.
+    """daemon.Writer of a connection: writes chunks as uvicorn's `send` does, without its coroutine.
 
     A stream has no content-length, so that uvicorn sends it in chunks.
     """
@@ -58,9 +58,11 @@ class ChunkWriter:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.can_write = True
+        self.end = SSE_END
 
     def write(self, data: bytes) -> None:
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        chunks = [b"%x\r\n%b\r\n" % (len(message), message) for message in messages_of(data, self.end)]
+        self._transport.write(b"".join(chunks))
 
 
 class Endless(int):

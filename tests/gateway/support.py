@@ -30,7 +30,8 @@ class Answer:
         lines = head.decode("latin-1").split("\r\n")
         self.status = int(lines[0].split()[1]) if lines[0] else 0
         self.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-        self.body = _unchunked(body) if self.headers.get("transfer-encoding") == "chunked" else body
+        self.chunks = list(_chunks(body)) if self.headers.get("transfer-encoding") == "chunked" else [body]
+        self.body = b"".join(self.chunks)
 
     @property
     def json(self) -> Any:
@@ -55,16 +56,14 @@ class Answer:
         return [line[1:].strip() for line in self.body.decode().split("\n") if line.startswith(":")]
 
 
-def _unchunked(body: bytes) -> bytes:
-    out = b""
+def _chunks(body: bytes) -> Iterator[bytes]:
     while body:
         size, _, rest = body.partition(b"\r\n")
         n = int(size, 16)
         if n == 0:
             break
-        out += rest[:n]
+        yield rest[:n]
         body = rest[n + 2 :]
-    return out
 
 
 class Raw:

@@ -196,3 +196,25 @@ def test_it_leaks_no_descriptors(gateway, fake):
         assert gateway.chat(model=[]).status == 400
     eventually(lambda: gateway.descriptors() <= n, f"{gateway.descriptors()} descriptors, {n} before")
     assert os.path.exists(fake.path)
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/chat/completions", b"\n\n"),
+        ("/v1/completions", b"\n\n"),
+        ("/v1/responses", b"\n\n"),
+        ("/v1/messages", b"\n\n"),
+        ("/completion", b"\n\n"),
+        ("/api/chat", b"\n"),
+        ("/api/generate", b"\n"),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_message_of_a_stream_is_a_chunk_of_its_own(gateway, path, end, count):
+    """There are clients that take each for one message."""
+    asked = {"messages": [{"role": "user", "content": "hello"}], "input": "hello"}
+    asked |= {} if "responses" in path else {"prompt": "hello"}
+    answer = gateway.post(path, stream=True, n=count, max_tokens=40, options={"num_predict": 40}, **asked)
+    assert answer.status == 200 and len(answer.chunks) > 3, answer.body
+    assert all(chunk.endswith(end) and chunk.count(end) == 1 for chunk in answer.chunks)
