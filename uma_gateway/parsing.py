@@ -26,6 +26,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str = ""
+    index: int = 0  # in its message
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Message:
         self.reasoning += diff.reasoning
         if diff.tool >= 0:
             while len(self.tool_calls) <= diff.tool:
-                self.tool_calls.append(ToolCall("", ""))
+                self.tool_calls.append(ToolCall("", "", index=len(self.tool_calls)))
             call = self.tool_calls[diff.tool]
             call.id = diff.tool_id or call.id
             call.name = diff.tool_name or call.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 
@@ -9,6 +10,8 @@ import ollama
 import pytest
 
 from tests.gateway.support import GatewayProcess
+from uma_gateway.apis.ollama import Answer, _stream, chat_part
+from uma_gateway.chat.diff import Diff
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -224,3 +227,53 @@ def test_results_of_one_tool_called_twice_are_told_apart_by_their_ids():
     ]
     made = openai_messages([{"role": "assistant", "content": "", "tool_calls": calls}, *results])
     assert [(message["tool_call_id"], message["content"]) for message in made[1:]] == [("rome",) * 2, ("oslo",) * 2]
+
+
+class Scripted:
+    """An exchange, its generation and its parser: token by token, one batch each."""
+
+    writer = None
+
+    def __init__(self, diffs: list[list[Diff]]) -> None:
+        self.facts: dict = {}
+        self.sent: list[list[dict]] = []  # the lines of each batch
+        self._diffs = iter(diffs)
+        timing, usage = {"total_ms": 1.0}, {"prompt_tokens": 1, "completion_tokens": 1}
+        tokens = [{"event": "token", "text": "x"}] * (len(diffs) - 1)
+        self._events = iter([*tokens, {"event": "eos", "reason": "stop", "timing": timing, "usage": usage}])
+
+    async def start_ndjson(self) -> None:
+        pass
+
+    async def write(self, data: bytes) -> None:
+        self.sent.append([json.loads(line) for line in data.splitlines()])
+
+    async def finish(self, data: bytes = b"") -> None:
+        assert not data
+
+    async def events(self) -> list[dict]:
+        return [next(self._events)]
+
+    def feed(self, text: str, is_final: bool = False) -> list[Diff]:
+        return next(self._diffs)
+
+
+def test_a_call_is_told_once_its_arguments_are_there():
+    begun = [Diff(content="Hm."), Diff(tool=0, tool_id="a", tool_name="f")]
+    scripted = Scripted(
+        [
+            [*begun, Diff(tool=0, tool_arguments='{"x":{"y":1}')],
+            [Diff(tool=0, tool_arguments="}")],
+            [Diff(tool=1, tool_id="b", tool_name="g"), Diff(tool=1, tool_arguments='{"z":')],
+            [Diff(tool=2, tool_id="c", tool_name="h")],
+            [],
+        ]
+    )
+    asyncio.run(_stream(scripted, scripted, Answer("m", chat_part), scripted))
+    told = [
+        [[(call["function"]["index"], call["id"]) for call in line["message"].get("tool_calls", ())] for line in batch]
+        for batch in scripted.sent
+    ]
+    assert told == [[[]], [[(0, "a")]], [[(1, "b")]], [[(2, "c")], []]]
+    assert scripted.sent[1][0]["message"]["tool_calls"][0]["function"]["arguments"] == {"x": {"y": 1}}
+    assert [line["done"] for batch in scripted.sent for line in batch] == [False, False, False, False, True]

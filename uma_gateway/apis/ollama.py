@@ -105,7 +105,7 @@ def chat_part(message: Message) -> dict[str, Any]:
     if message.reasoning:
         made["thinking"] = message.reasoning
     if message.tool_calls:
-        made["tool_calls"] = [tool_object(i, call) for i, call in enumerate(message.tool_calls)]
+        made["tool_calls"] = [tool_object(call) for call in message.tool_calls]
     return {"message": made}
 
 
@@ -113,12 +113,22 @@ def generate_part(message: Message) -> dict[str, Any]:
     return {"response": message.content, **({"thinking": message.reasoning} if message.reasoning else {})}
 
 
-def tool_object(index: int, call: ToolCall) -> dict[str, Any]:
+def tool_object(call: ToolCall) -> dict[str, Any]:
     try:
         arguments = orjson.loads(call.arguments or "{}")
     except ValueError:  # the answer was cut off in the middle: its text is all there is
         arguments = {"": call.arguments}
-    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
+    return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
+
+
+def is_whole(call: ToolCall) -> bool:
+    """Whether nothing can follow its arguments."""
+    if not call.arguments.endswith("}"):
+        return False
+    try:
+        return isinstance(orjson.loads(call.arguments), dict)
+    except ValueError:
+        return False
 
 
 def durations(eos: Event) -> dict[str, int]:
@@ -256,12 +266,17 @@ async def _answer(
 
 
 async def _stream(exchange: Exchange, generation: Generation, answer: Answer, parser: Parser) -> None:
-    """Text as it comes; tool calls whole, once their arguments are: that is how Ollama's clients read them."""
+    """Text as it comes; tool calls whole, once their arguments are: that is how Ollama's clients read them.
+
+    A call does not wait for the last line: some clients cannot read two lines that come at once.
+    """
     await exchange.start_ndjson()
-    calls = Message()
+    calls = Message()  # that have begun
+    n_told = 0  # of them
     held: list[Event] = []  # log probabilities of text that the parser holds back
 
     def encode(_: int, event: Event) -> bytes:
+        nonlocal n_told
         if event["event"] == "error":
             raise from_daemon(event)
         is_last = event["event"] == "eos"
@@ -276,8 +291,13 @@ async def _stream(exchange: Exchange, generation: Generation, answer: Answer, pa
         if piece.content or piece.reasoning:
             lines.append(ndjson(answer.line(piece, held)))
             held.clear()
+        ready = calls.tool_calls[n_told:]
+        if ready and not is_last and not is_whole(ready[-1]):
+            ready.pop()
+        if ready:
+            lines.append(ndjson(answer.line(Message(tool_calls=ready))))
+            n_told += len(ready)
         if is_last:
-            lines += [ndjson(answer.line(calls))] if calls.tool_calls else []
             lines.append(ndjson(answer.last(Message(), event, held)))
         return b"".join(lines)
 
