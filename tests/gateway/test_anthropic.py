@@ -194,6 +194,19 @@ def test_whole_and_streamed(client):
     assert final.usage.cache_read_input_tokens > 0
 
 
+def test_the_first_event_counts_the_prompt(client, gateway):
+    """Where LangChain.js looks for it, and nowhere else."""
+    with client.messages.stream(**ask()) as stream:
+        counted = [event.message.usage for event in stream if event.type == "message_start"]
+        final = stream.get_final_message().usage
+    (start,) = counted
+    assert start.input_tokens + start.cache_read_input_tokens == final.input_tokens + final.cache_read_input_tokens > 0
+    assert (start.input_tokens, start.output_tokens) == (final.input_tokens, 0)
+    raw = gateway.post("/v1/messages", **{**ask(), "extra_body": None}, stream=True)
+    assert [event["type"] for event in raw.events].count("message_start") == 1
+    assert raw.events[0]["type"] == "message_start"
+
+
 def test_stop_sequences(client):
     text = client.messages.create(**ask(max_tokens=40)).content[0].text
     stopped = client.messages.create(**ask(max_tokens=40, stop_sequences=[text[9:12]]))

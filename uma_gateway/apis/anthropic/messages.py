@@ -20,6 +20,7 @@ from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser, ToolCall, whole
 
 Block = dict[str, Any]
+UNCOUNTED: Event = {"prompt_tokens": 0, "cached_tokens": 0}  # a prompt of a daemon that does not tell how it reads it
 
 
 async def on_messages(exchange: Exchange) -> None:
@@ -31,7 +32,10 @@ async def on_messages(exchange: Exchange) -> None:
     async def answer() -> None:
         async def plan_for(model: Model) -> Plan:
             max_tokens = most_tokens(body, ("max_tokens",), model, exchange.gateway.config.answers)
-            return await plan_chat(exchange, model, ask, {**body, "stop": stops}, max_tokens)
+            plan = await plan_chat(exchange, model, ask, {**body, "stop": stops}, max_tokens)
+            if ask.is_stream and model.can("prompt_progress"):
+                plan.fields["prompt_progress"] = True  # for message_start, which counts the prompt's tokens
+            return plan
 
         async with begin(exchange, plan_for) as (plan, generation):
             shape = Shape(text(body, "model") or plan.model.name, stops)
@@ -43,7 +47,7 @@ async def on_messages(exchange: Exchange) -> None:
                 note_end(exchange, eos)
                 message = whole(parser, eos.get("text", ""))
                 await exchange.send_json(
-                    shape.message(blocks(message), shape.stop(eos, bool(message.tool_calls)), usage(eos))
+                    shape.message(blocks(message), shape.stop(eos, bool(message.tool_calls)), usage(eos["usage"]))
                 )
 
     await exchange.while_connected(answer())
@@ -76,16 +80,15 @@ class Shape:
         return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
 
 
-def usage(eos: Event) -> dict[str, int]:
+def usage(counts: Event) -> dict[str, int]:
     """Tokens that came from the cache are counted apart, unlike in OpenAI's form."""
-    counts = eos["usage"]
     n_cached = counts["cached_tokens"]
     n_read = counts["prompt_tokens"] - n_cached
     return {
         "input_tokens": n_read,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": n_cached,
-        "output_tokens": counts["completion_tokens"],
+        "output_tokens": counts.get("completion_tokens", 0),
     }
 
 
@@ -112,9 +115,11 @@ def _input(call: ToolCall) -> dict[str, Any]:
 
 
 async def _stream(exchange: Exchange, generation: Generation, shape: Shape, parser: Parser) -> None:
+    """The first event waits until the first piece of the prompt is read: many clients look there, and nowhere else, for
+    how many tokens it has.
+    """
     await exchange.start_sse()
     writer = StreamWriter(shape)
-    await exchange.write(writer.start())
     try:
         await relay(exchange, [generation], lambda _, event: _event_bytes(exchange, writer, parser, event))
     except GatewayError as error:
@@ -128,11 +133,13 @@ def _event_bytes(exchange: Exchange, writer: StreamWriter, parser: Parser, event
     """Raises: GatewayError."""
     if event["event"] == "error":
         raise from_daemon(event)
+    if event["event"] == "progress":
+        return writer.start(event)
     if event["event"] == "token":
-        return writer.diffs(parser.feed(event["text"]))
+        return writer.start() + writer.diffs(parser.feed(event["text"]))
     note_end(exchange, event)
     ended(event)
-    return writer.diffs(parser.feed("", True)) + writer.end(event)
+    return writer.start(event["usage"]) + writer.diffs(parser.feed("", True)) + writer.end(event)
 
 
 class StreamWriter:
@@ -140,16 +147,21 @@ class StreamWriter:
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
+        self._has_begun = False
         self._n_blocks = 0
         self._open: str | int = ""  # thinking, text, or the number of a tool call; "": none
         self._blanks = ""  # white space that is a part of the text only if more of it follows
         self._has_text = False
         self._has_calls = False
 
-    def start(self) -> bytes:
-        counts = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
+    def start(self, counts: Event = UNCOUNTED) -> bytes:
+        """The first event, if it was not given yet. `counts`: of the prompt's tokens."""
+        if self._has_begun:
+            return b""
+        self._has_begun = True
         stop = {"stop_reason": None, "stop_sequence": None}
-        return sse.event("message_start", {"type": "message_start", "message": self._shape.message([], stop, counts)})
+        told = {**usage(counts), "output_tokens": 0}
+        return sse.event("message_start", {"type": "message_start", "message": self._shape.message([], stop, told)})
 
     def diffs(self, diffs: list[Diff]) -> bytes:
         return b"".join(part for diff in diffs for part in self._diff(diff))
@@ -217,6 +229,7 @@ class StreamWriter:
             out.append(self._delta({"type": "text_delta", "text": self._blanks}))
         out += self._leave()
         stop = self._shape.stop(eos, self._has_calls)
-        out.append(sse.event("message_delta", {"type": "message_delta", "delta": stop, "usage": usage(eos)}))
+        counts = usage(eos["usage"])
+        out.append(sse.event("message_delta", {"type": "message_delta", "delta": stop, "usage": counts}))
         out.append(sse.event("message_stop", {"type": "message_stop"}))
         return b"".join(out)
