@@ -38,13 +38,16 @@ class Model:
 
     @property
     def abilities(self) -> list[str]:
-        """What the model can do, in Ollama's words."""
+        """What the model can do, in Ollama's words.
+
+        There a model that makes vectors does nothing else, and clients offer none that says so for chats.
+        """
         template = self.props["chat_template"] or ""
         can = ["completion"] if self.has_completion else []
         can += ["tools"] if "tools" in template else []
         can += ["thinking"] if "reasoning_content" in template or "<think>" in template else []
         can += ["insert"] if self.has_infill else []
-        can += ["embedding"] if self.has_embeddings and not self.is_reranker else []
+        can += ["embedding"] if self.has_embeddings and not self.is_reranker and not self.has_completion else []
         return can
 
     @property
