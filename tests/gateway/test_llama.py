@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.daemon.support import eventually
@@ -341,3 +343,15 @@ def test_large_counts_are_told_whole():
     assert line_of(metric, sums('uma_tokens_generated_total{lane="x"} 1234567\numa_tokens_generated_total 1\n')) == (
         "llamacpp:tokens_predicted_total 1234568"
     )
+
+
+def test_a_schema_s_type_may_go_without_saying(tiny_gateway):
+    """As in the examples of llama-server's README."""
+    people = {"properties": {"name": {"type": "string", "maxLength": 5}}, "required": ["name"]}
+    texts = {"items": {"type": "string", "maxLength": 5}, "minItems": 1, "maxItems": 2}
+    for schema, kind in ((people, dict), (texts, list)):
+        fields = {"n_predict": 200, "json_schema": schema}
+        assert isinstance(json.loads(tiny_gateway.post("/completion", prompt="Hi", **fields).json["content"]), kind)
+        form = {"type": "json_schema", "schema": schema}
+        answer = tiny_gateway.chat("Hi", max_tokens=300, response_format=form).json["choices"][0]["message"]["content"]
+        assert isinstance(json.loads(answer), kind)

@@ -6,6 +6,7 @@ only to learn how a template writes arguments; what it cannot read of them is le
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -60,6 +61,8 @@ _BESIDE_REF = frozenset(("$ref", "$defs", "definitions", "$schema"))
 _ANNOTATIONS = frozenset(
     ("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly")
 )
+# with one of these a schema says itself what a value may be
+_TELL_TYPE = frozenset(("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"))
 # with one of these beside its properties an object may have more of them than `properties` says
 _OPEN = frozenset(
     (
@@ -91,6 +94,23 @@ def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Schema]]:
             if isinstance(node.get(key), list):
                 waiting += [(f"{path}/{key}/{i}", sub) for i, sub in enumerate(node[key])]
         waiting += [(f"{path}/{key}", node[key]) for key in _ONE if key in node]
+
+
+def typed(schema: Any) -> Any:
+    """A copy in which what has properties is an object, and what has items is an array.
+
+    By the letter of JSON Schema such a schema without a type allows a number too. llama-server and Ollama read it so,
+    and llama-server's own examples are written so.
+    """
+    whole = json.loads(json.dumps(schema))
+    for _, node in subschemas(whole):
+        if _TELL_TYPE & node.keys():
+            continue
+        if any(isinstance(node.get(key), dict) for key in ("properties", "additionalProperties")):
+            node["type"] = "object"
+        elif "items" in node or "prefixItems" in node:
+            node["type"] = "array"
+    return whole
 
 
 def check_schema(schema: Any) -> None:
@@ -148,7 +168,7 @@ def constrained(schema: Any, strict: bool) -> Schema:
 
     Objects that list their properties have no others unless the schema says so: small models invent them without end.
     """
-    whole: Schema = _bare(schema) if isinstance(schema, dict) else {}
+    whole: Schema = _bare(typed(schema)) if isinstance(schema, dict) else {}
     if not strict:
         whole = _loosened(whole)
     if _may_be_closed(whole):

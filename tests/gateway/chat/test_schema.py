@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from tests.gateway.chat.conftest import SCHEMA
-from uma_gateway.chat.schema import _FORMATS, _NOT_ENFORCED, constrained, readable, unenforced
+from uma_gateway.chat.schema import _FORMATS, _NOT_ENFORCED, constrained, readable, typed, unenforced
 
 PATTERNS = {
     r"^(?!a)b$": False,
@@ -54,6 +54,26 @@ def test_patterns_that_are_not_regular_are_told_and_left_out(pattern: str) -> No
     assert (unenforced(schema) == []) is PATTERNS[pattern]
     assert (refusal(schema) == "") is PATTERNS[pattern]
     assert refusal(constrained(schema, strict=False)) == ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "wrong"),
+    [
+        ({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, '{"a": 1}', "7"),
+        ({"additionalProperties": {"type": "integer"}}, '{"a": 1}', "7"),
+        ({"items": {"type": "string"}, "minItems": 1}, '["a"]', "7"),
+        ({"prefixItems": [{"type": "string"}]}, '["a"]', "7"),
+        ({"type": "array", "items": {"properties": {"a": {"type": "integer"}}}}, '[{"a": 1}]', "[7]"),
+        ({"properties": {"a": {}}, "type": ["object", "null"]}, "null", "7"),
+        ({"properties": {"a": {}}, "anyOf": [{"type": "integer"}, {"type": "object"}]}, "7", '"a"'),
+        ({}, "7", "}"),
+    ],
+)
+def test_what_has_properties_is_an_object_and_what_has_items_an_array(schema: Any, text: str, wrong: str) -> None:
+    given = json.dumps(schema)
+    for made in (typed(schema), constrained(schema, strict=True)):
+        assert allows(made, text) and not allows(made, wrong)
+    assert json.dumps(schema) == given
 
 
 def test_references_to_other_documents_are_told_and_left_out() -> None:
