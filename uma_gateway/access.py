@@ -16,6 +16,8 @@ from uma_gateway.errors import GatewayError, Kind
 
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{0,5})?")  # a port may be empty (RFC 3986, 3.2.3)
 ANY = "*"
+# headers of answers that pages may read; SDKs in browsers look for those that say whether and when to try again
+EXPOSED = b"x-request-id, request-id, x-queue-position, x-queue-wait-ms, retry-after, retry-after-ms, x-should-retry"
 
 
 def check_host(host: str, own_names: Collection[str], allowed: Collection[str]) -> None:
@@ -56,7 +58,7 @@ def cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-credentials", b"true"),
-        (b"access-control-expose-headers", b"x-request-id, request-id, x-queue-position, retry-after, retry-after-ms"),
+        (b"access-control-expose-headers", EXPOSED),
         (b"vary", b"origin"),
     ]
 

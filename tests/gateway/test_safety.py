@@ -118,6 +118,8 @@ def test_allowed_origins_get_their_headers_and_others_none(folder, before):
     assert preflight.headers["access-control-allow-origin"] == "https://chat.example.org"
     assert "POST" in preflight.headers["access-control-allow-methods"]
     assert preflight.headers["access-control-allow-headers"] == wanted
+    shown = preflight.headers["access-control-expose-headers"].split(", ")
+    assert {"retry-after-ms", "x-queue-position", "x-queue-wait-ms", "x-request-id", "x-should-retry"} <= set(shown)
     assert (
         gateway.get("/v1/models", origin="https://chat.example.org").headers["access-control-allow-origin"]
         == "https://chat.example.org"
