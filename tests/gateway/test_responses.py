@@ -378,3 +378,30 @@ def test_a_custom_tool_with_a_grammar_is_left_out(gateway):
 )
 def test_the_text_of_a_custom_tool(arguments, given):
     assert input_of(arguments) == given
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_tools_in_a_namespace_are_called(work_gateway, kind):
+    tool = {"type": kind, "name": "say", "description": "Says a text"}
+    tools = [{"type": "namespace", "name": "mouth", "description": "Speech", "tools": [tool]}, {**tool, "name": "go"}]
+    fields = {"tools": tools, "tool_choice": {"type": kind, "name": "mouth__say"}, "max_output_tokens": 200}
+    answer = work_gateway.post("/v1/responses", input="Say hello", **fields)
+    (call,) = [item for item in answer.json["output"] if "call" in item["type"]]
+    assert (call["name"], call["namespace"]) == ("say", "mouth")
+    events = work_gateway.post("/v1/responses", input="Say hello", stream=True, **fields).events
+    items = [event["item"] for event in events if event["type"].startswith("response.output_item.")]
+    assert {(item["name"], item["namespace"]) for item in items if "call" in item["type"]} == {("say", "mouth")}
+    result = {
+        "type": f"{kind}_call_output".replace("custom", "custom_tool"),
+        "call_id": call["call_id"],
+        "output": "ok",
+    }
+    conversation = [{"role": "user", "content": "Say hello"}, call, result]
+    assert to_messages(conversation)[1]["tool_calls"][0]["function"]["name"] == "mouth__say"
+    assert work_gateway.post("/v1/responses", input=conversation, tools=tools, max_output_tokens=5).status == 200
+
+
+@pytest.mark.parametrize("tools", [3, [3], [{"type": "web_search"}], [{"type": "function"}]])
+def test_a_malformed_namespace_is_refused(gateway, tools):
+    answer = gateway.post("/v1/responses", input="x", tools=[{"type": "namespace", "name": "n", "tools": tools}])
+    assert answer.status == 400 and answer.error["param"].startswith("tools")

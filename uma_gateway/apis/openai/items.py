@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from uma_gateway.errors import invalid, unsupported
+from uma_gateway.fields import array, text
 from uma_gateway.parsing import Message
 from uma_gateway.turns import plain_content
 
@@ -85,7 +87,8 @@ def to_messages(items: list[Item]) -> list[Item]:
 
 
 def _add_call(messages: list[Item], item: Item, path: str, arguments: str) -> None:
-    call = {"name": _text(item, "name", path), "arguments": arguments}
+    name = shown_name(text(item, "namespace") or "", _text(item, "name", path))
+    call = {"name": name, "arguments": arguments}
     _assistant(messages).setdefault("tool_calls", []).append(
         {"id": _text(item, "call_id", path), "type": "function", "function": call}
     )
@@ -147,20 +150,43 @@ def _text(item: Item, name: str, path: str) -> str:
 def read_tools(tools: list[Any]) -> list[Item]:
     """Function tools in the chat API's form; custom ones are functions of one text.
 
-    Others run on OpenAI's servers, and clients send them by habit: they are left out. So are custom ones whose text has
-    a grammar: inside of a function's arguments it could not be enforced.
+    Tools in a namespace have its name before theirs. Others run on OpenAI's servers, and clients send them by habit:
+    they are left out. So are custom ones whose text has a grammar: inside of a function's arguments it could not be
+    enforced.
     """
     made = []
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
-            raise invalid(f"`tools[{i}].type` is required", f"tools[{i}].type")
+    for tool, space in in_spaces(tools):
         if tool["type"] == "function":
-            function = {name: value for name, value in tool.items() if name != "type"}
-            made.append({"type": "function", "function": tool.get("function") or function})
+            told = tool.get("function") or {name: value for name, value in tool.items() if name != "type"}
         elif is_custom(tool):
             told = {"name": tool.get("name"), "description": tool.get("description") or "", "parameters": _ONE_TEXT}
-            made.append({"type": "function", "function": told})
+        else:
+            continue
+        if space and isinstance(told, dict) and isinstance(told.get("name"), str):
+            told = {**told, "name": shown_name(space, told["name"])}
+        made.append({"type": "function", "function": told})
     return made
+
+
+def in_spaces(tools: list[Any]) -> Iterator[tuple[Item, str]]:
+    """The tools, those in namespaces too, each with its namespace ("": none). Raises: GatewayError."""
+    for i, tool in enumerate(tools):
+        path = f"tools[{i}]"
+        if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
+            raise invalid(f"`{path}.type` is required", f"{path}.type")
+        if tool["type"] != "namespace":
+            yield tool, ""
+            continue
+        space = _text(tool, "name", path)
+        for j, inner in enumerate(array(tool, "tools")):
+            if not isinstance(inner, dict) or inner.get("type") not in ("function", "custom"):
+                raise invalid(f"`{path}.tools[{j}].type` must be function or custom", f"{path}.tools")
+            yield inner, space
+
+
+def shown_name(space: str, name: str) -> str:
+    """What the model calls a tool: the chat API has no namespaces."""
+    return f"{space}__{name}" if space else name
 
 
 _ONE_TEXT = {
@@ -200,25 +226,46 @@ def message_item(item_id: str, parts: list[Item], status: str) -> Item:
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
 
 
-def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> Item:
+def call_item(item_id: str, call_id: str, name: Item, arguments: str, status: str) -> Item:
+    """`name`: the tool's, with its namespace."""
     return {
         "id": item_id,
         "type": "function_call",
         "status": status,
         "call_id": call_id,
-        "name": name,
+        **name,
         "arguments": arguments,
     }
 
 
-def custom_item(item_id: str, call_id: str, name: str, arguments: str) -> Item:
+def custom_item(item_id: str, call_id: str, name: Item, arguments: str) -> Item:
     return {
         "id": item_id,
         "type": "custom_tool_call",
         "call_id": call_id,
-        "name": name,
+        **name,
         "input": input_of(arguments) if arguments else "",
     }
+
+
+class Names:
+    """What tools are called in a request, by the names that the model knows."""
+
+    def __init__(self, tools: list[Any]) -> None:
+        self.custom: set[str] = set()  # those of custom tools
+        self._told: dict[str, Item] = {}  # of tools in a namespace
+        for tool, space in in_spaces(tools):
+            name = tool.get("name")
+            if not isinstance(name, str):
+                continue
+            if is_custom(tool):
+                self.custom.add(shown_name(space, name))
+            if space:
+                self._told[shown_name(space, name)] = {"name": name, "namespace": space}
+
+    def told(self, name: str) -> Item:
+        """The fields by which an item names a tool."""
+        return self._told.get(name, {"name": name})
 
 
 def input_of(arguments: str) -> str:
@@ -230,19 +277,17 @@ def input_of(arguments: str) -> str:
     return value if isinstance(value, str) else arguments
 
 
-def output_items(
-    message: Message, status: str, logprobs: list[Any] | None = None, custom: frozenset[str] = frozenset()
-) -> list[Item]:
-    """A whole answer as items. `custom`: names of custom tools."""
+def output_items(message: Message, status: str, names: Names, logprobs: list[Any] | None = None) -> list[Item]:
+    """A whole answer as items."""
     made = []
     if message.reasoning:
         made.append(reasoning_item(new_id("rs"), message.reasoning, "completed"))
     if message.content or not message.tool_calls:
         made.append(message_item(new_id("msg"), [text_part(message.content, logprobs)], status))
     made += [
-        custom_item(new_id("ctc"), call.id, call.name, call.arguments)
-        if call.name in custom
-        else call_item(new_id("fc"), call.id, call.name, call.arguments, status)
+        custom_item(new_id("ctc"), call.id, names.told(call.name), call.arguments)
+        if call.name in names.custom
+        else call_item(new_id("fc"), call.id, names.told(call.name), call.arguments, status)
         for call in message.tool_calls
     ]
     return made

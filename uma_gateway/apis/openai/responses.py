@@ -10,7 +10,7 @@ from typing import Any
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
 from uma_gateway.apis.openai.held import Held, read_whole
-from uma_gateway.apis.openai.items import Item
+from uma_gateway.apis.openai.items import Item, Names
 from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, answer_form, read_tools, read_verbosity
 from uma_gateway.apis.openai.store import Store, Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
@@ -48,7 +48,7 @@ class Request:
     items: list[Item]  # all of the conversation
     is_kept: bool
     is_cut: bool  # what does not fit the context is left out
-    custom: frozenset[str]  # names of the custom tools that may be called
+    names: Names  # of tools
 
     @property
     def has_logprobs(self) -> bool:
@@ -168,9 +168,8 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     truncation = text(body, "truncation") or "disabled"
     if truncation not in ("auto", "disabled"):
         raise invalid("`truncation` must be auto or disabled", "truncation")
-    custom = frozenset(tool["name"] for tool in array(body, "tools") if items.is_custom(tool))
     is_kept, is_cut = boolean(body, "store", True), truncation == "auto"
-    return Request(body, ask, input_items, conversation, is_kept, is_cut, custom)
+    return Request(body, ask, input_items, conversation, is_kept, is_cut, Names(array(body, "tools")))
 
 
 def _choice(choice: Any) -> Any:
@@ -285,7 +284,7 @@ def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]
 def _whole(request: Request, prompt: Prompt, eos: Event) -> list[Item]:
     message, told = read_whole(prompt.parser(), eos.get("text", ""), eos.get("logprobs") or ())
     status = "completed" if eos["reason"] == "stop" else "incomplete"
-    return items.output_items(message, status, chunks.logprobs(told) if request.has_logprobs else None, request.custom)
+    return items.output_items(message, status, request.names, chunks.logprobs(told) if request.has_logprobs else None)
 
 
 def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, Any]:
@@ -334,11 +333,12 @@ def _keep(exchange: Exchange, request: Request, response: dict[str, Any]) -> Non
 class _Open:
     """The item that the answer is at."""
 
-    def __init__(self, kind: str, item_id: str, number: int, call: Diff | None = None) -> None:
+    def __init__(self, kind: str, item_id: str, number: int, call: Diff | None, names: Names) -> None:
         self.kind = kind  # "reasoning", "message", "call", "custom"
         self.id = item_id
         self.number = number  # output_index
         self.call = call
+        self.name = names.told(call.tool_name) if call is not None else {}
         self.parts: list[str] = []
         self.logprobs: list[Any] = []
 
@@ -350,9 +350,9 @@ class _Open:
         if self.kind == "reasoning":
             return items.reasoning_item(self.id, self.text, status)
         if self.call is not None and self.kind == "custom":
-            return items.custom_item(self.id, self.call.tool_id, self.call.tool_name, self.text)
+            return items.custom_item(self.id, self.call.tool_id, self.name, self.text)
         if self.call is not None:
-            return items.call_item(self.id, self.call.tool_id, self.call.tool_name, self.text, status)
+            return items.call_item(self.id, self.call.tool_id, self.name, self.text, status)
         return items.message_item(self.id, [items.text_part(self.text, self.logprobs)], status)
 
 
@@ -423,7 +423,7 @@ class _Stream:
         if diff.tool >= 0:
             if diff.tool != self._tool:
                 self._tool = diff.tool
-                kind, prefix = ("custom", "ctc") if diff.tool_name in self._request.custom else ("call", "fc")
+                kind, prefix = ("custom", "ctc") if diff.tool_name in self._request.names.custom else ("call", "fc")
                 out += self._close("completed") + self._begin(kind, items.new_id(prefix), diff)
             if self._open is not None and self._open.kind == "custom":
                 self._open.parts.append(diff.tool_arguments)  # told whole: these are JSON, a custom tool's text is not
@@ -439,7 +439,7 @@ class _Stream:
         return self._close("completed") + self._begin(kind, items.new_id(prefix))
 
     def _begin(self, kind: str, item_id: str, call: Diff | None = None) -> list[bytes]:
-        self._open = opened = _Open(kind, item_id, len(self._output), call)
+        self._open = opened = _Open(kind, item_id, len(self._output), call, self._request.names)
         shown = opened.item("in_progress")
         if kind == "message":
             shown["content"] = []
