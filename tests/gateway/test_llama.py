@@ -203,14 +203,14 @@ def test_time_ends_an_answer_at_the_end_of_a_line():
 
 def test_text_to_tokens_and_back(gateway):
     tokens = gateway.post("/tokenize", content="hello").json["tokens"]
-    assert tokens and gateway.post("/detokenize", tokens=tokens).json == {"content": "hello"}
+    assert tokens and gateway.post("/detokenize", tokens=tokens).json["content"] == "hello"
     pieces = gateway.post("/tokenize", content="hello", with_pieces=True).json["tokens"]
     assert [piece["id"] for piece in pieces] == tokens and "".join(piece["piece"] for piece in pieces) == "hello"
     assert gateway.post("/tokenize", content="").json == {"tokens": []}
     mixed = gateway.post("/tokenize", content=["", "hel", ord("l"), "o"]).json["tokens"]
     assert mixed == [*tokens[:3], ord("l"), tokens[4]]
     assert gateway.post("/tokenize", content=["hel", ord("l"), "o"], with_pieces=True).json["tokens"] == pieces
-    assert gateway.post("/detokenize", tokens=[]).json == {"content": ""}
+    assert gateway.post("/detokenize", tokens=[]).json["content"] == ""
     prompt = gateway.post("/apply-template", messages=[{"role": "user", "content": "hello"}]).json["prompt"]
     assert "hello" in prompt and len(prompt) > len("hello")
 
@@ -221,6 +221,25 @@ def test_special_tokens_belong_to_the_whole_of_a_mixed_content(tiny_gateway):
         for content in ("hello", ["hello", " there"])
     )
     assert mixed[: len(whole)] == whole and whole[0] not in mixed[1:]
+
+
+def test_text_to_tokens_and_back_in_vllms_form(tiny_gateway):
+    """As lm-eval does with its remote tokenizer."""
+    info = tiny_gateway.get("/tokenizer_info").json
+    assert info["eos_token"] and info["chat_template"] and info["tokenizer_class"]
+    plain = tiny_gateway.post("/tokenize", prompt="hello there", add_special_tokens=False).json
+    ours = tiny_gateway.post("/tokenize", content="hello there").json["tokens"]
+    assert plain["tokens"] == ours and plain["count"] == len(ours) and plain["token_strs"] is None
+    assert plain["max_model_len"] == tiny_gateway.get("/v1/models").json["data"][0]["max_model_len"]
+    assert tiny_gateway.post("/detokenize", tokens=ours).json["prompt"] == "hello there"
+    whole = tiny_gateway.post("/tokenize", content="hello there", add_special=True).json["tokens"]
+    strings = tiny_gateway.post("/tokenize", prompt="hello there", return_token_strs=True).json
+    assert strings["tokens"] == whole and "".join(strings["token_strs"]).endswith("hello there")
+    assert len(tiny_gateway.post("/tokenize", prompt=info["eos_token"], add_special_tokens=False).json["tokens"]) == 1
+    assert tiny_gateway.post("/tokenize", prompt="", add_special_tokens=False).json["count"] == 0
+    messages = [{"role": "user", "content": "hello"}]
+    counted = tiny_gateway.post("/v1/chat/completions/input_tokens", messages=messages).json["input_tokens"]
+    assert tiny_gateway.post("/tokenize", messages=messages).json["count"] == counted
 
 
 def test_properties_are_not_set(gateway):
@@ -262,6 +281,8 @@ def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
         ("/tokenize", {"content": 3}, 400, "content"),
         ("/tokenize", {"content": [None]}, 400, "content"),
         ("/tokenize", {"content": ["a"] * 2000}, 400, "content"),
+        ("/tokenize", {"prompt": 3}, 400, "prompt"),
+        ("/tokenize", {"messages": 3}, 400, "messages"),
     ],
 )
 def test_errors_have_llama_servers_form(gateway, path, body, status, word):

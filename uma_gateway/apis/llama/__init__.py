@@ -16,7 +16,7 @@ from uma_gateway.apis.llama.about import (
 )
 from uma_gateway.apis.llama.completion import on_completion, on_infill
 from uma_gateway.apis.llama.embeddings import on_embedding, on_rerank
-from uma_gateway.apis.llama.tokens import on_apply_template, on_detokenize, on_tokenize
+from uma_gateway.apis.llama.tokens import on_apply_template, on_detokenize, on_tokenize, on_tokenizer_info
 
 FAMILY = Family(
     "llama-server",
@@ -42,6 +42,7 @@ FAMILY = Family(
         Route("POST", "/tokenize", on_tokenize),
         Route("POST", "/detokenize", on_detokenize),
         Route("POST", "/apply-template", on_apply_template),
+        Route("GET", "/tokenizer_info", on_tokenizer_info),
     ),
     error_object,
     (),

@@ -1,4 +1,6 @@
-"""llama-server's endpoints about text: `/tokenize`, `/detokenize`, `/apply-template`."""
+"""llama-server's endpoints about text: `/tokenize`, `/detokenize`, `/apply-template`; the first two, and
+`/tokenizer_info`, in vLLM's form too.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,20 @@ from typing import Any
 from uma_gateway.apis.openai.request import read_chat, response_format
 from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import array, boolean
+from uma_gateway.fields import array, boolean, text
 from uma_gateway.prompting import render
 
 MOST_PARTS = 1024  # each is a question to the daemon
 
 
 async def on_tokenize(exchange: Exchange) -> None:
-    """`content`: a text, or an array of texts and token ids."""
+    """`content`: a text, or an array of texts and token ids. vLLM's clients name their text `prompt`, or send
+    `messages`.
+    """
     body = await exchange.json()
+    if "content" not in body and ("prompt" in body or "messages" in body):
+        await _tokenize_as_vllm(exchange, body)
+        return
     parts = _parts(body.get("content"))
     flags = {name: boolean(body, name, default) for name, default in (("add_special", False), ("parse_special", True))}
     has_pieces = boolean(body, "with_pieces")
@@ -50,21 +57,65 @@ async def _tokens_of(exchange: Exchange, part: str | int, has_pieces: bool, flag
     return [{"id": token, "piece": piece} for token, piece in zip(reply["tokens"], reply["pieces"], strict=True)]
 
 
+async def _tokenize_as_vllm(exchange: Exchange, body: dict[str, Any]) -> None:
+    """A chat's tokens are those of its prompt, with what the daemon puts before it."""
+    if "prompt" in body:
+        prompt, has_special = text(body, "prompt") or "", boolean(body, "add_special_tokens", True)
+    else:
+        prompt, has_special = await _written(exchange, body), True
+    has_pieces = boolean(body, "return_token_strs")
+    tokens = await _tokens_of(exchange, prompt, has_pieces, {"add_special": has_special, "parse_special": True})
+    model = await exchange.gateway.model()
+    ids, pieces = (
+        ([token["id"] for token in tokens], [_text_of(token["piece"]) for token in tokens])
+        if has_pieces
+        else (tokens, None)
+    )
+    await exchange.send_json({"count": len(ids), "max_model_len": model.n_ctx, "tokens": ids, "token_strs": pieces})
+
+
+def _text_of(piece: str | list[int]) -> str:
+    return piece if isinstance(piece, str) else bytes(piece).decode("utf-8", "replace")
+
+
+async def on_tokenizer_info(exchange: Exchange) -> None:
+    """What vLLM tells of a tokeniser: its clients write prompts themselves with this."""
+    model = await exchange.gateway.model(is_new=True)
+    props = model.props
+    await exchange.send_json(
+        {
+            "tokenizer_class": "llama.cpp",
+            "add_bos_token": props["add_bos"],
+            "add_eos_token": props["add_eos"],
+            "bos_token": model.special("bos") or None,
+            "eos_token": model.special("eos") or None,
+            "chat_template": props["chat_template"] or None,
+            "model_max_length": model.n_ctx,
+        }
+    )
+
+
 async def on_detokenize(exchange: Exchange) -> None:
+    """The text is llama-server's `content` and vLLM's `prompt`: their requests are alike."""
     body = await exchange.json()
     tokens = array(body, "tokens")
     if not all(type(token) is int for token in tokens):
         raise invalid("`tokens` must hold token ids", "tokens")
     if not tokens:
-        await exchange.send_json({"content": ""})
+        await exchange.send_json({"content": "", "prompt": ""})
         return
-    reply = await exchange.gateway.daemon.call("detokenize", tokens=tokens)
-    await exchange.send_json({"content": reply["content"]})
+    content = (await exchange.gateway.daemon.call("detokenize", tokens=tokens))["content"]
+    await exchange.send_json({"content": content, "prompt": content})
 
 
 async def on_apply_template(exchange: Exchange) -> None:
     """The prompt that a chat request would have."""
     body = await exchange.json()
+    await exchange.send_json({"prompt": await _written(exchange, body)})
+
+
+async def _written(exchange: Exchange, body: dict[str, Any]) -> str:
+    """The prompt of a chat request, without the BOS that the daemon adds. Raises: GatewayError."""
     ask = read_chat(body)
     response_format(body, ask.chat)
     prompt = await render(await exchange.gateway.model(), ask.chat)
@@ -74,4 +125,4 @@ async def on_apply_template(exchange: Exchange) -> None:
             "apply_template", messages=prompt.fields["messages"], add_generation_prompt=ask.chat.add_generation_prompt
         )
         written = reply["prompt"]
-    await exchange.send_json({"prompt": written})
+    return str(written)
