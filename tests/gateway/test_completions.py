@@ -210,6 +210,8 @@ def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
         ({"structured_outputs": {"choice": ["left", "right"], "regex": None, "disable_fallback": True}}, r"left|right"),
         ({"structured_outputs": {"grammar": 'start: "yes" | "no"'}}, r"yes|no"),
         ({"guided_grammar": 'root ::= "yes" | "no"'}, r"yes|no"),
+        ({"regex": "[a-c]{4}"}, r"[a-c]{4}"),
+        ({"ebnf": 'root ::= "yes" | "no"', "regex": None}, r"yes|no"),
     ],
 )
 def test_answers_are_held_to_a_form(tiny_gateway, form, expected):
@@ -234,6 +236,8 @@ def test_two_forms_at_once_are_refused(tiny_gateway):
         ({"guided_regex": 3}, 400, "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, 400, "guided_regex"),
         ({"guided_regex": "a", "json_schema": {}}, 400, "guided_regex"),
+        ({"ebnf": 'root ::= "a"', "regex": "a"}, 400, "ebnf"),
+        ({"regex": 3}, 400, "regex"),
         ({"guided_regex": "a", "grammar": 'root ::= "a"'}, 400, "grammar"),
     ],
 )

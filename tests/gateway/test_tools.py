@@ -224,6 +224,7 @@ def test_a_budget_for_thinking_beside_a_form_is_no_error(client, form):
         ({"guided_choice": ["left", "right"]}, r"left|right"),
         ({"structured_outputs": {"regex": "[0-9]{3}"}}, r"[0-9]{3}"),
         ({"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}, r"yes|no"),
+        ({"regex": "[0-9]{3}"}, r"[0-9]{3}"),
         ({"guided_json": {"const": 7}, "reasoning_effort": "none"}, r"\s*7\s*"),
     ],
 )

@@ -1,4 +1,4 @@
-"""vLLM's fields for structured answers: the new `structured_outputs` and the old `guided_*` ones."""
+"""vLLM's fields for structured answers, the new `structured_outputs` and the old `guided_*` ones; and SGLang's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import orjson
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.fields import table
 
-_OLDER = {
+_FIELDS = {
     "guided_json": "json",
     "guided_choice": "choice",
     "guided_regex": "regex",
     "guided_grammar": "grammar",
+    "regex": "regex",  # SGLang's, as the next
+    "ebnf": "grammar",
 }
 _FORMS = ("json", "json_object", "choice", "regex", "grammar", "structural_tag")  # others say how, not what
 
@@ -31,7 +33,7 @@ def read_guided(body: dict[str, Any]) -> Guided:
     if body.get("use_beam_search"):
         raise unsupported("`use_beam_search` is not supported", "use_beam_search")
     given = {f"structured_outputs.{name}": (name, value) for name, value in table(body, "structured_outputs").items()}
-    given |= {name: (form, body[name]) for name, form in _OLDER.items() if name in body}
+    given |= {name: (form, body[name]) for name, form in _FIELDS.items() if name in body}
     wanted = {
         param: (form, value) for param, (form, value) in given.items() if form in _FORMS and value not in (None, False)
     }
