@@ -73,6 +73,27 @@ def test_a_stream_tells_its_figures_with_every_token(gateway, path, fields, n_pr
     assert told() == []
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "n_prompts"),
+    [
+        ("/v1/completions", {"prompt": ["hello", "goodbye"]}, 2),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, 1),
+    ],
+)
+def test_a_stream_has_its_usage_with_every_token(gateway, path, fields, n_prompts):
+    """vLLM's option: GuideLLM sends it."""
+
+    def told(**options):
+        events = gateway.post(path, stream=True, temperature=0, max_tokens=5, **fields, stream_options=options).events
+        return [event["usage"] for event in events if event.get("usage")]
+
+    *each, last = told(include_usage=True, continuous_usage_stats=True)
+    assert sorted(usage["completion_tokens"] for usage in each) == sorted([1, 2, 3, 4, 5] * n_prompts)
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in each)
+    assert all(usage["prompt_tokens"] > 0 for usage in each) and last["completion_tokens"] == 5 * n_prompts
+    assert len(told(include_usage=True)) == 1 and told(continuous_usage_stats=True) == []
+
+
 def test_a_prompt_is_read_ahead_without_an_answer(gateway):
     text = "a prompt that somebody will go on with"
     ahead = gateway.post("/completion", prompt=text, n_predict=0).json

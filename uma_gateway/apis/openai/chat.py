@@ -141,7 +141,7 @@ class _Stream:
         """The chunks of an event. Raises: GatewayError."""
         kind, index = event["event"], event.get("index", 0)
         # Most events are plain text: their way is written out, for a call costs microseconds after a model's step.
-        if kind == "token" and index in self._begun and "logprobs" not in event and not self._pace.tells_timings:
+        if kind == "token" and index in self._begun and "logprobs" not in event and not self._pace.tells_tokens:
             diffs = self._parsers[index].feed(event["text"])
             if len(diffs) == 1 and diffs[0].content and not diffs[0].reasoning and not self._held:
                 return self._chunk.content(index, diffs[0].content)

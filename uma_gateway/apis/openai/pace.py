@@ -1,4 +1,6 @@
-"""What llama-server's clients are shown while an answer comes: how far its prompt is read, and the figures so far."""
+"""What is shown while an answer comes: to llama-server's clients how far its prompt is read, and the figures so far; to
+vLLM's the usage so far.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,23 @@ from typing import Any
 
 from uma_gateway.apis.openai import chunks
 from uma_gateway.daemon import Event
-from uma_gateway.fields import boolean, need
+from uma_gateway.fields import boolean, need, table
 from uma_gateway.model import Model
 
 
 def progress_field(body: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """Of a streamed request: the daemon is to tell how it reads the prompt. Raises: GatewayError."""
     wanted = [name for name in ("return_progress", "timings_per_token") if boolean(body, name)]
+    wanted += ["stream_options"] if _wants_usage(body) else []
     for name in wanted:
         need(model, "prompt_progress", name)
     return {"prompt_progress": True} if wanted else {}
+
+
+def _wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether each chunk is to have it; as with vLLM only where the stream has it at all. Raises: GatewayError."""
+    options = table(body, "stream_options")
+    return boolean(options, "continuous_usage_stats") and boolean(options, "include_usage")
 
 
 class Pace:
@@ -25,7 +34,9 @@ class Pace:
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._tells_progress = boolean(body, "return_progress")
-        self.tells_timings = boolean(body, "timings_per_token")
+        self._tells_timings = boolean(body, "timings_per_token")
+        self._tells_usage = _wants_usage(body)
+        self.tells_tokens = self._tells_timings or self._tells_usage
         self._prompt: Event = {"prompt_tokens": 0, "cached_tokens": 0, "read_ms": 0.0}
         self._t_first: dict[int, float] = {}  # of each answer's first token
         self._n: dict[int, int] = {}  # its tokens
@@ -36,13 +47,16 @@ class Pace:
         return {"prompt_progress": chunks.prompt_progress(progress)} if self._tells_progress else {}
 
     def token(self, index: int) -> dict[str, Any]:
-        """One more token of that answer: what its chunks say of the time."""
-        if not self.tells_timings:
+        """One more token of that answer: what its chunks say of the time and of the tokens so far."""
+        if not self.tells_tokens:
             return {}
         now = time.perf_counter()
         t_first, n_tokens = self._t_first.setdefault(index, now), self._n.get(index, 0) + 1
         self._n[index] = n_tokens
         names, read_ms = ("prompt_tokens", "cached_tokens"), self._prompt["read_ms"]
         usage = {**{name: self._prompt[name] for name in names}, "completion_tokens": n_tokens}
-        timing = {"ttft_ms": read_ms, "total_ms": read_ms + (now - t_first) * 1e3}
-        return {"timings": chunks.timings({"usage": usage, "timing": timing})}
+        told: dict[str, Any] = {"usage": chunks.usage(usage)} if self._tells_usage else {}
+        if self._tells_timings:
+            timing = {"ttft_ms": read_ms, "total_ms": read_ms + (now - t_first) * 1e3}
+            told["timings"] = chunks.timings({"usage": usage, "timing": timing})
+        return told
