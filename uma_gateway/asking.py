@@ -21,6 +21,7 @@ class Ask:
     wants_usage: bool = False
     n: int = 1
     n_logprobs: int | None = None  # alternatives beside each token; None: no log probabilities
+    n_prompt_logprobs: int | None = None  # the same of the prompt's tokens
     prediction: str = ""  # what the answer probably is
     echo: str = ""  # what each answer begins with: the part of it that the request had already
 
@@ -53,6 +54,9 @@ async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, 
     if ask.n_logprobs is not None:
         need(model, "logprobs", "logprobs")
         fields["logprobs"] = ask.n_logprobs
+    if ask.n_prompt_logprobs is not None:
+        need(model, "prompt_logprobs", "prompt_logprobs")
+        fields["prompt_logprobs"] = ask.n_prompt_logprobs
     if ask.n > 1:
         need(model, "n", "n")
         fields["n"] = ask.n

@@ -218,6 +218,41 @@ def test_answers_are_held_to_a_form(tiny_gateway, form, expected):
     assert re.fullmatch(expected, complete(tiny_gateway, "Hello", max_tokens=30, **form).json["choices"][0]["text"])
 
 
+def test_vllms_field_tells_the_log_probabilities_of_a_prompt(tiny_gateway):
+    """As inspect-ai asks for them."""
+    prompt = "The kernel runs"
+    tokens = tiny_gateway.post("/tokenize", prompt=prompt).json["tokens"]
+    fields = {"prompt_logprobs": 1, "logprobs": 0, "max_tokens": 2, "temperature": 0}
+    choice = complete(tiny_gateway, prompt, **fields).json["choices"][0]
+    first, *others = choice["prompt_logprobs"]
+    assert first is None and [next(iter(each)) for each in others] == [str(token) for token in tokens[1:]]
+    assert len(choice["logprobs"]["tokens"]) == 2
+    assert "".join(next(iter(each.values()))["decoded_token"] for each in others).strip() == prompt
+    assert all(min(one["rank"] or 2 for one in each.values()) == 1 and len(each) <= 2 for each in others)
+    both = complete(tiny_gateway, prompt, **{**fields, "prompt_logprobs": 0, "logprobs": 2}, echo=True).json["choices"][
+        0
+    ]
+    assert all(len(each) == 1 for each in both["prompt_logprobs"][1:])
+    told = both["logprobs"]["token_logprobs"][: len(others)]
+    assert told == [next(iter(each.values()))["logprob"] for each in others]
+    assert len(both["logprobs"]["top_logprobs"][1]) == 2
+
+    messages = [{"role": "user", "content": "Hello"}]
+    chat = tiny_gateway.post("/v1/chat/completions", messages=messages, prompt_logprobs=0, max_tokens=2).json
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"] and chat["prompt_logprobs"][0] is None
+    assert "prompt_logprobs" not in tiny_gateway.post("/v1/chat/completions", messages=messages, max_tokens=2).json
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 0, "stream": True}]
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_prompts_log_probabilities_that_cannot_be_had_are_refused(gateway, path, fields):
+    asked = {"messages": [{"role": "user", "content": "Hello"}]} if "chat" in path else {"prompt": "Hello"}
+    answer = gateway.post(path, **asked, **fields)
+    assert (answer.status, answer.error["param"]) == (400, "prompt_logprobs")
+
+
 def test_two_forms_at_once_are_refused(tiny_gateway):
     answer = complete(tiny_gateway, "Hello", grammar='root ::= "a"', json_schema={"const": 1})
     assert (answer.status, answer.error["param"]) == (400, "grammar")

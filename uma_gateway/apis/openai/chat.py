@@ -83,6 +83,7 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
         "choices": choices,
         "usage": chunks.usage(eos["usage"]),
         "timings": chunks.timings(eos),
+        **({} if ask.n_prompt_logprobs is None else chunks.prompt_logprobs(eos["prompt_logprobs"])),
         **shape.tier,
     }
 

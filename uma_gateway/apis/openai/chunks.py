@@ -133,3 +133,24 @@ def _token(entry: Event) -> dict[str, Any]:
         "bytes": entry["bytes"],
         "id": entry["id"],
     }
+
+
+def prompt_logprobs(entries: list[Event]) -> dict[str, Any]:
+    """Those of a prompt in vLLM's form: for each token an object of its own and the likeliest ones, by their ids. The
+    first token has none.
+    """
+    return {"prompt_logprobs": [None if entry["logprob"] is None else _by_id(entry) for entry in entries]}
+
+
+def _by_id(entry: Event) -> dict[str, Any]:
+    """The token's own comes first. Its rank is known where it is among the likeliest."""
+    ranks = {other["id"]: rank for rank, other in enumerate(entry.get("top", ()), 1)}
+    each = {token["id"]: token for token in (entry, *entry.get("top", ()))}
+    return {
+        str(token_id): {
+            "logprob": token["logprob"],
+            "rank": ranks.get(token_id),
+            "decoded_token": bytes(token["bytes"]).decode("utf-8", "replace"),
+        }
+        for token_id, token in each.items()
+    }

@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks
 from uma_gateway.apis.openai.pace import Pace, progress_field
-from uma_gateway.apis.openai.request import MOST_ANSWERS, Shape, answers_wanted, read_n_probs, wanted_form
+from uma_gateway.apis.openai.request import (
+    MOST_ANSWERS,
+    Shape,
+    answers_wanted,
+    read_n_probs,
+    read_prompt_logprobs,
+    wanted_form,
+)
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange
@@ -45,6 +52,7 @@ class Ask:
     n: int
     best_of: int
     n_logprobs: int | None  # alternatives beside each token; None: no log probabilities
+    n_prompt_logprobs: int | None  # vLLM's: the same of the prompt's tokens, in its own form
     has_echo: bool
     suffix: str
 
@@ -74,6 +82,7 @@ def _read(body: dict[str, Any]) -> Ask:
         n=n,
         best_of=best_of,
         n_logprobs=_logprobs_wanted(body),
+        n_prompt_logprobs=read_prompt_logprobs(body),
         has_echo=has_echo,
         suffix=text(body, "suffix") or "",
     )
@@ -158,6 +167,9 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
             need(model, "prompt_logprobs", "echo")
             fields["prompt_logprobs"] = ask.n_logprobs
         fields["logprobs"] = ask.n_logprobs
+    if ask.n_prompt_logprobs is not None:
+        need(model, "prompt_logprobs", "prompt_logprobs")
+        fields["prompt_logprobs"] = max(ask.n_prompt_logprobs, fields.get("prompt_logprobs", 0))
     if ask.best_of > 1:
         need(model, "n", "n")
         fields["n"] = ask.n
@@ -208,10 +220,15 @@ async def _whole(
                 {
                     "text": echoes[number].text + answer.get("text", ""),
                     "index": number * ask.n + answer["index"],
-                    "logprobs": _all_arrays(echoes[number], eos["prompt_logprobs"], answer)
+                    "logprobs": _all_arrays(echoes[number], _cut(eos, ask.n_logprobs) if ask.has_echo else [], answer)
                     if ask.n_logprobs is not None
                     else None,
                     "finish_reason": answer["reason"],
+                    **(
+                        {}
+                        if ask.n_prompt_logprobs is None
+                        else chunks.prompt_logprobs(_cut(eos, ask.n_prompt_logprobs))
+                    ),
                 }
             )
     return {
@@ -225,6 +242,11 @@ async def _whole(
         "timings": chunks.timings(finals[-1]),
         **shape.tier,
     }
+
+
+def _cut(eos: Event, n_top: int) -> list[Event]:
+    """Of the prompt's tokens, with so many alternatives: the echo and vLLM's field may ask for different numbers."""
+    return [{**entry, "top": entry.get("top", [])[:n_top]} for entry in eos["prompt_logprobs"]]
 
 
 def _all_arrays(echo: Echo, prompt: list[Event], answer: Event) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def read_chat(body: dict[str, Any]) -> Ask:
         wants_usage=boolean(table(body, "stream_options"), "include_usage"),
         n=answers_wanted(body),
         n_logprobs=read_logprobs(body),
+        n_prompt_logprobs=read_prompt_logprobs(body),
         prediction=read_prediction(body),
         echo=_echoed(chat) if boolean(body, "echo") else "",
     )
@@ -130,6 +131,18 @@ def read_n_probs(body: dict[str, Any]) -> int:
     if not 0 <= n_probs <= MOST_TOP_LOGPROBS:
         raise invalid(f"`n_probs` goes from 0 to {MOST_TOP_LOGPROBS}", "n_probs")
     return n_probs
+
+
+def read_prompt_logprobs(body: dict[str, Any]) -> int | None:
+    """vLLM's field: how many alternatives are wanted beside each of the prompt's tokens; None: no log probabilities of
+    the prompt. Raises: GatewayError.
+    """
+    n_top = integer(body, "prompt_logprobs")
+    if n_top is not None and not 0 <= n_top <= MOST_TOP_LOGPROBS:
+        raise invalid(f"`prompt_logprobs` goes from 0 to {MOST_TOP_LOGPROBS}", "prompt_logprobs")
+    if n_top is not None and boolean(body, "stream"):
+        raise invalid("`prompt_logprobs` cannot be streamed", "prompt_logprobs")
+    return n_top
 
 
 def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str | dict[str, Any]]:
