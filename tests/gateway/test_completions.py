@@ -211,6 +211,10 @@ def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
         ({"structured_outputs": {"grammar": 'start: "yes" | "no"'}}, r"yes|no"),
         ({"guided_grammar": 'root ::= "yes" | "no"'}, r"yes|no"),
         ({"regex": "[a-c]{4}"}, r"[a-c]{4}"),
+        (
+            {"guided_grammar": 'start: "yes"', "structured_outputs": {"grammar": 'start: "yes"'}},  # as guidance does
+            r"yes",
+        ),
         ({"ebnf": 'root ::= "yes" | "no"', "regex": None}, r"yes|no"),
     ],
 )

@@ -37,9 +37,10 @@ def read_guided(body: dict[str, Any]) -> Guided:
     wanted = {
         param: (form, value) for param, (form, value) in given.items() if form in _FORMS and value not in (None, False)
     }
-    if len(wanted) > 1:
-        first, second = list(wanted)[:2]
-        raise invalid(f"`{second}` conflicts with `{first}`", second)
+    for second in list(wanted)[1:]:  # the same in an old and a new field is for servers of either age
+        first = next(iter(wanted))
+        if wanted[second] != wanted[first]:
+            raise invalid(f"`{second}` conflicts with `{first}`", second)
     return next((_read(param, form, value) for param, (form, value) in wanted.items()), Guided())
 
 
