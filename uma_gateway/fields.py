@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from uma_gateway.chat.schema import typed
+from uma_gateway.chat.schema import typed, unnamed
 from uma_gateway.config import AnswerOptions
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.model import Model
@@ -243,7 +243,7 @@ def constraint_field(
     the daemon has it. `param` names the field at fault. Raises: GatewayError.
     """
     if form is not None:
-        other = {"json": True} if form is True else {"json_schema": typed(form)}
+        other = {"json_schema": typed(unnamed(form))} if isinstance(form, dict) else {"json": True}
     if other is None and not grammar:
         return {}
     if other is not None and grammar:

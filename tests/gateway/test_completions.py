@@ -215,6 +215,7 @@ def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
             {"guided_grammar": 'start: "yes"', "structured_outputs": {"grammar": 'start: "yes"'}},  # as guidance does
             r"yes",
         ),
+        ({"json_schema": {"const": 7, "$id": "a number", "$schema": "any"}}, r"7"),
         ({"ebnf": 'root ::= "yes" | "no"', "regex": None}, r"yes|no"),
     ],
 )

@@ -55,6 +55,7 @@ _NOT_ENFORCED = frozenset(
     )
 )
 _NO_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9bBkc]")  # looking around, going back: not regular
+_DIALECT = re.compile(r"https?://json-schema\.org/draft")
 _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 _BESIDE_REF = frozenset(("$ref", "$defs", "definitions", "$schema"))
 # say nothing of an answer's form; often most of a schema
@@ -168,7 +169,7 @@ def constrained(schema: Any, strict: bool) -> Schema:
 
     Objects that list their properties have no others unless the schema says so: small models invent them without end.
     """
-    whole: Schema = _bare(typed(schema)) if isinstance(schema, dict) else {}
+    whole: Schema = _bare(typed(unnamed(schema))) if isinstance(schema, dict) else {}
     if not strict:
         whole = _loosened(whole)
     if _may_be_closed(whole):
@@ -178,6 +179,15 @@ def constrained(schema: Any, strict: bool) -> Schema:
     if any(map(tells_names, nodes)) and not any(map(unwritable, nodes)):
         whole["x-guidance"]["json_allowed_escapes"] = SHORT
     return whole
+
+
+def unnamed(schema: Schema) -> Schema:
+    """A copy without the name of the whole, and without a dialect that is none of JSON Schema's. Nothing here is looked
+    up by a name, and clients write any text there; llguidance takes nothing but URIs, and dialects that it knows.
+    """
+    dialect = schema.get("$schema")
+    is_known = isinstance(dialect, str) and bool(_DIALECT.match(dialect))
+    return {key: value for key, value in schema.items() if key not in ("$id", "id") and (is_known or key != "$schema")}
 
 
 def _bare(node: Any) -> Any:

@@ -182,3 +182,12 @@ def test_annotations_do_not_go_to_the_daemon_but_properties_of_their_names_do() 
     }
     assert found["enum"] == [{"description": "kept"}] and found["$defs"] == {"title": {"type": "integer"}}
     assert not note.keys() & found.keys()
+
+
+@pytest.mark.parametrize("named", [{"$id": "Output Format"}, {"id": "a b"}, {"$schema": "any"}, {"$schema": 3}])
+def test_a_name_that_is_no_uri_is_nobodys_business(named: Any) -> None:
+    """griptape writes one."""
+    schema = {"type": "object", "properties": {"$id": {"const": "a b"}}, "required": ["$id"]}
+    assert constrained({**schema, **named}, strict=True) == constrained(schema, strict=True)
+    dialect = {"$schema": "http://json-schema.org/draft-07/schema#"}
+    assert constrained({**schema, **dialect}, strict=True)["$schema"] == dialect["$schema"]
