@@ -13,7 +13,14 @@ from uma_core.engine.api import MemoryUse
 from uma_core.engine.header import check_file, refusal, words_of_failure
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.log import Line, tap
-from uma_core.engine.llama.params import decode_params, encoder_params, is_unified, model_params, prefill_params
+from uma_core.engine.llama.params import (
+    decode_params,
+    encoder_params,
+    is_unified,
+    keep_experts_in_place,
+    model_params,
+    prefill_params,
+)
 from uma_core.errors import ErrorCode, UmaError
 
 _MIB = 1 << 20
@@ -68,6 +75,7 @@ def _lay_out_encoder(model: object, options: EngineOptions) -> MemoryUse:
 def lay_out_context(model: object, params: object) -> tuple[tuple[int, int], int]:
     """(KV bytes, compute bytes) of one context, and the cells of one of its sequences."""
     mark = tap.pump()
+    keep_experts_in_place(model, params)
     context = lib.llama_init_from_model(model, params)
     if context == ffi.NULL:
         error = ErrorCode.INSUFFICIENT_MEMORY if lib.uma_guard_is_short() else ErrorCode.MODEL_LOAD_FAILED

@@ -13,7 +13,7 @@ from uma_core.engine.fingerprint import fingerprint
 from uma_core.engine.header import check_file, refusal, words_of_failure
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama.log import tap
-from uma_core.engine.llama.params import model_params
+from uma_core.engine.llama.params import keep_experts_in_place, meta_of, model_params
 from uma_core.engine.llama.sampler import Links
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import TokenId
@@ -119,9 +119,7 @@ class LlamaModel:
             capacity = -n
 
     def meta(self, key: str) -> str | None:
-        buffer = ffi.new("char[]", 256)
-        n = lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, 256)
-        return text(buffer) if n >= 0 else None
+        return meta_of(self.handle, key)
 
     def meta_int(self, key: str, default: int = 0) -> int:
         value = self.meta(f"{self.arch}.{key}")
@@ -208,6 +206,7 @@ def new_context(model: LlamaModel, params: Any, what: str) -> Any:
     without memory.
     """
     mark = tap.pump()
+    keep_experts_in_place(model.handle, params)
     handle = lib.llama_init_from_model(model.handle, params)
     if not handle:
         raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{what} context: {words_of_failure(mark)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from uma_core.config.options import EngineOptions
 from uma_core.engine.header import Header, Value
-from uma_core.engine.lib import ffi, lib
+from uma_core.engine.lib import ffi, lib, text
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import N_PROCESSORS
 
@@ -201,3 +201,23 @@ def check_threads(n_threads: int) -> None:
 def n_threads_of(options: EngineOptions) -> int:
     """As configured, or the cores that this process may use."""
     return options.threads or N_PROCESSORS
+
+
+def meta_of(model: Any, key: str) -> str | None:
+    """A key of a llama_model's file."""
+    buffer = ffi.new("char[]", 256)
+    n = lib.llama_model_meta_val_str(model, key.encode(), buffer, 256)
+    return text(buffer) if n >= 0 else None
+
+
+def keep_experts_in_place(model: Any, params: Any) -> None:
+    """Set parameters of a context on this llama_model so that experts in the machine's memory are multiplied there, and
+    not on a GPU that they would be copied to.
+
+    Such a copy takes the experts that the call chose. A call that is cut short (a chunk that is given up, cells that
+    are marked) skips the rest of its part for one device and goes on with the next, where nobody has chosen any: ggml
+    ends the process on numbers that are no expert's (GGML_ASSERT in ggml_backend_sched_compute_splits).
+    """
+    architecture = meta_of(model, "general.architecture")
+    if meta_of(model, f"{architecture}.expert_count") not in (None, "0"):
+        params.op_offload = False
