@@ -370,26 +370,19 @@ SEARCH = {"name": "ToolSearch", "input_schema": {"type": "object"}}
 DEFERRED = {**TIMER, "defer_loading": True}
 
 
+def searched(*names):
+    """The model's search for tools, and what it found."""
+    references = [{"type": "tool_reference", "tool_name": name} for name in names]
+    return [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": references}]},
+    ]
+
+
 def found(*names, **fields):
     """A conversation in which a search found tools."""
-    return read(
-        tools=[DEFERRED, SEARCH, {**WEATHER, "defer_loading": True}],
-        messages=[
-            *HELLO,
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}]},
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "t1",
-                        "content": [{"type": "tool_reference", "tool_name": name} for name in names],
-                    }
-                ],
-            },
-        ],
-        **fields,
-    )
+    tools = [DEFERRED, SEARCH, {**WEATHER, "defer_loading": True}]
+    return read(tools=tools, messages=[*HELLO, *searched(*names)], **fields)
 
 
 def shown(chat):
@@ -476,20 +469,7 @@ def test_sets_of_tools_have_no_name():
 
 
 def test_its_client_is_answered_where_a_search_found_a_tool(work_client):
-    messages = [
-        *ASKED,
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}]},
-        {
-            "role": "user",
-            "content": [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "t1",
-                    "content": [{"type": "tool_reference", "tool_name": "get_weather"}],
-                }
-            ],
-        },
-    ]
+    messages = [*ASKED, *searched("get_weather")]
     tools = [SEARCH, {**WEATHER, "defer_loading": True}]
     (call,) = work_client.messages.create(
         **ask(tools=tools, messages=messages, max_tokens=150, tool_choice={"type": "tool", "name": "get_weather"})

@@ -224,14 +224,14 @@ def test_time_ends_an_answer_at_the_end_of_a_line():
 
 def test_text_to_tokens_and_back(gateway):
     tokens = gateway.post("/tokenize", content="hello").json["tokens"]
-    assert tokens and gateway.post("/detokenize", tokens=tokens).json["content"] == "hello"
+    assert tokens and gateway.post("/detokenize", tokens=tokens).json == {"content": "hello", "prompt": "hello"}
     pieces = gateway.post("/tokenize", content="hello", with_pieces=True).json["tokens"]
     assert [piece["id"] for piece in pieces] == tokens and "".join(piece["piece"] for piece in pieces) == "hello"
     assert gateway.post("/tokenize", content="").json == {"tokens": []}
     mixed = gateway.post("/tokenize", content=["", "hel", ord("l"), "o"]).json["tokens"]
     assert mixed == [*tokens[:3], ord("l"), tokens[4]]
     assert gateway.post("/tokenize", content=["hel", ord("l"), "o"], with_pieces=True).json["tokens"] == pieces
-    assert gateway.post("/detokenize", tokens=[]).json["content"] == ""
+    assert gateway.post("/detokenize", tokens=[]).json == {"content": "", "prompt": ""}
     prompt = gateway.post("/apply-template", messages=[{"role": "user", "content": "hello"}]).json["prompt"]
     assert "hello" in prompt and len(prompt) > len("hello")
 
