@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from tests.engine.conftest import DRAFT
 from tests.engine.drive import generate, read, tokens_of
 from tests.engine.graph.conftest import SMALL
+from tests.engine.graph.models import MODELS, Model
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.store import PAGE
-from uma_core.engine.lib import ffi, lib
+from uma_core.engine.lib import ffi, lib, text
 
 N_PAGES, N_SEQ, N_PAGES_SEQ, STEP = 40, 5, 12, 256
 N_CELLS = N_PAGES * PAGE
@@ -108,3 +110,16 @@ def test_one_graph_serves_every_span() -> None:
             )
             assert mask.inputs[0].ne[0] == forward.span.n < forward.batch.n_span
     assert len(forwards) == 1 and len(set(spans)) > 1
+
+
+def test_nothing_is_computed_between_the_stores_and_attention(written: Callable[[Model], str]) -> None:
+    """A Hopper GPU's attention may begin before the kernel that wrote K is done, where another one is between them."""
+    with closing(GraphEngine(written(MODELS["qwen3"]), SMALL, is_stock=True)) as engine:
+        read(engine, 0, tokens_of(engine, 40))
+        generate(engine, 0, 40, 1)
+        assert engine.decoder is not None and engine.decoder._last is not None
+        graph = engine.decoder._last.native.graph
+        names = [text(lib.ggml_op_desc(lib.ggml_graph_node(graph, i))) for i in range(lib.ggml_graph_n_nodes(graph))]
+    computed = [name for name in names if name not in ("VIEW", "RESHAPE", "PERMUTE")]
+    before = [computed[i - 1] for i, name in enumerate(computed) if name == "FLASH_ATTN_EXT"]
+    assert before == ["SET_ROWS"] * 2

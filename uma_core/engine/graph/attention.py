@@ -45,6 +45,7 @@ class Attention(Protocol):
 
     cells: tuple[Rows, ...]  # which inputs tell a graph where it writes K and V
     recurrence: Recurrence | None  # of layers with states; None: there are none
+    is_q_first: bool  # Q is computed before K and V are stored
 
     def span(self, rows: Any, pages: Pages) -> Span:
         """Of the batch in `rows`, a uma_rows *."""

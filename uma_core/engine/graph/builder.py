@@ -197,6 +197,8 @@ class Builder:
         (n_head), scores that take part without a value.
         """
         own = self.layer(layer)
+        if self._attention.is_q_first:
+            lib.ggml_build_forward_expand(self.graph, q)
         if own.kv == layer:
             stored = self._stored(k, layer, 0)
             self._kv[layer] = stored, self._stored(v, layer, 1) if own.has_v else stored

@@ -234,8 +234,6 @@ def check(header: Header, options: EngineOptions) -> Shape:
     device = device_of(options)
     if not device.is_cpu and 0 <= options.n_gpu_layers <= shape.n_layer:
         raise Unsupported(f"some layers on {device.name} and some on the CPU")
-    if device.name == "cuda" and options.cuda_graphs:  # docs/ENGINE.md, On a GPU
-        raise Unsupported("CUDA graphs: steps that ggml replays gave wrong logits")
     return shape
 
 

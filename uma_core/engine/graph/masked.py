@@ -23,6 +23,10 @@ LEAST_BYTES = 64 << 20  # of a mask that graphs have room for, so that hardly an
 class Masked:
     """Owns nothing: masks are inputs of the graphs. See attention.Attention."""
 
+    # As in llama.cpp's own graphs. ggml's CUDA kernels of Hopper GPUs begin while the one before still computes (PDL).
+    # With Q's rotation between the stores and attention, attention read K and V that were not written yet.
+    is_q_first = True
+
     def __init__(self, cells: Cells, shape: Shape) -> None:
         self.cells: tuple[Rows, ...] = (Rows(1, PAGE),)
         self.recurrence: Recurrence | None = None

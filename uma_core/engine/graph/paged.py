@@ -17,6 +17,8 @@ from uma_core.errors import ErrorCode, UmaError
 class Paged:
     """Owns a plan for each kind of layer. See attention.Attention."""
 
+    is_q_first = False  # a prompt's chunk that wants no logits ends with the last layer's K and V
+
     def __init__(self, arena: Arena, shape: Shape, n_rows: int, n_threads: int) -> None:
         """`n_rows` 0: for graphs that are laid out and never computed. Raises: INSUFFICIENT_MEMORY."""
         self._arena = arena
