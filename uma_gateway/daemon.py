@@ -216,22 +216,28 @@ class Generation:
         self._link = link
         self._ready: deque[Event] = deque()
         self._pings: asyncio.TimerHandle | None = None
-        self._failure: Exception | None = None  # of a sink
+        self._failure: Exception | None = None  # after which nothing comes: the daemon's error, or a sink's
         self.is_silent = False  # the client was sent nothing since the last ping; whoever sends makes it false
 
     async def events(self) -> list[Event]:
         """Wait for what comes next; an empty list says that it is time for a ping (`ping_every`).
 
-        Raises: GatewayError.
+        Raises: GatewayError, for an `error` event too: after what came before it.
         """
         if self._ready:
             taken = list(self._ready)
             self._ready.clear()
             return taken
-        payloads = await self._link.receive()
+        if self._failure is None:
+            payloads = await self._link.receive()
         if self._failure is not None:
             raise self._failure
-        return [event for payload in payloads if (event := parse(payload)).get("event") != "reply"]
+        events = [event for payload in payloads if (event := parse(payload)).get("event") != "reply"]
+        if events and events[-1].get("event") == "error":
+            self._failure = from_daemon(events.pop())
+            if not events:
+                raise self._failure
+        return events
 
     async def first(self) -> Event:
         """Wait for the first event and leave it where it is: it tells whether the request was taken.
@@ -240,10 +246,7 @@ class Generation:
         """
         while not self._ready:
             self._ready.extend(await self.events())
-        event = self._ready[0]
-        if event.get("event") == "error":
-            raise from_daemon(event)
-        return event
+        return self._ready[0]
 
     def divert(self, encode: Callable[[int, Event], bytes], writer: Writer) -> None:
         """Write tokens as they arrive, without waking the task that waits for `events`.

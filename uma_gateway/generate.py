@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from uma_gateway import sse
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid
 from uma_gateway.exchange import Exchange, Headers
 from uma_gateway.model import Model
 
 GOOD_ENDS = ("stop", "length")
-ENDS = ("eos", "error")  # the events after which nothing comes
 TRIES = 3  # at writing a prompt for the model that is served, while it is being replaced
 PING = b":\n\n"
 MERGED_WAITING = 64  # batches of several answers that wait for a slow reader
@@ -93,14 +93,33 @@ def queue_comment(event: Event) -> bytes:
 
 
 async def relay(
-    exchange: Exchange, generations: Sequence[Generation], encode: Callable[[int, Event], bytes], is_sse: bool = True
+    exchange: Exchange,
+    generations: Sequence[Generation],
+    encode: Callable[[int, Event], bytes],
+    end: Callable[[], bytes] = bytes,
+    failed: Callable[[GatewayError], bytes] | None = None,
+    is_sse: bool = True,
 ) -> None:
-    """Write a streamed answer as its events come, to the last one.
+    """Write a streamed answer that has begun, to its end.
 
     `encode` gives what the client is sent for an event of the generation with that number, often nothing; it gets no
-    events about the queue. Meanwhile a silent event stream gets comments: where the request stands, or that it goes on.
-    Raises: GatewayError, and what `encode` raises.
+    events about the queue, and no `error`. Meanwhile a silent event stream gets comments: where the request stands, or
+    that it goes on. `end` gives the last bytes; `failed` those that tell an error, by default as OpenAI's clients read
+    it in a stream.
     """
+    try:
+        await _relay(exchange, generations, encode, is_sse)
+    except GatewayError as error:
+        exchange.facts["error"] = error.code
+        await exchange.finish(failed(error) if failed is not None else sse.data(exchange.error_object(error)))
+    else:
+        await exchange.finish(end())
+
+
+async def _relay(
+    exchange: Exchange, generations: Sequence[Generation], encode: Callable[[int, Event], bytes], is_sse: bool
+) -> None:
+    """Write what comes until the last event. Raises: GatewayError."""
     if len(generations) > 1:
         async for number, events in _merged(exchange, generations, is_sse):
             data = b"".join([encode(number, event) for event in events])
@@ -108,7 +127,6 @@ async def relay(
                 await exchange.write(data)
         return
     (generation,) = generations
-
     if exchange.writer is not None:
         generation.divert(encode, exchange.writer)
     async for events in _batches(exchange, generation, is_sse):
@@ -133,7 +151,7 @@ async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> 
         rest = [event for event in events if event.get("event") != "queued"] if told else events
         if rest:
             yield rest
-            if rest[-1]["event"] in ENDS:
+            if rest[-1]["event"] == "eos":
                 return
 
 
@@ -159,7 +177,7 @@ async def _merged(
             number, events, error = await arrived.get()
             if error is not None:
                 raise error
-            if events[-1]["event"] in ENDS:
+            if events[-1]["event"] == "eos":
                 n_left -= 1
             yield number, events
     finally:
@@ -180,8 +198,6 @@ async def final(generation: Generation) -> Event:
                 prompt += event["logprobs"]
             if event["event"] == "eos":
                 return {**ended(event), "prompt_logprobs": prompt}
-            if event["event"] == "error":
-                raise from_daemon(event)
 
 
 def ended(eos: Event) -> Event:

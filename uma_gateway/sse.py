@@ -17,8 +17,3 @@ def data(value: Any) -> bytes:
 def event(name: str, value: Any) -> bytes:
     """One event with a name."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(value))
-
-
-def error_event(value: Any) -> bytes:
-    """An error inside a stream, as OpenAI's clients raise it."""
-    return data(value)

@@ -18,7 +18,7 @@ from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, read_tools
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.embedding import ask, prompt_tokens, unpacked
 from uma_gateway.embedding import options_of as vector_options
-from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
+from uma_gateway.errors import GatewayError, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
     array,
@@ -277,8 +277,6 @@ async def _stream(exchange: Exchange, generation: Generation, answer: Answer, pa
 
     def encode(_: int, event: Event) -> bytes:
         nonlocal n_told
-        if event["event"] == "error":
-            raise from_daemon(event)
         is_last = event["event"] == "eos"
         if is_last:
             note_end(exchange, event)
@@ -301,13 +299,7 @@ async def _stream(exchange: Exchange, generation: Generation, answer: Answer, pa
             lines.append(ndjson(answer.last(Message(), event, held)))
         return b"".join(lines)
 
-    try:
-        await relay(exchange, [generation], encode, is_sse=False)
-    except GatewayError as error:
-        exchange.facts["error"] = error.code
-        await exchange.finish(ndjson(error_object(error)))
-        return
-    await exchange.finish()
+    await relay(exchange, [generation], encode, failed=lambda error: ndjson(exchange.error_object(error)), is_sse=False)
 
 
 def ndjson(value: dict[str, Any]) -> bytes:

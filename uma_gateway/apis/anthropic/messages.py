@@ -12,7 +12,6 @@ from uma_gateway.apis.anthropic.request import check_answer, read_request
 from uma_gateway.asking import count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
-from uma_gateway.errors import GatewayError, from_daemon
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import most_tokens, stop_texts, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
@@ -120,19 +119,16 @@ async def _stream(exchange: Exchange, generation: Generation, shape: Shape, pars
     """
     await exchange.start_sse()
     writer = StreamWriter(shape)
-    try:
-        await relay(exchange, [generation], lambda _, event: _event_bytes(exchange, writer, parser, event))
-    except GatewayError as error:
-        exchange.facts["error"] = error.code
-        await exchange.finish(sse.event("error", exchange.error_object(error)))
-        return
-    await exchange.finish()
+    await relay(
+        exchange,
+        [generation],
+        lambda _, event: _event_bytes(exchange, writer, parser, event),
+        failed=lambda error: sse.event("error", exchange.error_object(error)),
+    )
 
 
 def _event_bytes(exchange: Exchange, writer: StreamWriter, parser: Parser, event: Event) -> bytes:
     """Raises: GatewayError."""
-    if event["event"] == "error":
-        raise from_daemon(event)
     if event["event"] == "progress":
         return writer.start(event)
     if event["event"] == "token":

@@ -13,7 +13,7 @@ from uma_gateway.apis.openai import chunks
 from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import answers_wanted
 from uma_gateway.daemon import Event, Generation
-from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
+from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
     PARAMS,
@@ -251,8 +251,6 @@ async def _followed(generation: Generation, lines: Lines) -> Event:
     logprobs: list[Event] = []
     while True:
         for event in await generation.events():
-            if event["event"] == "error":
-                raise from_daemon(event)
             if event["event"] == "token":
                 if not lines.is_over:
                     logprobs += event.get("logprobs") or ()
@@ -271,8 +269,6 @@ async def _stream(
     def encode(number: int, event: Event) -> bytes:
         index, plan = number * n + event.get("index", 0), plans[number]
         lines = followed[index]
-        if event["event"] == "error":
-            raise from_daemon(event)
         if event["event"] in ("eos", "end"):
             end = lines.ended(event)
             if event["event"] == "eos":
@@ -291,13 +287,7 @@ async def _stream(
             chunk["completion_probabilities"] = [probability(entry, plan) for entry in event["logprobs"]]
         return sse.data(chunk)
 
-    try:
-        await relay(exchange, generations, encode)
-    except GatewayError as error:
-        exchange.facts["error"] = error.code
-        await exchange.finish(sse.error_event(exchange.error_object(error)))
-        return
-    await exchange.finish()
+    await relay(exchange, generations, encode)
 
 
 def chunk_of(index: int, content: str, tokens: list[int], n_tokens: int) -> dict[str, Any]:

@@ -12,14 +12,13 @@ from uma_gateway.apis.openai.request import Shape, read_chat, response_format
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
-from uma_gateway.errors import GatewayError, from_daemon
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import most_tokens
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser
 from uma_gateway.prompting import Prompt
-from uma_gateway.sse import DONE, error_event
+from uma_gateway.sse import DONE
 
 LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 
@@ -130,13 +129,7 @@ class _Stream:
 
     async def run(self, generation: Generation) -> None:
         await self._exchange.start_sse()
-        try:
-            await relay(self._exchange, [generation], self._encode)
-        except GatewayError as error:
-            self._exchange.facts["error"] = error.code
-            await self._exchange.finish(error_event(self._exchange.error_object(error)))
-            return
-        await self._exchange.finish(DONE)
+        await relay(self._exchange, [generation], self._encode, lambda: DONE)
 
     def _encode(self, _: int, event: Event) -> bytes:
         """The chunks of an event. Raises: GatewayError."""
@@ -157,8 +150,6 @@ class _Stream:
             out += [self._chunk.delta(0, {}, **told)] if told else []
         elif kind == "end":
             self._on_end(index, ended(event), out)
-        elif kind == "error":
-            raise from_daemon(event)
         else:
             note_end(self._exchange, event)
             ended(event)

@@ -18,7 +18,7 @@ from uma_gateway.apis.openai.request import (
     wanted_form,
 )
 from uma_gateway.daemon import Event, Generation
-from uma_gateway.errors import GatewayError, from_daemon, invalid, unsupported
+from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
     boolean,
@@ -288,17 +288,16 @@ class _Stream:
 
     async def run(self, generations: list[Generation]) -> None:
         await self._exchange.start_sse()
-        try:
-            if self._ask.n_logprobs is None:
-                await self._exchange.write(
-                    b"".join(chunk for number in range(len(self._echoes)) for chunk in self._echo(number))
-                )
-            await relay(self._exchange, generations, lambda number, event: b"".join(self._on_event(number, event)))
-        except GatewayError as error:
-            self._exchange.facts["error"] = error.code
-            await self._exchange.finish(sse.error_event(self._exchange.error_object(error)))
-            return
-        await self._exchange.finish(self._usage() + sse.DONE)
+        if self._ask.n_logprobs is None:
+            await self._exchange.write(
+                b"".join(chunk for number in range(len(self._echoes)) for chunk in self._echo(number))
+            )
+        await relay(
+            self._exchange,
+            generations,
+            lambda number, event: b"".join(self._on_event(number, event)),
+            lambda: self._usage() + sse.DONE,
+        )
 
     def _on_event(self, number: int, event: Event) -> list[bytes]:
         """The chunks of an event. Raises: GatewayError."""
@@ -306,8 +305,6 @@ class _Stream:
         if kind == "prompt":
             self._prompts[number] += event["logprobs"]
             return []
-        if kind == "error":
-            raise from_daemon(event)
         if kind == "progress":
             told = self._paces[number].read(event)
             return [self._chunk(index, "", **told)] if told else []

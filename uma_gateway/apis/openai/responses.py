@@ -16,7 +16,7 @@ from uma_gateway.apis.openai.store import Store, Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
-from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid, unsupported
+from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, integer, most_tokens, table, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
@@ -378,25 +378,16 @@ class _Stream:
         await self._exchange.start_sse()
         begun = [self._event(f"response.{name}", response=self._shape) for name in ("created", "in_progress")]
         await self._exchange.write(b"".join(begun))
-        try:
-            await relay(self._exchange, [generation], lambda _, event: b"".join(self._on_event(event)))
-        except GatewayError as error:
-            self._exchange.facts["error"] = error.code
-            failed = {
-                **self._shape,
-                "status": "failed",
-                "error": _failure(error),
-            }
-            await self._exchange.finish(self._event("response.failed", response={**failed, "output": self._output}))
-            return
-        await self._exchange.finish()
+        await relay(self._exchange, [generation], lambda _, event: b"".join(self._on_event(event)), failed=self._failed)
+
+    def _failed(self, error: GatewayError) -> bytes:
+        failed = {**self._shape, "status": "failed", "error": _failure(error), "output": self._output}
+        return self._event("response.failed", response=failed)
 
     def _on_event(self, event: Event) -> list[bytes]:
         """Raises: GatewayError."""
         if event["event"] == "token":
             return self._on_text(event["text"], event.get("logprobs"))
-        if event["event"] == "error":
-            raise from_daemon(event)
         note_end(self._exchange, event)
         ended(event)
         out = self._on_text("", event.get("logprobs"), is_final=True)
