@@ -176,6 +176,11 @@ def _reason(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+def content_of(reply: Mapping[str, Any]) -> Event:
+    """A reply without its envelope."""
+    return {name: value for name, value in reply.items() if name not in ("id", "event", "type")}
+
+
 def parse(payload: bytes) -> Event:
     try:
         event = orjson.loads(payload)

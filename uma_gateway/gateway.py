@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 
 from uma_core.errors import UmaError
 from uma_gateway.config import Config
-from uma_gateway.daemon import Daemon
+from uma_gateway.daemon import Daemon, content_of
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.keys import Keys
 from uma_gateway.model import Model
@@ -70,10 +69,10 @@ class Gateway:
         return self._asking
 
     async def _learn(self) -> Model:
-        props = await self.daemon.call("props")
+        props = content_of(await self.daemon.call("props"))
         known = self._model
-        if known is None or known.props != _without_envelope(props):
-            self._model = Model(_without_envelope(props), self.alias)
+        if known is None or known.props != props:
+            self._model = Model(props, self.alias)
             self._model.prepare()
         self._t_model = time.monotonic()
         assert self._model is not None
@@ -132,14 +131,6 @@ def _may_name_adapter(asked: Mapping[str, Any], known: Model) -> bool:
     return bool(asked.get("lora")) or asked.get("model") not in (None, "", known.name)
 
 
-def _without_envelope(reply: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in reply.items() if name not in ("id", "event", "type")}
-
-
 def _forget_failure(task: asyncio.Task[Model]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.debug("the model is not known: %s", task.exception())
-
-
-def process_environ() -> dict[str, str]:
-    return {name: text for name, text in os.environ.items() if name.startswith("UMA_GATEWAY_")}

@@ -15,6 +15,7 @@ from uma_core.errors import UmaError
 from uma_core.protocol.messages import decode_id
 from uma_gateway import sse
 from uma_gateway.apis.base import Access, Family, Route
+from uma_gateway.daemon import content_of
 from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange, Headers
 from uma_gateway.fields import boolean, integer, text
@@ -96,7 +97,7 @@ async def overview(exchange: Exchange) -> dict[str, Any]:
     requests = [{name: value for name, value in row.items() if name != "metadata"} for row in rows["sessions"]]
     told = {name: metrics["metrics"].get(name) for name in METRICS}
     return {
-        **_inner(status),
+        **content_of(status),
         "requests": requests,
         "metrics": told,
         "gateway": {"in_flight": exchange.gateway.n_in_flight},
@@ -109,10 +110,6 @@ async def cache_stats(exchange: Exchange) -> dict[str, Any] | None:
         return dict((await exchange.gateway.daemon.call("cache"))["stats"])
     except GatewayError:
         return None
-
-
-def _inner(reply: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in reply.items() if name not in ("id", "event", "type")}
 
 
 async def on_status(exchange: Exchange) -> None:
@@ -165,24 +162,24 @@ async def on_cancel(exchange: Exchange) -> None:
         decode_id({"id": request_id})
     except UmaError:  # the daemon's refusal would have no id, and nobody would know whose it is
         raise invalid("`request_id` is no id of a request", "request_id") from None
-    await exchange.send_json(_inner(await exchange.gateway.daemon.cancel(request_id, conn)))
+    await exchange.send_json(content_of(await exchange.gateway.daemon.cancel(request_id, conn)))
 
 
 async def on_drain(exchange: Exchange) -> None:
     body = await exchange.json()
     timeout_ms = body.get("timeout_ms")
     await exchange.send_json(
-        _inner(await exchange.gateway.daemon.call("drain", timeout_ms=timeout_ms, then=text(body, "then")))
+        content_of(await exchange.gateway.daemon.call("drain", timeout_ms=timeout_ms, then=text(body, "then")))
     )
 
 
 async def on_undrain(exchange: Exchange) -> None:
-    await exchange.send_json(_inner(await exchange.gateway.daemon.call("undrain")))
+    await exchange.send_json(content_of(await exchange.gateway.daemon.call("undrain")))
 
 
 async def on_reload(exchange: Exchange) -> None:
     body = await exchange.json()
-    await exchange.send_json(_inner(await exchange.gateway.daemon.call("reload", check=boolean(body, "check"))))
+    await exchange.send_json(content_of(await exchange.gateway.daemon.call("reload", check=boolean(body, "check"))))
 
 
 def error_object(error: GatewayError) -> dict[str, Any]:

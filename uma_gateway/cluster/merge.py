@@ -9,15 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from uma_gateway.cluster.transport import Event, Unit
+from uma_gateway.daemon import content_of
 
 Replies = list[tuple[Unit, Event]]
 STATES = ("stopping", "starting", "draining", "degraded", "ready")  # the last that any daemon has is the cluster's
 SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(\{(.*)\})? (.*)$")
-
-
-def own(reply: Event) -> Event:
-    """A reply without its envelope."""
-    return {name: value for name, value in reply.items() if name not in ("id", "event", "type")}
 
 
 def best_state(replies: Replies) -> str:
@@ -38,7 +34,7 @@ def drain(replies: Replies) -> Event:
 
 
 def reload(replies: Replies) -> Event:
-    return {**replies[0][1], "units": {unit.name: own(reply) for unit, reply in replies}}
+    return {**replies[0][1], "units": {unit.name: content_of(reply) for unit, reply in replies}}
 
 
 cache = reload
@@ -51,9 +47,9 @@ def sessions(replies: Replies) -> Event:
 
 def status(replies: Replies) -> Event:
     """The first daemon's status with the cluster's sums in it; `units` holds each one's own."""
-    first = own(replies[0][1])
+    first = content_of(replies[0][1])
     all_of = [reply for _, reply in replies]
-    merged = {**first, "state": best_state(replies), "units": {unit.name: own(reply) for unit, reply in replies}}
+    merged = {**first, "state": best_state(replies), "units": {unit.name: content_of(reply) for unit, reply in replies}}
     for name in ("lanes", "sessions", "kv", "memory"):
         parts = [reply[name] for reply in all_of if isinstance(reply.get(name), dict)]
         if parts:

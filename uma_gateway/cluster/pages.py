@@ -12,6 +12,7 @@ from uma_gateway.apis.pages import EVERY_S, error_object, send_file
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterGateway
 from uma_gateway.cluster.transport import UnitLost
+from uma_gateway.daemon import content_of
 from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import text
@@ -79,7 +80,7 @@ async def _ask_unit(exchange: Exchange, operation: str, is_open: bool) -> None:
         reply = await cluster.transport.call(unit, operation, 10.0, {})
     except UnitLost as loss:
         raise GatewayError(Kind.UNAVAILABLE, str(loss), code="daemon_unavailable") from None
-    await exchange.send_json({name: value for name, value in reply.items() if name not in ("id", "event", "type")})
+    await exchange.send_json(content_of(reply))
 
 
 async def on_trace(exchange: Exchange) -> None:
