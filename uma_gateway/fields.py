@@ -15,6 +15,7 @@ from uma_gateway.errors import invalid, unsupported
 from uma_gateway.model import Model
 
 UNLIMITED = -1
+MOST_LOGPROBS = 20  # alternatives that the daemon tells beside a token
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # of integers that JSON's other readers and writers take
 
 
@@ -252,7 +253,8 @@ def constraint_field(
     return {"constraint": other or {"gbnf": grammar}}
 
 
-def integer(body: Mapping[str, Any], name: str) -> int | None:
+def integer(body: Mapping[str, Any], name: str, least: int = _LEAST, most: int = _MOST) -> int | None:
+    """A whole number in its range; None where it is absent."""
     value = body.get(name)
     if value is None:
         return None
@@ -262,6 +264,9 @@ def integer(body: Mapping[str, Any], name: str) -> int | None:
         raise invalid(f"`{name}` must be an integer", name)
     if not _LEAST <= value <= _MOST:
         raise invalid(f"`{name}` must be an integer of at most 64 bits", name)
+    if not least <= value <= most:
+        told = f"must be at least {least}" if most == _MOST else f"goes from {least} to {most}"
+        raise invalid(f"`{name}` {told}", name)
     return value
 
 
@@ -339,9 +344,6 @@ def most_tokens(
     limit.
     """
     for name in names:
-        value = integer(body, name)
-        if value is not None and value != UNLIMITED:
-            if value < least:
-                raise invalid(f"`{name}` must be at least {least}", name)
+        if body.get(name) != UNLIMITED and (value := integer(body, name, least)) is not None:
             return value
     return defaults.max_tokens or model.max_tokens

@@ -14,13 +14,14 @@ from typing import Any
 import orjson
 
 from uma_gateway.apis.base import Access, Family, Route
-from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, read_tools
+from uma_gateway.apis.openai.request import read_tools
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.embedding import ask, prompt_tokens, unpacked
 from uma_gateway.embedding import options_of as vector_options
 from uma_gateway.errors import GatewayError, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
+    MOST_LOGPROBS,
     array,
     boolean,
     constraint_field,
@@ -207,9 +208,7 @@ def _named(body: dict[str, Any], model: Model) -> str:
 
 def _logprobs_wanted(body: dict[str, Any]) -> int | None:
     """How many alternatives are wanted beside each token; None: no log probabilities. Raises: GatewayError."""
-    n_top = integer(body, "top_logprobs") or 0
-    if not 0 <= n_top <= MOST_TOP_LOGPROBS:
-        raise invalid(f"`top_logprobs` goes from 0 to {MOST_TOP_LOGPROBS}", "top_logprobs")
+    n_top = integer(body, "top_logprobs", 0, MOST_LOGPROBS) or 0
     return n_top if boolean(body, "logprobs") else None
 
 

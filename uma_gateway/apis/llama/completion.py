@@ -16,6 +16,7 @@ from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
+    MOST_LOGPROBS,
     PARAMS,
     array,
     boolean,
@@ -32,7 +33,7 @@ from uma_gateway.fields import (
 from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
-MOST_PROBS, MOST_PROMPTS = 20, 128
+MOST_PROMPTS = 128
 RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
 SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
     "temperature", "top_k", "top_p", "min_p", "typical_p", "min_keep", "top_n_sigma", "xtc_probability",
@@ -97,10 +98,7 @@ class _Limits(NamedTuple):
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> _Limits:
-        n_indent = integer(body, "n_indent") or 0
-        if n_indent < 0:
-            raise invalid("`n_indent` must be at least 0", "n_indent")
-        return cls(n_indent, integer(body, "t_max_predict_ms") or 0)
+        return cls(integer(body, "n_indent", 0) or 0, integer(body, "t_max_predict_ms") or 0)
 
     @property
     def are_any(self) -> bool:
@@ -164,9 +162,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], mode
         if not model.has_infill:
             raise unsupported("the model has no tokens for filling in", "input_prefix")
     name = "logprobs" if body.get("n_probs") is None else "n_probs"
-    n_probs = integer(body, name) or 0
-    if not 0 <= n_probs <= MOST_PROBS:
-        raise invalid(f"`{name}` goes from 0 to {MOST_PROBS}", name)
+    n_probs = integer(body, name, 0, MOST_LOGPROBS) or 0
     has_tokens = boolean(body, "return_tokens") and not is_stream  # a stream tells them in any case
     if n_probs or has_tokens:
         need(model, "logprobs", name if n_probs else "return_tokens")

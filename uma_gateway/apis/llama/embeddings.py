@@ -44,9 +44,7 @@ async def on_rerank(exchange: Exchange) -> None:
 
 async def _scores(exchange: Exchange, body: dict[str, Any], query: str, documents: list[str], is_tei: bool) -> None:
     model = await exchange.gateway.model()
-    top_n = integer(body, "top_n")
-    if top_n is not None and top_n < 1:
-        raise invalid("`top_n` must be at least 1", "top_n")
+    top_n = integer(body, "top_n", 1)
     fields = {
         "query": query,
         "documents": documents,

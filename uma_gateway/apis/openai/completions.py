@@ -13,7 +13,6 @@ from uma_gateway.apis.openai.request import (
     MOST_ANSWERS,
     Shape,
     answers_wanted,
-    read_n_probs,
     read_prompt_logprobs,
     wanted_form,
 )
@@ -21,6 +20,7 @@ from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
+    MOST_LOGPROBS,
     boolean,
     constraint_field,
     integer,
@@ -36,7 +36,6 @@ from uma_gateway.generate import Plan, ended, final, note_end, priority_fields, 
 from uma_gateway.model import Model
 
 MOST_PROMPTS = 128
-MOST_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 Prompt = str | list[int | str]  # a list of both is llama-server's
@@ -114,13 +113,10 @@ def _is_tokens(value: Any) -> bool:
 def _logprobs_wanted(body: dict[str, Any]) -> int | None:
     value = body.get("logprobs")
     if value is None or value is False:
-        return read_n_probs(body) or None
+        return integer(body, "n_probs", 0, MOST_LOGPROBS) or None
     if value is True:  # chat clients' way of asking
-        return integer(body, "top_logprobs") or 0
-    n_top = integer(body, "logprobs")
-    if n_top is None or not 0 <= n_top <= MOST_LOGPROBS:
-        raise invalid(f"`logprobs` goes from 0 to {MOST_LOGPROBS}", "logprobs")
-    return n_top
+        return integer(body, "top_logprobs", 0, MOST_LOGPROBS) or 0
+    return integer(body, "logprobs", 0, MOST_LOGPROBS)
 
 
 async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:

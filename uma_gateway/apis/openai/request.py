@@ -11,13 +11,12 @@ from uma_gateway.apis.openai.guided import read_guided
 from uma_gateway.asking import Ask
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import array, boolean, integer, table, text
+from uma_gateway.fields import MOST_LOGPROBS, array, boolean, integer, table, text
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat
 from uma_gateway.turns import plain_content
 
 MOST_ANSWERS = 128
-MOST_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
@@ -107,39 +106,24 @@ def refuse_media(body: dict[str, Any]) -> None:
 
 def answers_wanted(body: dict[str, Any], name: str = "n") -> int:
     """How many answers each prompt gets. Raises: GatewayError."""
-    n = integer(body, name)
-    if n is not None and not 1 <= n <= MOST_ANSWERS:
-        raise invalid(f"`{name}` goes from 1 to {MOST_ANSWERS}", name)
-    return n or 1
+    return integer(body, name, 1, MOST_ANSWERS) or 1
 
 
 def read_logprobs(body: dict[str, Any]) -> int | None:
     """How many alternatives are wanted beside each token; None: no log probabilities. Raises: GatewayError."""
-    n_top = integer(body, "top_logprobs")
-    if n_top is not None and not 0 <= n_top <= MOST_TOP_LOGPROBS:
-        raise invalid(f"`top_logprobs` goes from 0 to {MOST_TOP_LOGPROBS}", "top_logprobs")
+    n_top = integer(body, "top_logprobs", 0, MOST_LOGPROBS)
     if boolean(body, "logprobs"):
         return n_top or 0
     if n_top:
         raise invalid("`top_logprobs` needs `logprobs`: true", "top_logprobs")
-    return read_n_probs(body) or None
-
-
-def read_n_probs(body: dict[str, Any]) -> int:
-    """llama-server's way of asking for log probabilities. Raises: GatewayError."""
-    n_probs = integer(body, "n_probs") or 0
-    if not 0 <= n_probs <= MOST_TOP_LOGPROBS:
-        raise invalid(f"`n_probs` goes from 0 to {MOST_TOP_LOGPROBS}", "n_probs")
-    return n_probs
+    return integer(body, "n_probs", 0, MOST_LOGPROBS) or None  # llama-server's way of asking
 
 
 def read_prompt_logprobs(body: dict[str, Any]) -> int | None:
     """vLLM's field: how many alternatives are wanted beside each of the prompt's tokens; None: no log probabilities of
     the prompt. Raises: GatewayError.
     """
-    n_top = integer(body, "prompt_logprobs")
-    if n_top is not None and not 0 <= n_top <= MOST_TOP_LOGPROBS:
-        raise invalid(f"`prompt_logprobs` goes from 0 to {MOST_TOP_LOGPROBS}", "prompt_logprobs")
+    n_top = integer(body, "prompt_logprobs", 0, MOST_LOGPROBS)
     if n_top is not None and boolean(body, "stream"):
         raise invalid("`prompt_logprobs` cannot be streamed", "prompt_logprobs")
     return n_top

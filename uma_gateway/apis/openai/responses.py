@@ -11,14 +11,14 @@ from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
 from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item, Names
-from uma_gateway.apis.openai.request import MOST_TOP_LOGPROBS, answer_form, read_tools, read_verbosity
+from uma_gateway.apis.openai.request import answer_form, read_tools, read_verbosity
 from uma_gateway.apis.openai.store import Store, Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import array, boolean, integer, most_tokens, table, text
+from uma_gateway.fields import MOST_LOGPROBS, array, boolean, integer, most_tokens, table, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, Prompt
@@ -191,9 +191,7 @@ def _read_effort(reasoning: dict[str, Any], chat: Chat) -> None:
 
 
 def _logprobs_wanted(body: dict[str, Any]) -> int | None:
-    n_top = integer(body, "top_logprobs")
-    if n_top is not None and not 0 <= n_top <= MOST_TOP_LOGPROBS:
-        raise invalid(f"`top_logprobs` goes from 0 to {MOST_TOP_LOGPROBS}", "top_logprobs")
+    n_top = integer(body, "top_logprobs", 0, MOST_LOGPROBS)
     return (n_top or 0) if LOGPROBS_WANTED in array(body, "include") or n_top else None
 
 
