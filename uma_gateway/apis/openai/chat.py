@@ -74,16 +74,11 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
             }
         )
     return {
-        "id": shape.id,
-        "object": "chat.completion",
-        "created": shape.created,
-        "model": shape.model,
-        "system_fingerprint": shape.system_fingerprint,
+        **shape.fields("chat.completion"),
         "choices": choices,
         "usage": chunks.usage(eos["usage"]),
         "timings": chunks.timings(eos),
         **({} if ask.n_prompt_logprobs is None else chunks.prompt_logprobs(eos["prompt_logprobs"])),
-        **shape.tier,
     }
 
 

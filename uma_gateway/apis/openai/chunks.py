@@ -21,14 +21,7 @@ class ChatChunks:
     """The chunks of one streamed chat."""
 
     def __init__(self, shape: Shape) -> None:
-        self._tail = {
-            "created": shape.created,
-            "id": shape.id,
-            "model": shape.model,
-            "system_fingerprint": shape.system_fingerprint,
-            "object": "chat.completion.chunk",
-            **shape.tier,
-        }
+        self._tail = shape.fields("chat.completion.chunk")
         self._heads: dict[int, tuple[bytes, bytes]] = {}
 
     def _bytes(self, choices: list[dict[str, Any]], **more: Any) -> bytes:

@@ -228,15 +228,10 @@ async def _whole(
                 }
             )
     return {
-        "id": shape.id,
-        "object": "text_completion",
-        "created": shape.created,
-        "model": shape.model,
-        "system_fingerprint": shape.system_fingerprint,
+        **shape.fields("text_completion"),
         "choices": choices,
         "usage": chunks.usage(_summed(finals)),
         "timings": chunks.timings(finals[-1]),
-        **shape.tier,
     }
 
 
@@ -273,14 +268,7 @@ class _Stream:
         ]  # log probabilities of the prompts' tokens, until their echo is sent
         self._are_echoed = [not ask.has_echo] * len(echoes)
         self._finals: list[Event] = []
-        self._common = {
-            "created": shape.created,
-            "id": shape.id,
-            "model": shape.model,
-            "system_fingerprint": shape.system_fingerprint,
-            "object": "text_completion",
-            **shape.tier,
-        }
+        self._common = shape.fields("text_completion")
 
     async def run(self, generations: list[Generation]) -> None:
         await self._exchange.start_sse()

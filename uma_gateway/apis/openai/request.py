@@ -35,6 +35,11 @@ class Shape:
         tier = {"service_tier": str(body["service_tier"])} if body.get("service_tier") not in (None, "auto") else {}
         return cls(prefix + secrets.token_urlsafe(18), int(time.time()), named, model.system_fingerprint, tier)
 
+    def fields(self, kind: str) -> dict[str, Any]:
+        """Those that are the same in each part. `kind`: the `object` that it is."""
+        told = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**told, "system_fingerprint": self.system_fingerprint, **self.tier}
+
 
 def read_chat(body: dict[str, Any]) -> Ask:
     """Raises: GatewayError."""
