@@ -200,6 +200,11 @@ async def final(generation: Generation) -> Event:
                 return {**ended(event), "prompt_logprobs": prompt}
 
 
+def answers_of(eos: Event) -> list[Event]:
+    """The one answer of an end, or the several, each with its index. Raises: GatewayError for a bad end of one."""
+    return [ended(answer) for answer in eos.get("answers") or [{**eos, "index": 0}]]
+
+
 def ended(eos: Event) -> Event:
     """Let good ends pass. Raises: GatewayError for the others: what they cut off must not look whole."""
     reason = eos["reason"]

@@ -30,7 +30,7 @@ from uma_gateway.fields import (
     text,
     text_prompt,
 )
-from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay, send
+from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
 MOST_PROMPTS = 128
@@ -217,8 +217,7 @@ async def _whole(
     eos = await (_followed(generation, Lines(plan.context)) if plan.context.are_any else final(generation))
     note_end(exchange, eos)
     n, made = plan.fields.get("n", 1), []
-    for answer in eos.get("answers") or [{**eos, "index": 0}]:
-        ended(answer)
+    for answer in answers_of(eos):
         text = answer.get("text", "")
         whole = last_object(plan, answer, text, number * n + answer["index"], "\n" in text)
         whole["generation_settings"]["stream"] = False  # whatever the daemon was asked for

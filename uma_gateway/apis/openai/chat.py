@@ -14,7 +14,7 @@ from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import most_tokens
-from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
+from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Message, Parser
 from uma_gateway.prompting import Prompt
@@ -60,10 +60,8 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
 
 
 def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str, Any]:
-    answers = eos.get("answers") or [{**eos, "index": 0}]
     choices = []
-    for answer in answers:
-        ended(answer)
+    for answer in answers_of(eos):
         message, told = read_whole(prompt.parser(), answer.get("text", ""), answer.get("logprobs") or ())
         choices.append(
             {

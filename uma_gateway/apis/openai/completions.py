@@ -32,7 +32,7 @@ from uma_gateway.fields import (
     text,
     text_prompt,
 )
-from uma_gateway.generate import Plan, ended, final, note_end, priority_fields, relay, send
+from uma_gateway.generate import Plan, answers_of, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
 MOST_PROMPTS = 128
@@ -210,8 +210,7 @@ async def _whole(
     finals = [await final(generation) for generation in generations]
     for number, eos in enumerate(finals):
         note_end(exchange, eos)
-        for answer in eos.get("answers") or [{**eos, "index": 0}]:
-            ended(answer)
+        for answer in answers_of(eos):
             choices.append(
                 {
                     "text": echoes[number].text + answer.get("text", ""),
