@@ -78,13 +78,12 @@ def _schema_source(value: Any) -> Source:
 
 
 def _sized(source: Source, constraint: Constraint) -> Source:
-    if len(source.text) > schema.N_BYTES_MOST:
-        raise refused(constraint, f"it has {len(source.text)} bytes, at most {schema.N_BYTES_MOST} are read")
-    if source.kind == b"lark":
-        try:
+    try:
+        lark.check_size(source.text)
+        if source.kind == b"lark":
             lark.check(source.text.decode())
-        except lark.TooLarge as error:
-            raise refused(constraint, str(error)) from None
+    except lark.TooLarge as error:
+        raise refused(constraint, str(error)) from None
     return source
 
 

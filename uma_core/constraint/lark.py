@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from uma_core.constraint.schema import N_NAMED_MOST, N_PATTERN_MOST, N_PATTERN_NAMES_MOST
+from uma_core.constraint.schema import N_BYTES_MOST, N_NAMED_MOST, N_PATTERN_MOST, N_PATTERN_NAMES_MOST
 
 # llguidance goes from definition to definition by recursion: a chain of 4,000 overflows a stack of 8 MiB, which would
 # end the daemon.
@@ -50,6 +50,12 @@ class _Definition:
 
 class TooLarge(Exception):
     """Says why in its text."""
+
+
+def check_size(text: bytes) -> None:
+    """Of a grammar in any notation. Raises: TooLarge."""
+    if len(text) > N_BYTES_MOST:
+        raise TooLarge(f"it has {len(text)} bytes, at most {N_BYTES_MOST} are read")
 
 
 def check(text: str) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from uma_core.constraint.lark import TooLarge, check
-from uma_core.constraint.schema import N_BYTES_MOST
+from uma_core.constraint.lark import TooLarge, check, check_size
 from uma_gateway.chat.grammar import Grammar, Node, Reader, Unsettled
 from uma_gateway.chat.lark import write_lark
 from uma_gateway.chat.schema import Schema, constrained, part
@@ -23,33 +22,45 @@ Constraint = dict[str, Any]
 _PLAIN_TEXT = "Hello, world."
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # of a tool: written in JSON as it is
 _N_IN_PATTERN = 500  # characters of names: the daemon takes patterns of 1,000
-_N_KEPT = 128  # grammars of the last requests: a client sends the same tools with every one of them
+_N_KEPT = 128  # grammars
 
 
 class Schemas:
-    """The schemas of one request, by the names that llama.cpp's parsers give them."""
+    """The schemas of one request, by the names that llama.cpp's parsers give them. A key of the caches below."""
 
     def __init__(
         self, tools: list[dict[str, Any]], json_schema: Schema | None, is_strict: bool, one_call: bool = False
     ) -> None:
         self.one_call = one_call  # the answer calls one tool at most
-        self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self._json_schema, self._is_strict = json_schema, is_strict
-        self._arguments: dict[str, tuple[str, tuple[str, ...]]] = {}
-        for name, function in self._tools.items():
+        self._key = json.dumps([self.tools, json_schema, is_strict, one_call])
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schemas) and self._key == other._key
+
+    @functools.cached_property
+    def _arguments(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """Tool, and place in its parameters, of each rule of an argument."""
+        found: dict[str, tuple[str, tuple[str, ...]]] = {}
+        for name, function in self.tools.items():
             for rule, pointer in _argument_rules(function.get("parameters")):
-                self._arguments.setdefault(f"tool-{name}-arg{rule}-schema", (name, pointer))
-                self._arguments.setdefault(f"ling3-arg-{name}{rule}-schema", (name, pointer))
+                found.setdefault(f"tool-{name}-arg{rule}-schema", (name, pointer))
+                found.setdefault(f"ling3-arg-{name}{rule}-schema", (name, pointer))
+        return found
 
     def __call__(self, name: str) -> Schema:
         """The schema as the daemon gets it; any JSON where the name is not known."""
         if name.startswith("response-format") and self._json_schema is not None:
             return constrained(self._json_schema, self._is_strict)
-        tool = self._tools.get(name.removeprefix("tool-").removesuffix("-schema"))
+        tool = self.tools.get(name.removeprefix("tool-").removesuffix("-schema"))
         pointer: tuple[str, ...] = ()
         if tool is None and name in self._arguments:
             tool_name, pointer = self._arguments[name]
-            tool = self._tools[tool_name]
+            tool = self.tools[tool_name]
         if tool is None:
             return constrained({}, False)
         whole = tool.get("parameters") or {"type": "object", "properties": {}}
@@ -57,11 +68,8 @@ class Schemas:
 
     def with_any_arguments(self) -> Schemas:
         """The same tools, whose arguments are any object."""
-        tools = [{"function": {"name": name, "parameters": {"type": "object"}}} for name in self._tools]
+        tools = [{"function": {"name": name, "parameters": {"type": "object"}}} for name in self.tools]
         return Schemas(tools, self._json_schema, self._is_strict, self.one_call)
-
-    def key(self) -> str:
-        return json.dumps([self._tools, self._json_schema, self._is_strict, self.one_call])
 
 
 def _argument_rules(
@@ -93,14 +101,14 @@ def constraint_of(applied: dict[str, Any], schemas: Schemas, must_call: bool = F
     # a trigger's word may also stand inside the thinking, and other triggers look at the place: there, the whole answer
     # is followed
     follows_all = not applied["grammar_lazy"] or applied["supports_thinking"] or not words_only
-    key = (applied["parser"], applied["generation_prompt"], schemas.key())
+    key = (applied["parser"], applied["generation_prompt"], schemas)
     lark = _calls_lark(*key) if must_call else ""
     if follows_all and not lark:
         lark = _whole_lark(*key, applied["grammar_lazy"] and words_only)
     if lark:
         return {"lark": lark}
     if triggers:
-        lark = _triggered_lark(*key)
+        lark = _triggered_lark(applied["parser"], schemas)
         return {"lark": lark, "triggers": triggers} if lark else {"gbnf": applied["gbnf"](), "triggers": triggers}
     return {"gbnf": applied["gbnf"](), "prefix": applied["generation_prompt"]}
 
@@ -111,7 +119,7 @@ def unmarked_constraint(must_call: dict[str, Any], schemas: Schemas) -> Constrai
 
     `must_call`: an `apply` whose calls are required. None where its calls do not begin so.
     """
-    key = must_call["parser"], must_call["generation_prompt"], schemas.key()
+    key = must_call["parser"], must_call["generation_prompt"], schemas
     lark, names = _calls_lark(*key), _unmarked_names(*key)
     if not lark or not names:
         return None
@@ -148,21 +156,14 @@ def json_constraint(applied: dict[str, Any], schemas: Schemas) -> Constraint | N
     """The same for an answer that is JSON, where the template knows no such answer: the JSON takes the place of the
     text.
     """
-    lark = _json_lark(applied["parser"], applied["generation_prompt"], schemas.key())
+    lark = _json_lark(applied["parser"], applied["generation_prompt"], schemas)
     return {"lark": lark} if lark else None
 
 
 def either_constraint(tools: dict[str, Any], text: dict[str, Any], schemas: Schemas) -> Constraint | None:
     """The constraint of an answer that calls tools, or is JSON. `tools` requires calls; `text` knows of none."""
-    keys = (
-        tools["parser"],
-        tools["generation_prompt"],
-        text["parser"],
-        text["generation_prompt"],
-        text["has_grammar"],
-        schemas.key(),
-    )
-    lark = _either_lark(*keys)
+    of_tools, of_text = ((each["parser"], each["generation_prompt"]) for each in (tools, text))
+    lark = _either_lark(*of_tools, *of_text, text["has_grammar"], schemas)
     return {"lark": lark} if lark else None
 
 
@@ -173,10 +174,8 @@ def too_large(constraint: Constraint | None) -> str:
 
 @functools.lru_cache(maxsize=_N_KEPT)
 def _too_large(lark: str, gbnf: str) -> str:
-    n_bytes = len((lark or gbnf).encode())
-    if n_bytes > N_BYTES_MOST:
-        return f"it has {n_bytes} bytes, at most {N_BYTES_MOST} are read"
     try:
+        check_size((lark or gbnf).encode())
         check(lark)
     except TooLarge as error:
         return str(error)
@@ -191,98 +190,85 @@ def _trigger(trigger: dict[str, str]) -> dict[str, str]:
     return {"type": kind, "value": value.removesuffix("$") if kind == "pattern" else value}
 
 
-@functools.lru_cache(maxsize=_N_KEPT)
-def _whole_lark(parser: str, generation_prompt: str, schemas: str, must_take_text: bool) -> str:
-    """The grammar of what follows the generation prompt, "" where there is none."""
-    try:
+def _kept(build: Callable[..., Node]) -> functools._lru_cache_wrapper[str]:
+    """The grammar that a function builds, as Lark; "" where it cannot be built here. Those of the last requests are
+    kept: a client sends the same tools with every one of them.
+    """
+
+    @functools.lru_cache(maxsize=_N_KEPT)
+    @functools.wraps(build)
+    def lark(*of: Any) -> str:
         grammar = Grammar()
-        root = _after(grammar, _reader(grammar, parser, _schemas(schemas)).root(), generation_prompt)
-        if must_take_text:  # some parsers of optional calls end only with a call; as grammars they would force one
-            rest = grammar.after(root, _PLAIN_TEXT)
-            if rest is None or not rest.nullable:
-                return ""
-        return write_lark(grammar, grammar.settle(root))
-    except (Unsettled, RecursionError):
-        return ""
+        try:
+            return write_lark(grammar, grammar.settle(build(grammar, *of)))
+        except (Unsettled, RecursionError):
+            return ""
+
+    return lark
 
 
-@functools.lru_cache(maxsize=_N_KEPT)
-def _calls_lark(parser: str, generation_prompt: str, schemas: str) -> str:
+@_kept
+def _whole_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas, must_take_text: bool) -> Node:
+    """What follows the generation prompt."""
+    root = _read(grammar, parser, generation_prompt, schemas)
+    if must_take_text:  # some parsers of optional calls end only with a call; as grammars they would force one
+        rest = grammar.after(root, _PLAIN_TEXT)
+        if rest is None or not rest.nullable:
+            raise Unsettled("only a call ends an answer")
+    return root
+
+
+@_kept
+def _calls_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas) -> Node:
     """The same without content: a model that may say something first may do so until it runs out of tokens."""
-    try:
-        grammar = Grammar()
-        root = _calls(grammar, parser, generation_prompt, schemas)
-        return "" if root.nullable else write_lark(grammar, grammar.settle(root))
-    except (Unsettled, RecursionError):
-        return ""
+    root = _read(grammar, parser, generation_prompt, schemas, grammar.empty)
+    if root.nullable:
+        raise Unsettled("no call has to come")
+    return root
 
 
 @functools.lru_cache(maxsize=_N_KEPT)
-def _unmarked_names(parser: str, generation_prompt: str, schemas: str) -> tuple[str, ...]:
+def _unmarked_names(parser: str, generation_prompt: str, schemas: Schemas) -> tuple[str, ...]:
     """The tools whose calls begin as `_call_begins` has it."""
     try:
         grammar = Grammar()
-        root = _calls(grammar, parser, generation_prompt, schemas)
-        names = [name for name in json.loads(schemas)[0] if _PLAIN_NAME.fullmatch(name)]
+        root = _read(grammar, parser, generation_prompt, schemas, grammar.empty)
+        names = [name for name in schemas.tools if _PLAIN_NAME.fullmatch(name)]
         calls = grammar.after_each(root, (f'{{"type": "function", "name": "{name}", "parameters": ' for name in names))
         return tuple(name for name, rest in zip(names, calls, strict=True) if rest is not None)
     except (Unsettled, RecursionError):
         return ()
 
 
-@functools.lru_cache(maxsize=_N_KEPT)
-def _triggered_lark(parser: str, generation_prompt: str, schemas: str) -> str:
-    try:
-        grammar = Grammar()
-        return write_lark(grammar, grammar.settle(_reader(grammar, parser, _schemas(schemas)).triggered()))
-    except (Unsettled, RecursionError):
-        return ""
+@_kept
+def _triggered_lark(grammar: Grammar, parser: str, schemas: Schemas) -> Node:
+    return Reader(grammar, parser, schemas, one_call=schemas.one_call).triggered()
 
 
-@functools.lru_cache(maxsize=_N_KEPT)
-def _json_lark(parser: str, generation_prompt: str, schemas: str) -> str:
-    try:
-        grammar = Grammar()
-        schema_of = _schemas(schemas)
-        root = _reader(grammar, parser, schema_of, _json_text(grammar, schema_of)).root()
-        return write_lark(grammar, grammar.settle(_after(grammar, root, generation_prompt)))
-    except (Unsettled, RecursionError):
-        return ""
+@_kept
+def _json_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas) -> Node:
+    return _read(grammar, parser, generation_prompt, schemas, _json_text(grammar, schemas))
 
 
-@functools.lru_cache(maxsize=_N_KEPT)
-def _either_lark(tools: str, tools_prompt: str, text: str, text_prompt: str, knows_json: bool, schemas: str) -> str:
-    try:
-        grammar, schema_of = Grammar(), _schemas(schemas)
-        calls = _after(grammar, _reader(grammar, tools, schema_of, grammar.empty).root(), tools_prompt)
-        content = None if knows_json else _json_text(grammar, schema_of)
-        answer = _after(grammar, _reader(grammar, text, schema_of, content).root(), text_prompt)
-        return write_lark(grammar, grammar.settle(grammar.choice(calls, answer)))
-    except (Unsettled, RecursionError):
-        return ""
+@_kept
+def _either_lark(
+    grammar: Grammar, tools: str, tools_prompt: str, text: str, text_prompt: str, knows_json: bool, schemas: Schemas
+) -> Node:
+    content = None if knows_json else _json_text(grammar, schemas)
+    return grammar.choice(
+        _read(grammar, tools, tools_prompt, schemas, grammar.empty),
+        _read(grammar, text, text_prompt, schemas, content),
+    )
 
 
-def _reader(grammar: Grammar, parser: str, schemas: Schemas, content: Node | None = None) -> Reader:
-    return Reader(grammar, parser, schemas, content, schemas.one_call)
-
-
-def _calls(grammar: Grammar, parser: str, generation_prompt: str, schemas: str) -> Node:
-    """What follows the generation prompt, without content."""
-    return _after(grammar, _reader(grammar, parser, _schemas(schemas), grammar.empty).root(), generation_prompt)
-
-
-def _json_text(grammar: Grammar, schema_of: Schemas) -> Node:
-    return grammar.sequence(grammar.space, grammar.json(schema_of("response-format")), grammar.space)
-
-
-def _after(grammar: Grammar, root: Node, generation_prompt: str) -> Node:
-    """What is left of the grammar once the prompt's end, which is part of it, is written."""
+def _read(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas, content: Node | None = None) -> Node:
+    """What is left of a parser's grammar once the prompt's end, which is part of it, is written."""
+    root = Reader(grammar, parser, schemas, content, schemas.one_call).root()
     rest = grammar.after(root, generation_prompt)
     if rest is None:
         raise Unsettled("the generation prompt does not fit the grammar")
     return rest
 
 
-def _schemas(key: str) -> Schemas:
-    tools, json_schema, is_strict, one_call = json.loads(key)
-    return Schemas([{"function": function} for function in tools.values()], json_schema, is_strict, one_call)
+def _json_text(grammar: Grammar, schemas: Schemas) -> Node:
+    return grammar.sequence(grammar.space, grammar.json(schemas("response-format")), grammar.space)
