@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from uma_core.constraint.escapes import SHORT, tells_names, unwritable
@@ -26,34 +26,13 @@ WHITE_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONE = (
-    "items",
-    "additionalProperties",
-    "contains",
-    "not",
-    "if",
-    "then",
-    "else",
-    "propertyNames",
-    "unevaluatedItems",
+    "items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames", "unevaluatedItems",
     "unevaluatedProperties",
-)
-_NOT_ENFORCED = frozenset(
-    (
-        *(
-            "not",
-            "if",
-            "then",
-            "else",
-            "contains",
-            "minContains",
-            "maxContains",
-            "uniqueItems",
-            "propertyNames",
-            "dependentRequired",
-        ),
-        *("dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef"),
-    )
-)
+)  # fmt: skip
+_NOT_ENFORCED = frozenset((
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
+    "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef",
+))  # fmt: skip
 _NO_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9bBkc]")  # looking around, going back: not regular
 _DIALECT = re.compile(r"https?://json-schema\.org/draft")
 _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
@@ -65,19 +44,10 @@ _ANNOTATIONS = frozenset(
 # with one of these a schema says itself what a value may be
 _TELL_TYPE = frozenset(("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"))
 # with one of these beside its properties an object may have more of them than `properties` says
-_OPEN = frozenset(
-    (
-        "additionalProperties",
-        "patternProperties",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "$ref",
-        "if",
-        "dependentSchemas",
-        "unevaluatedProperties",
-    )
-)
+_OPEN = frozenset((
+    "additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref", "if", "dependentSchemas",
+    "unevaluatedProperties",
+))  # fmt: skip
 
 
 def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Schema]]:
@@ -194,14 +164,19 @@ def _bare(node: Any) -> Any:
     """A copy without annotations."""
     if not isinstance(node, dict):
         return node
-    copy = {key: value for key, value in node.items() if key not in _ANNOTATIONS}
+    return _rebuilt({key: value for key, value in node.items() if key not in _ANNOTATIONS}, _bare, _LISTS, _ONE)
+
+
+def _rebuilt(node: Schema, change: Callable[[Any], Any], lists: Collection[str], ones: Collection[str]) -> Schema:
+    """A copy whose schemas are changed: those in maps, and under these keywords of lists and of single ones."""
+    copy = dict(node)
     for key in _MAPS:
-        if isinstance(copy.get(key), dict):
-            copy[key] = {name: _bare(sub) for name, sub in copy[key].items()}
-    for key in _LISTS:
-        if isinstance(copy.get(key), list):
-            copy[key] = [_bare(sub) for sub in copy[key]]
-    return copy | {key: _bare(copy[key]) for key in _ONE if key in copy}
+        if isinstance(node.get(key), dict):
+            copy[key] = {name: change(sub) for name, sub in node[key].items()}
+    for key in lists:
+        if isinstance(node.get(key), list):
+            copy[key] = [change(sub) for sub in node[key]]
+    return copy | {key: change(node[key]) for key in ones if key in node}
 
 
 def _loosened(node: Any) -> Any:
@@ -226,20 +201,12 @@ def _may_be_closed(schema: Schema) -> bool:
 def _closed(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
-    copy = dict(node)
     properties = node.get("properties")
-    if isinstance(properties, dict) and not _OPEN & node.keys() and set(_required(node)) <= properties.keys():
-        copy["additionalProperties"] = False
     is_joined = isinstance(properties, dict) and bool(_OPEN & node.keys())
-    for key in _MAPS:
-        if isinstance(node.get(key), dict):
-            copy[key] = {name: _closed(sub) for name, sub in node[key].items()}
-    for key in ("prefixItems", *(() if is_joined else ("anyOf", "oneOf"))):
-        if isinstance(node.get(key), list):
-            copy[key] = [_closed(sub) for sub in node[key]]
-    for key in ("items", "additionalProperties"):
-        if key in node:
-            copy[key] = _closed(node[key])
+    lists = ("prefixItems",) if is_joined else ("prefixItems", "anyOf", "oneOf")
+    copy = _rebuilt(node, _closed, lists, ("items", "additionalProperties"))
+    if isinstance(properties, dict) and not is_joined and set(_required(node)) <= properties.keys():
+        copy["additionalProperties"] = False
     return copy
 
 
