@@ -15,6 +15,7 @@ import orjson
 
 from uma_gateway.apis.base import Access, Family, Route
 from uma_gateway.apis.openai.request import read_tools
+from uma_gateway.chat.diff import Message, ToolCall
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.embedding import ask, prompt_tokens, unpacked
 from uma_gateway.embedding import options_of as vector_options
@@ -34,7 +35,7 @@ from uma_gateway.fields import (
 )
 from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay
 from uma_gateway.model import Model
-from uma_gateway.parsing import Message, Parser, Plain, ToolCall, whole
+from uma_gateway.parsing import Parser, Plain, whole
 from uma_gateway.prompting import Chat, Prompt, render
 
 VERSION = "0.12.0"  # of the API that is spoken: Copilot asks for at least 0.6.4
@@ -120,16 +121,6 @@ def tool_object(call: ToolCall) -> dict[str, Any]:
     except ValueError:  # the answer was cut off in the middle: its text is all there is
         arguments = {"": call.arguments}
     return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
-
-
-def is_whole(call: ToolCall) -> bool:
-    """Whether nothing can follow its arguments."""
-    if not call.arguments.endswith("}"):
-        return False
-    try:
-        return isinstance(orjson.loads(call.arguments), dict)
-    except ValueError:
-        return False
 
 
 def durations(eos: Event) -> dict[str, int]:
@@ -289,7 +280,7 @@ async def _stream(exchange: Exchange, generation: Generation, answer: Answer, pa
             lines.append(ndjson(answer.line(piece, held)))
             held.clear()
         ready = calls.tool_calls[n_told:]
-        if ready and not is_last and not is_whole(ready[-1]):
+        if ready and not is_last and not ready[-1].is_complete:
             ready.pop()
         if ready:
             lines.append(ndjson(answer.line(Message(tool_calls=ready))))

@@ -4,18 +4,18 @@
 llama.cpp's own chat code, in one shared object (native/chat).
 """
 
-from uma_gateway.chat.diff import Diff
+from uma_gateway.chat.diff import Diff, Message, ToolCall
 from uma_gateway.chat.errors import ChatCode, ChatError
-from uma_gateway.chat.parser import Answer, Parser, ToolCall
+from uma_gateway.chat.parser import Parser
 from uma_gateway.chat.templates import AnswerFormat, Applied, Templates, Thinking
 
 __all__ = [
-    "Answer",
     "AnswerFormat",
     "Applied",
     "ChatCode",
     "ChatError",
     "Diff",
+    "Message",
     "Parser",
     "Templates",
     "Thinking",

@@ -1,7 +1,9 @@
-"""What a parser tells of an answer, piece by piece."""
+"""What a parser tells of an answer, piece by piece, and what the pieces add up to."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -14,3 +16,41 @@ class Diff(NamedTuple):
     tool_id: str = ""
     tool_name: str = ""
     tool_arguments: str = ""
+
+
+@dataclass
+class ToolCall:
+    id: str
+    name: str
+    arguments: str = ""
+    index: int = 0  # in its message
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its arguments are whole: the answer may have ended in their midst, or be there still."""
+        if not self.arguments.rstrip().endswith("}"):  # asked at every piece, and most are not
+            return False
+        try:
+            return isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            return False
+
+
+@dataclass
+class Message:
+    """An answer so far: diffs added up."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, diff: Diff) -> None:
+        self.content += diff.content
+        self.reasoning += diff.reasoning
+        if diff.tool >= 0:
+            while len(self.tool_calls) <= diff.tool:
+                self.tool_calls.append(ToolCall("", "", index=len(self.tool_calls)))
+            call = self.tool_calls[diff.tool]
+            call.id = diff.tool_id or call.id
+            call.name = diff.tool_name or call.name
+            call.arguments += diff.tool_arguments

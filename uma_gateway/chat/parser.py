@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from uma_gateway.chat.diff import Diff
+from uma_gateway.chat.diff import Diff, Message, ToolCall
 from uma_gateway.chat.library import Handle, LibraryError, call, encode, load, passer
 from uma_gateway.chat.templates import Applied
 
 STREAM, FINAL, PARSE = range(3)  # how the library is fed
 IN_CONTENT, IN_REASONING, IN_ARGUMENTS = 1, 2, 3  # where uma_chat_parser_pass says that text goes
 N_STEPS = 64  # in which the end of what parses is looked for: 10 ms for 10 KB
-
-
-@dataclass
-class ToolCall:
-    id: str
-    name: str
-    arguments: str = ""
-
-    @property
-    def is_complete(self) -> bool:
-        """False where the answer ended in the middle of the arguments, or the model wrote no JSON."""
-        try:
-            return isinstance(json.loads(self.arguments), dict)
-        except (ValueError, RecursionError):
-            return False
-
-
-@dataclass
-class Answer:
-    """All that the differences so far add up to."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
 
 
 def new_call_id() -> str:
@@ -80,10 +54,10 @@ class Parser:
         self.n_parsed = 0  # bytes that the library has parsed, those that it parsed again included
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> Message:
         """What the differences so far add up to."""
-        calls = [ToolCall(id, name, "".join(arguments)) for id, name, arguments in self._calls]
-        return Answer("".join(self._told["content"]), "".join(self._told["reasoning"]), calls)
+        calls = [ToolCall(id, name, "".join(pieces), i) for i, (id, name, pieces) in enumerate(self._calls)]
+        return Message("".join(self._told["content"]), "".join(self._told["reasoning"]), calls)
 
     def feed(self, text: str, is_final: bool = False) -> list[Diff]:
         """Add text; return what is new, often nothing.

@@ -19,7 +19,7 @@ from tests.gateway.chat.conftest import (
     templates,
     written,
 )
-from uma_gateway.chat import Answer, Applied, Parser
+from uma_gateway.chat import Applied, Message, Parser
 
 TEXTS = (
     "Hello < world <",
@@ -107,11 +107,11 @@ def read(applied: Applied, text: str, step: int = 0, new_id: Any = None) -> Pars
     return made
 
 
-def calls_of(answer: Answer) -> list[tuple[str, dict[str, Any]]]:
+def calls_of(answer: Message) -> list[tuple[str, dict[str, Any]]]:
     return [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
 
 
-def without_ids(answer: Answer) -> tuple[Any, ...]:
+def without_ids(answer: Message) -> tuple[Any, ...]:
     """An id that stands behind the arguments comes too late for a stream, which has told one by then."""
     return answer.content.strip(), answer.reasoning.strip(), calls_of(answer)
 
@@ -179,7 +179,7 @@ def test_no_text_is_ever_lost(name: str, text: str) -> None:
 @pytest.mark.parametrize("step", [0, 1, 7])
 def test_a_call_of_an_unknown_tool_comes_back_as_text(step: int) -> None:
     text = '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'
-    assert read(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), text, step).answer == Answer(content=text)
+    assert read(apply("Qwen-Qwen2.5-7B-Instruct", "tools"), text, step).answer == Message(content=text)
 
 
 @pytest.mark.parametrize("step", [0, 1, 7])
@@ -209,7 +209,7 @@ def test_unclosed_thinking_is_reasoning() -> None:
 
 def test_reasoning_can_stay_in_the_text() -> None:
     applied = templates("Qwen-Qwen3-0.6B").apply(MESSAGES, reasoning_format="none")
-    assert read(applied, "<think>\nHm.\n</think>\n\nYes.").answer == Answer(content="<think>\nHm.\n</think>\n\nYes.")
+    assert read(applied, "<think>\nHm.\n</think>\n\nYes.").answer == Message(content="<think>\nHm.\n</think>\n\nYes.")
 
 
 @pytest.mark.parametrize("depth", [900, 4_000, 200_000])
@@ -226,7 +226,7 @@ def test_deep_output_ends_nothing_and_is_not_lost(depth: int, step: int) -> None
 
 
 def test_deep_output_ends_no_thread_with_a_small_stack() -> None:
-    answers: list[Answer] = []
+    answers: list[Message] = []
 
     def work() -> None:
         for depth in (10, 100, 900):
@@ -317,7 +317,7 @@ def test_random_pieces_tell_at_each_point_what_a_parse_of_the_whole_tells(name: 
         assert made.answer.content.strip() == whole.content.strip() and shown(made.answer)[1:] == shown(whole)[1:]
 
 
-def shown(answer: Answer) -> tuple[Any, ...]:
+def shown(answer: Message) -> tuple[Any, ...]:
     return answer.content, answer.reasoning, [(call.name, call.arguments.rstrip()) for call in answer.tool_calls]
 
 
@@ -349,7 +349,7 @@ def test_what_follows_the_end_of_the_form_streams_as_content() -> None:
     for _ in range(3):
         assert "".join(diff.content for diff in made.feed("word ")) == "word "
     made.feed("", is_final=True)
-    assert made.answer == Answer(content='<tool_call>\n{"name": "fly", word word word ')
+    assert made.answer == Message(content='<tool_call>\n{"name": "fly", word word word ')
 
 
 def test_streamed_calls_tell_name_and_id_once_and_arguments_in_pieces() -> None:
@@ -390,6 +390,6 @@ def test_threads_read_answers_of_one_template() -> None:
 
 def test_a_request_without_tools_reads_no_calls() -> None:
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-    assert read(templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, **REQUESTS["plain"]), text, 3).answer == Answer(
+    assert read(templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, **REQUESTS["plain"]), text, 3).answer == Message(
         content=text
     )

@@ -10,13 +10,13 @@ import orjson
 from uma_gateway import sse
 from uma_gateway.apis.anthropic.request import check_answer, read_request
 from uma_gateway.asking import count_tokens, plan_chat
-from uma_gateway.chat.diff import Diff
+from uma_gateway.chat.diff import Diff, Message, ToolCall
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import most_tokens, stop_texts, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
-from uma_gateway.parsing import Message, Parser, ToolCall, whole
+from uma_gateway.parsing import Parser, whole
 
 Block = dict[str, Any]
 UNCOUNTED: Event = {"prompt_tokens": 0, "cached_tokens": 0}  # a prompt of a daemon that does not tell how it reads it

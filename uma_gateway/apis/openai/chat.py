@@ -10,13 +10,13 @@ from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import Shape, read_chat, response_format
 from uma_gateway.asking import Ask, count_tokens, plan_chat
-from uma_gateway.chat.diff import Diff
+from uma_gateway.chat.diff import Diff, Message
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import most_tokens
 from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
-from uma_gateway.parsing import Message, Parser
+from uma_gateway.parsing import Parser
 from uma_gateway.prompting import Prompt
 from uma_gateway.sse import DONE
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from uma_gateway.chat.diff import Diff
+from uma_gateway.chat.diff import Diff, Message
 from uma_gateway.daemon import Event
-from uma_gateway.parsing import Message, Parser
+from uma_gateway.parsing import Parser
 
 
 class Held:
