@@ -110,8 +110,10 @@ class App:
         await self._router(scope, receive, send)
 
     async def _failed(self, exchange: Exchange, error: Exception) -> None:
-        if isinstance(error, HTTPException):  # starlette's: no such method here
-            error = _translated(error, self._methods_at(exchange.path))
+        if isinstance(error, HTTPException):  # starlette's one: no such method here
+            methods = self._methods_at(exchange.path)
+            error = GatewayError(Kind.METHOD, "this method is not answered here", code="bad_method")
+            error.headers.append((b"allow", ", ".join(methods).encode()))
         if not isinstance(error, GatewayError):
             log.exception("request %s", exchange.request_id, exc_info=error)
             error = GatewayError(Kind.SERVER, "an unexpected error of the gateway", code="internal")
@@ -199,12 +201,3 @@ def family_of(path: str) -> Family:
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     raise GatewayError(Kind.NOT_FOUND, f"there is nothing at {scope['path'][:200]}", code="not_found")
-
-
-def _translated(error: HTTPException, methods: list[str]) -> GatewayError:
-    kind = {404: Kind.NOT_FOUND, 405: Kind.METHOD}.get(error.status_code, Kind.INVALID)
-    if kind is not Kind.METHOD:
-        return GatewayError(kind, str(error.detail), code="bad_method")
-    made = GatewayError(kind, "this method is not answered here", code="bad_method")
-    made.headers.append((b"allow", ", ".join(methods).encode()))
-    return made
