@@ -373,33 +373,19 @@ class Daemon:
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:
         """End a request of any connection; `found` tells whether it was there. Raises: GatewayError."""
-        link = await self._open_control()
         async with self._cancelling:  # its reply has the id of the request, not of the call
-            future = self._calls[request_id] = asyncio.get_running_loop().create_future()
-            try:
-                link.send({"type": "cancel", "id": request_id, **({} if conn is None else {"conn": conn})})
-                event: Event = await within(CALL_S, future)
-            except asyncio.TimeoutError:
-                raise no_daemon("the daemon does not answer") from None
-            finally:
-                self._calls.pop(request_id, None)
-        if event.get("event") == "error":
-            raise from_daemon(event)
-        return event
+            return await self._asked(request_id, "cancel", CALL_S, {"conn": conn})
 
     async def _call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+        return await self._asked(f"{self._name}-{next(self._numbers)}", operation, timeout_s, fields)
+
+    async def _asked(self, call_id: str, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         link = await self._open_control()
-        call_id = f"{self._name}-{next(self._numbers)}"
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
+        given = {name: value for name, value in fields.items() if value is not None}
         try:
-            link.send(
-                {
-                    "type": operation,
-                    "id": call_id,
-                    **{name: value for name, value in fields.items() if value is not None},
-                }
-            )
+            link.send({"type": operation, "id": call_id, **given})
             event = await within(timeout_s, future)
         except asyncio.TimeoutError:
             raise no_daemon("the daemon does not answer") from None
