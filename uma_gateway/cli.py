@@ -134,12 +134,17 @@ def down(address: str) -> None:
 def _cluster() -> Any:
     """Raises: CONFIG_INVALID without the extra."""
     importlib.import_module("uma_gateway.cluster.token").use(os.environ, Path.home())
+    return _of_extra("cluster", "uma_gateway.cluster.command")
+
+
+def _of_extra(extra: str, module: str) -> Any:
+    """A module whose libraries are an extra: what checks a configuration does not need them. Raises: CONFIG_INVALID."""
     try:
-        return importlib.import_module("uma_gateway.cluster.command")
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("uma_"):
             raise
-        message = f"{error.name} is not installed: install UMA Serve with the extra [cluster]"
+        message = f"{error.name} is not installed: install UMA Serve with the extra [{extra}]"
         raise UmaError(ErrorCode.CONFIG_INVALID, message) from None
 
 
@@ -150,15 +155,7 @@ def _run(config: Config, warnings: tuple[str, ...], keys: object) -> int:
     try:
         for warning in warnings:
             logging.getLogger(__name__).warning(warning)
-        # imported here: the server's libraries are an extra, and checking a configuration does not need them
-        try:
-            server = importlib.import_module("uma_gateway.server")
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("uma_"):
-                raise
-            message = f"{error.name} is not installed: install UMA Serve with the extra [http]"
-            raise UmaError(ErrorCode.CONFIG_INVALID, message) from None
-        return int(server.serve(config, keys))
+        return int(_of_extra("http", "uma_gateway.server").serve(config, keys))
     finally:
         output.close()
 

@@ -375,6 +375,3 @@ def run(server: Server, handshake_s: float) -> None:
             loop.run_until_complete(loop.shutdown_default_executor())
         asyncio.set_event_loop(None)
         loop.close()
-
-
-assert httptools  # the parser that the protocol above is built on; uvicorn would fall back to another one without it
