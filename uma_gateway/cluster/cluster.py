@@ -18,6 +18,7 @@ from typing import Any
 
 from uma_gateway.cluster.router import Ask, Choice, Knobs, Refusal, Router
 from uma_gateway.cluster.transport import Event, Transport, Unit, UnitLost
+from uma_gateway.daemon import no_daemon
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.within import within
 
@@ -207,9 +208,7 @@ class Cluster:
                 await within(max(0.0, deadline - time.monotonic()), self._load(model))
                 await within(min(UNITS_S, max(0.0, deadline - time.monotonic())), self._has_changed.wait())
             if time.monotonic() >= deadline and not self.of_model(model):
-                raise GatewayError(
-                    Kind.UNAVAILABLE, f"no daemon of {model} answers", code="daemon_unavailable", retry_after_ms=1000
-                )
+                raise no_daemon(f"no daemon of {model} answers")
         return units
 
     async def heard(self, timeout_s: float) -> list[Unit]:
@@ -234,14 +233,13 @@ class Cluster:
 
     # requests
 
-    async def submit(self, ask: Ask, on_wait: Callable[[], None] = lambda: None) -> Choice:
+    async def submit(self, ask: Ask) -> Choice:
         """Wait for a daemon. `ended` must follow. Raises: GatewayError where there is none for it, or not in time."""
         self.start()
         outcome = self.router.offer(ask, time.monotonic_ns())
         if outcome is None:
             future: asyncio.Future[Choice] = asyncio.get_running_loop().create_future()
             self._waiting[ask.id] = future
-            on_wait()
             try:
                 outcome = await future
             except asyncio.CancelledError:
@@ -264,14 +262,14 @@ class Cluster:
                 "the time for this request passed before a daemon had room for it",
                 code="timeout",
             )
-        kind = Kind.RATE_LIMIT if refusal.reason == "overloaded" else Kind.UNAVAILABLE
-        message = (
-            "all daemons are busy, and as many requests wait as may"
-            if refusal.reason == "overloaded"
-            else "no daemon has this model"
-        )
-        code = refusal.reason if refusal.reason == "overloaded" else "daemon_unavailable"
-        return GatewayError(kind, message, code=code, retry_after_ms=refusal.retry_after_ms)
+        if refusal.reason == "overloaded":
+            return GatewayError(
+                Kind.RATE_LIMIT,
+                "all daemons are busy, and as many requests wait as may",
+                code="overloaded",
+                retry_after_ms=refusal.retry_after_ms,
+            )
+        return no_daemon("no daemon has this model")
 
     def _let_go(self) -> None:
         for ask, outcome in self.router.ready(time.monotonic_ns()):
