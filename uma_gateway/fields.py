@@ -16,7 +16,10 @@ from uma_gateway.model import Model
 
 UNLIMITED = -1
 MOST_LOGPROBS = 20  # alternatives that the daemon tells beside a token
+MOST_PROMPTS = 128  # of one request
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # of integers that JSON's other readers and writers take
+
+Prompt = str | list[int | str]  # a text or token ids; ids with texts between them are llama-server's
 
 
 class Param(NamedTuple):
@@ -206,7 +209,27 @@ def need(model: Model, field: str, param: str) -> None:
         raise unsupported(f"`{param}` is not supported by this daemon", param)
 
 
-def plain_prompt(value: Any) -> Any:
+def read_prompts(body: Mapping[str, Any]) -> list[Prompt]:
+    """One prompt or several. Raises: GatewayError."""
+    value: Any = body.get("prompt")
+    if isinstance(value, str | dict) or (_is_mixed(value) and not all(isinstance(item, str) for item in value)):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise invalid("`prompt` is required: a string, token ids, or an array of either", "prompt")
+    prompts = [_plain_prompt(item) for item in value]
+    if not all(isinstance(item, str) or _is_mixed(item) for item in prompts):
+        raise invalid("`prompt` must hold strings, or arrays of token ids", "prompt")
+    if len(prompts) > MOST_PROMPTS:
+        raise invalid(f"`prompt` may hold {MOST_PROMPTS} prompts", "prompt")
+    return prompts
+
+
+def _is_mixed(value: Any) -> bool:
+    """Whether these are token ids, with texts between them or without."""
+    return isinstance(value, list) and bool(value) and all(type(item) in (int, str) for item in value)
+
+
+def _plain_prompt(value: Any) -> Any:
     """The text of a prompt that is written as an object, as llama-server's clients do; others as they are.
 
     Raises: GatewayError.
@@ -220,13 +243,14 @@ def plain_prompt(value: Any) -> Any:
     return value["prompt_string"]
 
 
-def text_prompt(model: Model, text: str) -> dict[str, Any]:
+def prompt_field(model: Model, prompt: Prompt) -> dict[str, Any]:
     """The field of a prompt without chat. An empty one is continued from the token that begins a text.
 
     Raises: GatewayError where the model has none.
     """
-    if text:
-        return {"prompt": text}
+    if prompt:
+        is_tokens = all(type(item) is int for item in prompt)
+        return {"tokens" if is_tokens else "prompt": prompt}
     start = model.special_id("bos", "eos")
     if start is None:
         raise invalid("`prompt` must not be empty: the model has no token that begins a text", "prompt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from uma_gateway import sse
@@ -18,22 +18,22 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
     MOST_LOGPROBS,
     PARAMS,
+    Prompt,
     array,
     boolean,
     constraint_field,
     integer,
     most_tokens,
     need,
-    plain_prompt,
+    prompt_field,
+    read_prompts,
     sampling_fields,
     table,
     text,
-    text_prompt,
 )
 from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
-MOST_PROMPTS = 128
 RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
 SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
     "temperature", "top_k", "top_p", "min_p", "typical_p", "min_keep", "top_n_sigma", "xtc_probability",
@@ -47,12 +47,7 @@ async def on_completion(exchange: Exchange) -> None:
     `index`.
     """
     body = await exchange.json()
-    given = body.get("prompt")
-    several = given if isinstance(given, list) and all(isinstance(item, str | list | dict) for item in given) else []
-    if len(several) > MOST_PROMPTS:
-        raise invalid(f"`prompt` holds {len(several)} prompts, {MOST_PROMPTS} at most", "prompt")
-    prompts = [_prompt(item) for item in several] or [_prompt(given)]
-    await exchange.while_connected(_answer(exchange, body, prompts))
+    await exchange.while_connected(_answer(exchange, body, read_prompts(body)))
 
 
 async def on_infill(exchange: Exchange) -> None:
@@ -76,18 +71,6 @@ def _is_file(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise invalid("`input_extra` must hold objects with a `text`", "input_extra")
     return True
-
-
-def _prompt(value: Any) -> dict[str, Any]:
-    """Raises: GatewayError."""
-    value = plain_prompt(value)
-    if isinstance(value, str):
-        return {"prompt": value}
-    if isinstance(value, list) and value and all(type(item) is int for item in value):
-        return {"tokens": value}
-    if isinstance(value, list) and value and all(type(item) in (int, str) for item in value):
-        return {"prompt": value}
-    raise invalid("`prompt` is required: a string, token ids, or an array of both", "prompt")
 
 
 class _Limits(NamedTuple):
@@ -146,18 +129,18 @@ class Lines:
         return ended({**eos, "reason": "length"} if self.is_over else eos)
 
 
-def _plan(exchange: Exchange, body: dict[str, Any], prompt: dict[str, Any], model: Model) -> Plan:
-    """The plan's context is its limits."""
+def _plan(exchange: Exchange, body: dict[str, Any], prompt: Prompt | dict[str, Any], model: Model) -> Plan:
+    """`prompt`: one, or the field of an infill. The plan's context is its limits."""
     answers, limits, is_stream = exchange.gateway.config.answers, _Limits.of(body), boolean(body, "stream")
     fields = {
         **sampling_fields(body, model, answers),
         **priority_fields(exchange, body),
-        **(text_prompt(model, prompt["prompt"]) if isinstance(prompt.get("prompt"), str) else prompt),
+        **(prompt if isinstance(prompt, dict) else prompt_field(model, prompt)),
         "max_tokens": most_tokens(body, ("n_predict", "max_tokens"), model, answers, 0),
         "stream": is_stream or limits.are_any,
         "model": model.fingerprint,
     }
-    if "infill" in prompt:
+    if "infill" in fields:
         need(model, "infill", "input_prefix")
         if not model.has_infill:
             raise unsupported("the model has no tokens for filling in", "input_prefix")
@@ -186,7 +169,7 @@ def _answers_wanted(body: dict[str, Any], limits: _Limits) -> int:
     return n
 
 
-async def _answer(exchange: Exchange, body: dict[str, Any], prompts: list[dict[str, Any]]) -> None:
+async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Prompt | dict[str, Any]]) -> None:
     is_stream = boolean(body, "stream")
     wanted = [name for name in array(body, "response_fields") if isinstance(name, str)]
 

@@ -21,24 +21,22 @@ from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
     MOST_LOGPROBS,
+    Prompt,
     boolean,
     constraint_field,
     integer,
     most_tokens,
     need,
-    plain_prompt,
+    prompt_field,
+    read_prompts,
     sampling_fields,
     table,
     text,
-    text_prompt,
 )
 from uma_gateway.generate import Plan, answers_of, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.model import Model
 
-MOST_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
-
-Prompt = str | list[int | str]  # a list of both is llama-server's
 
 
 @dataclass
@@ -71,8 +69,8 @@ def _read(body: dict[str, Any]) -> Ask:
         raise invalid(f"`best_of` goes from `n` to {MOST_ANSWERS}", "best_of")
     if is_stream and best_of > n:
         raise invalid("`best_of` chooses among whole answers: it cannot be streamed", "best_of")
-    prompts, has_echo = _prompts(body.get("prompt")), boolean(body, "echo")
-    if has_echo and any(not isinstance(prompt, str) and not _is_tokens(prompt) for prompt in prompts):
+    prompts, has_echo = read_prompts(body), boolean(body, "echo")
+    if has_echo and any(isinstance(prompt, list) and any(type(item) is str for item in prompt) for prompt in prompts):
         raise invalid("`echo` needs prompts that are texts, or token ids alone", "echo")
     return Ask(
         prompts=prompts,
@@ -85,29 +83,6 @@ def _read(body: dict[str, Any]) -> Ask:
         has_echo=has_echo,
         suffix=text(body, "suffix") or "",
     )
-
-
-def _prompts(value: Any) -> list[Prompt]:
-    """One prompt or several, each a text or token ids. Raises: GatewayError."""
-    if isinstance(value, str | dict) or (_is_mixed(value) and not all(isinstance(item, str) for item in value)):
-        value = [value]
-    if not isinstance(value, list) or not value:
-        raise invalid("`prompt` is required: a string, token ids, or an array of either", "prompt")
-    prompts = [plain_prompt(item) for item in value]
-    if not all(isinstance(item, str) or _is_mixed(item) for item in prompts):
-        raise invalid("`prompt` must hold strings, or arrays of token ids", "prompt")
-    if len(prompts) > MOST_PROMPTS:
-        raise invalid(f"`prompt` may hold {MOST_PROMPTS} prompts", "prompt")
-    return prompts
-
-
-def _is_mixed(value: Any) -> bool:
-    """Whether these are token ids, with texts between them or without."""
-    return isinstance(value, list) and bool(value) and all(type(item) in (int, str) for item in value)
-
-
-def _is_tokens(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
 def _logprobs_wanted(body: dict[str, Any]) -> int | None:
@@ -137,10 +112,6 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
             generation.close()
 
 
-def _ids(prompt: list[int | str]) -> dict[str, Any]:
-    return {"tokens" if _is_tokens(prompt) else "prompt": prompt}
-
-
 def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prompt: Prompt) -> Plan:
     answers = exchange.gateway.config.answers
     form = wanted_form(body)
@@ -148,7 +119,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
     fields = {
         **sampling_fields(body, model, answers),
         **priority_fields(exchange, body),
-        **(text_prompt(model, prompt) if isinstance(prompt, str) else _ids(prompt)),
+        **prompt_field(model, prompt),
         "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers, 0)
         if has_limit
         else DEFAULT_MAX_TOKENS,
