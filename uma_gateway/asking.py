@@ -9,7 +9,7 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.fields import need, sampling_fields, text
 from uma_gateway.generate import Plan, priority_fields
 from uma_gateway.model import Model
-from uma_gateway.prompting import Chat, render
+from uma_gateway.prompting import Chat, Prompt, render
 
 
 @dataclass
@@ -40,7 +40,13 @@ async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, 
     Raises: GatewayError.
     """
     text(body, "model")  # nothing else reads it before the answer begins: what is wrong is refused before anybody waits
-    prompt = await render(model, ask.chat)
+    return plan_prompt(exchange, model, ask, await render(model, ask.chat), body, max_tokens)
+
+
+def plan_prompt(
+    exchange: Exchange, model: Model, ask: Ask, prompt: Prompt, body: dict[str, Any], max_tokens: int
+) -> Plan:
+    """The same for a prompt that is there. Raises: GatewayError."""
     fields = {
         **sampling_fields(body, model, exchange.gateway.config.answers),
         **prompt.fields,

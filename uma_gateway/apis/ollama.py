@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 
 from uma_gateway.apis.base import Access, Family, Route
 from uma_gateway.apis.openai.request import read_tools
+from uma_gateway.asking import Ask, plan_prompt
 from uma_gateway.chat.diff import Message, ToolCall
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.embedding import ask, prompt_tokens, unpacked
@@ -28,12 +29,10 @@ from uma_gateway.fields import (
     constraint_field,
     integer,
     most_tokens,
-    need,
-    sampling_fields,
     table,
     text,
 )
-from uma_gateway.generate import Plan, begin, ended, final, note_end, priority_fields, relay
+from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser, Plain, whole
 from uma_gateway.prompting import Chat, Prompt, render
@@ -152,7 +151,7 @@ async def on_chat(exchange: Exchange) -> None:
     async def prompt_for(model: Model) -> Prompt:
         return await render(model, chat)
 
-    await exchange.while_connected(_answer(exchange, body, prompt_for, chat_part))
+    await exchange.while_connected(_answer(exchange, body, chat, prompt_for, chat_part))
 
 
 async def on_generate(exchange: Exchange) -> None:
@@ -181,7 +180,7 @@ async def on_generate(exchange: Exchange) -> None:
             return Prompt({"prompt": prompt, **constraint_field(model, chat.json_schema, "", "format")}, [], Plain)
         return await render(model, chat)
 
-    await exchange.while_connected(_answer(exchange, body, prompt_for, generate_part))
+    await exchange.while_connected(_answer(exchange, body, chat, prompt_for, generate_part))
 
 
 async def _loaded(exchange: Exchange, body: dict[str, Any], part: Callable[[Message], dict[str, Any]]) -> None:
@@ -223,31 +222,22 @@ def _with_options(body: dict[str, Any], chat: Chat) -> Chat:
 
 
 async def _answer(
-    exchange: Exchange, body: dict[str, Any], prompt_for: Any, part: Callable[[Message], dict[str, Any]]
+    exchange: Exchange,
+    body: dict[str, Any],
+    chat: Chat,
+    prompt_for: Callable[[Model], Awaitable[Prompt]],
+    part: Callable[[Message], dict[str, Any]],
 ) -> None:
-    is_stream, n_logprobs = boolean(body, "stream", True), _logprobs_wanted(body)
+    request = Ask(chat, is_stream=boolean(body, "stream", True), n_logprobs=_logprobs_wanted(body))
 
     async def plan_for(model: Model) -> Plan:
-        prompt: Prompt = await prompt_for(model)
-        options, answers = options_of(body), exchange.gateway.config.answers
-        fields = {
-            **sampling_fields(options, model, answers),
-            **prompt.fields,
-            **priority_fields(exchange, body),
-            "max_tokens": most_tokens(options, ("num_predict",), model, answers),
-            "stream": is_stream,
-            "model": model.fingerprint,
-        }
-        if n_logprobs is not None:
-            need(model, "logprobs", "logprobs")
-            fields["logprobs"] = n_logprobs
-        if prompt.stops:
-            fields["stop"] = [*fields.get("stop", ()), *prompt.stops]
-        return Plan(model, fields, prompt)
+        prompt, options = await prompt_for(model), options_of(body)
+        max_tokens = most_tokens(options, ("num_predict",), model, exchange.gateway.config.answers)
+        return plan_prompt(exchange, model, request, prompt, options, max_tokens)
 
     async with begin(exchange, plan_for) as (plan, generation):
         answer, parser = Answer(_named(body, plan.model), part), plan.context.parser()
-        if is_stream:
+        if request.is_stream:
             await _stream(exchange, generation, answer, parser)
         else:
             eos = await final(generation)
@@ -297,11 +287,12 @@ def ndjson(value: dict[str, Any]) -> bytes:
 
 
 def options_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Sampling options under the names that other APIs share, with the LoRA adapters that the request names. A limit of
-    -2 fills the context; so does none.
+    """Sampling options under the names that other APIs share, with what the request says beside them of LoRA adapters
+    and its priority. A limit of -2 fills the context; so does none.
     """
     options = {name: value for name, value in table(body, "options").items() if name not in LOADING}
-    options |= {"model": (text(body, "model") or "").removesuffix(LATEST), "lora": body.get("lora")}
+    options |= {name: body.get(name) for name in ("lora", "priority", "service_tier")}
+    options["model"] = (text(body, "model") or "").removesuffix(LATEST)
     if integer(options, "num_predict") in (-2, 0):
         options["num_predict"] = None
     return options
