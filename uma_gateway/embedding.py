@@ -46,8 +46,10 @@ def unpacked(data: str) -> list[float]:
     return list(struct.unpack(f"<{len(raw) // 4}f", raw))
 
 
-def prompt_tokens(reply: Event) -> int:
-    return int(reply["usage"]["prompt_tokens"])
+def usage(reply: Event) -> dict[str, int]:
+    """Token counts in OpenAI's form."""
+    n = int(reply["usage"]["prompt_tokens"])
+    return {"prompt_tokens": n, "total_tokens": n}
 
 
 def documents_of(body: dict[str, Any], name: str) -> list[str]:

@@ -121,8 +121,7 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
         value = None if given is None else _typed(param, given)
         if value is not None and _matters(param, value, body):
             wire = param.wire or param.name
-            if not model.can(wire):
-                raise unsupported(f"`{param.name}` is not supported by this daemon", param.name)
+            need(model, wire, param.name)
             fields[wire] = [*fields[wire], *value] if isinstance(value, list) and wire in fields else value
     seed = integer(body, "seed")
     if seed is not None and seed != UNLIMITED:
@@ -308,6 +307,11 @@ def text(body: Mapping[str, Any], name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise invalid(f"`{name}` must be a string", name)
     return value
+
+
+def model_name(body: Mapping[str, Any], model: Model) -> str:
+    """The name that the request has for the model."""
+    return text(body, "model") or model.name
 
 
 def table(body: Mapping[str, Any], name: str) -> dict[str, Any]:

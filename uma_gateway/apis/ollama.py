@@ -18,7 +18,7 @@ from uma_gateway.apis.openai.request import read_tools
 from uma_gateway.asking import Ask, plan_prompt
 from uma_gateway.chat.diff import Message, ToolCall
 from uma_gateway.daemon import Event, Generation
-from uma_gateway.embedding import ask, prompt_tokens, unpacked
+from uma_gateway.embedding import ask, unpacked
 from uma_gateway.embedding import options_of as vector_options
 from uma_gateway.errors import GatewayError, invalid, unsupported
 from uma_gateway.exchange import Exchange
@@ -28,6 +28,7 @@ from uma_gateway.fields import (
     boolean,
     constraint_field,
     integer,
+    model_name,
     most_tokens,
     table,
     text,
@@ -187,13 +188,8 @@ async def _loaded(exchange: Exchange, body: dict[str, Any], part: Callable[[Mess
     """The model stays as it is: clients only wait for the word."""
     keep_alive = body.get("keep_alive")
     is_unload = keep_alive is not None and bool(NO_TIME.fullmatch(str(keep_alive)))
-    answer = Answer(_named(body, await exchange.gateway.model()), part)
+    answer = Answer(model_name(body, await exchange.gateway.model()), part)
     await exchange.send_json(answer.without_text("unload" if is_unload else "load"))
-
-
-def _named(body: dict[str, Any], model: Model) -> str:
-    """The name that the request has for the model."""
-    return text(body, "model") or model.name
 
 
 def _logprobs_wanted(body: dict[str, Any]) -> int | None:
@@ -236,7 +232,7 @@ async def _answer(
         return plan_prompt(exchange, model, request, prompt, options, max_tokens)
 
     async with begin(exchange, plan_for) as (plan, generation):
-        answer, parser = Answer(_named(body, plan.model), part), plan.context.parser()
+        answer, parser = Answer(model_name(body, plan.model), part), plan.context.parser()
         if request.is_stream:
             await _stream(exchange, generation, answer, parser)
         else:
@@ -355,7 +351,7 @@ async def on_embed(exchange: Exchange) -> None:
     body = await exchange.json()
     inputs = body.get("input")
     if inputs is None or inputs == "" or inputs == []:
-        await exchange.send_json({"model": _named(body, await exchange.gateway.model()), "embeddings": []})
+        await exchange.send_json({"model": model_name(body, await exchange.gateway.model()), "embeddings": []})
         return
     listed = [inputs] if isinstance(inputs, str) else inputs
     if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in listed):
@@ -380,9 +376,9 @@ async def _embed(exchange: Exchange, body: dict[str, Any], inputs: list[str]) ->
     durations = {
         "total_duration": round(reply["timing"]["total_ms"] * MS),
         "load_duration": 0,
-        "prompt_eval_count": prompt_tokens(reply),
+        "prompt_eval_count": reply["usage"]["prompt_tokens"],
     }
-    await exchange.send_json({"model": _named(body, model), "embeddings": vectors, **durations})
+    await exchange.send_json({"model": model_name(body, model), "embeddings": vectors, **durations})
 
 
 async def _embed_one(exchange: Exchange, body: dict[str, Any], prompt: str) -> None:

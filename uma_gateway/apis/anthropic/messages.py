@@ -13,7 +13,7 @@ from uma_gateway.asking import count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff, Message, ToolCall
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import most_tokens, stop_texts, text
+from uma_gateway.fields import model_name, most_tokens, stop_texts
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser, whole
@@ -37,7 +37,7 @@ async def on_messages(exchange: Exchange) -> None:
             return plan
 
         async with begin(exchange, plan_for) as (plan, generation):
-            shape = Shape(text(body, "model") or plan.model.name, stops)
+            shape = Shape(model_name(body, plan.model), stops)
             parser = plan.context.parser()
             if ask.is_stream:
                 await _stream(exchange, generation, shape, parser)

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_gateway.embedding import ask, documents_of, options_of, prompt_tokens, unpacked
+from uma_gateway.embedding import ask, documents_of, options_of, unpacked, usage
 from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import boolean, integer, text
+from uma_gateway.fields import boolean, integer, model_name, text
 
 
 async def on_embedding(exchange: Exchange) -> None:
@@ -61,10 +61,8 @@ async def _scores(exchange: Exchange, body: dict[str, Any], query: str, document
         {**result, **({"document": {"text": documents[result["index"]]}} if has_documents else {})}
         for result in reply["results"]
     ]
-    n = prompt_tokens(reply)
-    usage = {"prompt_tokens": n, "total_tokens": n}
     await exchange.send_json(
-        {"model": text(body, "model") or model.name, "object": "list", "usage": usage, "results": results}
+        {"model": model_name(body, model), "object": "list", "usage": usage(reply), "results": results}
     )
 
 

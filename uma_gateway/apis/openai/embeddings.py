@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_gateway.embedding import ask, options_of, prompt_tokens, unpacked
+from uma_gateway.embedding import ask, options_of, unpacked, usage
 from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import text
+from uma_gateway.fields import model_name, text
 
 FORMATS = ("float", "base64")
 
@@ -27,8 +27,4 @@ async def _answer(exchange: Exchange, body: dict[str, Any], form: str) -> None:
     reply = await ask(exchange, "embed", body, {"input": body["input"], **options_of(body)})
     read = unpacked if form == "float" else str
     data = [{"object": "embedding", "index": i, "embedding": read(item)} for i, item in enumerate(reply["embeddings"])]
-    n = prompt_tokens(reply)
-    usage = {"prompt_tokens": n, "total_tokens": n}
-    await exchange.send_json(
-        {"object": "list", "data": data, "model": text(body, "model") or model.name, "usage": usage}
-    )
+    await exchange.send_json({"object": "list", "data": data, "model": model_name(body, model), "usage": usage(reply)})

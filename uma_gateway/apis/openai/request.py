@@ -11,7 +11,7 @@ from uma_gateway.apis.openai.guided import read_guided
 from uma_gateway.asking import Ask
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import MOST_LOGPROBS, array, boolean, integer, table, text
+from uma_gateway.fields import MOST_LOGPROBS, array, boolean, integer, model_name, table, text
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat
 from uma_gateway.turns import plain_content
@@ -31,7 +31,7 @@ class Shape:
 
     @classmethod
     def of(cls, exchange: Exchange, model: Model, prefix: str, body: dict[str, Any]) -> Shape:
-        named = text(body, "model") or model.name
+        named = model_name(body, model)
         tier = {"service_tier": str(body["service_tier"])} if body.get("service_tier") not in (None, "auto") else {}
         return cls(prefix + secrets.token_urlsafe(18), int(time.time()), named, model.system_fingerprint, tier)
 
@@ -197,17 +197,21 @@ def read_thinking(body: dict[str, Any], chat: Chat) -> None:
     if wish is not None and not isinstance(wish, bool):
         raise invalid("`chat_template_kwargs.enable_thinking` must be true or false", "chat_template_kwargs")
     chat.enable_thinking = wish is not False
-    effort = text(body, "reasoning_effort")
-    if effort == "none":
-        chat.enable_thinking = False
-    elif effort:
-        chat.template_kwargs.setdefault("reasoning_effort", effort)
+    read_effort(text(body, "reasoning_effort"), chat)
     for name in ("reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget"):
         budget = integer(body, name)
         if budget is not None and budget >= 0:
             chat.reasoning_budget = budget
             break
     chat.reasoning_message = text(body, "reasoning_budget_message") or ""
+
+
+def read_effort(effort: str | None, chat: Chat) -> None:
+    """How long the model is to think: templates that know the word tell it."""
+    if effort == "none":
+        chat.enable_thinking = False
+    elif effort:
+        chat.template_kwargs.setdefault("reasoning_effort", effort)
 
 
 def read_verbosity(body: dict[str, Any], chat: Chat) -> None:

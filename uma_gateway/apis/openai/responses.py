@@ -11,14 +11,14 @@ from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
 from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item, Names
-from uma_gateway.apis.openai.request import answer_form, read_tools, read_verbosity
+from uma_gateway.apis.openai.request import answer_form, read_effort, read_tools, read_verbosity
 from uma_gateway.apis.openai.store import Store, Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import MOST_LOGPROBS, array, boolean, integer, most_tokens, table, text
+from uma_gateway.fields import MOST_LOGPROBS, array, boolean, integer, model_name, most_tokens, table, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, Prompt
@@ -162,7 +162,7 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
         boolean(body, "parallel_tool_calls") if body.get("parallel_tool_calls") is not None else None,
     )
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
-    _read_effort(table(body, "reasoning"), chat)
+    read_effort(text(table(body, "reasoning"), "effort"), chat)
     read_verbosity(table(body, "text"), chat)
     ask = Ask(chat, is_stream=boolean(body, "stream"), n_logprobs=_logprobs_wanted(body))
     truncation = text(body, "truncation") or "disabled"
@@ -180,14 +180,6 @@ def _choice(choice: Any) -> Any:
     if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools"):
         raise unsupported("`tool_choice` names a tool that is no function", "tool_choice")
     return choice
-
-
-def _read_effort(reasoning: dict[str, Any], chat: Chat) -> None:
-    effort = text(reasoning, "effort")
-    if effort == "none":
-        chat.enable_thinking = False
-    elif effort:
-        chat.template_kwargs["reasoning_effort"] = effort
 
 
 def _logprobs_wanted(body: dict[str, Any]) -> int | None:
@@ -260,7 +252,7 @@ def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]
         "background": False,
         "error": None,
         "incomplete_details": None,
-        "model": text(body, "model") or model.name,
+        "model": model_name(body, model),
         "output": [],
         "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
         "reasoning": {"effort": table(body, "reasoning").get("effort"), "summary": None},
