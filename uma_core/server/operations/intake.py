@@ -71,10 +71,6 @@ class Job:
     def key(self) -> tuple[int, str]:
         return self.conn_id, self.request.id
 
-    @property
-    def turn(self) -> float:
-        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
-
 
 @dataclass(slots=True, eq=False)
 class Task:
@@ -88,10 +84,6 @@ class Task:
     is_large: bool = False
     is_dropped: bool = False
 
-    @property
-    def turn(self) -> float:
-        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
-
 
 @dataclass(slots=True, eq=False)
 class Encoding:
@@ -104,10 +96,6 @@ class Encoding:
     answer: EncodedAnswer
     is_large: bool = True  # no short prompt waits for it
     is_dropped: bool = False
-
-    @property
-    def turn(self) -> float:
-        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
 
 
 @dataclass(slots=True, eq=False)
@@ -124,10 +112,6 @@ class Decoding:
     @property
     def n_bytes(self) -> int:
         return len(self.payload)
-
-    @property
-    def turn(self) -> float:
-        return self.t_received_ns + self.n_bytes * (1e9 / AGING_BYTES_PER_S)
 
 
 Outcome = TypeVar("Outcome")
@@ -210,7 +194,8 @@ class Intake:
             else:
                 self._tasks.add(job)
             queue = self._long if job.is_large or job.n_bytes > SHORT_BYTES else self._short
-            heapq.heappush(queue, (job.turn, next(self._order), job))
+            turn = job.t_received_ns + job.n_bytes * (1e9 / AGING_BYTES_PER_S)
+            heapq.heappush(queue, (turn, next(self._order), job))
             self._condition.notify_all()
             is_late = self._is_stopping
         if is_late:
