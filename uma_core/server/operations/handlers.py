@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from uma_core.config.options import Config, ns
+from uma_core.config.options import Config
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.messages import OPS, Message
 from uma_core.protocol.ops import PROTOCOL_VERSION, Op
@@ -22,7 +22,7 @@ from uma_core.server.operations import texts
 from uma_core.server.operations.intake import Job, Task
 from uma_core.server.operations.large import Reader
 from uma_core.server.operations.sizes import input_bytes, text_bytes
-from uma_core.types import Peer, Request
+from uma_core.types import Request
 
 
 class Context(Protocol):
@@ -51,40 +51,33 @@ class Context(Protocol):
 
 
 def on_generate(ctx: Context, client: Client, message: Message) -> None:
-    closed = ctx.services.gate()
-    if closed is not None:
-        raise closed
     assert message.request is not None
-    config = ctx.services.config()
-    if message.request.account:
-        check_trusted(client, config, "account")
-    n_bytes = message.source.n_bytes if message.source is not None else input_bytes(message.args)
-    check_prompt(n_bytes, bool(message.request.account), config)
-    request = configured(message.request, client.peer, config)
-    n_bytes += text_bytes(request.constraint.value) if request.constraint is not None else 0  # it is read too
-    ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes, message.source))
+    _begin(ctx, client, message, message.request, bool(message.request.account))
 
 
 def on_embed(ctx: Context, client: Client, message: Message) -> None:
     """Embed and rerank: like a generate request without an answer, but for the size of the reply, which is known
     beforehand.
     """
+    assert message.request is not None and message.request.embed is not None
+    config = ctx.services.config()
+    ipc, is_gateway = config.ipc, is_trusted(client.peer, os.getuid(), config.access)
+    reply_bytes = max(ipc.tx_hard_bytes, ipc.trusted_frame_bytes) if is_gateway else ipc.tx_hard_bytes
+    embed = replace(message.request.embed, reply_bytes=reply_bytes)
+    _begin(ctx, client, message, replace(message.request, embed=embed), is_gateway)
+
+
+def _begin(ctx: Context, client: Client, message: Message, request: Request, may_be_long: bool) -> None:
     closed = ctx.services.gate()
     if closed is not None:
         raise closed
-    assert message.request is not None and message.request.embed is not None
     config = ctx.services.config()
-    is_gateway = is_trusted(client.peer, os.getuid(), config.access)
-    if message.request.account:
+    if request.account:
         check_trusted(client, config, "account")
     n_bytes = message.source.n_bytes if message.source is not None else input_bytes(message.args)
-    check_prompt(n_bytes, is_gateway, config)
-    ipc = config.ipc
-    embed = replace(
-        message.request.embed,
-        reply_bytes=max(ipc.tx_hard_bytes, ipc.trusted_frame_bytes) if is_gateway else ipc.tx_hard_bytes,
-    )
-    request = configured(replace(message.request, embed=embed), client.peer, config)
+    check_prompt(n_bytes, may_be_long, config)
+    n_bytes += text_bytes(request.constraint.value) if request.constraint is not None else 0  # it is read too
+    request = replace(request, priority=priority_for(client.peer, request.priority, config.access))
     ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes, message.source))
 
 
@@ -106,16 +99,6 @@ def check_trusted(client: Client, config: Config, what: str) -> None:
     if not is_trusted(client.peer, os.getuid(), config.access):
         message = f"`{what}` is for gateways: the daemon's owner, root and `access.trusted_uids`"
         raise UmaError(ErrorCode.ADMIN_ONLY, message, field=what)
-
-
-def configured(request: Request, peer: Peer, config: Config) -> Request:
-    """Fill in what the request leaves to the configuration, and lower its priority to the user's ceiling."""
-    return replace(
-        request,
-        priority=priority_for(peer, request.priority, config.access),
-        timeout_ns=request.timeout_ns or ns(config.limits.request_timeout_ms),
-        overflow=request.overflow or config.limits.overflow,
-    )
 
 
 def on_cancel(ctx: Context, client: Client, message: Message) -> None:
