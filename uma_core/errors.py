@@ -301,3 +301,8 @@ class UmaError(Exception):
 
     def to_dict(self) -> dict[str, Any]:
         return {"code": self.error.code, "name": self.error.spec.name, "message": self.message, "detail": self.detail}
+
+
+def unexpected(error: BaseException) -> UmaError:
+    """An exception that nobody foresaw, told as one with a code."""
+    return UmaError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")

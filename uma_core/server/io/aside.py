@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from uma_core import threads
-from uma_core.errors import ErrorCode, UmaError
+from uma_core.errors import UmaError, unexpected
 from uma_core.server.io.loop import Loop
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def run_aside(loop: Loop, name: str, work: Callable[[], T], done: Callable[[T | 
             outcome = error
         except Exception as error:
             log.exception("%s failed", name)
-            outcome = UmaError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+            outcome = unexpected(error)
         loop.call_soon(lambda: done(outcome))
 
     thread = threading.Thread(target=run, name=name, daemon=True)

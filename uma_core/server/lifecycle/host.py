@@ -24,7 +24,7 @@ from uma_core.engine.api import Engine, MemoryUse
 from uma_core.engine.draft import estimate_with_draft, for_drafts, is_eagle, open_draft, open_heads
 from uma_core.engine.select.open import open_engine
 from uma_core.engine.select.trial import Trial
-from uma_core.errors import ErrorCode, UmaError
+from uma_core.errors import ErrorCode, UmaError, unexpected
 from uma_core.executor import view
 from uma_core.executor.admission import AdmissionControl, Limits
 from uma_core.executor.calibration import calibrate, warm_up
@@ -147,7 +147,7 @@ class Host:
     def unload(self, done: Done) -> None:
         """Close all engines. No session may be left; `done` is called on the I/O thread when the memory is free."""
         self.engine = self.view = None
-        self._compute.submit(Call(self._compute.dismiss, _log_failure))
+        self._compute.submit(Call(self._compute.dismiss, log_failure("dismissing the engines")))
         self._start(self._wait_closed, lambda _: done(None), done)
 
     def give_up(self) -> None:
@@ -298,7 +298,7 @@ class Host:
         if failure is not None:
             for engine in _engines(executor):
                 engine.close()
-            done(UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}"))
+            done(unexpected(failure))
             return
         self.engine, self.is_demo = executor.engine, is_demo
         for note in executor.engine.info.notes:
@@ -351,10 +351,7 @@ class Host:
                 executor.set_speculation(speculation)
 
         def reply(result: object, failure: BaseException | None) -> None:
-            error = (
-                UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}") if failure is not None else None
-            )
-            self._tell(lambda: done(error))
+            self._tell(lambda: done(unexpected(failure) if failure is not None else None))
 
         self._compute.submit(Call(change, reply))
 
@@ -366,7 +363,7 @@ class Host:
             for executor in self._compute.executors:
                 executor.record(recorder)
 
-        self._compute.submit(Call(record, _log_failure))
+        self._compute.submit(Call(record, log_failure("recording the ticks")))
 
     def forget(self, recorder: Sink, done: Callable[[], None]) -> None:
         """Tell it of no more; `done` is called on the I/O thread when that is so."""
@@ -395,7 +392,7 @@ class Host:
                 answer(failure)
             else:
                 log.error("operation failed", exc_info=failure)
-                answer(UmaError(ErrorCode.INTERNAL, f"{type(failure).__name__}: {failure}"))
+                answer(unexpected(failure))
 
         self._compute.submit(Call(run, reply))
 
@@ -438,6 +435,11 @@ def _load_failure(error: Exception) -> UmaError:
     return UmaError(ErrorCode.MODEL_LOAD_FAILED, text)
 
 
-def _log_failure(result: object, failure: BaseException | None) -> None:
-    if failure is not None:
-        log.error("dismissing the engines failed", exc_info=failure)
+def log_failure(what: str) -> Callable[[object, BaseException | None], None]:
+    """For a Call on whose result nobody waits."""
+
+    def reply(result: object, failure: BaseException | None) -> None:
+        if failure is not None:
+            log.error("%s failed", what, exc_info=failure)
+
+    return reply

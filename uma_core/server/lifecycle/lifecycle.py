@@ -16,7 +16,7 @@ from uma_core.config.options import Config, ns
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.thread import ComputeThread
 from uma_core.server.io.loop import Loop, Timer
-from uma_core.server.lifecycle.host import Host
+from uma_core.server.lifecycle.host import Host, log_failure
 from uma_core.session.events import Call
 from uma_core.types import FinishReason
 
@@ -212,7 +212,7 @@ class Lifecycle:
         if not drain.t_cut_ns:
             drain.t_cut_ns = now
             log.warning("drain deadline passed: %d requests end now", self.n_remaining())
-            self._compute.submit(Call(self._cut, _log_failure))
+            self._compute.submit(Call(self._cut, log_failure("ending the remaining requests")))
         elif now - drain.t_cut_ns > CUT_GRACE_NS and not drain.is_aborted:
             drain.is_aborted = True
             for executor in self._compute.executors:
@@ -284,8 +284,3 @@ class Lifecycle:
         self._abandon_swap(UmaError(ErrorCode.SHUTTING_DOWN))
         self._become(STOPPING)
         self.on_exit()
-
-
-def _log_failure(result: object, failure: BaseException | None) -> None:
-    if failure is not None:
-        log.error("ending the remaining requests failed", exc_info=failure)
