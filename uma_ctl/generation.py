@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uma_ctl.client import Client, Event
+from uma_ctl.constraint import take_constraint
 from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, ServerError
 from uma_ctl.interrupt import cancel_on_sigint
 from uma_ctl.options import THOUGHT
@@ -50,7 +51,10 @@ class Answer:
 
 
 def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn command-line options into request fields; what was not given is left to the daemon's defaults."""
+    """Turn command-line options into request fields; what was not given is left to the daemon's defaults.
+
+    Raises: UsageError.
+    """
     request = {wire: options[name] for name, wire in FIELDS.items() if options.get(name) is not None}
     if options.get("stop"):
         request["stop"] = list(options["stop"])
@@ -65,6 +69,9 @@ def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
             request["reasoning"]["budget_tokens"] = options["reasoning_budget"]
     if options.get("timeout"):
         request["timeout_ms"] = options["timeout"] * 1000
+    constraint = take_constraint(options)
+    if constraint is not None:
+        request["constraint"] = constraint
     request["stream"] = not options.get("no_stream", False)
     return request
 

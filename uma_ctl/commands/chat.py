@@ -10,7 +10,7 @@ import click
 
 from uma_ctl import generation, output, render
 from uma_ctl.commands.generate import note_tokens
-from uma_ctl.constraint import constraint_options, take_constraint
+from uma_ctl.constraint import constraint_options
 from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, CtlError, ServerError
 from uma_ctl.generation import Answer
 from uma_ctl.options import Target, generation_options, with_target
@@ -32,9 +32,6 @@ def command(target: Target, system: str | None, **options: Any) -> int:
     request = generation.build_request(
         {"priority": "interactive", **{k: v for k, v in options.items() if v is not None}}
     )
-    constraint = take_constraint(options)
-    if constraint is not None:
-        request["constraint"] = constraint
     return Chat(target, request, system).run()
 
 

@@ -9,7 +9,7 @@ import click
 
 from uma_ctl import generation, output, render
 from uma_ctl.client import Event
-from uma_ctl.constraint import constraint_options, take_constraint
+from uma_ctl.constraint import constraint_options
 from uma_ctl.generation import Answer
 from uma_ctl.options import Target, generation_options, prompt_options, read_prompt, with_target
 
@@ -33,9 +33,6 @@ def command(target: Target, text: str | None, prompt: str | None, **options: Any
 def generate(target: Target, prompt: str | None, options: Mapping[str, Any]) -> int:
     """Run one request and return the exit status."""
     request = {"prompt": read_prompt(prompt), **generation.build_request(options)}
-    constraint = take_constraint(options)
-    if constraint is not None:
-        request["constraint"] = constraint
     sink = output.TextSink()
     with target.connect() as client:
         if target.as_json:
