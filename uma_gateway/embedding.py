@@ -10,7 +10,7 @@ from typing import Any
 from uma_gateway.daemon import Event
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import boolean, integer
+from uma_gateway.fields import flag, integer
 from uma_gateway.generate import note_end, priority_fields
 
 EUCLIDEAN, PLAIN = 2, -1  # of llama-server's `embd_normalize`
@@ -30,8 +30,9 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
     dimensions = integer(body, "dimensions")
     if dimensions is not None:
         options["dimensions"] = dimensions
-    if body.get("truncate") is not None:
-        options["truncate"] = boolean(body, "truncate")
+    truncate = flag(body, "truncate")
+    if truncate is not None:
+        options["truncate"] = truncate
     norm = integer(body, "embd_normalize")
     if norm not in (None, EUCLIDEAN, PLAIN):
         raise unsupported("`embd_normalize` can be 2 (Euclidean) or -1 (none)", "embd_normalize")

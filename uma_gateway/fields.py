@@ -294,10 +294,14 @@ def integer(body: Mapping[str, Any], name: str, least: int = _LEAST, most: int =
 
 
 def boolean(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = flag(body, name)
+    return default if value is None else value
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool | None:
+    """True or false; None where it is absent."""
     value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
+    if value is not None and not isinstance(value, bool):
         raise invalid(f"`{name}` must be true or false", name)
     return value
 

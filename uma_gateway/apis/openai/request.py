@@ -11,7 +11,7 @@ from uma_gateway.apis.openai.guided import read_guided
 from uma_gateway.asking import Ask
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import MOST_LOGPROBS, array, boolean, integer, model_name, table, text
+from uma_gateway.fields import MOST_LOGPROBS, array, boolean, flag, integer, model_name, table, text
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat
 from uma_gateway.turns import plain_content
@@ -52,7 +52,7 @@ def read_chat(body: dict[str, Any]) -> Ask:
         messages,
         tools,
         choice,
-        boolean(body, "parallel_tool_calls") if body.get("parallel_tool_calls") is not None else None,
+        flag(body, "parallel_tool_calls"),
         add_generation_prompt=boolean(body, "add_generation_prompt", True),
         continue_final_message=_continued(body),
         reasoning_format=text(body, "reasoning_format") or "auto",

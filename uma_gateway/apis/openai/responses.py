@@ -18,7 +18,7 @@ from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import MOST_LOGPROBS, array, boolean, integer, model_name, most_tokens, table, text
+from uma_gateway.fields import MOST_LOGPROBS, array, boolean, flag, integer, model_name, most_tokens, table, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, Prompt
@@ -155,12 +155,7 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
     tools, choice = read_tools(items.read_tools(array(body, "tools")), _choice(body.get("tool_choice")))
-    chat = Chat(
-        messages,
-        tools,
-        choice,
-        boolean(body, "parallel_tool_calls") if body.get("parallel_tool_calls") is not None else None,
-    )
+    chat = Chat(messages, tools, choice, flag(body, "parallel_tool_calls"))
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
     read_effort(text(table(body, "reasoning"), "effort"), chat)
     read_verbosity(table(body, "text"), chat)
