@@ -7,6 +7,8 @@ prompt or an answer is in what feeds the dashboard.
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -105,40 +107,41 @@ async def on_status(exchange: Exchange) -> None:
 
 
 async def on_events(exchange: Exchange) -> None:
-    """The overview, again and again, as server-sent events until the client goes or the gateway stops.
-
-    A daemon that is away is told, not an end.
-    """
-    if exchange.method == "HEAD":
-        await exchange.start_sse()
-        await exchange.finish()
-        return
+    """The overview as server-sent events. A daemon that is away is told, not an end."""
     await exchange.while_connected(_events(exchange))
 
 
 async def _events(exchange: Exchange) -> None:
-    await exchange.start_sse()
     cache: dict[str, Any] | None = None
     asking: asyncio.Task[dict[str, Any] | None] | None = None
+    counter = itertools.count()
+
+    async def look() -> dict[str, Any]:
+        nonlocal cache, asking
+        if next(counter) % CACHE_EVERY == 0 and asking is None:
+            asking = asyncio.ensure_future(cache_stats(exchange))
+            await asyncio.wait((asking,), timeout=EVERY_S)
+        if asking is not None and asking.done():
+            cache, asking = asking.result() or cache, None
+        try:
+            return {**await overview(exchange), "cache": cache}
+        except GatewayError as error:
+            return {"state": "unreachable", "reason": error.message}
+
     try:
-        n = 0
-        while not exchange.gateway.stopping.is_set():
-            if n % CACHE_EVERY == 0 and asking is None:
-                asking = asyncio.ensure_future(cache_stats(exchange))
-                await asyncio.wait((asking,), timeout=EVERY_S)
-            if asking is not None and asking.done():
-                cache, asking = asking.result() or cache, None
-            try:
-                value = {**await overview(exchange), "cache": cache}
-            except GatewayError as error:
-                value = {"state": "unreachable", "reason": error.message}
-            await exchange.write(sse.data(value))
-            await exchange.gateway.sleep(EVERY_S)
-            n += 1
-        await exchange.finish()
+        await send_events(exchange, look)
     finally:
         if asking is not None:
             asking.cancel()
+
+
+async def send_events(exchange: Exchange, look: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    """What `look` gives, again and again, as server-sent events until the client goes or the gateway stops."""
+    await exchange.start_sse()
+    while exchange.method != "HEAD" and not exchange.gateway.stopping.is_set():
+        await exchange.write(sse.data(await look()))
+        await exchange.gateway.sleep(EVERY_S)
+    await exchange.finish()
 
 
 async def on_cancel(exchange: Exchange) -> None:

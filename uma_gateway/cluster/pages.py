@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_gateway import sse
 from uma_gateway.apis.base import Access, Family, Route
-from uma_gateway.apis.pages import EVERY_S, error_object, send_file
+from uma_gateway.apis.pages import error_object, send_events, send_file
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterGateway
 from uma_gateway.cluster.transport import UnitLost
@@ -47,15 +46,10 @@ async def on_cluster(exchange: Exchange) -> None:
 
 
 async def on_events(exchange: Exchange) -> None:
-    await exchange.while_connected(_events(exchange))
+    async def look() -> dict[str, Any]:
+        return overview(cluster_of(exchange))
 
-
-async def _events(exchange: Exchange) -> None:
-    await exchange.start_sse()
-    while not exchange.gateway.stopping.is_set():
-        await exchange.write(sse.data(overview(cluster_of(exchange))))
-        await exchange.gateway.sleep(EVERY_S)
-    await exchange.finish()
+    await exchange.while_connected(send_events(exchange, look))
 
 
 async def on_drain(exchange: Exchange) -> None:
