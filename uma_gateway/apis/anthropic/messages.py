@@ -138,6 +138,10 @@ def _event_bytes(exchange: Exchange, writer: StreamWriter, parser: Parser, event
     return writer.start(event["usage"]) + writer.diffs(parser.feed("", True)) + writer.end(event)
 
 
+def _event(name: str, **fields: Any) -> bytes:
+    return sse.event(name, {"type": name, **fields})
+
+
 class StreamWriter:
     """The events of one message: blocks begin and end as the parts of the answer follow each other."""
 
@@ -157,7 +161,7 @@ class StreamWriter:
         self._has_begun = True
         stop = {"stop_reason": None, "stop_sequence": None}
         told = {**usage(counts), "output_tokens": 0}
-        return sse.event("message_start", {"type": "message_start", "message": self._shape.message([], stop, told)})
+        return _event("message_start", message=self._shape.message([], stop, told))
 
     def diffs(self, diffs: list[Diff]) -> bytes:
         return b"".join(part for diff in diffs for part in self._diff(diff))
@@ -197,11 +201,7 @@ class StreamWriter:
             return []
         out = self._leave()
         self._open = part
-        out.append(
-            sse.event(
-                "content_block_start", {"type": "content_block_start", "index": self._n_blocks, "content_block": block}
-            )
-        )
+        out.append(_event("content_block_start", index=self._n_blocks, content_block=block))
         return out
 
     def _leave(self) -> list[bytes]:
@@ -211,12 +211,10 @@ class StreamWriter:
         out = [self._delta({"type": "signature_delta", "signature": ""})] if self._open == "thinking" else []
         self._open = ""
         self._n_blocks += 1
-        return [*out, sse.event("content_block_stop", {"type": "content_block_stop", "index": self._n_blocks - 1})]
+        return [*out, _event("content_block_stop", index=self._n_blocks - 1)]
 
     def _delta(self, delta: Block) -> bytes:
-        return sse.event(
-            "content_block_delta", {"type": "content_block_delta", "index": self._n_blocks, "delta": delta}
-        )
+        return _event("content_block_delta", index=self._n_blocks, delta=delta)
 
     def end(self, eos: Event) -> bytes:
         out: list[bytes] = []
@@ -226,6 +224,6 @@ class StreamWriter:
         out += self._leave()
         stop = self._shape.stop(eos, self._has_calls)
         counts = usage(eos["usage"])
-        out.append(sse.event("message_delta", {"type": "message_delta", "delta": stop, "usage": counts}))
-        out.append(sse.event("message_stop", {"type": "message_stop"}))
+        out.append(_event("message_delta", delta=stop, usage=counts))
+        out.append(_event("message_stop"))
         return b"".join(out)

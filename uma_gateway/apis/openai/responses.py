@@ -322,6 +322,7 @@ class _Open:
         self.kind = kind  # "reasoning", "message", "call", "custom"
         self.id = item_id
         self.number = number  # output_index
+        self.place = {"item_id": item_id, "output_index": number}
         self.call = call
         self.name = names.told(call.tool_name) if call is not None else {}
         self.parts: list[str] = []
@@ -421,37 +422,33 @@ class _Stream:
             shown["content"] = []
         out = [self._event("response.output_item.added", output_index=opened.number, item=shown)]
         if kind == "message":
-            out.append(self._event("response.content_part.added", **self._place(), part=items.text_part("")))
+            part = items.text_part("")
+            out.append(self._event("response.content_part.added", **opened.place, content_index=0, part=part))
         return out
-
-    def _place(self) -> dict[str, Any]:
-        assert self._open is not None
-        return {"item_id": self._open.id, "output_index": self._open.number, "content_index": 0}
 
     def _add(self, name: str, text: str, **more: Any) -> list[bytes]:
         assert self._open is not None
         self._open.parts.append(text)
         self._open.logprobs += more.get("logprobs", ())
-        return [self._event(name, item_id=self._open.id, output_index=self._open.number, delta=text, **more)]
+        return [self._event(name, **self._open.place, delta=text, **more)]
 
     def _close(self, status: str) -> list[bytes]:
         opened, out = self._open, []
         if opened is None:
             return []
-        place, item = self._place(), opened.item(status)
+        place, item = opened.place, opened.item(status)
+        content: dict[str, Any] = {**place, "content_index": 0}
         if opened.kind == "message":
-            out.append(self._event("response.output_text.done", **place, text=opened.text, logprobs=opened.logprobs))
-            out.append(self._event("response.content_part.done", **place, part=item["content"][0]))
+            out.append(self._event("response.output_text.done", **content, text=opened.text, logprobs=opened.logprobs))
+            out.append(self._event("response.content_part.done", **content, part=item["content"][0]))
         elif opened.kind == "reasoning":
-            out.append(self._event("response.reasoning_text.done", **place, text=opened.text))
+            out.append(self._event("response.reasoning_text.done", **content, text=opened.text))
         elif opened.kind == "custom":
-            where = {"item_id": opened.id, "output_index": opened.number}
-            out.append(self._event("response.custom_tool_call_input.delta", **where, delta=item["input"]))
-            out.append(self._event("response.custom_tool_call_input.done", **where, input=item["input"]))
+            out.append(self._event("response.custom_tool_call_input.delta", **place, delta=item["input"]))
+            out.append(self._event("response.custom_tool_call_input.done", **place, input=item["input"]))
         else:
-            where = {"item_id": opened.id, "output_index": opened.number}
             out.append(
-                self._event("response.function_call_arguments.done", **where, name=item["name"], arguments=opened.text)
+                self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=opened.text)
             )
         out.append(self._event("response.output_item.done", output_index=opened.number, item=item))
         self._output.append(item)
