@@ -273,7 +273,7 @@ class _Request:
         elif self._schema is not None:
             answer, constraint = self._json_only(rendered)
         else:
-            answer, constraint = self._templates.parse_only(self._plain(), rendered), None
+            answer, constraint = self._templates.parse_only(self._base, rendered), None
         return self._applied(rendered, answer, constraint)
 
     def _rendered(self) -> dict[str, Any]:
@@ -348,14 +348,11 @@ class _Request:
 
     def _analysed(self, side: Templates, what: dict[str, Any]) -> dict[str, Any]:
         base = (
-            self._plain()
+            self._base
             if side is self._templates
             else {**self._base, "messages": _PROBE_MESSAGES, "continue_final_message": False}
         )
         return side.parse_only({**base, **what})
-
-    def _plain(self) -> dict[str, Any]:
-        return dict(self._base)
 
     def _fitted(self, answer: dict[str, Any], rendered: dict[str, Any]) -> dict[str, Any]:
         """The generic form's generation prompt, with the thinking open where the model's own template opens it."""
