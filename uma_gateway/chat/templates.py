@@ -158,8 +158,8 @@ class Templates:
         "content" says with what.
         Raises: ChatError.
         """
-        choice = _read_choice(tool_choice, tools)
         used = [_read_tool(tool) for tool in tools or ()]
+        choice = _read_choice(tool_choice, used)
         schema = _read_schema(json_schema)
         if grammar and (schema is not None or (used and choice.mode != "none")):
             raise ChatError(ChatCode.BAD_REQUEST, "a grammar cannot be used beside tools or a JSON schema")
@@ -395,33 +395,20 @@ def _thinking(rendered: dict[str, Any]) -> Thinking | None:
     return Thinking(start, ends[0], opened >= 0 and ends[0] not in rendered["generation_prompt"][opened:])
 
 
-def _read_choice(given: str | Mapping[str, Any] | None, tools: Sequence[Tool] | None) -> _Choice:
+def _read_choice(given: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> _Choice:
+    """`given` in OpenAI's form, which the APIs make of theirs. Raises: ChatError."""
     if given is None or given == "auto" or not tools:
         return _Choice("auto" if tools else "none")
-    if given in ("none", "required", "any"):
+    if given in ("none", "required"):
         return _Choice("none" if given == "none" else "required")
-    names: list[Any] = []
-    mode = "required"
-    if isinstance(given, Mapping) and given.get("type") == "function":
-        function = given.get("function")
-        names = [function.get("name") if isinstance(function, Mapping) else given.get("name")]
-    elif isinstance(given, Mapping) and given.get("type") == "allowed_tools":
-        allowed = given.get("allowed_tools", given)
-        mode = allowed.get("mode", "auto")
-        names = [
-            (tool.get("function") or tool).get("name") for tool in allowed.get("tools", ()) if isinstance(tool, Mapping)
-        ]
-    known = {
-        tool["function"].get("name")
-        for tool in tools
-        if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)
-    }
-    if not names or mode not in ("auto", "required"):
-        raise ChatError(ChatCode.BAD_REQUEST, f"tool_choice: {str(given)[:100]} is not known")
-    for name in names:
-        if name not in known:
-            raise ChatError(ChatCode.BAD_REQUEST, f"tool_choice: no tool has the name {name}")
-    return _Choice("auto" if mode == "auto" else "required", frozenset(names))
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    allowed: Mapping[str, Any] = {"mode": "required", "tools": [given] if kind == "function" else []}
+    if isinstance(given, Mapping) and kind == "allowed_tools":
+        allowed = given["allowed_tools"]
+    names = frozenset(tool.get("function", {}).get("name") for tool in allowed["tools"])
+    if not names or not names <= {tool["function"]["name"] for tool in tools}:
+        raise ChatError(ChatCode.BAD_REQUEST, f"tool_choice: {str(given)[:100]} names no tool that there is")
+    return _Choice("auto" if allowed["mode"] == "auto" else "required", names)
 
 
 def _read_tool(tool: Any) -> Tool:
