@@ -34,7 +34,10 @@ class Schemas:
         self.one_call = one_call  # the answer calls one tool at most
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self._json_schema, self._is_strict = json_schema, is_strict
-        self._key = json.dumps([self.tools, json_schema, is_strict, one_call])
+
+    @functools.cached_property
+    def _key(self) -> str:
+        return json.dumps([self.tools, self._json_schema, self._is_strict, self.one_call])
 
     def __hash__(self) -> int:
         return hash(self._key)
