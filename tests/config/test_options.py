@@ -134,6 +134,6 @@ def test_caps_name_options():
 def test_the_largest_frame_cap_still_tells_text_from_headers():
     largest = BY_KEY["ipc.max_frame_bytes"].extra["max"]
     for text in (b"\t\t\t\t", b"Hell", "ü\n\r".encode(), b'{"id'):
-        assert detect_mode(text, largest) is Mode.LINES
+        assert detect_mode(text) is Mode.LINES and int.from_bytes(text, "little") > largest
     with pytest.raises(BadValue, match="1024 to 134217728"):
         check(BY_KEY["ipc.max_frame_bytes"], largest + 1)

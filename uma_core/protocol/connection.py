@@ -122,7 +122,7 @@ class Connection:
             self._lines.feed(data)
         else:
             self._head += data
-            self._decide(detect_mode(self._head, self.limits.frame_cap_bytes))
+            self._decide(detect_mode(self._head))
 
     def receive_eof(self) -> None:
         """The peer will send nothing more; it may still read."""

@@ -10,9 +10,8 @@ import struct
 from uma_core.errors import ErrorCode, UmaError
 
 HEADER = struct.Struct("<I")
-# Any four bytes of text read as a length give at least 0x09000000 (a tab in the top byte),
-# so with caps below that a valid header is never text.
-FRAME_CAP_LIMIT = 128 << 20
+TEXT_LEAST = 0x09000000  # any four bytes of text read as a length give at least this: a tab in the top byte
+FRAME_CAP_LIMIT = 128 << 20  # below that: a valid header is never text
 
 
 def encode_frame(payload: bytes) -> bytes:

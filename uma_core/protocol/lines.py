@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.protocol.framing import HEADER
+from uma_core.protocol.framing import HEADER, TEXT_LEAST
 
 COMMANDS: dict[str, tuple[str, dict[str, str]]] = {  # line -> operation, and its fields that are not default
     "/metrics": ("metrics", {}),
@@ -25,17 +25,18 @@ class Mode(Enum):
     LINES = "lines"
 
 
-def detect_mode(head: bytes | bytearray, cap_bytes: int) -> Mode:
+def detect_mode(head: bytes | bytearray) -> Mode:
     """Tell frames from text by the first bytes of a connection.
 
-    A NUL is never text, so a header above the cap that has one is a frame that is too large.
+    No cap decides this: a length that no text has is a frame's, and is refused as one where it is too large.
+    A NUL is never text either.
     Up to three bytes can be a short line ("Hi\\n") as well as a part of a header: then only silence
     or the end of the stream decides, which the caller sees.
     """
     if len(head) < HEADER.size:
         return Mode.UNDECIDED
     (length,) = HEADER.unpack_from(head)
-    return Mode.LINES if length > cap_bytes and b"\0" not in head[: HEADER.size] else Mode.FRAMES
+    return Mode.LINES if length >= TEXT_LEAST and b"\0" not in head[: HEADER.size] else Mode.FRAMES
 
 
 class LineReader:
