@@ -198,6 +198,11 @@ def test_bad_input_is_told_by_a_code(bert: DaemonProcess, fields: Event, name: s
     assert bert.ask("embed", input="the shell")["event"] == "reply"
 
 
+def test_the_log_names_the_operation_that_was_refused(bert: DaemonProcess) -> None:
+    assert bert.ask("rerank", query="a", documents=["b"])["name"] == "unsupported"
+    bert.logs("rerank refused: E_MODEL_006 unsupported")
+
+
 @pytest.mark.parametrize(
     "fields",
     [

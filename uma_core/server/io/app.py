@@ -355,8 +355,11 @@ class IoApp:
             client.send(wire.Progress(event.request_id, event.n_prompt, event.n_cached, event.n_read, read_ms))
 
     def _on_refused(self, client: Client, event: Refused) -> None:
-        if self.ledger.end((event.conn_id, event.request_id)):
-            journal.refused(client, "generate", event.request_id, event.error)
+        key = event.conn_id, event.request_id
+        job = self.ledger.work(key)
+        if self.ledger.end(key):
+            embed = job.request.embed if job else None
+            journal.refused(client, embed.op if embed else "generate", event.request_id, event.error)
             client.send(wire.Error(event.request_id, event.error))
             client.pump()
 
