@@ -158,7 +158,8 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
     if not config.is_local and not has_keys and not serve.insecure:
         yield (
             "serve.host",
-            f"{serve.host} can be reached by others: give keys (--api-key-file), or --insecure to serve everybody",
+            f"{serve.host} can be reached by others: give keys (UMA_GATEWAY_API_KEY_FILE, access.api_key_file), or "
+            "UMA_GATEWAY_INSECURE=true to serve everybody",
         )
     for origin in access.cors_origins:
         if origin == "*" or "://" not in origin or origin.endswith("/"):
