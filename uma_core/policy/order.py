@@ -19,7 +19,8 @@ from uma_core.types import Priority
 AGE_RATE = 0.1  # of the time waited: nobody is overtaken by who arrives ten times its own prefill time later
 FAIR_QUANTUM_NS = 500_000_000  # clients that were charged less than this apart are equal, and the least work goes first
 
-Key = Callable[[SessionView], tuple[int, int, int, float, int]]
+Rank = tuple[int, int, int, float, int]
+Key = Callable[[SessionView], Rank]
 
 
 def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
@@ -34,7 +35,7 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
         for s in state.sessions:
             held[s.client] = held.get(s.client, 0) + (s.seq_id >= 0)
 
-    def key(v: SessionView) -> tuple[int, int, int, float, int]:
+    def key(v: SessionView) -> Rank:
         idle = now - v.t_progress_ns
         n_held = held.get(v.client, 0) if v.seq_id < 0 and idle <= aging else 0
         priority = Priority.INTERACTIVE if idle > aging else v.priority
@@ -43,6 +44,19 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
         return priority, share_of(v), n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
 
     return key
+
+
+def why_first(first: Rank, second: Rank) -> str:
+    """What puts the one of two keys before the other, with the numbers that decided."""
+    if first[0] < second[0]:
+        return " by priority"
+    if first[1] < second[1]:
+        return f", its client had less ({first[1]} < {second[1]} times {FAIR_QUANTUM_NS // 1_000_000} ms)"
+    if first[2] < second[2]:
+        return f", its client holds fewer sequences ({first[2]} < {second[2]})"
+    if first[3] < second[3]:
+        return f", less is left to read ({first[3] / 1e6:.1f} < {second[3] / 1e6:.1f} ms, a tenth of the wait off)"
+    return ", it came first"
 
 
 def fair_share(charged: Mapping[int, int]) -> Callable[[SessionView], int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.policy.build import NOW, S, reading, state_of, talking, waiting
@@ -109,6 +111,30 @@ def test_no_more_than_two_background_prompts_hold_sequences():
 
 
 LONG_HELD = {"is_ready": False, "t_held_ns": NOW - S}
+
+
+@pytest.mark.parametrize(
+    ("views", "device", "note"),
+    [
+        ((talking(0), waiting(1), waiting(2, BACK)), {"free_seqs": ()}, "2 wait: no sequence is free"),
+        ((talking(0, BACK), waiting(1)), {"free_seqs": ()}, "1 waits: no sequence is free, parks 0 for 1"),
+        ((waiting(1), waiting(2), waiting(3)), {"free_seqs": (0, 1)}, "1 waits: no sequence is free"),
+        (
+            (waiting(1, n_prompt=900),),
+            {"free_seqs": (0,), "is_unified": True, "n_cells_free": 500},
+            "1 waits: 1 needs NEED cells, 500 are free",
+        ),
+        (
+            tuple(waiting(i, BACK) for i in range(5)),
+            {"free_seqs": (0, 1, 2, 3)},
+            "3 wait: at most 2 background prompts hold sequences",
+        ),
+        ((waiting(1),), {"free_seqs": (0,)}, None),
+    ],
+)
+def test_a_note_says_why_somebody_waits(views, device, note):
+    notes = admission.run(state_of(*views, **device), Plan()).notes
+    assert [re.sub(r"needs \d+", "needs NEED", said) for said in notes] == ([f"admission: {note}"] if note else [])
 
 
 class TestHeldReaders:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.policy.build import CPU, NOW, S, reading, state_of, talking, waiting
@@ -102,12 +104,40 @@ class TestWithoutResumablePrefill:
 
 
 @pytest.mark.parametrize(
-    ("views", "notes"),
+    ("views", "note"),
     [
-        ((reading(1),), ()),
-        ((reading(1), reading(2, BACK), reading(3)), ("prefill_order: 1 goes first, 2 others wait",)),
-        ((reading(1, BACK, **CHUNK), reading(2, BACK)), ("prefill_order: 1 goes first, 1 others wait",)),
+        ((reading(1), reading(2, BACK)), "1 goes first, 1 other waits: before 2 by priority"),
+        (
+            (reading(1, n_prompt=400), reading(2, n_prompt=90), reading(3, BACK)),
+            "2 goes first, 2 others wait: before 1, less is left to read (LESS ms, a tenth of the wait off)",
+        ),
+        ((reading(1, BACK), reading(2, BACK)), "1 goes first, 1 other waits: before 2, it came first"),
+        (
+            (reading(1, BACK, **CHUNK), reading(2, BACK)),
+            "1 goes first, 1 other waits: no prefill slot is free for it",
+        ),
+        (
+            (reading(1, BACK, **CHUNK), reading(2, BACK), reading(3, BACK)),
+            "1 goes first, 2 others wait: no prefill slot is free for them",
+        ),
     ],
 )
-def test_a_note_says_that_prompts_wait_for_another(views, notes):
-    assert prefill_order.run(state_of(*views), Plan()).notes == notes
+def test_a_note_says_why_prompts_wait_for_another(views, note):
+    (said,) = prefill_order.run(state_of(*views), Plan()).notes
+    assert re.sub(r"-?[0-9.]+ < -?[0-9.]+", "LESS", said) == f"prefill_order: {note}"
+
+
+def test_a_note_says_whose_client_had_less():
+    views = reading(1, client=1, n_prompt=90), reading(2, client=2, n_prompt=900)
+    (note,) = prefill_order.run(state_of(*views), Plan(charged={1: 3 * S, 2: 0})).notes
+    assert note == "prefill_order: 2 goes first, 1 other waits: before 1, its client had less (0 < 6 times 500 ms)"
+
+
+def test_a_note_says_who_starves():
+    starved = reading(1, BACK, n_prompt=2000, t_progress_ns=NOW - 9 * S)
+    (note,) = prefill_order.run(state_of(talking(0), starved, reading(2, n_prompt=10)), Plan()).notes
+    assert note.startswith("prefill_order: 1 goes first, 1 other waits: without progress for 9000 ms")
+
+
+def test_one_prompt_alone_needs_no_note():
+    assert prefill_order.run(state_of(reading(1)), Plan()).notes == ()

@@ -22,6 +22,7 @@ from uma_core.types import Phase, Priority
 HELD_NS = 100_000_000
 # a parked session that came back keeps its sequence for so long; one that must read all again for aging_ns at least
 STAY_NS = 500_000_000
+NO_SEQUENCE = "no sequence is free"
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -32,20 +33,25 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     if not index.waiting:
         return _free_slots(plan, index, held)
     admitted: list[Admission] = []
+    why = NO_SEQUENCE
     if state.device.free_seqs:
         n_looked_at = 2 * state.device.n_seq_max  # some do not fit
         ordered = nsmallest(n_looked_at, index.waiting, key=urgency_key(state, plan.charged))
-        admitted, blocked = _admit(state, ordered, index)
+        admitted, blocked, why = _admit(state, ordered, index)
     else:
         blocked = next((v for v in index.waiting if v.priority is Priority.INTERACTIVE), index.waiting[0])
-    notes, park = plan.notes, plan.park
+    victims: tuple[int, ...] = ()
     if blocked is not None and (held or blocked.priority is Priority.INTERACTIVE):
         victims = _victim(state, held, blocked)
         if not victims and blocked.priority is Priority.INTERACTIVE:
             victims = _background_victim(state, index, blocked)
-        park += victims
-        notes = (*notes, f"admission: {blocked.sid} waits for room" + (f", parks {victims[0]}" if victims else ""))
-    plan = plan._replace(admit=plan.admit + tuple(admitted), park=park, notes=notes)
+    n_left = len(index.waiting) - len(admitted)
+    if n_left:
+        waits = "1 waits" if n_left == 1 else f"{n_left} wait"
+        plan = plan.note(
+            f"admission: {waits}: {why}" + (f", parks {victims[0]} for {blocked.sid}" if blocked and victims else "")
+        )
+    plan = plan._replace(admit=plan.admit + tuple(admitted), park=plan.park + victims)
     return _free_slots(plan, index, held)
 
 
@@ -65,31 +71,35 @@ def cells_needed(view: SessionView, device: DeviceView) -> int:
 
 def _admit(
     state: SchedulerState, ordered: list[SessionView], index: SessionIndex
-) -> tuple[list[Admission], SessionView | None]:
-    """Admissions in order, and the first session that found no room."""
+) -> tuple[list[Admission], SessionView | None, str]:
+    """Admissions in order, the first session that found no room, and why who is left waits."""
     device = state.device
     free = list(device.free_seqs)
     n_cells = device.n_cells_free
     n_reading = sum(
         v.priority is Priority.BACKGROUND and v.phase is Phase.PREFILL and not v.t_held_ns for v in index.resident
     )
-    n_prompts_left = max(2, device.n_prefill_slots) - n_reading
+    n_most = max(2, device.n_prefill_slots)
+    n_prompts_left = n_most - n_reading
     admitted: list[Admission] = []
     blocked: SessionView | None = None
+    why = f"at most {n_most} background prompts hold sequences"
     for view in ordered:
         is_background_prompt = view.priority is Priority.BACKGROUND and view.phase is Phase.QUEUED
         if is_background_prompt and n_prompts_left <= 0:
             continue
         need = cells_needed(view, device)
         if not free or (device.is_unified and need > n_cells):
-            blocked = blocked or view
+            if blocked is None:
+                blocked = view
+                why = f"{view.sid} needs {need} cells, {n_cells} are free" if free else NO_SEQUENCE
             if not free or state.now_ns - view.t_queued_ns > state.config.aging_ns:
                 break
             continue
         admitted.append(Admission(view.sid, free.pop(0), f"{view.priority.name.lower()}, {need} cells"))
         n_cells -= need
         n_prompts_left -= is_background_prompt
-    return admitted, blocked
+    return admitted, blocked, why
 
 
 def _background_victim(state: SchedulerState, index: SessionIndex, blocked: SessionView) -> tuple[int, ...]:

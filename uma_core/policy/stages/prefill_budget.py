@@ -45,7 +45,9 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
         run_ns = left_ns if left_ns > 0 else period_ns
         if left_ns > 0:
             items = ()
-            plan = plan.note("prefill_budget: background streams wait for an interactive prompt")
+            plan = plan.note(
+                f"prefill_budget: background streams wait for an interactive prompt, {left_ns / 1e6:.1f} ms more"
+            )
     # beside a chat the guard chooses the size
     if not view.n_chunk and not (index.round_ns and "latency_guard" in state.config.stages):
         item = resized(item, view, _bearable(state, item, view))

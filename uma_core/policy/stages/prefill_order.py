@@ -10,7 +10,7 @@ Without resumable prefill all prompts are listed in order, each as a call of its
 from __future__ import annotations
 
 from uma_core.policy.index import SessionIndex, index_of
-from uma_core.policy.order import is_starved, urgency_key
+from uma_core.policy.order import Key, is_starved, urgency_key, why_first
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase, Priority
@@ -26,18 +26,31 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         prompts = [v for v in prompts if v.n_chunk or _may_open(state, index, v)]
         if not prompts:
             return plan.note("prefill_order: every prefill slot is taken")
-    ordered = sorted(prompts, key=urgency_key(state, plan.charged)) if len(prompts) > 1 else prompts
+    key = urgency_key(state, plan.charged)
+    ordered = sorted(prompts, key=key) if len(prompts) > 1 else prompts
     starved = min((v for v in ordered if is_starved(state, v)), key=lambda v: (v.t_progress_ns, v.sid), default=None)
     if starved is not None:
         ordered = [starved, *(v for v in ordered if v is not starved)]
     if n_slots:
         items = [_item(state, plan, ordered[0], PrefillMode.SLICED, -1, starved)]
         if n_all > 1:
-            plan = plan.note(f"prefill_order: {ordered[0].sid} goes first, {n_all - 1} others wait")
+            others = "1 other waits" if n_all == 2 else f"{n_all - 1} others wait"
+            why = _why_first(state, ordered, starved, key, n_all - 1)
+            plan = plan.note(f"prefill_order: {ordered[0].sid} goes first, {others}: {why}")
     else:
         first = 1 + max((i.call for i in plan.items), default=-1)
         items = [_item(state, plan, v, PrefillMode.OWN_CALL, call, starved) for call, v in enumerate(ordered, first)]
     return plan._replace(items=(*plan.items, *items))
+
+
+def _why_first(
+    state: SchedulerState, ordered: list[SessionView], starved: SessionView | None, key: Key, n_others: int
+) -> str:
+    if starved is not None:
+        return f"without progress for {(state.now_ns - starved.t_progress_ns) / 1e6:.0f} ms"
+    if len(ordered) == 1:
+        return f"no prefill slot is free for {'it' if n_others == 1 else 'them'}"
+    return f"before {ordered[1].sid}{why_first(key(ordered[0]), key(ordered[1]))}"
 
 
 def _prompts(index: SessionIndex, plan: Plan) -> list[SessionView]:
