@@ -75,11 +75,12 @@ def status(fields: Fields, is_verbose: bool = False) -> str:
 
 def _identity(fields: Fields) -> list[tuple[str, str]]:
     model, engine = sub(fields, "model"), sub(fields, "engine")
+    arch = model.get("arch")  # said as such: llama is the name of an engine too
     name = units.text(model.get("name")) + (" (demonstration model)" if model.get("is_demo") else "")
     threads = f"{units.count(engine.get('threads'))} threads"
     lines = [
         ("state", state_line(fields)),
-        ("model", joined(name, units.text(model.get("arch")), units.text(model.get("fingerprint"))[:16])),
+        ("model", joined(name, f"{arch} architecture" if arch else "", units.text(model.get("fingerprint"))[:16])),
         ("backend", joined(units.text(fields.get("backend")), units.text(fields.get("devices")), threads)),
         ("engine", _engine(engine)),
         *(("adapter", _adapter(adapter)) for adapter in rows_of(engine, "adapters")),

@@ -45,7 +45,7 @@ def test_every_figure_of_the_example_is_shown():
     shown = render.status(STATUS)
     for text in (
         "ready",
-        "uma-work-q8_0 (demonstration model)",
+        "uma-work-q8_0 (demonstration model), llama architecture, 6c2f",
         "6c2f0d7b91aa40e3",
         "stream KV",
         "4 sequences",

@@ -218,6 +218,12 @@ def test_reload_shows_what_changes(serve, ctl, tmp_path):
     assert server.received[1]["check"] is True
 
 
+@pytest.mark.parametrize(("fit", "said"), [("beside", "there is room for both"), ("swap", "there is no room for both")])
+def test_a_check_says_whether_both_models_fit(serve, ctl, fit, said):
+    serve(answering(reload={"generation": 2, "changes": [], "fit": fit}))
+    assert said in ctl("reload", "--check", "--model", "m.gguf").stdout
+
+
 def test_cache_actions(serve, ctl):
     server = serve(answering(cache={"stats": {"bytes": 10, "tiers": {"ram": {"entries": 2}}}}))
     assert "entries: 2" in ctl("cache").stdout

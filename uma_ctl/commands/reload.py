@@ -28,5 +28,7 @@ def command(target: Target, check: bool, model: str | None) -> None:
     output.line(render.changes(render.rows_of(fields, "changes")))
     if fields.get("fit") == "swap":
         output.line("there is no room for both models: running streams finish first, then the new one is loaded")
+    elif check and fields.get("fit") == "beside":
+        output.line("there is room for both models: running streams finish on the old one")
     if not check:
         output.line(f"generation {units.text(fields.get('generation'))}")
