@@ -18,6 +18,11 @@ def test_the_users_own_folder_comes_before_the_one_of_all(tmp_path):
     assert endpoint.places({"XDG_RUNTIME_DIR": str(tmp_path)}) == (f"{tmp_path}/uma.sock", "/tmp/uma.sock")
 
 
+def test_a_path_that_the_user_gave_is_the_only_one(tmp_path):
+    assert endpoint.places({"UMA_SOCK": "/run/uma/s", "XDG_RUNTIME_DIR": str(tmp_path)}) == ("/run/uma/s",)
+    assert endpoint.places({"UMA_SOCK": ""}) == ("/tmp/uma.sock",)
+
+
 @pytest.mark.parametrize("folder", [None, "", "run", "/nowhere", "/dev/null"])
 def test_what_is_no_folder_does_not_count(folder):
     assert endpoint.places({} if folder is None else {"XDG_RUNTIME_DIR": folder}) == ("/tmp/uma.sock",)

@@ -13,6 +13,7 @@ from uma_core.peer import peer_of
 
 NAME = "uma.sock"
 FALLBACK = f"/tmp/{NAME}"
+GIVEN = "UMA_SOCK"  # the path itself
 TRUSTED = "UMA_TRUST_UIDS"  # users besides one's own and root whose daemon a client may talk to, as `1001,1002`
 ROOT = 0
 UNKNOWN = -1
@@ -23,6 +24,8 @@ def places(environ: Mapping[str, str]) -> tuple[str, ...]:
 
     Source: XDG Base Directory Specification: the folder belongs to the user alone, or does not count.
     """
+    if given := environ.get(GIVEN, ""):
+        return (given,)
     folder = environ.get("XDG_RUNTIME_DIR", "")
     return (os.path.join(folder, NAME), FALLBACK) if _is_own_folder(folder) else (FALLBACK,)
 

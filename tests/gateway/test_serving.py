@@ -187,6 +187,10 @@ def test_variables_and_files_configure_it(folder, before):
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
 
 
+def test_it_finds_the_daemon_by_the_variable_that_every_client_reads(before, fake):
+    assert before("", environ={"UMA_SOCK": str(fake.path)}).get("/health").status == 200
+
+
 def test_it_leaks_no_descriptors(gateway, fake):
     gateway.chat(max_tokens=2)
     n = gateway.descriptors()
