@@ -200,13 +200,15 @@ _TITLES = {
 }
 
 
-_RELOADS = """A reload took {p50:.0f} ms (median), {max:.0f} ms at most. Every second one changed the model
+_RELOADS = """
+A reload took {p50:.0f} ms (median), {max:.0f} ms at most. Every second one changed the model
 (dense ↔ mixture of experts). Each stream's tokens were rated afterwards by both models, fed with the stream's own
 text: a token that lies
 more than a near tie below a model's choice is not of that model.
 """
-_TESTS = """These need levers inside the process; the tests of `tests/daemon` pull them, on the simulated engine and on
-the real one:
+_TESTS = """
+The tests of `tests/daemon` do this, by levers inside the daemon, with the simulated engine and with the real
+one:
 
 """
 _POINTS = """
@@ -224,7 +226,7 @@ _LISTS = {
     "finals": "Final events",
     "errors": "Refusals and errors",
     "visits": "Visits by kind",
-    "operator": "Deeds of the operator",
+    "operator": "What the operator did",
 }
 
 
@@ -241,7 +243,7 @@ def _points(points: Sequence[Mapping[str, float]]) -> str:
 
 def _details(name: str, r: Mapping[str, Any]) -> str:
     """What the table has no room for."""
-    lines = [f"\n## {_TITLES[name]}\n\n"]
+    lines = [f"\n## {_TITLES[name]}\n"]
     if name == "reloads":
         lines.append(_RELOADS.format(**r["reload_ms"]))
     for key, title in _LISTS.items():
