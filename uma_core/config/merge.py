@@ -249,6 +249,14 @@ class _StrictLoader(yaml.SafeLoader):
             )
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, LookupError) as error:  # so do PyYAML's own constructors end before `!!bool maybe`
+            kind = node.tag.rpartition(":")[2]
+            text = f"{shown(node.value)} is no {kind}"
+            raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from error
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
