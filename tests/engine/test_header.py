@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
+from tests.engine.graph.models import MODELS, RECURRENT, write
 from uma_core.engine.llama.encoder import is_encoder
 from uma_core.errors import ErrorCode, UmaError
 
@@ -55,3 +57,27 @@ def test_types_that_weights_have(kind: str, tmp_path: Path) -> None:
     n_block, n_bytes = gguf.GGML_QUANT_SIZES[quant]
     values = np.zeros((4, 256 // n_block * n_bytes), np.uint8)
     assert not is_encoder(written(tmp_path / "model.gguf", weights(values, quant)))
+
+
+@pytest.mark.parametrize(
+    ("family", "missing"),
+    [
+        ("phi3", "blk.1.attn_qkv.weight"),
+        ("qwen35", "blk.0.attn_qkv.weight"),
+        ("qwen35moe", "blk.1.attn_gate.weight"),
+        ("granitehybrid", "blk.3.ssm_conv1d.bias"),
+    ],
+)
+def test_what_llama_cpp_loads_without_and_reads_nevertheless(family: str, missing: str, tmp_path: Path) -> None:
+    model = (MODELS | RECURRENT)[family]
+    assert not is_encoder(write(model, tmp_path / "whole.gguf"))
+    with pytest.raises(UmaError, match=f"missing tensor {missing}") as caught:
+        is_encoder(write(replace(model, without=(*model.without, missing)), tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+def test_q_k_and_v_may_be_three_matrices(tmp_path: Path) -> None:
+    apart = replace(MODELS["phi3"], without=("attn_qkv.weight",), layer_tensors={
+        "attn_q.weight": (128, 128), "attn_k.weight": (64, 128), "attn_v.weight": (64, 128),
+    })  # fmt: skip
+    assert not is_encoder(write(apart, tmp_path / "model.gguf"))

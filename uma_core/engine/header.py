@@ -16,6 +16,21 @@ from uma_core.errors import ErrorCode, UmaError
 Scalar = int | float | bool | str
 Value = Scalar | list[int] | list[float] | list[bool]
 
+_QKV_AND_GATE = ("attn_qkv.weight", "attn_gate.weight")
+_MAMBA_2 = ("ssm_conv1d.weight", (("ssm_conv1d.bias",),))
+# What a layer that has the first tensor needs: one of these sets. llama.cpp loads such a layer without them too, and
+# would read from nowhere when it lays its graph out.
+NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
+    "phi3": ("attn_norm.weight", (("attn_qkv.weight",), ("attn_q.weight", "attn_k.weight", "attn_v.weight"))),
+    "qwen35": ("ssm_conv1d.weight", (_QKV_AND_GATE,)),
+    "qwen35moe": ("ssm_conv1d.weight", (_QKV_AND_GATE,)),
+    "qwen3next": ("ssm_conv1d.weight", (_QKV_AND_GATE, ("ssm_in.weight",))),
+    "granitehybrid": _MAMBA_2,
+    "falcon-h1": _MAMBA_2,
+    "nemotron_h": _MAMBA_2,
+    "nemotron_h_moe": _MAMBA_2,
+}
+
 N_FILES_MOST = 65_535  # of a split model: gguf-split counts them in 16 bits
 
 
@@ -147,6 +162,20 @@ class Header:
         for key, value in self.of_arch().items():
             if key.endswith("epsilon") and not (isinstance(value, (int, float)) and 0.0 <= value < math.inf):
                 raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {key} of {value}", path=self.path)
+        missing = self._missing()
+        if missing:
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: missing tensor {missing}", path=self.path)
+
+    def _missing(self) -> str:
+        """The first tensor that NEEDS asks for in vain; "" where there is none."""
+        if self.arch not in NEEDS:
+            return ""
+        given, sets = NEEDS[self.arch]
+        for name in self.tensors:
+            layer = name.removesuffix(given)
+            if layer != name and not any(self.tensors.keys() >= {layer + each for each in names} for names in sets):
+                return next(layer + each for each in sets[0] if layer + each not in self.tensors)
+        return ""
 
     def leave_out(self, first_layer: int) -> None:
         """Forget the tensors of layers from there on: they are not read."""
