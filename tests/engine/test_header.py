@@ -81,3 +81,25 @@ def test_q_k_and_v_may_be_three_matrices(tmp_path: Path) -> None:
         "attn_q.weight": (128, 128), "attn_k.weight": (64, 128), "attn_v.weight": (64, 128),
     })  # fmt: skip
     assert not is_encoder(write(apart, tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "n"),
+    [
+        ("cohere2", "rope.dimension_count", 33),
+        ("command-r", "rope.dimension_count", 64),
+        ("qwen35", "rope.dimension_count", 17),
+        ("gemma4", "rope.dimension_count_swa", 64),
+    ],
+)
+def test_rotary_positions_that_no_head_has(family: str, key: str, n: int, tmp_path: Path) -> None:
+    """ggml finds out while it computes, and ends the process."""
+    model = (MODELS | RECURRENT)[family]
+    assert not is_encoder(write(model, tmp_path / "whole.gguf"))
+    with pytest.raises(UmaError, match=f"{key} of {n} in heads of {model.kinds[0][1] if model.kinds else model.dim}"):
+        is_encoder(write(replace(model, meta=model.meta | {key: n}), tmp_path / "model.gguf"))
+
+
+def test_every_family_is_computable(tmp_path: Path) -> None:
+    for model in (MODELS | RECURRENT).values():
+        assert not is_encoder(write(model, tmp_path / "model.gguf"))

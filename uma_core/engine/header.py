@@ -162,9 +162,22 @@ class Header:
         for key, value in self.of_arch().items():
             if key.endswith("epsilon") and not (isinstance(value, (int, float)) and 0.0 <= value < math.inf):
                 raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {key} of {value}", path=self.path)
+        self._check_rope()
         missing = self._missing()
         if missing:
             raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: missing tensor {missing}", path=self.path)
+
+    def _check_rope(self) -> None:
+        """ggml rotates pairs of a head's elements. Raises: MODEL_LOAD_FAILED."""
+        meta = self.of_arch()
+        n_embd, n_head = meta.get("embedding_length"), meta.get("attention.head_count")
+        length = n_embd // n_head if isinstance(n_embd, int) and isinstance(n_head, int) and n_head > 0 else None
+        for kind in ("", "_swa"):
+            length = meta.get(f"attention.key_length{kind}", length)
+            n = meta.get(f"rope.dimension_count{kind}")
+            if isinstance(n, int) and (n % 2 or (isinstance(length, int) and n > length)):
+                text = f"{self.path}: rope.dimension_count{kind} of {n} in heads of {length}"
+                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, text, path=self.path)
 
     def _missing(self) -> str:
         """The first tensor that NEEDS asks for in vain; "" where there is none."""
