@@ -14,6 +14,7 @@ from typing import Any
 
 from uma_core.constraint.lark import TooLarge, check, check_size
 from uma_gateway.chat.grammar import Grammar, Node, Reader, Unsettled
+from uma_gateway.chat.kept import kept
 from uma_gateway.chat.lark import write_lark
 from uma_gateway.chat.schema import Schema, constrained, part
 
@@ -22,11 +23,10 @@ Constraint = dict[str, Any]
 _PLAIN_TEXT = "Hello, world."
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # of a tool: written in JSON as it is
 _N_IN_PATTERN = 500  # characters of names: the daemon takes patterns of 1,000
-_N_KEPT = 128  # grammars
 
 
 class Schemas:
-    """The schemas of one request, by the names that llama.cpp's parsers give them. A key of the caches below."""
+    """The schemas of one request, by the names that llama.cpp's parsers give them."""
 
     def __init__(
         self, tools: list[dict[str, Any]], json_schema: Schema | None, is_strict: bool, one_call: bool = False
@@ -36,14 +36,12 @@ class Schemas:
         self._json_schema, self._is_strict = json_schema, is_strict
 
     @functools.cached_property
-    def _key(self) -> str:
+    def _text(self) -> str:
         return json.dumps([self.tools, self._json_schema, self._is_strict, self.one_call])
 
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schemas) and self._key == other._key
+    def __str__(self) -> str:
+        """All that they are: what is kept of earlier requests is found by it."""
+        return self._text
 
     @functools.cached_property
     def _arguments(self) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -175,7 +173,7 @@ def too_large(constraint: Constraint | None) -> str:
     return _too_large(constraint.get("lark", ""), constraint.get("gbnf", "")) if constraint is not None else ""
 
 
-@functools.lru_cache(maxsize=_N_KEPT)
+@kept
 def _too_large(lark: str, gbnf: str) -> str:
     try:
         check_size((lark or gbnf).encode())
@@ -193,12 +191,12 @@ def _trigger(trigger: dict[str, str]) -> dict[str, str]:
     return {"type": kind, "value": value.removesuffix("$") if kind == "pattern" else value}
 
 
-def _kept(build: Callable[..., Node]) -> functools._lru_cache_wrapper[str]:
+def _kept_lark(build: Callable[..., Node]) -> Callable[..., str]:
     """The grammar that a function builds, as Lark; "" where it cannot be built here. Those of the last requests are
-    kept: a client sends the same tools with every one of them.
+    kept.
     """
 
-    @functools.lru_cache(maxsize=_N_KEPT)
+    @kept
     @functools.wraps(build)
     def lark(*of: Any) -> str:
         grammar = Grammar()
@@ -210,7 +208,7 @@ def _kept(build: Callable[..., Node]) -> functools._lru_cache_wrapper[str]:
     return lark
 
 
-@_kept
+@_kept_lark
 def _whole_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas, must_take_text: bool) -> Node:
     """What follows the generation prompt."""
     root = _read(grammar, parser, generation_prompt, schemas)
@@ -221,7 +219,7 @@ def _whole_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: 
     return root
 
 
-@_kept
+@_kept_lark
 def _calls_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas) -> Node:
     """The same without content: a model that may say something first may do so until it runs out of tokens."""
     root = _read(grammar, parser, generation_prompt, schemas, grammar.empty)
@@ -230,7 +228,7 @@ def _calls_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: 
     return root
 
 
-@functools.lru_cache(maxsize=_N_KEPT)
+@kept
 def _unmarked_names(parser: str, generation_prompt: str, schemas: Schemas) -> tuple[str, ...]:
     """The tools whose calls begin as `_call_begins` has it."""
     try:
@@ -243,17 +241,17 @@ def _unmarked_names(parser: str, generation_prompt: str, schemas: Schemas) -> tu
         return ()
 
 
-@_kept
+@_kept_lark
 def _triggered_lark(grammar: Grammar, parser: str, schemas: Schemas) -> Node:
     return Reader(grammar, parser, schemas, one_call=schemas.one_call).triggered()
 
 
-@_kept
+@_kept_lark
 def _json_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas) -> Node:
     return _read(grammar, parser, generation_prompt, schemas, _json_text(grammar, schemas))
 
 
-@_kept
+@_kept_lark
 def _either_lark(
     grammar: Grammar, tools: str, tools_prompt: str, text: str, text_prompt: str, knows_json: bool, schemas: Schemas
 ) -> Node:

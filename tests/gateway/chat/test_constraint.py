@@ -329,8 +329,8 @@ def test_every_schema_of_a_parser_is_known(name: str, monkeypatch: pytest.Monkey
         "type": "function",
         "function": {"name": "a-b_c.d", "parameters": {"type": "object", "properties": {"x y": nested, "z": listed}}},
     }
-    for cached in (constraint._whole_lark, constraint._triggered_lark, constraint._json_lark, constraint._either_lark):
-        cached.cache_clear()
+    for kept in ("_whole_lark", "_triggered_lark", "_json_lark", "_either_lark"):
+        monkeypatch.setattr(constraint, kept, getattr(constraint, kept).__wrapped__)
     for request in ({"tools": [tool]}, {"tools": [tool], "tool_choice": "required"}, {"json_schema": SCHEMA}):
         with contextlib.suppress(ChatError):  # one template refuses arguments that are objects
             templates(name).apply(MESSAGES, **request)
