@@ -36,6 +36,9 @@ from uma_gateway.chat.schema import (
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
+# llama.cpp's parser of calls grows with their square: 1,000 tools make 6 MB of it, and 5,000 made 150, which stopped
+# everybody's streams for seconds while it was read
+MAX_TOOLS = 1_000
 _MOST_PROPERTIES = 200  # llama.cpp's own grammar of an object takes 12 ms with 200 optional ones, and 7 s with 1,000
 # Mistral's templates refuse other ids, and those of clients that change the model in the middle of a conversation are
 # others
@@ -158,6 +161,8 @@ class Templates:
         "content" says with what.
         Raises: ChatError.
         """
+        if len(tools or ()) > MAX_TOOLS:
+            raise ChatError(ChatCode.BAD_REQUEST, f"tools: there are {len(tools or ())}, at most {MAX_TOOLS} are read")
         used = [_read_tool(tool) for tool in tools or ()]
         choice = _read_choice(tool_choice, used)
         schema = _read_schema(json_schema)

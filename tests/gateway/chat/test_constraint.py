@@ -25,7 +25,7 @@ from tests.gateway.chat.conftest import (
 )
 from tests.gateway.chat.test_parser import KNOWN
 from uma_core.constraint.pattern import Pattern
-from uma_gateway.chat import Applied, ChatError, constraint
+from uma_gateway.chat import Applied, ChatCode, ChatError, constraint
 from uma_gateway.chat.generic import END, START
 
 WITH_CONSTRAINT = [kind for kind in REQUESTS if kind not in ("plain", "none")]
@@ -432,3 +432,10 @@ def test_optional_calls_of_hundreds_of_tools_are_left_to_the_model_and_others_ar
         model.apply(MESSAGES, tools=tools, tool_choice="required")
     with pytest.raises(ChatError, match="too large"):
         model.apply(MESSAGES, tools=large_tools(500, strict=True))
+
+
+def test_thousands_of_tools_are_refused_at_once() -> None:
+    """5,000 took the library minutes, and its answer stopped the gateway's other requests for 16 s."""
+    with pytest.raises(ChatError, match="tools: there are 1001, at most 1000") as caught:
+        templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, tools=large_tools(1001))
+    assert caught.value.code is ChatCode.BAD_REQUEST
