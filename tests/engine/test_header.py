@@ -87,17 +87,23 @@ def test_q_k_and_v_may_be_three_matrices(tmp_path: Path) -> None:
     ("family", "key", "n"),
     [
         ("cohere2", "rope.dimension_count", 33),
+        ("cohere2", "rope.dimension_count", 0),
         ("command-r", "rope.dimension_count", 64),
         ("qwen35", "rope.dimension_count", 17),
         ("gemma4", "rope.dimension_count_swa", 64),
     ],
 )
 def test_rotary_positions_that_no_head_has(family: str, key: str, n: int, tmp_path: Path) -> None:
-    """ggml finds out while it computes, and ends the process."""
+    """ggml finds out while it computes, and ends the process, or never ends."""
     model = (MODELS | RECURRENT)[family]
     assert not is_encoder(write(model, tmp_path / "whole.gguf"))
     with pytest.raises(UmaError, match=f"{key} of {n} in heads of {model.kinds[0][1] if model.kinds else model.dim}"):
         is_encoder(write(replace(model, meta=model.meta | {key: n}), tmp_path / "model.gguf"))
+
+
+def test_rotary_positions_that_are_not_used_may_be_of_any_number(tmp_path: Path) -> None:
+    model = MODELS["granite-nope"]
+    assert not is_encoder(write(replace(model, meta=model.meta | {"rope.dimension_count": 0}), tmp_path / "model.gguf"))
 
 
 def test_every_family_is_computable(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "nemotron_h_moe": _MAMBA_2,
 }
 
+NOT_ROTATED = frozenset({"kimi-linear", "kimi-k3", "glm5-next"})  # whose files may name rotary positions, even of none
+
 N_FILES_MOST = 65_535  # of a split model: gguf-split counts them in 16 bits
 
 
@@ -168,14 +170,18 @@ class Header:
             raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: missing tensor {missing}", path=self.path)
 
     def _check_rope(self) -> None:
-        """ggml rotates pairs of a head's elements. Raises: MODEL_LOAD_FAILED."""
+        """ggml rotates pairs of a head's elements, and never ends where there are none. Raises: MODEL_LOAD_FAILED."""
         meta = self.of_arch()
+        if self.arch in NOT_ROTATED or meta.get("rope.scaling.finetuned") is False:  # Granite's word for that
+            return
         n_embd, n_head = meta.get("embedding_length"), meta.get("attention.head_count")
-        length = n_embd // n_head if isinstance(n_embd, int) and isinstance(n_head, int) and n_head > 0 else None
+        length: Value | None = None
+        if isinstance(n_embd, int) and isinstance(n_head, int) and n_head > 0:
+            length = n_embd // n_head
         for kind in ("", "_swa"):
             length = meta.get(f"attention.key_length{kind}", length)
             n = meta.get(f"rope.dimension_count{kind}")
-            if isinstance(n, int) and (n % 2 or (isinstance(length, int) and n > length)):
+            if isinstance(n, int) and (n <= 0 or n % 2 or (isinstance(length, int) and n > length)):
                 text = f"{self.path}: rope.dimension_count{kind} of {n} in heads of {length}"
                 raise UmaError(ErrorCode.MODEL_LOAD_FAILED, text, path=self.path)
 
