@@ -101,6 +101,14 @@ def test_rotary_positions_that_no_head_has(family: str, key: str, n: int, tmp_pa
         is_encoder(write(replace(model, meta=model.meta | {key: n}), tmp_path / "model.gguf"))
 
 
+@pytest.mark.parametrize(("key", "value"), [("rope.dimension_sections", [0, 0, 0, 0]), ("full_attention_interval", 0)])
+def test_numbers_that_a_hybrid_cannot_have(key: str, value: object, tmp_path: Path) -> None:
+    model = RECURRENT["qwen35"]
+    with pytest.raises(UmaError, match=f"{key} of") as caught:
+        is_encoder(write(replace(model, meta=model.meta | {key: value}), tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
 def test_rotary_positions_that_are_not_used_may_be_of_any_number(tmp_path: Path) -> None:
     model = MODELS["granite-nope"]
     assert not is_encoder(write(replace(model, meta=model.meta | {"rope.dimension_count": 0}), tmp_path / "model.gguf"))

@@ -32,6 +32,9 @@ NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
 }
 
 NOT_ROTATED = frozenset({"kimi-linear", "kimi-k3", "glm5-next"})  # whose files may name rotary positions, even of none
+IN_SECTIONS = frozenset(
+    {"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"}
+)  # ggml asserts that one is not empty
 
 N_FILES_MOST = 65_535  # of a split model: gguf-split counts them in 16 bits
 
@@ -164,6 +167,8 @@ class Header:
         for key, value in self.of_arch().items():
             if key.endswith("epsilon") and not (isinstance(value, (int, float)) and 0.0 <= value < math.inf):
                 raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {key} of {value}", path=self.path)
+        if self.of_arch().get("full_attention_interval") == 0:  # llama.cpp divides by it
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: full_attention_interval of 0", path=self.path)
         self._check_rope()
         missing = self._missing()
         if missing:
@@ -174,6 +179,10 @@ class Header:
         meta = self.of_arch()
         if self.arch in NOT_ROTATED or meta.get("rope.scaling.finetuned") is False:  # Granite's word for that
             return
+        sections = meta.get("rope.dimension_sections")
+        if self.arch in IN_SECTIONS and isinstance(sections, list) and not any(n > 0 for n in sections[:3]):
+            text = f"{self.path}: rope.dimension_sections of {sections}"
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, text, path=self.path)
         n_embd, n_head = meta.get("embedding_length"), meta.get("attention.head_count")
         length: Value | None = None
         if isinstance(n_embd, int) and isinstance(n_head, int) and n_head > 0:
