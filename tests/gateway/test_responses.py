@@ -22,6 +22,22 @@ def text_of(response):
     return "".join(part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"])
 
 
+def test_a_thought_is_a_part_that_is_added_before_its_text(work_gateway):
+    """OpenAI's JavaScript client raises where text is added to a part that was not."""
+    events = respond(work_gateway, "What is 3 + 4? /think", stream=True, max_output_tokens=300).events
+    thought = events[-1]["response"]["output"][0]
+    told = [event for event in events if event.get("item_id") == thought["id"]]
+    kinds = list(dict.fromkeys(event["type"] for event in told))
+    assert kinds == [
+        "response.content_part.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        "response.content_part.done",
+    ]
+    assert {event["content_index"] for event in told} == {0}
+    assert (told[0]["part"], told[-1]["part"]) == ({"type": "reasoning_text", "text": ""}, thought["content"][0])
+
+
 def test_a_whole_response(gateway):
     response = respond(gateway, metadata={"a": "b"}, instructions="Be brief.").json
     assert response["id"].startswith("resp_") and response["object"] == "response"

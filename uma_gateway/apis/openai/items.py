@@ -207,7 +207,7 @@ def is_custom(tool: Any) -> bool:
 
 
 def reasoning_item(item_id: str, text: str, status: str) -> Item:
-    content = [{"type": "reasoning_text", "text": text}] if text else []
+    content = [thought_part(text)] if text else []
     return {
         "id": item_id,
         "type": "reasoning",
@@ -216,6 +216,10 @@ def reasoning_item(item_id: str, text: str, status: str) -> Item:
         "encrypted_content": None,
         "status": status,
     }
+
+
+def thought_part(text: str) -> Item:
+    return {"type": "reasoning_text", "text": text}
 
 
 def text_part(text: str, logprobs: list[Any] | None = None) -> Item:

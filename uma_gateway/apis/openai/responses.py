@@ -332,6 +332,10 @@ class _Open:
     def text(self) -> str:
         return "".join(self.parts)
 
+    def part(self, text: str) -> Item:
+        """The one part of a thought or of a message, with so much of its text."""
+        return items.thought_part(text) if self.kind == "reasoning" else items.text_part(text, self.logprobs)
+
     def item(self, status: str) -> Item:
         if self.kind == "reasoning":
             return items.reasoning_item(self.id, self.text, status)
@@ -339,7 +343,7 @@ class _Open:
             return items.custom_item(self.id, self.call.tool_id, self.name, self.text)
         if self.call is not None:
             return items.call_item(self.id, self.call.tool_id, self.name, self.text, status)
-        return items.message_item(self.id, [items.text_part(self.text, self.logprobs)], status)
+        return items.message_item(self.id, [self.part(self.text)], status)
 
 
 class _Stream:
@@ -421,9 +425,9 @@ class _Stream:
         if kind == "message":
             shown["content"] = []
         out = [self._event("response.output_item.added", output_index=opened.number, item=shown)]
-        if kind == "message":
-            part = items.text_part("")
-            out.append(self._event("response.content_part.added", **opened.place, content_index=0, part=part))
+        if kind in ("message", "reasoning"):
+            event = "response.content_part.added"
+            out.append(self._event(event, **opened.place, content_index=0, part=opened.part("")))
         return out
 
     def _add(self, name: str, text: str, **more: Any) -> list[bytes]:
@@ -440,9 +444,10 @@ class _Stream:
         content: dict[str, Any] = {**place, "content_index": 0}
         if opened.kind == "message":
             out.append(self._event("response.output_text.done", **content, text=opened.text, logprobs=opened.logprobs))
-            out.append(self._event("response.content_part.done", **content, part=item["content"][0]))
+            out.append(self._event("response.content_part.done", **content, part=opened.part(opened.text)))
         elif opened.kind == "reasoning":
             out.append(self._event("response.reasoning_text.done", **content, text=opened.text))
+            out.append(self._event("response.content_part.done", **content, part=opened.part(opened.text)))
         elif opened.kind == "custom":
             out.append(self._event("response.custom_tool_call_input.delta", **place, delta=item["input"]))
             out.append(self._event("response.custom_tool_call_input.done", **place, input=item["input"]))
