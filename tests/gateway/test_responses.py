@@ -192,6 +192,9 @@ def test_another_key_s_responses_are_nobody_else_s(serve, before, folder):
     headers = {name: {"authorization": f"Bearer {key}"} for name, key in keys.items()}
     response = respond(gateway, headers=headers["alice"]).json
     assert gateway.ask("GET", f"/v1/responses/{response['id']}", None, headers["bob"]).status == 404
+    reference = [{"type": "item_reference", "id": response["output"][0]["id"]}, {"role": "user", "content": "more"}]
+    asked = {name: respond(gateway, reference, headers=headers[name]).status for name in headers}
+    assert asked == {"alice": 200, "bob": 404}
     assert respond(gateway, headers=headers["bob"], previous_response_id=response["id"]).status == 400
     assert respond(gateway, headers=headers["alice"], previous_response_id=response["id"]).status == 200
 
@@ -235,7 +238,8 @@ def test_log_probabilities_where_they_are_included(gateway):
             501,
             "input[0].content",
         ),
-        ({"given": [{"type": "item_reference", "id": "x"}]}, 501, "input[0]"),
+        ({"given": [{"type": "item_reference", "id": "x"}]}, 404, "input[0]"),
+        ({"given": [{"type": "item_reference"}]}, 400, "input[0].id"),
         (
             {"given": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]},
             400,
@@ -311,6 +315,19 @@ def test_an_item_that_lacks_its_text_is_named():
     assert caught.value.param == "input[0].call_id"
 
 
+def test_items_that_were_kept_can_be_referred_to(gateway):
+    """As the AI SDK does with what the assistant said."""
+    first = respond(gateway).json
+    (asked,) = gateway.get(f"/v1/responses/{first['id']}/input_items").json["data"]
+    references = [{"type": "item_reference", "id": asked["id"]}, {"id": first["output"][0]["id"]}]
+    again = [*references, {"role": "user", "content": "more"}]
+    whole = [{"role": "user", "content": "hello"}, *first["output"], {"role": "user", "content": "more"}]
+    by_reference, by_value = (respond(gateway, given).json for given in (again, whole))
+    assert by_reference["usage"]["input_tokens"] == by_value["usage"]["input_tokens"]
+    listed = gateway.get(f"/v1/responses/{by_reference['id']}/input_items?order=asc").json["data"]
+    assert listed[:2] == [asked, first["output"][0]]
+
+
 # ---- the store
 
 
@@ -332,6 +349,19 @@ def test_the_store_forgets_after_its_time_and_beyond_its_budget():
     assert store.n_bytes <= 1000 and store.get("a", "two") is None and store.get("a", "more 9")
     store.put("a", response("huge"), [], [{"text": "x" * 5000}])
     assert store.get("a", "huge") is None and store.n_bytes == 0
+
+
+def test_an_item_stays_as_long_as_a_conversation_that_has_it():
+    now = [0.0]
+    store = Store(10.0, 1000, lambda: now[0])
+    said = {"id": "msg_1", "text": "x"}
+    store.put("a", response("one"), [{"id": "msg_0"}, {"id": 5}], [said])
+    now[0] = 5.0
+    store.put("a", response("two"), [], [said])
+    assert store.item("a", "msg_0") and store.item("a", "msg_1") == said and store.item("b", "msg_1") is None
+    now[0] = 10.5
+    assert store.item("a", "msg_0") is None and store.item("a", "msg_1") == said
+    assert store.delete("a", "two") and store.item("a", "msg_1") is None
 
 
 def test_a_store_without_time_keeps_nothing():

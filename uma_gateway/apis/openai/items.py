@@ -37,6 +37,15 @@ def read_input(value: Any) -> list[Item]:
     return value
 
 
+def reference(item: Item, path: str) -> str | None:
+    """The id of an item that stands elsewhere, where this is a reference. It may do without a type.
+
+    Raises: GatewayError.
+    """
+    is_one = item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"type", "id"})
+    return _text(item, "id", path) if is_one else None
+
+
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
@@ -79,8 +88,6 @@ def to_messages(items: list[Item]) -> list[Item]:
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
         elif kind == "web_search_call":  # what was found is not in it: OpenAI's servers told the model
             pass
-        elif kind == "item_reference":
-            raise unsupported(f"`{path}`: items cannot be referred to; use `previous_response_id`", path)
         else:
             raise invalid(f"`{path}.type` {str(kind)[:50]!r} is not supported", f"{path}.type")
     return messages

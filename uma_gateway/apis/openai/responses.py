@@ -88,6 +88,22 @@ def _found(exchange: Exchange, response_id: str, param: str | None = None) -> St
     return stored
 
 
+def _referred(exchange: Exchange, item: Item, i: int) -> Item:
+    """The item that a reference names, others as they are: the AI SDK sends ids for what it had from here.
+
+    Raises: GatewayError.
+    """
+    item_id = items.reference(item, f"input[{i}]")
+    if item_id is None:
+        return item
+    found = _store(exchange).item(exchange.caller.account, item_id)
+    if found is None:
+        kept_s = exchange.gateway.config.answers.responses_kept_s
+        told = f"there is no item {item_id[:100]!r}: responses are kept for {kept_s:g} s, in memory; send it whole"
+        raise GatewayError(Kind.NOT_FOUND, told, f"input[{i}]", "not_found")
+    return found
+
+
 async def on_get(exchange: Exchange) -> None:
     if exchange.query.get("stream") == "true":
         raise unsupported("`stream`: a response that was made is not streamed again", "stream")
@@ -146,7 +162,7 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     for name in ("conversation", "prompt"):
         if body.get(name) is not None:
             raise unsupported(f"`{name}` is kept on OpenAI's servers, and not supported", name)
-    input_items = items.read_input(body.get("input"))
+    input_items = [_referred(exchange, item, i) for i, item in enumerate(items.read_input(body.get("input")))]
     previous = text(body, "previous_response_id")
     earlier = _found(exchange, previous, "previous_response_id").items if previous else []
     conversation = [*earlier, *input_items]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +24,24 @@ class Stored:
     n_bytes: int
     t_end: float
 
+    def places(self) -> Iterator[tuple[tuple[str, str], Item]]:
+        """The items that can be referred to, each with its account and id."""
+        for item in (*self.items, *self.input_items):
+            if isinstance(item.get("id"), str):
+                yield (self.account, item["id"]), item
+
 
 class Store:
-    """The oldest go first when the budget is used up. A continued response keeps its own copy of what came before."""
+    """The oldest go first when the budget is used up. A continued response keeps its own copy of what came before, and
+    an item stays as long as the last response whose conversation has it.
+    """
 
     def __init__(self, kept_s: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._kept_s = kept_s
         self._max_bytes = max_bytes
         self._clock = clock
         self._by_id: OrderedDict[str, Stored] = OrderedDict()
+        self._items: dict[tuple[str, str], tuple[str, Item]] = {}  # by account and id, with that response's id
         self.n_bytes = 0
 
     def put(self, account: str, response: dict[str, Any], input_items: list[Item], items: list[Item]) -> None:
@@ -41,6 +50,8 @@ class Store:
         n_bytes = sum(len(orjson.dumps(part)) for part in (items, response, input_items))
         stored = Stored(account, response, input_items, items, n_bytes, self._clock() + self._kept_s)
         self._by_id[response["id"]] = stored
+        for place, item in stored.places():
+            self._items[place] = response["id"], item
         self.n_bytes += n_bytes
         self._tidy()
 
@@ -50,17 +61,28 @@ class Store:
         stored = self._by_id.get(response_id)
         return stored if stored is not None and stored.account == account else None
 
+    def item(self, account: str, item_id: str) -> Item | None:
+        """An item of a conversation that is kept. None: as above."""
+        self._tidy()
+        return self._items.get((account, item_id), ("", None))[1]
+
     def delete(self, account: str, response_id: str) -> bool:
         if self.get(account, response_id) is None:
             return False
-        self.n_bytes -= self._by_id.pop(response_id).n_bytes
+        self._drop(response_id)
         return True
+
+    def _drop(self, response_id: str) -> None:
+        stored = self._by_id.pop(response_id)
+        self.n_bytes -= stored.n_bytes
+        for place, _ in stored.places():
+            if self._items.get(place, ("", None))[0] == response_id:
+                del self._items[place]
 
     def _tidy(self) -> None:
         now = self._clock()
         while self._by_id:
-            oldest = next(iter(self._by_id.values()))
+            response_id, oldest = next(iter(self._by_id.items()))
             if oldest.t_end > now and self.n_bytes <= self._max_bytes:
                 return
-            self._by_id.popitem(last=False)
-            self.n_bytes -= oldest.n_bytes
+            self._drop(response_id)
