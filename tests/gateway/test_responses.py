@@ -430,7 +430,8 @@ def test_the_text_of_a_custom_tool(arguments, given):
 def test_tools_in_a_namespace_are_called(work_gateway, kind):
     tool = {"type": kind, "name": "say", "description": "Says a text"}
     tools = [{"type": "namespace", "name": "mouth", "description": "Speech", "tools": [tool]}, {**tool, "name": "go"}]
-    fields = {"tools": tools, "tool_choice": {"type": kind, "name": "mouth__say"}, "max_output_tokens": 200}
+    choice = {"type": kind, "name": "mouth__say"}
+    fields = {"tools": tools, "tool_choice": choice, "max_output_tokens": 200, "temperature": 0}
     answer = work_gateway.post("/v1/responses", input="Say hello", **fields)
     (call,) = [item for item in answer.json["output"] if "call" in item["type"]]
     assert (call["name"], call["namespace"]) == ("say", "mouth")
