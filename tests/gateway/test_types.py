@@ -41,7 +41,10 @@ CASES = [
         )
     ),
     # of a stream's chunks OpenAI's type has a `finish_reason` that is never null, and its servers do not keep to it
-    *(("/v1/completions", {**OLDER, **fields}, Completion, None) for fields in ({}, {"logprobs": 2, "echo": True})),
+    *(
+        ("/v1/completions", {**OLDER, **fields}, Completion, None)
+        for fields in ({}, {"logprobs": 2, "echo": True}, {"logprobs": 0})
+    ),
     *(
         ("/v1/responses", {**ITEMS, **fields}, Response, ResponseStreamEvent)
         for fields in (

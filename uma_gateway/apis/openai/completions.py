@@ -320,10 +320,17 @@ class _Offsets:
             token = _text_of(entry)
             made["tokens"].append(token)
             made["token_logprobs"].append(entry["logprob"])
-            made["top_logprobs"].append({_text_of(other): other["logprob"] for other in entry.get("top", ())} or None)
+            made["top_logprobs"].append(_likeliest(entry))
             made["text_offset"].append(max(0, self._at))
             self._at += len(self._decoder.decode(bytes(entry["bytes"])))
         return made
+
+
+def _likeliest(entry: Event) -> dict[str, float] | None:
+    """The likeliest tokens' and, as with OpenAI, always the token's own; None for the first token of a prompt."""
+    if entry["logprob"] is None:
+        return None
+    return {_text_of(other): other["logprob"] for other in (*entry.get("top", ()), entry)}
 
 
 def _text_of(entry: Event) -> str:
