@@ -287,11 +287,13 @@ def test_logprobs_of_every_token_and_of_others_in_its_place(gateway, stream):
     answer = gateway.chat(max_tokens=6, temperature=0, logprobs=True, top_logprobs=3, stream=stream)
     if stream:
         choices = [event["choices"][0] for event in answer.events]
-        entries = [entry for choice in choices for entry in (choice.get("logprobs") or {}).get("content", ())]
+        told = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+        entries = [entry for logprobs in told for entry in logprobs["content"]]
         text = "".join(choice["delta"].get("content") or "" for choice in choices)
     else:
         (choice,) = answer.json["choices"]
-        entries, text = choice["logprobs"]["content"], choice["message"]["content"]
+        told, entries, text = [choice["logprobs"]], choice["logprobs"]["content"], choice["message"]["content"]
+    assert all(logprobs["refusal"] is None for logprobs in told)  # clients made from OpenAI's document need it
     assert "".join(entry["token"] for entry in entries) == text and len(entries) == 6
     for entry in entries:
         assert (

@@ -67,7 +67,7 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
             {
                 "index": answer["index"],
                 "message": message_object(replace(message, content=ask.echo + message.content)),
-                "logprobs": {"content": chunks.logprobs(told)} if ask.n_logprobs is not None else None,
+                "logprobs": {"content": chunks.logprobs(told), "refusal": None} if ask.n_logprobs is not None else None,
                 "finish_reason": finish_reason(answer, message),
             }
         )

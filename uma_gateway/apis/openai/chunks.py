@@ -43,7 +43,7 @@ class ChatChunks:
     def delta(self, index: int, delta: dict[str, Any], logprobs: list[Any] | None = None, **more: Any) -> bytes:
         choice: dict[str, Any] = {"finish_reason": None, "index": index, "delta": delta}
         if logprobs is not None:
-            choice["logprobs"] = {"content": logprobs}
+            choice["logprobs"] = {"content": logprobs, "refusal": None}
         return self._bytes([choice], **more)
 
     def finish(self, index: int, reason: str, timings: dict[str, Any] | None) -> bytes:
