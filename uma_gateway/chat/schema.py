@@ -71,10 +71,13 @@ def typed(schema: Any) -> Any:
     """A copy in which what has properties is an object, and what has items is an array.
 
     By the letter of JSON Schema such a schema without a type allows a number too. llama-server and Ollama read it so,
-    and llama-server's own examples are written so.
+    and llama-server's own examples are written so. A keyword that is null is left out: so do clients write what they
+    leave out, and Anthropic's types allow it.
     """
     whole = json.loads(json.dumps(schema))
     for _, node in subschemas(whole):
+        for key in [key for key, value in node.items() if value is None and key not in ("const", "default")]:
+            del node[key]
         if _TELL_TYPE & node.keys():
             continue
         if any(isinstance(node.get(key), dict) for key in ("properties", "additionalProperties")):
