@@ -127,6 +127,30 @@ def test_choices_thinking_and_forms():
 
 
 DATA = {"type": "text", "media_type": "text/plain", "data": "x"}
+PIECES = {"type": "content", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]}
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"type": "document", "source": DATA}, "x"),
+        ({"type": "document", "title": "T", "context": "Of 1999", "source": DATA}, "T\nOf 1999\nx"),
+        ({"type": "document", "title": None, "context": None, "source": PIECES}, "x\ny"),
+        ({"type": "document", "source": {"type": "content", "content": "x"}}, "x"),
+        (
+            {
+                "type": "search_result",
+                "title": "T",
+                "source": "https://a.example",
+                "content": [{"type": "text", "text": "x"}],
+            },
+            "T\nhttps://a.example\n\nx",
+        ),
+    ],
+)
+def test_the_model_sees_all_text_of_documents_and_of_search_results(block, told):
+    (message,) = read(messages=[{"role": "user", "content": [block]}]).messages
+    assert message["content"] == told
 
 
 @pytest.mark.parametrize(
@@ -138,6 +162,7 @@ DATA = {"type": "text", "media_type": "text/plain", "data": "x"}
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "document", "title": 5, "source": DATA}]}]},
         {"messages": [{"role": "user", "content": [{"type": "search_result", "title": [], "content": []}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "content"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "never", "content": "x"}]}]},
         {"tools": [{"name": "x"}]},
         {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}},

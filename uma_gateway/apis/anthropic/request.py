@@ -194,13 +194,23 @@ def _texts(blocks: Any, path: str) -> list[str]:
         source = block.get("source")
         if kind == "text":
             found.append(_string(block, "text", place))
-        elif kind == "document" and isinstance(source, dict) and source.get("type") == "text":
-            found.append("\n".join(filter(None, [text(block, "title"), _string(source, "data", place)])))
+        elif kind == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
+            told = [text(block, "title"), text(block, "context"), *_document(source, f"{place}.source")]
+            found.append("\n".join(filter(None, told)))
         elif kind == "search_result":
-            found += [text(block, "title") or "", *_texts(block.get("content", []), place)]
+            told = [text(block, "title"), text(block, "source")]
+            found += ["\n".join(filter(None, told)), *_texts(block.get("content", []), place)]
         else:
             raise unsupported(f"{place}: blocks of type {kind[:50]} are not supported: the daemon serves text", path)
     return found
+
+
+def _document(source: dict[str, Any], path: str) -> list[str]:
+    """A document's text, which may be given in pieces."""
+    if source["type"] == "text":
+        return [_string(source, "data", path)]
+    content = source.get("content")
+    return [content] if isinstance(content, str) else _texts(content, f"{path}.content")
 
 
 def _kind(block: Any, path: str) -> str:
