@@ -97,6 +97,23 @@ def test_blocks_become_messages_as_openai_has_them():
     assert more == {"role": "user", "content": "And?"}
 
 
+def test_a_conversation_in_which_anthropics_servers_searched_goes_on_here():
+    found = {"type": "web_search_result", "title": "T", "url": "https://a.example", "encrypted_content": "xyz"}
+    answer = [
+        {"type": "redacted_thinking", "data": "xyz"},
+        {"type": "text", "text": "I'll look. "},
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "weather"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [found]},
+        {"type": "text", "text": "Sun.", "citations": None},
+    ]
+    chat = read(messages=[*HELLO, {"role": "assistant", "content": answer}, *HELLO])
+    assert chat.messages[1] == {"role": "assistant", "content": "I'll look. Sun."}
+    ran = {"type": "code_execution_tool_result", "tool_use_id": "s1", "content": {"stdout": "4"}}
+    with pytest.raises(GatewayError) as caught:  # nothing else tells the model of it
+        read(messages=[*HELLO, {"role": "assistant", "content": [ran]}, *HELLO])
+    assert caught.value.status == 501
+
+
 @pytest.mark.parametrize(
     "header", ["x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;", "x-anthropic-billing-header: other"]
 )

@@ -20,6 +20,9 @@ from uma_gateway.prompting import Chat
 # Claude Code begins its system prompt with a line that is another one in every request: no cached prompt would fit any
 # more
 _BILLING = re.compile(r"\A(?:\s*x-anthropic-[a-z-]+:[^\n]*(?:\n|\Z))+")
+# of a conversation that began elsewhere: what another model thought or asked of Anthropic's servers, and what these
+# alone can read. What came of it is in the text that follows
+_UNREADABLE = ("redacted_thinking", "server_tool_use", "web_search_tool_result", "tool_search_tool_result")
 _TOOL_CHANGES = ("tool_addition", "tool_removal")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -140,7 +143,7 @@ def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str,
             names[call_id] = name
             arguments = orjson.dumps(block.get("input", {})).decode()
             calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
-        elif kind != "redacted_thinking":  # of another model, and unreadable
+        elif kind not in _UNREADABLE:
             raise unsupported(f"{path}.{i}: blocks of type {kind[:50]} are not supported", path)
     made: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
