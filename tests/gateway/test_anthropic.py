@@ -137,6 +137,7 @@ def test_choices_thinking_and_forms():
         == "get_weather"
     )
     assert not read().enable_thinking and read(thinking={"type": "adaptive"}).enable_thinking
+    assert not read(thinking={"type": "between_tools"}).enable_thinking
     assert read(thinking={"type": "enabled", "budget_tokens": 64}).reasoning_budget == 64
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     assert read(output_config={"format": {"type": "json_schema", "schema": schema}}).json_schema == schema

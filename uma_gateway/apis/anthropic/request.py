@@ -328,9 +328,9 @@ def _read_thinking(body: dict[str, Any], chat: Chat, messages: list[Any]) -> Non
     """Models think only where the request says so."""
     thinking = table(body, "thinking")
     kind = thinking.get("type", "disabled")
-    if kind not in ("enabled", "disabled", "adaptive"):
-        raise invalid("thinking.type: must be enabled, disabled or adaptive", "thinking")
-    chat.enable_thinking = kind != "disabled"
+    if kind not in ("enabled", "disabled", "adaptive", "between_tools"):
+        raise invalid("thinking.type: must be enabled, disabled, adaptive or between_tools", "thinking")
+    chat.enable_thinking = kind in ("enabled", "adaptive")  # between tools Claude tells how far it is, and thinks not
     budget = integer(thinking, "budget_tokens")
     if kind == "enabled":
         if budget is None:
