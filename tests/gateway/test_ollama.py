@@ -188,6 +188,12 @@ def test_errors_are_a_text_that_names_what_is_wrong(gateway, path, body, status,
     assert answer.status == status and list(answer.json) == ["error"] and word in answer.json["error"]
 
 
+@pytest.mark.parametrize("think", [True, False, "low", "medium", "high", "max"])
+def test_the_model_may_be_told_how_much_to_think(gateway, think):
+    answer = gateway.post("/api/chat", messages=USER, think=think, stream=False, options={"num_predict": 1})
+    assert answer.status == 200
+
+
 def test_an_error_in_a_stream_is_its_last_line_and_raised_by_the_client(gateway, client, levers):
     levers(statuses=["OK"] * 4 + ["FATAL"])
     with pytest.raises(ollama.ResponseError):

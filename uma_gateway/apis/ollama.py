@@ -43,7 +43,7 @@ KEPT = datetime.timedelta(days=290 * 365)  # of models that stay: Ollama's clien
 NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # as a duration
 MS = 1_000_000
 LATEST = ":latest"  # what clients write behind a name without a tag
-THINK_LEVELS = ("low", "medium", "high")
+THINK_LEVELS = ("low", "medium", "high", "max")
 # options that say how to load a model: that is the daemon's configuration
 LOADING = frozenset(
     (
@@ -210,7 +210,7 @@ def _with_options(body: dict[str, Any], chat: Chat) -> Chat:
     think = body.get("think")
     if think is not None:
         if not isinstance(think, bool) and think not in THINK_LEVELS:
-            raise invalid("`think` must be true, false, low, medium or high", "think")
+            raise invalid("`think` must be true, false, low, medium, high or max", "think")
         chat.enable_thinking = bool(think)
         if isinstance(think, str):
             chat.template_kwargs["reasoning_effort"] = think
