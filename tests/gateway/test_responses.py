@@ -315,6 +315,13 @@ def test_an_item_that_lacks_its_text_is_named():
     assert caught.value.param == "input[0].call_id"
 
 
+def test_a_kept_response_is_continued_without_new_items(gateway):
+    first = respond(gateway).json
+    answer = gateway.post("/v1/responses", previous_response_id=first["id"], max_output_tokens=3)
+    assert answer.status == 200 and answer.json["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    assert gateway.get(f"/v1/responses/{answer.json['id']}/input_items").json["data"] == []
+
+
 def test_items_that_were_kept_can_be_referred_to(gateway):
     """As the AI SDK does with what the assistant said."""
     first = respond(gateway).json

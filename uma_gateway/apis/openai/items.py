@@ -25,8 +25,10 @@ def new_id(prefix: str) -> str:
 # ---- in
 
 
-def read_input(value: Any) -> list[Item]:
-    """The `input` of a request as items. Raises: GatewayError."""
+def read_input(value: Any, is_continued: bool = False) -> list[Item]:
+    """The `input` of a request as items: one that continues a response may have none. Raises: GatewayError."""
+    if is_continued and value in (None, []):
+        return []
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list) or not value:

@@ -162,9 +162,10 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     for name in ("conversation", "prompt"):
         if body.get(name) is not None:
             raise unsupported(f"`{name}` is kept on OpenAI's servers, and not supported", name)
-    input_items = [_referred(exchange, item, i) for i, item in enumerate(items.read_input(body.get("input")))]
     previous = text(body, "previous_response_id")
     earlier = _found(exchange, previous, "previous_response_id").items if previous else []
+    given = items.read_input(body.get("input"), is_continued=bool(earlier))
+    input_items = [_referred(exchange, item, i) for i, item in enumerate(given)]
     conversation = [*earlier, *input_items]
     messages = items.to_messages(conversation)
     instructions = text(body, "instructions")
