@@ -76,6 +76,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # of other servers: why not
     "allowed_token_ids": ("`logit_bias` and grammars choose among tokens", ([],)),
     "include_stop_str_in_output": ("a stop text is no part of the answer", (False,)),
     "truncate_prompt_tokens": ("nothing is cut off a prompt", (-1, 0)),
+    "chat_template": ("prompts are written with the model's own", ("",)),
 }
 
 _TYPES: dict[str, tuple[type, ...]] = {

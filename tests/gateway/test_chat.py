@@ -102,6 +102,7 @@ def test_neutral_fields_that_clients_send_by_habit_change_nothing(gateway):
         "bad_words": [],
         "include_stop_str_in_output": False,
         "truncate_prompt_tokens": -1,
+        "chat_template": None,
         "prediction": {"type": "content", "content": "hello"},
     }
     plain = gateway.chat(max_tokens=5, temperature=0).json["choices"]
@@ -188,6 +189,7 @@ def test_content_in_parts_is_text(gateway):
         ({"allowed_token_ids": [5]}, 501, "allowed_token_ids"),
         ({"include_stop_str_in_output": True}, 501, "include_stop_str_in_output"),
         ({"truncate_prompt_tokens": 9}, 501, "truncate_prompt_tokens"),
+        ({"chat_template": "{{ messages[0].content }}"}, 501, "chat_template"),
         ({"service_tier": "flex", "priority": "urgent"}, 400, "priority"),
     ],
 )
