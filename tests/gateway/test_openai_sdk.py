@@ -57,7 +57,7 @@ def test_log_probabilities(client):
         model="any", messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=2
     ).choices[0]
     assert [len(entry.top_logprobs) for entry in choice.logprobs.content] == [2, 2, 2]
-    older = client.completions.create(model="any", prompt="Hello", max_tokens=3, logprobs=2).choices[0]
+    older = client.completions.create(model="any", prompt="Hello", max_tokens=3, logprobs=2, temperature=0).choices[0]
     assert len(older.logprobs.tokens) == 3 and len(older.logprobs.top_logprobs[0]) == 2
 
 
