@@ -123,6 +123,33 @@ def test_a_named_tool_is_the_one_that_is_called(client):
     assert call[1] == "set_timer" and isinstance(json.loads(call[2])["minutes"], int)
 
 
+@pytest.mark.parametrize("wish", [{}, {"parallel_tool_calls": True}])
+def test_a_named_tool_is_called_once(work_gateway, client, wish):
+    """As with OpenAI: Instructor raises where there are more calls. This model would call it three times."""
+    unit = {"type": "string", "enum": ["celsius", "fahrenheit"]}
+    more = {"unit": {**unit, "default": "celsius"}, "include_forecast": {"type": "boolean", "default": False}}
+    place = {
+        "city": {"type": "string", "default": "Vienna"},
+        "country": {"type": "string"},
+        "unit": unit,
+        "options": {"$ref": "#/$defs/W", "description": "x"},
+    }
+    options = {"title": "W", "type": "object", "additionalProperties": False, "properties": more}
+    parameters = {"type": "object", "properties": place, "required": ["country", "unit"], "$defs": {"W": options}}
+    function = {"name": "get_current_weather", "description": "d", "parameters": parameters}
+    asked, tools = "Weather in Berlin, Germany in fahrenheit?", [{"type": "function", "function": function}]
+    named = {"type": "function", "function": {"name": "get_current_weather"}}
+    ask = [{"role": "user", "content": asked}]
+    assert len(calls_of(chat(client, ask, tools=tools, tool_choice=named, max_tokens=300, **wish))) == 1
+    fields = {"tool_choice": {"type": "function", "name": "get_current_weather"}, "max_output_tokens": 300, **wish}
+    newer = {"input": asked, "tools": [{"type": "function", **function}], "temperature": 0, **fields}
+    output = work_gateway.post("/v1/responses", **newer).json["output"]
+    assert [item["type"] for item in output] == ["function_call"]
+    options = {"temperature": 0, "num_predict": 300}
+    ollama = {"messages": ask, "tools": tools, "tool_choice": named, "stream": False, "options": options, **wish}
+    assert len(work_gateway.post("/api/chat", **ollama).json["message"]["tool_calls"]) == 1
+
+
 def test_a_required_call_comes_though_nothing_calls_for_it(client):
     hello = [{"role": "user", "content": "Hello!"}]
     for choice in ("required", "any"):  # the second is what Mistral's clients call it

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from uma_gateway.apis.base import Access, Family, Route
-from uma_gateway.apis.openai.request import read_tools
+from uma_gateway.apis.openai.request import read_parallel, read_tools
 from uma_gateway.asking import Ask, plan_prompt
 from uma_gateway.chat.diff import Message, ToolCall
 from uma_gateway.daemon import Event, Generation
@@ -144,7 +144,7 @@ async def on_chat(exchange: Exchange) -> None:
         await _loaded(exchange, body, chat_part)
         return
     tools, choice = read_tools(array(body, "tools"), body.get("tool_choice"))  # which only some of its clients send
-    chat = _with_options(body, Chat(messages=openai_messages(messages), tools=tools, tool_choice=choice))
+    chat = _with_options(body, Chat(openai_messages(messages), tools, choice, read_parallel(body, choice)))
     last = chat.messages[-1]
     if last["role"] == "assistant" and not last.get("tool_calls"):
         chat.continue_final_message, chat.add_generation_prompt = True, False

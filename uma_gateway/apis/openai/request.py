@@ -52,7 +52,7 @@ def read_chat(body: dict[str, Any]) -> Ask:
         messages,
         tools,
         choice,
-        flag(body, "parallel_tool_calls"),
+        read_parallel(body, choice),
         add_generation_prompt=boolean(body, "add_generation_prompt", True),
         continue_final_message=_continued(body),
         reasoning_format=text(body, "reasoning_format") or "auto",
@@ -161,6 +161,14 @@ def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str
         )
     tools_named = [{"type": "function", "function": {"name": name}} for name in chosen]
     return known, {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools_named}}
+
+
+def read_parallel(body: dict[str, Any], choice: str | dict[str, Any]) -> bool | None:
+    """Whether an answer may have several calls; None: as the template allows. A function that is named is called once,
+    as with OpenAI. Raises: GatewayError.
+    """
+    wish = flag(body, "parallel_tool_calls")
+    return False if isinstance(choice, dict) and choice["type"] == "function" else wish
 
 
 def _tool(tool: Any, i: int) -> dict[str, Any]:

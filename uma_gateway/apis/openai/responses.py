@@ -11,14 +11,14 @@ from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
 from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item, Names
-from uma_gateway.apis.openai.request import answer_form, read_effort, read_tools, read_verbosity
+from uma_gateway.apis.openai.request import answer_form, read_effort, read_parallel, read_tools, read_verbosity
 from uma_gateway.apis.openai.store import Store, Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import MOST_LOGPROBS, array, boolean, flag, integer, model_name, most_tokens, table, text
+from uma_gateway.fields import MOST_LOGPROBS, array, boolean, integer, model_name, most_tokens, table, text
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, Prompt
@@ -172,7 +172,7 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
     tools, choice = read_tools(items.read_tools(array(body, "tools")), _choice(body.get("tool_choice")))
-    chat = Chat(messages, tools, choice, flag(body, "parallel_tool_calls"))
+    chat = Chat(messages, tools, choice, read_parallel(body, choice))
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
     read_effort(text(table(body, "reasoning"), "effort"), chat)
     read_verbosity(table(body, "text"), chat)
