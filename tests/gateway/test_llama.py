@@ -21,6 +21,16 @@ def test_a_whole_completion(gateway):
     assert gateway.post("/completion", prompt=[104, 105], n_predict=2, temperature=0).json["tokens_evaluated"] == 2
 
 
+def test_an_answer_that_the_context_ends_says_so(gateway):
+    n_ctx = gateway.get("/props").json["default_generation_settings"]["n_ctx"]
+    ask = {"prompt": [104] * (n_ctx - 5), "temperature": 0, "ignore_eos": True}
+    answer = gateway.post("/completion", **ask, n_predict=50).json
+    assert (answer["stop_type"], answer["truncated"]) == ("limit", True)
+    assert answer["tokens_evaluated"] + answer["tokens_predicted"] >= n_ctx
+    assert gateway.post("/completion", **ask, n_predict=50, stream=True).events[-1]["truncated"] is True
+    assert gateway.post("/completion", **ask, n_predict=3).json["truncated"] is False
+
+
 def test_a_streamed_completion_says_what_the_whole_one_says(gateway):
     whole = gateway.post("/completion", prompt="hello", n_predict=9, temperature=0).json
     answer = gateway.post("/completion", prompt="hello", n_predict=9, temperature=0, stream=True)

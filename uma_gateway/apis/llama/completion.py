@@ -285,6 +285,7 @@ def last_object(plan: Plan, eos: Event, content: str, index: int, has_new_line: 
     """The whole answer, or the last piece of a stream."""
     usage, stop = eos["usage"], eos.get("stop") or {}
     kind = "limit" if eos["reason"] == "length" else "word" if "text" in stop else "eos"
+    is_full = kind == "limit" and usage["prompt_tokens"] + usage["completion_tokens"] >= plan.model.n_ctx
     prompt = plan.fields.get("prompt")
     return {
         "index": index,
@@ -298,7 +299,7 @@ def last_object(plan: Plan, eos: Event, content: str, index: int, has_new_line: 
         "generation_settings": settings(plan),
         "prompt": prompt if isinstance(prompt, str) else "",
         "has_new_line": has_new_line,
-        "truncated": bool(usage.get("dropped_tokens")),
+        "truncated": is_full or bool(usage.get("dropped_tokens")),  # the context was not enough
         "stop_type": kind,
         "stopping_word": stop.get("text", ""),
         "tokens_cached": max(0, usage["prompt_tokens"] + usage["completion_tokens"] - 1),  # in the KV at the end
