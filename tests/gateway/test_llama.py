@@ -60,6 +60,25 @@ def test_a_stream_tells_how_far_its_prompt_is_read(gateway, path, fields):
 
 
 @pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/completion", {"prompt": "hallo " * 300, "n_predict": 3}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hallo " * 300}], "max_tokens": 3}),
+        ("/v1/completions", {"prompt": "hallo " * 301, "max_tokens": 3}),
+    ],
+)
+def test_a_prompt_s_figures_come_with_its_progress(gateway, path, fields):
+    events = gateway.post(path, stream=True, return_progress=True, timings_per_token=True, **fields).events
+    told = [(event["prompt_progress"], event["timings"]) for event in events if "prompt_progress" in event]
+    assert told
+    for progress, timings in told:
+        assert timings["prompt_n"] == progress["processed"] - progress["cache"]
+        assert timings["cache_n"] == progress["cache"] and round(timings["prompt_ms"]) == progress["time_ms"]
+        assert timings["predicted_n"] == timings["predicted_ms"] == 0
+    assert not any("timings" in e for e in gateway.post(path, stream=True, return_progress=True, **fields).events[:-3])
+
+
+@pytest.mark.parametrize(
     ("path", "fields", "n_prompts"),
     [
         ("/completion", {"prompt": ["hello", "goodbye"], "n_predict": 5}, 2),

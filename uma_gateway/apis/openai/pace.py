@@ -44,7 +44,10 @@ class Pace:
     def read(self, progress: Event) -> dict[str, Any]:
         """What a chunk says of the prompt: nothing where that was not asked for."""
         self._prompt = progress
-        return {"prompt_progress": chunks.prompt_progress(progress)} if self._tells_progress else {}
+        if not self._tells_progress:
+            return {}
+        told = {"prompt_progress": chunks.prompt_progress(progress)}
+        return {**told, "timings": _read_so_far(progress)} if self._tells_timings else told
 
     def token(self, index: int) -> dict[str, Any]:
         """One more token of that answer: what its chunks say of the time and of the tokens so far."""
@@ -60,3 +63,12 @@ class Pace:
             timing = {"ttft_ms": read_ms, "total_ms": read_ms + (now - t_first) * 1e3}
             told["timings"] = chunks.timings({"usage": usage, "timing": timing})
         return told
+
+
+def _read_so_far(progress: Event) -> dict[str, Any]:
+    usage = {
+        "prompt_tokens": progress["read_tokens"],
+        "cached_tokens": progress["cached_tokens"],
+        "completion_tokens": 0,
+    }
+    return chunks.timings({"usage": usage, "timing": {"ttft_ms": progress["read_ms"]}})
