@@ -10,7 +10,7 @@ from typing import Any
 from uma_gateway.daemon import Event
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import flag, integer
+from uma_gateway.fields import flag, integer, plain_prompt
 from uma_gateway.generate import note_end, priority_fields
 
 EUCLIDEAN, PLAIN = 2, -1  # of llama-server's `embd_normalize`
@@ -39,6 +39,27 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
     if norm is not None:
         options["normalize"] = norm == EUCLIDEAN
     return options
+
+
+def inputs_of(body: Mapping[str, Any], name: str) -> Any:
+    """Texts and token ids, as the daemon takes them. A text may be an object, as llama-server's clients write it: a
+    `prompt_string`, or a `content` of parts. Raises: GatewayError.
+    """
+    given = body[name]
+    return [_plain(item, name) for item in given] if isinstance(given, list) else _plain(given, name)
+
+
+def _plain(item: Any, name: str) -> Any:
+    if not isinstance(item, dict) or "content" not in item:
+        return plain_prompt(item, name)
+    parts = item["content"]
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise invalid(f"`{name}.content` must be an array of parts", name)
+    if any(part.get("type") in ("image_url", "input_audio", "input_video") for part in parts):
+        raise unsupported(f"`{name}.content` can have parts of text only: the daemon serves text", name)
+    if not all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts):
+        raise invalid(f"each part of `{name}.content` must have a `type` and a `text`", name)
+    return "".join(part["text"] for part in parts)
 
 
 def unpacked(data: str) -> list[float]:

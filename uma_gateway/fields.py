@@ -216,7 +216,7 @@ def read_prompts(body: Mapping[str, Any]) -> list[Prompt]:
         value = [value]
     if not isinstance(value, list) or not value:
         raise invalid("`prompt` is required: a string, token ids, or an array of either", "prompt")
-    prompts = [_plain_prompt(item) for item in value]
+    prompts = [plain_prompt(item) for item in value]
     if not all(isinstance(item, str) or _is_mixed(item) for item in prompts):
         raise invalid("`prompt` must hold strings, or arrays of token ids", "prompt")
     if len(prompts) > MOST_PROMPTS:
@@ -229,7 +229,7 @@ def _is_mixed(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) in (int, str) for item in value)
 
 
-def _plain_prompt(value: Any) -> Any:
+def plain_prompt(value: Any, name: str = "prompt") -> Any:
     """The text of a prompt that is written as an object, as llama-server's clients do; others as they are.
 
     Raises: GatewayError.
@@ -237,9 +237,9 @@ def _plain_prompt(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if value.get("multimodal_data"):
-        raise unsupported("`prompt.multimodal_data` is not supported: the daemon serves text", "prompt")
+        raise unsupported(f"`{name}.multimodal_data` is not supported: the daemon serves text", name)
     if not isinstance(value.get("prompt_string"), str):
-        raise invalid("`prompt.prompt_string` must be a string", "prompt")
+        raise invalid(f"`{name}.prompt_string` must be a string", name)
     return value["prompt_string"]
 
 

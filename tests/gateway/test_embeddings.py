@@ -87,6 +87,31 @@ def test_what_is_wrong_is_a_bad_request(client: openai.OpenAI, fields: dict[str,
         client.embeddings.create(model="any", **fields)
 
 
+def parts(*texts: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text} for text in texts]}
+
+
+@pytest.mark.parametrize(("path", "name"), [("/v1/embeddings", "input"), ("/embedding", "content")])
+def test_a_text_may_be_an_object(bert_gateway: GatewayProcess, path: str, name: str) -> None:
+    """As llama-server's clients write it."""
+
+    def vectors(given: Any) -> Any:
+        answer = bert_gateway.post(path, **{name: given}).json
+        return [item["embedding"] for item in (answer["data"] if path == "/v1/embeddings" else answer)]
+
+    (one,) = vectors("the shell")
+    for given in ({"prompt_string": "the shell"}, parts("the shell"), parts("the ", "shell")):
+        np.testing.assert_allclose(vectors(given), [one], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        vectors(["tree", {"prompt_string": "the shell"}, parts("tree")]), vectors(["tree", "the shell", "tree"]), 1e-5
+    )
+    for wrong in ({"content": "tree"}, {"content": [{"type": "unknown"}]}, {"prompt_string": 1}, {}):
+        assert bert_gateway.post(path, **{name: wrong}).status == 400
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for seen in ({"content": [image]}, {"prompt_string": "a", "multimodal_data": ["AAAA"]}):
+        assert bert_gateway.post(path, **{name: seen}).status == 501
+
+
 def test_an_encoder_does_not_chat(client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as refused:
         client.completions.create(model="any", prompt="Hello")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_gateway.embedding import ask, documents_of, options_of, unpacked, usage
+from uma_gateway.embedding import ask, documents_of, inputs_of, options_of, unpacked, usage
 from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import boolean, integer, model_name, text
@@ -23,7 +23,7 @@ async def on_embedding(exchange: Exchange) -> None:
 
 async def _vectors(exchange: Exchange, body: dict[str, Any], name: str) -> None:
     pooling = text(body, "pooling")
-    fields = {"input": body[name], **options_of(body), **({"pooling": pooling} if pooling else {})}
+    fields = {"input": inputs_of(body, name), **options_of(body), **({"pooling": pooling} if pooling else {})}
     reply = await ask(exchange, "embed", body, fields)
     rows = (item if isinstance(item, list) else [item] for item in reply["embeddings"])
     await exchange.send_json(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_gateway.embedding import ask, options_of, unpacked, usage
+from uma_gateway.embedding import ask, inputs_of, options_of, unpacked, usage
 from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import model_name, text
@@ -24,7 +24,7 @@ async def on_embeddings(exchange: Exchange) -> None:
 
 async def _answer(exchange: Exchange, body: dict[str, Any], form: str) -> None:
     model = await exchange.gateway.model()
-    reply = await ask(exchange, "embed", body, {"input": body["input"], **options_of(body)})
+    reply = await ask(exchange, "embed", body, {"input": inputs_of(body, "input"), **options_of(body)})
     read = unpacked if form == "float" else str
     data = [{"object": "embedding", "index": i, "embedding": read(item)} for i, item in enumerate(reply["embeddings"])]
     await exchange.send_json({"object": "list", "data": data, "model": model_name(body, model), "usage": usage(reply)})
