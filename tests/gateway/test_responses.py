@@ -199,6 +199,21 @@ def test_another_key_s_responses_are_nobody_else_s(serve, before, folder):
     assert respond(gateway, headers=headers["alice"], previous_response_id=response["id"]).status == 200
 
 
+def test_a_stream_has_llama_servers_figures(gateway):
+    """Of the prompt and of each piece where they are asked for, of the whole in the last event."""
+    ask = {"given": "This is a test. " * 100, "stream": True}
+    events = respond(gateway, **ask, return_progress=True, timings_per_token=True).events
+    told = [event for event in events if "prompt_progress" in event]
+    assert told and {event["type"] for event in told} == {"response.in_progress"}
+    assert told[-1]["prompt_progress"]["processed"] == told[-1]["prompt_progress"]["total"] > 1000
+    pieces = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [event["timings"]["predicted_n"] for event in pieces] == list(range(1, 9))
+    assert events[-1]["timings"] == events[-1]["response"]["timings"]
+    silent = respond(gateway, **ask).events
+    assert [event["type"] for event in silent if "timings" in event] == ["response.incomplete"]
+    assert not any("prompt_progress" in event for event in silent)
+
+
 def test_a_failure_in_mid_stream_is_a_failed_response(gateway, levers):
     levers(statuses=["OK"] * 4 + ["FATAL"])
     events = respond(gateway, stream=True, max_output_tokens=50).events

@@ -11,6 +11,7 @@ from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
 from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item, Names
+from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import answer_form, read_effort, read_parallel, read_tools, read_verbosity
 from uma_gateway.apis.openai.store import Store, Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
@@ -207,7 +208,10 @@ async def _answer(exchange: Exchange, request: Request) -> None:
         ask = request.ask
         if request.is_cut:
             ask = replace(ask, chat=await _fitting(exchange, model, ask.chat, max_tokens))
-        return await plan_chat(exchange, model, ask, request.body, max_tokens)
+        plan = await plan_chat(exchange, model, ask, request.body, max_tokens)
+        if ask.is_stream:
+            plan.fields.update(progress_field(request.body, model))
+        return plan
 
     async with begin(exchange, plan_for) as (plan, generation):
         shape = _shape(exchange, request, plan.model)
@@ -375,6 +379,7 @@ class _Stream:
         self._open: _Open | None = None
         self._output: list[Item] = []
         self._held = Held()
+        self._pace = Pace(request.body)
         self._tool = -1
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
@@ -394,7 +399,10 @@ class _Stream:
     def _on_event(self, event: Event) -> list[bytes]:
         """Raises: GatewayError."""
         if event["event"] == "token":
-            return self._on_text(event["text"], event.get("logprobs"))
+            return self._on_text(event["text"], event.get("logprobs"), **self._pace.token(0))
+        if event["event"] == "progress":
+            told = self._pace.read(event)
+            return [self._event("response.in_progress", response=self._shape, **told)] if told else []
         note_end(self._exchange, event)
         ended(event)
         out = self._on_text("", event.get("logprobs"), is_final=True)
@@ -404,20 +412,24 @@ class _Stream:
         out += self._close(status)
         response = _ended(self._shape, event, self._output)
         _keep(self._exchange, self._request, response)
-        return [*out, self._event(f"response.{response['status']}", response=response)]
+        # the figures stand beside the response too: there llama-server has them
+        return [*out, self._event(f"response.{response['status']}", response=response, timings=response["timings"])]
 
-    def _on_text(self, text: str, logprobs: list[Event] | None, is_final: bool = False) -> list[bytes]:
+    def _on_text(self, text: str, logprobs: list[Event] | None, is_final: bool = False, **more: Any) -> list[bytes]:
         self._held.add(logprobs or ())
-        return [chunk for diff in self._parser.feed(text, is_final) for chunk in self._on_diff(diff)]
+        return [chunk for diff in self._parser.feed(text, is_final) for chunk in self._on_diff(diff, more)]
 
-    def _on_diff(self, diff: Diff) -> list[bytes]:
+    def _on_diff(self, diff: Diff, more: dict[str, Any]) -> list[bytes]:
+        """`more` is told with each piece."""
         out: list[bytes] = []
         told = chunks.logprobs(self._held.take(diff)) if self._request.has_logprobs else []
         if diff.reasoning:
-            out += self._at("reasoning") + self._add("response.reasoning_text.delta", diff.reasoning, content_index=0)
+            out += self._at("reasoning") + self._add(
+                "response.reasoning_text.delta", diff.reasoning, content_index=0, **more
+            )
         if diff.content:
             out += self._at("message")
-            out += self._add("response.output_text.delta", diff.content, content_index=0, logprobs=told)
+            out += self._add("response.output_text.delta", diff.content, content_index=0, logprobs=told, **more)
         if diff.tool >= 0:
             if diff.tool != self._tool:
                 self._tool = diff.tool
@@ -426,7 +438,7 @@ class _Stream:
             if self._open is not None and self._open.kind == "custom":
                 self._open.parts.append(diff.tool_arguments)  # told whole: these are JSON, a custom tool's text is not
             elif diff.tool_arguments:
-                out += self._add("response.function_call_arguments.delta", diff.tool_arguments)
+                out += self._add("response.function_call_arguments.delta", diff.tool_arguments, **more)
         return out
 
     def _at(self, kind: str) -> list[bytes]:
