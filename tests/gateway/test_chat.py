@@ -184,6 +184,7 @@ def test_content_in_parts_is_text(gateway):
         ({"moderation": {"model": "omni-moderation-latest"}}, 501, "moderation"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, 501, "tools[0]"),
         ({"continue_final_message": "end"}, 400, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, 400, "add_generation_prompt"),
         ({"n_probs": 99}, 400, "n_probs"),
         ({"min_keep": "five"}, 400, "min_keep"),
         ({"allowed_token_ids": [5]}, 501, "allowed_token_ids"),

@@ -78,7 +78,10 @@ def _continued(body: dict[str, Any]) -> bool | str:
     Raises: GatewayError.
     """
     wish = body.get("continue_final_message")
-    return wish if wish in ("content", "reasoning_content") else boolean(body, "continue_final_message")
+    wish = wish if wish in ("content", "reasoning_content") else boolean(body, "continue_final_message")
+    if wish and body.get("add_generation_prompt") is True:  # either the last message goes on, or another begins
+        raise invalid("`add_generation_prompt` conflicts with `continue_final_message`", "add_generation_prompt")
+    return wish
 
 
 def _echoed(chat: Chat) -> str:
