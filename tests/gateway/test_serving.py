@@ -63,6 +63,18 @@ def test_the_request_id_and_the_account_are_seen_in_the_daemon_s_sessions(gatewa
     eventually(lambda: n_busy(fake) == 0)
 
 
+def test_while_nothing_is_taken_health_has_llama_servers_form_of_errors(serve, before):
+    daemon = serve()
+    gateway: GatewayProcess = before(daemon)
+    daemon.ask("drain", then="stay")
+    health = gateway.get("/health")
+    assert health.status == 503 and health.json["status"]
+    assert (health.json["error"]["code"], health.json["error"]["type"]) == (503, "unavailable_error")
+    assert health.json["status"] in health.json["error"]["message"]
+    daemon.ask("undrain")
+    assert gateway.get("/v1/health").json == {"status": "ok"}
+
+
 def test_without_a_daemon_it_says_so_and_comes_back_by_itself(serve, before, folder):
     gateway: GatewayProcess = before(str(folder / "uma.sock"))
     for answer in (gateway.get("/health"), gateway.get("/v1/models"), gateway.chat()):

@@ -18,8 +18,11 @@ from uma_gateway.model import Model
 async def on_health(exchange: Exchange) -> None:
     """200 while requests would be taken, else 503: for load balancers and for whoever waits for the start."""
     health = await exchange.gateway.daemon.call("health")
-    is_ready = bool(health["is_ready"])
-    await exchange.send_json({"status": "ok" if is_ready else health["state"]}, 200 if is_ready else 503)
+    if health["is_ready"]:
+        await exchange.send_json({"status": "ok"})
+        return
+    error = GatewayError(Kind.UNAVAILABLE, f"the daemon is not ready: {health['state']}")
+    await exchange.send_json({"status": health["state"], **error_object(error)}, error.status)
 
 
 async def on_props(exchange: Exchange) -> None:
