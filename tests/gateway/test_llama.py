@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.daemon.support import eventually
+from tests.daemon.support import SMALL, TINY, eventually
 from tests.gateway.support import Raw, n_busy
 from uma_gateway.apis.llama.about import THEIRS, line_of, sums
 from uma_gateway.apis.llama.completion import Lines, _Limits
@@ -249,6 +249,15 @@ def test_time_ends_an_answer_at_the_end_of_a_line():
     for text, now in (("a", 9.0), ("\n", 9.4), ("b", 9.6)):
         assert lines.push(text, now) == text and not lines.is_over
     assert lines.push("c\nd", 9.7) == "c\nd" and lines.is_over
+
+
+def test_figures_tell_of_draft_tokens(serve, before):
+    gateway = before(serve("--engine", "auto", "--model", str(TINY), *SMALL, "--speculate", "lookup", has_levers=False))
+    ask = {"prompt": "one two three four " * 20, "n_predict": 40, "temperature": 0, "ignore_eos": True}
+    whole = gateway.post("/completion", **ask).json["timings"]
+    assert 0 <= whole["draft_n_accepted"] <= whole["draft_n"] > 0
+    assert gateway.post("/completion", **ask, stream=True).events[-1]["timings"]["draft_n"] > 0
+    assert "draft_n" not in gateway.post("/completion", **{**ask, "n_predict": 1}).json["timings"]
 
 
 def test_text_to_tokens_and_back(gateway):

@@ -94,7 +94,15 @@ def timings(eos: Event) -> dict[str, Any]:
         "predicted_per_token_ms": _rate(answer_ms, n_gaps),
         "predicted_per_second": _rate(n_gaps * 1e3, answer_ms),
         "queue_ms": timing.get("queue_ms", 0.0),
+        **_drafts(counts),
     }
+
+
+def _drafts(counts: Mapping[str, int]) -> dict[str, int]:
+    """Draft tokens that were verified, and those that held; nothing where there were none, as with llama-server."""
+    n_held = counts.get("accepted_prediction_tokens", 0)
+    n_drafts = n_held + counts.get("rejected_prediction_tokens", 0)
+    return {"draft_n": n_drafts, "draft_n_accepted": n_held} if n_drafts else {}
 
 
 def prompt_progress(event: Event) -> dict[str, Any]:
