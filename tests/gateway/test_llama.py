@@ -251,6 +251,13 @@ def test_time_ends_an_answer_at_the_end_of_a_line():
     assert lines.push("c\nd", 9.7) == "c\nd" and lines.is_over
 
 
+def test_each_of_several_streamed_answers_has_its_figures(gateway):
+    ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "n": 2, "stream": True}
+    events = gateway.post("/v1/chat/completions", **ask).events
+    ends = [event for event in events if event["choices"][0]["finish_reason"]]
+    assert [event["timings"]["predicted_n"] for event in ends] == [5, 5]
+
+
 def test_figures_tell_of_draft_tokens(serve, before):
     gateway = before(serve("--engine", "auto", "--model", str(TINY), *SMALL, "--speculate", "lookup", has_levers=False))
     ask = {"prompt": "one two three four " * 20, "n_predict": 40, "temperature": 0, "ignore_eos": True}

@@ -177,7 +177,7 @@ class _Stream:
     def _on_end(self, index: int, end: Event, out: list[bytes]) -> None:
         self._on_text(index, "", end.get("logprobs"), out, is_final=True)
         reason = finish_reason(end, self._messages[index])
-        last = None if self._ask.wants_usage or self._ask.n > 1 else chunks.timings(end)
+        last = None if self._ask.wants_usage else chunks.timings(end)
         out.append(self._chunk.finish(index, reason, last))
 
     def _on_last(self, eos: Event, out: list[bytes]) -> None:
