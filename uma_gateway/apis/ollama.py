@@ -38,7 +38,8 @@ from uma_gateway.model import Model
 from uma_gateway.parsing import Parser, Plain, whole
 from uma_gateway.prompting import Chat, Prompt, render
 
-VERSION = "0.12.0"  # of the API that is spoken: Copilot asks for at least 0.6.4
+# of the API that is spoken: the first Ollama with /v1/messages. Codex asks for /v1/responses by 0.13.4
+VERSION = "0.14.0"
 KEPT = datetime.timedelta(days=290 * 365)  # of models that stay: Ollama's clients call what is so far ahead forever
 NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # as a duration
 MS = 1_000_000
