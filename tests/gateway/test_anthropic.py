@@ -9,10 +9,11 @@ import pytest
 
 from tests.daemon.support import eventually
 from tests.gateway.support import GatewayProcess, Raw, n_busy
-from uma_gateway.apis.anthropic.messages import Shape, StreamWriter
+from uma_gateway.apis.anthropic.messages import Shape, StreamWriter, blocks
 from uma_gateway.apis.anthropic.request import read_request
 from uma_gateway.chat.diff import Diff
 from uma_gateway.errors import GatewayError
+from uma_gateway.parsing import Message
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {
@@ -218,9 +219,16 @@ def test_parts_that_follow_each_other_are_blocks_of_their_own():
     assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"]
     events = [json.loads(line[6:]) for line in raw.decode().split("\n") if line.startswith("data: ")]
     thought_ends = next(i for i, event in enumerate(events) if event["type"] == "content_block_stop")
-    assert events[thought_ends - 1]["delta"] == {"type": "signature_delta", "signature": ""}
+    assert events[thought_ends - 1]["delta"] == {"type": "signature_delta", "signature": "unsigned"}
     assert sum(event.get("delta", {}).get("type") == "signature_delta" for event in events) == 1
     assert b'"text":"\\n\\nYes"' in raw and b'"stop_reason":"tool_use"' in raw and b'"cache_read_input_tokens":2' in raw
+
+
+def test_a_whole_thought_has_a_signature_too():
+    """Clients send a thought without one back as text: the model would take it for a part of its answer."""
+    thought, text = blocks(Message("Yes", "Hm."))
+    assert thought == {"type": "thinking", "thinking": "Hm.", "signature": "unsigned"}
+    assert text["text"] == "Yes"
 
 
 # ---- the client

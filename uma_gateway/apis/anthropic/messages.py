@@ -19,6 +19,7 @@ from uma_gateway.model import Model
 from uma_gateway.parsing import Parser, whole
 
 Block = dict[str, Any]
+SIGNATURE = "unsigned"  # nothing is signed here, but clients send a thought without a signature back as text
 UNCOUNTED: Event = {"prompt_tokens": 0, "cached_tokens": 0}  # a prompt of a daemon that does not tell how it reads it
 
 
@@ -94,7 +95,7 @@ def usage(counts: Event) -> dict[str, int]:
 def blocks(message: Message) -> list[Block]:
     made: list[Block] = []
     if message.reasoning:
-        made.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+        made.append({"type": "thinking", "thinking": message.reasoning, "signature": SIGNATURE})
     if message.content.strip() or (message.content and not message.tool_calls):
         made.append({"type": "text", "text": message.content})
     return made + [
@@ -207,8 +208,7 @@ class StreamWriter:
     def _leave(self) -> list[bytes]:
         if self._open == "":
             return []
-        # nothing is signed here, but clients wait for the word before they keep a thought
-        out = [self._delta({"type": "signature_delta", "signature": ""})] if self._open == "thinking" else []
+        out = [self._delta({"type": "signature_delta", "signature": SIGNATURE})] if self._open == "thinking" else []
         self._open = ""
         self._n_blocks += 1
         return [*out, _event("content_block_stop", index=self._n_blocks - 1)]
