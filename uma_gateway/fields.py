@@ -374,9 +374,10 @@ def most_tokens(
     body: Mapping[str, Any], names: tuple[str, ...], model: Model, defaults: AnswerOptions, least: int = 1
 ) -> int:
     """The limit of an answer: the first of `names` that is given. -1, as llama-server's clients send it, is no
-    limit.
+    limit, and an `n_predict` of 0 has a prompt read ahead.
     """
     for name in names:
-        if body.get(name) != UNLIMITED and (value := integer(body, name, least)) is not None:
+        floor = 0 if name == "n_predict" else least
+        if body.get(name) != UNLIMITED and (value := integer(body, name, floor)) is not None:
             return value
     return defaults.max_tokens or model.max_tokens

@@ -187,6 +187,21 @@ def test_values_that_other_servers_take_are_not_refused(gateway, given, name, me
     assert answer.status == 200 and answer.json["generation_settings"][name] == meant
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_s_prompt_is_read_ahead(tiny_gateway, stream):
+    """As editors send it before they ask: no token is drawn, and the next request finds the prompt in the cache."""
+    messages = [{"role": "user", "content": f"Read this ahead, {stream}: " + "one two three " * 20}]
+    warm = {"n_predict": 0, "samplers": [], "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1}
+    read = tiny_gateway.post("/v1/chat/completions", messages=messages, stream=stream, **warm)
+    assert read.status == 200
+    if not stream:
+        choice = read.json["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+        assert read.json["usage"]["completion_tokens"] == 0
+    asked = tiny_gateway.post("/v1/chat/completions", messages=messages, max_tokens=2).json
+    assert asked["usage"]["prompt_tokens_details"]["cached_tokens"] > 20
+
+
 def test_samplers_may_be_letters(tiny_gateway):
     def said(samplers):
         fields = {"seed": 7, "temperature": 5, "top_k": 1, "n_predict": 8}
