@@ -26,8 +26,8 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         prompts = [v for v in prompts if v.n_chunk or _may_open(state, index, v)]
         if not prompts:
             return plan.note("prefill_order: every prefill slot is taken")
-    key = urgency_key(state, plan.charged)
-    ordered = sorted(prompts, key=key) if len(prompts) > 1 else prompts
+    key = urgency_key(state, plan.charged) if len(prompts) > 1 else None
+    ordered = sorted(prompts, key=key) if key else prompts
     starved = min((v for v in ordered if is_starved(state, v)), key=lambda v: (v.t_progress_ns, v.sid), default=None)
     if starved is not None:
         ordered = [starved, *(v for v in ordered if v is not starved)]
@@ -44,11 +44,11 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _why_first(
-    state: SchedulerState, ordered: list[SessionView], starved: SessionView | None, key: Key, n_others: int
+    state: SchedulerState, ordered: list[SessionView], starved: SessionView | None, key: Key | None, n_others: int
 ) -> str:
     if starved is not None:
         return f"without progress for {(state.now_ns - starved.t_progress_ns) / 1e6:.0f} ms"
-    if len(ordered) == 1:
+    if key is None:
         return f"no prefill slot is free for {'it' if n_others == 1 else 'them'}"
     return f"before {ordered[1].sid}{why_first(key(ordered[0]), key(ordered[1]))}"
 
