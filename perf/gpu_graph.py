@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ FOREVER = 2**62
 N_TOKENS = 10_000
 N_PROMPTS, N_NEW = 60, 24
 ROUNDS = 11
+N_BUSY, N_ROUNDS, N_STEPS = 6, 50, 20  # processes at once, rounds of each, steps of a round
 PART_S = 150  # a part that takes longer hangs
 CASES = (
     *(Case("decode", n, n_kv) for n_kv in (256, 2048) for n in (1, 4, 8)),
@@ -165,6 +167,44 @@ def drafts(arguments: argparse.Namespace) -> Rows:
     return rows
 
 
+def busy(arguments: argparse.Namespace) -> Rows:
+    """Steps of one row while other processes use the device too, beside those of a process alone: a kernel that reads
+    what the one before it has not written yet is seen only so.
+
+    `off` as in `moves`, of the worst process.
+    """
+    rows: Rows = []
+    context = multiprocessing.get_context("spawn")
+    for name in BOTH:
+        work = (name, str(ensure(arguments.busy_model)), arguments.threads)
+        with context.Pool(1) as pool:
+            alone = pool.apply(_alone, work)
+        with context.Pool(N_BUSY) as pool:
+            off = max(pool.starmap(_worst, [(*work, alone)] * N_BUSY, chunksize=1))
+        rows.append({"engine": name, "processes": N_BUSY, "off": off, "is_ok": off < 0.15})
+    return rows
+
+
+def _alone(name: str, model: str, threads: int) -> np.ndarray:
+    """(steps, n_vocab)"""
+    return next(_rounds(name, model, threads))
+
+
+def _worst(name: str, model: str, threads: int, alone: np.ndarray) -> float:
+    found = _rounds(name, model, threads)
+    return max(float((np.abs(each - alone).max(axis=1) / alone.std(axis=1)).max()) for each in found)
+
+
+def _rounds(name: str, model: str, threads: int) -> Iterator[np.ndarray]:
+    """(steps, n_vocab) logits behind a prompt of made-up tokens, again and again: processes begin at other times."""
+    options = replace(BOTH[name], model=model, threads=threads, n_ctx=1024)
+    with closing(open_engine(options)) as engine:
+        for _ in range(N_ROUNDS):
+            _read(engine, 0, np.arange(100, 170, dtype=np.int32))
+            yield np.stack([_step(engine, 0, 40 + i) for i in range(N_STEPS)])
+            engine.kv_truncate(0, 0)
+
+
 def speed(arguments: argparse.Namespace) -> Rows:
     """Both engines' calls as they are by default."""
     return _timed(arguments, EngineOptions(n_ubatch=512))
@@ -198,7 +238,7 @@ def _timed(arguments: argparse.Namespace, base: EngineOptions) -> Rows:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
-    f.__name__: f for f in (facts, moves, drafts, perplexity, speed, recorded, greedy)
+    f.__name__: f for f in (facts, moves, drafts, busy, perplexity, speed, recorded, greedy)
 }
 
 
@@ -301,6 +341,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("part", choices=(*PARTS, "all"))
     parser.add_argument("--model", default="8b-q8_0", help="shape of the speed parts")
+    parser.add_argument("--busy-model", default="0.5b-q8_0", help="shape of the part with several processes")
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=N_TOKENS, help="of the perplexity part")
     parser.add_argument("--prompts", type=int, default=N_PROMPTS, help="of the greedy part")

@@ -12,7 +12,7 @@ from perf import gpu_graph
 from tests.engine.conftest import DRAFT
 from uma_core.engine.api import Engine
 
-ARGUMENTS = argparse.Namespace(threads=2, tokens=200, prompts=2)
+ARGUMENTS = argparse.Namespace(threads=2, tokens=200, prompts=2, busy_model="tiny-q8_0")
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +33,12 @@ def test_other_kv_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gpu_graph, "_shared", wrong)
     assert [row["is_ok"] for row in gpu_graph.moves(ARGUMENTS)] == [True, False, True]
+
+
+def test_processes_beside_one_another_give_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_graph, "N_BUSY", 2)
+    rows = gpu_graph.busy(ARGUMENTS)
+    assert [row["engine"] for row in rows] == ["llama.cpp", "graph"] and all(row["is_ok"] for row in rows)
 
 
 def test_perplexity_of_both_engines_and_kv_types() -> None:
