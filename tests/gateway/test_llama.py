@@ -276,9 +276,16 @@ def test_each_of_several_streamed_answers_has_its_figures(gateway):
 def test_figures_tell_of_draft_tokens(serve, before):
     gateway = before(serve("--engine", "auto", "--model", str(TINY), *SMALL, "--speculate", "lookup", has_levers=False))
     ask = {"prompt": "one two three four " * 20, "n_predict": 40, "temperature": 0, "ignore_eos": True}
-    whole = gateway.post("/completion", **ask).json["timings"]
+
+    def drafted(timings_of):
+        """Where a step of more rows seems dear for a moment, an answer has no drafts."""
+        tries = (timings_of() for _ in range(20))
+        return next(timings for timings in tries if "draft_n" in timings)
+
+    whole = drafted(lambda: gateway.post("/completion", **ask).json["timings"])
     assert 0 <= whole["draft_n_accepted"] <= whole["draft_n"] > 0
-    assert gateway.post("/completion", **ask, stream=True).events[-1]["timings"]["draft_n"] > 0
+    streamed = drafted(lambda: gateway.post("/completion", **ask, stream=True).events[-1]["timings"])
+    assert 0 <= streamed["draft_n_accepted"] <= streamed["draft_n"] > 0
     assert "draft_n" not in gateway.post("/completion", **{**ask, "n_predict": 1}).json["timings"]
 
 

@@ -14,7 +14,6 @@ from tests.engine.conftest import DRAFT, OPTIONS
 from tests.engine.drive import generate
 from tests.engine.graph.models import MODELS, Model, write
 from uma_core.engine.api import Engine
-from uma_core.engine.graph import load
 from uma_core.engine.select import choose as module
 from uma_core.engine.select import compare
 from uma_core.engine.select.choose import Choice, choose, store, stored_in
@@ -89,14 +88,6 @@ def test_a_stored_choice_holds_for_its_options_only() -> None:
     assert choose(DRAFT, replace(AUTO, calibrate="off")).engine == "llama"
     for other in (replace(AUTO, threads=1), replace(AUTO, n_seq=2), replace(AUTO, kv_type="q8_0")):
         assert choose(DRAFT, other).is_due
-
-
-def test_recorded_cuda_graphs_are_llama_cpps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With them the graph engine's tokens were wrong for some families."""
-    monkeypatch.setattr(load, "device_of", lambda options: SimpleNamespace(is_cpu=False, name="cuda"))
-    choice = choose(DRAFT, replace(AUTO, cuda_graphs=True))
-    assert choice.engine == "llama" and "CUDA graphs" in choice.reason and not choice.is_due
-    assert choose(DRAFT, AUTO).is_due
 
 
 def test_a_stored_choice_holds_for_the_gpus_it_was_made_with_only(monkeypatch: pytest.MonkeyPatch) -> None:
